@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vlrl.rewards import steps
+from vlrl.rewards.boxes import is_number
 from vlrl.rewards.points import inside
 from vlrl.task.recipes import pixels, whole_units
 from vlrl.types import Answer, Sample
@@ -106,6 +107,22 @@ def _whole_box(action: Mapping[str, Any]) -> list[int] | None:
 
 def _named(name: str, scores: Mapping[str, float]) -> dict[str, float]:
     return {f"{name}_{part}": value for part, value in scores.items()}
+
+
+def problem(benchmark: str, row: Mapping[str, Any]) -> str | None:
+    """Returns what a row lacks for its benchmark, or None."""
+    kind = (row.get("action") or {}).get("type")
+    if benchmark != "gui_act":
+        return None
+    if kind == "select_text":
+        return "action type='select_text' marks a region, and actions here have one place; leave such rows out"
+    elements = row.get("elements")
+    usable = isinstance(elements, list) and all(isinstance(box, list) and len(box) == 4 and all(map(is_number, box))
+                                                for box in elements)
+    if kind in ("click", "hover", "select") and not (usable and elements):
+        return (f"elements={str(elements)[:200]} must be a list of the boxes of all elements, of which task.benchmark="
+                "gui_act takes the nearest one")
+    return None
 
 
 RULES: Mapping[str, Rule] = {"screenspot": _screenspot, "os_atlas": _os_atlas, "gui_r1": _gui_r1,

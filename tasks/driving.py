@@ -19,7 +19,7 @@ from pydantic import Field
 
 from vlrl.data.media import Access, resolve
 from vlrl.rewards.boxes import is_number
-from vlrl.rewards.driving import HEADS, obstacle_problem, polygon_problem, project, trajectory_problem
+from vlrl.rewards.driving import HEADS, alphadrive_right, obstacle_problem, polygon_problem, project, trajectory_problem
 from vlrl.rewards.text import parse_answer
 from vlrl.task.recipes import RecipeTask
 from vlrl.types import Answer, Parts, Sample
@@ -46,6 +46,8 @@ class Driving(RecipeTask):
     negation: Literal["read", "ignored"] = "read"
     """Plans: whether a text that says what not to do ("do not STOP") gives no word, or, as in AlphaDrive, the words
     that it holds."""
+    benchmark: Literal["", "alphadrive"] = ""
+    """Plans: alphadrive measures its authors' own planning accuracy and F1 beside the task's (docs/evaluation.md)."""
     l2_scale: _Positive = 2.0
     """trajectory: metres of mean distance at which the part `l2` has fallen to 1/e."""
     ego_size: tuple[_Positive, _Positive] = (4.8, 2.0)
@@ -86,11 +88,17 @@ class Driving(RecipeTask):
         given = self.parse(sample, answer)
         if self.used.read is recipes.read_way:
             return recipes.way_metrics(self, sample, given, parts)
-        return recipes.plan_metrics(self, sample, given)
+        own, plan = recipes.plan_metrics(self, sample, given), recipes.one_plan(self.target(sample))
+        if self.benchmark and plan:
+            own["alphadrive_acc"] = float(alphadrive_right(answer.text, plan))
+        return own
 
     def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         """Of plans the F1 of every word and its mean over those of a head: `f1/STOP`, `speed_f1`, `path_f1`."""
-        return {} if self.used.read is recipes.read_way else recipes.plan_summary(records)
+        if self.used.read is recipes.read_way:
+            return {}
+        theirs = recipes.alphadrive_summary(records) if self.benchmark else {}
+        return recipes.plan_summary(records) | theirs
 
     def overlay(self, sample: Sample, parsed: Any) -> list[dict[str, Any]]:
         """Returns the true and the answered path on the first current picture, where the row has `to_pixels`."""

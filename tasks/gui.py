@@ -58,7 +58,7 @@ class Gui(RecipeTask):
         self._rule = resolve("task.benchmark", self.benchmark, benchmarks.RULES) if self.benchmark else None
 
     def problem(self, row: Mapping[str, Any]) -> str | None:
-        return _problem(row)
+        return _problem(row) or benchmarks.problem(self.benchmark, row)
 
     def placeholders(self, row: Mapping[str, Any]) -> Mapping[str, str]:
         history = row.get("history") or "none"

@@ -12,6 +12,7 @@ import re
 import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from rapidfuzz.distance import Levenshtein
@@ -98,12 +99,12 @@ def gui_r1_action(text: str) -> dict[str, Any]:
 def _braced(body: str) -> list[int]:
     start = 0
     for line in body.split("\n"):
-        opened = line.find("{")
-        found = [m for m in _POINT.finditer(body, start + opened, start + len(line)) if _closes(body, m.end())] \
-            if opened >= 0 else []
+        opened, end = line.find("{"), start + len(line)
+        points = _POINT.finditer(body, start + opened) if opened >= 0 else ()
+        found = [m for m in takewhile(lambda m, end=end: m.start() < end, points) if _closes(body, m.end())]
         if found:
             return [int(found[-1][1]), int(found[-1][2])]
-        start += len(line) + 1
+        start = end + 1
     return [0, 0]
 
 
