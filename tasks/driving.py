@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from vlrl.data.media import Access, resolve
+from vlrl.errors import ConfigError, did_you_mean
 from vlrl.rewards.boxes import is_number
 from vlrl.rewards.driving import HEADS, alphadrive_right, obstacle_problem, polygon_problem, project, trajectory_problem
 from vlrl.rewards.text import parse_answer
@@ -31,6 +32,7 @@ RECIPES = {
     "trajectory": recipes.TRAJECTORY, "clip_goal": recipes.CLIP_GOAL, "clip_baseline": recipes.CLIP_BASELINE,
 }
 _Positive = Annotated[float, Field(gt=0, le=1000)]
+_KNOWN = ("alphadrive",)
 _BEND = 3.0
 """Metres to the side from which a trajectory is not straight."""
 
@@ -46,8 +48,9 @@ class Driving(RecipeTask):
     negation: Literal["read", "ignored"] = "read"
     """Plans: whether a text that says what not to do ("do not STOP") gives no word, or, as in AlphaDrive, the words
     that it holds."""
-    benchmark: Literal["", "alphadrive"] = ""
-    """Plans: alphadrive measures its authors' own planning accuracy and F1 beside the task's (docs/evaluation.md)."""
+    benchmark: str = ""
+    """A benchmark whose authors' own scoring is measured beside the task's: alphadrive, of plans (docs/evaluation.md).
+    """
     l2_scale: _Positive = 2.0
     """trajectory: metres of mean distance at which the part `l2` has fallen to 1/e."""
     ego_size: tuple[_Positive, _Positive] = (4.8, 2.0)
@@ -63,6 +66,15 @@ class Driving(RecipeTask):
     task.goal_texts_cosine."""
     goal_texts_cosine: Annotated[float, Field(ge=-1, le=1)] = 0.0
     """clip_baseline: the cosine of the two texts, as the same model gives it."""
+
+    def __init__(self, **settings: Any):
+        super().__init__(**settings)
+        if self.benchmark not in ("", *_KNOWN):
+            raise ConfigError(f"task.benchmark={self.benchmark!r} is not known.{did_you_mean(self.benchmark, _KNOWN)} "
+                              f"Known: {', '.join(_KNOWN)}.")
+        if self.benchmark and self.used.read is recipes.read_way:
+            raise ConfigError(f"task.benchmark={self.benchmark!r} is of plans, and task.recipe={self.recipe!r} asks for "
+                              "a trajectory")
 
     def problem(self, row: Mapping[str, Any]) -> str | None:
         return _scene_problem(row) or _road_problem(row)

@@ -145,9 +145,11 @@ def test_got_10k_leaves_out_the_first_frame_and_what_lies_outside_the_picture():
              ([inside] * 2, [inside], 0, 0), ([inside], [inside], None, None),
              ([inside, None], [inside] * 2, None, None)]
     rows = [{**row, "tracks": [{"label": "ball", "boxes": truth}]} for truth, *_ in cases]
-    records, _ = measured(load("video", {"recipe": "videochat_r1_track"}), rows, [
+    records, split = measured(load("video", {"recipe": "videochat_r1_track"}), rows, [
         f"<think>x</think><answer>{json.dumps(said)}</answer>" for _, said, *_ in cases])
     assert [(r["metrics"].get("ao"), r["metrics"].get("sr")) for r in records] == [(ao, sr) for *_, ao, sr in cases]
+    # two, two, one, one, one and one frames after the first
+    assert (split["ao/frames"], split["sr/frames"]) == pytest.approx((5.5 / 8, 5 / 8))
 
 
 def test_video_mme_and_mvbench_are_the_share_of_right_letters_by_category():

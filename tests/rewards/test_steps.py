@@ -95,6 +95,7 @@ ELEMENTS = [[0, 0, 100, 50], [0, 50, 100, 100], [10, 10, 20, 20], [0, 0, 100, 50
     (typed("the", "answer"), typed("a", "answer"), (1, 1, 1)),
     (typed("up", "scroll"), typed("up", "scroll"), (1, 1, 1)),
     (typed("up", "swipe"), typed("down", "swipe"), (1, 0, 0)), ({"type": "enter"}, {"type": "enter"}, (1, 1, 1)),
+    (typed("the", "answer"), {"type": "answer"}, (1, 0, 0)),
     ({"type": "wait"}, {"type": "wait"}, (1, 0, 0)), ({"type": "wait"}, None, (0, 0, 0)),
     ({"type": "select", "box": ELEMENTS[1], "element": 1, "text": "a yes"},
      {"type": "select", "box": [0, 50, 100, 100], "text": "yes"}, (1, 1, 1)),

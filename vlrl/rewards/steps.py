@@ -204,7 +204,8 @@ def gui_act_step(right: Action, given: Action | None, elements: Sequence[Place] 
 
 
 def _act(right: Action, given: Action, elements: Sequence[Place]) -> tuple[bool, float]:
-    kind, text = right["type"], squad_f1(str(given.get("text") or ""), str(right.get("text") or ""))
+    kind, said = right["type"], given.get("text")
+    text = squad_f1(str(said), str(right.get("text") or "")) if said is not None else 0.0
     if kind == "tap":
         if not given.get("point"):
             return False, 0.0
@@ -218,7 +219,7 @@ def _act(right: Action, given: Action, elements: Sequence[Place]) -> tuple[bool,
         same, overlap = element_of(given["box"], elements) == right["element"], iou(given["box"], right["box"])
         return (same, overlap) if kind != "select" else (same and text > 0.5, (text + overlap) / 2)
     if kind in ("scroll", "swipe"):
-        same = str(given.get("text") or "") == str(right.get("text") or "")
+        same = str(said or "") == str(right.get("text") or "")
         return same, float(same)
     known = kind in ("enter", "copy", "task_complete")
     return known, float(known)
