@@ -73,8 +73,8 @@ class Driving(RecipeTask):
             raise ConfigError(f"task.benchmark={self.benchmark!r} is not known.{did_you_mean(self.benchmark, _KNOWN)} "
                               f"Known: {', '.join(_KNOWN)}.")
         if self.benchmark and self.used.read is recipes.read_way:
-            raise ConfigError(f"task.benchmark={self.benchmark!r} is of plans, and task.recipe={self.recipe!r} asks for "
-                              "a trajectory")
+            raise ConfigError(f"task.benchmark={self.benchmark!r} is of plans, and task.recipe={self.recipe!r} asks "
+                              "for a trajectory")
 
     def problem(self, row: Mapping[str, Any]) -> str | None:
         return _scene_problem(row) or _road_problem(row)
