@@ -58,12 +58,13 @@ def summaries(records: Sequence[Mapping[str, Any]], benchmark: str) -> dict[str,
     for record in records:
         row = record["sample"]
         for name in names:
-            value = record["metrics"].get(name)
+            if name not in record["metrics"]:
+                continue
             kinds = [str(row["category"])] if row.get("category") else []
             if name == "activitynet_qa_acc":
                 kinds += _qa_types(row.get("type"))
-            for kind in kinds if value is not None else ():
-                columns.setdefault(f"{name}/{kind}", []).append(value)
+            for kind in kinds:
+                columns.setdefault(f"{name}/{kind}", []).append(record["metrics"][name])
     return {name: sum(values) / len(values) for name, values in columns.items()}
 
 

@@ -189,15 +189,16 @@ def coco_map(found: Sequence[Sequence[Detection]], truths: Sequence[Sequence[Det
 
     number = {label: i for i, label in enumerate(labels, 1)}
     with contextlib.redirect_stdout(io.StringIO()):
-        coco: list[Any] = [COCO(), COCO()]
-        for one, regions in zip(coco, ((truths, crowds), (found,)), strict=True):
+        known: Any = COCO()
+        detected: Any = COCO()
+        for one, regions in ((known, (truths, crowds)), (detected, (found,))):
             entries = [_entry(i, d, number, crowd) for crowd, images in enumerate(regions)
                        for i, image in enumerate(images, 1) for d in image if d["label"] in number]
             one.dataset = {"images": [{"id": i} for i in range(1, len(truths) + 1)],
                            "categories": [{"id": i, "name": name} for name, i in number.items()],
                            "annotations": [{**e, "id": k} for k, e in enumerate(entries, 1)]}
             one.createIndex()
-        judge = COCOeval(*coco, "bbox")
+        judge = COCOeval(known, detected, "bbox")
         judge.evaluate()
         judge.accumulate()
         judge.summarize()
