@@ -31,8 +31,8 @@ def overlap(
                                               "of each file.", show_default=False)] = None,
     format: Annotated[str, typer.Option(help="Format of the rows, e.g. coco; auto knows it by its fields.")] = "auto",
     embedder: Annotated[Path | None, typer.Option(
-        metavar="FOLDER", show_default=False, help="Folder of a text or CLIP model of transformers; texts that are left "
-        "are compared by its vectors, which finds paraphrases.")] = None,
+        metavar="FOLDER", show_default=False, help="Folder of a text or CLIP model of transformers, e.g. models/text; "
+        "texts that are left are compared by its vectors, which finds paraphrases.")] = None,
     alike: Annotated[float, typer.Option(min=-1, max=1, help="Least cosine with --embedder, e.g. 0.85; it depends on "
                                          "the model.")] = 0.9,
     most: Annotated[int, typer.Option("--max", min=0, help="Most rows that are listed, e.g. 20; 0 = all. --json has "
