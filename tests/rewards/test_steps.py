@@ -86,6 +86,7 @@ ELEMENTS = [[0, 0, 100, 50], [0, 50, 100, 100], [10, 10, 20, 20], [0, 0, 100, 50
     ({"type": "click", "box": ELEMENTS[3], "element": 3}, {"type": "click", "box": [0, 0, 100, 50]}, (1, 0, 1)),
     ({"type": "click", "box": ELEMENTS[1], "element": 1}, {"type": "click", "box": [50, 60, 50, 60]}, (1, 1, 0)),
     ({"type": "click", "box": ELEMENTS[0], "element": 0}, {"type": "click", "box": [0, 0, 100, 25]}, (1, 1, 0.5)),
+    ({"type": "click", "box": ELEMENTS[2], "element": 2}, {"type": "click", "box": [8, 8, 24, 24]}, (1, 1, 100 / 256)),
     ({"type": "click", "box": ELEMENTS[0], "element": 0}, {"type": "hover", "box": [0, 0, 100, 50]}, (0, 0, 0)),
     ({"type": "click", "box": ELEMENTS[0], "element": 0}, {"type": "click"}, (1, 0, 0)),
     ({"type": "tap", "point": [0.5, 0.5]}, {"type": "tap", "point": [0.5, 0.57]}, (1, 1, 0.5)),
