@@ -283,13 +283,43 @@ def few(samples: Sequence[tuple[str, Sequence[str]]], shots: int, seed: int) -> 
     return sorted(places)
 
 
-def halves(names: Iterable[str]) -> dict[str, list[str]]:
-    """Returns the first and the second half of the sorted names, as `base` and `new` (CoOp, 2109.01134; of an odd
-    number base has one more).
+def ordered(rows: Iterable[Row], given: Sequence[str] = ()) -> list[str]:
+    """Returns all classes of the rows: in the order `given`; else by the number (`class_id`) that every row with one
+    label has, as CoOp (2109.01134) orders them, a name as often as it has numbers; else by name.
+
+    Raises DataError for a class that is not in `given`, or that has no number where others have one.
     """
-    ordered = sorted(set(names))
+    names: set[str] = set()
+    numbers: set[tuple[Any, str]] = set()
+    for row in rows:
+        labels = labels_of(row)
+        names.update(labels, row.get("labels") or ())
+        numbers.update((row.get("class_id"), label) for label in labels if len(labels) == 1)
+    if given:
+        missing = next((name for name in sorted(names) if name not in given), None)
+        if missing is not None:
+            raise DataError(f"the class {missing!r} is not in task.class_order, which has {len(given)} names."
+                            f"{did_you_mean(missing, given)}")
+        return [name for name in given if name in names]
+    if {number for number, _ in numbers} <= {None}:
+        return sorted(names)
+    found = {name for number, name in numbers if type(number) is int}
+    unknown = sorted((names - found) | {name for number, name in numbers if type(number) is not int})
+    if unknown:
+        raise DataError(f"the class {unknown[0]!r} has no whole number as class_id in every row, and others have one; "
+                        "set task.class_order to all classes in the order of the data set")
+    return [name for _, name in sorted(numbers)]
+
+
+def halves(ordered: Sequence[str]) -> dict[str, list[str]]:
+    """Returns the first and the second half of the classes, as `base` and `new` (CoOp, 2109.01134; of an odd number
+    base has one more). Raises DataError for a name that is in both.
+    """
     middle = math.ceil(len(ordered) / 2)
-    return {"base": ordered[:middle], "new": ordered[middle:]}
+    base, new = ([*dict.fromkeys(half)] for half in (ordered[:middle], ordered[middle:]))
+    if both := next((name for name in new if name in base), None):
+        raise DataError(f"the class {both!r} is in both halves, as two classes have that name; rename one of them")
+    return {"base": base, "new": new}
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------

@@ -102,6 +102,24 @@ def plan_summary(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return summary
 
 
+def one_plan(target: Any) -> dict[str, str] | None:
+    """Returns the words of a plan that has one for each head; None for any other."""
+    single = isinstance(target, Mapping) and all(len(target[head]) == 1 for head in HEADS)
+    return {head: target[head][0] for head in HEADS} if single else None
+
+
+def alphadrive_summary(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """As AlphaDrive's authors report it: F1 of every word, `alphadrive_f1/STOP`, and the accuracy by plan,
+    `alphadrive_acc/STOP_STRAIGHT`.
+    """
+    known = [(str(r["answer"]), plan) for r in records if (plan := one_plan(r["target"]))]
+    cells: dict[str, list[bool]] = {}
+    for text, plan in known:
+        cells.setdefault(f"{plan['speed']}_{plan['path']}", []).append(rules.alphadrive_right(text, plan))
+    return {**{f"alphadrive_f1/{word}": value for word, value in rules.alphadrive_f1(known).items() if known},
+            **{f"alphadrive_acc/{cell}": sum(right) / len(right) for cell, right in sorted(cells.items())}}
+
+
 def _plan(task: Any, sample: Sample, answer: Answer) -> Parts:
     plan, truth = _plan_of(task, answer), _true_plan(task, sample) or {}
     return {**{head: rules.subset_f1(plan[head], truth.get(head, ())) for head in HEADS},

@@ -47,14 +47,19 @@ def first_box(_task: Any, sample: Sample) -> list[float] | None:
     return sample["boxes"][0]["box"] if sample.get("boxes") else None
 
 
-def truths(_task: Any, sample: Sample) -> list[dict[str, Any]]:
+def truths(task: Any, sample: Sample) -> list[dict[str, Any]]:
     """Returns all boxes of a row with their labels."""
-    return [{"box": entry["box"], "label": _label(entry.get("label") or name_of(sample.row))}
-            for entry in sample.get("boxes") or ()]
+    return labelled(task, sample.get("boxes") or (), name_of(sample.row))
 
 
-def _label(text: Any) -> str:
-    return " ".join(str(text).casefold().split())
+def labelled(task: Any, entries: Sequence[Mapping[str, Any]], name: str = "") -> list[dict[str, Any]]:
+    """Returns the boxes of a row as detections are read, those without a label under `name`."""
+    return [{"box": entry["box"], "label": label_of(task, entry.get("label") or name)} for entry in entries]
+
+
+def label_of(task: Any, text: Any) -> str:
+    """Returns a label as labels are compared."""
+    return str(text) if task.label_case == "kept" else " ".join(str(text).casefold().split())
 
 
 def _thinking(answer: str) -> str:
@@ -159,7 +164,7 @@ CURR_REFT_OPEN = Recipe(
 def _detections(task: Any, sample: Sample, text: str | None, boxes: str = "bbox_2d") -> list[dict[str, Any]]:
     """Returns the detections of a literal, in original pixels, each with its label."""
     detections = read_detections(read_literal(text), boxes) if text is not None else []
-    return [{"box": pixels(task, sample, d["box"]), "label": _label(d["label"])} for d in detections]
+    return [{"box": pixels(task, sample, d["box"]), "label": label_of(task, d["label"])} for d in detections]
 
 
 def _read_ovd(task: Any, sample: Sample, answer: Answer) -> list[dict[str, Any]]:
@@ -212,7 +217,7 @@ def _as_json(task: Any, sample: Sample, boxes: Sequence[Box], labels: Sequence[s
 
 
 def _named(task: Any, sample: Sample, boxes: Sequence[Box]) -> list[str]:
-    names = [t["label"] for t in truths(task, sample)] or [_label(name_of(sample.row))]
+    names = [t["label"] for t in truths(task, sample)] or [label_of(task, name_of(sample.row))]
     return [names[i % len(names)].replace('"', "'") for i in range(len(boxes))]
 
 
@@ -241,7 +246,8 @@ def _read_griffon(task: Any, sample: Sample, answer: Answer) -> list[dict[str, A
     if not detections:
         detections = [{"box": pixels(task, sample, [float(v) for v in plain.groups()]), "label": ""}
                       for plain in islice(_THOUSAND.finditer(text), MOST)]
-    known = dict.fromkeys([*map(_label, sample.get("labels") or ()), *(t["label"] for t in truths(task, sample))])
+    asked = [label_of(task, name) for name in sample.get("labels") or ()]
+    known = dict.fromkeys([*asked, *(t["label"] for t in truths(task, sample))])
     first = next(iter(known), "")
     return [{"box": d["box"], "label": d["label"] if d["label"] in known else first} for d in detections
             if d["box"][0] < d["box"][2] and d["box"][1] < d["box"][3]]
@@ -294,7 +300,7 @@ def _read_positions(task: Any, sample: Sample, answer: Answer) -> list[dict[str,
         score = d["entry"].get("Confidence")
         if is_number(score):
             box, score = pixels(task, sample, d["box"]) or [], min(max(float(score), 0.0), 1.0)
-            out.setdefault((*box, score), {"box": box, "label": _label(name_of(sample.row)), "score": score})
+            out.setdefault((*box, score), {"box": box, "label": label_of(task, name_of(sample.row)), "score": score})
     return list(out.values())
 
 
@@ -329,7 +335,7 @@ VISUAL_RFT_DETECTION = Recipe(
 
 def _read_marked(task: Any, sample: Sample, answer: Answer) -> list[dict[str, Any]]:
     """Returns boxes written as `<|box_start|>(x1,y1),(x2,y2)<|box_end|>`."""
-    label = _label(name_of(sample.row))
+    label = label_of(task, name_of(sample.row))
     boxes = [_corners(m[1]) for m in islice(_MARKED.finditer(answer_text(answer.text)), MOST)]
     return [{"box": pixels(task, sample, box), "label": label} for box in boxes if box]
 

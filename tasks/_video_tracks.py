@@ -138,14 +138,21 @@ _BY_CATEGORY = ("miou", "miop", "r1@0.3", "r1@0.5", "r1@0.7", "gqa_acc", "overla
 
 
 def summaries(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Returns the mean of each of these metrics by the rows' category, e.g. `miou/indoor`."""
+    """Returns the mean of each of these metrics by the rows' category, e.g. `miou/indoor`; of tracks `ao` and `sr` over
+    all frames, `ao/frames` and `sr/frames`, by which GOT-10k's toolkit reports a whole set (1810.11981).
+    """
     columns: dict[str, list[float]] = {}
     for record in records:
         category = record["sample"].get("category")
         for name in _BY_CATEGORY if category else ():
             if name in record["metrics"]:
                 columns.setdefault(f"{name}/{category}", []).append(record["metrics"][name])
-    return {name: sum(values) / len(values) for name, values in sorted(columns.items())}
+    means = {name: sum(values) / len(values) for name, values in sorted(columns.items())}
+    followed = [(sum(box is not None for box in r["target"]["boxes"][1:]), r["metrics"]) for r in records
+                if "ao" in r["metrics"]]
+    frames = sum(count for count, _ in followed)
+    return means | {f"{name}/frames": sum(count * metrics[name] for count, metrics in followed) / frames
+                    for name in ("ao", "sr") if frames}
 
 
 def cheats(task: Any, sample: Sample) -> dict[str, str]:

@@ -1,8 +1,9 @@
 """Classification: name what the image shows, with or without thinking first.
 
 `task.recipe` chooses how to ask and what to pay. Rows: `image`, `label` (a name, or a list of names where several are
-right), and if wanted `labels` (the names to choose from), `synonyms` (further right names, or {label: [names]}) and
-`question`. `task.shots` trains on few samples of each class, `task.classes` on half of the classes.
+right), and if wanted `labels` (the names to choose from), `synonyms` (further right names, or {label: [names]}),
+`question`, and `class_id` (the number of the class in its data set). `task.shots` trains on few samples of each class,
+`task.classes` on half of the classes.
 """
 
 from __future__ import annotations
@@ -51,8 +52,12 @@ class Classification(RecipeTask):
     shots_seed: Count = 0
     """Draws which samples these are; apart from data.seed and the training seed."""
     classes: Literal["all", "base", "new"] = "all"
-    """Classes that are trained on: all, or the first (base) or second half (new) of their sorted names (CoOp). Held-out
-    rows are of both halves then, and every row offers the names of its own. The classes are those of both files."""
+    """Classes that are trained on: all, or the first (base) or second half (new) of them in task.class_order (CoOp).
+    Held-out rows are of both halves then, and every row offers the names of its own. The classes are those of both
+    files."""
+    class_order: tuple[str, ...] = ()
+    """task.classes: all classes in the order in which the data set numbers them; without it they go by the rows'
+    `class_id`, or by name where rows have none."""
 
     def __init__(self, **settings: Any):
         super().__init__(**settings)
@@ -94,14 +99,13 @@ class Classification(RecipeTask):
         if self.classes != "all" and files not in self._names:  # evaluations come again and again
             parts = [base if s == split else super(Classification, self).samples(s)
                      for s, file in zip(SPLITS, files, strict=True) if file]
-            self._names[files] = sorted({name for part in parts for s in part
-                                         for name in (*recipes.labels_of(s.row), *(s.get("labels") or ()))})
+            self._names[files] = recipes.ordered((s.row for part in parts for s in part), self.class_order)
         return self.chosen(split, [(s.id, recipes.labels_of(s.row)) for s in base], self._names.get(files, ()), base)
 
     def chosen(self, split: str, entries: Sequence[tuple[str, Sequence[str]]], names: Sequence[str],
                samples: Sequence[Sample]) -> Sequence[Sample]:
         """Returns those of `samples` that `task.classes` and `task.shots` leave; `entries` has their ids and classes,
-        `names` are all classes. Samples are not made before they are asked for.
+        `names` are all classes, in the order that is halved. Samples are not made before they are asked for.
         """
         places = list(range(len(entries)))
         half_of: dict[str, str] = {}

@@ -18,8 +18,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from vlrl.data.media import Access, resolve
+from vlrl.errors import ConfigError, did_you_mean
 from vlrl.rewards.boxes import is_number
-from vlrl.rewards.driving import HEADS, obstacle_problem, polygon_problem, project, trajectory_problem
+from vlrl.rewards.driving import HEADS, alphadrive_right, obstacle_problem, polygon_problem, project, trajectory_problem
 from vlrl.rewards.text import parse_answer
 from vlrl.task.recipes import RecipeTask
 from vlrl.types import Answer, Parts, Sample
@@ -31,6 +32,7 @@ RECIPES = {
     "trajectory": recipes.TRAJECTORY, "clip_goal": recipes.CLIP_GOAL, "clip_baseline": recipes.CLIP_BASELINE,
 }
 _Positive = Annotated[float, Field(gt=0, le=1000)]
+_KNOWN = ("alphadrive",)
 _BEND = 3.0
 """Metres to the side from which a trajectory is not straight."""
 
@@ -46,6 +48,9 @@ class Driving(RecipeTask):
     negation: Literal["read", "ignored"] = "read"
     """Plans: whether a text that says what not to do ("do not STOP") gives no word, or, as in AlphaDrive, the words
     that it holds."""
+    benchmark: str = ""
+    """A benchmark whose authors' own scoring is measured beside the task's: alphadrive, of plans (docs/evaluation.md).
+    """
     l2_scale: _Positive = 2.0
     """trajectory: metres of mean distance at which the part `l2` has fallen to 1/e."""
     ego_size: tuple[_Positive, _Positive] = (4.8, 2.0)
@@ -61,6 +66,15 @@ class Driving(RecipeTask):
     task.goal_texts_cosine."""
     goal_texts_cosine: Annotated[float, Field(ge=-1, le=1)] = 0.0
     """clip_baseline: the cosine of the two texts, as the same model gives it."""
+
+    def __init__(self, **settings: Any):
+        super().__init__(**settings)
+        if self.benchmark not in ("", *_KNOWN):
+            raise ConfigError(f"task.benchmark={self.benchmark!r} is not known.{did_you_mean(self.benchmark, _KNOWN)} "
+                              f"Known: {', '.join(_KNOWN)}.")
+        if self.benchmark and self.used.read is recipes.read_way:
+            raise ConfigError(f"task.benchmark={self.benchmark!r} is of plans, and task.recipe={self.recipe!r} asks "
+                              "for a trajectory")
 
     def problem(self, row: Mapping[str, Any]) -> str | None:
         return _scene_problem(row) or _road_problem(row)
@@ -86,11 +100,17 @@ class Driving(RecipeTask):
         given = self.parse(sample, answer)
         if self.used.read is recipes.read_way:
             return recipes.way_metrics(self, sample, given, parts)
-        return recipes.plan_metrics(self, sample, given)
+        own, plan = recipes.plan_metrics(self, sample, given), recipes.one_plan(self.target(sample))
+        if self.benchmark and plan:
+            own["alphadrive_acc"] = float(alphadrive_right(answer.text, plan))
+        return own
 
     def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         """Of plans the F1 of every word and its mean over those of a head: `f1/STOP`, `speed_f1`, `path_f1`."""
-        return {} if self.used.read is recipes.read_way else recipes.plan_summary(records)
+        if self.used.read is recipes.read_way:
+            return {}
+        theirs = recipes.alphadrive_summary(records) if self.benchmark else {}
+        return recipes.plan_summary(records) | theirs
 
     def overlay(self, sample: Sample, parsed: Any) -> list[dict[str, Any]]:
         """Returns the true and the answered path on the first current picture, where the row has `to_pixels`."""

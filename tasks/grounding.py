@@ -18,11 +18,11 @@ from vlrl.config.base import Positive
 from vlrl.data import SPLITS, Drawn
 from vlrl.errors import ConfigError
 from vlrl.rewards.boxes import iou, is_number
-from vlrl.rewards.detection import coco_map
 from vlrl.task.recipes import RecipeTask
 from vlrl.types import Answer, Media, Parts, Sample
 
 from . import _grounding as boxes
+from . import _grounding_benchmarks as benchmarks
 from . import _grounding_words as words
 from ._scenes import KNOBS, made_scene, scene
 
@@ -62,12 +62,22 @@ class Grounding(RecipeTask):
     """vision_r1_griffon: the bars of quality rise at switch_step; false: no bars, as its code without a step."""
     switch_step: Positive = 1500
     """vision_r1_griffon: the step from which the higher bars hold."""
+    label_case: Literal["ignored", "kept"] = "ignored"
+    """Recipes with all boxes: labels are compared whatever their case and spaces, or to the letter, as in VLM-R1."""
+    benchmark: str = ""
+    """A benchmark whose authors' own scoring is measured beside the task's: qwen_vl or vlm_r1 (RefCOCO) with recipes
+    of one box, visual_rft (COCO, LVIS) with recipes of all boxes (docs/evaluation.md)."""
     reach: Annotated[float, Field(gt=0, le=1)] = 0.05
     """pointing: how far a point may lie from a point of the row, as a share of the image's longer side."""
 
     def __init__(self, **settings: Any):
         super().__init__(**settings)
         self.knobs = KNOBS if self.drawn else {}
+        if self.used.target in (boxes.first_box, boxes.truths):
+            benchmarks.check(self.benchmark, self.used.target is boxes.first_box)
+        elif self.benchmark:
+            raise ConfigError(f"task.benchmark={self.benchmark!r} needs a recipe that answers with boxes, not "
+                              f"{self.recipe!r}")
 
     def samples(self, split: str) -> Sequence[Sample]:
         if not self.drawn:
@@ -107,20 +117,23 @@ class Grounding(RecipeTask):
         return f"It is at the {_ROWS[min(row, 2)]} {_COLUMNS[min(column, 2)]} of the image."
 
     def metrics(self, sample: Sample, answer: Answer, parts: Parts) -> dict[str, float]:
-        """Acc@.5 of recipes with one box."""
+        """Acc@.5 of recipes with one box, and the metric of `benchmark`."""
         if self.used.target is not boxes.first_box:
             return {}
-        truth = self.target(sample)
+        truth, theirs = self.target(sample), {}
+        if self.benchmark:
+            theirs = benchmarks.RULES[self.benchmark](self, sample, answer)
         if truth is not None and "iou" not in parts:
             box = self.parse(sample, answer)
-            return {"acc@.5": float(box is not None and iou(box, truth) >= 0.5)}
-        return {"acc@.5": float((parts.get("iou", parts.get("accuracy")) or 0.0) >= 0.5)}
+            return {"acc@.5": float(box is not None and iou(box, truth) >= 0.5), **theirs}
+        return {"acc@.5": float((parts.get("iou", parts.get("accuracy")) or 0.0) >= 0.5), **theirs}
 
     def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """COCO's mAP of recipes that find all boxes."""
+        """COCO's mAP of recipes that find all boxes, as the task reads them and as `benchmark` does."""
         if self.used.target is not boxes.truths:
             return {}
-        return coco_map([(r["parsed"] or [], r["target"]) for r in records])
+        return benchmarks.maps(records, lambda entries: boxes.labelled(self, entries),
+                               lambda row: boxes.label_of(self, boxes.name_of(row)), self.benchmark)
 
     def overlay(self, sample: Sample, parsed: Any) -> list[dict[str, Any]]:
         return [mark for role, place in (("target", self.target(sample)), ("answer", parsed))

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from vlrl.config.base import Rate
+from vlrl.config.registry import resolve
 from vlrl.rewards.boxes import iou, is_number
 from vlrl.rewards.points import inside
 from vlrl.task.recipes import RecipeTask
@@ -21,6 +22,7 @@ from vlrl.types import Answer, Parts, Sample
 
 from . import _gui as elements
 from . import _gui_actions as actions
+from . import _gui_benchmarks as benchmarks
 
 RECIPES = {
     "element": elements.ELEMENT, "click": elements.CLICK, "gui_g1": elements.GUI_G1, "gui_g2": elements.GUI_G2,
@@ -47,16 +49,35 @@ class Gui(RecipeTask):
     iou_full: Annotated[float, Field(gt=0, le=1)] = 0.7
     """infigui_r1: the IoU from which a box earns everything."""
 
+    benchmark: str = ""
+    """A benchmark whose authors' own scoring is measured beside the task's: screenspot, os_atlas (AndroidControl),
+    gui_r1 (AndroidControl, GUI-Act, GUI-Odyssey), gui_odyssey, gui_act, or own module:function (docs/evaluation.md)."""
+
+    def __init__(self, **settings: Any):
+        super().__init__(**settings)
+        self._rule = resolve("task.benchmark", self.benchmark, benchmarks.RULES) if self.benchmark else None
+
     def problem(self, row: Mapping[str, Any]) -> str | None:
-        return _problem(row)
+        return _problem(row) or benchmarks.problem(self.benchmark, row)
 
     def placeholders(self, row: Mapping[str, Any]) -> Mapping[str, str]:
         history = row.get("history") or "none"
         return {"history": history if isinstance(history, str) else "; ".join(map(str, history))}
 
     def metrics(self, sample: Sample, answer: Answer, parts: Parts) -> dict[str, float]:
-        """Returns `click_acc` of rows with an element, `type_acc` and `step_success` of rows with an action."""
+        """Returns `click_acc` of rows with an element, `type_acc` and `step_success` of rows with an action, and the
+        metrics of `benchmark`.
+        """
         given = self.parse(sample, answer)
+        own = self._own(sample, given)
+        if self._rule is None:
+            return own
+        action = actions.in_pixels(self, sample, given)
+        if isinstance(action, list):
+            action = {"type": "click", "point": [*elements.middle(action)]}
+        return {**own, **self._rule(self, sample, answer, action)}
+
+    def _own(self, sample: Sample, given: Any) -> dict[str, float]:
         if self.used.target is elements.element:
             box = elements.element(self, sample)
             hit = given is not None and box is not None and inside(elements.middle(given), box)
@@ -82,7 +103,7 @@ class Gui(RecipeTask):
                     cells.setdefault(metric, set()).add(f"{metric}/{both}")
         means = {name: sum(values) / len(values) for name, values in sorted(columns.items())}
         return means | {f"{metric}/macro": sum(means[name] for name in names) / len(names)
-                        for metric, names in cells.items() if len(names) > 1}
+                        for metric, names in cells.items() if len(names) > 1} | benchmarks.episodes(records)
 
     def overlay(self, sample: Sample, parsed: Any) -> list[dict[str, Any]]:
         target = self.target(sample)

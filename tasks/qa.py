@@ -77,7 +77,7 @@ class Qa(RecipeTask):
         """Returns `mathvista_acc` of rows as MathVista has them, with a `question_type`: right by its authors' rule."""
         if sample.get("question_type") not in ("multi_choice", "free_form"):
             return {}
-        options = kinds.options_of(sample.row)
+        options = sample.get("choice_texts") or kinds.options_of(sample.row)
         places = sample.get("precision") if not options else None
         return {"mathvista_acc": mathvista(answer.final or "", str(sample["answer"]), options,
                                            None if places is None else int(places))}

@@ -17,12 +17,12 @@ from pydantic import Field
 from vlrl.config.base import Rate
 from vlrl.config.registry import resolve
 from vlrl.errors import ConfigError
-from vlrl.rewards.answers import LETTER_RULES, option_letter
 from vlrl.rewards.boxes import is_number
 from vlrl.task.recipes import RecipeTask
 from vlrl.types import Answer, Parts, Sample
 
 from . import _video as typed
+from . import _video_benchmarks as benchmarks
 from . import _video_onethinker as onethinker
 from . import _video_time as times
 from . import _video_tracks as tracks
@@ -51,12 +51,13 @@ class Video(RecipeTask):
     consistency_margin: Annotated[float, Field(ge=0, le=1)] = 0.01
     """grpo_care: how far below the mean likelihood of the best answers a consistent one may lie."""
 
-    letters: str = ""
-    """A benchmark whose authors' way to read a letter is measured beside `accuracy`: video_mme or mvbench."""
+    benchmark: str = ""
+    """A benchmark whose authors' own scoring is measured beside the task's: video_mme, mvbench, time_r1 (Charades-STA,
+    ActivityNet), activitynet_qa, or own module:function (docs/evaluation.md)."""
 
     def __init__(self, **settings: Any):
         super().__init__(**settings)
-        self._rule = resolve("task.letters", self.letters, LETTER_RULES) if self.letters else None
+        self._rule = resolve("task.benchmark", self.benchmark, benchmarks.RULES) if self.benchmark else None
         least, most = self.length_range
         if not 0 <= least <= most:
             raise ConfigError(f"task.length_range=[{least}, {most}] must be the fewest tokens, then the most")
@@ -74,17 +75,10 @@ class Video(RecipeTask):
 
     def metrics(self, sample: Sample, answer: Answer, parts: Parts) -> dict[str, float]:
         """Returns rows with spans: `miou`, `miop`, `r1@0.3`, `r1@0.5`, `r1@0.7`, with options too `gqa_acc`; rows with
-        tracks: `overlap`, `sr@0.5`, `ao` and `sr`; rows with options, where `letters` is set, `video_mme_acc` or
-        `mvbench_acc`.
+        tracks: `overlap`, `sr@0.5`, `ao` and `sr`; and the metrics of `benchmark`.
         """
-        return {**tracks.measures(self, sample, self.parse(sample, answer)), **self._read(sample, answer)}
-
-    def _read(self, sample: Sample, answer: Answer) -> dict[str, float]:
-        if self._rule is None or sample.get("answer_type") != "choice":
-            return {}
-        truth = option_letter(str(sample["answer"]), sample.get("options") or ())
-        right = self._rule(answer.final or "", truth) if truth else None
-        return {} if right is None else {f"{self.letters.rpartition(':')[2]}_acc": right}
+        theirs = self._rule(self, sample, answer) if self._rule else {}
+        return {**tracks.measures(self, sample, self.parse(sample, answer)), **theirs}
 
     def cheats(self, sample: Sample) -> Mapping[str, str | None]:
         return tracks.cheats(self, sample)
@@ -103,11 +97,9 @@ class Video(RecipeTask):
             if accuracy is not None:
                 for kind in {str(v) for v in (record["sample"].get(key) for key in _BY) if v}:
                     columns.setdefault(f"accuracy/{kind}", []).append(accuracy)
-            for name, value in record["metrics"].items():
-                if self._rule and name.endswith("_acc"):
-                    columns.setdefault(f"{name}/{record['sample'].get('category')}", []).append(value)
         means = {name: sum(values) / len(values) for name, values in sorted(columns.items())}
-        return means | tracks.summaries(records)
+        theirs = benchmarks.summaries(records, self.benchmark.rpartition(":")[2]) if self.benchmark else {}
+        return means | tracks.summaries(records) | theirs
 
 
 def _problem(row: Mapping[str, Any]) -> str | None:

@@ -276,6 +276,7 @@ def test_images_with_metadata_and_shards_with_class_names(tmp_path):
     found = [row for _, row in rows_in(tmp_path / "h")]
     assert [row["label"] for row in found] == ["dog", "cat", "7"] and found[0]["split"] == "validation"
     assert found[0]["image"] == data and found[0]["meta"] == {"marks": ["y"]}
+    assert [row["class_id"] for row in found] == [1, 0, 7]  # the order of the data set, by which CoOp halves classes
     assert convert(tmp_path / "h", tmp_path / "out" / "rows.jsonl")[0] == 3  # pictures become files beside the rows
     assert len(list((tmp_path / "out" / "rows_media").iterdir())) == 1
 
@@ -299,8 +300,8 @@ def test_sequences_of_got10k(tmp_path):
 
 def test_splits_of_coop_and_sentences_of_charades(tmp_path):
     file = save(tmp_path / "split.json", {"train": [["a/1.jpg", 0, "cat"]], "val": [["a/2.jpg", 1, "dog"]], "test": []})
-    assert [(row["id"], row["image"], row["label"], row["split"]) for _, row in rows_in(file)] == [
-        ("train-1", "a/1.jpg", "cat", "train"), ("val-1", "a/2.jpg", "dog", "val")]
+    assert [tuple(row[k] for k in ("id", "image", "label", "split", "class_id")) for _, row in rows_in(file)] == [
+        ("train-1", "a/1.jpg", "cat", "train", 0), ("val-1", "a/2.jpg", "dog", "val", 1)]
     with pytest.raises(DataError, match="'test' must be a list of"):
         rows_in(save(file, {"train": [["a/1.jpg", 0, "cat"]], "test": [["a/1.jpg"]]}))
     ((where, row),) = rows_in(save(tmp_path / "sta.txt", "AB1 24.3 30.4##person sits down.\n\n"))

@@ -145,9 +145,11 @@ def test_got_10k_leaves_out_the_first_frame_and_what_lies_outside_the_picture():
              ([inside] * 2, [inside], 0, 0), ([inside], [inside], None, None),
              ([inside, None], [inside] * 2, None, None)]
     rows = [{**row, "tracks": [{"label": "ball", "boxes": truth}]} for truth, *_ in cases]
-    records, _ = measured(load("video", {"recipe": "videochat_r1_track"}), rows, [
+    records, split = measured(load("video", {"recipe": "videochat_r1_track"}), rows, [
         f"<think>x</think><answer>{json.dumps(said)}</answer>" for _, said, *_ in cases])
     assert [(r["metrics"].get("ao"), r["metrics"].get("sr")) for r in records] == [(ao, sr) for *_, ao, sr in cases]
+    # two, two, one, one, one and one frames after the first
+    assert (split["ao/frames"], split["sr/frames"]) == pytest.approx((5.5 / 8, 5 / 8))
 
 
 def test_video_mme_and_mvbench_are_the_share_of_right_letters_by_category():
@@ -210,6 +212,9 @@ def test_mathvista_is_the_authors_rule_for_each_kind_of_row(tmp_path):
               ["No", "no", "Yes", "N", "(B)", "None"]),
              ({"question_type": "multi_choice", "answer_type": "text", "choices": ["C", "A", "B"], "answer": "A"},
               ["A", "B", "C", "(A)", "(B)", "a"]),
+             ({"question_type": "multi_choice", "answer_type": "text", "choices": ["A. red", "B. blue", "C. green"],
+               "answer": "B. blue"}, ["bleu", "B. bleu", "B", "(b) x", "blue"]),
+             ({"question_type": "free_form", "answer_type": "integer", "answer": "1200"}, ["1,200", "1_200", "1200."]),
              ({"question_type": "free_form", "answer_type": "integer", "answer": "4"},
               ["4", "4.0", "4.7", "5", "four", "-4", "1e1", "3.999"]),
              ({"question_type": "free_form", "answer_type": "float", "answer": "1.2", "precision": 1},
@@ -283,12 +288,12 @@ def test_letters_are_read_as_the_authors_read_them(name, place):
     """The values are those that the authors' functions give, called on these answers."""
     row = {"id": "1", "video": "a.mp4", "question": "what?", "answer_type": "choice", "duration": 9.0,
            "category": "short", "options": ["a cat", "a dog", "a cow", "a hen"], "answer": "C"}
-    task = load("video", {"recipe": "direct", "letters": name})
+    task = load("video", {"recipe": "direct", "benchmark": name})
     records, split = measured(task, [row] * len(LETTERS), [*LETTERS])
     found = [record["metrics"].get(f"{name}_acc") for record in records]
     assert dict(zip(LETTERS, found, strict=True)) == {text: values[place] for text, values in LETTERS.items()}
     counted = [value for value in found if value is not None]
     assert split[f"{name}_acc/short"] == pytest.approx(sum(counted) / len(counted), abs=1e-12)
     assert not load("video", {"recipe": "direct"}).metrics(task.sample_from_row(row), parse_answer("C"), {})
-    with pytest.raises(ConfigError, match=r"task.letters='mvbanch'.*mvbench"):
-        load("video", {"letters": "mvbanch"})
+    with pytest.raises(ConfigError, match=r"task.benchmark='mvbanch'.*mvbench"):
+        load("video", {"benchmark": "mvbanch"})

@@ -61,15 +61,24 @@ def test_average_precision_by_hand(found, truths, expected):
 @given(detections(), detections())
 def test_average_precision_is_that_of_pycocotools(found, truths):
     if truths:
-        expected = coco_map([(found, truths)])
+        expected = coco_map([found], [truths])
         assert average_precision(found, truths) == pytest.approx(expected["map"] if found else 0, abs=1e-6)
         assert average_precision(found, truths, (0.5,)) == pytest.approx(expected["map@.5"] if found else 0, abs=1e-6)
 
 
 def test_map_of_a_split():
-    assert coco_map([]) == {} and coco_map([([MUG], [])]) == {}
-    assert coco_map([([MUG], [MUG]), ([], [CAT])]) == pytest.approx({"map": 0.5, "map@.5": 0.5}, abs=1e-9)
-    assert coco_map([([], [MUG])]) == {"map": 0, "map@.5": 0}
+    assert coco_map([], []) == {} and coco_map([[MUG]], [[]]) == {}
+    assert coco_map([[MUG], []], [[MUG], [CAT]]) == pytest.approx({"map": 0.5, "map@.5": 0.5}, abs=1e-9)
+    assert coco_map([[]], [[MUG]]) == {"map": 0, "map@.5": 0}
+
+
+def test_what_lies_in_a_crowd_or_is_inverted_is_not_counted_in_the_map_of_a_split():
+    """The wrong one comes first: precision 1/2 at every recall, unless it is not counted."""
+    other = {"box": [100, 20, 140, 60], "label": "mug"}
+    assert coco_map([[other, MUG]], [[MUG]])["map"] == pytest.approx(0.5)
+    assert coco_map([[other, MUG]], [[MUG]], [[{**other, "box": [90, 0, 200, 90]}]])["map"] == pytest.approx(1)
+    assert coco_map([[other, MUG]], [[MUG]], [[{**CAT, "box": [90, 0, 200, 90]}]])["map"] == pytest.approx(0.5)
+    assert coco_map([[{**other, "box": [140, 20, 100, 60]}, MUG]], [[MUG]])["map"] == pytest.approx(1)
 
 
 @pytest.mark.parametrize(("found", "truths", "factor"), [(0, 0, 1), (1, 2, 1), (2, 2, 1), (4, 2, 0.5), (100, 1, 0.01)])

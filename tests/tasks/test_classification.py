@@ -17,7 +17,7 @@ from vlrl.errors import ConfigError, DataError
 from vlrl.rewards.text import parse_answer
 from vlrl.task import load
 from vlrl.task.scoring import score_group
-from vlrl.tasks._classification import few, halves, names_class
+from vlrl.tasks._classification import few, halves, names_class, ordered
 from vlrl.training import build_task
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -255,8 +255,39 @@ def test_few_shots_of_several_labels():
 
 
 def test_halves_of_the_classes():
-    assert halves(["d", "b", "a", "c", "e", "a"]) == {"base": ["a", "b", "c"], "new": ["d", "e"]}
-    assert halves(["b", "a"]) == {"base": ["a"], "new": ["b"]} and halves(["a"])["new"] == []
+    assert halves(["d", "b", "a", "c", "e"]) == {"base": ["d", "b", "a"], "new": ["c", "e"]}
+    assert halves(["b", "a"]) == {"base": ["b"], "new": ["a"]} and halves(["a"])["new"] == []
+    assert halves(["a", "b", "c", "d", "d"]) == {"base": ["a", "b", "c"], "new": ["d"]}
+    with pytest.raises(DataError, match="'b' is in both halves"):
+        halves(["a", "b", "b", "c"])
+
+
+def test_the_order_of_the_classes_is_given_or_that_of_their_numbers_or_of_their_names():
+    rows = [{"label": name, "class_id": number} for name, number in (
+        ("tench", 0), ("Ant", 10), ("crane", 9), ("crane", 2), ("tench", 0))]
+    assert ordered(rows) == ["tench", "crane", "crane", "Ant"]  # 10 is after 9; two classes have one name
+    assert ordered(rows, ["crane", "Ant", "yak", "tench"]) == ["crane", "Ant", "tench"]
+    assert ordered([{**row, "class_id": None} for row in rows]) == ["Ant", "crane", "tench"]
+    for other in ({"label": "yak"}, {"label": "tench"}, {"label": "tench", "labels": ["yak", "tench"], "class_id": 0}):
+        with pytest.raises(DataError, match=r"(yak|tench)'.* class_id .* task\.class_order"):
+            ordered([*rows, other])
+    with pytest.raises(DataError, match=r"'crane' is not in task\.class_order, which has 2 names"):
+        ordered(rows, ["Ant", "tench"])
+
+
+def test_the_halves_of_a_split_of_coop_are_those_of_its_numbers(tmp_path):
+    """As in CoOp's code: the first half of the sorted numbers, of an odd number of classes one more."""
+    Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
+    numbers = {"pink primrose": 0, "hard-leaved pocket orchid": 1, "canterbury bells": 2, "alpine thistle": 34,
+               "Blanket": 10}
+    entries = [["a.png", number, name] for name, number in numbers.items()]
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.json").write_text(json.dumps({split: entries}))
+    task = with_files(DataSettings(**{split: str(tmp_path / f"{file}.json") for split, file in (
+        ("train", "train"), ("heldout", "test"))}), classes="base")
+    base = {"pink primrose", "hard-leaved pocket orchid", "canterbury bells"}
+    assert {s["label"] for s in task.samples("train")} == base
+    assert {s["label"] for s in task.samples("heldout") if s["half"] == "new"} == {"Blanket", "alpine thistle"}
 
 
 @pytest.fixture

@@ -311,7 +311,7 @@ def test_what_is_measured_over_a_split():
     records = []
     for row, text in ((TWO, think(fenced(MUG, CAT))), ({**TWO, "id": "r2"}, think(fenced(MUG)))):
         sample, answer = task.sample_from_row(row), parse_answer(text)
-        records.append({"parsed": task.parse(sample, answer), "target": task.target(sample)})
+        records.append({"sample": sample.row, "parsed": task.parse(sample, answer), "target": task.target(sample)})
         assert task.metrics(sample, answer, {}) == {}
     # the mug is always found; the cat in half of the images: precision 1 up to recall .5, 51 of 101 points
     assert task.summarize(records) == pytest.approx({"map": (1 + 51 / 101) / 2, "map@.5": (1 + 51 / 101) / 2})

@@ -250,7 +250,8 @@ def measured(recipe, rows, texts):
     for row, text in zip(rows, texts, strict=True):
         sample, answer = task.sample_from_row(row), parse_answer(text)
         parts = task.score(sample, answer)
-        records.append({"sample": sample.row, "parts": parts, "metrics": task.metrics(sample, answer, parts)})
+        records.append({"sample": sample.row, "parts": parts, "target": task.target(sample),
+                        "metrics": task.metrics(sample, answer, parts)})
     return [r["metrics"] for r in records], task.summarize(records)
 
 

@@ -2,13 +2,14 @@
 
 import io
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from vlrl.cli.main import main
-from vlrl.tools.overlap import WINDOWS, of_pictures, of_texts, picture, words
+from vlrl.tools.overlap import WINDOWS, of_meanings, of_pictures, of_texts, picture, words
 
 
 def drawn(number, size=(200, 160)):
@@ -82,6 +83,66 @@ def test_texts_by_words_and_ngrams():
     found = {s.heldout: (s.train, s.kind) for s in of_texts(train, heldout)}
     assert found == {"a": ("1", "text"), "b": ("2", "text"), "d": ("1", "words"), "f": ("1", "text")}
     assert words("Ça, l'été — ÉTÉ?") == ["ca", "l", "ete", "ete"]
+
+
+PARAPHRASES = json.loads((Path(__file__).parent / "paraphrases.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(("column", "found"), [(1, 18), (2, 0)])
+def test_paraphrases_are_found_by_their_words_alone(column, found):
+    """A question in other order with a few other words, and in wholly other words."""
+    train, heldout = ([(str(i), texts[k], False) for i, texts in enumerate(PARAPHRASES)] for k in (0, column))
+    shared = of_texts(train, heldout)
+    assert len(shared) == found and all(one.heldout == one.train and one.kind == "words" for one in shared)
+
+
+@pytest.fixture(scope="module")
+def embedder(tmp_path_factory):
+    """A text model without layers, in which words of one meaning have one vector and punctuation has none."""
+    import torch
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("embedder")
+    groups = [["count", "number"], ["crimson", "red"], ["spheres", "balls"], ["emerald", "green"], ["crate", "box"],
+              ["the"], ["of"], ["in"], ["how"], ["dogs"], ["sleep"], ["on"], ["a"], ["cold"], ["stone"], ["and"]]
+    names = ["[PAD]", "[UNK]", *(word for group in groups for word in group)]
+    plain = Tokenizer(models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="[UNK]"))
+    plain.normalizer, plain.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=plain, pad_token="[PAD]", unk_token="[UNK]",
+                            model_max_length=16).save_pretrained(folder)
+    model = BertModel(BertConfig(vocab_size=len(names), hidden_size=32, num_hidden_layers=0, num_attention_heads=2,
+                                 intermediate_size=8, max_position_embeddings=16))
+    with torch.no_grad():
+        for part in model.embeddings.children():
+            if isinstance(part, torch.nn.Embedding):
+                part.weight.zero_()
+        place = 2
+        for i, group in enumerate(groups):
+            model.embeddings.word_embeddings.weight[place:place + len(group), i] = 1.0
+            place += len(group)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.slow
+def test_an_embedder_finds_what_is_said_in_other_words(embedder, tmp_path, capsys):
+    rows = {"train": ["count the crimson spheres in the emerald crate", "how dogs sleep on a cold stone and"],
+            "heldout": ["number of red balls in the green box and", "how a cold stone and the dogs sleep in",
+                        "red balls"]}
+    for name, texts in rows.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(
+            json.dumps({"id": f"{name}{i}", "question": text, "answer": "a", "answer_type": "text"}) + "\n"
+            for i, text in enumerate(texts)))
+    said = [[(f"{name}{i}", text, False) for i, text in enumerate(texts)] for name, texts in rows.items()]
+    near = {one.heldout: one for one in of_meanings(*said, embedder, 0.5)}
+    assert not any(one.heldout == "heldout0" for one in of_texts(*said))
+    assert (near["heldout0"].train, near["heldout0"].kind) == ("train0", "meaning") and "heldout2" not in near
+    files = [str(tmp_path / f"{name}.jsonl") for name in rows]
+    assert main(["data", "overlap", *files, "--embedder", str(embedder), "--alike", "0.5"]) == 1
+    assert "heldout0: a text that is near in the embedder as train0 of train" in capsys.readouterr().out
+    assert main(["data", "overlap", *files, "--embedder", str(tmp_path)]) == 1
+    assert "must be the folder of a model" in capsys.readouterr().err
 
 
 def test_words_of_a_template_give_nothing_away():

@@ -12,7 +12,7 @@ from vlrl.cli.common import AsJson, emit, examples
 from vlrl.cli.terminal import bars, printable
 
 _WORDS = {"same": "the same file", "look": "a picture that looks the same", "crop": "a part of a picture",
-          "text": "the same text", "words": "nearly the same words"}
+          "text": "the same text", "words": "nearly the same words", "meaning": "a text that is near in the embedder"}
 
 
 def register(app: typer.Typer) -> None:
@@ -30,6 +30,11 @@ def overlap(
     root: Annotated[Path | None, typer.Option(help="Folder that media paths are relative to, e.g. data/; default: that "
                                               "of each file.", show_default=False)] = None,
     format: Annotated[str, typer.Option(help="Format of the rows, e.g. coco; auto knows it by its fields.")] = "auto",
+    embedder: Annotated[Path | None, typer.Option(
+        metavar="FOLDER", show_default=False, help="Folder of a text or CLIP model of transformers, e.g. models/text; "
+        "texts that are left are compared by its vectors, which finds paraphrases.")] = None,
+    alike: Annotated[float, typer.Option(min=-1, max=1, help="Least cosine with --embedder, e.g. 0.85; it depends on "
+                                         "the model.")] = 0.9,
     most: Annotated[int, typer.Option("--max", min=0, help="Most rows that are listed, e.g. 20; 0 = all. --json has "
                                       "all.")] = 50,
     json: AsJson = False,
@@ -41,7 +46,7 @@ def overlap(
     from vlrl.tools.overlap import overlap as run
 
     with bars() as tell:
-        found = run(train, heldout, root=root, format=format, tell=tell)
+        found = run(train, heldout, root=root, format=format, tell=tell, embedder=embedder, alike=alike)
     if json:
         emit({"train": found.train, "heldout": found.heldout, "share": found.share,
               "shared": [one._asdict() for one in found.shared]})

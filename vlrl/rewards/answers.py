@@ -83,9 +83,10 @@ def read_number(text: str) -> float | None:
 def mathvista(given: str, truth: str, options: Sequence[str] = (), precision: int | None = None) -> float:
     """1 where an extracted answer counts on MathVista (2310.02255, evaluation/calculate_score.py), else 0.
 
-    With options: the one of a letter, alone or in brackets, else that of the smallest edit distance, is `truth` (its
-    text, or a letter alone). With a precision: rounded to so many places it is `truth` as written. A whole number as
-    `truth`: equal once what follows the decimal point is dropped. Else the same text. Nothing given is wrong.
+    With options, as the data set writes them: the one of a letter, alone or in brackets, else that of the smallest edit
+    distance, is `truth` (its text, or a letter alone). With a precision: rounded to so many places it is `truth` as
+    written. A whole number as `truth`: equal once what follows the decimal point is dropped. Numbers are those of
+    Python: 1_200 is one, 1,200 none. Else the same text. Nothing given is wrong.
     """
     given = given.strip()[:MOST_WORDS]
     if not given:
@@ -99,12 +100,19 @@ def mathvista(given: str, truth: str, options: Sequence[str] = (), precision: in
             chosen = min(range(len(options)), key=lambda i: Levenshtein.distance(letter, options[i]))
         right = option_letter(truth, options)
         return float(letters[chosen] == right)
-    value = read_number(given)
+    value = _python_number(given)
     if precision is not None:
         return float(value is not None and str(round(value, precision)) == truth.strip())
     if re.fullmatch(r"-?\d{1,30}", truth.strip()):
         return float(value is not None and math.isfinite(value) and str(int(value)) == truth.strip())
     return exact(given, truth)
+
+
+def _python_number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def video_mme(given: str, truth: str) -> float | None:
@@ -123,10 +131,6 @@ def mvbench(given: str, truth: str) -> float:
     lines = given[:MOST_CHARACTERS].strip().split("\n")
     word, mark = f"({lines[0].lower()}".split(" ")[0], f"({truth.lower()})"
     return float(word.replace(".", "") in mark or mark in word)
-
-
-LETTER_RULES: Mapping[str, Callable[[str, str], float | None]] = {"video_mme": video_mme, "mvbench": mvbench}
-"""How the authors of a benchmark read a letter; the metric is called after it, e.g. `mvbench_acc`."""
 
 
 def one_number(text: str) -> float | None:

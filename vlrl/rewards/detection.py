@@ -174,9 +174,14 @@ def calibration(found: Sequence[Detection], matched: Sequence[float]) -> float:
 # --- over a split -----------------------------------------------------------------------------------------------------
 
 
-def coco_map(images: Sequence[tuple[Sequence[Detection], Sequence[Detection]]]) -> dict[str, float]:
-    """COCO's `map` and `map@.5` of (found, truths) per image, by pycocotools; {} without any truth."""
-    labels = sorted({t["label"] for _, truths in images for t in truths})
+def coco_map(found: Sequence[Sequence[Detection]], truths: Sequence[Sequence[Detection]],
+             crowds: Sequence[Sequence[Detection]] = ()) -> dict[str, float]:
+    """COCO's `map` and `map@.5` of the detections and the truths of each image, by pycocotools; {} without any truth.
+
+    `crowds` are the regions of each image in which further detections of their label are not counted. Detections
+    without a score have 1; of equal ones the earlier, in the order of the images, comes first.
+    """
+    labels = sorted({t["label"] for image in truths for t in image})
     if not labels:
         return {}
     from pycocotools.coco import COCO
@@ -184,24 +189,24 @@ def coco_map(images: Sequence[tuple[Sequence[Detection], Sequence[Detection]]]) 
 
     number = {label: i for i, label in enumerate(labels, 1)}
     with contextlib.redirect_stdout(io.StringIO()):
-        truth: Any = COCO()
-        found: Any = COCO()
-        for coco, column in ((truth, 1), (found, 0)):
-            entries = [_entry(i, d, number) for i, image in enumerate(images, 1) for d in image[column]
-                       if d["label"] in number]
-            coco.dataset = {"images": [{"id": i} for i in range(1, len(images) + 1)],
-                            "categories": [{"id": i, "name": name} for name, i in number.items()],
-                            "annotations": [{**e, "id": k} for k, e in enumerate(entries, 1)]}
-            coco.createIndex()
-        judge = COCOeval(truth, found, "bbox")
+        known: Any = COCO()
+        detected: Any = COCO()
+        for one, regions in ((known, (truths, crowds)), (detected, (found,))):
+            entries = [_entry(i, d, number, crowd) for crowd, images in enumerate(regions)
+                       for i, image in enumerate(images, 1) for d in image if d["label"] in number]
+            one.dataset = {"images": [{"id": i} for i in range(1, len(truths) + 1)],
+                           "categories": [{"id": i, "name": name} for name, i in number.items()],
+                           "annotations": [{**e, "id": k} for k, e in enumerate(entries, 1)]}
+            one.createIndex()
+        judge = COCOeval(known, detected, "bbox")
         judge.evaluate()
         judge.accumulate()
         judge.summarize()
     return {"map": float(judge.stats[0]), "map@.5": float(judge.stats[1])}
 
 
-def _entry(image: int, detection: Detection, number: Mapping[str, int]) -> dict[str, Any]:
+def _entry(image: int, detection: Detection, number: Mapping[str, int], crowd: int) -> dict[str, Any]:
+    """A box that is inverted one way has an area below 0, which COCO does not count."""
     x1, y1, x2, y2 = detection["box"]
-    width, height = max(0.0, x2 - x1), max(0.0, y2 - y1)
-    return {"image_id": image, "category_id": number[detection["label"]], "bbox": [x1, y1, width, height],
-            "area": width * height, "iscrowd": 0, "score": detection.get("score", 1.0)}
+    return {"image_id": image, "category_id": number[detection["label"]], "bbox": [x1, y1, x2 - x1, y2 - y1],
+            "area": (x2 - x1) * (y2 - y1), "iscrowd": crowd, "score": detection.get("score", 1.0)}

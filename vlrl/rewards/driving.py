@@ -114,6 +114,31 @@ def class_f1(pairs: Sequence[tuple[Collection[str], Collection[str]]]) -> dict[s
     return {word: 2 * hits[word] / (given[word] + true[word]) for word in sorted(true)}
 
 
+def alphadrive_right(text: str, truth: Mapping[str, str]) -> bool:
+    """Returns whether an answer counts in AlphaDrive's planning accuracy (2503.07608, qwen2vl_plan_cmd_eval_grpo.py):
+    both true words stand somewhere in all that was said, whatever else does.
+    """
+    return all(word in text for word in truth.values())
+
+
+def alphadrive_f1(answers: Sequence[tuple[str, Mapping[str, str]]]) -> dict[str, float]:
+    """AlphaDrive's F1 of each word over (text, true word by head), in [0, 1] (2503.07608, the same file).
+
+    A word that an answer holds is right wherever the row's true word of its head stands in the answer too, even where
+    it is another: so naming every word is never wrong.
+    """
+    hits, wrong, missed = Counter[str](), Counter[str](), Counter[str]()
+    for text, truth in answers:
+        for head, words in HEADS.items():
+            for word in words:
+                if word in text:
+                    (hits if truth[head] in text else wrong)[word] += 1
+                elif word == truth[head]:
+                    missed[word] += 1
+    return {word: 2 * hits[word] / (2 * hits[word] + wrong[word] + missed[word]) if hits[word] else 0.0
+            for words in HEADS.values() for word in words}
+
+
 # --- trajectories -----------------------------------------------------------------------------------------------------
 
 

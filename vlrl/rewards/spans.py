@@ -17,6 +17,7 @@ _CLOCK = r"(?:\d{1,2}:)?\d{1,3}:[0-5]\d(?:\.\d{0,20})?"
 _UNIT = r"(?:\s{0,9}(?:seconds|second|secs|sec|s)(?!\w))?"
 _ALONE, _ENDS = r"(?<![\w.:\u2212-])", r"(?!\w|:\d|\.\d)"
 _BARE = re.compile(rf"{_ALONE}({_NUMBER})\s{{1,9}}(?:to|and)\s{{1,9}}({_NUMBER}){_ENDS}", re.ASCII | re.IGNORECASE)
+_SPOKEN = re.compile(r"(?<!\d)(\d++(?:\.\d*+)?+) (?:to|and) (\d+\.?\d*)")
 _BETWEEN = (r"\s{0,9}(?:to|until|till|and|-|\u2013|\u2014|~|,|"
             r"[\"']?\s{0,9}[,;]?\s{0,9}[\"']?end(?:[_ ]?time)?[\"']?\s{0,9}[:=])\s{0,9}[\"']?")
 _ANY = re.compile(rf"(?<![\w.\u2212-])(?<!\d:)({_CLOCK}|{_NUMBER}){_UNIT}{_BETWEEN}({_CLOCK}|{_NUMBER}){_UNIT}{_ENDS}",
@@ -117,6 +118,20 @@ def last_span(text: str) -> list[float] | None:
     """
     found = _found(_BARE, text, None)
     return [float(found[-1][0]), float(found[-1][1])] if found else None
+
+
+def spoken_span(text: str) -> list[float] | None:
+    """Returns the last `a to b` or `a and b` of a text, one space around the word, whatever stands before and after it:
+    Time-R1's reading of a whole answer, its thinking too (2503.13377, evaluate.py). None without one.
+    """
+    found = _SPOKEN.findall(text)
+    return [float(found[-1][0]), float(found[-1][1])] if found else None
+
+
+def overlap_of_ends(span: Span, truth: Span) -> float:
+    """IoU of two intervals from their ends, in [0, 1]: what both cover over what they reach across (2503.13377)."""
+    shared, hull = min(span[1], truth[1]) - max(span[0], truth[0]), max(span[1], truth[1]) - min(span[0], truth[0])
+    return max(0.0, shared) / hull if 0 < hull < math.inf else 0.0
 
 
 def span_list(text: str) -> list[list[float]] | None:

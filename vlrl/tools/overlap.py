@@ -1,4 +1,5 @@
-"""What held-out rows share with those of train: pictures, resized, recompressed or cropped, and texts. No torch.
+"""What held-out rows share with those of train: pictures, resized, recompressed or cropped, and texts. No torch
+unless an embedder is named.
 
     found = overlap(Path("train.jsonl"), Path("heldout.jsonl"))
     found.shared[0]      # Shared(heldout="7", train="12", kind="crop", likeness=0.97)
@@ -29,9 +30,9 @@ from vlrl.store.files import file_sha256
 from vlrl.tools.dataconvert import UsableRow, usable_rows
 from vlrl.types import Media
 
-KINDS = ("same", "look", "crop", "text", "words")
+KINDS = ("same", "look", "crop", "text", "words", "meaning")
 """One file; a picture that looks the same; one that is part of the other; the same text, or half of its 13-grams in one
-row; nearly the same words."""
+row; nearly the same words; near each other in an embedder."""
 N = 13
 """Words of an n-gram, as in evaluations of large language models (2005.14165, appendix C)."""
 _TEXTS = ("question", "instruction", "expression", "caption", "text", "problem", "options")
@@ -42,6 +43,8 @@ _NEAR = 14  # bits of 64 in which hashes may differ for two pictures to be looke
 _ALIKE = 0.95  # least correlation of grey values of pictures that count as the same
 _WORDS = 0.8  # least cosine of word vectors of texts that count as the same
 _FEW = 8  # words below which texts are only compared whole
+ALIKE = 0.9
+"""Least cosine of embedded texts that count as the same."""
 _COMMON = 0.01  # share of train rows in which an n-gram belongs to a template
 Tell = Callable[[str, int, int], None]
 
@@ -54,7 +57,7 @@ class Shared(NamedTuple):
     train: str
     kind: str
     likeness: float
-    """In [0, 1]: correlation of grey values, share of n-grams, or cosine of words."""
+    """In [0, 1]: correlation of grey values, share of n-grams, or cosine of words or of embedded texts."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +78,9 @@ class Overlap:
 
 def overlap(train: Path, heldout: Path, *, root: Path | None = None, format: str = "auto",
             columns: Mapping[str, str] | None = None, limits: LimitsSettings | None = None,
-            tell: Tell | None = None) -> Overlap:
-    """Compares the rows of two files: pictures by their looks, videos by their bytes, texts by their words.
+            tell: Tell | None = None, embedder: Path | None = None, alike: float = ALIKE) -> Overlap:
+    """Compares the rows of two files: pictures by their looks, videos by their bytes, texts by their words, and with
+    `embedder`, the folder of a text model, those that are left by a cosine of at least `alike`.
 
     Rows with media are given away by them; texts count for rows without media, and where they are long, as a picture
     is asked the same questions as others. Raises DataError for a bad row and for media that cannot be read.
@@ -90,7 +94,11 @@ def overlap(train: Path, heldout: Path, *, root: Path | None = None, format: str
     tell = tell or (lambda what, done, total: None)
     known, own = (_pictures(rows, limits or LimitsSettings(), tell) for rows in sides)
     pictures = of_pictures(known, own, tell)
-    texts = of_texts(*([(row.id, _text(row), bool(row.media)) for row in rows] for rows in sides))
+    said = [[(row.id, _text(row), bool(row.media)) for row in rows] for rows in sides]
+    texts = of_texts(*said)
+    if embedder:
+        given_away = {one.heldout for one in texts}
+        texts += of_meanings(said[0], [one for one in said[1] if one[0] not in given_away], embedder, alike)
     order = {row.id: i for i, row in enumerate(sides[1])}
     return Overlap(len(sides[0]), len(sides[1]), tuple(sorted([*pictures, *texts], key=lambda s: order[s.heldout])))
 
@@ -260,6 +268,24 @@ def of_texts(train: Sequence[tuple[str, str, bool]], heldout: Sequence[tuple[str
             found.append(Shared(id, best[0], "text", best[1]))
         elif not shown and len(own) >= _FEW and (near := cosines.best(own)) and near[1] >= _WORDS:
             found.append(Shared(id, near[0], "words", near[1]))
+    return found
+
+
+def of_meanings(train: Sequence[tuple[str, str, bool]], heldout: Sequence[tuple[str, str, bool]], embedder: Path,
+                alike: float = ALIKE) -> list[Shared]:
+    """Returns the held-out texts of 8 words and more without a picture whose vector has a cosine of at least `alike`
+    with that of such a text of train, as `meaning`; each with the nearest.
+    """
+    from vlrl.tools.embedder import embedded  # torch, for this alone
+
+    known, own = ([one for one in side if not one[2] and len(words(one[1])) >= _FEW] for side in (train, heldout))
+    if not known or not own:
+        return []
+    table, found = embedded(embedder, [text for _, text, _ in known]), []
+    for (id, _, _), vector in zip(own, embedded(embedder, [text for _, text, _ in own]), strict=True):
+        cosines = table @ vector
+        if (nearest := float(cosines.max())) >= alike:
+            found.append(Shared(id, known[int(cosines.argmax())][0], "meaning", min(nearest, 1.0)))
     return found
 
 

@@ -337,9 +337,13 @@ def class_names(schema: Any) -> dict[str, list[str]]:
 
 
 def named_classes(record: dict[str, Any], classes: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Returns the record of a table with the names of its classes instead of their numbers, and no decimals."""
+    """Returns the record of a table with the names of its classes instead of their numbers, and no decimals; the number
+    of its `label` as `class_id`.
+    """
     record = _plain(record)
-    return {**record, **{k: _named(record.get(k), names) for k, names in classes.items()}}
+    number_ = record.get("label") if "label" in classes else None
+    numbered = {"class_id": number_} if type(number_) is int and "class_id" not in record else {}
+    return {**record, **numbered, **{k: _named(record.get(k), names) for k, names in classes.items()}}
 
 
 def _named(value: Any, names: Sequence[str]) -> Any:

@@ -26,7 +26,9 @@ def is_labelled(record: Record) -> bool:
 
 
 def labelled(record: Record, source: Source) -> list[dict[str, Any]]:
-    """`label` of an image; a list of several is a row with `multi`. `labels` become those of the file, up to 100."""
+    """`label` of an image; a list of several is a row with `multi`. `labels` become those of the file, up to 100. Where
+    the record tells the number of the class, or its class as one, it is kept as `class_id`.
+    """
     given = pick(record, *LABEL)
     given = pick(record, *LABELS) if given is None else given
     several = given if isinstance(given, list) else [given]
@@ -36,7 +38,9 @@ def labelled(record: Record, source: Source) -> list[dict[str, Any]]:
     if not all(names):
         raise DataError(f"label={short(given)} must be the name of a class, not empty")
     label = {"label": names, "multi": True} if isinstance(given, list) and len(names) > 1 else {"label": names[0]}
-    told = {"split": record["split"]} if isinstance(record.get("split"), str) else {}
+    told: dict[str, Any] = {"split": record["split"]} if isinstance(record.get("split"), str) else {}
+    number = given if type(given) is int else record.get("class_id")
+    told |= {"class_id": number} if type(number) is int else {}
     return [{"id": named(record, source), **media(record, source), **label, **told,
              **meta(record, *LABEL, *LABELS, "split", "multi", "class_id")}]
 

@@ -107,8 +107,13 @@ def question_answer(record: Record, source: Source) -> list[dict[str, Any]]:
         raise DataError(f"question={short(question)} must be a text")
     options = options_of(record)
     given, worked = right(said, record, options, question)
-    if record.get("question_type") == "multi_choice" and "pid" in record and options.count(given) == 1:
-        given = chr(ord("A") + options.index(given))  # MathVista's answer is a text, even where it is a letter: C, A, B
+    texts: dict[str, Any] = {}
+    if record.get("question_type") == "multi_choice" and "pid" in record:
+        if options.count(given) == 1:  # MathVista's answer is a text, even where it is a letter: C, A, B
+            given = chr(ord("A") + options.index(given))
+        raw = record.get("choices")
+        if isinstance(raw, list) and raw != options and all(isinstance(v, str) for v in raw):
+            texts = {"choice_texts": raw}  # with letters, which its score compares too
     kind = pick(record, "answer_type", "question_type", "problem_type")
     row = answered(final(given) if isinstance(given, str) else given, options, question,
                    kind if isinstance(kind, str) else None)
@@ -121,7 +126,7 @@ def question_answer(record: Record, source: Source) -> list[dict[str, Any]]:
     kept = {k: v for k, v in record.items() if k not in used and v is not None and meta({k: v})}
     row = of_clip(row) if "video" in media else row
     return [{**_of_part(_numeric(kept), media), "id": named(record, source, *PLACES), **media, **_told_size(record),
-             **row, **asked(question, media, options, said.turns), **worked, **system_prompt(record, said)}]
+             **row, **texts, **asked(question, media, options, said.turns), **worked, **system_prompt(record, said)}]
 
 
 def refuse_two_readings(record: Record) -> None:

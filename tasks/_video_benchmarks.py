@@ -1,0 +1,74 @@
+"""`task.benchmark` of the video task: an answer as the authors of a benchmark score it, beside the task's own metrics.
+
+Each rule takes (task, sample, answer) and gives metrics; {} for rows that are not of its kind, and for answers that the
+authors do not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from vlrl.rewards.answers import mvbench, option_letter, video_mme
+from vlrl.rewards.spans import overlap_of_ends, spoken_span
+from vlrl.types import Answer, Sample
+
+Rule = Callable[[Any, Sample, Answer], dict[str, float]]
+_QA_TYPES = ("motion", "spatial", "temporal", "yes_no", "color", "object", "location", "number", "other")
+_FREE = 3
+"""The first of ActivityNet-QA's types that are free questions."""
+
+
+def _letters(name: str, read: Callable[[str, str], float | None]) -> Rule:
+    def rule(_task: Any, sample: Sample, answer: Answer) -> dict[str, float]:
+        if sample.get("answer_type") != "choice":
+            return {}
+        truth = option_letter(str(sample["answer"]), sample.get("options") or ())
+        right = read(answer.final or "", truth) if truth else None
+        return {} if right is None else {f"{name}_acc": right}
+    return rule
+
+
+def _time_r1(_task: Any, sample: Sample, answer: Answer) -> dict[str, float]:
+    """Time-R1 (2503.13377, evaluate.py) on Charades-STA and ActivityNet: the last "a to b" of all that was said."""
+    spans = sample.get("spans") or []
+    if len(spans) != 1:
+        return {}
+    said = spoken_span(answer.text)
+    overlap = overlap_of_ends(said, spans[0]) if said else 0.0
+    return {"time_r1_miou": overlap, **{f"time_r1_r1@{t}": float(overlap >= t) for t in (0.3, 0.5, 0.7)}}
+
+
+def _activitynet_qa(_task: Any, sample: Sample, answer: Answer) -> dict[str, float]:
+    """ActivityNet-QA (1906.02467, eval.py): the same text to the letter."""
+    right = sample.get("answer")
+    return {"activitynet_qa_acc": float(answer.final == right)} if isinstance(right, str) else {}
+
+
+RULES: Mapping[str, Rule] = {"mvbench": _letters("mvbench", mvbench), "video_mme": _letters("video_mme", video_mme),
+                             "time_r1": _time_r1, "activitynet_qa": _activitynet_qa}
+
+
+def summaries(records: Sequence[Mapping[str, Any]], benchmark: str) -> dict[str, float]:
+    """Returns the mean of each metric of a benchmark by category, e.g. `mvbench_acc/pose`; of ActivityNet-QA by its
+    types 0 to 8 too, and over those that are free questions.
+    """
+    names = sorted({name for record in records for name in record["metrics"] if name.startswith(f"{benchmark}_")})
+    columns: dict[str, list[float]] = {}
+    for record in records:
+        row = record["sample"]
+        for name in names:
+            if name not in record["metrics"]:
+                continue
+            kinds = [str(row["category"])] if row.get("category") else []
+            if name == "activitynet_qa_acc":
+                kinds += _qa_types(row.get("type"))
+            for kind in kinds:
+                columns.setdefault(f"{name}/{kind}", []).append(record["metrics"][name])
+    return {name: sum(values) / len(values) for name, values in columns.items()}
+
+
+def _qa_types(number: Any) -> list[str]:
+    if type(number) is not int or not 0 <= number < len(_QA_TYPES):
+        return []
+    return [_QA_TYPES[number], *(["free"] if number >= _FREE else [])]

@@ -1,0 +1,242 @@
+"""One step on a screen as the authors of benchmarks score it: places, texts and types, each by one published rule.
+
+Points are [x, y], boxes [x1, y1, x2, y2]; `places` are in thousandths of the screen's sides unless said otherwise. An
+action is {"type": str, "point": place or None, "text": str}. Pure; finite input never raises, texts take linear time up
+to products with the right text's length.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import string
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from typing import Any
+
+from rapidfuzz.distance import Levenshtein
+
+from vlrl.rewards.boxes import iou
+
+Action = Mapping[str, Any]
+Place = Sequence[float]
+CLICKS = ("click", "tap", "left_click", "long_press")
+_TYPED = ("type", "input_text")
+_REACH = 0.14
+"""Of the screen's sides: how far a click may lie from its target (Android in the Wild, 2307.10088)."""
+_NUMBERS = re.compile(r"-?\d+\.?\d*")
+_QWEN_BOX = re.compile(r"<box>\((\d+),(\d+)\),\((\d+),(\d+)\)</box>")
+_KIND = re.compile(r"'action':\s*'(\w+)'")
+_TEXT = re.compile(r"'input_text':\s*'(.*?)'")
+_POINT = re.compile(r"\[(\d{1,18}),\s*(\d{1,18})\]")
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_LONGEST = 20_000
+"""Characters of an answer that are read."""
+
+
+# --- ScreenSpot -------------------------------------------------------------------------------------------------------
+
+
+def screenspot_point(text: str) -> list[float] | None:
+    """Returns the point of an answer in shares of the screen, as SeeClick reads it for ScreenSpot (2401.10935,
+    process_utils.py): its only two numbers, the middle of its only four, or with "box" in it that of Qwen-VL's box of
+    thousandths. None for any other text.
+    """
+    text = text[:_LONGEST]
+    if "box" in text:
+        found = _QWEN_BOX.search(text)
+        x1, y1, x2, y2 = map(int, found.groups()) if found else (0, 0, 0, 0)
+        return [(x1 + x2) / 2 / 1000, (y1 + y2) / 2 / 1000] if found else None
+    given = [float(number) for number in _NUMBERS.findall(text)]
+    if len(given) == 4:
+        return [(given[0] + given[2]) / 2, (given[1] + given[3]) / 2]
+    return given if len(given) == 2 else None
+
+
+# --- AndroidControl as OS-Atlas scores it -----------------------------------------------------------------------------
+
+
+def os_atlas_step(right: Action, given: Action | None) -> dict[str, float]:
+    """Returns `type` and `step` of one step, 0 or 1, as OS-Atlas evaluates AndroidControl (2410.23218,
+    evaluation_unify.py). Points are in whole thousandths, without their sign.
+
+    Of a text or the name of an app the first word is compared, in brackets as the authors' answers have it: `[milk]` is
+    not `[milk`, the first word of "milk bread". Any other argument must be the same to the letter.
+    """
+    if given is None or _first(given["type"]) != _first(right["type"]):
+        return {"type": 0.0, "step": 0.0}
+    wanted, said = (str(action.get("text") or "") for action in (right, given))
+    if right["type"] in CLICKS:
+        x, y = (int(abs(v)) for v in given["point"]) if given.get("point") else (-100, -100)
+        step = math.sqrt((x - right["point"][0]) ** 2 + (y - right["point"][1]) ** 2) <= _REACH * 1000
+    elif right["type"] in (*_TYPED, "open_app"):
+        step = said == wanted or _first(f"[{said}]").lower() == _first(f"[{wanted}]").lower()
+    else:
+        step = said == wanted and str(given["type"]) == str(right["type"])
+    return {"type": 1.0, "step": float(step)}
+
+
+def _first(text: Any) -> str:
+    return next(iter(str(text).split()), "")
+
+
+# --- GUI-R1 -----------------------------------------------------------------------------------------------------------
+
+
+def gui_r1_action(text: str) -> dict[str, Any]:
+    """Returns what GUI-R1's inference (2504.10458) reads in the first <answer>: the first `'action': 'word'`, the first
+    `'input_text': '...'` ("no input text" without one), and the last `[x, y]` of whole numbers on the first line that
+    has one between braces ([0, 0] without). Type None: nothing to read.
+    """
+    body, closed, _ = text[:_LONGEST].partition("<answer>")[2].partition("</answer>")
+    body = body.strip() if closed else ""
+    kind, said = _KIND.search(body), _TEXT.search(body)
+    return {"type": kind[1] if kind else None, "text": said[1] if said else "no input text", "point": _braced(body)}
+
+
+def _braced(body: str) -> list[int]:
+    start = 0
+    for line in body.split("\n"):
+        opened, end = line.find("{"), start + len(line)
+        points = _POINT.finditer(body, start + opened) if opened >= 0 else ()
+        found = [m for m in takewhile(lambda m, end=end: m.start() < end, points) if _closes(body, m.end())]
+        if found:
+            return [int(found[-1][1]), int(found[-1][2])]
+        start = end + 1
+    return [0, 0]
+
+
+def _closes(body: str, at: int) -> bool:
+    """Returns whether a brace closes on the rest of the line, or on the next one that is not empty."""
+    end = body.find("\n", at)
+    rest = body[at:] if end < 0 else body[at:end]
+    if "}" in rest:
+        return True
+    return not rest.strip() and "}" in next((line for line in body[at:].split("\n") if line.strip()), "")
+
+
+def gui_r1_step(right: Action, given: Action, size: Sequence[float]) -> dict[str, float]:
+    """Returns `type` of one step, and `step` of one with a place or a text, 0 or 1, as GUI-R1 evaluates AndroidControl,
+    GUI-Act and GUI-Odyssey (2504.10458, eval_omni.py). Points are in pixels of a screen of `size` (width, height).
+
+    A place within 14 % of the sides, or a text with a word F1 of .5, counts whatever the type. Of two single words one
+    may hold the other.
+    """
+    scores = {"type": float(given["type"] == right["type"])}
+    if right["type"] in (*CLICKS, "moveto", "doubleclick", "rightclick"):
+        dx, dy = ((t - g) / side for t, g, side in zip(right["point"], given["point"], size, strict=True))
+        return {**scores, "step": float(dx ** 2 + dy ** 2 < _REACH ** 2)}
+    if right["type"] in (*_TYPED, "open_app", "scroll", "select"):
+        return {**scores, "step": float(_word_f1(str(right.get("text") or ""), given["text"]) >= 0.5)}
+    return scores
+
+
+def _word_f1(a: str, b: str) -> float:
+    first, second = ({*re.sub(r"[\[\]]", "", text.lower()).split()} for text in (a, b))
+    if len(first) == len(second) == 1 and (min(first) in max(second) or min(second) in max(first)):
+        return 1.0
+    shared = len(first & second)
+    return 2 * shared / (len(first) + len(second)) if shared else 0.0
+
+
+# --- GUI-Odyssey ------------------------------------------------------------------------------------------------------
+
+
+def odyssey_step(right: Action, given: Action | None, box: Place | None = None) -> dict[str, float]:
+    """Returns `type` and `step` (its action matching score) of one step, 0 or 1, and of typed texts `text`, as
+    GUI-Odyssey evaluates itself (2406.08451, GUIOdyssey_action_matching.py).
+
+    A click counts in the `box` of its element or within 14 % of its point; a text where one holds the other, the empty
+    one too, or half of their letters stay; of texts what stands before a colon. A place that cannot be read counts as
+    the right type, whatever it is.
+    """
+    if given is None:
+        return {"type": 0.0, "step": 0.0}
+    kind, wanted = str(given["type"]).strip(), str(right["type"]).strip()
+    if kind in CLICKS and not given.get("point"):
+        return {"type": 1.0, "step": 0.0}
+    if kind != wanted:
+        return {"type": 0.0, "step": 0.0}
+    text, said = (str(action.get("text") or "").partition(":")[0].strip() for action in (right, given))
+    if wanted in CLICKS:
+        return {"type": 1.0, "step": float(_near(given["point"], right["point"], box))}
+    if wanted in _TYPED:
+        alike = said in text or text in said or Levenshtein.normalized_similarity(text, said[:_LONGEST]) >= 0.5
+        return {"type": 1.0, "step": float(alike), "text": float(alike)}
+    return {"type": 1.0, "step": float(wanted != "scroll" or text.lower() == said.lower())}
+
+
+def _near(point: Place, right: Place, box: Place | None) -> bool:
+    if box is not None and box[0] <= point[0] <= box[2] and box[1] <= point[1] <= box[3]:
+        return True
+    dx, dy = point[0] / 1000 - right[0] / 1000, point[1] / 1000 - right[1] / 1000
+    return math.sqrt(dx * dx + dy * dy) <= _REACH
+
+
+# --- GUI-Act ----------------------------------------------------------------------------------------------------------
+
+
+def squad_f1(given: str, truth: str) -> float:
+    """F1 of the two texts' words, in [0, 1]: lower case, without punctuation and articles, each as often as it stands
+    (SQuAD, 1606.05250). Of texts without a word 1 where both have none.
+    """
+    a, b = (Counter(_ARTICLES.sub(" ", text[:_LONGEST].lower().translate(_PUNCTUATION)).split())
+            for text in (given, truth))
+    if not a or not b:
+        return float(a == b)
+    return 2 * (a & b).total() / (a.total() + b.total())
+
+
+def gui_act_step(right: Action, given: Action | None, elements: Sequence[Place] = ()) -> dict[str, float]:
+    """Returns `type`, `step` (its success rate), 0 or 1, and `score` in [0, 1] of one step, as GUI-Act evaluates itself
+    (GUICourse, 2406.11317, eval_single_action.py). Taps are in shares of the sides, with three digits; boxes in pixels.
+
+    A click hits the element whose number is `right["element"]`: that of `elements` which has the best IoU with the
+    answer's box, if that is above .1, else the nearest one to its middle. Texts need an F1 above .5, scrolls and swipes
+    the direction. Types that GUI-Act does not have are never right.
+    """
+    if given is None or given["type"] != right["type"]:
+        return {"type": 0.0, "step": 0.0, "score": 0.0}
+    step, score = _act(right, given, elements)
+    return {"type": 1.0, "step": float(step), "score": score}
+
+
+def _act(right: Action, given: Action, elements: Sequence[Place]) -> tuple[bool, float]:
+    kind, said = right["type"], given.get("text")
+    text = squad_f1(str(said), str(right.get("text") or "")) if said is not None else 0.0
+    if kind == "tap":
+        if not given.get("point"):
+            return False, 0.0
+        away = math.sqrt(sum((a - b) ** 2 for a, b in zip(given["point"], right["point"], strict=True)))
+        return away <= _REACH, 1 - away / _REACH if away <= _REACH else 0.0
+    if kind in ("input", "answer"):
+        return text > 0.5, text
+    if kind in ("click", "hover", "select"):
+        if not given.get("box"):
+            return False, 0.0
+        same, overlap = element_of(given["box"], elements) == right["element"], iou(given["box"], right["box"])
+        return (same, overlap) if kind != "select" else (same and text > 0.5, (text + overlap) / 2)
+    if kind in ("scroll", "swipe"):
+        same = str(said or "") == str(right.get("text") or "")
+        return same, float(same)
+    known = kind in ("enter", "copy", "task_complete")
+    return known, float(known)
+
+
+def element_of(box: Place, elements: Sequence[Place]) -> int:
+    """Returns the number of the element that GUI-Act takes a box for: best IoU above .1, else nearest to the box's
+    middle; the first of equals, -1 without elements.
+    """
+    overlaps = [iou(box, element) for element in elements]
+    if max(overlaps, default=0.0) > 0.1:
+        return overlaps.index(max(overlaps))
+    middle = (box[0] + box[2]) / 2, (box[1] + box[3]) / 2
+    away = [_distance(middle, element) for element in elements]
+    return away.index(min(away)) if away else -1
+
+
+def _distance(point: Place, box: Place) -> float:
+    dx, dy = (max(low - v, 0.0, v - high) for v, low, high in zip(point, box[:2], box[2:], strict=True))
+    return math.sqrt(dx ** 2 + dy ** 2)

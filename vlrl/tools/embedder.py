@@ -1,0 +1,53 @@
+"""Texts as vectors of a local model, to compare them by meaning. Loads torch and transformers when it is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vlrl.errors import ConfigError
+
+_BATCH = 32
+
+
+def embedded(folder: Path, texts: Sequence[str]) -> np.ndarray:
+    """Returns [texts, width] unit vectors, float32: a CLIP model's text features, else the mean of the last hidden
+    states over a text's tokens, as sentence encoders are used (1908.10084). Texts are cut at the model's length.
+
+    Raises ConfigError for a folder that is no model with a tokenizer; nothing is downloaded and no code of it is run.
+    """
+    import torch
+    from transformers import AutoModel, AutoTokenizer
+
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"--embedder {folder} must be the folder of a model, with config.json, weights and tokenizer")
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        model: Any = AutoModel.from_pretrained(folder, local_files_only=True).eval()
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        raise ConfigError(f"--embedder {folder} cannot be loaded: {error}") from error
+    longest = min(tokenizer.model_max_length, _length(model.config))
+    found = []
+    for start in range(0, len(texts), _BATCH):
+        batch = tokenizer([*texts[start:start + _BATCH]], padding=True, truncation=True, max_length=longest,
+                          return_tensors="pt")
+        with torch.inference_mode():
+            found.append(_vectors(model, batch).float().numpy())
+    vectors = np.concatenate(found) if found else np.zeros((0, 1), np.float32)
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+
+
+def _vectors(model: Any, batch: Any) -> Any:
+    if hasattr(model, "get_text_features"):
+        given = model.get_text_features(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
+        return getattr(given, "pooler_output", given)
+    mask = batch["attention_mask"][:, :, None]
+    return (model(**batch).last_hidden_state * mask).sum(1) / mask.sum(1).clamp(min=1)
+
+
+def _length(config: Any) -> int:
+    text = getattr(config, "text_config", None) or config
+    return int(getattr(text, "max_position_embeddings", None) or 512)
