@@ -262,7 +262,8 @@ class SaveSettings(Settings):
     keep: Positive = Field(default=2, description="Most checkpoints kept.")
     best: str = Field(
         default="reward/mean", description="Metric of eval.jsonl of the first of eval.splits: the checkpoint with its "
-        "highest value is kept besides, as checkpoints/best. Empty = none.")
+        "highest value (of `loss`, which supervised runs have, the lowest) is kept besides, as checkpoints/best. Empty = "
+        "none.")
     background: bool = Field(
         default=True, description="Weights and optimizer are copied to host memory (12 bytes per trained parameter) "
         "and written while training goes on. Where that much memory is not free, or with false, training waits.")
