@@ -44,6 +44,16 @@ class GuidedSettings(Settings):
     coef: Rate = Field(default=1.0, description="Weight of that loss beside the objective.")
 
 
+class DemonstrationSettings(Settings):
+    """Given answers learned beside the policy's own: each row's `solution`, or the task's perfect answer."""
+
+    mix: Named = Field(
+        default=Named(name="chord"), description="How much of a step they are, and what is learned of them: chord, "
+        "chord_phi, sasr, or own module:class.")
+    rows: Positive = Field(default=8, description="Demonstrations of a step, drawn from the training rows that have an "
+                           "answer.")
+
+
 class AlgoSettings(Settings):
     """From rewards to a loss. docs/objectives.md lists the names with their formulas, options and papers."""
 
@@ -57,6 +67,9 @@ class AlgoSettings(Settings):
     guided: GuidedSettings | None = Field(
         default=None, description="A second attempt for groups without a correct answer, under guidance that their "
         "task gives; {} = with the defaults below; null = none.")
+    demonstrations: DemonstrationSettings | None = Field(
+        default=None, description="Cross-entropy on given answers beside the objective; {} = with the defaults below; "
+        "null = none.")
     batch: Named = Field(
         default=Named(name="all"), description="Which rollouts of a step are trained on: all, rorecomp, or own "
         "module:function.")

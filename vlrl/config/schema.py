@@ -262,8 +262,8 @@ class SaveSettings(Settings):
     keep: Positive = Field(default=2, description="Most checkpoints kept.")
     best: str = Field(
         default="reward/mean", description="Metric of eval.jsonl of the first of eval.splits: the checkpoint with its "
-        "highest value (of `loss`, which supervised runs have, the lowest) is kept besides, as checkpoints/best. Empty = "
-        "none.")
+        "highest value (of `loss`, which supervised runs have, the lowest) is kept besides, as checkpoints/best. Empty "
+        "= none.")
     background: bool = Field(
         default=True, description="Weights and optimizer are copied to host memory (12 bytes per trained parameter) "
         "and written while training goes on. Where that much memory is not free, or with false, training waits.")
@@ -422,7 +422,8 @@ class Config(Settings):
     def _stale_answers_fit(self) -> Config:
         staleness = self.asynchronous.max_staleness
         if problem := (self.asynchronous.problem(self.rollout, self.algo) or self.rollout.forget.problem(self.algo)
-                       or self.rollout.branch.problem(self.rollout, staleness) or self._unguided()):
+                       or self.rollout.branch.problem(self.rollout, staleness) or self._unguided()
+                       or self._undemonstrated()):
             raise ValueError(problem)
         return self
 
@@ -440,6 +441,24 @@ class Config(Settings):
         if keep in ("mixed", "pass_range"):
             return (f"curriculum.keep={keep} drops groups without a correct answer, which are those that algo.guided "
                     f"asks again: set curriculum.keep=all, or {off}")
+        return ""
+
+    def _undemonstrated(self) -> str:
+        """Returns why other settings forbid algo.demonstrations, and the way out; "" where nothing does."""
+        if self.algo.demonstrations is None:
+            return ""
+        for name in ("guided", "critic"):
+            if getattr(self.algo, name) is not None:
+                return (f"algo.demonstrations and algo.{name} both have a loss beside the objective, and one at a time "
+                        f"is supported: set algo.{name}=null, or algo.demonstrations=null")
+        if self.asynchronous.max_staleness:
+            return (f"algo.demonstrations with async.max_staleness={self.asynchronous.max_staleness}: environments "
+                    "would play a demonstration while they answer the policy: set async.max_staleness=0, or "
+                    "algo.demonstrations=null")
+        if self.algo.demonstrations.rows < self.rollout.minibatches:
+            return (f"algo.demonstrations.rows={self.algo.demonstrations.rows} leaves some of rollout.minibatches="
+                    f"{self.rollout.minibatches} optimizer steps without a demonstration: raise the one, or lower the "
+                    "other")
         return ""
 
     @model_validator(mode="after")
