@@ -2,7 +2,7 @@
 
 import pytest
 
-from vlrl.config import load, stages_of, validate
+from vlrl.config import load, shipped, stages_of, validate
 from vlrl.errors import ConfigError
 
 BASE = """
@@ -53,6 +53,8 @@ def test_a_stage_may_extend_files(tmp_path):
     ("- {name: a, kind: rl}\n  - {name: b, kind: merge, merge: {other: stat}}", "merge.other='stat' is no .*'start'"),
     ("- {name: a, kind: rl}\n  - {name: b, kind: merge, merge: {other: a}}", "is the stage before"),
     ("- {name: a, kind: merge, hand_over: best}", "kind=merge has none"),
+    ("- {name: a, kind: rl, model: {name: other}}", "model.name='other' is not that of the run"),
+    ("- {name: a, kind: rl}\n  - {name: b, kind: rl, begin: c}", "begin='c' is no earlier stage.*: before, start, a"),
     ("- {name: a, kind: rl, hand_over: best, eval: {samples: 0}}", "hand_over=best needs evaluations"),
     ("- {name: a, kind: rounds, rounds: {answers: 0}}", r"stages.0 \(a\): rounds.answers=0"),
 ])
@@ -67,3 +69,39 @@ def test_rounds_are_of_one_task(tmp_path):
         load(written(tmp_path, "  - {name: a, kind: rounds}\n", base))
     with pytest.raises(ConfigError, match=r"data\.solutions='x\.jsonl' names rows by their place"):
         validate({"tasks": ["grounding", "digits"], "model": {"name": "m"}, "data": {"solutions": "x.jsonl"}})
+
+
+ROUNDS = {"raft": ("best", 8, "before", False), "expert_iteration": ("best", 96, "stage", True),
+          "kimi_shortest": ("shortest", 8, "before", False)}
+RECIPES = {"vision_r1": "sft rl", "alphadrive": "sft rl", "curr_reft": "rl rl rl rounds",
+           "kimi_long2short": "rounds merge rl"}
+
+
+def test_every_preset_is_known():
+    assert {path.stem for path in (shipped("stages/raft.yaml").parent).glob("*.yaml")} == {*ROUNDS, *RECIPES}
+
+
+@pytest.mark.parametrize("name", ROUNDS)
+def test_rounds_lie_on_any_config(name):
+    ((stage, found),) = stages_of(load("configs/quickstart.yaml", [f"extends=stages/{name}.yaml", "steps=3"]))
+    rounds = found.rounds
+    assert (rounds.choose.name, rounds.answers, rounds.start, rounds.keep_rows) == ROUNDS[name]
+    assert stage.kind == "rounds" and found.task.name == "grounding" and found.steps == 3
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipes_of_several_stages(name):
+    file = f"configs/stages/{name}.yaml"
+    whole = load("configs/quickstart.yaml", [f"extends=stages/{name}.yaml"]) if name.startswith("kimi") else load(file)
+    stages = dict(zip([stage.name for stage, _ in stages_of(whole)], stages_of(whole), strict=True))
+    assert " ".join(stage.kind for stage, _ in stages.values()) == RECIPES[name]
+    assert {found.model.name for _, found in stages.values()} == {whole.model.name}
+    if name == "vision_r1":
+        assert stages["cold"][1].train.lr == 5e-6 and stages["rl"][1].train.lr == 1e-6
+        assert [s["group_size"] for s in stages["rl"][1].curriculum.model_extra["stages"]] == [16, 8, 4]
+        assert stages["cold"][1].curriculum.name == "uniform"
+    if name == "curr_reft":
+        recipes = [found.task.model_extra["recipe"] for _, found in stages.values()]
+        assert recipes == [f"curr_reft_{what}" for what in ("binary", "choice", "open", "open")]
+    if name == "kimi_long2short":
+        assert [s.name for s in stages["short"][1].algo.shaping] == ["kimi_length"]

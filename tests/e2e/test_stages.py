@@ -20,7 +20,7 @@ stages:
   - {name: rl, kind: rl, model: {lora: {rank: 4}}}
   - {name: own, kind: rounds, rounds: {count: 2, prompts: 6, answers: 4, least: 0.01, epochs: 1, choose: shortest}}
   - {name: mean, kind: merge, merge: {other: cold, share: 0.25}}
-  - {name: last, kind: sft, steps: 1}
+  - {name: last, kind: sft, begin: cold, steps: 1}
 """
 SMALL = ("steps=2", "save.every=1", "eval.samples=2", "eval.every=1", "rollout.prompts_per_step=2",
          "rollout.group_size=2", "store.media=none", "log.samples_every=0")

@@ -119,7 +119,7 @@ def validate(tree: Mapping[str, Any]) -> Config:
 def stages_of(config: Config) -> list[tuple[StageEntry, Config]]:
     """Returns each stage with its settings: those of the run, with its own laid on them, in a folder below the run's.
 
-    Where the stage names no model, model.name is that of the run. Raises ConfigError naming the stage.
+    model.name is that of the run. Raises ConfigError naming the stage.
     """
     base = config.model_dump(mode="json", exclude={"stages"})
     out: list[tuple[StageEntry, Config]] = []
@@ -129,13 +129,20 @@ def stages_of(config: Config) -> list[tuple[StageEntry, Config]]:
             out.append((stage, _with_model(validate(merge(merge(base, stage.settings), folder)))))
         except (ConfigError, RunError) as error:
             raise type(error)(f"stages.{i} ({stage.name}): {error}") from None
-        _check_stage(out, f"stages.{i} ({stage.name})")
+        _check_stage(out, f"stages.{i} ({stage.name})", config.model.name)
     return out
 
 
-def _check_stage(stages: Sequence[tuple[StageEntry, Config]], where: str) -> None:
+def _check_stage(stages: Sequence[tuple[StageEntry, Config]], where: str, model: str) -> None:
     """Raises ConfigError where the last of some stages has nothing to do, or nothing to do it with."""
     (stage, config), before = stages[-1], [one.name for one, _ in stages[:-1]]
+    if config.model.name != model:
+        raise ConfigError(f"{where}: model.name={config.model.name!r} is not that of the run, {model!r}: the stages of "
+                          "a run go on from each other. Set it beside stages; begin=start begins a stage with it")
+    if stage.begin not in ("before", "start", *before):
+        raise ConfigError(f"{where}: begin={stage.begin!r} is no earlier stage."
+                          f"{did_you_mean(stage.begin, ['before', 'start', *before])} Known: "
+                          f"{', '.join(['before', 'start', *before])}")
     if stage.kind == "merge":
         other = config.merge.other
         if not before:

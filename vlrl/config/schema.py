@@ -338,7 +338,8 @@ class Config(Settings):
         "has (docs/tasks.md).")
     stages: tuple[StageEntry, ...] = Field(
         default=(), description="Parts that follow one another, each from the weights of the one before: a list of "
-        "name, kind (sft, rl, rounds, merge), hand_over, and settings that override those beside it (docs/stages.md).")
+        "name, kind (sft, rl, rounds, merge), begin, hand_over, and settings that override those beside it "
+        "(docs/stages.md).")
     run: RunSettings = RunSettings()
     task: TaskSettings = TaskSettings()
     data: DataSettings = DataSettings()

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from vlrl.config.base import Named, Positive, Rate, Settings
 
 KINDS = ("sft", "rl", "rounds", "merge")
+_TAKEN = ("start", "before", "media", "checkpoints", "rollouts")
 _NOT_OF_A_STAGE = ("stages", "resume")
 
 
@@ -21,6 +22,8 @@ class StageEntry(BaseModel):
     name: str = Field(description="What the stage is called; its run folder below that of the run is named after it.")
     kind: Literal["sft", "rl", "rounds", "merge"] = Field(
         description="sft: as `vlrl sft`; rl: as `vlrl train`; rounds: `rounds.*`; merge: `merge.*`.")
+    begin: str = Field(default="before", description="The weights that it begins with: before = those that the stage "
+                       "before hands over; start = the model of the run; or those of an earlier stage, by name.")
     hand_over: Literal["last", "best"] = Field(
         default="last", description="The weights that the next stage begins with: those of the last step, or of the "
         "best evaluation (save.best).")
@@ -28,9 +31,9 @@ class StageEntry(BaseModel):
     @field_validator("name")
     @classmethod
     def _plain(cls, name: str) -> str:
-        if not re.fullmatch(r"[A-Za-z0-9][\w-]{0,59}", name) or name in ("start", "media", "checkpoints", "rollouts"):
-            raise ValueError("a stage's name is a folder: up to 60 letters, digits, '_' and '-', and none of start, "
-                             "media, checkpoints and rollouts")
+        if not re.fullmatch(r"[A-Za-z0-9][\w-]{0,59}", name) or name in _TAKEN:
+            raise ValueError("a stage's name is a folder: up to 60 letters, digits, '_' and '-', and none of "
+                             f"{', '.join(_TAKEN)}")
         return name
 
     @model_validator(mode="after")

@@ -59,7 +59,7 @@ def train(config: Config, say: Say = print) -> Outcome:
         known: StageList = comm.on_main(partial(_opened, config, stages), "checking the settings of all stages")
         model = config.model.name
         for stage, own in stages:
-            own = _beginning(stage, own, model)
+            own = _beginning(stage, own, known, model)
             if not comm.on_main(partial(_is_finished, known, stage, own)):
                 if comm.is_main():
                     say(f"stage {stage.name} ({stage.kind}) begins with {own.model.name}")
@@ -133,12 +133,12 @@ def _is_made(config: Config, own: Config) -> bool:
     return any(name and Path(name).absolute().is_relative_to(inside) for name in (own.data.train, own.data.solutions))
 
 
-def _beginning(stage: StageEntry, own: Config, model: str) -> Config:
-    """Returns the settings with the weights to begin with: of the stage before, but where the stage names a model."""
-    given = stage.settings.get("model")
-    if isinstance(given, dict) and given.get("name"):
+def _beginning(stage: StageEntry, own: Config, known: StageList, before: str) -> Config:
+    """Returns the settings with the weights to begin with."""
+    if stage.begin == "start":
         return own
-    return own.model_copy(update={"model": own.model.model_copy(update={"name": model})})
+    name = before if stage.begin == "before" else str(known.done[stage.begin]["model"])
+    return own.model_copy(update={"model": own.model.model_copy(update={"name": name})})
 
 
 def _is_finished(known: StageList, stage: StageEntry, own: Config) -> bool:
