@@ -83,6 +83,16 @@ def test_the_gradient_is_the_sum_of_both_by_their_shares(scene):
     assert stats["demonstrations/tokens"] == sum(len(g.rollouts[0].completion.tokens) for g in shown)
 
 
+def test_the_mean_of_phi_is_told(scene):
+    policy, groups, shown, folder = scene
+    _, stats = stepped(policy, groups, shown, of(folder, "chord_phi"))
+    with torch.no_grad():
+        p = torch.cat([policy.logprobs(make_batch(pieces_of([g.prompt], [g.rollouts[0].completion.tokens], 10**6)),
+                                       1.0).logprobs.exp() for g in shown])
+    assert stats["demonstrations/factor"] == pytest.approx((p * (1 - p)).mean().item(), rel=1e-4)
+    assert stats["demonstrations/share"] == 0.1 and 0 < stats["demonstrations/grad_share"] < 1
+
+
 def test_no_advantage_reaches_a_demonstration(scene):
     policy, groups, shown, folder = scene
     credited = [replace(g, rollouts=tuple(replace(r, advantage=1e6, reward=9.0) for r in g.rollouts)) for g in shown]

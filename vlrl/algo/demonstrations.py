@@ -78,10 +78,14 @@ class ChordPhi:
         """Returns (1 - mu, mu)."""
         return 1.0 - self.mu, self.mu
 
+    def factor(self, d: Demonstrated) -> torch.Tensor:
+        """Returns [N] phi of each token."""
+        p = d.logprobs.detach().exp()
+        return p * (1 - p)
+
     def loss(self, d: Demonstrated) -> torch.Tensor:
         """Returns the cross-entropy of which each token is weighed by phi, a mean over tokens."""
-        p = d.logprobs.detach().exp()
-        return cross_entropy(d, p * (1 - p))
+        return cross_entropy(d, self.factor(d))
 
 
 class Sasr:

@@ -116,6 +116,8 @@ class Shown:
     """Their weight beside the objective."""
     loss: float = 0.0
     """This process's share of the last pass, without the weight."""
+    factor: float = 0.0
+    """This process's sum of what the mix weighs each learned token with, where it does."""
     norm: float = 0.0
     """Of their gradient in the last pass, weight included; over all processes, as the other."""
     norm_rl: float = 0.0
@@ -145,12 +147,15 @@ def learn(policy: Policy, shown: Shown, algorithm: Algorithm, weights: Sequence[
     def work(b: int) -> None:
         micro = part.batches[b]
         found = policy.logprobs(micro.batch, algorithm.temperature)
-        loss = mix.function.loss(demonstrated_of(part, micro.order, found.logprobs))
+        given = demonstrated_of(part, micro.order, found.logprobs)
+        loss = mix.function.loss(given)
         policy.backward(loss * shown.share)
         shown.loss += float(loss.detach())
+        if hasattr(mix.function, "factor"):
+            shown.factor += float((mix.function.factor(given) * given.mask).sum())
 
     def begin() -> None:
-        shown.loss = 0.0
+        shown.loss = shown.factor = 0.0
         for p in weights:
             p.grad = None
 
@@ -194,10 +199,12 @@ def told(shown: Sequence[Shown | None], algorithm: Algorithm, step: int) -> dict
     out |= mix.metrics(step) if hasattr(mix, "metrics") else {}
     if not known:
         return out
-    loss, = comm.total(sum(s.loss for s in known))
+    loss, factor = comm.total(sum(s.loss for s in known), sum(s.factor for s in known))
+    tokens = sum(s.part.total_tokens for s in known)
     norm, rl = (float(np.mean(values)) for values in zip(*((s.norm, s.norm_rl) for s in known), strict=True))
     if hasattr(mix, "observe") and math.isfinite(known[-1].norm):
         mix.observe(step, known[-1].norm / known[-1].share)
     return out | {"demonstrations/loss": loss / len(known), "demonstrations/grad_norm": norm,
                   "demonstrations/grad_share": norm / (norm + rl) if norm + rl else 0.0,
-                  "demonstrations/tokens": sum(s.part.total_tokens for s in known)}
+                  **({"demonstrations/factor": factor / tokens} if hasattr(mix, "factor") else {}),
+                  "demonstrations/tokens": tokens}
