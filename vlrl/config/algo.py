@@ -115,6 +115,23 @@ class AlgoSettings(Settings):
         "LoRA), ema, reset.")
     mask_truncated: bool = Field(default=False, description="Leave answers that hit the length limit out of the loss.")
 
+    def beside_problem(self, minibatches: int, staleness: int) -> str:
+        """Returns why other settings forbid algo.demonstrations, and the way out; "" where nothing does."""
+        if self.demonstrations is None:
+            return ""
+        for name in ("guided", "critic"):
+            if getattr(self, name) is not None:
+                return (f"algo.demonstrations and algo.{name} both have a loss beside the objective, and one at a time "
+                        f"is supported: set algo.{name}=null, or algo.demonstrations=null")
+        if staleness:
+            return (f"algo.demonstrations with async.max_staleness={staleness}: environments would play a "
+                    "demonstration while they answer the policy: set async.max_staleness=0, or algo.demonstrations="
+                    "null")
+        if self.demonstrations.rows < minibatches:
+            return (f"algo.demonstrations.rows={self.demonstrations.rows} leaves some of rollout.minibatches="
+                    f"{minibatches} optimizer steps without a demonstration: raise the one, or lower the other")
+        return ""
+
     @property
     def corrected(self) -> bool:
         """Whether the loss makes up for answers that other weights sampled; an own one is trusted to."""

@@ -424,7 +424,7 @@ class Config(Settings):
         staleness = self.asynchronous.max_staleness
         if problem := (self.asynchronous.problem(self.rollout, self.algo) or self.rollout.forget.problem(self.algo)
                        or self.rollout.branch.problem(self.rollout, staleness) or self._unguided()
-                       or self._undemonstrated()):
+                       or self.algo.beside_problem(self.rollout.minibatches, staleness)):
             raise ValueError(problem)
         return self
 
@@ -442,24 +442,6 @@ class Config(Settings):
         if keep in ("mixed", "pass_range"):
             return (f"curriculum.keep={keep} drops groups without a correct answer, which are those that algo.guided "
                     f"asks again: set curriculum.keep=all, or {off}")
-        return ""
-
-    def _undemonstrated(self) -> str:
-        """Returns why other settings forbid algo.demonstrations, and the way out; "" where nothing does."""
-        if self.algo.demonstrations is None:
-            return ""
-        for name in ("guided", "critic"):
-            if getattr(self.algo, name) is not None:
-                return (f"algo.demonstrations and algo.{name} both have a loss beside the objective, and one at a time "
-                        f"is supported: set algo.{name}=null, or algo.demonstrations=null")
-        if self.asynchronous.max_staleness:
-            return (f"algo.demonstrations with async.max_staleness={self.asynchronous.max_staleness}: environments "
-                    "would play a demonstration while they answer the policy: set async.max_staleness=0, or "
-                    "algo.demonstrations=null")
-        if self.algo.demonstrations.rows < self.rollout.minibatches:
-            return (f"algo.demonstrations.rows={self.algo.demonstrations.rows} leaves some of rollout.minibatches="
-                    f"{self.rollout.minibatches} optimizer steps without a demonstration: raise the one, or lower the "
-                    "other")
         return ""
 
     @model_validator(mode="after")
