@@ -20,6 +20,7 @@ from typing import Any
 from vlrl.errors import did_you_mean
 from vlrl.store import RunFolder, utf8
 from vlrl.store.files import read_json
+from vlrl.store.stage_list import FILE, read_stages
 from vlrl.tools import status
 
 from . import AppError
@@ -32,7 +33,7 @@ _MOST_FOLDERS = 20_000
 _NOT_WALKED = {"media", "checkpoints", "rollouts", "eval-rollouts", "__pycache__", "node_modules"}
 _SCAN_S = 1.0  # for so long the list of folders holds
 _SMALL = 1 << 20  # bytes of config.yaml, env.json, heartbeat.json and run.lock
-_WATCHED = ("heartbeat.json", "run.lock", "metrics.jsonl", "eval.jsonl", "config.yaml", "env.json")
+_WATCHED = ("heartbeat.json", "run.lock", "metrics.jsonl", "eval.jsonl", "config.yaml", "env.json", FILE)
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,10 @@ class RunInfo:
     """Since then: until now while it runs, else until its last sign of life."""
     notes: tuple[str, ...] = ()
     """What of its files could not be read, in words."""
+    part_of: str = ""
+    """Id of the run of several stages that it is one of; "" = it is a run of its own."""
+    head: str = ""
+    """Id of the run at the top of these."""
 
 
 class Library:
@@ -78,14 +83,23 @@ class Library:
     # --- which runs there are -------------------------------------------------------------------------------------
 
     def runs(self) -> list[RunInfo]:
-        """Returns every run, the one started last first. Cheap to call every two seconds."""
+        """Returns every run, the one started last first, and behind a run of several stages its stages in order. Cheap
+        to call every two seconds.
+        """
         with self._lock:
             paths = self._scan()
             for cache in (self._infos, self._settings):
                 for id in cache.keys() - paths.keys():
                     del cache[id]
             infos = [self._info(id, path) for id, path in paths.items()]
-        return sorted(infos, key=lambda info: (-(info.started or 0.0), info.id))
+        heads = {info.id: info for info in infos if not info.part_of}
+        places = {info.id: place for place, info in enumerate(infos)}
+
+        def order(info: RunInfo) -> tuple[Any, ...]:
+            head = heads.get(info.head, info)
+            return -(head.started or 0.0), head.id, places[info.id]
+
+        return sorted(infos, key=order)
 
     def run(self, id: str) -> RunInfo:
         """Returns one run. Raises AppError for an id that is unknown or leads out of the root."""
@@ -212,8 +226,19 @@ class Library:
         ended = time.time() if state == "running" else _beat(path) if "heartbeat.json" not in refused else None
         lasted = ended - started if ended is not None and started is not None and ended >= started else None
         steps = report.steps if report.steps is not None else _whole(settings.get("steps"))
-        return RunInfo(id, path, state, _task(settings), _word(settings.get("model.name")),
-                       _whole(report.step), _whole(steps), finite(report.reward), started, lasted, tuple(notes))
+        part_of, head = self._whose(id, path)
+        return RunInfo(id, path, state, _task(settings), _word(settings.get("model.name")), _whole(report.step),
+                       _whole(steps), finite(report.reward), started, lasted, tuple(notes), part_of, head)
+
+    def _whose(self, id: str, path: Path) -> tuple[str, str]:
+        """Returns the id of the run that a run is a stage of, and of the one at the top; ("", id) of a run of its
+        own.
+        """
+        around = path.parent
+        if id == "." or not around.is_relative_to(self.root) or not (around / FILE).is_file():
+            return "", id
+        part_of = around.relative_to(self.root).as_posix()
+        return part_of, self._whose(part_of, around)[1]
 
 
 def _task(settings: Mapping[str, Any]) -> str:
@@ -233,9 +258,17 @@ class _Walk:
     def runs(self) -> Iterator[tuple[str, Path]]:
         """Yields (id, folder) of every run."""
         if _is_run(self.root):
-            yield ".", self.root
+            yield from self._with_stages(self.root)
         else:
             yield from self._below(self.root, _DEPTH)
+
+    def _with_stages(self, path: Path) -> Iterator[tuple[str, Path]]:
+        """Yields a run, and behind it those of its stages that are runs, in order."""
+        yield path.relative_to(self.root).as_posix(), path
+        known = read_stages(path) if _readable(inside(path / FILE, self.root), FILE) else None
+        for folder in known.folders if known else ():
+            if folder.is_dir() and not folder.is_symlink() and _is_run(folder):
+                yield from self._with_stages(folder)
 
     def _below(self, folder: Path, depth: int) -> Iterator[tuple[str, Path]]:
         try:
@@ -254,7 +287,7 @@ class _Walk:
             if utf8(str(path)) != str(path):
                 self.skipped.append(f"{utf8(str(path))}: its name is no valid text")
             elif _is_run(path):
-                yield path.relative_to(self.root).as_posix(), path
+                yield from self._with_stages(path)
             elif depth > 1 and not name.startswith(".") and name not in _NOT_WALKED:
                 yield from self._below(path, depth - 1)
 

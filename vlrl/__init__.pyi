@@ -9,7 +9,7 @@ from vlrl.task.base import Task as Task
 from vlrl.task.environment import Environment as Environment
 from vlrl.task.tools import Tool as Tool
 from vlrl.tools.evaluate import evaluate as evaluate
-from vlrl.training.run import train as train
+from vlrl.tools.train import train as train
 from vlrl.types import Media as Media
 from vlrl.types import Observation as Observation
 from vlrl.types import Sample as Sample

@@ -113,7 +113,8 @@ def _line(run: RunInfo, chosen: Sequence[str], where: Mapping[str, str]) -> Html
     toggle = link({**where, "page": "runs", "runs": packed(others) or "-"}, el("i", class_="v-swatch", style=paint),
                   class_="v-choose", data_replace=True, role="checkbox", aria_checked="true" if on else "false",
                   aria_label=f"curves of {run.id}", title="show or hide its curves")
-    opens = link({"page": "rollouts", "run": run.id}, run.id if run.id != "." else run.path.name, title="its rollouts")
+    name = f"↳ {run.path.name}" if run.part_of else run.id if run.id != "." else run.path.name
+    opens = link({"page": "rollouts", "run": run.id}, name, title=f"rollouts of {run.id}")
     begun = datetime.datetime.fromtimestamp(run.started).strftime("%Y-%m-%d %H:%M") if run.started else "–"
     state = chip(run.state, _KINDS.get(run.state, ""))
     warned = chip("!", "warn", "\n".join(run.notes[:20])) if run.notes else ""

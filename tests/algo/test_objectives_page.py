@@ -8,14 +8,26 @@ from pathlib import Path
 import pytest
 
 from vlrl import config
-from vlrl.algo import advantage, aggregation, correction, entropy, kl, recompose, reference, shaping, terms, weights
+from vlrl.algo import (
+    advantage,
+    aggregation,
+    correction,
+    demonstrations,
+    entropy,
+    kl,
+    recompose,
+    reference,
+    shaping,
+    terms,
+    weights,
+)
 from vlrl.algo.algorithm import Algorithm
 from vlrl.algo.named import parameters
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "objectives.md").read_text(encoding="utf-8")
 TABLES = (advantage.ADVANTAGES, shaping.SHAPINGS, recompose.BATCHES, terms.LOSSES, weights.WEIGHTS,
-          correction.CORRECTIONS, kl.KLS, entropy.ENTROPIES, reference.REFERENCES)
+          correction.CORRECTIONS, kl.KLS, entropy.ENTROPIES, reference.REFERENCES, demonstrations.MIXES)
 
 
 def test_every_name_and_option_stands_there():

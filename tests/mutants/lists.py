@@ -532,5 +532,52 @@ ATTEMPTS = [
            "an episode that ended in its beginning passes for a branch"),
 ]
 
+_SHOWN, _LOSS, _CHOSEN, _ROWS, _LISTED, _STAGED = (
+    ("tests/training/test_demonstrations.py",), ("tests/training/test_heldout_loss.py",),
+    ("tests/rollout/test_selection.py",), ("tests/data/test_solutions.py",), ("tests/tools/test_stages.py",),
+    ("tests/config/test_stages.py",))
+
+STAGES = [
+    Mutant("vlrl/training/demonstrations.py", "loss * shown.share", "loss", _SHOWN,
+           "demonstrations weigh 1 whatever their share"),
+    Mutant("vlrl/training/update.py", "learned if share == 1 else learned * share", "learned", _SHOWN,
+           "the objective weighs 1 beside demonstrations"),
+    Mutant("vlrl/training/demonstrations.py", "known[-1].norm / known[-1].share", "known[-1].norm_rl", _SHOWN,
+           "SASR follows the gradient of the answers"),
+    Mutant("vlrl/training/demonstrations.py", "p.grad.add_(before)", "p.grad", _SHOWN,
+           "demonstrations replace the gradient of the objective"),
+    Mutant("vlrl/training/demonstrations.py", "groups[i::count]", "groups", _SHOWN,
+           "every optimizer step learns all demonstrations of the step"),
+    Mutant("vlrl/training/demonstrations.py", "t.group.sample.weight", "1.0", _SHOWN,
+           "the weight of a row does not count in its demonstration"),
+    Mutant("vlrl/training/demonstrations.py", "[self.config.seed, _STREAM, step]", "[self.config.seed]", _SHOWN,
+           "every step shows the same rows"),
+    Mutant("vlrl/training/demonstrations.py", "return sample if has_demonstration(self.task, sample) else None",
+           "return sample", _SHOWN, "rows without an answer are drawn"),
+    Mutant("vlrl/training/heldout_loss.py", "-found * masks", "found * masks", _LOSS, "the held-out loss is negative"),
+    Mutant("vlrl/training/heldout_loss.py", "float(total / count)", "float(total)", _LOSS,
+           "long answers have a larger held-out loss"),
+    Mutant("vlrl/monitoring/trackers.py", "sign(metric) * pair[1]", "pair[1]",
+           ("tests/training/test_checkpointing.py::test_of_a_loss_the_lowest_is_best",),
+           "the checkpoint of the highest loss is kept"),
+    Mutant("vlrl/rollout/selection.py", "bool(row.get(\"correct\")) if least is None", "True if least is None", _CHOSEN,
+           "wrong answers are learned from"),
+    Mutant("vlrl/rollout/selection.py", "not row.get(\"truncated\") and ", "", _CHOSEN,
+           "answers that were cut off are learned from"),
+    Mutant("vlrl/rollout/selection.py", "(candidates[i].tokens, -candidates[i].reward)",
+           "(-candidates[i].tokens, -candidates[i].reward)", _CHOSEN, "the longest answer is kept as the shortest"),
+    Mutant("vlrl/rollout/selection.py", "max(_jaccard", "min(_jaccard", _CHOSEN,
+           "an answer like one that was chosen counts as different"),
+    Mutant("vlrl/data/solutions.py", "sample is None or sample.id != one.id", "sample is None", _ROWS,
+           "answers to other rows are learned"),
+    Mutant("vlrl/data/solutions.py", "sample.weight * one.weight", "one.weight", _ROWS, "a row loses its own weight"),
+    Mutant("vlrl/rollout/fingerprint.py", "asdict(samples.solutions[index])", "samples.solutions[index].id", _ROWS,
+           "a run goes on with other answers to the same rows"),
+    Mutant("vlrl/store/stage_list.py", "if not (place := self.folder / name).is_symlink()",
+           "if (place := self.folder / name)", _LISTED, "a stage that is a link leads out of the run"),
+    Mutant("vlrl/config/loading.py", "merge(merge(base, stage.settings), folder)", "merge(base, folder)", _STAGED,
+           "settings of a stage do nothing"),
+]
+
 AREAS = {"packing": PACKING, "engine": ENGINE, "curriculum": CURRICULUM, "resume": RESUME, "store": STORE,
-         "credit": CREDIT, "attempts": ATTEMPTS}
+         "credit": CREDIT, "attempts": ATTEMPTS, "stages": STAGES}

@@ -169,6 +169,11 @@ def test_which_evaluation_is_best(evals, best):
     assert (found and found["step"]) == best
 
 
+def test_of_a_loss_the_lowest_is_best():
+    lines = [{"step": step, "split": "heldout", "loss": value} for step, value in ((0, 0.1), (1, 3.0), (2, 2.0))]
+    assert trackers.best_of(lines, "heldout", "loss") == lines[2]
+
+
 # --- signals ----------------------------------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ import torch
 
 from vlrl.algo.advantage import ADVANTAGES
 from vlrl.algo.control import KLCoefficient
+from vlrl.algo.demonstrations import MIXES
 from vlrl.algo.guided import LOSSES
 from vlrl.algo.named import Bound, bind
 from vlrl.algo.objective import Objective
@@ -40,6 +41,9 @@ class Algorithm:
         self.objective = Objective.of(algo)
         self.guided = algo.guided and bind("algo.guided.loss", algo.guided.loss, LOSSES)
         """The loss of second attempts; None without them."""
+        shown = algo.demonstrations
+        self.demonstrations = shown and bind("algo.demonstrations.mix", shown.mix, MIXES)
+        """How given answers are learned beside the policy's own; None without them."""
         self._entropy: Any = self.objective.entropy and self.objective.entropy.function
         self.reference = bind("algo.reference", algo.reference, REFERENCES)
         self.kl = KLCoefficient(algo.kl_coef, algo.kl_target, algo.kl_horizon)
@@ -66,6 +70,11 @@ class Algorithm:
     def moves_reference(self) -> bool:
         """Whether the reference is not the model the run began with for good."""
         return self.reference.function.moves
+
+    def shares(self, step: int) -> tuple[float, float]:
+        """Returns the weights of the objective and of demonstrations in a step."""
+        mix = self.demonstrations
+        return mix.function.shares(step, self.config.seed) if mix else (1.0, 0.0)
 
     @property
     def temperature(self) -> float:
@@ -103,7 +112,8 @@ class Algorithm:
     @property
     def _functions(self) -> dict[str, Bound]:
         return {"advantage": self.advantage, "batch": self.batch,
-                **{f"shaping.{i}": s for i, s in enumerate(self.shaping)}, **self.objective.functions}
+                **{f"shaping.{i}": s for i, s in enumerate(self.shaping)}, **self.objective.functions,
+                **({"demonstrations": self.demonstrations} if self.demonstrations else {})}
 
     def state_dict(self, policy: Policy) -> dict[str, Any]:
         """Returns what a resumed run needs, the weights of a reference that moves included."""

@@ -38,6 +38,31 @@ def run(config: Config, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
+def run_stages(config: Config, as_json: bool) -> None:
+    """Checks every stage of the config likewise."""
+    from rich.console import Console
+
+    from vlrl.tools import stages
+
+    with Console(stderr=True).status("reading") as status:
+        found = stages.dry_run(config, status.update)
+    bad = [problem for *_, problems in found for problem in problems]
+    if as_json:
+        emit({"stages": [{"name": stage.name, "kind": stage.kind, "problems": problems,
+                          **(_plain(report) if report else {})} for stage, report, problems in found], "ok": not bad})
+    else:
+        console = Console(highlight=False)
+        for stage, report, problems in found:
+            console.print(f"stage {stage.name} ({stage.kind})", style="bold", markup=False)
+            if report:
+                _print(report)
+            for problem in [] if report else problems:
+                console.print(f"problem: {_clean(problem, console.encoding)}", style="red", markup=False,
+                              soft_wrap=True)
+    if bad:
+        raise typer.Exit(1)
+
+
 def _plain(report: DryRun) -> dict[str, Any]:
     out = {f.name: getattr(report, f.name) for f in fields(report)}
     parts = ("sample", "lengths", "step", "memory", "observed", "episode")

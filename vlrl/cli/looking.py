@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -86,12 +86,19 @@ def _table(runs: Sequence[Status], path: Path) -> Any:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for name in ("run", "state", "step", "steps/min", "ETA", "reward", "trend", "evaluation"):
         table.add_column(name, justify="left" if name in ("run", "state", "evaluation") else "right", no_wrap=True)
-    for run in runs:
+    for run in _with_stages(runs):
         name = str(Path(run.path).relative_to(path)) if run.path.startswith(str(path)) else run.path
         cells = (_steps(run), _figure(run.steps_per_minute, ".1f"), _eta(run), _figure(run.reward, ".3f"),
                  _figure(run.trend, "+.3f"), "; ".join(_evaluations(run, 1, bounds=False)))
         table.add_row(Text(name), Text(run.state, _COLORS.get(run.state, "")), *map(Text, cells))
     return table
+
+
+def _with_stages(runs: Sequence[Status]) -> Iterator[Status]:
+    """Yields each run, and after it its stages."""
+    for run in runs:
+        yield run
+        yield from _with_stages(run.stages)
 
 
 def _detail(run: Status) -> Any:
@@ -106,6 +113,9 @@ def _detail(run: Status) -> Any:
               ), ("ETA", _eta(run)),
              ("reward", f"{_figure(run.reward, '.3f')} (trend {_figure(run.trend, '+.3f')})")]
     lines += [("evaluation", line) for line in _evaluations(run, 4)]
+    for stage in _with_stages(run.stages):
+        name = str(Path(stage.path).relative_to(run.path))
+        lines += [("stage", f"{name}: {stage.state}, step {_steps(stage)}, reward {_figure(stage.reward, '.3f')}")]
     text = Text()
     for i, (name, value) in enumerate(lines):
         text.append(f"{name:<11}", "bold").append(value, _COLORS.get(run.state, "") if name == "state" else "")

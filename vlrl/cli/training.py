@@ -89,7 +89,10 @@ ProfileSteps = Annotated[int, typer.Option("--profile-steps", metavar="N", min=1
 
 def train(config: ConfigPath, settings: Words = None, dry_run: IsDryRun = False, profile: IsProfile = False,
           profile_steps: ProfileSteps = 3, as_json: AsJson = False, show: ShowSettings = False) -> None:
-    """Train by reinforcement learning with verifiable rewards."""
+    """Train by reinforcement learning with verifiable rewards.
+
+    A config with `stages` runs them in turn: supervised, RL, rounds of own answers, merges (docs/stages.md).
+    """
     loaded = load(config, settings)
     if dry_run and profile:
         raise typer.BadParameter("measures a run, which --dry-run does not start; give one of the two",
@@ -97,14 +100,20 @@ def train(config: ConfigPath, settings: Words = None, dry_run: IsDryRun = False,
     if dry_run:
         from vlrl.cli import dryrun
 
-        dryrun.run(loaded, as_json)
+        (dryrun.run_stages if loaded.stages else dryrun.run)(loaded, as_json)
         return
+    if profile and loaded.stages:
+        raise ConfigError("--profile measures one run, and this config has stages: take them away (stages=[])")
     if profile:
         _profile(loaded, profile_steps, as_json)
         return
     if as_json:
         raise typer.BadParameter("goes with --dry-run or --profile; a run writes JSON to metrics.jsonl and eval.jsonl "
                                  "of its folder", param_hint="--json")
+
+    if loaded.stages:
+        _run_stages(loaded)
+        return
 
     def run(loaded: Config) -> Any:
         from vlrl.training.loop import train as run_training
@@ -149,6 +158,9 @@ def sft(
     The config is that of an RL run, whose sampling settings are not used.
     """
     loaded = load(config, settings)
+    if loaded.stages:
+        raise ConfigError("this config has stages, which vlrl train runs; for supervised fine-tuning alone take them "
+                          "away (stages=[])")
     if dry_run:
         from vlrl.cli import dryrun
         from vlrl.training.sft import supervised
@@ -165,6 +177,30 @@ def sft(
         return run_sft(loaded)
 
     _finish(loaded, run)
+
+
+def _run_stages(config: Config) -> None:
+    """Runs all stages and prints the summary of each; leaves with 130 where one was stopped."""
+    from vlrl.distributed import comm
+    from vlrl.evaluation.report import summary_table
+    from vlrl.store import RunFolder
+    from vlrl.tools import stages
+
+    try:
+        outcome = stages.train(config, lambda words: print(words, flush=True))
+    except KeyboardInterrupt as stop:
+        print("stopped.", *getattr(stop, "__notes__", ["The same command goes on from there."]), file=sys.stderr)
+        raise typer.Exit(130) from None
+    if not outcome.finished:
+        raise typer.Exit(130)
+    if comm.is_main():
+        from rich.console import Console
+
+        for stage in config.stages:
+            run = RunFolder(outcome.folder / stage.name)
+            if run.evals():
+                Console().print(f"stage {stage.name}", summary_table(run))
+        print(f"model          {outcome.model}")
 
 
 def _finish(config: Config, run: Callable[[Config], Any]) -> None:

@@ -10,13 +10,14 @@ from vlrl.config.loading import (
     dump,
     load,
     load_config,
-    merge,
     refuse_other_kind,
     shipped,
     shipped_configs,
+    stages_of,
     validate,
 )
+from vlrl.config.merging import merge
 from vlrl.config.schema import Config
 
 __all__ = ["Config", "config_of", "describe", "differences", "dump", "load", "load_config", "merge",
-           "refuse_other_kind", "shipped", "shipped_configs", "validate"]
+           "refuse_other_kind", "shipped", "shipped_configs", "stages_of", "validate"]

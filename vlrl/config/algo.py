@@ -44,6 +44,16 @@ class GuidedSettings(Settings):
     coef: Rate = Field(default=1.0, description="Weight of that loss beside the objective.")
 
 
+class DemonstrationSettings(Settings):
+    """Given answers learned beside the policy's own: each row's `solution`, or the task's perfect answer."""
+
+    mix: Named = Field(
+        default=Named(name="chord"), description="How much of a step they are, and what is learned of them: chord, "
+        "chord_phi, sasr, or own module:class.")
+    rows: Positive = Field(default=8, description="Demonstrations of a step, drawn from the training rows that have an "
+                           "answer.")
+
+
 class AlgoSettings(Settings):
     """From rewards to a loss. docs/objectives.md lists the names with their formulas, options and papers."""
 
@@ -57,6 +67,9 @@ class AlgoSettings(Settings):
     guided: GuidedSettings | None = Field(
         default=None, description="A second attempt for groups without a correct answer, under guidance that their "
         "task gives; {} = with the defaults below; null = none.")
+    demonstrations: DemonstrationSettings | None = Field(
+        default=None, description="Cross-entropy on given answers beside the objective; {} = with the defaults below; "
+        "null = none.")
     batch: Named = Field(
         default=Named(name="all"), description="Which rollouts of a step are trained on: all, rorecomp, or own "
         "module:function.")
@@ -101,6 +114,23 @@ class AlgoSettings(Settings):
         default=Named(name="auto"), description="The reference policy: auto = frozen (the adapter switched off under "
         "LoRA), ema, reset.")
     mask_truncated: bool = Field(default=False, description="Leave answers that hit the length limit out of the loss.")
+
+    def beside_problem(self, minibatches: int, staleness: int) -> str:
+        """Returns why other settings forbid algo.demonstrations, and the way out; "" where nothing does."""
+        if self.demonstrations is None:
+            return ""
+        for name in ("guided", "critic"):
+            if getattr(self, name) is not None:
+                return (f"algo.demonstrations and algo.{name} both have a loss beside the objective, and one at a time "
+                        f"is supported: set algo.{name}=null, or algo.demonstrations=null")
+        if staleness:
+            return (f"algo.demonstrations with async.max_staleness={staleness}: environments would play a "
+                    "demonstration while they answer the policy: set async.max_staleness=0, or algo.demonstrations="
+                    "null")
+        if self.demonstrations.rows < minibatches:
+            return (f"algo.demonstrations.rows={self.demonstrations.rows} leaves some of rollout.minibatches="
+                    f"{minibatches} optimizer steps without a demonstration: raise the one, or lower the other")
+        return ""
 
     @property
     def corrected(self) -> bool:

@@ -2,7 +2,8 @@
 
 A config file holds only what differs from the defaults in schema.py; `extends: other.yaml` (relative to the file, or
 else one of those that come with vlrl) is read first; of a list of files later ones win. Paths follow paths.py.
-`tasks.0.weight=2` sets one item's field of a list. Of a config with several `tasks`, `task=LABEL` leaves one.
+`tasks.0.weight=2` sets one item's field of a list; an item of `stages` may extend files too. Of a config with several
+`tasks`, `task=LABEL` leaves one.
 `load("configs/quickstart.yaml", ["steps=20", "train.lr=1e-4"])` returns a frozen Config; an unknown key is an error
 with a suggestion. The resolved copy is saved in the run folder.
 """
@@ -22,13 +23,12 @@ from pydantic import BaseModel
 from yaml.composer import ComposerError
 
 import vlrl
-from vlrl.config.algo import CLIPS
 from vlrl.config.base import Named, Settings
 from vlrl.config.describe import describe as describe_settings
-from vlrl.config.engine import merge_engine
+from vlrl.config.merging import kind_of, merge
 from vlrl.config.other_names import known_as, known_below
 from vlrl.config.paths import placed
-from vlrl.config.schema import SHORT, AlgoSettings, Config, CurriculumSettings, EngineSettings, label_of, resumable
+from vlrl.config.schema import SHORT, AlgoSettings, Config, CurriculumSettings, StageEntry, label_of, resumable
 from vlrl.errors import ConfigError, RunError, did_you_mean
 
 MOST_MERGED = 10_000
@@ -50,7 +50,7 @@ def load(path: str | Path, overrides: Sequence[str] = (), settings: Mapping[str,
     tree.setdefault("run", {})
     if isinstance(tree["run"], dict) and tree["run"].get("dir") in (None, ""):  # false is a mistake, and told
         tree["run"]["dir"] = str(Path("runs") / path.stem)
-    return _with_model(validate(tree))
+    return _with_stages(_with_model(validate(tree)))
 
 
 def load_config(path: str | Path, /, *words: str, **settings: Any) -> Config:
@@ -72,10 +72,11 @@ def config_of(source: str | Path | Config | Mapping[str, Any], /, **settings: An
     elif isinstance(source, Mapping):
         tree = _plain(source)
         parents = tree.pop("extends", None)
+        tree = _with_bases_of_stages(tree, Path(), "stages")
         tree = tree if parents is None else merge(_parents(Path(), parents, "extends", ()), tree)
     else:
         raise ConfigError(f"a config is a path, a Config or a dictionary of settings, not {type(source).__name__}")
-    return _with_model(validate(_laid(tree, list(_plain(settings).items()))))
+    return _with_stages(_with_model(validate(_laid(tree, list(_plain(settings).items())))))
 
 
 def _plain(value: Any) -> Any:
@@ -99,6 +100,12 @@ def _with_model(loaded: Config) -> Config:
     return loaded.model_copy(update={"model": loaded.model.model_copy(update={"name": name})})
 
 
+def _with_stages(loaded: Config) -> Config:
+    """Returns the config; raises ConfigError where a stage of it has settings that cannot be."""
+    stages_of(loaded)
+    return loaded
+
+
 def validate(tree: Mapping[str, Any]) -> Config:
     """Returns a Config from nested dictionaries; raises ConfigError for unknown keys, wrong types and values out of
     range.
@@ -107,6 +114,52 @@ def validate(tree: Mapping[str, Any]) -> Config:
         return Config.model_validate(tree)
     except pydantic.ValidationError as error:
         raise ConfigError("\n".join(_explain(e) for e in error.errors())) from None
+
+
+def stages_of(config: Config) -> list[tuple[StageEntry, Config]]:
+    """Returns each stage with its settings: those of the run, with its own laid on them, in a folder below the run's.
+
+    model.name is that of the run. Raises ConfigError naming the stage.
+    """
+    base = config.model_dump(mode="json", exclude={"stages"})
+    out: list[tuple[StageEntry, Config]] = []
+    for i, stage in enumerate(config.stages):
+        folder = {"run": {"dir": str(Path(config.run.dir) / stage.name)}, "resume": "auto"}
+        try:
+            out.append((stage, _with_model(validate(merge(merge(base, stage.settings), folder)))))
+        except (ConfigError, RunError) as error:
+            raise type(error)(f"stages.{i} ({stage.name}): {error}") from None
+        _check_stage(out, f"stages.{i} ({stage.name})", config.model.name)
+    return out
+
+
+def _check_stage(stages: Sequence[tuple[StageEntry, Config]], where: str, model: str) -> None:
+    """Raises ConfigError where the last of some stages has nothing to do, or nothing to do it with."""
+    (stage, config), before = stages[-1], [one.name for one, _ in stages[:-1]]
+    if config.model.name != model:
+        raise ConfigError(f"{where}: model.name={config.model.name!r} is not that of the run, {model!r}: the stages of "
+                          "a run go on from each other. Set it beside stages; begin=start begins a stage with it")
+    if stage.begin not in ("before", "start", *before):
+        raise ConfigError(f"{where}: begin={stage.begin!r} is no earlier stage."
+                          f"{did_you_mean(stage.begin, ['before', 'start', *before])} Known: "
+                          f"{', '.join(['before', 'start', *before])}")
+    if stage.kind == "merge":
+        other = config.merge.other
+        if not before:
+            raise ConfigError(f"{where}: kind=merge averages the weights of the stage before with others, and there is "
+                              "no stage before")
+        if other not in ("start", *before) and not os.path.isdir(other):
+            raise ConfigError(f"{where}: merge.other={other!r} is no earlier stage and no folder."
+                              f"{did_you_mean(other, ['start', *before])} Earlier stages: {', '.join(before)}")
+        if other == before[-1]:
+            raise ConfigError(f"{where}: merge.other={other!r} is the stage before, which is merged anyway: name "
+                              "another one, or start")
+    if stage.kind == "rounds" and config.tasks:
+        raise ConfigError(f"{where}: kind=rounds draws answers to one task, and this config has several: leave one "
+                          f"({', '.join(entry.label for entry in config.tasks)}) with tasks=null and task")
+    if stage.hand_over == "best" and not (config.save.best and config.eval.samples and config.eval.splits):
+        raise ConfigError(f"{where}: hand_over=best needs evaluations and save.best: set eval.samples, eval.splits and "
+                          "save.best, or leave it out")
 
 
 def differences(old: Config, new: Config) -> list[str]:
@@ -179,9 +232,19 @@ def _read(path: Path, visited: tuple[Path, ...] = ()) -> dict[str, Any]:
         kind = {"list": "a list", "str": "a text"}.get(type(tree).__name__, f"a {type(tree).__name__}")
         raise ConfigError(f"config {path} must hold settings as 'key: value', not {kind}")
     parents = tree.pop("extends", None)
-    tree = placed(tree, path.parent)
+    tree = _with_bases_of_stages(placed(tree, path.parent), path.parent, f"{path}: stages")
     return tree if parents is None else merge(
         _parents(path.parent, parents, f"{path}: extends", (*visited, path.resolve())), tree)
+
+
+def _with_bases_of_stages(tree: dict[str, Any], folder: Path, origin: str) -> dict[str, Any]:
+    """Returns the tree with each item of `stages` laid on the files that it extends."""
+    if not isinstance(tree.get("stages"), list):
+        return tree
+    laid = [merge(_parents(folder, stage["extends"], f"{origin}.{i}.extends", ()),
+                  {key: value for key, value in stage.items() if key != "extends"})
+            if isinstance(stage, Mapping) and "extends" in stage else stage for i, stage in enumerate(tree["stages"])]
+    return {**tree, "stages": laid}
 
 
 def _parents(folder: Path, parents: Any, origin: str, visited: tuple[Path, ...]) -> dict[str, Any]:
@@ -251,77 +314,6 @@ def _parse(text: str) -> Any:
         raise ValueError(f"{type(error).__name__}: {error}") from None
 
 
-def merge(base: Mapping[str, Any], over: Mapping[str, Any], model: Any = Config) -> dict[str, Any]:
-    """`over` laid on `base`; dictionaries are merged, everything else is replaced. A dictionary of places, as
-    {"0": {...}}, changes these items of a list.
-
-    `model` has the settings that these are. Where it wants a Named, the curriculum or the engine, another name drops
-    the options of the old one.
-    """
-    out = _without_older_clip(base, over) if model is AlgoSettings else dict(base)
-    for key, value in over.items():
-        old, kind = out.get(key), _kind_of(model, key)
-        if kind is Named and isinstance(old, (str, Mapping)) and isinstance(value, (str, Mapping)):
-            out[key] = _merge_named(old, value)
-        elif kind is CurriculumSettings and isinstance(old, (str, Mapping)) and isinstance(value, (str, Mapping)):
-            out[key] = _merge_curriculum(old, value)
-        elif kind is EngineSettings and isinstance(old, (str, Mapping)) and isinstance(value, (str, Mapping)):
-            out[key] = merge_engine(old, value)
-        elif isinstance(old, list) and isinstance(value, Mapping) and value and all(map(_is_place, value)):
-            out[key] = _merge_items(key, old, value)
-        else:
-            out[key] = merge(old, value, kind) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
-    return out
-
-
-def _is_place(key: Any) -> bool:
-    return isinstance(key, str) and key.isascii() and key.isdecimal()
-
-
-def _merge_items(key: str, old: list[Any], over: Mapping[str, Any]) -> list[Any]:
-    """Returns a list with some of its items changed; an item that is a name gets settings beside it."""
-    out = list(old)
-    for place, value in over.items():
-        if int(place) >= len(out):
-            raise ConfigError(f"{key}.{place}: {key} has {len(out)} item{'s' * (len(out) != 1)}, counted from 0")
-        item: Any = {"name": out[int(place)]} if isinstance(out[int(place)], str) else out[int(place)]
-        out[int(place)] = merge(item, value) if isinstance(item, Mapping) and isinstance(value, Mapping) else value
-    return out
-
-
-def _without_older_clip(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings algo.* without a bound that `over` gives anew: algo.clip_low and algo.loss.clip_low are the
-    same one, and the later word holds.
-    """
-    out, later = dict(base), over.get("loss")
-    for name in CLIPS:
-        if over.get(name) is not None and isinstance(out.get("loss"), Mapping):
-            out["loss"] = {k: v for k, v in out["loss"].items() if k != name}
-        if isinstance(later, Mapping) and later.get(name) is not None:
-            out.pop(name, None)
-    return out
-
-
-def _merge_named(old: str | Mapping[str, Any], over: str | Mapping[str, Any]) -> dict[str, Any]:
-    before, after = ({"name": v} if isinstance(v, str) else dict(v) for v in (old, over))
-    same = "name" not in after or after["name"] == before.get("name", after["name"])
-    return {**before, **after} if same else after
-
-
-def _merge_curriculum(old: str | Mapping[str, Any], over: str | Mapping[str, Any]) -> dict[str, Any]:
-    """Another sampler drops the options of the old one; the filters, which stand beside them, stay."""
-    before, after = ({"name": v} if isinstance(v, str) else dict(v) for v in (old, over))
-    default = CurriculumSettings().name
-    if after.get("name", before.get("name", default)) != before.get("name", default):
-        before = {key: value for key, value in before.items() if key in CurriculumSettings.model_fields}
-    return merge(before, after, CurriculumSettings)
-
-
-def _kind_of(model: Any, key: str) -> Any:
-    info = getattr(model, "model_fields", {}).get(key)
-    return info.annotation if info else None
-
-
 def _split(word: str) -> tuple[str, Any]:
     """Returns the setting and the value of a `key=value` word."""
     key, equals, text = word.partition("=")
@@ -376,7 +368,7 @@ def _names_first(given: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
     round.
     """
     names = {f"{section}.{key}{end}" for section, model in (("algo", AlgoSettings), ("curriculum", CurriculumSettings))
-             for key in model.model_fields for end in ("", ".name") if _kind_of(model, key) is Named}
+             for key in model.model_fields for end in ("", ".name") if kind_of(model, key) is Named}
     names |= {"extends", "curriculum", "curriculum.name", "engine", "engine.name"}
     return sorted(given, key=lambda setting: setting[0] not in names)
 

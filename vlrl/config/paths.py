@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-_SETTINGS = {("data", "train"), ("data", "heldout"), ("data", "root"), ("data", "difficulty"), ("data", "media_roots"),
-             ("model", "name"), ("engine", "key_file")}
+_SETTINGS = {("data", "train"), ("data", "heldout"), ("data", "root"), ("data", "difficulty"), ("data", "solutions"),
+             ("data", "media_roots"), ("model", "name"), ("engine", "key_file")}
 _CODE = re.compile(r"(?s)(.+\.py)(:\w+)?")
 _folders: dict[str, Path] = {}
 """Relative path that neither place has -> the folder of the config file that names it; for messages."""

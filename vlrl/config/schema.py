@@ -13,12 +13,14 @@ from vlrl.config.base import Beta, Count, Fraction, NonNegative, Positive, Rate,
 from vlrl.config.engine import PLACES, EngineSettings
 from vlrl.config.episodes import EnvironmentSettings, EpisodeSettings
 from vlrl.config.rollout import AsyncSettings, CurriculumSettings, RolloutSettings
+from vlrl.config.stages import MergeSettings, RoundsSettings, StageEntry
 from vlrl.config.tasks import TaskEntry, TaskSettings, label_of
 from vlrl.config.url_entries import parts
 
 __all__ = ["RESUMABLE", "SHORT", "AlgoSettings", "AsyncSettings", "Config", "CurriculumSettings", "DataSettings",
            "EngineSettings", "EnvironmentSettings", "EpisodeSettings", "LimitsSettings", "LoraSettings",
-           "ModelSettings", "RolloutSettings", "TaskSettings", "TrainSettings", "label_of", "resumable"]
+           "MergeSettings", "ModelSettings", "RolloutSettings", "RoundsSettings", "StageEntry", "TaskSettings",
+           "TrainSettings", "label_of", "resumable"]
 
 RESUMABLE = ("steps", "eval", "save", "log", "store", "run", "resume", "alerts", "data.cache", "train.sharding",
              "train.cpu_offload", "limits.collective_s", "limits.environment_errors", "limits.nonfinite_steps",
@@ -60,6 +62,9 @@ class DataSettings(Settings):
         default=True, description="false: the rows of data.train, and of data.heldout where it is given, are used in "
         "place of what a task with samples of its own draws, e.g. the answers that the inspector exports. true: such "
         "a task refuses these files.")
+    solutions: str = Field(
+        default="", description="A file of answers to learn from (.jsonl; number, id, solution): the training rows are "
+        "those that it names, with these answers as their `solution`. A stage of kind rounds writes one.")
     root: str = Field(
         default="", description="Folder that media paths are relative to; empty = the data file's folder.")
     format: str = Field(default="auto", description="Format of the rows; auto recognises it by their fields.")
@@ -257,7 +262,8 @@ class SaveSettings(Settings):
     keep: Positive = Field(default=2, description="Most checkpoints kept.")
     best: str = Field(
         default="reward/mean", description="Metric of eval.jsonl of the first of eval.splits: the checkpoint with its "
-        "highest value is kept besides, as checkpoints/best. Empty = none.")
+        "highest value (of `loss`, which supervised runs have, the lowest) is kept besides, as checkpoints/best. Empty "
+        "= none.")
     background: bool = Field(
         default=True, description="Weights and optimizer are copied to host memory (12 bytes per trained parameter) "
         "and written while training goes on. Where that much memory is not free, or with false, training waits.")
@@ -330,6 +336,10 @@ class Config(Settings):
     tasks: tuple[TaskEntry, ...] = Field(
         default=(), description="Several tasks instead of `task`, each with name, weight, label, data and what `task` "
         "has (docs/tasks.md).")
+    stages: tuple[StageEntry, ...] = Field(
+        default=(), description="Parts that follow one another, each from the weights of the one before: a list of "
+        "name, kind (sft, rl, rounds, merge), begin, hand_over, and settings that override those beside it "
+        "(docs/stages.md).")
     run: RunSettings = RunSettings()
     task: TaskSettings = TaskSettings()
     data: DataSettings = DataSettings()
@@ -348,6 +358,8 @@ class Config(Settings):
     log: LogSettings = LogSettings()
     limits: LimitsSettings = LimitsSettings()
     alerts: AlertSettings = AlertSettings()
+    rounds: RoundsSettings = RoundsSettings()
+    merge: MergeSettings = MergeSettings()
 
     @model_validator(mode="before")
     @classmethod
@@ -391,10 +403,28 @@ class Config(Settings):
         return self
 
     @model_validator(mode="after")
+    def _solutions_of_one_task(self) -> Config:
+        if self.data.solutions and self.tasks:
+            raise ValueError(f"data.solutions={self.data.solutions!r} names rows by their place in the training split "
+                             "of one task, and this config has several: leave one of them (task=LABEL), or leave it "
+                             "out")
+        return self
+
+    @model_validator(mode="after")
+    def _stages_apart(self) -> Config:
+        names = [stage.name for stage in self.stages]
+        for i, stage in enumerate(self.stages):
+            if stage.name in names[:i]:
+                raise ValueError(f"stages.{names.index(stage.name)} and stages.{i} are both called {stage.name!r}: "
+                                 "give one another name")
+        return self
+
+    @model_validator(mode="after")
     def _stale_answers_fit(self) -> Config:
         staleness = self.asynchronous.max_staleness
         if problem := (self.asynchronous.problem(self.rollout, self.algo) or self.rollout.forget.problem(self.algo)
-                       or self.rollout.branch.problem(self.rollout, staleness) or self._unguided()):
+                       or self.rollout.branch.problem(self.rollout, staleness) or self._unguided()
+                       or self.algo.beside_problem(self.rollout.minibatches, staleness)):
             raise ValueError(problem)
         return self
 

@@ -93,15 +93,18 @@ def asked_sample(task: Task, drawing: Drawing, samples: Sequence[Sample], number
     return replace(sample, prompt=templates[drawing.wording % len(templates)])
 
 
-def ask(ready: Ready, splits: Sequence[str], drawings: Sequence[Drawing], file: RowFile, step: int, tell: Tell) -> None:
-    """Draws and scores every answer that `file` lacks, and adds it there; each process does its share.
+def ask(ready: Ready, splits: Sequence[str], drawings: Sequence[Drawing], file: RowFile, step: int, tell: Tell,
+        instead: Sequence[Sample] | None = None) -> None:
+    """Draws and scores every answer that `file` lacks, and adds it there; each process does its share. Asked are the
+    first eval.samples samples of each split, or `instead` of them.
 
     Prompts that are too long are left out, samples to which a probe does not apply, and with data.quarantine those
     whose data are bad. Raises ConfigError for an empty split, TrainingError when scoring or environments fail too often
     (limits.score_errors, limits.environment_errors).
     """
     asked = [_Asking(ready=ready, drawing=drawing, seed=seed, split=split, samples=samples, step=step)
-             for split in splits for samples in [first_samples(ready.task, split, ready.config.eval.samples)]
+             for split in splits
+             for samples in [instead or first_samples(ready.task, split, ready.config.eval.samples)]
              for drawing in drawings for seed in drawing.seeds]
     total = sum(len(a.samples) * a.drawing.answers for a in asked)
     done = 0

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vlrl.evaluation.stats import Interval, paired_gain
+from vlrl.monitoring.trackers import sign
 from vlrl.store import RunFolder
 from vlrl.store.files import read_json, replacing
 
@@ -85,7 +86,7 @@ def _best(run: RunFolder) -> Iterator[str]:
         if _number(line.get(metric)):
             splits.setdefault(str(line["split"]), []).append(line)
     for split, lines in splits.items():
-        best = max(lines, key=lambda line: line[metric])
+        best = max(lines, key=lambda line: sign(metric) * line[metric])
         where = f"at step {best['step']}" if best["step"] else "before the first step"
         saved = " (checkpoints/best)" if (best["step"], split) == (marked.get("step"), marked.get("split")) else ""
         if max(line["step"] for line in lines):

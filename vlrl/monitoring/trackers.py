@@ -35,9 +35,14 @@ def options(folder: Path, start: int) -> dict[str, dict[str, Any]]:
             "trackio": {"name": f"{folder.name}-{name}", "resume": "allow"}}
 
 
+def sign(metric: str) -> int:
+    """Returns 1 where more of a metric of eval.jsonl is better, -1 where less is: the loss on given answers."""
+    return -1 if metric == "loss" else 1
+
+
 def best_of(evals: Sequence[Mapping[str, Any]], split: str, metric: str) -> Mapping[str, Any] | None:
-    """Returns the line of eval.jsonl with the highest `metric` of a split, the first of several; None before any was
-    trained.
+    """Returns the line of eval.jsonl with the highest `metric` of a split (of `loss` the lowest), the first of several;
+    None before any was trained.
 
     Raises RunError for a metric that its lines do not have.
     """
@@ -47,7 +52,7 @@ def best_of(evals: Sequence[Mapping[str, Any]], split: str, metric: str) -> Mapp
         raise RunError(f"save.best={metric!r} is no metric of eval.jsonl; those of {split} are {', '.join(names)}")
     values = [(line, line.get(metric)) for line in lines if line.get("step")]
     known = [(line, value) for line, value in values if isinstance(value, (int, float)) and math.isfinite(value)]
-    return max(known, key=lambda pair: pair[1])[0] if known else None
+    return max(known, key=lambda pair: sign(metric) * pair[1])[0] if known else None
 
 
 def flat_settings(settings: Config) -> dict[str, Any]:

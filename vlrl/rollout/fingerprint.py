@@ -11,7 +11,7 @@ import json
 import os
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import numpy as np
 
 from vlrl.data import Samples, readable
 from vlrl.data.lazy_dataset import LazySamples
+from vlrl.data.solutions import Solved
 from vlrl.errors import DataError, RunError
 from vlrl.task.mixture import Turns
 from vlrl.types import Sample
@@ -91,6 +92,8 @@ def _read(samples: Sequence[Sample], index: int) -> tuple[str, int]:
         label, place = samples.locate(index)
         if isinstance(samples.parts[label], LazySamples):
             return _read(samples.parts[label], place)
+    if isinstance(samples, Solved):
+        return samples.solutions[index].id, _sum("", asdict(samples.solutions[index]))
     if isinstance(samples, LazySamples):
         try:
             _, id, record = samples.record(index)
@@ -106,7 +109,7 @@ def _compared(samples: Sequence[Sample], size: int) -> Sequence[int]:
     if isinstance(samples, Turns):
         parts = {label: {*_compared(own, len(own))} for label, own in samples.parts.items()}
         return [i for i in range(size) if (place := samples.locate(i))[1] in parts[place[0]]]
-    if isinstance(samples, (list, tuple, Samples)):
+    if isinstance(samples, (list, tuple, Samples, Solved)):
         return range(size)
     if isinstance(samples, LazySamples):
         return sorted({round(i * (size - 1) / (SPREAD - 1)) for i in range(SPREAD)})

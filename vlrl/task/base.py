@@ -328,7 +328,7 @@ def _marked(text: str, kinds: list[str]) -> list[dict[str, Any]]:
 
 def task_samples(task: Task, split: str) -> Sequence[Sample]:
     """Returns the samples of a split, as a sequence; with data.own_samples=false the rows of `data.<split>` where a
-    task would make its own.
+    task would make its own, and of the training split with data.solutions those that it names.
 
     Raises TaskError when `samples` fails or gives anything else, ConfigError when it leaves a file of rows unread.
     """
@@ -348,6 +348,10 @@ def task_samples(task: Task, split: str) -> Sequence[Sample]:
     wrong = "" if drawn else next((type(s).__name__ for s in found if not isinstance(s, Sample)), "")
     if wrong:
         raise TaskError(f"task '{task.name}': samples({split!r}) holds {wrong}, expected a sequence of Sample")
+    if split == "train" and task.data is not None and task.data.solutions:
+        from vlrl.data.solutions import with_solutions
+
+        return with_solutions(found, task.data.solutions)
     return found
 
 

@@ -40,7 +40,7 @@ from vlrl.task.scoring import Scored
 from vlrl.tools import acting, memory
 from vlrl.tools.episode_lengths import PLAYED, Length, Observed, counted, measure
 from vlrl.tools.shown import NOT_KNOWN, MediaFacts, Shown, convention_of, oracle_of, unseen
-from vlrl.training import inert, preflight
+from vlrl.training import demonstrations, inert, preflight
 from vlrl.training.build import check_engine, check_trackers
 from vlrl.training.build_task import make_task, settle_coordinates
 from vlrl.types import Completion, Prompt, Sample
@@ -135,13 +135,32 @@ def check(config: Config, samples: int = SAMPLES, tell: Callable[[str], None] = 
         return _checked(config, task, host, samples, tell)
 
 
-def _checked(config: Config, task: Task, host: Environments | None, samples: int,
-             tell: Callable[[str], None]) -> DryRun:
-    report = DryRun(run="", task=config.task_name, model=config.model.name, engine=_engine(config))
+def problems_of(config: Config, rows: bool = True) -> list[str]:
+    """Returns what is wrong with the settings of a run and, with `rows`, with its data, as far as that is known without
+    the model; no prompt is made.
+    """
+    task = make_task(config)
+    report = DryRun(run="", task=config.task_name, model=config.model.name)
+    _bind_all(config, report)
+    if not report.problems:
+        with report.noting():
+            Algorithm(config)
+    if rows:
+        _splits(config, task, report)
+    return report.problems
+
+
+def _bind_all(config: Config, report: DryRun) -> None:
     for named in (lambda: bind("algo.advantage", config.algo.advantage, ADVANTAGES),
                   lambda: Objective.of(config.algo), lambda: check_trackers(config), lambda: check_engine(config)):
         with report.noting():
             named()
+
+
+def _checked(config: Config, task: Task, host: Environments | None, samples: int,
+             tell: Callable[[str], None]) -> DryRun:
+    report = DryRun(run="", task=config.task_name, model=config.model.name, engine=_engine(config))
+    _bind_all(config, report)
     if not report.problems:
         with report.noting():
             Algorithm(config)
@@ -247,6 +266,7 @@ def _splits(config: Config, task: Task, report: DryRun) -> dict[str, Sequence[Sa
                 out["train"], config.seed, config.data.difficulty, config.rollout, task.knobs, task.stage_fields),
                             config.shares)
             guided.check(config, task, out["train"])
+            demonstrations.check(config, task, out["train"])
     return out
 
 

@@ -102,6 +102,16 @@ def export(source: Path, out: Path, dtype: str | None = None, adapter: bool = Fa
     return Exported(source=path, folder=out, adapter=adapter, files=names, bytes=size, warnings=chosen.warnings, **done)
 
 
+def merged(path: Path, folder: Path) -> Path:
+    """Returns the folder of a whole model: `path`, or its adapter merged into its base, below `folder`."""
+    if not (path / "adapter_config.json").is_file():
+        return path
+    out = folder / f"model-{path.name}"
+    if not out.is_dir():
+        export(path, out)
+    return out
+
+
 def _refuse_files(out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise RunError(f"{out} is a file; name a folder to write to")

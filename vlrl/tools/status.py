@@ -9,13 +9,14 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from vlrl.errors import RunError, did_you_mean
 from vlrl.store.files import read_json
 from vlrl.store.lock import owner_lives
+from vlrl.store.stage_list import FILE, StageList, read_stages
 
 ACTIVE = ("starting", "running", "stale")
 """States in which a process works on the run."""
@@ -53,6 +54,8 @@ class Status:
     heartbeat_age_s: float | None = None
     pid: int | None = None
     host: str | None = None
+    stages: Sequence[Status] = ()
+    """Of a run of several stages, those of each that has begun; its own numbers are of all together, or of the last."""
 
 
 def find(path: Path) -> list[Path]:
@@ -71,7 +74,7 @@ def find(path: Path) -> list[Path]:
 
 def is_run(path: Path) -> bool:
     """Returns whether a folder is that of a run."""
-    return any(os.path.isfile(path / name) for name in ("heartbeat.json", "metrics.jsonl", "run.lock"))
+    return any(os.path.isfile(path / name) for name in ("heartbeat.json", "metrics.jsonl", "run.lock", FILE))
 
 
 def _below(path: Path, depth: int) -> list[Path]:
@@ -85,6 +88,9 @@ def _below(path: Path, depth: int) -> list[Path]:
 def read(path: Path, now: float | None = None) -> Status:
     """Returns the status of the run in a folder; `now` in seconds since 1970."""
     now = time.time() if now is None else now
+    stages = read_stages(path)
+    if stages is not None:
+        return _staged(stages, [read(folder, now) for folder in stages.folders], now)
     beat, owner = read_json(path / "heartbeat.json") or {}, read_json(path / "run.lock")
     records = _tail(path / "metrics.jsonl", _LINES)
     lives = owner_lives(owner) if owner else False
@@ -101,6 +107,27 @@ def read(path: Path, now: float | None = None) -> Status:
     return Status(str(path), state, step, steps, 60 / per_step if per_step else None, recent[1], eta,
                   _number(last.get("reward/mean")), _trend(records), _evals(path), age, _whole(source.get("pid")),
                   str(source["host"]) if source.get("host") else None)
+
+
+def _staged(known: StageList, stages: Sequence[Status], now: float) -> Status:
+    """Returns the status of a run of several stages: the state and figures of the last one that has begun."""
+    begun = [s for s in stages if s.state != "unknown" or s.step is not None or s.stages]
+    last = begun[-1] if begun else None
+    owner = read_json(known.folder / "run.lock")
+    lives = owner_lives(owner) if owner else False
+    finished = len(known.done) == len(known.stages)
+    state = last.state if last and last.state != "unknown" else "starting"
+    if finished:
+        state = "finished"
+    elif lives and state not in ACTIVE:
+        state = "running"  # between two stages, or where one draws its answers
+    elif lives is False and state in (*ACTIVE, "finished"):
+        state = "dead" if owner or state in ACTIVE else "interrupted"
+    steps = [s.steps for s in stages if s.steps is not None]
+    source = owner or {}
+    shown = last or Status(str(known.folder), state)
+    return replace(shown, path=str(known.folder), state=state, step=sum(s.step or 0 for s in stages),
+                   steps=sum(steps) if steps else None, pid=_whole(source.get("pid")) or shown.pid, stages=begun)
 
 
 def _state(beat: Mapping[str, Any], owner: Mapping[str, Any] | None, lives: bool | None, age: float | None,

@@ -51,9 +51,10 @@ from vlrl.task.environment_host import Environments
 from vlrl.task.scoring import score_all
 from vlrl.task.services import SERVICES, served
 from vlrl.task.subprocess_scorer import Scorer
-from vlrl.training import preflight
+from vlrl.training import demonstrations, preflight
 from vlrl.training.advantages import Credit
 from vlrl.training.build_task import make_task, settle_coordinates
+from vlrl.training.demonstrations import Demonstrator
 from vlrl.training.update import make_optimizer
 from vlrl.types import Media, Sample
 
@@ -78,6 +79,7 @@ class Parts:
     optimizer: torch.optim.Optimizer
     algorithm: Algorithm
     clock: Clock
+    demonstrator: Demonstrator
     scorer: Scorer | None = None
     warnings: Sequence[str] = ()
     """What the checks of the first samples found that does not stop a run; on the main process."""
@@ -155,6 +157,7 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
     episodes.check(config, task)
     branching.check(config, task, make_source.generates)
     guided.check(config, task, samples)
+    demonstrations.check(config, task, samples)
     scorer = make_scorer(config, task, offered, samples) if make_source.generates else None
     environments = make_environments(config, task, lambda: served(task, offered, samples))
     with closed_on_error(scorer), closed_on_error(environments):
@@ -192,7 +195,8 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
             source = make_source(answering, encode, sampler, samples, prefetch, prompts,
                                  {"angle": Angles(model, config, task, prefetch)}, tell)
             return Parts(config, task, model, encode, prefetch, engine, source, Credit(algorithm, config, model, task),
-                         optimizer_of(model, config), algorithm, clock, scorer, warnings or ())
+                         optimizer_of(model, config), algorithm, clock,
+                         Demonstrator(config, task, encode, engine, samples, algorithm), scorer, warnings or ())
 
 
 def make_scorer(config: Config, task: Task, offered: Sequence[str], samples: Sequence[Sample]) -> Scorer | None:

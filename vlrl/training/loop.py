@@ -38,13 +38,14 @@ def train(config: Config, make_source: type[GroupSource] = GroupSource,
                 groups = parts.credit(source.next_groups(config.rollout.prompts_per_step, step), step)
             with clock("train"):
                 groups, loads = share_out(groups, policy.cost, config)
+                shown = parts.demonstrator(step)
             drawn = [*groups, *source.dropped]
             with session.keeping_failed(step, drawn):
                 refuse_stale(groups, step, config)
                 errors = check_score_errors(drawn, config.limits.score_errors, f"step {step}")
                 check_environment_errors(drawn, config.limits.environment_errors, f"step {step}")
                 with clock("train"):
-                    stats, per_token = update(policy, parts.optimizer, groups, config, step, algorithm)
+                    stats, per_token = update(policy, parts.optimizer, groups, config, step, algorithm, shown)
                     stats |= parts.credit.metrics()
                     stats |= algorithm.after_step(policy, parts.optimizer, stats, step + 1)
             with clock("store"):

@@ -63,8 +63,9 @@ class RunLog:
         return alerts
 
     def check_evaluations(self, done: int) -> None:
-        """Alerts when the last evaluation is a fall."""
-        self.track(self.alerts.evaluated(self.folder.evals(), self.config.save.best or "reward/mean"), done)
+        """Alerts when the last evaluation is a fall, of the reward where save.best is a metric that is to fall."""
+        best = self.config.save.best or "reward/mean"
+        self.track(self.alerts.evaluated(self.folder.evals(), best if trackers.sign(best) > 0 else "reward/mean"), done)
 
     def track_evaluation(self, record: Mapping[str, Any]) -> None:
         """Hands an evaluation to the trackers."""

@@ -30,6 +30,7 @@ from vlrl.training import checkpointing, inert
 from vlrl.training.build import Parts, remove_engine_folder
 from vlrl.training.checkpointing import Saver
 from vlrl.training.emergency_checkpoint import Rest
+from vlrl.training.heldout_loss import heldout_loss
 from vlrl.training.run_checkpoints import RunCheckpoints, refuse_other_settings
 from vlrl.training.run_log import RunLog, measured
 from vlrl.training.update import PerToken
@@ -261,6 +262,8 @@ class Session:
             with parts.clock("eval"):
                 record, groups = evaluate(parts.task, parts.prefetch, parts.engine, self.config, split, done,
                                           self.progress.busy, answering.reference, answering.score)
+                if not parts.source.generates:
+                    record = {**record, **heldout_loss(parts, split, done)}
                 path = self.folder.write_rollouts(done, comm.rank(), groups, split=split)
             what = f"evaluation of {split} at step {done}"
             check_score_errors(groups, self.config.limits.score_errors, what, path)

@@ -21,7 +21,8 @@ from vlrl.models.families import Part
 from vlrl.models.oom import each_batch
 from vlrl.models.policy import Policy
 from vlrl.monitoring.metrics import phase
-from vlrl.training import guided
+from vlrl.training import demonstrations, guided
+from vlrl.training.demonstrations import Shown, make_shown, told
 from vlrl.training.guided import Second, make_second
 from vlrl.training.minibatch import MicroBatch, Minibatch, loss_inputs, make_minibatch, no_grad_passes, prepare, split
 from vlrl.types import Group
@@ -38,14 +39,15 @@ _LEAST_SCALE = 1.0
 
 
 def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Group], config: Config, step: int,
-           algorithm: Algorithm | None = None) -> tuple[dict[str, float], PerToken]:
+           algorithm: Algorithm | None = None, shown: Sequence[Group] = ()) -> tuple[dict[str, float], PerToken]:
     """Trains on credited groups and returns step metrics and per-token arrays.
 
     rollout.updates passes over rollout.minibatches optimizer steps each. `algorithm` is that of the run; without one
-    it is made of the config, and what it learns from step to step is lost. An optimizer step whose loss or gradient is
-    NaN or infinite is left out, and so is one whose gradients overflow in float16, which halves the loss scale: metrics
-    `skipped` and `loss_scale`. Raises NonFinite when more than limits.nonfinite_steps steps in a row had one of the
-    first kind. A micro-batch for which memory does not suffice is halved: metric `memory/halved`.
+    it is made of the config, and what it learns from step to step is lost. `shown` are this process's demonstrations
+    (algo.demonstrations). An optimizer step whose loss or gradient is NaN or infinite is left out, and so is one whose
+    gradients overflow in float16, which halves the loss scale: metrics `skipped` and `loss_scale`. Raises NonFinite
+    when more than limits.nonfinite_steps steps in a row had one of the first kind. A micro-batch for which memory does
+    not suffice is halved: metric `memory/halved`.
     """
     policy.scatter()
     # dropout is keyed by the step, so a resumed run draws the same
@@ -57,25 +59,27 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Gr
         dealt = split(groups, config.rollout.minibatches)
         parts = [(make_minibatch(policy, part, config, texts), make_second(policy, part, config, algorithm))
                  for part in dealt]
+        beside = make_shown(policy, shown, config, algorithm, step)
     meter = _Meter(sum(len(g.rollouts) for g in groups), config.store.alternatives)
     with phase("reference"):
         for part, _ in parts:
             meter.halved += no_grad_passes(policy, part, algorithm, several, alternatives(config.store.alternatives))
     rate = lr_at(step, config.steps, config.train)
     for _ in range(config.rollout.updates):
-        for part, second in parts:
-            if part.total_tokens or second:  # none on any process: there is nothing to learn from
+        for (part, second), given in zip(parts, beside, strict=True):
+            if part.total_tokens or second or given:  # none on any process: there is nothing to learn from
                 with phase("reference"):
                     meter.halved += prepare(policy, part, config, algorithm, step)
-                _accumulate(policy, part, algorithm, config, step, meter, second)
+                _accumulate(policy, part, algorithm, config, step, meter, second, given)
                 with phase("optimizer"):
-                    taken = _apply(policy, optimizer, part, algorithm, rate, config, step, meter)
+                    taken = _apply(policy, optimizer, part, algorithm, rate, config, step, meter, given is not None)
                 if taken and algorithm.watches_entropy:
                     algorithm.after_optimizer_step(comm.total(meter.entropy)[0] / max(part.total_tokens, 1.0))
         meter.passes, meter.also = meter.passes + 1, {}
     algorithm.nonfinite = algorithm.nonfinite + 1 if meter.nonfinite else 0
     stats = meter.summary(config, rate) | {"skipped": float(meter.skipped)}
     stats |= guided.metrics([second for _, second in parts if second])
+    stats |= told(beside, algorithm, step)
     if policy.critic:
         stats["critic/grad_norm"] = meter.critic_norm
     if policy.scaler.is_enabled():
@@ -115,16 +119,17 @@ class NonFinite(TrainingError):
 
 
 def _accumulate(policy: Policy, part: Minibatch, algorithm: Algorithm, config: Config, step: int,
-                meter: _Meter, second: Second | None = None) -> None:
-    """Forward and backward of every micro-batch, those of second attempts after the others; gradients add up. Short of
-    memory it halves one and begins again. While a critic learns alone, second attempts teach nothing."""
+                meter: _Meter, second: Second | None = None, shown: Shown | None = None) -> None:
+    """Forward and backward of every micro-batch, those of second attempts and demonstrations after the others;
+    gradients add up. Short of memory it halves one and begins again. While a critic learns alone, second attempts teach
+    nothing; in a step of demonstrations alone the objective is measured, and teaches nothing."""
     draws, critic = _random_state(policy.device), policy.critic
-    alone = critic is not None and critic.warms_up(step)
+    alone, share = critic is not None and critic.warms_up(step), algorithm.shares(step)[0]
 
     def work(b: int) -> None:
         micro = part.batches[b]
         more = {**algorithm.statistics, **(meter.also if micro.old is None else {})}
-        with phase("forward"), torch.set_grad_enabled(not alone):
+        with phase("forward"), torch.set_grad_enabled(not alone and share > 0):
             stats = policy.logprobs(micro.batch, algorithm.temperature, more=more, states=critic is not None)
         inputs = loss_inputs(part, micro, stats, config, algorithm, step)
         loss, metrics = algorithm.objective(inputs, algorithm.kl.value)
@@ -133,7 +138,8 @@ def _accumulate(policy: Policy, part: Minibatch, algorithm: Algorithm, config: C
             values, judged = value_loss(inputs, critic(stats.states), critic.settings.clip)
             learned, metrics = loss + values, {**metrics, **judged}
         with phase("backward"):
-            policy.backward(learned)
+            if share:
+                policy.backward(learned if share == 1 else learned * share)
         meter.add(part, micro, loss.detach(), metrics, inputs)
 
     def again() -> None:
@@ -153,6 +159,8 @@ def _accumulate(policy: Policy, part: Minibatch, algorithm: Algorithm, config: C
     objective()
     if second and algorithm.config.algo.guided and not alone:
         meter.halved += guided.learn(policy, second, algorithm, algorithm.config.algo.guided.coef, anew)
+    if shown:
+        meter.halved += demonstrations.learn(policy, shown, algorithm, _weights(policy))
 
 
 def _random_state(device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -167,8 +175,8 @@ def _set_random_state(state: tuple[torch.Tensor, torch.Tensor | None], device: t
 
 
 def _apply(policy: Policy, optimizer: torch.optim.Optimizer, part: Minibatch, algorithm: Algorithm, rate: float,
-           config: Config, step: int, meter: _Meter) -> bool:
-    """Sums gradients over processes, clips, steps; returns whether what was measured counts.
+           config: Config, step: int, meter: _Meter, summed: bool = False) -> bool:
+    """Sums gradients over processes where they are not, clips, steps; returns whether what was measured counts.
 
     After an overflow of float16 only the loss scale changes, and after NaN or infinity nothing.
     """
@@ -177,7 +185,7 @@ def _apply(policy: Policy, optimizer: torch.optim.Optimizer, part: Minibatch, al
         _set_rates(optimizer, rate)
         norm, critic_norm = zero.step(), 0.0  # which leaves out what is not finite
     else:
-        norm, critic_norm = _clipped(policy, optimizer, config.train.max_grad_norm)
+        norm, critic_norm = _clipped(policy, optimizer, config.train.max_grad_norm, summed)
     finite_loss, overflow = all(comm.gather(not meter.suspects)), not math.isfinite(norm + critic_norm)
     if problem := _problem(policy, finite_loss, norm + critic_norm, config):
         optimizer.zero_grad(set_to_none=True)
@@ -197,12 +205,13 @@ def _apply(policy: Policy, optimizer: torch.optim.Optimizer, part: Minibatch, al
     return True
 
 
-def _clipped(policy: Policy, optimizer: torch.optim.Optimizer, limit: float) -> tuple[float, float]:
+def _clipped(policy: Policy, optimizer: torch.optim.Optimizer, limit: float, summed: bool) -> tuple[float, float]:
     """Sums gradients over processes and clips those of the policy and those of the critic to `limit`; returns the norms
     that they had.
     """
     weights, head = _weights(policy), _head(policy)
-    comm.sum_gradients([*weights, *head])
+    if not summed:
+        comm.sum_gradients([*weights, *head])
     policy.scaler.unscale_(optimizer)  # of the sum: every process sees the same overflow and keeps the same scale
     norm, critic = (torch.nn.utils.clip_grad_norm_(of, limit) for of in (weights, head))
     return float(comm.whole(norm)), float(critic)

@@ -1,0 +1,104 @@
+"""Demonstrations beside RL: schedules by hand, losses by hand, and against an implementation row by row."""
+
+import math
+import random
+
+import pytest
+import torch
+
+from vlrl.algo.demonstrations import MIXES, Chord, ChordPhi, Demonstrated, Sasr
+from vlrl.algo.named import bind
+from vlrl.config.base import Named
+from vlrl.errors import ConfigError
+
+LN = math.log
+ROWS = [([LN(0.5), LN(0.8), LN(0.1)], [1, 1, 0], 1.0), ([LN(0.9)], [1], 2.0)]
+
+
+def given(rows, total):
+    flat = [(x, m, w) for xs, ms, w in rows for x, m in zip(xs, ms, strict=True)]
+    logprobs, mask, weights = (torch.tensor(v, dtype=torch.float64) for v in zip(*flat, strict=True))
+    return Demonstrated(logprobs=logprobs.requires_grad_(), mask=mask, weights=weights, total_tokens=total)
+
+
+def test_mu_rises_and_falls():
+    mu = [Chord(peak=0.8, valley=0.2, warmup=2, decay=4).shares(step, 0)[1] for step in range(9)]
+    half = 0.2 + 0.6 * (1 + math.cos(math.pi / 4)) / 2
+    assert mu == pytest.approx([0, 0.4, 0.8, half, 0.5, 1.0 - half, 0.2, 0.2, 0.2])
+    assert Chord().shares(0, 0) == pytest.approx((0.1, 0.9)) and Chord().shares(200, 0)[1] == pytest.approx(0.05)
+    assert all(sum(Chord().shares(step, 0)) == pytest.approx(1) for step in range(0, 220, 20))
+    assert ChordPhi(0.25).shares(7, 3) == (0.75, 0.25)
+
+
+def test_losses_by_hand():
+    d = given(ROWS, 4.0)
+    loss = Chord().loss(d)
+    loss.backward()
+    assert loss.item() == pytest.approx(-(LN(0.5) + LN(0.8) + 2 * LN(0.9)) / 4, abs=1e-5)
+    assert d.logprobs.grad.tolist() == pytest.approx([-0.25, -0.25, 0, -0.5])
+    d = given(ROWS, 4.0)
+    loss = ChordPhi().loss(d)
+    loss.backward()
+    assert loss.item() == pytest.approx(-(0.25 * LN(0.5) + 0.16 * LN(0.8) + 2 * 0.09 * LN(0.9)) / 4, abs=1e-5)
+    assert d.logprobs.grad.tolist() == pytest.approx([-0.25 / 4, -0.16 / 4, 0, -2 * 0.09 / 4])
+    assert Sasr().loss(given(ROWS, 4.0)).item() == pytest.approx(Chord().loss(given(ROWS, 4.0)).item())
+
+
+@pytest.mark.parametrize("p", [1e-9, 1 - 1e-9])
+def test_phi_vanishes_at_both_ends(p):
+    d = given([([LN(p)], [1], 1.0)], 1.0)
+    ChordPhi().loss(d).backward()
+    assert abs(d.logprobs.grad.item()) < 1e-8
+
+
+def test_against_one_token_at_a_time():
+    """200 random optimizer steps, each in micro-batches."""
+    rng = random.Random(4)
+    for _ in range(200):
+        rows = [([-rng.expovariate(1) for _ in range(n)], [float(rng.random() < 0.8) for _ in range(n)],
+                 rng.uniform(0.5, 2)) for n in (rng.randint(1, 9) for _ in range(rng.randint(1, 6)))]
+        total = sum(sum(mask) for _, mask, _ in rows)
+        cut = rng.randint(0, len(rows))
+        for mix, phi in ((Chord(), False), (ChordPhi(), True)):
+            found, gradient = 0.0, []
+            for part in filter(None, (rows[:cut], rows[cut:])):
+                d = given(part, total)
+                loss = mix.loss(d)
+                loss.backward()
+                found, gradient = found + loss.item(), gradient + d.logprobs.grad.tolist()
+            each = [(math.exp(x) * (1 - math.exp(x)) if phi else 1.0, x, m * w / max(total, 1))
+                    for xs, ms, w in rows for x, m in zip(xs, ms, strict=True)]
+            assert found == pytest.approx(-sum(f * x * c for f, x, c in each), abs=1e-6)
+            assert gradient == pytest.approx([-f * c for f, _, c in each], abs=1e-6)
+
+
+def test_sasr_by_hand():
+    mix = Sasr(warmup=2, gamma=2.0)
+    for step, norm in ((0, 9.0), (1, 4.0)):
+        assert mix.shares(step, 0) == (0.0, 1.0)
+        mix.observe(step, norm)
+    assert mix.chance(2) == pytest.approx(4 / (4 + 2 * 4))  # the last of the warm-up, not the first
+    mix.observe(2, 8.0)
+    assert mix.chance(3) == mix.chance(9) == pytest.approx(8 / (8 + 2 * 4))
+    supervised = sum(mix.shares(step, 5)[1] for step in range(2, 2002))
+    assert supervised == pytest.approx(1000, abs=70)  # three standard errors
+    assert [mix.shares(s, 5) for s in range(50)] == [mix.shares(s, 5) for s in range(50)]
+    assert [mix.shares(s, 5) for s in range(50)] != [mix.shares(s, 6) for s in range(50)]
+    again = Sasr(warmup=2, gamma=2.0)
+    again.load_state_dict(mix.state_dict())
+    assert again.chance(3) == mix.chance(3)
+
+
+def test_without_a_supervised_gradient_sasr_is_rl():
+    mix = Sasr(warmup=1)
+    mix.observe(0, 1.0)
+    mix.observe(1, 0.0)
+    assert {mix.shares(step, 0) for step in range(1, 200)} == {(1.0, 0.0)}
+
+
+def test_options():
+    assert {*MIXES} == {"chord", "chord_phi", "sasr"}
+    for mix, message in (({"name": "chord", "valley": 0.95}, "above peak"), ({"name": "chord", "mu": 1}, "no option"),
+                         ({"name": "sasr", "warmup": 0}, "greater than or equal to 1")):
+        with pytest.raises(ConfigError, match=message):
+            bind("algo.demonstrations.mix", Named(**mix), MIXES)

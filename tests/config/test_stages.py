@@ -1,0 +1,107 @@
+"""`stages` in a config: each has the run's settings with its own laid on them, and mistakes are found at load."""
+
+import pytest
+
+from vlrl.config import load, shipped, stages_of, validate
+from vlrl.errors import ConfigError
+
+BASE = """
+steps: 8
+task: grounding
+model: {name: embedded/tiny-qwen3-vl}
+rollout: {group_size: 4}
+algo: {loss: {name: cispo, cap: 5}}
+"""
+
+
+def written(folder, stages, base=BASE):
+    (folder / "two.yaml").write_text(f"{base}\nstages:\n{stages}")
+    return folder / "two.yaml"
+
+
+def test_settings_of_a_stage_are_laid_on_those_of_the_run(tmp_path):
+    file = written(tmp_path, "  - {name: cold, kind: sft, steps: 3, train: {lr: 1e-3}}\n"
+                             "  - {name: rl, kind: rl, algo: {loss: gspo}, rollout: {group_size: 2}}\n")
+    (one, cold), (two, rl) = stages_of(load(file, ["train.lr=0.5", "run.dir=here", "stages.1.seed=7"]))
+    assert (one.kind, cold.steps, cold.train.lr, cold.algo.loss.options) == ("sft", 3, 1e-3, {"cap": 5})
+    assert (two.name, rl.steps, rl.train.lr, rl.rollout.group_size, rl.seed) == ("rl", 8, 0.5, 2, 7)
+    assert (rl.algo.loss.name, rl.algo.loss.options) == ("gspo", {})  # another name drops the options
+    assert (cold.run.dir, rl.run.dir, rl.stages, cold.resume) == ("here/cold", "here/rl", (), "auto")
+
+
+def test_a_stage_may_extend_files(tmp_path):
+    (tmp_path / "slow.yaml").write_text("train: {lr: 1e-9}\nsteps: 4\n")
+    (tmp_path / "rows.jsonl").write_text("")
+    file = written(tmp_path, "  - {name: a, kind: rl, extends: [slow.yaml, algorithms/dapo.yaml], steps: 5}\n"
+                             "  - {name: b, kind: sft, data: {train: rows.jsonl}}\n")
+    (_, a), (_, b) = stages_of(load(file))
+    assert (a.train.lr, a.steps, a.curriculum.keep.name) == (1e-9, 5, "mixed")
+    assert b.data.train == str(tmp_path / "rows.jsonl")
+    with pytest.raises(ConfigError, match=r"stages\.0\.extends: 'none\.yaml' does not exist"):
+        load(written(tmp_path, "  - {name: a, kind: rl, extends: none.yaml}\n"))
+
+
+@pytest.mark.parametrize(("stages", "message"), [
+    ("- {name: a, kind: sfd}", "stages.0.kind='sfd'"),
+    ("- {name: a/b, kind: rl}", "a stage's name is a folder"),
+    ("- {name: a, kind: rl}\n  - {name: a, kind: rl}", "stages.0 and stages.1 are both called 'a'"),
+    ("- {name: a, kind: rl, stepz: 3}", r"stages.0 \(a\): unknown setting 'stepz'.* Did you mean 'steps'"),
+    ("- {name: a, kind: rl}\n  - {name: b, kind: sft, train: {lr: -1}}", r"stages.1 \(b\): train.lr=-1"),
+    ("- {name: a, kind: rl, run: {dir: x}}", "run.dir is a setting of the whole run"),
+    ("- {name: a, kind: rl, resume: never}", "resume is a setting of the whole run"),
+    ("- {name: a, kind: merge}", "there is no stage before"),
+    ("- {name: a, kind: rl}\n  - {name: b, kind: merge, merge: {other: stat}}", "merge.other='stat' is no .*'start'"),
+    ("- {name: a, kind: rl}\n  - {name: b, kind: merge, merge: {other: a}}", "is the stage before"),
+    ("- {name: a, kind: merge, hand_over: best}", "kind=merge has none"),
+    ("- {name: a, kind: rl, model: {name: other}}", "model.name='other' is not that of the run"),
+    ("- {name: a, kind: rl}\n  - {name: b, kind: rl, begin: c}", "begin='c' is no earlier stage.*: before, start, a"),
+    ("- {name: a, kind: rl, hand_over: best, eval: {samples: 0}}", "hand_over=best needs evaluations"),
+    ("- {name: a, kind: rounds, rounds: {answers: 0}}", r"stages.0 \(a\): rounds.answers=0"),
+])
+def test_mistakes_are_found_at_load(tmp_path, stages, message):
+    with pytest.raises(ConfigError, match=message):
+        load(written(tmp_path, f"  {stages}\n"))
+
+
+def test_rounds_are_of_one_task(tmp_path):
+    base = BASE.replace("task: grounding", "tasks: [{name: grounding}, {name: digits}]")
+    with pytest.raises(ConfigError, match=r"kind=rounds draws answers to one task.*\(grounding, digits\)"):
+        load(written(tmp_path, "  - {name: a, kind: rounds}\n", base))
+    with pytest.raises(ConfigError, match=r"data\.solutions='x\.jsonl' names rows by their place"):
+        validate({"tasks": ["grounding", "digits"], "model": {"name": "m"}, "data": {"solutions": "x.jsonl"}})
+
+
+ROUNDS = {"raft": ("best", 8, "before", False), "expert_iteration": ("best", 96, "stage", True),
+          "kimi_shortest": ("shortest", 8, "before", False)}
+RECIPES = {"vision_r1": "sft rl", "alphadrive": "sft rl", "curr_reft": "rl rl rl rounds",
+           "kimi_long2short": "rounds merge rl"}
+
+
+def test_every_preset_is_known():
+    assert {path.stem for path in (shipped("stages/raft.yaml").parent).glob("*.yaml")} == {*ROUNDS, *RECIPES}
+
+
+@pytest.mark.parametrize("name", ROUNDS)
+def test_rounds_lie_on_any_config(name):
+    ((stage, found),) = stages_of(load("configs/quickstart.yaml", [f"extends=stages/{name}.yaml", "steps=3"]))
+    rounds = found.rounds
+    assert (rounds.choose.name, rounds.answers, rounds.start, rounds.keep_rows) == ROUNDS[name]
+    assert stage.kind == "rounds" and found.task.name == "grounding" and found.steps == 3
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipes_of_several_stages(name):
+    file = f"configs/stages/{name}.yaml"
+    whole = load("configs/quickstart.yaml", [f"extends=stages/{name}.yaml"]) if name.startswith("kimi") else load(file)
+    stages = dict(zip([stage.name for stage, _ in stages_of(whole)], stages_of(whole), strict=True))
+    assert " ".join(stage.kind for stage, _ in stages.values()) == RECIPES[name]
+    assert {found.model.name for _, found in stages.values()} == {whole.model.name}
+    if name == "vision_r1":
+        assert stages["cold"][1].train.lr == 5e-6 and stages["rl"][1].train.lr == 1e-6
+        assert [s["group_size"] for s in stages["rl"][1].curriculum.model_extra["stages"]] == [16, 8, 4]
+        assert stages["cold"][1].curriculum.name == "uniform"
+    if name == "curr_reft":
+        recipes = [found.task.model_extra["recipe"] for _, found in stages.values()]
+        assert recipes == [f"curr_reft_{what}" for what in ("binary", "choice", "open", "open")]
+    if name == "kimi_long2short":
+        assert [s.name for s in stages["short"][1].algo.shaping] == ["kimi_length"]

@@ -1,0 +1,133 @@
+"""Demonstrations beside RL (algo.demonstrations): how much of a step they are, and what is learned of each token.
+
+    L = rl * L_RL + share * L_demonstrations,    (rl, share) = mix.shares(step, seed)
+
+A demonstration's tokens were not sampled, so they get cross-entropy alone: no advantage ever reaches them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from vlrl.config.base import Count, Fraction, Positive, Rate
+
+_STREAM = 12
+"""Names the random numbers of `sasr` among those of a run's seed."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Demonstrated:
+    """Given answers of one micro-batch. N tokens."""
+
+    logprobs: torch.Tensor
+    """[N] with gradient."""
+    mask: torch.Tensor
+    """[N] 1.0 on tokens that are learned, 0.0 on the rest."""
+    weights: torch.Tensor
+    """[N] weight of each token's row."""
+    total_tokens: float
+    """Learned tokens of all demonstrations of the optimizer step, over all processes."""
+
+
+def cross_entropy(d: Demonstrated, factor: torch.Tensor | float = 1.0) -> torch.Tensor:
+    """Returns - sum factor * log p * weight / tokens, a micro-batch's share."""
+    return -(factor * d.logprobs * d.mask * d.weights).sum() / max(d.total_tokens, 1.0)
+
+
+class Chord:
+    """L = (1 - mu) L_RL + mu L_SFT. mu rises from 0 to `peak` over `warmup` steps, then falls by a cosine to `valley`
+    over `decay` steps.
+
+    CHORD-mu: On-Policy RL Meets Off-Policy Experts (arXiv 2508.11408).
+    """
+
+    def __init__(self, peak: Fraction = 0.9, valley: Fraction = 0.05, warmup: Count = 0, decay: Positive = 200):
+        if valley > peak:
+            raise ValueError(f"valley={valley:g} is above peak={peak:g}")
+        self.peak, self.valley, self.warmup, self.decay = peak, valley, warmup, decay
+
+    def shares(self, step: int, seed: int) -> tuple[float, float]:
+        """Returns (1 - mu, mu)."""
+        if step < self.warmup:
+            mu = self.peak * step / self.warmup
+        else:
+            gone = min((step - self.warmup) / self.decay, 1.0)
+            mu = self.valley + (self.peak - self.valley) * (1 + math.cos(math.pi * gone)) / 2
+        return 1.0 - mu, mu
+
+    def loss(self, d: Demonstrated) -> torch.Tensor:
+        """Returns the cross-entropy, a mean over tokens."""
+        return cross_entropy(d)
+
+
+class ChordPhi:
+    """L = (1 - mu) L_RL + mu L_phi at a constant `mu`: each expert token counts times phi = p (1 - p), a constant to
+    the gradient, so neither what the policy already says nor what is far from it pulls.
+
+    CHORD-phi (arXiv 2508.11408); the constant 0.1 is our choice.
+    """
+
+    def __init__(self, mu: Fraction = 0.1):
+        self.mu = mu
+
+    def shares(self, step: int, seed: int) -> tuple[float, float]:
+        """Returns (1 - mu, mu)."""
+        return 1.0 - self.mu, self.mu
+
+    def factor(self, d: Demonstrated) -> torch.Tensor:
+        """Returns [N] phi of each token."""
+        p = d.logprobs.detach().exp()
+        return p * (1 - p)
+
+    def loss(self, d: Demonstrated) -> torch.Tensor:
+        """Returns the cross-entropy of which each token is weighed by phi, a mean over tokens."""
+        return cross_entropy(d, self.factor(d))
+
+
+class Sasr:
+    """Supervised steps for `warmup` steps, whose last gradient norm g_w is kept; then each step is a supervised one
+    with probability g / (g + gamma g_w), g the norm of the latest supervised step, and an RL step otherwise.
+
+    SASR: Step-wise Adaptive Integration of Supervised Fine-tuning and RL (arXiv 2505.13026). The warm-up is an epoch
+    there, so many steps here; `gamma` 1 is our choice.
+    """
+
+    def __init__(self, warmup: Positive = 20, gamma: Rate = 1.0):
+        self.warmup, self.gamma = warmup, gamma
+        self.warm = self.latest = 0.0
+
+    def chance(self, step: int) -> float:
+        """Returns the probability of a supervised step."""
+        if step < self.warmup:
+            return 1.0
+        return self.latest / (self.latest + self.gamma * self.warm) if self.latest else 0.0
+
+    def shares(self, step: int, seed: int) -> tuple[float, float]:
+        """Returns (0, 1) for a supervised step, (1, 0) for an RL step; the draw is the same on a resumed run."""
+        drawn = np.random.default_rng([seed, _STREAM, step]).random()
+        return (0.0, 1.0) if drawn < self.chance(step) else (1.0, 0.0)
+
+    def loss(self, d: Demonstrated) -> torch.Tensor:
+        """Returns the cross-entropy, a mean over tokens."""
+        return cross_entropy(d)
+
+    def observe(self, step: int, norm: float) -> None:
+        """Takes the gradient norm of a supervised step."""
+        self.latest = norm
+        self.warm = norm if step < self.warmup else self.warm
+
+    def metrics(self, step: int) -> dict[str, float]:
+        return {"demonstrations/chance": self.chance(step)}
+
+    def state_dict(self) -> dict[str, float]:
+        return {"warm": self.warm, "latest": self.latest}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.warm, self.latest = state["warm"], state["latest"]
+
+
+MIXES = {"chord": Chord, "chord_phi": ChordPhi, "sasr": Sasr}

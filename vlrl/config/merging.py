@@ -1,0 +1,83 @@
+"""Settings laid on settings, as a config file on what it extends, or a stage on its run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vlrl.config.algo import CLIPS
+from vlrl.config.base import Named
+from vlrl.config.engine import merge_engine
+from vlrl.config.schema import AlgoSettings, Config, CurriculumSettings, EngineSettings
+from vlrl.errors import ConfigError
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any], model: Any = Config) -> dict[str, Any]:
+    """`over` laid on `base`; dictionaries are merged, everything else is replaced. A dictionary of places, as
+    {"0": {...}}, changes these items of a list.
+
+    `model` has the settings that these are. Where it wants a Named, the curriculum or the engine, another name drops
+    the options of the old one.
+    """
+    out = _without_older_clip(base, over) if model is AlgoSettings else dict(base)
+    for key, value in over.items():
+        old, kind = out.get(key), kind_of(model, key)
+        if kind is Named and isinstance(old, (str, Mapping)) and isinstance(value, (str, Mapping)):
+            out[key] = _merge_named(old, value)
+        elif kind is CurriculumSettings and isinstance(old, (str, Mapping)) and isinstance(value, (str, Mapping)):
+            out[key] = _merge_curriculum(old, value)
+        elif kind is EngineSettings and isinstance(old, (str, Mapping)) and isinstance(value, (str, Mapping)):
+            out[key] = merge_engine(old, value)
+        elif isinstance(old, list) and isinstance(value, Mapping) and value and all(map(_is_place, value)):
+            out[key] = _merge_items(key, old, value)
+        else:
+            out[key] = merge(old, value, kind) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return out
+
+
+def _is_place(key: Any) -> bool:
+    return isinstance(key, str) and key.isascii() and key.isdecimal()
+
+
+def _merge_items(key: str, old: list[Any], over: Mapping[str, Any]) -> list[Any]:
+    """Returns a list with some of its items changed; an item that is a name gets settings beside it."""
+    out = list(old)
+    for place, value in over.items():
+        if int(place) >= len(out):
+            raise ConfigError(f"{key}.{place}: {key} has {len(out)} item{'s' * (len(out) != 1)}, counted from 0")
+        item: Any = {"name": out[int(place)]} if isinstance(out[int(place)], str) else out[int(place)]
+        out[int(place)] = merge(item, value) if isinstance(item, Mapping) and isinstance(value, Mapping) else value
+    return out
+
+
+def _without_older_clip(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings algo.* without a bound that `over` gives anew: algo.clip_low and algo.loss.clip_low are the
+    same one, and the later word holds.
+    """
+    out, later = dict(base), over.get("loss")
+    for name in CLIPS:
+        if over.get(name) is not None and isinstance(out.get("loss"), Mapping):
+            out["loss"] = {k: v for k, v in out["loss"].items() if k != name}
+        if isinstance(later, Mapping) and later.get(name) is not None:
+            out.pop(name, None)
+    return out
+
+
+def _merge_named(old: str | Mapping[str, Any], over: str | Mapping[str, Any]) -> dict[str, Any]:
+    before, after = ({"name": v} if isinstance(v, str) else dict(v) for v in (old, over))
+    same = "name" not in after or after["name"] == before.get("name", after["name"])
+    return {**before, **after} if same else after
+
+
+def _merge_curriculum(old: str | Mapping[str, Any], over: str | Mapping[str, Any]) -> dict[str, Any]:
+    """Another sampler drops the options of the old one; the filters, which stand beside them, stay."""
+    before, after = ({"name": v} if isinstance(v, str) else dict(v) for v in (old, over))
+    default = CurriculumSettings().name
+    if after.get("name", before.get("name", default)) != before.get("name", default):
+        before = {key: value for key, value in before.items() if key in CurriculumSettings.model_fields}
+    return merge(before, after, CurriculumSettings)
+
+
+def kind_of(model: Any, key: str) -> Any:
+    info = getattr(model, "model_fields", {}).get(key)
+    return info.annotation if info else None

@@ -1,0 +1,92 @@
+"""Answers to learn from, apart from the rows: `data.solutions`.
+
+    {"number": 7, "id": "train-7", "solution": "<answer>...</answer>", "weight": 1.0, "reward": 0.9, "step": 50}
+
+Each line makes one training row: the sample at place `number` of the training split, whose id must be `id`, with this
+`solution`, and its weight times `weight`. Other fields say where the answer comes from, and stay in the file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from vlrl.config.paths import tried
+from vlrl.data.dataset import SampleSequence
+from vlrl.errors import ConfigError, DataError
+from vlrl.types import Sample
+
+
+@dataclass(frozen=True)
+class Solution:
+    """One line."""
+
+    number: int
+    id: str
+    text: str
+    weight: float = 1.0
+
+
+def read_solutions(name: str) -> list[Solution]:
+    """Returns the lines of a file. Raises ConfigError without one, or with an empty one, and DataError naming the line
+    for one that is no solution.
+    """
+    path = Path(name)
+    if not os.path.isfile(path):
+        raise ConfigError(f"data.solutions={name!r}: this file does not exist{tried(name)}. A stage of kind rounds "
+                          "writes one (rows.jsonl)")
+    out = []
+    for place, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            out.append(_solution(json.loads(line)))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise DataError(f"{path}, line {place}: a line of data.solutions is an object with number (place in the "
+                            f"training split), id and solution (a text), and a weight above 0 where it has one, not "
+                            f"{line[:80]!r}") from None
+    if not out:
+        raise ConfigError(f"data.solutions={name!r} holds no answer: name another file, or leave it out")
+    return out
+
+
+def _solution(line: Mapping[str, Any]) -> Solution:
+    number, id, text, weight = line["number"], line["id"], line["solution"], line.get("weight", 1.0)
+    numbers = isinstance(number, int) and not isinstance(number, bool) and number >= 0
+    if not (numbers and isinstance(id, str) and isinstance(text, str) and text and 0 < float(weight) < float("inf")):
+        raise ValueError
+    return Solution(number, id, text, float(weight))
+
+
+class Solved(SampleSequence):
+    """The samples that have a solution, one for each line; several of one sample have numbered ids."""
+
+    def __init__(self, samples: Sequence[Sample], solutions: Sequence[Solution], name: str):
+        self.samples, self.solutions, self.name = samples, solutions, name
+        self.files = (Path(name), *getattr(samples, "files", ()))
+        seen, self._turns = Counter[int](), list[int]()
+        for one in solutions:
+            seen[one.number] += 1
+            self._turns.append(seen[one.number])
+
+    def __len__(self) -> int:
+        return len(self.solutions)
+
+    def _at(self, index: int) -> Sample:
+        one = self.solutions[index]
+        sample = self.samples[one.number] if one.number < len(self.samples) else None
+        if sample is None or sample.id != one.id:
+            found = f"there are {len(self.samples):,} rows" if sample is None else f"row {one.number} is {sample.id!r}"
+            raise DataError(f"data.solutions={self.name!r}: its answer to row {one.number}, {one.id!r}, fits none of "
+                            f"the training rows ({found}): it was written for other rows, or another data.seed")
+        turn = self._turns[index]
+        return replace(sample, id=sample.id if turn == 1 else f"{sample.id}#{turn}", row={
+            **sample.row, "solution": one.text, "weight": sample.weight * one.weight})
+
+
+def with_solutions(samples: Sequence[Sample], name: str) -> Sequence[Sample]:
+    """Returns the training rows that `data.solutions` names; all of them where it is empty."""
+    return Solved(samples, read_solutions(name), name) if name else samples

@@ -1,0 +1,58 @@
+"""stages.json: what a run of several stages consists of, and which of them are finished.
+
+    {"stages": [{"name": "cold", "kind": "sft"}, {"name": "rl", "kind": "rl"}],
+     "done": {"cold": {"steps": 50, "model": "/runs/two/cold/checkpoints/step-000050"}}}
+
+Each stage has a folder of its name beside the file; a stage of rounds has such a file itself. Reading needs no torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vlrl.store.files import read_json, write_text
+
+FILE = "stages.json"
+
+
+@dataclass(frozen=True)
+class StageList:
+    """The stages of a run, in order."""
+
+    folder: Path
+    stages: Sequence[tuple[str, str]] = ()
+    """(name, kind)"""
+    done: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What each finished stage left: `steps`, and `model`, the folder of the weights that it hands over."""
+
+    @property
+    def folders(self) -> list[Path]:
+        """Where the stages lie; none is a link, which could lead anywhere."""
+        return [place for name, _ in self.stages if not (place := self.folder / name).is_symlink()]
+
+    def finished(self, name: str, **left: Any) -> StageList:
+        """Returns the list with a stage finished, and writes it."""
+        return StageList(self.folder, self.stages, {**self.done, name: left}).write()
+
+    def write(self) -> StageList:
+        """Writes stages.json, whole or not at all."""
+        content = {"stages": [{"name": name, "kind": kind} for name, kind in self.stages], "done": self.done}
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_text(self.folder / FILE, json.dumps(content, indent=1) + "\n")
+        return self
+
+
+def read_stages(folder: Path) -> StageList | None:
+    """Returns the stages of a run folder; None where it has none, or its file cannot be read."""
+    found = read_json(folder / FILE)
+    try:
+        stages = [(str(one["name"]), str(one["kind"])) for one in found["stages"]] if found else []
+        done = {str(name): dict(left) for name, left in found["done"].items()} if found else {}
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
+    plain = all(name and "/" not in name and name not in (".", "..") for name, _ in stages)
+    return StageList(folder, stages, done) if stages and plain else None

@@ -1,0 +1,79 @@
+"""The loss on given answers to held-out samples: metric `loss` of a supervised run's evaluations."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from vlrl.curriculum import Draw
+from vlrl.distributed import comm
+from vlrl.errors import DataError
+from vlrl.evaluation.stats import mean_ci
+from vlrl.models.oom import each_batch
+from vlrl.models.processing import PromptTooLong
+from vlrl.rollout.demonstrations import demonstrated, has_demonstration
+from vlrl.rollout.episodes import opened
+from vlrl.rollout.generate import Asked
+from vlrl.rollout.group_source import first_samples
+from vlrl.training.build import Parts
+from vlrl.training.minibatch import make_minibatch, split
+from vlrl.types import Group, Sample
+
+_CHUNK = 64
+"""Answers read together, over all processes."""
+
+
+def heldout_loss(parts: Parts, name: str, step: int) -> dict[str, float]:
+    """Returns `loss` with its 95 % interval: the mean over the samples of a split of -log p of a token of the given
+    answer, a mean over its tokens. {} where no sample has an answer. Called on every process.
+    """
+    samples = list(enumerate(first_samples(parts.task, name, parts.config.eval.samples)))
+    known: dict[str, float] = {}
+    with torch.no_grad(), parts.policy.evaluating():
+        for start in range(0, len(samples), _CHUNK):
+            mine = samples[start:start + _CHUNK][comm.rank()::comm.world()]
+            groups = comm.together(lambda mine=mine: _given(parts, name, mine, step))
+            known |= {id: value for part in comm.gather(_losses(parts, groups)) for id, value in part.items()}
+    if not known:
+        return {}
+    mean, low, high = mean_ci([known[id] for id in sorted(known)])
+    return {"loss": mean, "loss/ci95_low": low, "loss/ci95_high": high}
+
+
+def _given(parts: Parts, name: str, samples: Sequence[tuple[int, Sample]], step: int) -> list[Group]:
+    """Returns the given answers to numbered samples; samples without one, or whose prompt cannot be used, are left
+    out.
+    """
+    asked, stream = [], zlib.crc32(name.encode())
+    for number, sample in samples:
+        try:
+            sample = opened(parts.engine, parts.task, sample, stream, number)
+            if has_demonstration(parts.task, sample):
+                prompt = parts.encode(parts.task, sample)
+                asked.append(Asked(number, Draw(number, 0), sample, prompt))
+        except DataError as error:
+            if not isinstance(error, PromptTooLong) and not parts.config.data.quarantine:
+                raise
+    return demonstrated(parts.task, parts.encode, parts.engine, parts.config, asked, step, name)
+
+
+def _losses(parts: Parts, groups: Sequence[Group]) -> dict[str, float]:
+    """Returns the loss of each group's answer, by the group's id."""
+    (numbered,) = split(groups, 1)
+    part = make_minibatch(parts.policy, numbered, parts.config)
+    sums, counts = np.zeros(len(groups)), np.zeros(len(groups))
+
+    def work(b: int) -> None:
+        micro = part.batches[b]
+        found = parts.policy.logprobs(micro.batch, parts.algorithm.temperature).logprobs.double().cpu().numpy()
+        rows = [part.rollouts[r] for r in micro.order]
+        masks = np.concatenate([np.zeros(0, bool), *(t.mask for t in rows)])
+        units = np.concatenate([np.zeros(0, int), *(np.full(len(t.mask), t.unit) for t in rows)])
+        np.add.at(sums, units, -found * masks)
+        np.add.at(counts, units, masks)
+
+    each_batch(parts.policy, part.batches, work, part.halve)
+    return {g.id: float(total / count) for g, total, count in zip(groups, sums, counts, strict=True) if count}
