@@ -75,7 +75,7 @@ class TaskEntry(TaskSettings):
 
 
 _METRIC_GROUPS = ("reward", "completion", "groups", "tokens", "curriculum", "variants", "prompts", "rollouts", "time",
-                  "memory", "balance")
+                  "memory", "balance", "judge", "clip")
 
 
 def label_of(name: str) -> str:

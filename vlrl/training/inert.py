@@ -409,6 +409,13 @@ def reward_parts(run: Run) -> Iterator[Inert]:
                 yield Inert(f"{place}.rewards.{part}", 0, "it is shown as a metric, and not paid")
 
 
+def services(run: Run) -> Iterator[Inert]:
+    """Yields services that no part of the task needs."""
+    needed = {name for one in (run.task.members if run.task else ()) for name in one.needs}
+    if run.task and run.config.services.judge.url and "judge" not in needed:
+        yield Inert("services.judge.url", run.config.services.judge.url, "no part of the task's reward asks a judge")
+
+
 def _reads_outcome(run: Run) -> bool:
     """Returns whether anything that acts on the training may read which answers are right."""
     curriculum = run.config.curriculum
@@ -487,4 +494,4 @@ def _short(value: Any) -> Any:
 
 RULES: Sequence[Callable[[Run], Iterator[Inert]]] = (
     ratio, unreached_bound, unread_credit, turns, critic, kl, kl_to_itself, reference, entropy, weights, correction,
-    shaping, replaced, batch, reward_parts, filters, sampler, streaming)
+    shaping, replaced, batch, reward_parts, services, filters, sampler, streaming)

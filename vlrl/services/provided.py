@@ -1,0 +1,135 @@
+"""Which services a run has, what a group is given of them, and what they cost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+
+from vlrl.config.schema import Config
+from vlrl.distributed import comm
+from vlrl.services.judge import COUNTS, Judge
+from vlrl.services.replies import Place
+from vlrl.task import Task
+from vlrl.task.services import FAILED
+
+_MOST_THREADS = 32
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def configured(config: Config) -> tuple[str, ...]:
+    """Returns the names of the services that the settings give a run."""
+    return ("judge",) if config.services.judge.url else ()
+
+
+def provide(config: Config, task: Task, folder: Path | None = None) -> Provided | None:
+    """Returns the services that the settings give and a task needs; None where there are none. Replies are kept in
+    `folder` in place of the run's.
+
+    Raises ConfigError for a bad address, and for a key that is not there.
+    """
+    wanted = [name for name in configured(config) if name in task.needs]
+    if not wanted:
+        return None
+    return Provided(judge=Judge(config.services.judge, folder or Path(config.run.dir), config.limits, comm.rank()))
+
+
+@contextmanager
+def serving(config: Config, task: Task) -> Iterator[Provided | None]:
+    """The services that the settings give and a task needs, apart from any run: replies are kept as long as the block
+    lasts, or in services.judge.cache.
+    """
+    with TemporaryDirectory(prefix="vlrl-services-") as folder:
+        found = provide(config, task, Path(folder))
+        try:
+            yield found
+        finally:
+            if found:
+                found.close()
+
+
+class Given:
+    """The services as one group has them."""
+
+    def __init__(self, services: Mapping[str, Any], turn: threading.Lock):
+        self.turn = turn
+        """Held while a task's code runs, and not while it waits for a judge: groups wait side by side."""
+        self.services = {name: _aside(service, turn) if name == "judge" else service
+                         for name, service in services.items()}
+        self._asked = services
+
+    @property
+    def problem(self) -> str | None:
+        """Why what rests on a service has no value, as the `error` of a rollout; None where all replied."""
+        failures = [f"{name}: {reason}" for name, service in self._asked.items()
+                    for reason in getattr(service, "failures", ())]
+        more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
+        return f"{FAILED}{failures[0]}{more}" if failures else None
+
+
+def _aside(service: Callable[[Any], Any], turn: threading.Lock) -> Callable[[Any], Any]:
+    def ask(questions: Any) -> Any:
+        turn.release()
+        try:
+            return service(questions)
+        finally:
+            turn.acquire()
+
+    return ask
+
+
+class Provided:
+    """The services of a run, on one process."""
+
+    def __init__(self, judge: Judge):
+        self.judge = judge
+        self._turn = threading.Lock()
+
+    @property
+    def threads(self) -> int:
+        """Groups that are scored side by side."""
+        return min(_MOST_THREADS, self.judge.settings.concurrency)
+
+    def at(self, place: Place) -> Given:
+        """Returns the services for one group."""
+        return Given({"judge": self.judge.at(place)}, self._turn)
+
+    def warnings(self) -> list[str]:
+        """Returns what does not answer now, which a run may outlive."""
+        problem = self.judge.problem()
+        return [f"{problem}: what it is to judge is unscorable until it answers (limits.service_errors)"] if (
+            problem) else []
+
+    def metrics(self, split: str, step: int, times: bool = True) -> dict[str, float]:
+        """Returns what was asked for a split up to a step, which is completed, over all processes: `judge/...`, and
+        with `times` the seconds of a call.
+        """
+        tally, s = self.judge.take(split, step), self.judge.settings
+        counts = comm.total(*(getattr(tally, name) for name in COUNTS))
+        out = {f"judge/{name}": float(count) for name, count in zip(COUNTS, counts, strict=True)}
+        if s.price_in or s.price_out:
+            out["judge/cost"] = (out["judge/tokens_in"] * s.price_in + out["judge/tokens_out"] * s.price_out) / 1e6
+        if times:
+            seconds = [value for part in comm.gather(tally.seconds) for value in part]
+            out |= {"time/judge_mean_s": sum(seconds) / max(len(seconds), 1),
+                    "time/judge_max_s": max(seconds, default=0.0)}
+        return out
+
+    def close(self) -> None:
+        self.judge.close()
+
+
+def side_by_side(services: Provided | None, work: Callable[[T], R], values: Iterable[T]) -> list[R]:
+    """Returns `work` of every value in order, several at a time where groups wait for a judge."""
+    values = list[T](values)
+    if services is None or len(values) < 2:
+        return [work(value) for value in values]
+    with ThreadPoolExecutor(min(services.threads, len(values)), "score") as pool:
+        return list(pool.map(work, values))
+
+
