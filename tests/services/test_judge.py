@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.services.stub import PLACE, count_of, judging, says, text_of
+from tests.services.stub import PLACE, count_of, judging, text_of
 from vlrl.config import validate
 from vlrl.config.services import JudgeSettings
 from vlrl.errors import ConfigError, TrainingError

@@ -8,8 +8,8 @@ from pydantic import Field, model_validator
 
 from vlrl.config.base import Count, NonNegative, Positive, Rate, Settings
 
-PLACES = tuple(f"services.judge.{name}" for name in (
-    "url", "key_env", "timeout_s", "retries", "concurrency", "per_minute", "cache", "price_in", "price_out"))
+PLACES = ("services.clip.keep", *(f"services.judge.{name}" for name in (
+    "url", "key_env", "timeout_s", "retries", "concurrency", "per_minute", "cache", "price_in", "price_out")))
 """Settings of services that say where and how fast something is asked, and nothing of what is answered."""
 
 
@@ -50,7 +50,18 @@ class JudgeSettings(Settings):
         return self
 
 
+class ClipSettings(Settings):
+    """A model with one embedding space for pictures and texts, whose cosines rewards ask for."""
+
+    name: str = Field(default="", description="Folder or hub name, e.g. openai/clip-vit-base-patch32 or "
+                      "google/siglip-base-patch16-224; empty = none. It runs beside the policy, in float32.")
+    batch: Count = Field(default=0, description="Pictures at a time; 0 = 32 on a GPU, and one by one on a CPU, where "
+                         "the last bits of a cosine then depend on nothing else.")
+    keep: Positive = Field(default=16384, description="Embeddings that are kept in memory, of pictures and texts.")
+
+
 class ServicesSettings(Settings):
     """Models beside the policy that rewards ask."""
 
     judge: JudgeSettings = JudgeSettings()
+    clip: ClipSettings = ClipSettings()

@@ -75,6 +75,10 @@ FAILED = "service: "
 """How the error of a rollout begins that a service did not answer."""
 
 
+_WAYS = {"judge": "Give it one with services.judge.url and services.judge.model. ",
+         "clip": "Give it one with services.clip.name. "}
+
+
 class AbsentService(TaskError, AttributeError):
     """A service was asked for that is not there."""
 
@@ -179,7 +183,8 @@ def unserved_parts(task: Task, available: Iterable[str], samples: Sequence[Sampl
         for part in named:
             if any(_values(task.weights.get(part, 0.0))):
                 raise ConfigError(f"task '{task.name}': the part '{part}' needs the service '{service}', which this "
-                                  f"run does not have. Leave the part out with task.rewards.{part}=0")
+                                  f"run does not have. {_WAYS.get(service, '')}Leave the part out with "
+                                  f"task.rewards.{part}=0")
         parts += [part for part in named if part not in parts]
     return parts
 

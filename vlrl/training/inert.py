@@ -412,8 +412,10 @@ def reward_parts(run: Run) -> Iterator[Inert]:
 def services(run: Run) -> Iterator[Inert]:
     """Yields services that no part of the task needs."""
     needed = {name for one in (run.task.members if run.task else ()) for name in one.needs}
-    if run.task and run.config.services.judge.url and "judge" not in needed:
-        yield Inert("services.judge.url", run.config.services.judge.url, "no part of the task's reward asks a judge")
+    settings = run.config.services
+    for name, setting, value in (("judge", "url", settings.judge.url), ("clip", "name", settings.clip.name)):
+        if run.task and value and name not in needed:
+            yield Inert(f"services.{name}.{setting}", value, f"no part of the task's reward asks services.{name}")
 
 
 def _reads_outcome(run: Run) -> bool:
