@@ -1,5 +1,6 @@
 """task.parts over real HTTP: every part against figures by hand, with a judge that decides by rule."""
 
+import json
 import re
 
 import pytest
@@ -204,3 +205,19 @@ def test_a_run_without_a_judge_says_how_to_get_one():
         task = task_of("cascade")
         served(task, (), [task.sample_from_row(ROW)])
 
+
+
+def test_vlrl_score_asks_the_judge_where_there_is_one(tmp_path, capsys):
+    from tests.cli.test_training import call
+
+    rows = {"sample": ROW, "completions": ["<answer>four</answer>", "<answer>5</answer>", "<answer>lost</answer>"]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(rows) + "\n")
+    (tmp_path / "qa.yaml").write_text("task: {name: qa, parts: [judge], rewards: {accuracy: 0, format: 0}}\n"
+                                      "model: {name: none}\n")
+    words = ["score", tmp_path / "qa.yaml", tmp_path / "rows.jsonl"]
+    assert json.loads(call(capsys, *words)[0])["skipped"] == ["judge"]
+    with judging(lost_on("lost", VERDICT), tmp_path) as (server, _):
+        found = json.loads(call(capsys, *words, f"services.judge.url={server.url}", "services.judge.model=critic",
+                                "services.judge.retries=0")[0])
+    assert [r["reward"] for r in found["rewards"]] == [1, 0, None] and found["skipped"] == []
+    assert found["rewards"][2]["error"].startswith("service: judge: 400")

@@ -110,6 +110,10 @@ class Provided:
         given: dict[str, Any] = {"judge": self.judge.at(place)} if self.judge else {}
         return Given(given | ({"clip": partial(self._compared, place)} if self.clip else {}), self._turn)
 
+    def alone(self, split: str, step: int) -> Given:
+        """Returns the services for a group of no run."""
+        return self.at(Place(split, step, step))
+
     def _compared(self, place: Place, images: Sequence[Any], texts: Sequence[str]) -> Any:
         key = (place.split, place.step)
         self._pictures[key] = self._pictures.get(key, 0) + len(images)
