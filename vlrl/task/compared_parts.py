@@ -72,7 +72,7 @@ def tournament(task: Task, sample: Sample, answers: Sequence[Answer], services: 
         for reply, swap in zip(replies, swapped, strict=True):
             said = _fields(reply, SCORES)
             pair = None if said is None else (float(said["first"]), float(said["second"]))
-            out.append(pair[::-1] if pair and swap else pair)
+            out.append((pair[1], pair[0]) if pair and swap else pair)
         return out
 
     ranks = _ranks(count, scored)
