@@ -148,14 +148,15 @@ def mixes_languages(text: str) -> bool:
 
 
 def _judged(task: Any, sample: Sample, answers: Sequence[Answer], services: Any) -> list[Parts]:
-    """Returns 1 where a judge calls an answer right that passed the gate and that the rule does not pay in full, else
-    0.
+    """Returns 1 where a judge calls an answer right that passed the gate and that the rule does not pay in full, None
+    where it was asked in vain, else 0.
     """
     given = [glm_answer(answer.text) for answer in answers]
     unsolved = [i for i, answer in enumerate(answers) if given[i] and _safely(task, sample, answer) < 1]
     replies = services.judge([_question(sample, given[i] or "") for i in unsolved])
-    right = {i for i, reply in zip(unsolved, replies, strict=True) if re.findall(r"[01]\.0", reply)[-1:] == ["1.0"]}
-    return [{"judge": float(i in right)} for i in range(len(answers))]
+    verdicts = {i: None if reply is None else float(re.findall(r"[01]\.0", reply)[-1:] == ["1.0"])
+                for i, reply in zip(unsolved, replies, strict=True)}
+    return [{"judge": verdicts.get(i, 0.0)} for i in range(len(answers))]
 
 
 def _question(sample: Sample, given: str) -> str:

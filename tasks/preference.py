@@ -71,12 +71,13 @@ def _recipe(prompt: str, rewards: Mapping[str, float], form: Callable[[str], flo
 
 def _consistency(task: Any, sample: Sample, answers: Sequence[Answer], services: Any) -> list[Parts]:
     """Of right answers 1 where a judge finds that the end of the thinking prefers the same response, -1 for the other
-    one, 0 where it cannot tell; 0 of wrong answers, which it could not make pay."""
+    one, 0 where it cannot tell, None where it was asked in vain; 0 of wrong answers, which it could not make pay."""
     judge = services.judge
     right = [i for i, answer in enumerate(answers) if _accuracy(task, sample, answer)]
-    verdicts = {i: _VERDICT.findall(reply)[-1:] for i, reply in zip(
-        right, judge([_choice_question(answers[i]) for i in right]) if right else (), strict=True)}
-    return [{"consistency": float(verdicts[i][0]) if verdicts.get(i) else 0.0} for i in range(len(answers))]
+    replies = judge([_choice_question(answers[i]) for i in right]) if right else ()
+    verdicts = {i: None if reply is None else float((_VERDICT.findall(reply) or ["0.0"])[-1])
+                for i, reply in zip(right, replies, strict=True)}
+    return [{"consistency": verdicts.get(i, 0.0)} for i in range(len(answers))]
 
 
 def _choice_question(answer: Answer) -> str:

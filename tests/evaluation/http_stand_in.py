@@ -24,9 +24,11 @@ class StandIn(ThreadingHTTPServer):
     """Notes every request in `asked`: path, headers, body."""
 
     daemon_threads = True
+    request_queue_size = 256
+    port = 0
 
     def __init__(self, script: Script, models: tuple[str, ...] = ("only",)):
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(("127.0.0.1", self.port), _Handler)
         self.script, self.models = script, models
         self.asked: list[tuple[str, dict[str, str], dict[str, Any]]] = []
         self.lock = threading.Lock()

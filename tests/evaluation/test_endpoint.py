@@ -13,9 +13,11 @@ from PIL import Image
 from tests.evaluation.http_stand_in import reply, served
 from vlrl.config import validate
 from vlrl.errors import ConfigError, DataError, TrainingError
-from vlrl.evaluation import endpoint as module
-from vlrl.evaluation.chat_prompts import ChatEncoder, data_urls
-from vlrl.evaluation.endpoint import Endpoint, address_of
+from vlrl.evaluation.chat_prompts import ChatEncoder
+from vlrl.evaluation.endpoint import Endpoint
+from vlrl.services import chat as module
+from vlrl.services.chat import address_of
+from vlrl.services.pictures import data_urls
 from vlrl.task import Task
 from vlrl.types import LoadedMedia, Media, Prompt, Request, Sample, Sampling
 
@@ -212,7 +214,7 @@ def test_prompts_show_the_pixels_of_images_and_frames():
 
 
 def test_large_pictures_are_sent_as_jpeg(monkeypatch):
-    monkeypatch.setattr("vlrl.evaluation.chat_prompts.MOST_PNG", 100)
+    monkeypatch.setattr("vlrl.services.pictures.MOST_PNG", 100)
     loaded = LoadedMedia(kind="image", frames=(Image.new("RGB", (64, 64), (10, 200, 30)),), sha256="x")
     head, shown = pixels(data_urls(loaded)[0])
     assert head == "data:image/jpeg;base64" and abs(shown[5, 5].astype(int) - [10, 200, 30]).max() < 6

@@ -204,16 +204,10 @@ def _chosen(config: Config, model: str | None, checkpoint: Path | None) -> Chose
 def _server(url: str, model: str | None, key_env: str | None, concurrency: int | None, timeout_s: float | None,
             retries: int | None, option: str = "--endpoint") -> Server:
     """Returns the server of --endpoint or --judge."""
-    from vlrl.evaluation.endpoint import address_of
+    from vlrl.services.chat import address_of, key_of
     from vlrl.tools.answers import Server
 
-    key = os.environ.get(key_env, "").strip() if key_env else ""
-    key_option = "--key-env" if option == "--endpoint" else f"{option}-key-env"
-    if key_env and not key:
-        raise ConfigError(f"{key_option} {key_env}: that environment variable is not set, or empty")
-    if not (key.isascii() and key.isprintable()) or " " in key:
-        raise ConfigError(f"{key_option} {key_env}: that environment variable holds spaces or characters that no key "
-                          "has")
+    key = key_of(key_env, "--key-env" if option == "--endpoint" else f"{option}-key-env")
     address_of(url, option)
     given = {"concurrency": concurrency, "timeout_s": timeout_s, "retries": retries}
     return Server(url=url, model=model, key=key, option=option,

@@ -19,7 +19,19 @@ from typing import Annotated, Any
 import typer
 
 from vlrl import __version__
-from vlrl.cli import comparing, data, evaluating, inspecting, looking, planning, scoring, serve, tasks, training
+from vlrl.cli import (
+    comparing,
+    data,
+    evaluating,
+    inspecting,
+    judging,
+    looking,
+    planning,
+    scoring,
+    serve,
+    tasks,
+    training,
+)
 from vlrl.cli.common import flowing
 from vlrl.cli.terminal import printable
 from vlrl.config.registry import failure, place
@@ -51,11 +63,13 @@ scoring.register(app)
 comparing.register(app)
 app.add_typer(tasks.app)
 app.add_typer(data.app)
+app.add_typer(judging.app)
 looking.register(app)
 inspecting.register(app)
 serve.register(app)
 planning.register(app)
-for _command in (*app.registered_commands, *tasks.app.registered_commands, *data.app.registered_commands):
+for _command in (*app.registered_commands, *tasks.app.registered_commands, *data.app.registered_commands,
+                 *judging.app.registered_commands):
     _command.help = flowing(_command.callback)
 
 

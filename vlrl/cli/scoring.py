@@ -19,6 +19,8 @@ from vlrl.errors import DataError, RunError
 
 if TYPE_CHECKING:
     from vlrl.config.schema import Config
+    from vlrl.services.provided import Provided
+    from vlrl.task import Task
     from vlrl.tools.rescore import Comparison, Rescored
 
 SCORE_EXAMPLES = examples(
@@ -97,8 +99,9 @@ def _stream(config: Config, source: str, output: str, keep_going: bool) -> None:
     task = make_task(config)
     root = Path(config.data.root or os.path.dirname(os.path.realpath(source)))  # of standard input: where it is called
     failed, first, done = 0, "", 0
-    with _reader(source) as lines, _writer(output) as out, late_bar("rows scored") as update:
-        for done, (text, error) in enumerate(score_lines(task, lines, root), 1):
+    with (_services(config, task) as provided, _reader(source) as lines, _writer(output) as out,
+          late_bar("rows scored") as update):
+        for done, (text, error) in enumerate(score_lines(task, lines, root, provided), 1):
             if error:
                 where = "" if source == "-" else f"{source}: "
                 if not keep_going:
@@ -111,6 +114,18 @@ def _stream(config: Config, source: str, output: str, keep_going: bool) -> None:
     if failed:
         typer.echo(f"{failed} of {done} rows could not be scored. First: {printable(first)}", err=True)
         raise typer.Exit(1)
+
+
+@contextlib.contextmanager
+def _services(config: Config, task: Task) -> Iterator[Provided | None]:
+    """Those of services.*, where one is configured: to import them takes a while."""
+    if not (config.services.judge.url or config.services.clip.name):
+        yield None
+        return
+    from vlrl.services.provided import serving
+
+    with serving(config, task) as provided:
+        yield provided
 
 
 @contextlib.contextmanager

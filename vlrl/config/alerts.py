@@ -39,6 +39,9 @@ class AlertSettings(Settings):
     skipped_above: Count | None = Field(
         default=3, description="Tell when an optimizer step was left out in more than so many of the last "
         "alerts.window steps; null = never.")
+    service_errors_above: Fraction | None = Field(
+        default=0.05, description="Tell when a service, such as a judge, did not answer for a larger share of a step's "
+        "rollouts; null = never.")
     webhook: str = Field(
         default="", description="URL that alerts are sent to as JSON with a `text` (POST), https or on this machine; "
         "env:NAME = the URL is in that environment variable, for one that is secret. Empty = none.")

@@ -13,6 +13,8 @@ from vlrl.config.base import Beta, Count, Fraction, NonNegative, Positive, Rate,
 from vlrl.config.engine import PLACES, EngineSettings
 from vlrl.config.episodes import EnvironmentSettings, EpisodeSettings
 from vlrl.config.rollout import AsyncSettings, CurriculumSettings, RolloutSettings
+from vlrl.config.services import PLACES as SERVICE_PLACES
+from vlrl.config.services import ServicesSettings
 from vlrl.config.stages import MergeSettings, RoundsSettings, StageEntry
 from vlrl.config.tasks import TaskEntry, TaskSettings, label_of
 from vlrl.config.url_entries import parts
@@ -24,7 +26,7 @@ __all__ = ["RESUMABLE", "SHORT", "AlgoSettings", "AsyncSettings", "Config", "Cur
 
 RESUMABLE = ("steps", "eval", "save", "log", "store", "run", "resume", "alerts", "data.cache", "train.sharding",
              "train.cpu_offload", "limits.collective_s", "limits.environment_errors", "limits.nonfinite_steps",
-             "limits.score_s", "limits.stuck_s", "environment.name",
+             "limits.score_s", "limits.service_errors", "limits.stuck_s", "environment.name", *SERVICE_PLACES,
              *(f"engine.{name}" for name in PLACES))
 """Settings, and sections of them, that may differ between a checkpoint and the run that resumes it."""
 SHORT = ("engine", "task", "curriculum")
@@ -301,6 +303,9 @@ class LimitsSettings(Settings):
     environment_errors: Fraction = Field(
         default=0.1, description="Stop when more than this share of a step's episodes ended with an error of their "
         "environment. Such an episode is not scored, and counts nowhere else.")
+    service_errors: Fraction = Field(
+        default=0.5, description="Stop when a service, such as a judge, did not answer for more than this share of a "
+        "step's rollouts. Such a rollout is unscorable, and counts nowhere else.")
     nonfinite_steps: Count = Field(
         default=3, description="An optimizer step whose loss or gradient is NaN or infinite is left out, and the run "
         "stops when that happens in more than so many steps in a row; 0 = at the first one.")
@@ -350,6 +355,7 @@ class Config(Settings):
     algo: AlgoSettings = AlgoSettings()
     episode: EpisodeSettings = EpisodeSettings()
     environment: EnvironmentSettings = EnvironmentSettings()
+    services: ServicesSettings = ServicesSettings()
     curriculum: CurriculumSettings = CurriculumSettings()
     train: TrainSettings = TrainSettings()
     eval: EvalSettings = EvalSettings()

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from vlrl.config.base import Settings, refuse_bool
+from vlrl.config.base import Names, Settings, refuse_bool
 
 
 class TaskSettings(BaseModel):
@@ -21,6 +21,10 @@ class TaskSettings(BaseModel):
         default="auto", description="How the model writes boxes and points; auto = the model family's convention.")
     rewards: dict[str, Any] = Field(
         default_factory=dict, description="Weight per part: a number, or [[step, weight], ...] joined by lines.")
+    parts: Names = Field(
+        default=(), description="Further reward parts, which any task can have, each a name or {name: ..., options}: "
+        "judge, cascade, general_verdict, rubric, pairwise, tournament (docs/services.md), or own file.py:function. "
+        "task.rewards.<part> sets the weight.")
     combine: str = Field(
         default="auto", description="How parts become the reward: sum, product, gate:<part> (the others count where it "
         "is above 0) or gate:<part>>=<least>, max:<a>,<b> (the larger one, plus the rest), "
@@ -75,7 +79,7 @@ class TaskEntry(TaskSettings):
 
 
 _METRIC_GROUPS = ("reward", "completion", "groups", "tokens", "curriculum", "variants", "prompts", "rollouts", "time",
-                  "memory", "balance")
+                  "memory", "balance", "judge", "clip")
 
 
 def label_of(name: str) -> str:

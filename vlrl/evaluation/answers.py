@@ -27,8 +27,14 @@ from vlrl.models.reference import Reference
 from vlrl.rewards.confidence import read_confidence
 from vlrl.rollout.episodes import opened
 from vlrl.rollout.generate import answer_of, make_group
-from vlrl.rollout.group_source import check_environment_errors, check_score_errors, first_samples
+from vlrl.rollout.group_source import (
+    check_environment_errors,
+    check_score_errors,
+    check_service_errors,
+    first_samples,
+)
 from vlrl.rollout.prefetch import Prefetcher
+from vlrl.services.provided import Provided, side_by_side
 from vlrl.task import Task
 from vlrl.task.scoring import sample_metrics
 from vlrl.types import Answer, Completion, Group, Prompt, Request, Rollout, Sample
@@ -50,6 +56,7 @@ class Ready:
     prefetch: Prefetcher
     engine: Engine
     reference: Reference | None = None
+    services: Provided | None = None
     remote: bool = False
     """Whether the engine is someone else's server: its errors are counted, and only what is missing is asked again."""
 
@@ -118,6 +125,7 @@ def ask(ready: Ready, splits: Sequence[str], drawings: Sequence[Drawing], file: 
             where = f"evaluation of {one.split} ({one.drawing.name})"
             check_score_errors(groups, ready.config.limits.score_errors, where)
             check_environment_errors(groups, ready.config.limits.environment_errors, where)
+            check_service_errors(groups, ready.config.limits.service_errors, where)
             shares = comm.gather(rows)
             comm.on_main(partial(file.add, [row for share in shares for row in share]))
             done += n * sum(map(len, left))
@@ -163,12 +171,16 @@ def _answered(one: _Asking, numbers: Sequence[int]) -> tuple[list[Group], list[R
     completions = ready.engine.generate(requests)
     values = (ready.reference([(p, answers) for (*_, p), answers in zip(prompts, completions, strict=True)])
               if ready.reference else [None] * len(prompts))
-    groups = []
-    for (number, sample, prompt), answers, known in zip(prompts, completions, values, strict=True):
-        drawn = [(i, c) for i, c in enumerate(answers) if not (ready.remote and c.error)]
-        group = make_group(ready.task, sample, prompt, [c for _, c in drawn], group_id=f"{one.split}-{number:06d}",
-                           split=one.split, step=one.step, reference=known)
-        groups += [group] if drawn else []
+    drawn_of = [[(i, c) for i, c in enumerate(answers) if not (ready.remote and c.error)] for answers in completions]
+
+    def scored(i: int) -> Group:
+        number, sample, prompt = prompts[i]
+        return make_group(ready.task, sample, prompt, [c for _, c in drawn_of[i]], group_id=f"{one.split}-{number:06d}",
+                          split=one.split, step=one.step, reference=values[i], served=ready.services)
+
+    made = side_by_side(ready.services, scored, range(len(prompts)))
+    groups = [group for group, drawn in zip(made, drawn_of, strict=True) if drawn]
+    for (number, _, prompt), answers, drawn, group in zip(prompts, completions, drawn_of, made, strict=True):
         base = {**one.place(number), **item(ready.task, group.sample, prompt, group.target)}
         rows += [{**base, "index": i, **outcome(ready.task, group.sample, c, rollout)}
                  for (i, c), rollout in zip(drawn, group.rollouts, strict=True)]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,12 +13,10 @@ from vlrl.data import media
 from vlrl.data.clip_cache import ClipCache
 from vlrl.data.video_sampling import VideoSampling
 from vlrl.errors import DataError
+from vlrl.services.pictures import data_urls
 from vlrl.task import Task, task_messages
 from vlrl.task.tools import schemas
-from vlrl.types import LoadedMedia, Prompt, Sample
-
-MOST_PNG = 2**22
-"""Bytes of a picture as PNG; a larger one is sent as JPEG of quality 95."""
+from vlrl.types import Prompt, Sample
 
 
 class ChatEncoder:
@@ -73,19 +69,3 @@ def _content(content: Any, places: Any) -> Any:
             raise DataError("the messages place more media than the sample has")
         out += [{"type": "image_url", "image_url": {"url": url}} for url in data_urls(found)]
     return out
-
-
-def data_urls(loaded: LoadedMedia) -> list[str]:
-    """Returns the frames of an image or video as data URLs: PNG, so that the server sees the same pixels, and JPEG
-    where that would have more than MOST_PNG bytes.
-    """
-    return [_data_url(frame) for frame in loaded.frames]
-
-
-def _data_url(frame: Any) -> str:
-    for kind, options in (("png", {}), ("jpeg", {"quality": 95})):
-        file = io.BytesIO()
-        frame.save(file, format=kind, **options)
-        if file.tell() <= MOST_PNG or kind == "jpeg":
-            return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"
-    raise AssertionError

@@ -20,6 +20,7 @@ from vlrl.rollout.episodes import opened
 from vlrl.rollout.generate import Reference, Score, answer_of, make_group, sampling_of
 from vlrl.rollout.group_source import first_samples
 from vlrl.rollout.prefetch import Prefetcher
+from vlrl.services.provided import Provided, side_by_side
 from vlrl.task import Task
 from vlrl.task.scoring import sample_metrics, score_all
 from vlrl.types import Group, Request, Sample
@@ -30,29 +31,31 @@ _CHUNK = 64
 
 def evaluate(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, split: str, step: int,
              tell: Callable[[str, int, int], None] | None = None,
-             reference: Reference | None = None, score: Score = score_all) -> tuple[dict[str, Any], list[Group]]:
+             reference: Reference | None = None, score: Score = score_all,
+             services: Provided | None = None) -> tuple[dict[str, Any], list[Group]]:
     """Returns one line of eval.jsonl and this process's groups of one answer each.
 
     Every metric has `<metric>/ci95_low` and `<metric>/ci95_high` (bootstrap over samples). Greedy unless
     eval.temperature is set. `correct_frac` is the share of correct answers (Task.correct). Samples that cannot be
     encoded count as `rejected`, answers without a reward as `unscorable`: neither as wrong. `tell(what, done, total)`
     is called as the work proceeds. No variants are drawn; `reference` is needed by tasks that ask the reference policy,
-    whose parts are left out without it. Of a mixture the samples are those of every task in turn.
+    whose parts are left out without it, `services` are those of `services.*`. Of a mixture the
+    samples are those of every task in turn.
     """
     mine = list(enumerate(first_samples(task, split, config.eval.samples)))[comm.rank()::comm.world()]
     groups, rejected = comm.together(lambda: _answer(task, prefetch, engine, config, split, step, mine, tell,
-                                                            reference, score))
+                                                            reference, score, services))
     groups = comm.together(lambda: [_measured(task, g) for g in groups])
     records = [r for part in comm.gather([_record(g) for g in groups]) for r in part]
     failed = sum(r["error"] is not None for r in records) / max(len(records), 1)
     return {"step": step, "split": split, "n": len(records), "rejected": int(comm.total(rejected)[0]),
             "unscorable": sum(r["reward"] is None for r in records), "score_errors": failed,
-            **_table(task, records)}, groups
+            **(services.metrics(split, step, times=False) if services else {}), **_table(task, records)}, groups
 
 
 def _answer(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, split: str, step: int,
             samples: Sequence[tuple[int, Sample]], tell: Callable[[str, int, int], None] | None,
-            reference: Reference | None, score: Score) -> tuple[list[Group], int]:
+            reference: Reference | None, score: Score, services: Provided | None) -> tuple[list[Group], int]:
     """Returns scored groups of one answer for numbered samples, and how many samples were rejected."""
     sampling = sampling_of(config.rollout, config.eval.temperature)
     stream = zlib.crc32(split.encode())
@@ -79,9 +82,13 @@ def _answer(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, sp
         completions = engine.generate(requests)
         known = (reference([(p, answers) for (*_, p), answers in zip(prompts, completions, strict=True)]) if reference
                  else [None] * len(prompts))
-        for (number, sample, prompt), answers, values in zip(prompts, completions, known, strict=True):
-            groups.append(make_group(task, sample, prompt, answers, group_id=f"{split}-{number:06d}", split=split,
-                                     step=step, reference=values, score=score))
+
+        def scored(i: int, prompts: Any = prompts, completions: Any = completions, known: Any = known) -> Group:
+            number, sample, prompt = prompts[i]
+            return make_group(task, sample, prompt, completions[i], group_id=f"{split}-{number:06d}", split=split,
+                              step=step, reference=known[i], score=score, served=services)
+
+        groups += side_by_side(services, scored, range(len(prompts)))
     return groups, rejected
 
 

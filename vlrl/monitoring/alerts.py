@@ -229,13 +229,20 @@ def _skipped_above(columns: Columns, settings: AlertSettings) -> Breach | None:
             "infinity or an overflow") if value > limit else None
 
 
+def _service_errors_above(columns: Columns, settings: AlertSettings) -> Breach | None:
+    value, limit = _last(columns, "service_errors"), settings.service_errors_above or 0.0
+    return (value, limit, f"a service, such as a judge, did not answer for {value:.0%} of the rollouts, more than "
+            f"{limit:.0%}: they are unscorable") if value > limit else None
+
+
 RULES: Mapping[str, Callable[[Columns, AlertSettings], Breach | None]] = {
     "reward_drop": _reward_drop, "constant_rewards": _constant_rewards, "zero_variance_above": _zero_variance_above,
     "kl_above": _kl_above, "entropy_below": _entropy_below, "entropy_drop": _entropy_drop,
-    "truncated_above": _truncated_above, "skipped_above": _skipped_above}
+    "truncated_above": _truncated_above, "skipped_above": _skipped_above,
+    "service_errors_above": _service_errors_above}
 """By the name of their setting; null turns one off."""
 _READ = ("reward/mean", "reward/std", "groups/zero_variance_frac", "kl", "entropy", "completion/truncated_frac",
-         "skipped")
+         "skipped", "service_errors")
 
 
 # --- the webhook ------------------------------------------------------------------------------------------------------

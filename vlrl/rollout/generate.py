@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -20,9 +21,11 @@ from vlrl.rollout.eepo import Forgetting
 from vlrl.rollout.guided import Guiding
 from vlrl.rollout.overlap import Ahead
 from vlrl.rollout.partial import Held, in_one_step, last_part
+from vlrl.services.provided import Given, Provided
+from vlrl.services.replies import Place
 from vlrl.task import Task, task_target
-from vlrl.task.scoring import Marked, score_all, unscored
-from vlrl.task.services import Services, looked_up
+from vlrl.task.scoring import Marked, Scored, score_all, unscored
+from vlrl.task.services import Services, looked_up, served_parts
 from vlrl.task.variants import GREEDY, trained_answers
 from vlrl.types import (
     Acted,
@@ -85,6 +88,8 @@ class Answering:
     """Has answers of a group go on from each other's text; see rollout.branch."""
     guide: Guiding | None = None
     """Has groups without a correct answer asked again; see algo.guided."""
+    services: Provided | None = None
+    """Those of `services.*` that the task needs."""
     policy_step: int | None = None
     """Steps completed by the weights of the engine; None = `step`."""
     fixed_temperature: float | None = None
@@ -148,7 +153,7 @@ class Answering:
             if soon and len(drawn[i]) == len(asked[i].variants):
                 ahead.begin(i, completions[i])
 
-        with Ahead(score, self.clock, "score") as ahead:
+        with Ahead(score, self.clock, "score", self.services.threads if self.services else 1) as ahead:
             completions = self._drawn(requests, ahead.begin if soon and not others else None)
             varied = self.engine.generate([request for *_, request in others], done) if others else []
             for j, made in enumerate(varied):
@@ -217,7 +222,7 @@ class Answering:
         for a, group, answers in zip(asked, groups, made, strict=True):
             assert isinstance(group, Group)  # partial.check
             alone = make_group(self.task, a.sample, a.prompt, answers, group_id=group.id, split=group.split,
-                               step=self.step, policy_step=self.policy_step, score=self.score)
+                               step=self.step, policy_step=self.policy_step, score=self.score, served=self.services)
             greedy = replace(alone.rollouts[0], index=len(group.rollouts) + len(group.aside), variant=GREEDY)
             out.append(replace(group, aside=(*group.aside, greedy)))
         return out
@@ -236,7 +241,8 @@ class Answering:
         def score(group: Group, sampled: Prompt, made: Sequence[Completion]) -> Group:
             moved = [c.behind(sampled, group.prompt) if c.episode_id else c for c in made]
             return make_group(self.task, group.sample, group.prompt, moved, group_id=group.id, split=group.split,
-                              step=self.step, policy_step=self.policy_step, score=self.score)
+                              step=self.step, policy_step=self.policy_step, score=self.score,
+                              served=self.services)
 
         return [*self.guide(self.engine, self.guide.asking(self.task, requests, whole, answers), whole, score)]
 
@@ -254,7 +260,7 @@ class Answering:
         answers = [last_part(c) for c in held.answers] if asked.held else held.answers
         group = make_group(self.task, asked.sample, asked.prompt, answers, group_id=f"{asked.number:08d}",
                            split="train", step=self.step, variants=variants, reference=reference,
-                           policy_step=self.policy_step, score=self.score)
+                           policy_step=self.policy_step, score=self.score, served=self.services)
         return held.told(group) if asked.held else group
 
 
@@ -271,14 +277,14 @@ def sampling_of(rollout: RolloutSettings, temperature: float, max_new_tokens: in
 def make_group(task: Task, sample: Sample, prompt: Prompt, completions: Sequence[Completion], *, group_id: str,
                split: str, step: int, variants: Sequence[tuple[Variant, Sequence[Completion]]] = (),
                reference: Sequence[np.ndarray] | None = None, policy_step: int | None = None,
-               score: Score = score_all) -> Group:
+               score: Score = score_all, served: Provided | None = None) -> Group:
     """Returns a scored group of a step, sampled by the weights of `policy_step` completed steps; None = as many as
     `step`.
 
     The sample learns its processed size here, so that scoring converts the model's coordinates. Answers of `variants`
     that are trained join the completions, under the unchanged prompt; the others are given to the task and kept aside.
-    `reference` is what the service reference_logprobs says of each answer of the group. Parts that need a service which
-    is not given are left out.
+    `reference` is what the service reference_logprobs says of each answer of the group, `served` gives the others.
+    Parts that need a service which is not given are left out; what one did not answer is unscorable, with an `error`.
     """
     task = task.of(sample)
     if prompt.media:
@@ -289,18 +295,33 @@ def make_group(task: Task, sample: Sample, prompt: Prompt, completions: Sequence
     aside = [(v.name, c) for v, made in variants if not v.trained for c in made]
     answers = [answer_of(c, step, name) for name, c in members]
     others = [answer_of(c, step, name) for name, c in aside]
+    policy_step = step if policy_step is None else policy_step
+    given = served.at(Place(split, step, policy_step)) if served else None
     services = Services({v.name: [a for a in others if a.variant == v.name] for v, _ in variants if not v.trained},
-                        {} if reference is None else {"reference_logprobs": looked_up(answers, reference)})
-    scored, weights = score(task, sample, answers, others, step, services)
+                        {**({} if reference is None else {"reference_logprobs": looked_up(answers, reference)}),
+                         **(given.services if given else {})})
+    with given.turn if given else contextlib.nullcontext():
+        scored, weights = score(task, sample, answers, others, step, services)
+    scored = [(_unanswered(task, s, given), marks) for s, marks in scored] if given else scored
     scored = [(unscored(s, c.error), marks) for (_, c), (s, marks) in zip([*members, *aside], scored, strict=True)]
     rollouts = [Rollout(group_id=group_id, index=i, completion=c, parts=s.parts, reward=s.reward,
                         correct=s.correct, parsed=s.parsed, error=s.error, variant=name,
                         train_prompt=prompt if name else None, marks=marks,
-                        policy_step=step if policy_step is None else policy_step)
+                        policy_step=policy_step)
                 for i, ((name, c), (s, marks)) in enumerate(zip([*members, *aside], scored, strict=True))]
     return Group(id=group_id, task=task.name, split=split, sample=sample, prompt=prompt,
                  rollouts=tuple(rollouts[:len(members)]), aside=tuple(rollouts[len(members):]),
                  weights=weights, target=task_target(task, sample))
+
+
+def _unanswered(task: Task, scored: Scored, given: Given) -> Scored:
+    """Returns the scores with the reason where a service was asked in vain for a part that has no value."""
+    if scored.reward is not None or scored.error is not None or given.problem is None:
+        return scored
+    rests = [served_parts(task, name) for name in given.services]
+    named = scored.parts if None in rests else {part for parts in rests for part in parts or ()}
+    lost = any(scored.parts.get(part, 0.0) is None for part in named)
+    return replace(scored, error=given.problem) if lost else scored
 
 
 def answer_of(completion: Completion, step: int, variant: str = "") -> Answer:

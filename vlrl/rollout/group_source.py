@@ -28,6 +28,7 @@ from vlrl.rollout.generate import Answering, Asked
 from vlrl.rollout.partial import Held
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.task import Task, generated, task_samples
+from vlrl.task.services import FAILED
 from vlrl.task.variants import has_variants, seen_as, variants_of
 from vlrl.types import Group, Rollout, Sample, Variant
 
@@ -313,7 +314,8 @@ class GroupSource:
                 **self.tally.metrics(), "groups/wasted": comm.total(len(self.dropped))[0],
                 "prompts/rejected": float(self.rejected.count), **self._variant_metrics(), **self._partial_metrics(),
                 **(self.answering.branch.metrics() if self.answering.branch else {}),
-                **(self.answering.guide.metrics() if self.answering.guide else {})}
+                **(self.answering.guide.metrics() if self.answering.guide else {}),
+                **(self.answering.services.metrics("train", self.step) if self.answering.services else {})}
 
     def _partial_metrics(self) -> dict[str, float]:
         """Groups that go on in the next step, and the steps that an answer of the last one was written in."""
@@ -368,7 +370,7 @@ def check_score_errors(groups: Sequence[Group], limit: float, what: str, stored:
 
     `what` and where they are `stored` enter the message.
     """
-    failed, rollouts, first = _errors(groups, lambda r: r.error and r.completion.error is None)
+    failed, rollouts, first = _errors(groups, lambda r: r.error and r.completion.error is None and not _lost(r))
     if failed > limit * max(rollouts, 1):
         where = f" They are in {stored}." if stored else ""
         raise TrainingError(f"{what}: {failed} of {rollouts} rollouts failed to score, more than "
@@ -383,6 +385,23 @@ def check_environment_errors(groups: Sequence[Group], limit: float, what: str, s
         where = f" They are in {stored}." if stored else ""
         raise TrainingError(f"{what}: {failed} of {rollouts} episodes ended with an error of their environment, more "
                             f"than limits.environment_errors={limit} allows. First error: {first}.{where}")
+
+
+def check_service_errors(groups: Sequence[Group], limit: float, what: str, stored: Path | None = None) -> float:
+    """Returns the share of the rollouts (over all processes) for which a service did not answer; TrainingError above
+    `limit`.
+    """
+    failed, rollouts, first = _errors(groups, _lost)
+    if failed > limit * max(rollouts, 1):
+        where = f" They are in {stored}." if stored else ""
+        raise TrainingError(f"{what}: a service did not answer for {failed} of {rollouts} rollouts, more than "
+                            f"limits.service_errors={limit} allows. First error: {first}.{where} See whether it runs "
+                            "(services.*); the same command goes on from the last checkpoint.")
+    return failed / max(rollouts, 1)
+
+
+def _lost(rollout: Rollout) -> bool:
+    return bool(rollout.error and rollout.error.startswith(FAILED))
 
 
 def _errors(groups: Sequence[Group], among: Callable[[Rollout], Any]) -> tuple[int, int, str]:

@@ -1,7 +1,8 @@
-"""Work on the first results of a slow producer while it makes the others: one thread, results in order."""
+"""Work on the first results of a slow producer while it makes the others: in threads, results in order."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,15 +20,17 @@ class Ahead(Generic[T]):
             answers = engine.generate(requests, ahead.begin)
             groups = ahead.results(answers)
 
-    Once a value was begun, a thread does all of the work; without any, `results` does it in the caller's. `work` never
-    runs twice at the same time. Its seconds count as `phase` of the clock, and not in the phase that it ran beside.
+    Once a value was begun, a thread does all of the work; without any, `results` does it in the caller's. `work` runs
+    so many times at once as there are `threads`, with one never twice. Its seconds count as `phase` of the clock, and
+    not in the phase that it ran beside.
     """
 
-    def __init__(self, work: Callable[[int, Any], T], clock: Clock, phase: str):
-        self._work, self._clock, self._phase = work, clock, phase
-        self._thread = ThreadPoolExecutor(1, phase)
+    def __init__(self, work: Callable[[int, Any], T], clock: Clock, phase: str, threads: int = 1):
+        self._work, self._clock, self._phase, self._threads = work, clock, phase, threads
+        self._thread = ThreadPoolExecutor(threads, phase)
         self._begun: dict[int, Future[T]] = {}
-        self._spent = 0.0
+        self._spent, self._at_work, self._since = 0.0, 0, 0.0
+        self._lock = threading.Lock()
 
     def __enter__(self) -> Ahead[T]:
         return self
@@ -44,7 +47,7 @@ class Ahead(Generic[T]):
         error.
         """
         with self._clock(self._phase):
-            if not self._begun:
+            if not self._begun and self._threads == 1:
                 return [self._work(i, value) for i, value in enumerate(values)]
             start = time.perf_counter()
             for i, value in enumerate(values):
@@ -56,8 +59,12 @@ class Ahead(Generic[T]):
         return found
 
     def _timed(self, i: int, value: Any) -> T:
-        start = time.perf_counter()
+        with self._lock:
+            self._since = self._since if self._at_work else time.perf_counter()
+            self._at_work += 1
         try:
             return self._work(i, value)
         finally:
-            self._spent += time.perf_counter() - start
+            with self._lock:
+                self._at_work -= 1
+                self._spent += 0.0 if self._at_work else time.perf_counter() - self._since

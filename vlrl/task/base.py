@@ -279,9 +279,7 @@ class Task:
             if part not in self.weights:
                 raise ConfigError(f"task {self.name or type(self).__name__!r}: outcome names the part {part!r}, which "
                                   f"rewards does not.{did_you_mean(part, self.weights)}")
-        weights = {part: weight_at(w, 0) for part, w in self.rewards_for(settings).items()}
-        named = next((part for part in _OUTCOMES if part in weights), None)
-        return found or ({named or max(weights, key=lambda part: weights[part]): 0.5} if weights else {})
+        return found or usual_outcome(self.rewards_for(settings))
 
     @classmethod
     def _combination(cls, given: Any, settings: Mapping[str, Any]) -> str:
@@ -290,6 +288,13 @@ class Task:
             raise ConfigError(f"task.combine={given!r}: this task combines its parts itself; leave it at auto" if own
                               else f"task.combine={given!r}: give a text, such as sum or gate:format")
         return ("own" if own else cls.combine_for(settings)) if given == "auto" else given
+
+
+def usual_outcome(rewards: Mapping[str, Weight]) -> dict[str, float]:
+    """Returns what makes an answer correct where a task with these parts does not say it; see Task.outcome."""
+    weights = {part: weight_at(w, 0) for part, w in rewards.items()}
+    named = next((part for part in _OUTCOMES if part in weights), None)
+    return {named or max(weights, key=lambda part: weights[part]): 0.5} if weights else {}
 
 
 def reaches(criterion: Mapping[str, float], parts: Parts) -> bool | None:
@@ -457,12 +462,14 @@ def _is_message(message: Any) -> bool:
         ("text" in part if part.get("type") == "text" else "type" in part) for part in content))
 
 
-def load(name: str, settings: Mapping[str, Any] | None = None) -> Task:
-    """Returns a task by built-in name, `module:Class` or `path/file.py:Class`, with its own settings applied.
+def load(name: str, settings: Mapping[str, Any] | None = None,
+         change: Callable[[type[Task]], type[Task]] = lambda cls: cls) -> Task:
+    """Returns a task by built-in name, `module:Class` or `path/file.py:Class`, with its own settings applied; `change`
+    makes another class of the one that was found.
 
     Raises ConfigError when there is no such task or setting.
     """
-    cls = load_class(name)
+    cls = change(load_class(name))
     try:
         return cls(**dict(settings or {}))
     except VlrlError:

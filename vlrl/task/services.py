@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from vlrl.errors import ConfigError, TaskError, did_you_mean
+from vlrl.rewards.verdicts import Fields
 from vlrl.task.mixture import Mixture
-from vlrl.types import Answer, Sample
+from vlrl.types import Answer, Media, Sample
 
 if TYPE_CHECKING:
     from vlrl.task.base import Task
@@ -34,11 +35,27 @@ class ReferenceLogprobs(Protocol):
         ...
 
 
+@dataclass(frozen=True, eq=False)
+class Question:
+    """What a judge is asked, beside a plain text: with pictures, or for a reply in JSON.
+
+    Example: `Question("Is it a cat?", sample.media, {"verdict": ("yes", "no")})`.
+    """
+
+    text: str
+    media: Sequence[Media] = ()
+    """Shown before the text; a video as its frames."""
+    fields: Fields | None = None
+    """What the reply must say (rewards/verdicts.py); one that does not is asked for again."""
+
+
 class Judge(Protocol):
     """`services.judge`: a model that answers questions about answers."""
 
-    def __call__(self, questions: Sequence[str]) -> list[str]:
-        """Returns the text it gives to each question."""
+    def __call__(self, questions: Sequence[str | Question]) -> list[str | None]:
+        """Returns the text it gives to each question; None where there is none, or none that says what `fields` asks
+        for. What rests on None is unscorable, and neither right nor wrong.
+        """
         ...
 
 
@@ -52,6 +69,14 @@ class Clip(Protocol):
 
 SERVICES: Mapping[str, type] = {"reference_logprobs": ReferenceLogprobs, "judge": Judge, "clip": Clip}
 """Every service that a task may need, by name."""
+
+
+FAILED = "service: "
+"""How the error of a rollout begins that a service did not answer."""
+
+
+_WAYS = {"judge": "Give it one with services.judge.url and services.judge.model. ",
+         "clip": "Give it one with services.clip.name. "}
 
 
 class AbsentService(TaskError, AttributeError):
@@ -158,7 +183,8 @@ def unserved_parts(task: Task, available: Iterable[str], samples: Sequence[Sampl
         for part in named:
             if any(_values(task.weights.get(part, 0.0))):
                 raise ConfigError(f"task '{task.name}': the part '{part}' needs the service '{service}', which this "
-                                  f"run does not have. Leave the part out with task.rewards.{part}=0")
+                                  f"run does not have. {_WAYS.get(service, '')}Leave the part out with "
+                                  f"task.rewards.{part}=0")
         parts += [part for part in named if part not in parts]
     return parts
 
@@ -169,6 +195,13 @@ def _of_the_group(task: Task, samples: Sequence[Sample]) -> list[str]:
         return [part for part in task.weights if part not in own]
     except (Exception, SystemExit):  # met again where it belongs, in scoring
         return list(task.weights)
+
+
+def served_parts(task: Task, service: str) -> Collection[str] | None:
+    """Returns the parts that need a service; None where the task does not say which."""
+    if service not in task.needs:
+        return ()
+    return task.needs[service] if isinstance(task.needs, Mapping) else None
 
 
 def _values(weight: Any) -> list[float]:

@@ -71,7 +71,7 @@ def judge(task: Task, file: Path) -> Verdict:
     rows = read_rows(file)
     if not rows:
         raise DataError(f"{file} has no rows; each is {{\"id\" or \"sample\", \"answer\": text, \"correct\": true}}")
-    samples = _by_id(task, {str(row.get("id")) for row in rows if "sample" not in row})
+    samples = samples_by_id(task, {str(row.get("id")) for row in rows if "sample" not in row})
     mistakes, correct = [], 0
     for number, row in enumerate(rows, 1):
         try:
@@ -90,7 +90,7 @@ def _judged(task: Task, row: Mapping[str, Any], samples: Mapping[str, Sample], r
         raise DataError(f"answer={shorten(str(text))} must be a text")
     if not isinstance(label, bool):
         raise DataError(f"correct={label!r} must be true or false")
-    sample = _sample(task, row, samples, root)
+    sample = sample_of(task, row, samples, root)
     part = _part(task, row)
     (scored,) = score_group(task, sample, [answer_of(text)], step=0)
     value = scored.parts.get(part)
@@ -110,7 +110,8 @@ def _part(task: Task, row: Mapping[str, Any]) -> str:
     return part
 
 
-def _sample(task: Task, row: Mapping[str, Any], samples: Mapping[str, Sample], root: Path) -> Sample:
+def sample_of(task: Task, row: Mapping[str, Any], samples: Mapping[str, Sample], root: Path) -> Sample:
+    """Returns the sample that a row holds, or names by its id. Raises DataError where there is none."""
     if "sample" in row:
         if not isinstance(row["sample"], dict):
             raise DataError("sample must be a row of the task, as a JSON object")
@@ -121,7 +122,7 @@ def _sample(task: Task, row: Mapping[str, Any], samples: Mapping[str, Sample], r
     return sample
 
 
-def _by_id(task: Task, wanted: Iterable[str]) -> dict[str, Sample]:
+def samples_by_id(task: Task, wanted: Iterable[str]) -> dict[str, Sample]:
     """Returns the samples of these ids, looked for in the splits one after another."""
     missing, out = set(wanted), {}
     for split in SPLITS:

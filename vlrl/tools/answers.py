@@ -23,7 +23,7 @@ from vlrl.distributed import comm
 from vlrl.errors import ConfigError
 from vlrl.evaluation.answers import Ready, Tell, ask, asked_sample
 from vlrl.evaluation.chat_prompts import ChatEncoder
-from vlrl.evaluation.endpoint import Endpoint, address_of
+from vlrl.evaluation.endpoint import Endpoint
 from vlrl.evaluation.picture import draw
 from vlrl.evaluation.reasoning_judge import ReasoningJudge
 from vlrl.evaluation.rows import Row, RowFile
@@ -31,6 +31,8 @@ from vlrl.evaluation.settings import Drawing, Grid
 from vlrl.evaluation.summary import Result, summarise
 from vlrl.rollout.group_source import first_samples
 from vlrl.rollout.prefetch import Prefetcher
+from vlrl.services.chat import address_of
+from vlrl.services.provided import serving
 from vlrl.store import plain
 from vlrl.store.files import environment, write_text
 from vlrl.task import Task, task_messages
@@ -141,7 +143,7 @@ def evaluate_at_length(config: Config, source: Chosen | Server, grid: Grid, fold
         longest, config.rollout.max_new_tokens)})})
     with _asked(roomy, source) as prepared:
         own = Ready(config=config, task=prepared.task, prefetch=prepared.prefetch, engine=prepared.engine,
-                    reference=prepared.reference, remote=prepared.remote)
+                    reference=prepared.reference, services=prepared.services, remote=prepared.remote)
         ask(own, config.eval.splits, drawings, file, chosen.step if chosen else 0, tell)
         name = prepared.engine.model if isinstance(prepared.engine, Endpoint) else chosen.name if chosen else ""
         results, cost = comm.on_main(lambda: _results(own.task, config, drawings, file, place, judge, tell))
@@ -159,9 +161,9 @@ def _asked(config: Config, source: Chosen | Server) -> Iterator[Ready]:
             yield prepared
         return
     task, encode = make_task(config), ChatEncoder(config)
-    with (contextlib.closing(_endpoint(config, source)) as engine,
+    with (serving(config, task) as services, contextlib.closing(_endpoint(config, source)) as engine,
           Prefetcher(encode, task, config.data.workers) as prefetch):  # pyright: ignore[reportArgumentType]
-        yield Ready(config=config, task=task, prefetch=prefetch, engine=engine, remote=True)
+        yield Ready(config=config, task=task, prefetch=prefetch, engine=engine, services=services, remote=True)
 
 
 def _endpoint(config: Config, server: Server) -> Endpoint:

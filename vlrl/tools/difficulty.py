@@ -25,7 +25,7 @@ from vlrl.evaluation.rows import begun
 from vlrl.models.processing import PromptTooLong
 from vlrl.rollout.episodes import opened
 from vlrl.rollout.generate import make_group, sampling_of
-from vlrl.rollout.group_source import check_environment_errors, check_score_errors
+from vlrl.rollout.group_source import check_environment_errors, check_score_errors, check_service_errors
 from vlrl.store import plain
 from vlrl.store.files import append_line, write_text
 from vlrl.task import task_samples
@@ -81,6 +81,7 @@ def measured(ready: Ready, scope: Scope, part: Path, known: Mapping[str, Any], t
         place, limits = f"prompts from number {left[i * comm.world()].start} on", ready.config.limits
         check_score_errors(groups, limits.score_errors, place)
         check_environment_errors(groups, limits.environment_errors, place)
+        check_service_errors(groups, limits.service_errors, place)
         shares = comm.gather(records)
         comm.on_main(partial(_append, part, shares))
         by_number |= {m.number: m for share in shares for m in share}
@@ -110,7 +111,7 @@ def _answer_chunk(ready: Ready, scope: Scope, samples: Sequence[Sample], numbers
     values = (ready.reference([(p, answers) for (*_, p), answers in zip(prompts, completions, strict=True)])
               if ready.reference else [None] * len(prompts))
     groups = [make_group(ready.task, sample, prompt, answers, group_id=f"{scope.split}-{number:06d}", split=scope.split,
-                         step=0, reference=known)
+                         step=0, reference=known, served=ready.services)
               for (number, sample, prompt), answers, known in zip(prompts, completions, values, strict=True)]
     records += [_record(number, group) for (number, *_), group in zip(prompts, groups, strict=True)]
     return groups, sorted(records, key=lambda m: m.number)

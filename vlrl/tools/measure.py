@@ -28,6 +28,7 @@ from vlrl.monitoring.metrics import Clock
 from vlrl.rollout import episodes
 from vlrl.rollout.episodes import EpisodeEngine
 from vlrl.rollout.prefetch import Prefetcher
+from vlrl.services.provided import serving
 from vlrl.store import checkpoint, plain
 from vlrl.training.build import (
     check_engine,
@@ -124,7 +125,8 @@ def measure(config: Config, chosen: Chosen, tell: Callable[[str, int, int], None
     """Evaluates the chosen model on each of `eval.splits` with the sampling of `eval.*`; see evaluate.evaluate."""
     with ready(chosen.config.model_copy(update={"eval": config.eval}), chosen) as r:
         for split in r.config.eval.splits:
-            record, groups = evaluate(r.task, r.prefetch, r.engine, r.config, split, chosen.step, tell, r.reference)
+            record, groups = evaluate(r.task, r.prefetch, r.engine, r.config, split, chosen.step, tell, r.reference,
+                                      services=r.services)
             yield Result(record=record, groups=groups)
 
 
@@ -168,4 +170,5 @@ def ready(config: Config, chosen: Chosen) -> Iterator[Ready]:
             engine = EpisodeEngine(engine, encode, environments, settings, Clock())
         engine.sync(model, chosen.step)
         prefetch = stack.enter_context(Prefetcher(encode, task, settings.data.workers))
-        yield Ready(config=settings, task=task, prefetch=prefetch, engine=engine, reference=reference)
+        yield Ready(config=settings, task=task, prefetch=prefetch, engine=engine, reference=reference,
+                    services=stack.enter_context(serving(settings, task)))

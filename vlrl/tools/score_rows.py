@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vlrl.config.registry import prints_aside
 from vlrl.data.coordinates import Convention
@@ -30,11 +30,15 @@ from vlrl.task.services import Services, without_absent
 from vlrl.training.build_task import sample_from
 from vlrl.types import Answer, Coordinates, Sample
 
+if TYPE_CHECKING:
+    from vlrl.services.provided import Provided  # loads torch
+
 _KEYS = ("sample", "completions", "step", "variants", "task")
 _COMPLETION_KEYS = ("text", "n_tokens", "truncated")
 
 
-def score_lines(task: Task, lines: Iterable[bytes], root: Path) -> Iterator[tuple[str, VlrlError | None]]:
+def score_lines(task: Task, lines: Iterable[bytes], root: Path,
+                provided: Provided | None = None) -> Iterator[tuple[str, VlrlError | None]]:
     """Yields (JSON to print, None) for every line that is not blank; ({"error": ...}, the error) for one that cannot be
     used.
 
@@ -44,7 +48,7 @@ def score_lines(task: Task, lines: Iterable[bytes], root: Path) -> Iterator[tupl
         if not line.strip():
             continue
         try:
-            yield to_json(score_row(task, _parsed(line, first=number == 1), root)), None
+            yield to_json(score_row(task, _parsed(line, first=number == 1), root, provided)), None
         except (VlrlError, RecursionError) as error:
             error = DataError("nested too deeply") if isinstance(error, RecursionError) else error
             named = type(error)(f"line {number}: {error}")
@@ -52,9 +56,10 @@ def score_lines(task: Task, lines: Iterable[bytes], root: Path) -> Iterator[tupl
 
 
 @prints_aside()
-def score_row(task: Task, row: Mapping[str, Any], root: Path) -> dict[str, Any]:
-    """Returns the rewards of one row as in the module's example. Raises DataError for a malformed row, TaskError for a
-    task that breaks its contract.
+def score_row(task: Task, row: Mapping[str, Any], root: Path, provided: Provided | None = None) -> dict[str, Any]:
+    """Returns the rewards of one row as in the module's example, with the services that are `provided`.
+
+    Raises DataError for a malformed row, TaskError for a task that breaks its contract.
     """
     step = _whole(row, "step")
     answers = _answers(row.get("completions"), "completions", step)
@@ -68,11 +73,14 @@ def score_row(task: Task, row: Mapping[str, Any], root: Path) -> dict[str, Any]:
         raise DataError(f"sample={_short(sample_row)} must be an object, the data row")
     task, label = _task(task, row)
     sample = replace(sample_from(task, sample_row, root), task=label)
-    with _watched(task, sample):
-        services = Services(others)
+    given = provided.alone("score", step) if provided else None
+    with _watched(task, sample), given.turn if given else nullcontext():
+        services = Services(others, given.services if given else {})
         task, skipped = without_absent(task, sample, answers, services)
-        result = {"rewards": _rewards(score_group(task, sample, answers, step, services)),
-                  "weights": task.weights_at(step), "skipped": skipped}
+        scored = score_group(task, sample, answers, step, services)
+        rewards = _rewards([replace(s, error=given.problem) if given and s.reward is None and not s.error else s
+                            for s in scored])
+        result = {"rewards": rewards, "weights": task.weights_at(step), "skipped": skipped}
         if others:
             result["variants"] = {name: _rewards(score_alone(task, sample, group, step))
                                   for name, group in others.items()}

@@ -45,6 +45,7 @@ from vlrl.rollout.group_source import GroupSource, Tell
 from vlrl.rollout.guided import Guiding
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.rollout.prompt_angle import Angles
+from vlrl.services.provided import Provided, configured, provide
 from vlrl.task import Task, task_samples
 from vlrl.task.environment import has_environment
 from vlrl.task.environment_host import Environments
@@ -61,7 +62,7 @@ from vlrl.types import Media, Sample
 _log = logging.getLogger(__name__)
 
 OFFERED = ("reference_logprobs",)
-"""The services that a run has."""
+"""The services that every run has; `services.*` gives others."""
 
 
 @dataclass
@@ -145,7 +146,7 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
     if len(samples) == 0:
         raise ConfigError(f"task '{task.name}' has no training samples; check data.train={config.data.train!r}")
     partial.check(config, task, algorithm.requires, make_source.generates)
-    offered = [*SERVICES] if not make_source.generates else OFFERED
+    offered = [*SERVICES] if not make_source.generates else (*OFFERED, *configured(config))
     served(task, offered, samples)  # raises before anything is loaded
     curriculum.check(config.curriculum, task)
     prompts = curriculum.Prompts.of(samples, config.seed, config.data.difficulty, config.rollout, task.knobs,
@@ -160,9 +161,11 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
     demonstrations.check(config, task, samples)
     scorer = make_scorer(config, task, offered, samples) if make_source.generates else None
     environments = make_environments(config, task, lambda: served(task, offered, samples))
-    with closed_on_error(scorer), closed_on_error(environments):
+    services = provide(config, task) if make_source.generates else None
+    with closed_on_error(scorer), closed_on_error(environments), closed_on_error(services):
         warnings = comm.on_main(lambda: preflight.check(served(task, offered, samples), samples, config,
                                                         scored=make_source.generates), "checking the first samples")
+        warnings = [*(warnings or ()), *((comm.on_main(services.warnings) or ()) if services else ())]
         model = policy.load(config, accelerator, checkpoint)
         settle_coordinates(task, config, model.family.coordinates)
         for process in filter(None, (scorer, environments)):
@@ -191,12 +194,12 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
             branch = Branching(config, model.processor.tokenizer.decode) if branches else None
             guide = Guiding(config, encode) if config.algo.guided and make_source.generates else None
             answering = Answering(config, task, engine, clock, algorithm, scorer or score_all, reference, forget,
-                                  branch, guide)
+                                  branch, guide, services=services)
             source = make_source(answering, encode, sampler, samples, prefetch, prompts,
                                  {"angle": Angles(model, config, task, prefetch)}, tell)
             return Parts(config, task, model, encode, prefetch, engine, source, Credit(algorithm, config, model, task),
                          optimizer_of(model, config), algorithm, clock,
-                         Demonstrator(config, task, encode, engine, samples, algorithm), scorer, warnings or ())
+                         Demonstrator(config, task, encode, engine, samples, algorithm), scorer, warnings)
 
 
 def make_scorer(config: Config, task: Task, offered: Sequence[str], samples: Sequence[Sample]) -> Scorer | None:
@@ -301,7 +304,7 @@ def remove_engine_folder(config: Config) -> None:
 
 
 @contextlib.contextmanager
-def closed_on_error(part: Engine | Scorer | Environments | None) -> Iterator[None]:
+def closed_on_error(part: Engine | Scorer | Environments | Provided | None) -> Iterator[None]:
     """Closes a part of the run, if there is one, when what is done meanwhile fails."""
     try:
         yield

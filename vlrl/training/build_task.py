@@ -19,6 +19,7 @@ from vlrl.environments import named as environments
 from vlrl.errors import DataError, VlrlError
 from vlrl.models.model_config import FamilyConvention
 from vlrl.task import Task
+from vlrl.task.extra_parts import mixed
 from vlrl.task.mixture import Mixture
 from vlrl.task.row_files import RowFiles
 from vlrl.types import Sample
@@ -54,7 +55,8 @@ def _pinned(data: DataSettings, config: Config) -> DataSettings:
 
 def _made(config: Config, settings: TaskSettings, data: DataSettings) -> Task:
     own = settings.model_extra or {}
-    task = tasks.load(settings.name, {**own, "combine": settings.combine, "rewards": settings.rewards})
+    task = tasks.load(settings.name, {**own, "combine": settings.combine, "rewards": settings.rewards},
+                      lambda cls: mixed(cls, settings.parts))
     task.seed, task.data = data.seed, data
     task.override_outcome(config.curriculum.part, config.curriculum.pass_at)
     auto = settings.coordinates == "auto"

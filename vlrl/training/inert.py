@@ -409,6 +409,15 @@ def reward_parts(run: Run) -> Iterator[Inert]:
                 yield Inert(f"{place}.rewards.{part}", 0, "it is shown as a metric, and not paid")
 
 
+def services(run: Run) -> Iterator[Inert]:
+    """Yields services that no part of the task needs."""
+    needed = {name for one in (run.task.members if run.task else ()) for name in one.needs}
+    settings = run.config.services
+    for name, setting, value in (("judge", "url", settings.judge.url), ("clip", "name", settings.clip.name)):
+        if run.task and value and name not in needed:
+            yield Inert(f"services.{name}.{setting}", value, f"no part of the task's reward asks services.{name}")
+
+
 def _reads_outcome(run: Run) -> bool:
     """Returns whether anything that acts on the training may read which answers are right."""
     curriculum = run.config.curriculum
@@ -487,4 +496,4 @@ def _short(value: Any) -> Any:
 
 RULES: Sequence[Callable[[Run], Iterator[Inert]]] = (
     ratio, unreached_bound, unread_credit, turns, critic, kl, kl_to_itself, reference, entropy, weights, correction,
-    shaping, replaced, batch, reward_parts, filters, sampler, streaming)
+    shaping, replaced, batch, reward_parts, services, filters, sampler, streaming)

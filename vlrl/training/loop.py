@@ -9,7 +9,12 @@ from vlrl.models.cost import share_out
 from vlrl.models.fsdp import launched
 from vlrl.monitoring.metrics import group_metrics
 from vlrl.rollout.async_source import refuse_stale
-from vlrl.rollout.group_source import GroupSource, check_environment_errors, check_score_errors
+from vlrl.rollout.group_source import (
+    GroupSource,
+    check_environment_errors,
+    check_score_errors,
+    check_service_errors,
+)
 from vlrl.training.build import assemble, make_accelerator
 from vlrl.training.session import Session
 from vlrl.training.update import update
@@ -44,6 +49,7 @@ def train(config: Config, make_source: type[GroupSource] = GroupSource,
                 refuse_stale(groups, step, config)
                 errors = check_score_errors(drawn, config.limits.score_errors, f"step {step}")
                 check_environment_errors(drawn, config.limits.environment_errors, f"step {step}")
+                lost = check_service_errors(drawn, config.limits.service_errors, f"step {step}")
                 with clock("train"):
                     stats, per_token = update(policy, parts.optimizer, groups, config, step, algorithm, shown)
                     stats |= parts.credit.metrics()
@@ -51,6 +57,7 @@ def train(config: Config, make_source: type[GroupSource] = GroupSource,
             with clock("store"):
                 session.write(step, drawn, per_token)
             session.log(step, {**group_metrics(drawn, parts.task.labels), **loads, **stats, "score_errors": errors,
+                               **({"service_errors": lost} if source.answering.services else {}),
                                **source.metrics()}, drawn)
             session.save_if_due(step + 1)
             if session.interrupted():

@@ -22,7 +22,7 @@ from vlrl.models import families
 from vlrl.monitoring.progress import Progress
 from vlrl.monitoring.signals import StopSignals, to_terminal
 from vlrl.monitoring.watchdog import Watchdog
-from vlrl.rollout.group_source import check_environment_errors, check_score_errors
+from vlrl.rollout.group_source import check_environment_errors, check_score_errors, check_service_errors
 from vlrl.store import RunFolder, checkpoint, files
 from vlrl.store.lock import Lock, Unlocked
 from vlrl.store.writer import BackgroundWriter
@@ -113,7 +113,8 @@ class Session:
     def resume(self, parts: Parts) -> Parts:
         """Takes the trainer's state from the checkpoint, if there is one, and opens the trackers."""
         self.parts, say = parts, self.progress.print
-        for part in (parts.prefetch, parts.policy, parts.engine, parts.scorer, parts.source):
+        for part in (parts.prefetch, parts.policy, parts.engine, parts.scorer, parts.source,
+                     parts.source.answering.services):
             if part is not None:
                 self._stack.callback(part.close)
         for one in inert.find(self.config, parts.task):
@@ -261,13 +262,14 @@ class Session:
                 continue
             with parts.clock("eval"):
                 record, groups = evaluate(parts.task, parts.prefetch, parts.engine, self.config, split, done,
-                                          self.progress.busy, answering.reference, answering.score)
+                                          self.progress.busy, answering.reference, answering.score, answering.services)
                 if not parts.source.generates:
                     record = {**record, **heldout_loss(parts, split, done)}
                 path = self.folder.write_rollouts(done, comm.rank(), groups, split=split)
             what = f"evaluation of {split} at step {done}"
             check_score_errors(groups, self.config.limits.score_errors, what, path)
             check_environment_errors(groups, self.config.limits.environment_errors, what, path)
+            check_service_errors(groups, self.config.limits.service_errors, what, path)
             if comm.is_main():
                 self.folder.append_eval(record)
                 self.progress.print(evaluation_line(record))

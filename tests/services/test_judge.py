@@ -1,0 +1,278 @@
+"""services.judge against a real HTTP server that answers well and badly; what is kept, and what is asked twice."""
+
+import base64
+import io
+import json
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.services.stub import PLACE, count_of, judging, text_of
+from vlrl.config import validate
+from vlrl.config.services import JudgeSettings
+from vlrl.errors import ConfigError, TrainingError
+from vlrl.services.judge import Judge
+from vlrl.services.replies import Place
+from vlrl.task.services import Question
+from vlrl.types import Media
+
+FIELDS = {"verdict": ("yes", "no")}
+YES = '{"verdict": "yes"}'
+
+
+def echo(body, number):
+    return f"re: {text_of(body)}"
+
+
+def ask(judge, *questions, place=PLACE):
+    return judge.ask(questions, place)
+
+
+def test_replies_come_in_order_and_each_question_is_asked_once(tmp_path):
+    with judging(echo, tmp_path) as (server, judge):
+        assert ask(judge, "a", "b", "a") == (["re: a", "re: b", "re: a"], [])
+        assert ask(judge, "b")[0] == ["re: b"] and count_of(server) == 2
+        body = server.asked[0][2]
+        assert body["model"] == "critic" and body["temperature"] == 0 and body["max_tokens"] == 1024
+        tally = judge.take("train", 3)
+        assert (tally.calls, tally.cached, tally.failed, tally.tokens_out) == (2, 2, 0, 6)
+        assert judge.take("train", 3).calls == 0
+    lines = [json.loads(line) for line in (tmp_path / "services/judge-rank-00000.jsonl").read_text().splitlines()]
+    assert [(x["text"], x["step"], x["policy_step"]) for x in lines] == [("re: a", 3, 2), ("re: b", 3, 2)] or (
+        [x["text"] for x in lines] == ["re: b", "re: a"])
+
+
+def test_a_killed_run_asks_nothing_twice_and_counts_the_same(tmp_path):
+    with judging(echo, tmp_path) as (_, judge):
+        found = ask(judge, "a", "b")
+    (tmp_path / "services/judge-rank-00001.jsonl").write_text(
+        json.dumps({"key": "other", "text": "of another process", "split": "train", "step": 1}) + '\n{"key": "half')
+    with judging(echo, tmp_path) as (server, again):
+        assert ask(again, "a", "b") == found and count_of(server) == 0
+        assert again.take("train", 3).calls == 2  # of the step that is repeated
+        assert ask(again, "a", place=Place("train", 4, 4)) == (["re: a"], []) and count_of(server) == 0
+        assert again.take("train", 4).cached == 1
+        assert again.replies.get("other", PLACE).text == "of another process"
+
+
+def test_half_a_line_is_no_reply_and_stands_alone(tmp_path):
+    with judging(echo, tmp_path) as (_, judge):
+        ask(judge, "a")
+    path = tmp_path / "services/judge-rank-00000.jsonl"
+    path.write_bytes(path.read_bytes()[:-20])
+    with judging(echo, tmp_path) as (server, judge):
+        assert ask(judge, "a")[0] == ["re: a"] and count_of(server) == 1
+    with judging(echo, tmp_path) as (server, judge):
+        assert ask(judge, "a")[0] == ["re: a"] and count_of(server) == 0
+
+
+def test_settings_that_decide_about_a_reply_make_another_question(tmp_path):
+    with judging(echo, tmp_path) as (_, judge):
+        ask(judge, "a")
+    for more in ({"max_tokens": 5}, {"temperature": 0.5}):
+        with judging(echo, tmp_path, **more) as (server, judge):
+            assert ask(judge, "a")[0] == ["re: a"] and count_of(server) == 1
+
+
+def drop(handler):
+    handler.send(200, b'{"choices": [', length=500)
+
+
+def hang(handler):
+    time.sleep(0.4)
+    handler.close_connection = True
+
+
+@pytest.mark.parametrize(("bad", "reason"), [
+    (500, "500"), (503, "503"), (429, "429"), (b"<html>garbage", "no JSON"), ({"choices": []}, "no chat completion"),
+    (drop, "RemoteProtocolError"), (hang, "ReadTimeout"), ("maybe", "does not say verdict"),
+    ('{"verdict": "perhaps"}', "does not say verdict"), ('{"verdict": "yes"', "does not say verdict")])
+def test_a_bad_reply_is_asked_for_again_and_never_a_verdict(tmp_path, bad, reason):
+    def script(body, number):
+        return bad if number < 2 else YES
+
+    with judging(script, tmp_path, timeout_s=0.2) as (server, judge):
+        assert ask(judge, Question("?", fields=FIELDS)) == ([YES], []) and count_of(server) == 3
+        assert judge.take("train", 3).retries == 2
+        if reason.startswith("does"):
+            assert len({body["seed"] for *_, body in server.asked}) == 3
+    with judging(lambda body, number: bad, tmp_path, timeout_s=0.2) as (server, judge):
+        (reply,), (failure,) = ask(judge, Question("!", fields=FIELDS))
+        assert reply is None and reason in failure and count_of(server) == 3
+        assert judge.take("train", 3).failed == 1
+
+
+def test_a_failure_counts_in_its_own_step_and_is_kept_once_that_is_completed(tmp_path):
+    with judging(lambda body, number: 500, tmp_path) as (server, judge):
+        assert ask(judge, "a")[0] == ask(judge, "a")[0] == [None]
+        assert count_of(server) == 3  # not asked again in the step
+        assert ask(judge, "a", place=Place("train", 4, 4))[0] == [None] and count_of(server) == 6
+        judge.take("train", 3)
+    with judging(echo, tmp_path) as (server, judge):  # killed in step 4
+        assert ask(judge, "a")[0] == [None] and count_of(server) == 0
+        assert (tally := judge.take("train", 3)).calls == tally.failed == 1
+        assert ask(judge, "a", place=Place("train", 4, 4))[0] == ["re: a"]
+
+
+@contextmanager
+def a_server(port=0):
+    command = [sys.executable, "-m", "tests.services.serve", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process.stdout.readline().strip()
+        finally:
+            process.kill()
+
+
+@pytest.mark.slow
+def test_a_server_that_dies_and_returns(tmp_path):
+    """Killed for a step and started again: what was known is, the rest of that step is lost, the next one is not."""
+    with a_server() as url:
+        judge = Judge(JudgeSettings(url=url, model="critic", retries=1), tmp_path, wait_s=0.0)
+        assert ask(judge, "a") == (["re: a"], [])
+    replies, failures = ask(judge, "a", "b", place=Place("train", 4, 4))
+    assert replies == ["re: a", None] and len(failures) == 1
+    with a_server(int(url.split(":")[2].partition("/")[0])):
+        assert ask(judge, "a", "b", place=Place("train", 5, 5)) == (["re: a", "re: b"], [])
+    judge.close()
+
+
+def test_calls_are_made_at_once(tmp_path):
+    """64 questions meet at a barrier on the server, which only lets all of them pass together."""
+    barrier = threading.Barrier(64)
+
+    def script(body, number):
+        barrier.wait(60)
+        return "met"
+
+    with judging(script, tmp_path, concurrency=64) as (_, judge):
+        assert ask(judge, *map(str, range(64)))[0] == ["met"] * 64
+
+
+def test_several_groups_share_one_call_for_the_same_question(tmp_path):
+    started, go = threading.Event(), threading.Event()
+
+    def script(body, number):
+        started.set()
+        go.wait(30)
+        return YES
+
+    with judging(script, tmp_path) as (server, judge):
+        found = []
+        threads = [threading.Thread(target=lambda: found.append(ask(judge, "a"))) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        started.wait(30)
+        while judge._tallies[PLACE.split, PLACE.step].cached < 3:
+            time.sleep(0.01)
+        go.set()
+        for thread in threads:
+            thread.join()
+        assert found == [([YES], [])] * 4 and count_of(server) == 1
+        assert judge.take("train", 3).calls == 1
+
+
+def test_rate_limit(tmp_path, monkeypatch):
+    """The third request of 60 a minute waits two seconds."""
+    waits = []
+    with judging(echo, tmp_path, per_minute=60, concurrency=1) as (_, judge):
+        monkeypatch.setattr(judge._client.closed, "wait", lambda seconds: waits.append(seconds))
+        ask(judge, "a", "b", "c")
+    assert waits[0] == 0 and waits[1] == pytest.approx(1, abs=0.5) and waits[2] == pytest.approx(2, abs=0.5)
+
+
+def test_pictures_are_part_of_the_question(tmp_path):
+    picture = Image.fromarray(np.arange(48, dtype=np.uint8).reshape(4, 4, 3))
+    other = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+
+    def script(body, number):
+        (shown, text) = body["messages"][0]["content"]
+        data = base64.b64decode(shown["image_url"]["url"].partition(",")[2])
+        assert text == {"type": "text", "text": "what?"}
+        return str(np.asarray(Image.open(io.BytesIO(data)))[0, 0, 0])
+
+    with judging(script, tmp_path) as (server, judge):
+        found, _ = ask(judge, *(Question("what?", [Media(source=p)]) for p in (picture, other, picture)))
+        assert found == ["0", "9", "0"] and count_of(server) == 2
+        lost = ask(judge, Question("what?", [Media(source=tmp_path / "none.png")]), Question("what?", ()))
+        assert lost[0][0] is None and "none.png" in lost[1][0]
+
+
+def test_fields_are_sent_as_a_schema_unless_it_is_turned_off(tmp_path):
+    for on in (True, False):
+        with judging(lambda body, number: YES, tmp_path / str(on), json_schema=on) as (server, judge):
+            ask(judge, Question("?", fields=FIELDS))
+            sent = server.asked[0][2].get("response_format")
+            assert (sent is not None) == on
+            if on:
+                assert sent["json_schema"]["schema"]["properties"]["verdict"]["enum"] == ["yes", "no"]
+
+
+@pytest.mark.parametrize(("votes", "reply"), [
+    (("yes", "no", "yes"), "yes"), (("no", "no", "yes"), "no"), (("yes", None, None), "yes"),
+    (("yes", None, "no"), None), ((None, None, None), None)])
+def test_votes(tmp_path, votes, reply):
+    by_seed = {}
+
+    def script(body, number):
+        vote = votes[by_seed.setdefault(body["seed"], len(by_seed)) % 3]
+        return 400 if vote is None else json.dumps({"verdict": vote})
+
+    with judging(script, tmp_path, votes=3, temperature=0.7, concurrency=1) as (server, judge):
+        (found,), failures = ask(judge, Question("?", fields=FIELDS))
+        assert (found and json.loads(found)["verdict"]) == reply and bool(failures) == (reply is None)
+        assert count_of(server) == 3
+
+
+def test_a_wrong_key_ends_the_run_and_is_in_no_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("JUDGE_KEY", "s3cret")
+    with judging(lambda body, number: 401, tmp_path, key_env="JUDGE_KEY") as (server, judge):
+        with pytest.raises(TrainingError, match=r"refuses the key.*services\.judge\.url.*services\.judge\.key_env"):
+            ask(judge, "a")
+        assert server.asked[0][1]["Authorization"] == "Bearer s3cret"
+    with judging(lambda body, number: b"s3cret is what you sent", tmp_path, key_env="JUDGE_KEY") as (_, judge):
+        failures = ask(judge, "b")[1]
+        judge.take("train", 9)
+    assert "s3cret" not in str(failures)
+    assert not any("s3cret" in path.read_text() for path in (tmp_path / "services").iterdir())
+
+
+def test_replies_in_a_folder_of_their_own_serve_other_runs(tmp_path):
+    for run, calls in (("one", 1), ("two", 0)):
+        with judging(echo, tmp_path / run, cache=str(tmp_path / "shared")) as (server, judge):
+            assert ask(judge, "a")[0] == ["re: a"] and count_of(server) == calls
+            tally = judge.take("train", 3)
+            assert (tally.calls, tally.cached) == (calls, 1 - calls)
+
+
+def test_a_judge_that_is_away_or_has_another_model_is_told_of(tmp_path):
+    with judging(echo, tmp_path) as (_, judge):
+        assert judge.problem() == ""
+    with judging(echo, tmp_path, model="other") as (_, judge):
+        assert "'other' among its models: critic" in judge.problem()
+    away = Judge(JudgeSettings(url="http://127.0.0.1:1/v1", model="critic"), tmp_path)
+    assert "cannot be reached" in away.problem()
+    away.close()
+
+
+@pytest.mark.parametrize(("given", "said"), [
+    ({"url": "http://a.example/v1"}, "needs services.judge.model"), ({"votes": 2}, "odd number"),
+    ({"votes": 3}, "services.judge.temperature"), ({"retries": -1}, "greater than or equal to 0")])
+def test_settings(given, said):
+    with pytest.raises(ConfigError, match=said):
+        validate({"task": "digits", "model": {"name": "x"}, "services": {"judge": given}})
+
+
+@pytest.mark.parametrize(("given", "said"), [
+    ({"url": "nowhere"}, r"services\.judge\.url 'nowhere' is no address"),
+    ({"url": "http://me:pw@a.example/v1"}, r"services\.judge\.key_env"),
+    ({"url": "http://a.example/v1", "key_env": "NOT_SET_HERE"}, r"services\.judge\.key_env NOT_SET_HERE")])
+def test_addresses_and_keys(tmp_path, given, said):
+    with pytest.raises(ConfigError, match=said):
+        Judge(JudgeSettings(**{"model": "m", **given}), tmp_path)

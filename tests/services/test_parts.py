@@ -1,0 +1,223 @@
+"""task.parts over real HTTP: every part against figures by hand, with a judge that decides by rule."""
+
+import json
+import re
+
+import pytest
+
+from tests.services.stub import PLACE, count_of, judging, quotes, says, text_of
+from vlrl import config as configs
+from vlrl.errors import ConfigError, TaskError
+from vlrl.rewards.text import parse_answer
+from vlrl.task.scoring import score_group
+from vlrl.task.services import Services, served, without_absent
+from vlrl.training.build_task import make_task
+
+ROW = {"id": "1", "question": "2 + 2?", "answer": "4", "answer_type": "text"}
+
+
+def task_of(*parts, name="qa", **more):
+    config = configs.validate({"task": {"name": name, "parts": list(parts), **more}, "model": {"name": "x"}})
+    return make_task(config)
+
+
+def scored(judge, task, texts, row=ROW):
+    """Each answer's parts and rewards, the answers in tags."""
+    sample = task.sample_from_row(row)
+    asking = judge.at(PLACE)
+    return score_group(task, sample, [parse_answer(f"<answer>{t}</answer>") for t in texts], 2,
+                       Services(given={"judge": asking}))
+
+
+def column(found, part):
+    return [s.parts[part] for s in found]
+
+
+def number(text):
+    """The value of an answer; the judge of these tests knows words too."""
+    known = {"four": 4, "two plus two": 4, "five": 5}
+    digits = re.search(r"-?\d+", text)
+    return known.get(text.strip().lower(), int(digits[0]) if digits else None)
+
+
+VERDICT = says(lambda q, body: {"verdict": "yes" if number(q["answer"]) == number(q["reference"]) else "no"})
+
+
+def lost_on(word, script):
+    """The script, but a 400 for questions that hold a word."""
+    return lambda body, n: 400 if word in text_of(body).split("judge:")[-1] else script(body, n)
+
+
+def test_the_verdict_of_a_judge(tmp_path):
+    task = task_of("judge", rewards={"accuracy": 0, "format": 0, "judge": 2})
+    with judging(lost_on("lost", VERDICT), tmp_path, retries=0) as (server, judge):
+        found = scored(judge, task, ["4", "four", "5", "", "lost"])
+        assert column(found, "judge") == [1, 1, 0, 0, None]
+        assert [s.reward for s in found] == [2, 2, 0, 0, None]
+        assert count_of(server) == 4  # nothing was asked about the empty one
+        assert quotes(server.asked[0][2])["question"].startswith("2 + 2?")
+
+
+def test_the_judge_is_asked_only_where_the_rule_says_wrong(tmp_path):
+    task = task_of("cascade", rewards={"accuracy": 0, "format": 0})
+    with judging(lost_on("lost", VERDICT), tmp_path, retries=0) as (server, judge):
+        found = scored(judge, task, ["4", "four", "5", "lost", "4"])
+        assert column(found, "cascade") == [1, 1, 0, None, 1] and column(found, "recovered") == [0, 1, 0, None, 0]
+        assert sorted(quotes(body)["answer"] for *_, body in server.asked) == ["5", "four", "lost"]
+        assert [s.reward for s in found] == [1, 1, 0, None, 1]
+
+
+def test_length_aware_verdicts(tmp_path):
+    """1 - .05 min(10, | pieces - 1 |): "two plus two" has three pieces, the reference one."""
+    task = task_of("general_verdict", rewards={"accuracy": 0, "format": 0})
+    long = "4 " + "x " * 30
+    with judging(VERDICT, tmp_path) as (_, judge):
+        found = scored(judge, task, ["4", "two plus two", long, "5", ""])
+    assert column(found, "general_verdict") == pytest.approx([1, 0.9, 0.5, 0, -0.5])
+
+
+def test_rubrics_are_judged_criterion_by_criterion(tmp_path):
+    task = task_of({"name": "rubric", "criteria": ["has a 4", {"criterion": "has an x", "weight": 3}]},
+                   rewards={"accuracy": 0, "format": 0})
+    script = says(lambda q, body: {"verdict": "yes" if q["criterion"][-1] in q["answer"] else "no"})
+    with judging(script, tmp_path) as (server, judge):
+        found = scored(judge, task, ["4", "x", "4x", "5"])
+        assert column(found, "rubric") == [0.25, 0.75, 1, 0] and column(found, "rubric_saturated") == [0] * 4
+        assert count_of(server) == 8
+        assert column(scored(judge, task, ["4x", "x4"]), "rubric_saturated") == [1, 1]
+        own = {**ROW, "rubric": [{"criterion": "has a 5", "weight": 2}]}
+        assert column(scored(judge, task, ["4", "5"], own), "rubric") == [0, 1]
+        bad = scored(judge, task, ["4"], {**ROW, "rubric": [{"weight": 1}]})
+        assert bad[0].reward is None and "rubric entry" in bad[0].error
+    lost = lambda body, n: 400 if quotes(body)["criterion"] == "has an x" else script(body, n)  # noqa: E731
+    with judging(lost, tmp_path / "2", retries=0) as (_, judge):
+        found = scored(judge, task, ["4", "5"])
+        assert column(found, "rubric") == [None, None] and [s.reward for s in found] == [None, None]
+
+
+def better(q, body):
+    return {"better": "first" if number(q["first"]) > number(q["second"]) else "second"}
+
+
+def test_pairs_against_a_member_of_the_group(tmp_path):
+    """The reference is drawn by sample and step; of 1 to 5 those above it are preferred in both orders."""
+    task = task_of({"name": "pairwise", "most": 1.0}, rewards={"accuracy": 0, "format": 0})
+    texts = ["1", "2", "3", "4", "5"]
+    with judging(says(better), tmp_path) as (server, judge):
+        found = column(scored(judge, task, texts), "pairwise")
+        base = found.index(0)
+        assert found == [(i > base) - (i < base) for i in range(5)] and count_of(server) == 8
+        # one who always says "first" prefers nobody in both orders
+    with judging(says(lambda q, body: {"better": "first"}), tmp_path / "2") as (_, judge):
+        biased = scored(judge, task, texts)
+        assert sorted(column(biased, "pairwise")) == [-1] * 4 + [0]
+        assert sorted(column(biased, "order_disagreement")) == [0] + [1] * 4
+        assert column(scored(judge, task, ["7"]), "pairwise") == [0]
+        strict = task_of("pairwise", rewards={"accuracy": 0, "format": 0})
+        dropped = scored(judge, strict, texts)  # |sum| = 4 of 5 members
+        assert column(dropped, "pairwise") == [None] * 5 and dropped[0].error is None
+
+
+def scores(q, body):
+    return {"first": float(number(q["first"])), "second": float(number(q["second"]))}
+
+
+@pytest.mark.parametrize(("texts", "rewards"), [
+    # seeds 8, 4 (anchor), 2, 1: 8 beats 1 and 4 beats 2; 2 leaves the round before 1 by mean score; 8 beats 4
+    (["4", "8", "2", "1"], [2 / 3, 1, 1 / 3, 0]),
+    # three: 9 rests; 5 beats 3; 9 beats 5
+    (["3", "9", "5"], [0, 1, 0.5]), (["1", "2"], [0, 1]),
+    (["6", "6"], [1, 0])])
+def test_tournaments(tmp_path, texts, rewards):
+    task = task_of("tournament", rewards={"accuracy": 0, "format": 0})
+    with judging(says(scores), tmp_path) as (_, judge):
+        found = scored(judge, task, texts)
+        assert column(found, "tournament") == pytest.approx(rewards)
+        tally = judge.take(PLACE.split, PLACE.step)
+        assert tally.calls + tally.cached == 2 * len(texts) - 2
+
+
+def test_a_noiseless_judge_ranks_the_best_first_and_the_rewards_are_a_ranking(tmp_path):
+    task = task_of("tournament", rewards={"accuracy": 0, "format": 0})
+    with judging(says(scores), tmp_path) as (_, judge):
+        for texts in (["3", "1", "9", "2", "7", "5"], ["10", "3", "4"], [str(i % 8) for i in range(3, 11)]):
+            found = column(scored(judge, task, texts), "tournament")
+            assert found.index(1) == max(range(len(texts)), key=lambda i: int(texts[i]))
+            assert sorted(found) == pytest.approx([i / (len(texts) - 1) for i in range(len(texts))])
+    with judging(lambda body, n: 400 if n == 4 else says(scores)(body, n), tmp_path / "2", retries=0,
+                 concurrency=1) as (_, judge):
+        assert column(scored(judge, task, ["1", "2", "3", "4"]), "tournament") == [None] * 4
+
+
+# --- parts and tasks --------------------------------------------------------------------------------------------------
+
+
+def test_any_task_can_have_them_beside_its_own(tmp_path):
+    """The task's own parts, criterion and group parts stay; without the service the further parts are left out."""
+    plain, both = task_of(recipe="kimi_k1_5"), task_of("judge", "tournament", recipe="kimi_k1_5")
+    assert both.criterion == plain.criterion and plain.weights.items() < both.weights.items()
+    assert both.needs == {"judge": ("judge", "tournament")}
+    sample = both.sample_from_row(ROW)
+    answers = [parse_answer("<answer>4</answer>"), parse_answer("<answer>5</answer>")]
+    own = score_group(plain, sample, answers, 0)
+    reduced, skipped = without_absent(both, sample, answers, Services())
+    assert skipped == ["judge", "tournament"]
+    assert [s.parts for s in score_group(reduced, sample, answers, 0, Services())] == [s.parts for s in own]
+    script = lambda body, n: (says(scores) if "Score two" in text_of(body) else VERDICT)(body, n)  # noqa: E731
+    with judging(script, tmp_path) as (_, judge):
+        found = score_group(both, sample, answers, 0, Services(given={"judge": judge.at(PLACE)}))
+    assert [{k: s.parts[k] for k in own[0].parts} for s in found] == [s.parts for s in own]
+    assert column(found, "judge") == [1, 0] and column(found, "tournament") == [0, 1]
+
+
+def test_a_task_that_needs_a_service_of_its_own(tmp_path):
+    both = task_of("cascade", recipe="glm_v_rlcs")
+    assert set(both.needs) == {"judge"} and not isinstance(both.needs, dict)
+    twice = {"name": "qa", "parts": ["judge"], "recipe": "glm_v_rlcs"}
+    with pytest.raises(ConfigError, match="'judge' is one of this task's own"):
+        make_task(configs.validate({"task": twice, "model": {"name": "x"}}))
+
+
+@pytest.mark.parametrize(("parts", "said"), [
+    (["jugde"], r"task\.parts\.0='jugde' is not known\. Did you mean 'judge'"),
+    ([{"name": "judge", "medai": True}], r"task\.parts\.0\.medai=True: 'judge' has no option 'medai'\. Did you mean"),
+    ([{"name": "judge", "media": "perhaps"}], r"task\.parts\.0\.media='perhaps'"),
+    (["judge", "judge"], "'judge' is given twice"),
+    (["tests/services/own.py:plain"], "does not say which parts it gives"),
+    (["tests/services/own.py:graded"], r"needs task\.parts\.0\.scale: give it a value")])
+def test_what_is_wrong_is_named(parts, said):
+    with pytest.raises(ConfigError, match=said):
+        task_of(*parts)
+
+
+def test_one_s_own(tmp_path):
+    task = task_of({"name": "tests/services/own.py:graded", "scale": 2}, rewards={"accuracy": 0, "format": 0})
+    assert task.weights["graded"] == 0.5 and task.needs == {}
+    sample = task.sample_from_row(ROW)
+    assert score_group(task, sample, [parse_answer("abc")], 0)[0].reward == 3.0
+    wrong = task_of("tests/services/own.py:short")
+    with pytest.raises(TaskError, match="a part gave 0 values"):
+        score_group(wrong, sample, [parse_answer("abc")], 0)
+
+
+def test_a_run_without_a_judge_says_how_to_get_one():
+    with pytest.raises(ConfigError, match=r"'cascade' needs the service 'judge'.*services\.judge\.url.*cascade=0"):
+        task = task_of("cascade")
+        served(task, (), [task.sample_from_row(ROW)])
+
+
+
+def test_vlrl_score_asks_the_judge_where_there_is_one(tmp_path, capsys):
+    from tests.cli.test_training import call
+
+    rows = {"sample": ROW, "completions": ["<answer>four</answer>", "<answer>5</answer>", "<answer>lost</answer>"]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(rows) + "\n")
+    (tmp_path / "qa.yaml").write_text("task: {name: qa, parts: [judge], rewards: {accuracy: 0, format: 0}}\n"
+                                      "model: {name: none}\n")
+    words = ["score", tmp_path / "qa.yaml", tmp_path / "rows.jsonl"]
+    assert json.loads(call(capsys, *words)[0])["skipped"] == ["judge"]
+    with judging(lost_on("lost", VERDICT), tmp_path) as (server, _):
+        found = json.loads(call(capsys, *words, f"services.judge.url={server.url}", "services.judge.model=critic",
+                                "services.judge.retries=0")[0])
+    assert [r["reward"] for r in found["rewards"]] == [1, 0, None] and found["skipped"] == []
+    assert found["rewards"][2]["error"].startswith("service: judge: 400")

@@ -1,0 +1,83 @@
+"""`vlrl judge check`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vlrl.cli.common import AsJson, Words, emit, examples, load
+
+if TYPE_CHECKING:
+    from vlrl.tools.judge_check import Agreement, Audit
+
+app = typer.Typer(name="judge", no_args_is_help=True, help="See how far a judge, or a task's rule, can be trusted.")
+
+
+@app.callback()
+def _root() -> None:
+    pass
+
+
+@app.command(epilog=examples(
+    "vlrl judge check judged.jsonl --config my.yaml",
+    "vlrl judge check judged.jsonl --config my.yaml services.judge.url=http://127.0.0.1:8001/v1 "
+    "services.judge.model=my-judge --json"))
+def check(
+    rows: Annotated[Path, typer.Argument(metavar="ROWS", show_default=False, help=(
+        "Judged answers, one JSON object a line with sample (a row) or id, and answer and correct (true or false), or "
+        "responses (two texts) and better (1 or 2)."))],
+    settings: Words = None,
+    config: Annotated[str | None, typer.Option(show_default=False, help=(
+        "Config with the task, its data files and services.judge, e.g. my.yaml."))] = None,
+    json: AsJson = False,
+) -> None:
+    """Compares a judge with answers that people judged, and the task's own rule with the same answers.
+
+    Agreement, false positives and negatives, verdicts that another wording changes, wrong answers that are accepted
+    once they talk to the judge, the bias of the order in pairs, and what it cost. Without services.judge.url the rule
+    alone is checked.
+    """
+    from vlrl.services.judge import Judge
+    from vlrl.tools.judge_check import audit
+
+    loaded = load(config, settings)
+    with TemporaryDirectory(prefix="vlrl-judge-") as folder:
+        judge = Judge(loaded.services.judge, Path(folder), loaded.limits) if loaded.services.judge.url else None
+        try:
+            found = audit(loaded, rows, judge)
+        finally:
+            if judge:
+                judge.close()
+    if json:
+        return emit(found.plain())
+    _print(found)
+
+
+def _print(found: Audit) -> None:
+    table = [(name, *_columns(one)) for name, one in (("judge", found.judge), ("rule", found.rule)) if one]
+    typer.echo(f"{'':6} {'answers':>8} {'no verdict':>11} {'agreement':>10} {'false positives':>16} "
+               f"{'false negatives':>16}")
+    for name, answers, unanswered, agreement, wrong, missed in table:
+        typer.echo(f"{name:6} {answers:>8} {unanswered:>11} {agreement:>10} {wrong:>16} {missed:>16}")
+    if found.judge is None:
+        return
+    typer.echo(f"\nverdicts changed by another wording  {_percent(found.reworded)}\n"
+               f"wrong answers accepted that talk to it  {_percent(found.injected_accepted)}")
+    if found.pairs:
+        p = found.pairs
+        typer.echo(f"pairs  {p['pairs']}, {p['unanswered']} without a verdict; agreement {_percent(p['agreement'])}, "
+                   f"the order decides {_percent(p['order_decides'])}, first place {_percent(p['position_bias'], '+')}")
+    typer.echo("cost  " + ", ".join(f"{name} {value:g}" for name, value in found.cost.items()))
+
+
+def _columns(one: Agreement) -> tuple[Any, ...]:
+    return (one.answers, one.unanswered, _percent(one.agreement),
+            f"{one.false_positives} ({_percent(one.false_positive_rate)})",
+            f"{one.false_negatives} ({_percent(one.false_negative_rate)})")
+
+
+def _percent(value: float | None, sign: str = "") -> str:
+    return "-" if value is None else f"{value:{sign}.1%}"

@@ -1,0 +1,67 @@
+"""Settings of `services.*`: models beside the policy that rewards ask; see vlrl/services."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from vlrl.config.base import Count, NonNegative, Positive, Rate, Settings
+
+PLACES = ("services.clip.keep", *(f"services.judge.{name}" for name in (
+    "url", "key_env", "timeout_s", "retries", "concurrency", "per_minute", "cache", "price_in", "price_out")))
+"""Settings of services that say where and how fast something is asked, and nothing of what is answered."""
+
+
+class JudgeSettings(Settings):
+    """A model behind an OpenAI-compatible server that rewards ask about answers."""
+
+    url: str = Field(default="", description="Its address, e.g. http://127.0.0.1:8001/v1; empty = none. Nothing else "
+                     "is asked, and an address with a user name, password or query is refused.")
+    model: str = Field(default="", description="One of the server's models.")
+    key_env: str = Field(default="", description="The environment variable that holds its key; empty = no key is sent.")
+    timeout_s: Rate = Field(default=120.0, description="Most seconds of one try.")
+    retries: Count = Field(default=4, description="Further tries of a request that failed, or whose reply cannot be "
+                           "read; the waits between them double from one second on.")
+    concurrency: Annotated[int, Field(ge=1, le=4096)] = Field(
+        default=64, description="Requests at a time, of each process.")
+    per_minute: Count = Field(default=0, description="Most requests a minute, of each process; 0 = no limit.")
+    temperature: NonNegative = Field(default=0.0, description="At which it answers.")
+    max_tokens: Positive = Field(default=1024, description="Most tokens of a reply.")
+    votes: Positive = Field(default=1, description="Replies to each question, of which the most frequent verdict "
+                            "counts; an odd number, and a temperature above 0, where it is more than 1.")
+    json_schema: bool = Field(default=True, description="Whether a question that wants fields is sent with their "
+                              "schema (response_format), which some servers do not know. Replies are checked anyway.")
+    cache: str = Field(default="", description="Folder that keeps the replies, by what was asked; empty = services in "
+                       "the run folder.")
+    price_in: NonNegative = Field(default=0.0, description="Price of a million tokens of questions, for judge/cost.")
+    price_out: NonNegative = Field(default=0.0, description="Price of a million tokens of replies.")
+
+    @model_validator(mode="after")
+    def _fits(self) -> JudgeSettings:
+        if self.url and not self.model:
+            raise ValueError(f"services.judge.url={self.url} needs services.judge.model: name one of the server's "
+                             "models, with which replies are kept")
+        if self.votes % 2 == 0:
+            raise ValueError(f"services.judge.votes={self.votes} can be equally divided: set an odd number")
+        if self.votes > 1 and not self.temperature:
+            raise ValueError(f"services.judge.votes={self.votes} with services.judge.temperature=0 would be the same "
+                             "reply so often: set a temperature, e.g. 0.7, or services.judge.votes=1")
+        return self
+
+
+class ClipSettings(Settings):
+    """A model with one embedding space for pictures and texts, whose cosines rewards ask for."""
+
+    name: str = Field(default="", description="Folder or hub name, e.g. openai/clip-vit-base-patch32 or "
+                      "google/siglip-base-patch16-224; empty = none. It runs beside the policy, in float32.")
+    batch: Count = Field(default=0, description="Pictures at a time; 0 = 32 on a GPU, and one by one on a CPU, where "
+                         "the last bits of a cosine then depend on nothing else.")
+    keep: Positive = Field(default=16384, description="Embeddings that are kept in memory, of pictures and texts.")
+
+
+class ServicesSettings(Settings):
+    """Models beside the policy that rewards ask."""
+
+    judge: JudgeSettings = JudgeSettings()
+    clip: ClipSettings = ClipSettings()

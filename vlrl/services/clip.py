@@ -1,0 +1,108 @@
+"""`services.clip`: cosines of pictures and texts by a model that embeds both in one space (CLIP, SigLIP ...).
+
+    clip = Clip(config.services.clip)
+    clip([image, other], ["a cat", "a dog"])        # [2, 2] cosines in [-1, 1]
+
+Any model of transformers with `get_image_features` and `get_text_features` will do. A picture is embedded once, by the
+hash of its pixels; so is a text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModel, AutoProcessor
+
+from vlrl.config.services import ClipSettings
+from vlrl.errors import ConfigError
+from vlrl.models import hub
+
+
+class Clip:
+    """Loads `services.clip.name` in float32, on the GPU of this process where there is one.
+
+    Raises ConfigError where there is no such model, or it has no embeddings of pictures and texts.
+    """
+
+    def __init__(self, settings: ClipSettings):
+        self.settings = settings
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._batch = settings.batch or (32 if self.device.type == "cuda" else 1)
+        self._model, self._processor = self._loaded(settings.name)
+        self._longest = _longest(self._model)
+        self._known: OrderedDict[str, np.ndarray] = OrderedDict()
+
+    def _loaded(self, name: str) -> tuple[Any, Any]:
+        hub.settle(name)
+        try:
+            model = AutoModel.from_pretrained(name, dtype=torch.float32)
+            processor = AutoProcessor.from_pretrained(name)
+        except (OSError, ValueError, KeyError, ImportError) as error:
+            raise ConfigError(f"services.clip.name={name!r} cannot be loaded ({str(error)[:300]}): name a folder, or a "
+                              "model of the hub, such as openai/clip-vit-base-patch32") from None
+        if not (hasattr(model, "get_image_features") and hasattr(model, "get_text_features")):
+            raise ConfigError(f"services.clip.name={name!r} is a {type(model).__name__}, which has no embeddings of "
+                              "pictures and texts in one space: name a model such as openai/clip-vit-base-patch32")
+        return model.to(self.device).eval(), processor
+
+    def __call__(self, images: Sequence[Any], texts: Sequence[str]) -> np.ndarray:
+        """Returns [images, texts] cosines of PIL images and texts; a text that is too long is cut, as the model's own
+        tokenizer does it.
+        """
+        pictures = [image.convert("RGB") for image in images]
+        if not pictures or not texts:
+            return np.zeros((len(pictures), len(texts)), np.float32)
+        shown = self._embedded([_hash(p) for p in pictures], pictures, self._of_pictures)
+        said = self._embedded([f"text {text}" for text in texts], texts, self._of_texts)
+        return shown @ said.T
+
+    def _embedded(self, keys: Sequence[str], values: Sequence[Any],
+                  embed: Callable[[Sequence[Any]], torch.Tensor]) -> np.ndarray:
+        """Returns [values, d] unit embeddings; those that are not known are computed, some at a time."""
+        found = {key: self._known[key] for key in keys if key in self._known}
+        new = {key: value for key, value in zip(keys, values, strict=True) if key not in found}
+        for some in _batches(list(new.items()), self._batch):
+            with torch.no_grad():
+                rows = torch.nn.functional.normalize(embed([value for _, value in some]).float(), dim=-1)
+            found |= zip((key for key, _ in some), rows.cpu().numpy(), strict=True)
+        self._keep(found)
+        return np.stack([found[key] for key in keys])
+
+    def _keep(self, found: dict[str, np.ndarray]) -> None:
+        for key, value in found.items():
+            self._known[key] = value
+            self._known.move_to_end(key)
+        while len(self._known) > self.settings.keep:
+            self._known.popitem(last=False)
+
+    def _of_pictures(self, pictures: Sequence[Any]) -> torch.Tensor:
+        inputs = self._processor(images=list(pictures), return_tensors="pt").to(self.device)
+        return _tensor(self._model.get_image_features(**inputs))
+
+    def _of_texts(self, texts: Sequence[str]) -> torch.Tensor:
+        # to the full length, as some models are trained; of others the rows behind the end change nothing
+        inputs = self._processor(text=list(texts), return_tensors="pt", padding="max_length", truncation=True,
+                                 max_length=self._longest).to(self.device)
+        return _tensor(self._model.get_text_features(**inputs))
+
+
+def _longest(model: Any) -> int:
+    """Returns how many positions its texts have."""
+    return int(getattr(getattr(model.config, "text_config", model.config), "max_position_embeddings", 77))
+
+
+def _tensor(found: Any) -> torch.Tensor:
+    return found if isinstance(found, torch.Tensor) else found.pooler_output
+
+
+def _hash(picture: Any) -> str:
+    return hashlib.sha256(repr(picture.size).encode() + picture.tobytes()).hexdigest()
+
+
+def _batches(items: list[Any], size: int) -> Iterable[list[Any]]:
+    return (items[i:i + size] for i in range(0, len(items), size))

@@ -1,0 +1,252 @@
+"""`services.judge`: questions to a model behind an OpenAI-compatible server, many at a time, each asked once.
+
+    judge = Judge(config.services.judge, Path(config.run.dir), config.limits)
+    ask = judge.at(Place("train", step, policy_step))       # a task.services.Judge
+    ask(["Is 2 = 3? Reply with 1.0 or 0.0.", Question("Is it a cat?", media, {"verdict": ("yes", "no")})])
+    ask.failures                                            # why some of it has no reply
+
+What cannot be had (the server is away, or its replies say nothing) is None, and never a verdict. A wrong key, path or
+model ends the run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from vlrl.config.schema import LimitsSettings
+from vlrl.config.services import JudgeSettings
+from vlrl.data import media as loader
+from vlrl.data.video_sampling import VideoSampling
+from vlrl.errors import ConfigError, DataError, TrainingError
+from vlrl.rewards.verdicts import read_fields, schema, verdict
+from vlrl.services.chat import MOST_DETAIL, WAIT_S, ChatClient, Refused, Reply, key_of
+from vlrl.services.pictures import data_urls
+from vlrl.services.replies import Kept, Place, Replies
+from vlrl.task.services import Question
+
+_FRAMES = VideoSampling(fps=1.0, max_frames=16)
+"""Of a video, as a judge is shown it."""
+COUNTS = ("calls", "cached", "failed", "retries", "tokens_in", "tokens_out")
+
+
+@dataclass
+class Tally:
+    """What was asked for one step, on this process."""
+
+    calls: int = 0
+    """Replies asked for in this step ..."""
+    cached: int = 0
+    """... and those that were known."""
+    failed: int = 0
+    """Of the calls, those without a reply."""
+    retries: int = 0
+    tokens_in: int = 0
+    tokens_out: int = 0
+    seconds: list[float] = field(default_factory=list)
+    seen: set[str] = field(default_factory=set)
+
+    def note(self, kept: Kept) -> None:
+        self.calls += 1
+        self.failed += kept.text is None
+        self.retries += kept.tries - 1
+        self.tokens_in += kept.tokens_in
+        self.tokens_out += kept.tokens_out
+        self.seconds.append(kept.seconds)
+        self.seen.add(kept.key)
+
+
+class Asking:
+    """The service as one group has it; `failures` says why questions have no reply."""
+
+    def __init__(self, judge: Judge, place: Place):
+        self._judge, self._place = judge, place
+        self.failures: list[str] = []
+
+    def __call__(self, questions: Sequence[str | Question]) -> list[str | None]:
+        replies, failures = self._judge.ask(questions, self._place)
+        self.failures += failures
+        return replies
+
+
+class Judge:
+    """Asks with the settings `services.judge`; replies are kept in `folder`, the run's. `rank` is this process's.
+
+    Raises ConfigError for a bad address, and where the key is not there.
+    """
+
+    def __init__(self, settings: JudgeSettings, folder: Path, limits: LimitsSettings | None = None, rank: int = 0,
+                 wait_s: float = WAIT_S):
+        self.settings, self._limits = settings, limits or LimitsSettings()
+        self._client = ChatClient(settings.url, settings.model, key=key_of(settings.key_env, "services.judge.key_env"),
+                                  timeout_s=settings.timeout_s, retries=settings.retries,
+                                  connections=settings.concurrency, wait_s=wait_s, option="services.judge.url")
+        own = folder / "services"
+        self.replies = Replies(Path(settings.cache) if settings.cache else own, own, "judge", rank)
+        self._pool = ThreadPoolExecutor(settings.concurrency, "judge")
+        self._lock = threading.Lock()
+        self._asked: dict[str, Future[Kept]] = {}
+        self._tallies: dict[tuple[str, int], Tally] = {}
+        self._next_s = 0.0
+
+    def close(self) -> None:
+        """Gives up what is still asked."""
+        self._client.closed.set()
+        self._pool.shutdown(cancel_futures=True)
+        self._client.close()
+        self.replies.sync()
+
+    def at(self, place: Place) -> Asking:
+        """Returns the service for one group of a step."""
+        return Asking(self, place)
+
+    def problem(self) -> str:
+        """Returns why the server seems to be of no use, "" where it answers and has the model."""
+        names, problem = self._client.models()
+        if problem:
+            return f"the judge {self._client.address} cannot be reached ({self._client.without_key(problem)[:200]})"
+        if names and self.settings.model not in names:
+            return (f"the judge {self._client.address} does not name services.judge.model={self.settings.model!r} "
+                    f"among its models: {', '.join(names[:8])}")
+        return ""
+
+    def take(self, split: str, step: int) -> Tally:
+        """Returns what was asked for a split up to a step, which is completed, and forgets it."""
+        self.replies.settle(split, step)
+        with self._lock:
+            done = [place for place in self._tallies if place[0] == split and place[1] <= step]
+            parts = [self._tallies.pop(place) for place in done]
+        out = Tally(seconds=[s for t in parts for s in t.seconds])
+        for name in COUNTS:
+            setattr(out, name, sum(getattr(t, name) for t in parts))
+        return out
+
+    def ask(self, questions: Sequence[str | Question], place: Place) -> tuple[list[str | None], list[str]]:
+        """Returns the reply to each question, None where there is none, and the reasons. Raises TrainingError where the
+        server refuses key, path or model.
+        """
+        votes, failures = self.settings.votes, []
+        asked = [self._prepared(q if isinstance(q, Question) else Question(q)) for q in questions]
+        found = [one if isinstance(one, str) else [self._begun(*one, vote, place) for vote in range(votes)]
+                 for one in asked]
+        out: list[str | None] = []
+        for question, one in zip(questions, found, strict=True):
+            fields = question.fields if isinstance(question, Question) else None
+            text, problem = (None, one) if isinstance(one, str) else _chosen([_result(f) for f in one], fields)
+            out.append(text)
+            failures += [problem] if text is None else []
+        self.replies.sync()
+        return out, failures
+
+    # --- one question ---------------------------------------------------------------------------------------------
+
+    def _prepared(self, question: Question) -> tuple[str, Question, list[Any]] | str:
+        """Returns a hash of all that decides about a reply, the question and its pictures; or why it cannot be asked.
+        """
+        try:
+            loaded = [loader.load(m, self._limits, _FRAMES) for m in question.media]
+        except DataError as error:
+            return f"a picture cannot be read: {error}"
+        fields = None if question.fields is None else {k: list(v) for k, v in question.fields.items()}
+        s = self.settings
+        known = [s.model, s.temperature, s.max_tokens, s.json_schema, question.text, [m.sha256 for m in loaded], fields]
+        text = json.dumps(known, sort_keys=True)
+        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest(), question, loaded
+
+    def _begun(self, digest: str, question: Question, loaded: Sequence[Any], vote: int, place: Place) -> Future[Kept]:
+        """Returns the reply to come; of a question that is known, or is being asked, that one."""
+        key = f"{digest}-{vote}"
+        with self._lock:
+            tally = self._tallies.setdefault((place.split, place.step), Tally())
+            kept = self.replies.get(key, place)
+            if kept is not None and (kept.text is None or not self.replies.shared) and kept.of(place) and (
+                    key not in tally.seen):
+                tally.note(kept)  # of a step that is repeated
+            elif kept is not None or key in self._asked:
+                tally.cached += 1
+            if kept is not None:
+                future: Future[Kept] = Future()
+                future.set_result(kept)
+                return future
+            if key not in self._asked:
+                self._asked[key] = self._pool.submit(self._reply, key, question, loaded, place, tally)
+            return self._asked[key]
+
+    def _reply(self, key: str, question: Question, loaded: Sequence[Any], place: Place, tally: Tally) -> Kept:
+        start = time.monotonic()
+        kept = Kept(key=key, split=place.split, step=place.step, policy_step=place.policy_step)
+        try:
+            reply = self._client.asked(self._body(key, question, loaded), self.settings.max_tokens,
+                                       _reader(question), self._in_turn)
+            kept = replace(kept, text=reply.text, tokens_in=reply.tokens_in, tokens_out=reply.tokens_out,
+                           tries=reply.tries)
+        except Refused as error:
+            kept = replace(kept, failed=self._client.without_key(str(error))[:MOST_DETAIL], tries=error.tries)
+        except ConfigError as error:
+            raise TrainingError(str(error)) from None
+        kept = replace(kept, seconds=round(time.monotonic() - start, 4))
+        if not self._client.closed.is_set() or kept.text is not None:
+            self.replies.add(kept)
+        with self._lock:
+            tally.note(kept)
+            del self._asked[key]
+        return kept
+
+    def _body(self, key: str, question: Question, loaded: Sequence[Any]) -> dict[str, Any]:
+        pictures = [{"type": "image_url", "image_url": {"url": url}} for m in loaded for url in data_urls(m)]
+        content = [*pictures, {"type": "text", "text": question.text}] if pictures else question.text
+        wanted = {"name": "reply", "strict": True, "schema": schema(question.fields or {})}
+        as_json = {"response_format": {"type": "json_schema", "json_schema": wanted}}
+        return {"model": self.settings.model, "messages": [{"role": "user", "content": content}],
+                "temperature": self.settings.temperature, "seed": _seed(key),
+                **(as_json if question.fields and self.settings.json_schema else {})}
+
+    def _in_turn(self) -> None:
+        """Waits until services.judge.per_minute allows a request."""
+        if not self.settings.per_minute:
+            return
+        with self._lock:
+            now = time.monotonic()
+            mine = max(now, self._next_s)
+            self._next_s = mine + 60 / self.settings.per_minute
+        self._client.closed.wait(max(0.0, mine - now))
+
+
+def _seed(key: str) -> int:
+    return int(hashlib.sha256(key.encode()).hexdigest()[:8], 16) >> 1
+
+
+def _reader(question: Question) -> Callable[[Reply], str | None] | None:
+    """Returns what says why a reply to the question cannot be used; None where any can."""
+    fields = question.fields
+    if fields is None:
+        return None
+    return lambda reply: (None if read_fields(reply.text, fields) is not None else
+                          f"the reply does not say {', '.join(fields)}: {reply.text[-200:]!a}")
+
+
+def _chosen(votes: Sequence[Kept], fields: Any) -> tuple[str | None, str]:
+    """Returns the first reply with the most frequent verdict, or None and why."""
+    texts = [kept.text for kept in votes if kept.text is not None]
+    if not texts:
+        return None, next((kept.failed for kept in votes if kept.failed), "no reply")
+    said = [verdict(text, fields) for text in texts]
+    (most, count), *others = Counter(said).most_common(2)
+    if others and others[0][1] == count:
+        return None, f"the {len(texts)} votes are divided"
+    return texts[said.index(most)], ""
+
+
+def _result(future: Future[Kept]) -> Kept:
+    """Returns a future's result, looking up now and then so that Ctrl-C is heard."""
+    while not future.done():
+        wait([future], timeout=0.5)
+    return future.result()

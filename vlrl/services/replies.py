@@ -1,0 +1,135 @@
+"""What a judge answered, kept by what it was asked: a run that was killed asks for nothing again.
+
+    services/judge-rank-00000.jsonl             one reply a line, as it came: key, text, when and for what, its cost
+    services/judge-failed-rank-00000.jsonl      what got no reply in a step that was completed
+
+Every process writes files of its own and reads those of all when it starts. A reply counts for any later question of
+the same key. A failure counts for the step in which it happened alone, and is written once that step is completed: the
+step that a killed run repeats asks again, and an earlier one that is repeated has the rewards that it had.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from vlrl.store.files import append_line, fsync, writing
+
+
+@dataclass(frozen=True)
+class Place:
+    """For what something is asked."""
+
+    split: str = ""
+    step: int = 0
+    policy_step: int = 0
+    """Completed steps of the weights that wrote what is judged."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """A reply, or why there is none."""
+
+    key: str
+    text: str | None = None
+    failed: str | None = None
+    split: str = ""
+    step: int = 0
+    policy_step: int = 0
+    tokens_in: int = 0
+    tokens_out: int = 0
+    tries: int = 1
+    seconds: float = 0.0
+    """From the first try to the reply."""
+
+    def of(self, place: Place) -> bool:
+        """Returns whether it was asked for there first."""
+        return (self.split, self.step) == (place.split, place.step)
+
+
+_NAMES = {f.name for f in fields(Kept)}
+
+
+class Replies:
+    """The replies that a process knows. Safe for threads.
+
+    `folder` holds the replies, `own` is the run's: where they are two, replies are those of other runs too, and none
+    says at which step of this one it was asked for.
+    """
+
+    def __init__(self, folder: Path, own: Path, name: str, rank: int):
+        self.shared = folder.absolute() != own.absolute()
+        self._path, self._failed_path = (place / f"{name}{kind}-rank-{rank:05d}.jsonl"
+                                         for place, kind in ((folder, ""), (own, "-failed")))
+        self._lock, self._open, self._dirty = threading.Lock(), False, False
+        self._replies = {kept.key: kept for kept in _read(folder, f"{name}-rank-*.jsonl", self._path)}
+        self._failures = {(k.key, k.split, k.step): k
+                          for k in _read(own, f"{name}-failed-rank-*.jsonl", self._failed_path)}
+        self._unsettled: list[Kept] = []
+
+    def get(self, key: str, place: Place) -> Kept | None:
+        """Returns what is known of a question: a reply, or that it failed in this very step; None = it is to be asked.
+        """
+        with self._lock:
+            return self._failures.get((key, place.split, place.step)) or self._replies.get(key)
+
+    def add(self, kept: Kept) -> None:
+        """Keeps a reply, in the file at once; a failure until `settle`. Raises RunError when the disk is full."""
+        with self._lock:
+            if kept.text is None:
+                self._failures[kept.key, kept.split, kept.step] = kept
+                self._unsettled.append(kept)
+                return
+            self._replies[kept.key] = kept
+            line = json.dumps({k: v for k, v in asdict(kept).items() if k != "failed"})
+            self._append(line)
+
+    def sync(self) -> None:
+        """Waits until the replies are on the disk."""
+        with self._lock:
+            if self._dirty:
+                fsync(self._path)
+            self._dirty = False
+
+    def settle(self, split: str, step: int) -> None:
+        """Writes the failures of a split up to a step, which is completed."""
+        with self._lock:
+            done = [k for k in self._unsettled if k.split == split and k.step <= step]
+            self._unsettled = [k for k in self._unsettled if k not in done]
+            if done:
+                append_line(self._failed_path, "\n".join(json.dumps(asdict(k)) for k in done))
+
+    def _append(self, line: str) -> None:
+        if not self._open:  # a killed process may have left half a line
+            append_line(self._path, line)
+            self._open = True
+            return
+        data = (line + "\n").encode()
+        with writing(self._path), open(self._path, "ab", buffering=0) as file:
+            size = file.tell()
+            if file.write(data) != len(data):
+                os.truncate(self._path, size)
+                raise OSError("only a part of it fits")
+        self._dirty = True
+
+
+def _read(folder: Path, pattern: str, last: Path) -> Iterator[Kept]:
+    """Yields the whole lines of all files, those of `last` at the end so that they win."""
+    for path in sorted(folder.glob(pattern), key=lambda path: (path == last, path)):
+        for line in path.read_bytes().splitlines():
+            kept = _kept(line)
+            if kept:
+                yield kept
+
+
+def _kept(line: bytes) -> Kept | None:
+    try:
+        value: Any = json.loads(line)
+        return Kept(**{k: v for k, v in value.items() if k in _NAMES})
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return None  # half a line

@@ -1,0 +1,125 @@
+"""Parts of `task.parts` in which a judge compares the answers of a group; see extra_parts.py.
+
+    pairwise        +1 or -1 against one member of the group that is the reference (BRPO, 2506.00103)
+    tournament      1 - rank / (G - 1) of a seeded single elimination (ArenaRL)
+
+A comparison without a reply leaves an answer (of a tournament the group) without a value. An evaluation has one answer
+a prompt, which compares with nothing: `pairwise` is 0 then, `tournament` 1.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+from vlrl.rewards.verdicts import read_fields
+from vlrl.task.base import Task
+from vlrl.task.judge_prompts import BETTER, SCORES, asked, better_prompt, reference, scores_prompt
+from vlrl.task.part import part
+from vlrl.task.services import Question
+from vlrl.types import Answer, Parts, Sample
+
+
+@part({"pairwise": 1.0, "order_disagreement": 0.0}, needs=("judge",))
+def pairwise(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *, most: float = 0.6,
+             media: bool = True, reasoning: bool = False) -> list[Parts]:
+    """+1 for an answer that a judge prefers in both orders to the reference, a member of the group drawn by sample and
+    step; -1 for the others, 0 for the reference. Nobody has a value where the sum is more than `most` per member: the
+    group is dropped. `order_disagreement` is 1 where the two orders say different things. BRPO (arXiv 2506.00103).
+    """
+    if len(answers) < 2:
+        return [{"pairwise": 0.0, "order_disagreement": 0.0} for _ in answers]
+    texts = [a.text if reasoning else a.final for a in answers]
+    key = f"{task.seed}/{sample.id}/{answers[0].step}"
+    base = zlib.crc32(key.encode("utf-8", "backslashreplace")) % len(answers)
+    question, right, shown = asked(task, sample), reference(task, sample), tuple(sample.media) if media else ()
+    others = [i for i in range(len(answers)) if i != base]
+    orders = [(texts[i], texts[base], "first") for i in others] + [(texts[base], texts[i], "second") for i in others]
+    replies = services.judge([Question(better_prompt(question, right, a, b), shown, BETTER) for a, b, _ in orders])
+    wins = [None if (said := _fields(reply, BETTER)) is None else said["better"] == own
+            for reply, (*_, own) in zip(replies, orders, strict=True)]
+    both = dict(zip(others, zip(wins[:len(others)], wins[len(others):], strict=True), strict=True))
+    paid: dict[int, float | None] = {i: None if None in pair else 1.0 if all(pair) else -1.0
+                                     for i, pair in both.items()} | {base: 0.0}
+    if abs(sum(value or 0.0 for value in paid.values())) > most * len(answers):
+        paid = dict.fromkeys(paid)
+    apart = {i: float(pair[0] != pair[1] and None not in pair) for i, pair in both.items()}
+    return [{"pairwise": paid[i], "order_disagreement": apart.get(i, 0.0)} for i in range(len(answers))]
+
+
+@part({"tournament": 1.0}, needs=("judge",))
+def tournament(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *, media: bool = True,
+               reasoning: bool = False) -> list[Parts]:
+    """1 - rank / (G - 1) of a tournament (ArenaRL), in 2 G - 2 calls: a judge scores the first answer against each
+    other one, which gives the seeds, and then the pairs of a single elimination, the best seed against the last; ranks
+    of those that leave in the same round go by their mean score so far, and equal ones share theirs.
+    """
+    count = len(answers)
+    if count < 2:
+        return [{"tournament": 1.0} for _ in answers]
+    texts = [a.text if reasoning else a.final for a in answers]
+    question, right, shown = asked(task, sample), reference(task, sample), tuple(sample.media) if media else ()
+
+    def scored(pairs: Sequence[tuple[int, int]]) -> list[tuple[float, float] | None]:
+        """Returns the scores of both of each pair; which is shown first goes by their texts."""
+        swapped = [zlib.crc32(f"{texts[i]}|{texts[j]}".encode("utf-8", "backslashreplace")) % 2 for i, j in pairs]
+        shown_as = [(j, i) if swap else (i, j) for (i, j), swap in zip(pairs, swapped, strict=True)]
+        replies = services.judge([Question(scores_prompt(question, right, texts[a], texts[b]), shown, SCORES)
+                                  for a, b in shown_as])
+        out: list[tuple[float, float] | None] = []
+        for reply, swap in zip(replies, swapped, strict=True):
+            said = _fields(reply, SCORES)
+            pair = None if said is None else (float(said["first"]), float(said["second"]))
+            out.append((pair[1], pair[0]) if pair and swap else pair)
+        return out
+
+    ranks = _ranks(count, scored)
+    return [{"tournament": None if ranks is None else 1 - ranks[i] / (count - 1)} for i in range(count)]
+
+
+def _ranks(count: int, scored: Any) -> list[float] | None:
+    """Returns the rank of each member, 0 = the winner; None where a comparison has no result."""
+    history: list[list[float]] = [[] for _ in range(count)]
+
+    def play(pairs: Sequence[tuple[int, int]]) -> bool:
+        results = scored(pairs)
+        for (i, j), result in zip(pairs, results, strict=True):
+            if result is None:
+                return False
+            history[i].append(result[0])
+            history[j].append(result[1])
+        return True
+
+    if not play([(0, i) for i in range(1, count)]):
+        return None
+    left, places = sorted(range(count), key=lambda i: (-fmean(history[i]), i)), [0.0] * count
+    seed = {i: place for place, i in enumerate(left)}
+    while len(left) > 1:
+        byes = _power(len(left)) - len(left)  # the best seeds rest until the others are a power of two with them
+        playing = left[byes:]
+        pairs = [(playing[k], playing[-1 - k]) for k in range(len(playing) // 2)]
+        if not play(pairs):
+            return None
+        lost = [j if (history[i][-1], fmean(history[i]), -seed[i]) > (history[j][-1], fmean(history[j]), -seed[j])
+                else i for i, j in pairs]
+        left = [i for i in left if i not in lost]
+        _place(lost, len(left), history, places)
+    return places
+
+
+def _place(lost: Sequence[int], first: int, history: Sequence[Sequence[float]], places: list[float]) -> None:
+    """Gives those that leave in one round the ranks from `first` on, by mean score; equal ones the mean of theirs."""
+    for i in lost:
+        better = sum(fmean(history[j]) > fmean(history[i]) for j in lost)
+        equal = sum(fmean(history[j]) == fmean(history[i]) for j in lost)
+        places[i] = first + better + (equal - 1) / 2
+
+
+def _power(count: int) -> int:
+    return 1 << (count - 1).bit_length()
+
+
+def _fields(reply: str | None, fields: Any) -> dict[str, Any] | None:
+    return None if reply is None else read_fields(reply, fields)

@@ -1,0 +1,142 @@
+"""Reward parts by name that any task can have beside its own: `task.parts`.
+
+    task:
+      name: qa
+      parts: [cascade, {name: rubric, criteria: [names the colour, gives the count]}]
+      rewards: {accuracy: 0, cascade: 1.0, rubric: 0.5}
+
+A part is a function `(task, sample, answers, services, *, options) -> [{part: value}, ...]`, one mapping an answer:
+
+    @part({"polite": 1.0}, needs=("judge",))        # part -> weight where task.rewards does not say another
+    def polite(task, sample, answers, services, *, words: int = 3): ...
+
+Those that come with vlrl are in judged_parts.py and compared_parts.py; one's own is path/file.py:name or module:name.
+Parts of a service that is not there are left out, as a task's own are.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, get_type_hints
+
+import pydantic
+
+from vlrl.config.base import Named, refuse_bool
+from vlrl.config.registry import resolve
+from vlrl.errors import ConfigError, TaskError, did_you_mean
+from vlrl.task.base import Task, Weight, usual_outcome
+from vlrl.task.compared_parts import pairwise, tournament
+from vlrl.task.judged_parts import cascade, general_verdict, judge, rubric
+from vlrl.task.part import ATTRIBUTE, Offer
+from vlrl.types import Answer, Parts, Sample
+
+PARTS: Mapping[str, Callable[..., list[Parts]]] = {
+    "judge": judge, "cascade": cascade, "general_verdict": general_verdict, "rubric": rubric, "pairwise": pairwise,
+    "tournament": tournament}
+"""By name."""
+
+
+@dataclass(frozen=True, eq=False)
+class Extra:
+    """A function of `task.parts` with its options."""
+
+    function: Callable[..., list[Parts]]
+    offer: Offer
+
+
+def bind(setting: str, named: Named) -> Extra:
+    """Returns what one entry of `task.parts` stands for. Raises ConfigError for an unknown name, a function that says
+    no parts, and an option that is unknown, missing or of another type.
+    """
+    function = resolve(setting, named.name, PARTS)
+    offer = getattr(function, ATTRIBUTE, None)
+    if not isinstance(offer, Offer):
+        raise ConfigError(f"{setting}={named.name!r}: the function does not say which parts it gives. Write "
+                          "`@part({\"name\": weight})` of vlrl.task.part above it")
+    known = {p.name: p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY}
+    hints = get_type_hints(function, include_extras=True)
+    options = {}
+    for name, value in named.options.items():
+        if name not in known:
+            raise ConfigError(f"{setting}.{name}={value!r}: '{named.name}' has no option '{name}'."
+                              f"{did_you_mean(name, known)} Its options: {', '.join(known) or 'none'}.")
+        options[name] = _checked(f"{setting}.{name}", hints.get(name, Any), value)
+    lacking = [name for name, p in known.items() if p.default is p.empty and name not in options]
+    if lacking:
+        raise ConfigError(f"{setting}={named.name!r} needs {setting}.{lacking[0]}: give it a value")
+    return Extra(partial(function, **options), offer)
+
+
+def _checked(setting: str, kind: Any, value: Any) -> Any:
+    try:
+        return pydantic.TypeAdapter(kind).validate_python(refuse_bool(kind, value))
+    except (pydantic.ValidationError, ValueError) as error:
+        why = error.errors()[0]["msg"] if isinstance(error, pydantic.ValidationError) else error
+        raise ConfigError(f"{setting}={value!r}: {why}") from None
+
+
+def mixed(cls: type[Task], named: Sequence[Named]) -> type[Task]:
+    """Returns the task class with the parts of `task.parts` beside its own; without any, the class itself."""
+    extras = [bind(f"task.parts.{i}", one) for i, one in enumerate(named)]
+    if not extras:
+        return cls
+    weights = _together(extras)
+
+    class Mixed(cls):
+        name = cls.name
+
+        @classmethod
+        def rewards_for(cls, settings: Mapping[str, Any]) -> Mapping[str, Weight]:
+            own = super().rewards_for(settings)
+            if twice := sorted(own.keys() & weights):
+                raise ConfigError(f"task.parts: the part '{twice[0]}' is one of this task's own. Leave it out of "
+                                  "task.parts")
+            return {**own, **weights}
+
+        @classmethod
+        def outcome_for(cls, settings: Mapping[str, Any]) -> Mapping[str, float]:
+            return super().outcome_for(settings) or usual_outcome(super().rewards_for(settings))
+
+        @property
+        def needs(self) -> Collection[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+            return _needs(super().needs, extras)
+
+        def score_group(self, sample: Sample, answers: Sequence[Answer], services: Any) -> list[Parts]:
+            own = super().score_group(sample, answers, services)
+            out = [dict(parts) for parts in own] if own else [{} for _ in answers]
+            for extra in extras:
+                if all(name in services for name in extra.offer.needs):
+                    given = extra.function(self, sample, answers, services)
+                    if len(given) != len(answers) or len(out) != len(answers):
+                        raise TaskError(f"task '{self.name}': a part gave {len(given)} values, and score_group "
+                                        f"{len(out)}, for {len(answers)} answers")
+                    out = [{**parts, **more} for parts, more in zip(out, given, strict=True)]
+            return out
+
+    Mixed.__qualname__ = Mixed.__name__ = cls.__name__
+    Mixed.__module__ = cls.__module__
+    return Mixed
+
+
+def _together(extras: Sequence[Extra]) -> dict[str, float]:
+    weights: dict[str, float] = {}
+    for extra in extras:
+        if twice := sorted(weights.keys() & extra.offer.weights):
+            raise ConfigError(f"task.parts: the part '{twice[0]}' is given twice")
+        weights |= extra.offer.weights
+    return weights
+
+
+def _needs(own: Collection[str], extras: Sequence[Extra]) -> Collection[str]:
+    """Returns what the task and the parts need; a mapping to parts unless the task names no parts of its services."""
+    asked: dict[str, list[str]] = {}
+    for extra in extras:
+        for service in extra.offer.needs:
+            asked.setdefault(service, []).extend(extra.offer.weights)
+    if own and not isinstance(own, Mapping):
+        return frozenset(own) | asked.keys()
+    before: Mapping[str, Sequence[str]] = own if isinstance(own, Mapping) else {}
+    return {service: (*before.get(service, ()), *asked.get(service, ())) for service in {**before, **asked}}

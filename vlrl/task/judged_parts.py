@@ -1,0 +1,118 @@
+"""Parts of `task.parts` in which a judge looks at one answer by itself; see extra_parts.py.
+
+    judge               1 where a judge calls the final answer right, else 0
+    cascade             1 where the task's rule does, or else a judge (TinyV, 2505.14625)
+    general_verdict     a verdict that pays less for answers of another length (General-Reasoner, 2505.14652)
+    rubric              the weighted share of criteria that a judge finds met (2509.21500)
+
+Where the judge gave no reply, the value is None and the answer is unscorable.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vlrl.rewards.verdicts import read_fields
+from vlrl.task.base import Task
+from vlrl.task.judge_prompts import VERDICT, asked, criterion_prompt, reference, verdict_prompt
+from vlrl.task.part import part
+from vlrl.task.services import Question
+from vlrl.types import Answer, Parts, Sample
+
+_PIECE = re.compile(r"\w+|[^\w\s]")
+
+
+def _verdicts(services: Any, questions: Sequence[Question]) -> list[bool | None]:
+    """Returns yes or no to each question; None where there is no reply."""
+    replies = services.judge(questions) if questions else []
+    found = [None if reply is None else read_fields(reply, VERDICT) for reply in replies]
+    return [None if fields is None else fields["verdict"] == "yes" for fields in found]
+
+
+def _right(task: Task, sample: Sample, texts: Mapping[int, str], services: Any, media: bool,
+           criterion: str = "") -> dict[int, float | None]:
+    """Returns 1, 0 or None for each of some final answers, by number; an empty one is wrong unasked."""
+    question, right = asked(task, sample), reference(task, sample)
+    told = {i: text for i, text in texts.items() if text.strip()}
+    shown = tuple(sample.media) if media else ()
+    verdicts = _verdicts(services, [Question(verdict_prompt(question, right, text, criterion=criterion), shown, VERDICT)
+                                    for text in told.values()])
+    known = {i: None if v is None else float(v) for i, v in zip(told, verdicts, strict=True)}
+    return {i: known.get(i, 0.0) for i in texts}
+
+
+@part({"judge": 1.0}, needs=("judge",))
+def judge(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *, media: bool = True,
+          criterion: str = "") -> list[Parts]:
+    """1 where a judge that sees question, pictures, reference and final answer calls it right, else 0; the reasoning
+    is not shown. `criterion` says more of what is right.
+    """
+    found = _right(task, sample, {i: a.final for i, a in enumerate(answers)}, services, media, criterion)
+    return [{"judge": found[i]} for i in range(len(answers))]
+
+
+@part({"cascade": 1.0, "recovered": 0.0}, needs=("judge",))
+def cascade(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *,
+            media: bool = False) -> list[Parts]:
+    """1 where the task's rule calls an answer correct, and of the others where a judge does: the judge is asked about
+    these alone. TinyV (arXiv 2505.14625). `recovered` is 1 where it was the judge.
+    """
+    failed = {i: a.final for i, a in enumerate(answers) if not _by_rule(task, sample, a)}
+    found = _right(task, sample, failed, services, media)
+    return [{"cascade": found.get(i, 1.0), "recovered": found.get(i, 0.0)} for i in range(len(answers))]
+
+
+def _by_rule(task: Task, sample: Sample, answer: Answer) -> bool:
+    """Returns whether the task calls an answer correct; False where its rule fails, which scoring meets again."""
+    try:
+        return task.correct(sample, answer, task.score(sample, answer)) is True
+    except Exception:  # anyone's verifier: the judge decides
+        return False
+
+
+@part({"general_verdict": 1.0}, needs=("judge",))
+def general_verdict(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *, penalty: float = 0.05,
+                    most: int = 10, missing: float = -0.5, media: bool = False) -> list[Parts]:
+    """`missing` where the task reads no answer; of those that a judge calls right 1 - penalty * min(most, d), d = by
+    how many words and signs answer and reference differ in length; else 0. General-Reasoner (arXiv 2505.14652), which
+    counts tokens.
+    """
+    said = {i: a.final for i, a in enumerate(answers) if task.parse(sample, a) not in (None, "") and a.final.strip()}
+    found, length = _right(task, sample, said, services, media), len(_PIECE.findall(reference(task, sample)))
+    off = {i: min(most, abs(len(_PIECE.findall(text)) - length)) for i, text in said.items()}
+    paid = {i: None if v is None else v * (1 - penalty * off[i]) for i, v in found.items()}
+    return [{"general_verdict": paid.get(i, missing)} for i in range(len(answers))]
+
+
+@part({"rubric": 1.0, "rubric_saturated": 0.0}, needs=("judge",))
+def rubric(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *,
+           criteria: tuple[str | dict[str, Any], ...] = (), media: bool = True, reasoning: bool = False) -> list[Parts]:
+    """Weighted share of the criteria that a judge finds met, asked one by one: sum w 1[met] / sum w (arXiv
+    2509.21500). Criteria are texts, or {criterion, weight}; a row's own `rubric` replaces those of the option.
+    `reasoning` shows the whole answer. `rubric_saturated` is 1 where every answer of the group meets all.
+    """
+    given = sample.get("rubric") or criteria
+    wanted = [_criterion(one) for one in ([given] if isinstance(given, (str, Mapping)) else given)]
+    total = sum(weight for _, weight in wanted)
+    if not wanted or total <= 0:
+        raise ValueError(f"row '{sample.id}' has no rubric, and the part 'rubric' no criteria of a weight above 0")
+    question, shown = asked(task, sample), tuple(sample.media) if media else ()
+    verdicts = iter(_verdicts(services, [
+        Question(criterion_prompt(question, text, a.text if reasoning else a.final), shown, VERDICT)
+        for a in answers for text, _ in wanted]))
+    met = [[next(verdicts) for _ in wanted] for _ in answers]
+    paid = [None if None in own else sum(w for v, (_, w) in zip(own, wanted, strict=True) if v) / total for own in met]
+    full = None if None in paid else float(all(value == 1 for value in paid))
+    return [{"rubric": value, "rubric_saturated": 0.0 if full is None else full} for value in paid]
+
+
+def _criterion(one: Any) -> tuple[str, float]:
+    """Returns text and weight. Raises ValueError for anything else."""
+    given = {"criterion": one} if isinstance(one, str) else one
+    text, weight = (given.get("criterion"), given.get("weight", 1.0)) if isinstance(given, Mapping) else (None, 0)
+    if not isinstance(text, str) or not text.strip() or isinstance(weight, bool) or not isinstance(
+            weight, (int, float)) or weight < 0:
+        raise ValueError(f"rubric entry {str(one)[:80]!r} must be a text, or {{criterion: text, weight: number >= 0}}")
+    return text, float(weight)

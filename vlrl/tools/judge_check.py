@@ -1,0 +1,211 @@
+"""`vlrl judge check`: a judge, and the task's own rule, against answers that people judged.
+
+    {"id": "train-3", "answer": "<answer>4</answer>", "correct": true}
+    {"sample": {"id": "7", "question": "2 + 2?", "answer": "4"}, "answer": "four", "correct": true}
+    {"id": "train-3", "responses": ["<answer>4</answer>", "<answer>5</answer>"], "better": 1}
+
+Of answers: agreement with the labels, false positives and negatives, verdicts that other wordings of the same question
+change (reWordBench, 2503.11751), and wrong answers that pay once they talk to the judge. Of pairs: agreement, and what
+the order decides. The rule is the task's `correct`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vlrl.config.registry import prints_aside
+from vlrl.config.schema import Config
+from vlrl.data import read_rows
+from vlrl.errors import ConfigError, DataError
+from vlrl.rewards.text import parse_answer
+from vlrl.rewards.verdicts import read_fields
+from vlrl.services.judge import COUNTS, Judge
+from vlrl.services.replies import Place
+from vlrl.task import Task
+from vlrl.task.judge_prompts import BETTER, VERDICT, WORDINGS, asked, better_prompt, reference, verdict_prompt
+from vlrl.task.scoring import score_group
+from vlrl.task.services import Question
+from vlrl.testing.injections import injected, injections
+from vlrl.testing.labelled import sample_of, samples_by_id
+from vlrl.training.build_task import make_task
+from vlrl.types import Sample
+
+_PLACE = Place("check", 0, 0)
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """An answer with its label."""
+
+    sample: Sample
+    text: str
+    correct: bool
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two answers to a sample, and which is better: 1 or 2."""
+
+    sample: Sample
+    texts: tuple[str, str]
+    better: int
+
+
+@dataclass(kw_only=True)
+class Agreement:
+    """Verdicts against labels. Shares are null where there is nothing to divide by."""
+
+    answers: int = 0
+    unanswered: int = 0
+    """Without a verdict; in no other figure."""
+    agreement: float | None = None
+    false_positives: int = 0
+    false_positive_rate: float | None = None
+    """Of the wrong answers."""
+    false_negatives: int = 0
+    false_negative_rate: float | None = None
+    """Of the correct answers."""
+
+
+@dataclass(kw_only=True)
+class Audit:
+    """What `vlrl judge check` finds."""
+
+    judge: Agreement | None = None
+    rule: Agreement | None = None
+    reworded: float | None = None
+    """Share of verdicts that another wording of the question changes."""
+    injected_accepted: float | None = None
+    """Share of the wrong answers that are called right once they talk to the judge."""
+    pairs: dict[str, Any] = field(default_factory=dict)
+    cost: dict[str, float] = field(default_factory=dict)
+
+    def plain(self) -> dict[str, Any]:
+        """Returns it for JSON."""
+        return asdict(self)
+
+
+@prints_aside()
+def audit(config: Config, file: Path, judge: Judge | None) -> Audit:
+    """Asks the judge about every row, and the task's rule; without a judge the rule alone.
+
+    Raises DataError naming file and row, ConfigError where the file has no rows.
+    """
+    task = make_task(config)
+    answers, pairs = read(task, file)
+    out = Audit(rule=agreement([one.correct for one in answers], [_by_rule(task, one) for one in answers]))
+    if judge is None:
+        return out
+    wordings = [_verdicts(judge, task, answers, w) for w in range(WORDINGS)]
+    out.judge = agreement([one.correct for one in answers], wordings[0])
+    changed = [other != first for others in wordings[1:] for first, other in zip(wordings[0], others, strict=True)
+               if first is not None and other is not None]
+    out.reworded = _share(changed)
+    wrong = [one for one in answers if not one.correct]
+    texts = injections(max(1, len(wrong)))
+    talking = [Labelled(one.sample, injected(parse_answer(one.text).final, text), False)
+               for one, text in zip(wrong, texts, strict=False)]
+    out.injected_accepted = _share([v for v in _verdicts(judge, task, talking) if v is not None])
+    out.pairs = _of_pairs(judge, task, pairs)
+    out.cost = _cost(judge)
+    return out
+
+
+def read(task: Task, file: Path) -> tuple[list[Labelled], list[Pair]]:
+    """Returns the labelled answers and pairs of a file. Raises DataError naming file and row."""
+    rows = read_rows(file)
+    if not rows:
+        raise ConfigError(f'{file} has no rows; each is {{"id" or "sample", "answer": text, "correct": true}}, or has '
+                          '"responses": [text, text] and "better": 1 or 2')
+    samples = samples_by_id(task, {str(row.get("id")) for row in rows if "sample" not in row})
+    answers: list[Labelled] = []
+    pairs: list[Pair] = []
+    for number, row in enumerate(rows, 1):
+        try:
+            sample = sample_of(task, row, samples, file.parent)
+            found = _row(sample, row)
+        except DataError as error:
+            raise DataError(f"{file}, row {number}: {error}") from None
+        (answers if isinstance(found, Labelled) else pairs).append(found)  # pyright: ignore[reportArgumentType]
+    return answers, pairs
+
+
+def _row(sample: Sample, row: Mapping[str, Any]) -> Labelled | Pair:
+    if "responses" in row:
+        texts, better = row["responses"], row.get("better")
+        if not isinstance(texts, list) or len(texts) != 2 or not all(isinstance(t, str) for t in texts):
+            raise DataError("responses must be two texts")
+        if isinstance(better, bool) or better not in (1, 2):
+            raise DataError(f"better={better!r} must be 1 or 2, the number of the better response")
+        return Pair(sample, (texts[0], texts[1]), better)
+    if not isinstance(row.get("answer"), str):
+        raise DataError(f"answer={str(row.get('answer'))[:80]!r} must be a text")
+    if not isinstance(row.get("correct"), bool):
+        raise DataError(f"correct={row.get('correct')!r} must be true or false")
+    return Labelled(sample, row["answer"], row["correct"])
+
+
+def agreement(labels: Sequence[bool], verdicts: Sequence[bool | None]) -> Agreement:
+    """Compares verdicts with labels; None is no verdict."""
+    known = [(label, v) for label, v in zip(labels, verdicts, strict=True) if v is not None]
+    wrong, right = [v for label, v in known if not label], [v for label, v in known if label]
+    missed = [not v for v in right]
+    return Agreement(answers=len(labels), unanswered=len(labels) - len(known),
+                     agreement=_share([label == v for label, v in known]), false_positives=sum(wrong),
+                     false_positive_rate=_share(wrong), false_negatives=sum(missed), false_negative_rate=_share(missed))
+
+
+def _by_rule(task: Task, one: Labelled) -> bool | None:
+    (scored,) = score_group(task, one.sample, [parse_answer(one.text)], 0)
+    return scored.correct
+
+
+def _verdicts(judge: Judge, task: Task, answers: Sequence[Labelled], wording: int = 0) -> list[bool | None]:
+    questions = [Question(verdict_prompt(asked(task, one.sample), reference(task, one.sample),
+                                         parse_answer(one.text).final, wording), tuple(one.sample.media), VERDICT)
+                 for one in answers]
+    return [None if said is None else said["verdict"] == "yes"
+            for said in _said(judge, questions, lambda reply: read_fields(reply, VERDICT))]
+
+
+def _of_pairs(judge: Judge, task: Task, pairs: Sequence[Pair]) -> dict[str, Any]:
+    """Returns how often the better answer is preferred, how often the order decides, and how much the first place helps
+    (share of "first" less one half).
+    """
+    if not pairs:
+        return {}
+    questions = []
+    for one in pairs:
+        a, b = (parse_answer(text).final for text in one.texts)
+        questions += [Question(better_prompt(asked(task, one.sample), reference(task, one.sample), *order),
+                               tuple(one.sample.media), BETTER) for order in ((a, b), (b, a))]
+    said = [None if s is None else s["better"] == "first"
+            for s in _said(judge, questions, lambda reply: read_fields(reply, BETTER))]
+    both = [(one, x, not y) for one, x, y in zip(pairs, said[::2], said[1::2], strict=True)
+            if x is not None and y is not None]  # whether each order prefers response 1
+    firsts = _share([s for s in said if s is not None])
+    right = [preferred == (one.better == 1) for one, *orders in both for preferred in orders]
+    return {"pairs": len(pairs), "unanswered": len(pairs) - len(both), "agreement": _share(right),
+            "order_decides": _share([x != y for _, x, y in both]),
+            "position_bias": None if firsts is None else firsts - 0.5}
+
+
+def _said(judge: Judge, questions: Sequence[Question], read: Callable[[str], Any]) -> list[Any]:
+    replies, _ = judge.ask(questions, _PLACE) if questions else ([], [])
+    return [None if reply is None else read(reply) for reply in replies]
+
+
+def _cost(judge: Judge) -> dict[str, float]:
+    tally, s = judge.take(_PLACE.split, _PLACE.step), judge.settings
+    out = {name: float(getattr(tally, name)) for name in COUNTS}
+    out["seconds_mean"] = sum(tally.seconds) / max(len(tally.seconds), 1)
+    if s.price_in or s.price_out:
+        out["price"] = (tally.tokens_in * s.price_in + tally.tokens_out * s.price_out) / 1e6
+    return out
+
+
+def _share(values: Sequence[bool]) -> float | None:
+    return sum(values) / len(values) if values else None
