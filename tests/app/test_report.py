@@ -6,6 +6,7 @@ import re
 import shutil
 from urllib.parse import urlparse
 
+import av
 import numpy as np
 import pytest
 from PIL import Image
@@ -200,6 +201,11 @@ def test_episodes_in_a_report(tmp_path):
     assert len(shown) < 1_500_000 and "showed, turn by turn" in made.text
     with Image.open(io.BytesIO(base64.b64decode(shown.partition(",")[2]))) as moving:
         assert moving.n_frames == 13 and moving.size == (160, 120)  # the prompt's picture, and one a turn
+    (saved,) = [a for a in made.all("a") if a.get("href", "").startswith("data:video/mp4;base64,")]
+    assert saved["download"].endswith(".mp4") and len(saved["href"]) < 1_500_000
+    with av.open(io.BytesIO(base64.b64decode(saved["href"].partition(",")[2]))) as moving:
+        pictures = [np.asarray(frame.to_image()) for frame in moving.decode(video=0)]
+    assert len(pictures) == 12 * 4 + 12 and pictures[0].shape == (120, 160, 3)  # five a second
 
 
 def test_few_films_are_in_a_report(tmp_path):
