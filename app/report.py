@@ -198,7 +198,8 @@ def _turns(library: Library, view: GroupView, addresses: Inlined) -> Html:
     moving = addresses.film(view, best)
     words = f"what episode #{best.index} showed, turn by turn"
     saved = el("a", "as MP4", href=moving.get("mp4"), download=film.file_name(view, best, "mp4"))
-    played = el("figure", el("img", src=moving["gif"], alt=words), el("figcaption", words, " ", saved)) if moving else ""
+    played = (el("figure", el("img", src=moving["gif"], alt=words), el("figcaption", words, " ", saved)) if moving
+              else "")
     return el("section", el("h4", f"Turns of #{best.index}"), played, turns.strip(view, best, shown, addresses))
 
 

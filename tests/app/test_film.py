@@ -155,7 +155,8 @@ def test_the_app_saves_it(shown, stored):
             assert answer.status_code == 200 and answer.headers["content-type"] == media_type
             assert answer.headers["content-disposition"] == f'attachment; filename="{film.file_name(view, one, kind)}"'
             assert answer.content == film.made(media, view, one, kind)
-        for wrong in ({"rollout": 9}, {"group": "none"}, {"run": ".."}, {"source": "x"}, {"step": 10**30}, {"kind": "avi"}):
+        for wrong in ({"rollout": 9}, {"group": "none"}, {"run": ".."}, {"source": "x"}, {"step": 10**30},
+                      {"kind": "avi"}):
             asked = {"run": "a", "source": "train", "step": 0, "group": "zoomed-1", "rollout": 0} | wrong
             assert client.get("/vlrl/film", params=asked).status_code == 404, wrong
         assert client.get("/vlrl/film", params={"run": "a", "step": "x"}).status_code == 422
