@@ -1,4 +1,4 @@
-"""New goals for the task `web`, from pages themselves: what a walk over a page's elements brings about can be asked for.
+"""New goals for the task `web`, from pages themselves: what a walk over a page brings about can be asked for.
 
     goals = walked(task, page="click-tab", seed=12, plan=[ANY, ANY], rng=rng)      # None where it leads nowhere
 
@@ -80,9 +80,9 @@ def _walk(task: Any, page: str, seed: int, plan: Sequence[Wanted], rng: random.R
     try:
         look, goals = opened.begin(), list[Goal]()
         for wanted in plan:
-            if look.done and wanted == ANY:
-                break
             chosen = None if look.done else _chosen(opened.seen, wanted, rng, [goal.check for goal in goals])
+            if chosen is None and wanted == ANY and goals:
+                break  # there is no more to do
             if chosen is None:
                 return None
             before, (one, actions) = opened.seen, chosen

@@ -3,9 +3,9 @@
     {"page": "click-tab", "seed": 12, "goals": [{"instruction": "Open the tab \"Tab #2\".",
      "check": {"kind": "open", "role": "tab", "name": "Tab #2"}, "actions": [{"verb": "click", "point": [58, 90]}]}]}
 
-A sub-goal is reached when its check holds after an action, and counts as reached from then on; the next one is looked at
-from there. With the last one the episode has succeeded. With `subgoals` k in the sample only the first k are asked for:
-Learning to Navigate the Web (arXiv 1812.09195) has so many grow in training.
+A sub-goal is reached when its check holds after an action, and counts as reached from then on; the next one is looked
+at from there. With the last one the episode has succeeded. With `subgoals` k in the sample only the first k are asked
+for: Learning to Navigate the Web (arXiv 1812.09195) has so many grow in training.
 """
 
 from __future__ import annotations
