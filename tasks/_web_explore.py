@@ -101,18 +101,32 @@ def _chosen(page: Seen, wanted: Wanted, rng: random.Random, done: Sequence[Check
             ) -> tuple[Element, tuple[Action, ...]] | None:
     """Returns an element that fits, and what to do with it; None where there is none that was not acted on before."""
     used = {(check.role, check.name) for check in done}
-    fitting = [one for one in askable(page) if one.hit and one.key not in used
-               and wanted.role in ("", one.role) and wanted.name in ("", one.name)
-               and (one.name != wanted.avoid or one.role == "field") and not (one.role == "radio" and one.checked)]
+    fitting = [one for one in askable(page) if one.hit and one.key not in used and _fits(one, wanted)]
     if not fitting:
         return None
     one = rng.choice(fitting)
     click = Action("click", one.at)
     typed = wanted.kind == "typed" or (wanted.kind == "" and rng.random() < _TYPES)
-    if one.role != "field" or one.fixed or one.value or not typed:
+    if not typed or not _OF_CONTROLS["typed"](one):
         return one, (click,)
     words = [word for word in _TYPED if word != wanted.avoid]
     return one, (click, Action("type", text=wanted.value or rng.choice(words)))
+
+
+_OF_CONTROLS = {"checked": lambda one: one.checked is False, "unchecked": lambda one: one.checked is True,
+                "typed": lambda one: one.role == "field" and not one.value and not one.fixed,
+                "focused": lambda one: one.role == "field" and not one.focused}
+"""Kind of check -> the elements at which it can be brought about; the other kinds are for what is no control."""
+
+
+def _fits(one: Element, wanted: Wanted) -> bool:
+    if wanted.kind in _OF_CONTROLS:
+        able = _OF_CONTROLS[wanted.kind](one)
+    else:
+        able = not (one.role == "radio" and one.checked) and (not wanted.kind or one.role != "field")
+    # a field may be asked for again, with another text
+    return (able and wanted.role in ("", one.role) and wanted.name in ("", one.name)
+            and (one.role == "field" or one.name != wanted.avoid))
 
 
 def _changed(one: Element, actions: Sequence[Action], before: Seen, after: Seen) -> Check | None:
