@@ -19,7 +19,8 @@ from vlrl.tasks._web_page import Action  # pyright: ignore[reportMissingImports]
 ROW = {"id": "7", "page": "login-user", "seed": 12, "generator": "walk", "goals": [
     {"check": {"kind": "typed", "role": "field", "name": "Username", "value": "maria"},
      "actions": [{"verb": "click", "point": [80, 52.5]}, {"verb": "type", "text": "maria"}]},
-    {"check": {"kind": "pressed", "role": "button", "name": "Login"}, "actions": [{"verb": "click", "point": [16, 21]}]}]}
+    {"check": {"kind": "pressed", "role": "button", "name": "Login"},
+     "actions": [{"verb": "click", "point": [16, 21]}]}]}
 
 
 def web(**given) -> Any:
@@ -95,7 +96,7 @@ def changed(number: int, **more: Any) -> list[dict[str, Any]]:
     ({"goals": []}, "goals must be a list of 1 to 20"),
     ({"goals": ROW["goals"] * 11}, "goals must be a list of 1 to 20"),
     ({"goals": ["Click."]}, "row '7': sub-goal 1"),
-    ({"goals": changed(1, check={"kind": "won", "role": "button", "name": "x"})}, "sub-goal 2: there is no check 'won'"),
+    ({"goals": changed(1, check={"kind": "won", "role": "button", "name": "x"})}, "sub-goal 2.* no check 'won'"),
     ({"goals": changed(0, check={"kind": "typed", "role": "field", "name": "x"})}, "sub-goal 1: there is no check 't"),
     ({"goals": changed(0, check={"kind": "pressed", "role": "field"})}, "sub-goal 1.*a check has kind"),
     ({"goals": changed(0, check={"kind": "pressed", "role": "x" * 201, "name": ""})}, "no text of at most 200"),
@@ -118,8 +119,11 @@ def test_a_stage_asks_for_a_number_of_sub_goals(wrong):
     assert task.stage_fields == ("subgoals",)
 
 
-@given(st.recursive(st.none() | st.booleans() | st.floats() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(
-    st.sampled_from(["check", "actions", "kind", "role", "name", "value", "verb", "point", "text"]), inner)))
+WORDS = st.sampled_from(["check", "actions", "kind", "role", "name", "value", "verb", "point", "text"])
+
+
+@given(st.recursive(st.none() | st.booleans() | st.floats() | st.text(),
+                    lambda inner: st.lists(inner) | st.dictionaries(WORDS, inner)))
 def test_no_goals_raise_anything_else(told):
     try:
         assert goals.read_goals({"id": 1, "goals": told})
@@ -138,7 +142,8 @@ def test_a_text_of_a_page_that_cannot_be_quoted_is_not_asked_for(name):
 def test_what_is_asked_for_is_one_element_alone():
     twice, button = one("button", "Go"), one("button", "Größe 7!")
     assert askable(page(twice, twice, button, one("link", "Go"))) == [button, one("link", "Go")]
-    assert askable(page(one("field", ""))) == [one("field", "")] and askable(page(one("field", ""), one("field", ""))) == []
+    field = one("field", "")
+    assert askable(page(field)) == [field] and askable(page(field, field)) == []
 
 
 @given(st.text())
