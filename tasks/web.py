@@ -154,7 +154,9 @@ class Web(Task):
         return replace(sample, row={**sample.row, "asked": row.get("instruction", ""), **self._shown(page)})
 
     def propose(self, number: int, parent: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
-        """Explores a page of `pages` by a walk, or varies a goal; see _web_explore.py."""
+        """Explores a page of `pages` by a walk, or varies a goal on one; see _web_explore.py."""
+        if parent and parent.get("page") not in self.pages:
+            raise DataError(f"{parent['id']!r} is no prompt on a page of task.pages")
         rng = random.Random(f"web/{self.seed}/propose/{number}/{parent['id'] if parent else ''}")
         try:
             if parent is None:

@@ -110,6 +110,12 @@ def test_a_row_that_cannot_be_played_is_named(more, why):
     assert task.sample_from_row({**ROW, "page": "click-dialog-2", "split": "heldout"})["heldout_page"]
 
 
+def test_only_goals_on_pages_that_are_trained_on_are_varied():
+    for parent in ({**ROW, "page": "click-dialog-2"}, {"id": "7", "question": "?"}):
+        with pytest.raises(DataError, match="'7' is no prompt on a page of task.pages"):
+            web().propose(0, parent)
+
+
 @pytest.mark.parametrize("wrong", [0, -1, True, "2", 1.5])
 def test_a_stage_asks_for_a_number_of_sub_goals(wrong):
     task = web()
