@@ -18,6 +18,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -159,6 +160,9 @@ def explorers(config: Config, search: Search) -> Iterator[Explore]:
     with ProcessPoolExecutor(config.environment.workers, get_context("spawn"), _begin, (config, search)) as pool:
         try:
             yield lambda numbers: pool.map(_explored, numbers)
+        except BrokenProcessPool:
+            raise TaskError("a process that looks for candidates has ended by itself, perhaps for want of memory: the "
+                            "same command goes on where it was; environment.workers=1 needs less") from None
         finally:
             pool.shutdown(cancel_futures=True)
 
