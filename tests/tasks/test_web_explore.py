@@ -173,7 +173,7 @@ def test_goals_are_varied_by_every_way():
     row = row_of(task, "click-checkboxes", Wanted("checked"), Wanted("checked"), seed=20)  # of six boxes
     own = Counter(goal["check"]["name"] for goal in row["goals"])
     seen = set()
-    for number in range(10):
+    for number in (0, 1, 3, 10):  # one for each way
         other = task.propose(number, row)
         way = other["generator"].removeprefix("vary-")
         names, kinds = (Counter(goal["check"][field] for goal in other["goals"]) for field in ("name", "kind"))
