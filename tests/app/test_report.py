@@ -185,6 +185,22 @@ def test_opens_from_disk(run, hostile, width, chromium):
     page.close()
 
 
+@pytest.mark.browser
+def test_the_film_of_an_episode_is_saved_from_disk(tmp_path, chromium):
+    run = made_runs.write(tmp_path / "a", steps=1, evaluate=False)
+    run.write_rollouts(1, 0, [made_runs.zoomed(1, turns=6)])
+    page = chromium.new_page()
+    page.goto(report.write(run.path).as_uri())
+    for place in page.locator("details").all():
+        place.evaluate("e => e.open = true")
+    with page.expect_download() as saved:
+        page.get_by_role("link", name="as MP4").click()
+    with av.open(saved.value.path()) as moving:
+        assert sum(1 for _ in moving.decode(video=0)) == 6 * 4 + 12
+    assert saved.value.suggested_filename.endswith(".mp4")
+    page.close()
+
+
 def test_episodes_in_a_report(tmp_path):
     run = made_runs.write(tmp_path / "a", steps=1, evaluate=False)
     run.write_rollouts(1, 0, [made_runs.zoomed(1, turns=12)])
