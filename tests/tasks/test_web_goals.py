@@ -179,6 +179,8 @@ def test_what_has_changed_becomes_a_check():
     assert explore._changed(field, typed, page(field), page(one("field", "Name", value="12"))) is None  # it refuses it
     opened = page(one("tab", "Two", open=True), pressed=[tab.key])
     assert explore._changed(tab, click, page(tab), opened) == Check("open", "tab", "Two")
+    stands = page(one("tab", "Two", open=True))  # it was open before
+    assert explore._changed(tab, click, stands, opened) == Check("pressed", "tab", "Two")
     go, dialog = one("button", "x"), one("dialog", "News")
     assert explore._changed(go, click, page(go, dialog), page(pressed=[go.key])) == Check("closed", "dialog", "News")
     assert explore._changed(go, click, page(go), page(go, pressed=[go.key])) == Check("pressed", "button", "x")
