@@ -112,7 +112,7 @@ def test_a_row_that_cannot_be_played_is_named(more, why):
 
 def test_only_goals_on_pages_that_are_trained_on_are_varied():
     for parent in ({**ROW, "page": "click-dialog-2"}, {"id": "7", "question": "?"}):
-        with pytest.raises(DataError, match="'7' is no prompt on a page of task.pages"):
+        with pytest.raises(DataError, match=r"'7' is no prompt on a page of task.pages"):
             web().propose(0, parent)
 
 
