@@ -22,8 +22,8 @@ from vlrl.tasks import _web_browser  # pyright: ignore[reportMissingImports]
 from vlrl.tasks import _web_explore as explore  # pyright: ignore[reportMissingImports]
 from vlrl.tasks._web_explore import Wanted  # pyright: ignore[reportMissingImports]
 from vlrl.tools import difficulty, synthesize
+from vlrl.tools.explorers import Search
 from vlrl.tools.measure import Chosen, Ready
-from vlrl.tools.synthesize import Search
 from vlrl.types import Completion
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.skipif(

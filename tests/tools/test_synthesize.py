@@ -1,11 +1,14 @@
 """`vlrl data synthesize`: candidates, near-duplicates, the gate by pass rate, going on after a kill."""
 
 import json
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from tests.e2e.runs import ROOT
 from tests.rollout.test_group_source import Number
 from vlrl.cli.main import main
 from vlrl.config import validate
@@ -14,8 +17,9 @@ from vlrl.curriculum.visited import write_visited
 from vlrl.data import read_rows, write_rows
 from vlrl.errors import ConfigError, DataError, TaskError
 from vlrl.tools import synthesize
+from vlrl.tools.explorers import Candidate, Search, propose
 from vlrl.tools.prompttable import Measured
-from vlrl.tools.synthesize import Candidate, Places, Search, distinct, failed, gated, propose, proposed
+from vlrl.tools.synthesize import Places, distinct, failed, gated, proposed
 
 TELL = lambda *_: None  # noqa: E731
 
@@ -186,6 +190,11 @@ def test_files_without_failures_are_named(tmp_path, lines, why):
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
+
+def test_a_process_that_explores_loads_no_torch():
+    code = "import sys, vlrl.tools.explorers; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
 
 GUESS = '''
 from vlrl import Sample, Task
