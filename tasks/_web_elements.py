@@ -78,7 +78,10 @@ WATCH = """
     }
   }, true);
   const query = document.querySelector('#query');
-  if (query) query.style.visibility = 'hidden';
+  if (query) {  // its box stays, so that the page looks as its own task does
+    query.style.setProperty('color', 'transparent', 'important');
+    for (const e of query.querySelectorAll('*')) e.style.setProperty('visibility', 'hidden', 'important');
+  }
   window.__seen = () => {
     const found = [];
     for (const e of document.body.querySelectorAll('*')) {
