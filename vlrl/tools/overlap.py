@@ -90,7 +90,7 @@ def overlap(train: Path, heldout: Path, *, root: Path | None = None, format: str
     tell = tell or (lambda what, done, total: None)
     known, own = (_pictures(rows, limits or LimitsSettings(), tell) for rows in sides)
     pictures = of_pictures(known, own, tell)
-    texts = of_texts(*([(row.id, text_of(row.row), bool(row.media)) for row in rows] for rows in sides))
+    texts = of_texts(*([(row.id, _text(row), bool(row.media)) for row in rows] for rows in sides))
     order = {row.id: i for i, row in enumerate(sides[1])}
     return Overlap(len(sides[0]), len(sides[1]), tuple(sorted([*pictures, *texts], key=lambda s: order[s.heldout])))
 
@@ -322,3 +322,7 @@ def text_of(row: Mapping[str, Any]) -> str:
     """Returns all that a row asks, in the words of its fields."""
     parts = [row.get(name) for name in _TEXTS]
     return " ".join(" ".join(map(str, part)) if isinstance(part, list) else str(part) for part in parts if part)
+
+
+def _text(row: UsableRow) -> str:
+    return text_of(row.row)
