@@ -1,7 +1,7 @@
-"""An episode as a film: the pictures that it showed, turn by turn, as an animated GIF. Imports no torch.
+"""An episode as a film: the pictures that it showed, turn by turn, as an animated GIF or an MP4. Imports no torch.
 
-    names = film.pictures(view, rollout)            # fewer than two: there is nothing to move
-    data = film.made(site.media, view, rollout)     # when somebody asks for it; nothing is kept
+    names = film.pictures(view, rollout)                    # fewer than two: there is nothing to move
+    data = film.made(site.media, view, rollout, "mp4")      # when somebody asks for it; nothing is kept
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
@@ -25,6 +25,8 @@ SIZE = 320
 MOST_FRAMES = 64
 MOST_BYTES = 4 << 20
 _FRAME_MS, _LAST_MS = 800, 2400
+_MP4_RATE = 5
+"""Frames of an MP4 a second, so that _FRAME_MS and _LAST_MS are whole numbers of them: players stumble over fewer."""
 _AROUND = (128, 128, 128)
 """Colour around a picture that is smaller than the largest."""
 _making = threading.Semaphore(1)
@@ -36,15 +38,18 @@ def pictures(view: GroupView, rollout: RolloutView) -> list[str]:
     return [one.name for turn in turns.read(view, rollout) for one in turn.media if one and one.name]
 
 
-def made(media: MediaStore, view: GroupView, rollout: RolloutView, size: int = SIZE, most_frames: int = MOST_FRAMES,
-         most_bytes: int = MOST_BYTES) -> bytes:
-    """Returns a GIF of one size, of at most `size` pixels a side, `most_frames` frames and `most_bytes` bytes: of more
-    pictures it has some, evenly spread, always the first and the last. Raises AppError where there is no picture."""
+def made(media: MediaStore, view: GroupView, rollout: RolloutView, kind: str = "gif", size: int = SIZE,
+         most_frames: int = MOST_FRAMES, most_bytes: int = MOST_BYTES) -> bytes:
+    """Returns a film of one of KINDS, of one size, of at most `size` pixels a side, `most_frames` pictures and
+    `most_bytes` bytes: of more pictures it has some, evenly spread, always the first and the last. Raises AppError
+    where there is no picture, and for another kind."""
+    if kind not in _ENCODERS:
+        raise AppError(f"a film is one of {', '.join(KINDS)}, and no {kind[:20]!r}")
     with _making:
         frames = _read(media, view.key.run, spread(pictures(view, rollout), most_frames), size)
         if not frames:
             raise AppError(f"answer {rollout.index} of group {view.key.group!r} has no picture that is stored")
-        while len(data := _encoded(frames)) > most_bytes and len(frames) > 1:
+        while len(data := _ENCODERS[kind](frames)) > most_bytes and len(frames) > 1:
             frames = spread(frames, len(frames) // 2)
         return data
 
@@ -57,15 +62,16 @@ def spread(items: Sequence[T], most: int) -> list[T]:
     return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)] if most > 1 else [items[-1]]
 
 
-def url(view: GroupView, rollout: RolloutView) -> str:
+def url(view: GroupView, rollout: RolloutView, kind: str = "gif") -> str:
     """Returns the address that the app's server answers with the film; it goes from the page, as media.url."""
-    return "vlrl/film?" + urlencode({**view.key._asdict(), "rollout": rollout.index}, errors="backslashreplace")
+    return "vlrl/film?" + urlencode({**view.key._asdict(), "rollout": rollout.index, "kind": kind},
+                                    errors="backslashreplace")
 
 
-def file_name(view: GroupView, rollout: RolloutView) -> str:
+def file_name(view: GroupView, rollout: RolloutView, kind: str = "gif") -> str:
     """Returns what the file is called: run, step, sample and answer."""
     words = f"{view.key.run}-{view.key.step}-{view.sample_id[:80]}-{rollout.index}"
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", words).strip(".-")[-150:] + ".gif"
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", words).strip(".-")[-150:] + f".{kind}"
 
 
 def _read(media: MediaStore, run: str, names: Sequence[str], size: int) -> list[Image.Image]:
@@ -79,16 +85,39 @@ def _read(media: MediaStore, run: str, names: Sequence[str], size: int) -> list[
     return [_placed(frame, sides) for frame in frames]
 
 
-def _placed(frame: Image.Image, sides: Any) -> Image.Image:
+def _placed(frame: Image.Image, sides: Any, corner: bool = False) -> Image.Image:
     if frame.size == sides:
         return frame
     whole = Image.new("RGB", sides, _AROUND)
-    whole.paste(frame, ((sides[0] - frame.width) // 2, (sides[1] - frame.height) // 2))
+    whole.paste(frame, (0, 0) if corner else ((sides[0] - frame.width) // 2, (sides[1] - frame.height) // 2))
     return whole
 
 
-def _encoded(frames: Sequence[Image.Image]) -> bytes:
+def _gif(frames: Sequence[Image.Image]) -> bytes:
     out = io.BytesIO()
     times = [_FRAME_MS] * (len(frames) - 1) + [_LAST_MS]
     frames[0].save(out, format="GIF", save_all=True, append_images=frames[1:], duration=times, loop=0)
     return out.getvalue()
+
+
+def _mp4(frames: Sequence[Image.Image]) -> bytes:
+    """Returns H.264 in 4:2:0, which every browser and player reads: it halves colours, so odd sides get a line more."""
+    import av
+    from av.video.frame import VideoFrame
+
+    out = io.BytesIO()
+    sides = tuple(side + side % 2 for side in frames[0].size)
+    with av.open(out, "w", format="mp4") as container:
+        stream: Any = container.add_stream("libx264", rate=_MP4_RATE, options={"crf": "18", "preset": "fast"})
+        stream.width, stream.height, stream.pix_fmt, stream.thread_count = *sides, "yuv420p", 1
+        for i, frame in enumerate(frames):
+            shown_ms = _LAST_MS if i == len(frames) - 1 else _FRAME_MS
+            for _ in range(shown_ms * _MP4_RATE // 1000):
+                container.mux(stream.encode(VideoFrame.from_image(_placed(frame, sides, corner=True))))
+        container.mux(stream.encode())
+    return out.getvalue()
+
+
+_ENCODERS: Mapping[str, Callable[[Sequence[Image.Image]], bytes]] = {"gif": _gif, "mp4": _mp4}
+KINDS: Mapping[str, str] = {"gif": "image/gif", "mp4": "video/mp4"}
+"""Name and ending of a kind of film -> its media type."""

@@ -57,23 +57,24 @@ class Inlined:
         except VlrlError:
             return []
 
-    def film(self, view: GroupView, rollout: RolloutView) -> str | None:
-        """Returns an episode as a GIF, of the first few that have something to show."""
+    def film(self, view: GroupView, rollout: RolloutView) -> dict[str, str]:
+        """Returns an episode as a film of each kind, of the first few that have something to show; else {}."""
         if not self.films or len(film.pictures(view, rollout)) < 2:
-            return None
+            return {}
         try:
-            data = film.made(self.media, view, rollout, _FILM_PIXELS, _FILM_FRAMES, _FILM_BYTES)
+            found = {kind: as_data(film.made(self.media, view, rollout, kind, _FILM_PIXELS, _FILM_FRAMES, _FILM_BYTES),
+                                   media_type) for kind, media_type in film.KINDS.items()}
         except VlrlError:
-            return None
+            return {}
         self.films -= 1
-        return as_data(data)
+        return found
 
 
-def as_data(picture: bytes) -> str:
-    """Returns a JPEG, PNG, WebP or GIF as a `data:` address."""
+def as_data(picture: bytes, media_type: str = "") -> str:
+    """Returns a JPEG, PNG, WebP or GIF, or what has another type, as a `data:` address."""
     kind = ("png" if picture.startswith(b"\x89PNG") else "gif" if picture.startswith(b"GIF8") else
             "webp" if picture[8:12] == b"WEBP" else "jpeg")
-    return f"data:image/{kind};base64,{base64.b64encode(picture).decode()}"
+    return f"data:{media_type or f'image/{kind}'};base64,{base64.b64encode(picture).decode()}"
 
 
 def write(run: str | Path, to: str | Path | None = None) -> Path:
@@ -196,7 +197,9 @@ def _turns(library: Library, view: GroupView, addresses: Inlined) -> Html:
     shown = turns.read(view, best, box_convention(library, view))[:_TURNS + 1]
     moving = addresses.film(view, best)
     words = f"what episode #{best.index} showed, turn by turn"
-    played = el("figure", el("img", src=moving, alt=words), el("figcaption", words)) if moving else ""
+    saved = el("a", "as MP4", href=moving.get("mp4"), download=film.file_name(view, best, "mp4"))
+    played = (el("figure", el("img", src=moving["gif"], alt=words), el("figcaption", words, " ", saved)) if moving
+              else "")
     return el("section", el("h4", f"Turns of #{best.index}"), played, turns.strip(view, best, shown, addresses))
 
 

@@ -4,7 +4,7 @@ Every request passes `Guard` first: it knows the address it is served under (a f
 foreign Origin another site's form), asks for the password where there is one, lets only the routes through that the
 pages need, and writes headers under which a page can neither run a script of its content nor ask another server.
 Files come from /vlrl/media alone, as `vlrl.app.media` resolves them, with a type from a fixed table; /vlrl/film makes a
-GIF of such files.
+GIF or MP4 of such files.
 """
 
 from __future__ import annotations
@@ -135,15 +135,16 @@ def _add_files(app: FastAPI, site: Site) -> None:
             return _absent(request.headers.get("sec-fetch-dest", ""))
 
     @app.get("/vlrl/film")
-    def episode(run: str = "", source: str = "train", split: str = "", step: int = 0, group: str = "", rollout: int = 0
-                ) -> Response:
+    def episode(run: str = "", source: str = "train", split: str = "", step: int = 0, group: str = "", rollout: int = 0,
+                kind: str = "gif") -> Response:
         try:
             view = details.group(site.library, run, source, step, group, split)
             one = next((r for r in view.rollouts if r.index == rollout), None)
             if one is None:
                 raise AppError(f"group {group!r} has no answer {rollout}")
-            called = {"Content-Disposition": f'attachment; filename="{film.file_name(view, one)}"'}
-            return Response(film.made(site.media, view, one), media_type="image/gif", headers=_MEDIA_HEADERS | called)
+            data = film.made(site.media, view, one, kind)
+            called = {"Content-Disposition": f'attachment; filename="{film.file_name(view, one, kind)}"'}
+            return Response(data, media_type=film.KINDS[kind], headers=_MEDIA_HEADERS | called)
         except (AppError, KeyError, OSError) as error:
             return Response(f"no film: {error}", status_code=404, media_type="text/plain")
 

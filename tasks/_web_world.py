@@ -10,7 +10,8 @@ from vlrl.types import Media, Observation, Sample, Step
 
 from ._web_actions import Form, Unreadable, read
 from ._web_browser import BrowserLost, PageFailed, Pages
-from ._web_page import Action, Look, Page
+from ._web_goals import page_of
+from ._web_page import Action, Look
 
 T = TypeVar("T")
 UNREAD = "This action cannot be read"
@@ -22,7 +23,7 @@ class World(Environment):
 
     def __init__(self, task: Any, sample: Sample, form: Form, pages: Pages):
         self._task, self._sample, self._form, self._pages = task, sample, form, pages
-        self._page = Page(pages, sample["path"], sample["seed"], task.settle_ms)
+        self._page = page_of(pages, sample, task.settle_ms)
         self._done: list[Action] = []
         """What was done to the page so far."""
         self._look: Look | None = None

@@ -4,12 +4,16 @@ Each turn shows a screenshot of the page, and the action is one of its form (`ta
 scroll, type, key, wait, answer. The page says itself when the episode is over and whether it was right. Pages are those
 of the package miniwob (Farama Foundation, MIT; "World of Bits", Shi et al. 2017; "Reinforcement Learning on Web
 Interfaces using Workflow-Guided Exploration", arXiv 1802.08802), or of an own folder, `task.html`.
+
+Rows of `data.train` (data.own_samples=false) ask for other goals on such pages: `vlrl data synthesize` finds them by
+exploring, and makes variations of those at which a model fails.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import random
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +32,9 @@ from vlrl.task.environment import Environment
 from vlrl.types import Answer, Parts, Sample
 
 from ._web_actions import FORMS
-from ._web_browser import SIDES, Settings, shared
+from ._web_browser import SIDES, PageFailed, Settings, shared
+from ._web_explore import ANY, new_seed, varied, walked
+from ._web_goals import MOST_GOALS, Goal, asked_goals, instruction, read_goals
 from ._web_oracle import ORACLES, perfect
 from ._web_world import UNREAD, World
 
@@ -42,6 +48,7 @@ class Web(Task):
     `page` the page's own reward in [-1, 1], which has no weight of its own."""
 
     prompt = "{instruction}"
+    stage_fields = ("subgoals",)
     rewards = {"success": 1.0, "efficiency": 0.1, "format": 0.1, "page": 0.0}
     outcome = {"success": 0.5}
     pages: tuple[str, ...] = ("click-test", "click-test-2", "click-button", "click-link", "click-dialog", "click-tab",
@@ -66,6 +73,8 @@ class Web(Task):
     open_pages: Annotated[int, Field(ge=1, le=1000)] = 32
     """Pages that one process of `environment.workers` holds open; those of further episodes are closed, and opened
     again with their actions when it is their turn."""
+    walk: Annotated[int, Field(ge=1, le=MOST_GOALS)] = 3
+    """Most sub-goals of a goal that `vlrl data synthesize` finds by exploring."""
     browser: str = ""
     """Program of Chromium; empty = the one on the path."""
 
@@ -83,7 +92,7 @@ class Web(Task):
     def _check_pages(self) -> None:
         """Raises ConfigError for pages that are not there, and for one on both sides."""
         root, folder = self._root()
-        known = [path.stem for path in (root / folder).glob("*.html")]
+        known = self._known()
         for name, pages in (("pages", self.pages), ("heldout_pages", self.heldout_pages)):
             for page in pages:
                 if page not in known:
@@ -94,6 +103,14 @@ class Web(Task):
         if both := set(self.pages) & set(self.heldout_pages):
             raise ConfigError(f"task.heldout_pages: {sorted(both)[0]!r} is one of task.pages too; held-out pages are "
                               "never trained on")
+
+    def _known(self) -> list[str]:
+        root, folder = self._root()
+        return [path.stem for path in (root / folder).glob("*.html")]
+
+    def path_of(self, page: str) -> str:
+        """Returns where a page lies below the folder that pages load from."""
+        return f"{self._root()[1]}/{page}.html".removeprefix("./")
 
     def _root(self) -> tuple[Path, str]:
         """Returns the folder that pages load from, and where in it they lie."""
@@ -109,14 +126,47 @@ class Web(Task):
 
     def _sample(self, split: str, index: int) -> Sample:
         pages = self.pages if split == "train" else (*self.pages, *self.heldout_pages)
-        page, (_, folder) = pages[index % len(pages)], self._root()
+        page = pages[index % len(pages)]
         # an even seed is trained on, an odd one is not
         seed = 2 * random.Random(f"web/{self.seed}/{split}/{index}").getrandbits(30) + (split != "train")
+        return Sample(id=f"{split}-{index:06d}", row={"seed": seed, **self._shown(page)})
+
+    def _shown(self, page: str) -> dict[str, Any]:
+        """Returns what every sample on a page has."""
         width, height = (side * self.scale for side in SIDES)
-        row = {"page": page, "path": f"{folder}/{page}.html".removeprefix("./"), "seed": seed, "category": page,
-               "instruction": self._form.prompt, "width": width, "height": height, "scale": self.scale,
-               "heldout_page": page in self.heldout_pages}
-        return Sample(id=f"{split}-{index:06d}", row=row)
+        return {"page": page, "path": self.path_of(page), "category": page, "instruction": self._form.prompt,
+                "width": width, "height": height, "scale": self.scale, "heldout_page": page in self.heldout_pages}
+
+    def sample_from_row(self, row: Mapping[str, Any], root: Path | None = None) -> Sample:
+        """Returns the sample of a goal that `vlrl data synthesize` found: `page`, `seed` and `goals` of the row. Raises
+        DataError for a page that is not there, and for a held-out one in a row that is not of split heldout."""
+        page, seed, known = row.get("page"), row.get("seed"), self._known()
+        if page not in known:
+            raise DataError(f"row {row.get('id')!r}: there is no page {page!r}.{did_you_mean(str(page), known)} "
+                            "task.html says where pages lie")
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise DataError(f"row {row.get('id')!r}: seed={seed!r} is no whole number")
+        if page in self.heldout_pages and row.get("split") != "heldout":
+            raise DataError(f"row {row.get('id')!r}: its page {page!r} is one of task.heldout_pages, which are never "
+                            "trained on: leave the row out, or the page there")
+        read_goals(row)
+        sample = super().sample_from_row(row, root)
+        return replace(sample, row={**sample.row, "asked": row.get("instruction", ""), **self._shown(page)})
+
+    def propose(self, number: int, parent: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
+        """Explores a page of `pages` by a walk, or varies a goal on one; see _web_explore.py."""
+        if parent and parent.get("page") not in self.pages:
+            raise DataError(f"{parent['id']!r} is no prompt on a page of task.pages")
+        rng = random.Random(f"web/{self.seed}/propose/{number}/{parent['id'] if parent else ''}")
+        try:
+            if parent is None:
+                way, page, seed = "walk", self.pages[number % len(self.pages)], new_seed(rng)
+                goals = walked(self, page, seed, [ANY] * rng.randint(1, self.walk), rng)
+                return _proposed(page, seed, goals, way) if goals else None
+            found = varied(self, parent, rng)
+            return _proposed(parent["page"], found[1], found[2], f"vary-{found[0]}") if found else None
+        except PageFailed as error:
+            raise DataError(f"page {parent['page'] if parent else page!r}: {error}") from None
 
     def _pages(self) -> Any:
         return shared(Settings(self._root()[0], self.scale, self.browser, self.page_s, self.open_pages))
@@ -165,9 +215,13 @@ class Web(Task):
 
     def oracle_actions(self, sample: Sample) -> Sequence[str] | None:
         """Plays the page in a browser of this process; None for a page whose way is not known."""
-        if self.html or sample["page"] not in ORACLES:
+        if "goals" in sample.row:
+            actions = [action for goal in asked_goals(sample) for action in goal.actions]
+        elif self.html or sample["page"] not in ORACLES:
             return None
-        return [self._form.write(self, _placed(sample), action) for action in perfect(self, sample, self._pages())]
+        else:
+            actions = perfect(self, sample, self._pages())
+        return [self._form.write(self, _placed(sample), action) for action in actions]
 
 
 def _placed(sample: Sample) -> Sample:
@@ -175,3 +229,11 @@ def _placed(sample: Sample) -> Sample:
     (models/families.py) sees its screenshots."""
     size = [round(sample[side] / _STEP) * _STEP for side in ("width", "height")]
     return replace(sample, row={**sample.row, "processed_size": size})
+
+
+def _proposed(page: str, seed: int, goals: Sequence[Goal], generator: str) -> dict[str, Any]:
+    """Returns the row of a goal. Its id says what it holds, so that rows of several calls can be put together."""
+    asked = instruction([goal.check for goal in goals])
+    return {"id": f"{page}-{seed}-{zlib.crc32(asked.encode('utf-8', 'backslashreplace')):08x}", "page": page,
+            "seed": seed, "category": page, "instruction": asked, "goals": [goal.row() for goal in goals],
+            "actions": sum(len(goal.actions) for goal in goals), "generator": generator, "verifier": "page state"}

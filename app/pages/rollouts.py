@@ -248,8 +248,10 @@ def _turns(site: Site, view: GroupView, chosen: int | None) -> Html:
         return Html("")
     shown = turns.read(view, rollout, details.box_convention(site.library, view))
     keys = el("span", " ", el("kbd", "t"), " and then the arrow keys move through them", class_="v-dim")
-    saved = el("a", "as a GIF", href=film.url(view, rollout), download=True, title="what it showed, turn by turn")
-    head = el("h3", f"Turns of #{rollout.index}", keys, " ", saved if len(film.pictures(view, rollout)) > 1 else "")
+    saved = [el("a", f"as {kind.upper()}", href=film.url(view, rollout, kind), download=True,
+                title="what it showed, turn by turn") for kind in film.KINDS]
+    head = el("h3", f"Turns of #{rollout.index}", keys, " ",
+              join(saved, " ") if len(film.pictures(view, rollout)) > 1 else "")
     return el("section", head, turns.strip(view, rollout, shown, Served()), id="v-turns")
 
 

@@ -230,9 +230,11 @@ def test_an_episode_is_walked_with_the_arrow_keys(page, tmp_path):
         expect(turns.nth(2)).to_be_focused()
         expect(turns.nth(2).locator("img")).to_have_js_property("complete", True)
         expect(page.locator(".v-chosen")).to_have_id("v-answer-1")  # the keys did not leave the answer
-        with page.expect_download() as saved:
-            page.get_by_role("link", name="as a GIF").click()
-        assert saved.value.path().read_bytes().startswith(b"GIF8") and saved.value.suggested_filename.endswith("-1.gif")
+        for kind, begins in (("gif", b"GIF8"), ("mp4", b"\0\0\0\x20ftyp")):
+            with page.expect_download() as saved:
+                page.get_by_role("link", name=f"as {kind.upper()}").click()
+            assert saved.value.path().read_bytes().startswith(begins)
+            assert saved.value.suggested_filename.endswith(f"-1.{kind}")
         page.goto(f"{address}?page=rollouts&run=a&view=rollouts&tool=yes&tmin=64&end=limit")
         counted(page, "1 rollout")
         expect(page.locator(".v-row")).to_contain_text("tool errors: 1")

@@ -1,8 +1,9 @@
-"""film.py: what an episode showed as a GIF, of bounded size, and the route that makes it."""
+"""film.py: what an episode showed as a GIF and an MP4, of bounded size, and the route that makes them."""
 
 import io
 from dataclasses import replace
 
+import av
 import numpy as np
 import pytest
 from hypothesis import given
@@ -49,6 +50,15 @@ def frames(data):
     return found
 
 
+def decoded(data):
+    """Every frame of an MP4 [H, W, 3], and the second at which it is shown."""
+    with av.open(io.BytesIO(data)) as moving:
+        (stream,) = moving.streams
+        assert moving.format.name.startswith("mov,mp4") and stream.codec_context.name == "h264"
+        assert stream.codec_context.pix_fmt == "yuv420p"
+        return [(frame.to_ndarray(format="rgb24").astype(int), float(frame.time)) for frame in moving.decode(stream)]
+
+
 def red(picture):
     """The left edge of what is red."""
     return int(np.flatnonzero(((picture[..., 0] > 180) & (picture[..., 1] < 110)).any(0))[0])
@@ -72,6 +82,31 @@ def test_its_size_frames_and_bytes_are_bounded(shown):
     whole = film.made(media, view, one)
     small = film.made(media, view, one, most_bytes=len(whole) // 2)
     assert len(small) <= len(whole) // 2 and 1 <= len(frames(small)) < TURNS
+
+
+def test_an_mp4_shows_the_same_pictures_at_the_same_times(shown):
+    """At 5 frames a second: 0.8 s are 4 frames, the last picture's 2.4 s are 12."""
+    media, view, one = shown
+    found = decoded(film.made(media, view, one, "mp4"))
+    pictures = [picture for picture, _ in frames(film.made(media, view, one))]
+    assert [seconds for _, seconds in found] == pytest.approx([i / 5 for i in range(4 * TURNS + 12)], abs=1e-3)
+    for i, (picture, _) in enumerate(found):
+        wanted = pictures[min(i // 4, TURNS)]
+        assert picture.shape == wanted.shape and abs(picture - wanted).mean() < 4, i
+        assert abs(picture - pictures[min(i // 4, TURNS) - 1]).mean() > abs(picture - wanted).mean()
+    assert film.made(media, view, one, "mp4") == film.made(media, view, one, "mp4")
+
+
+def test_an_mp4_is_bounded_and_has_even_sides(shown):
+    media, view, one = shown
+    whole = film.made(media, view, one, "mp4")
+    small = film.made(media, view, one, "mp4", most_bytes=len(whole) * 2 // 3)
+    assert len(small) <= len(whole) * 2 // 3 and len(decoded(small)) < len(decoded(whole))
+    odd = decoded(film.made(media, view, one, "mp4", size=81))  # 81 x 61
+    assert {picture.shape for picture, _ in odd} == {(62, 82, 3)}
+    assert abs(odd[0][0][-1] - 128).max() < 40 and abs(odd[0][0][:-1, :-1] - 128).max() > 60
+    with pytest.raises(AppError, match="a film is one of gif, mp4, and no 'avi'"):
+        film.made(media, view, one, "avi")
 
 
 def test_pictures_of_other_sizes_stand_in_the_middle(shown, stored):
@@ -103,9 +138,10 @@ def test_any_name_is_one_of_a_file(run, sample):
     from tests.app.views import group, rollout
 
     view = group()
-    name = film.file_name(replace(view, key=view.key._replace(run=run), sample_id=sample), rollout())
-    assert name.isascii() and name.endswith(".gif") and len(name) < 200
-    assert not {*'/\\"\r\n; '} & {*name} and not name.startswith(".")
+    for kind in film.KINDS:
+        name = film.file_name(replace(view, key=view.key._replace(run=run), sample_id=sample), rollout(), kind)
+        assert name.isascii() and name.endswith(f".{kind}") and len(name) < 200
+        assert not {*'/\\"\r\n; '} & {*name} and not name.startswith(".")
 
 
 def test_the_app_saves_it(shown, stored):
@@ -114,11 +150,13 @@ def test_the_app_saves_it(shown, stored):
     app, _ = server.create(stored)
     media, view, one = shown
     with TestClient(app, base_url="http://127.0.0.1:7860") as client:
-        answer = client.get(f"/{film.url(view, one)}")
-        assert answer.status_code == 200 and answer.headers["content-type"] == "image/gif"
-        assert answer.headers["content-disposition"] == f'attachment; filename="{film.file_name(view, one)}"'
-        assert answer.content == film.made(media, view, one)
-        for wrong in ({"rollout": 9}, {"group": "none"}, {"run": ".."}, {"source": "x"}, {"step": 10**30}):
+        for kind, media_type in {"gif": "image/gif", "mp4": "video/mp4"}.items():
+            answer = client.get(f"/{film.url(view, one, kind)}")
+            assert answer.status_code == 200 and answer.headers["content-type"] == media_type
+            assert answer.headers["content-disposition"] == f'attachment; filename="{film.file_name(view, one, kind)}"'
+            assert answer.content == film.made(media, view, one, kind)
+        for wrong in ({"rollout": 9}, {"group": "none"}, {"run": ".."}, {"source": "x"}, {"step": 10**30},
+                      {"kind": "avi"}):
             asked = {"run": "a", "source": "train", "step": 0, "group": "zoomed-1", "rollout": 0} | wrong
             assert client.get("/vlrl/film", params=asked).status_code == 404, wrong
         assert client.get("/vlrl/film", params={"run": "a", "step": "x"}).status_code == 422
@@ -133,8 +171,9 @@ def test_the_page_has_a_link_where_pictures_move(stored):
     site = Site(library, Index(library), MediaStore(library), Notes(stored))
     where = {"page": "rollouts", "run": "a", "step": "0"}
     html = Markup(rollouts.group(site, {**where, "group": "zoomed-1", "rollout": "1"}))
-    (link,) = [a for a in html.all("a") if "download" in a]
+    links = [a["href"] for a in html.all("a") if "download" in a]
     view = details.group(library, "a", "train", 0, "zoomed-1")
-    assert link["href"] == film.url(view, view.rollouts[1]) and "rollout=1" in link["href"]
+    assert links == [film.url(view, view.rollouts[1], kind) for kind in ("gif", "mp4")]
+    assert all("rollout=1" in address for address in links)
     other = next(row.key.group for row in site.index.groups(Query(), 0, 9).rows if row.key.group != "zoomed-1")
     assert "v-card" in (shown := rollouts.group(site, {**where, "group": other})) and "vlrl/film" not in shown

@@ -6,6 +6,7 @@ import re
 import shutil
 from urllib.parse import urlparse
 
+import av
 import numpy as np
 import pytest
 from PIL import Image
@@ -184,6 +185,22 @@ def test_opens_from_disk(run, hostile, width, chromium):
     page.close()
 
 
+@pytest.mark.browser
+def test_the_film_of_an_episode_is_saved_from_disk(tmp_path, chromium):
+    run = made_runs.write(tmp_path / "a", steps=1, evaluate=False)
+    run.write_rollouts(1, 0, [made_runs.zoomed(1, turns=6)])
+    page = chromium.new_page()
+    page.goto(report.write(run.path).as_uri())
+    for place in page.locator("details").all():
+        place.evaluate("e => e.open = true")
+    with page.expect_download() as saved:
+        page.get_by_role("link", name="as MP4").click()
+    with av.open(saved.value.path()) as moving:
+        assert sum(1 for _ in moving.decode(video=0)) == 6 * 4 + 12
+    assert saved.value.suggested_filename.endswith(".mp4")
+    page.close()
+
+
 def test_episodes_in_a_report(tmp_path):
     run = made_runs.write(tmp_path / "a", steps=1, evaluate=False)
     run.write_rollouts(1, 0, [made_runs.zoomed(1, turns=12)])
@@ -200,6 +217,11 @@ def test_episodes_in_a_report(tmp_path):
     assert len(shown) < 1_500_000 and "showed, turn by turn" in made.text
     with Image.open(io.BytesIO(base64.b64decode(shown.partition(",")[2]))) as moving:
         assert moving.n_frames == 13 and moving.size == (160, 120)  # the prompt's picture, and one a turn
+    (saved,) = [a for a in made.all("a") if a.get("href", "").startswith("data:video/mp4;base64,")]
+    assert saved["download"].endswith(".mp4") and len(saved["href"]) < 1_500_000
+    with av.open(io.BytesIO(base64.b64decode(saved["href"].partition(",")[2]))) as moving:
+        pictures = [np.asarray(frame.to_image()) for frame in moving.decode(video=0)]
+    assert len(pictures) == 12 * 4 + 12 and pictures[0].shape == (120, 160, 3)  # five a second
 
 
 def test_few_films_are_in_a_report(tmp_path):

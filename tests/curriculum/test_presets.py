@@ -36,7 +36,8 @@ def test_a_preset_is_a_few_lines_that_say_whose_it_is(name):
     tree.pop("extends", None)
     assert {k: {*v} - OUTSIDE[k] for k, v in tree.items() if k != "curriculum" and {*v} - OUTSIDE[k]} == {}
     found = config.load(QUICKSTART, [f"extends=curricula/{name}.yaml"])
-    rows = Prompts(100, 0, lambda field: FIELDS.get(field, LEVELS), found.rollout, {"size": (0, 1)})
+    rows = Prompts(100, 0, lambda field: FIELDS.get(field, LEVELS), found.rollout, {"size": (0, 1)},
+                   ["subgoals"])
     assert len(curriculum.make(found.curriculum, rows).next(8, 0)) == 8
 
 

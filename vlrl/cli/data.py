@@ -1,5 +1,5 @@
-"""`vlrl data check`, `convert`, `split` and `make`; difficulty.py, publishing.py and overlapping.py have the
-others.
+"""`vlrl data check`, `convert`, `split` and `make`; difficulty.py, publishing.py, overlapping.py and synthesizing.py
+have the others.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vlrl.cli import difficulty, overlapping, publishing
+from vlrl.cli import difficulty, overlapping, publishing, synthesizing
 from vlrl.cli.common import AsJson, emit, examples, load
 from vlrl.cli.terminal import bars
 
@@ -46,6 +46,7 @@ app.add_typer(make)
 difficulty.register(app)
 publishing.register(app)
 overlapping.register(app)
+synthesizing.register(app)
 _VALUES = 12  # values of a field that are printed
 
 

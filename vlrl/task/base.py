@@ -144,6 +144,15 @@ class Task:
         """Returns a training sample made with these knobs; the same for the same (index, knobs, self.seed)."""
         raise NotImplementedError(f"task '{self.name}' has knobs, but no generate()")
 
+    def propose(self, number: int, parent: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
+        """Returns the row of a new training prompt, as `sample_from_row` reads it, for `vlrl data synthesize`: found by
+        exploring, or a variation of `parent`, the row of a prompt at which a model fails. None where this try found
+        nothing, DataError where it went wrong. The same for the same arguments and self.seed.
+
+        The row has `generator` and `verifier`, texts that say how it was made and what checks it, and what is asked in
+        a field that says so (`instruction`, `question` ...)."""
+        raise NotImplementedError(f"task '{self.name}' proposes no prompts")
+
     stage_fields: ClassVar[Collection[str]] = ()
     """Fields of samples that a stage of curriculum.name=staged may set in training, for what help the environment or
     the prompt gives. Evaluations see the sample as it is."""

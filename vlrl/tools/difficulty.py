@@ -59,15 +59,17 @@ def facts(config: Config, chosen: Chosen, scope: Scope) -> dict[str, Any]:
             "answers": scope.answers}
 
 
-def measured(ready: Ready, scope: Scope, part: Path, known: Mapping[str, Any], tell: Tell) -> list[Measured]:
+def measured(ready: Ready, scope: Scope, part: Path, known: Mapping[str, Any], tell: Tell,
+             samples: Sequence[Sample] | None = None) -> list[Measured]:
     """Returns every prompt of the split in order, those that could not be answered too; what `part` holds is not asked
     again.
 
-    `known` are the facts. Each process answers its share, and all return the same. Prompts that are too long are left
-    out, and with data.quarantine those whose data are bad. Raises ConfigError when the split is empty or `part` is of
-    another measurement, TrainingError when scoring fails too often (limits.score_errors).
+    `samples` are others than those of the task's split. `known` are the facts. Each process answers its share, and all
+    return the same. Prompts that are too long are left out, and with data.quarantine those whose data are bad. Raises
+    ConfigError when the split is empty or `part` is of another measurement, TrainingError when scoring fails too often
+    (limits.score_errors).
     """
-    samples = task_samples(ready.task, scope.split)
+    samples = task_samples(ready.task, scope.split) if samples is None else samples
     if len(samples) == 0:
         raise ConfigError(f"task '{ready.task.name}' has no samples in split '{scope.split}'")
     count, size = min(scope.limit or len(samples), len(samples)), max(1, _TOGETHER // scope.answers)

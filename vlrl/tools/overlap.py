@@ -344,6 +344,11 @@ class _Cosines:
         return {word: value / length for word, value in raw.items()}
 
 
-def _text(row: UsableRow) -> str:
-    parts = [row.row.get(name) for name in _TEXTS]
+def text_of(row: Mapping[str, Any]) -> str:
+    """Returns all that a row asks, in the words of its fields."""
+    parts = [row.get(name) for name in _TEXTS]
     return " ".join(" ".join(map(str, part)) if isinstance(part, list) else str(part) for part in parts if part)
+
+
+def _text(row: UsableRow) -> str:
+    return text_of(row.row)

@@ -1,0 +1,185 @@
+"""What can be acted on in a page of the task `web`, as a person would name it, and how it stands.
+
+    page.ask(WATCH)                         # once, before anything is done: notes what is pressed from then on
+    found = elements(page.ask(SEEN))        # role, name, place and state of each; raises PageFailed for anything else
+
+An element is known by its role and its name, which are what an instruction says of it, so that a check reads as the
+instruction does and holds in every visit to the page, whatever else in it has moved.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from ._web_page import PageFailed
+
+WATCH = """
+() => {
+  const words = text => String(text || '').replace(/\\s+/g, ' ').trim().slice(0, 200);
+  const clicky = 'button tab link checkbox radio menuitem option switch treeitem'.split(' ');
+  const typed = e => e.tagName === 'INPUT' ? (e.getAttribute('type') || 'text').toLowerCase() : '';
+  const pointed = e => getComputedStyle(e).cursor === 'pointer';
+  const listened = e => {  // what jQuery bound; the page's own listeners cannot be asked for
+    try { const own = jQuery._data(e, 'events') || {}; return !!(own.click || own.mousedown || own.mouseup); }
+    catch (error) { return false; }
+  };
+  const whole = '[role=button], [role=tab], [role=link], [role=menuitem], [role=option], [role=treeitem], button, a';
+  const role = e => {
+    if (e.parentElement && e.parentElement.closest(whole)) return '';  // part of it
+    const given = e.getAttribute('role'), tag = e.tagName, type = typed(e);
+    if (given === 'dialog' || clicky.includes(given)) return given;
+    if (tag === 'BUTTON' || ['button', 'submit', 'reset', 'image'].includes(type)) return 'button';
+    if (type === 'checkbox' || type === 'radio') return type;
+    if (['text', 'password', 'email', 'search', 'tel', 'url', 'number'].includes(type) || tag === 'TEXTAREA')
+      return 'field';
+    if (tag === 'A' || e.classList.contains('alink')) return 'link';
+    if (tag === 'INPUT' || tag === 'SELECT' || tag === 'BODY' || tag === 'HTML') return '';
+    const own = e.onclick || e.hasAttribute('onclick') || listened(e) || (pointed(e) && !pointed(e.parentElement));
+    return own && !e.querySelector(whole + ', input, textarea, select') ? 'text' : '';
+  };
+  const before = e => {  // a label that is not tied to its field
+    let near = e.previousSibling;
+    while (near && !words(near.textContent)) near = near.previousSibling;
+    const plain = near && (near.nodeType === 3 || ['LABEL', 'SPAN', 'B', 'STRONG', 'DIV', 'P'].includes(near.tagName));
+    return plain && !(near.querySelector && near.querySelector(whole)) ? words(near.textContent) : '';
+  };
+  const name = (e, kind) => {
+    if (kind === 'dialog') {
+      const title = document.getElementById(e.getAttribute('aria-labelledby') || '');
+      return words(title ? title.textContent : e.getAttribute('aria-label'));
+    }
+    if (kind === 'checkbox' || kind === 'radio' || kind === 'field')
+      return words(e.labels && e.labels.length ? e.labels[0].textContent : '') || words(e.getAttribute('aria-label')) ||
+             words(e.getAttribute('placeholder')) || words(e.getAttribute('title')) || before(e);
+    return words(e.tagName === 'INPUT' ? e.value : e.innerText || e.textContent) ||
+           words(e.getAttribute('aria-label')) || words(e.getAttribute('title')) || words(e.getAttribute('alt'));
+  };
+  const box = e => {
+    const rects = e.getClientRects();
+    return rects.length ? rects[0] : e.getBoundingClientRect();
+  };
+  const shown = e => {
+    const at = box(e), style = getComputedStyle(e);
+    return at.width >= 1 && at.height >= 1 && style.visibility === 'visible' && style.opacity > 0.1;
+  };
+  const hit = (e, x, y) => {
+    const top = document.elementFromPoint(x, y);
+    return !!top && (e.contains(top) || [...(e.labels || [])].some(label => label.contains(top)));
+  };
+  const flag = (e, name) => e.getAttribute(name) === 'true' ? true : e.getAttribute(name) === 'false' ? false : null;
+  const pressed = [];
+  addEventListener('click', event => {
+    if (!event.isTrusted) return;
+    for (let e = event.target; e && e.getAttribute; e = e.parentElement) {
+      const kind = role(e);
+      if (kind && kind !== 'dialog') { pressed.push([kind, name(e, kind)]); break; }
+    }
+  }, true);
+  const query = document.querySelector('#query');
+  if (query) {  // its box stays, so that the page looks as its own task does
+    query.style.setProperty('color', 'transparent', 'important');
+    for (const e of query.querySelectorAll('*')) e.style.setProperty('visibility', 'hidden', 'important');
+  }
+  window.__seen = () => {
+    const found = [];
+    for (const e of document.body.querySelectorAll('*')) {
+      if (e.closest('#query, #sync-task-cover, #reward-display, #click-canvas')) continue;
+      const kind = role(e);
+      if (!kind || !shown(e)) continue;
+      const at = box(e), x = (at.left + at.right) / 2, y = (at.top + at.bottom) / 2;
+      const open = flag(e, 'aria-expanded');
+      found.push({role: kind, name: name(e, kind), at: [x, y], hit: kind !== 'dialog' && !e.disabled && hit(e, x, y),
+        checked: kind === 'checkbox' || kind === 'radio' ? e.checked : null,
+        value: kind === 'field' ? String(e.value) : null, fixed: kind === 'field' && e.readOnly,
+        open: open === null ? flag(e, 'aria-selected') : open, focused: e === document.activeElement});
+    }
+    return {elements: found.slice(0, 2000), pressed: pressed.slice(-2000)};
+  };
+}
+"""
+"""Also takes away what the page itself asks for, without moving anything: it is another goal that counts."""
+SEEN = "() => window.__seen ? window.__seen() : null"
+
+
+@dataclass(frozen=True)
+class Element:
+    """Something of a page that is shown, and that is named."""
+
+    role: str
+    name: str
+    at: tuple[float, float]
+    """Its middle, in CSS pixels; of a link over several lines, that of the first one."""
+    hit: bool
+    """Whether a click there meets it."""
+    checked: bool | None = None
+    value: str | None = None
+    """What is typed in a field."""
+    fixed: bool = False
+    """Whether a field cannot be typed in."""
+    open: bool | None = None
+    focused: bool = False
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.role, self.name
+
+
+@dataclass(frozen=True)
+class Seen:
+    """How a page stands."""
+
+    elements: tuple[Element, ...]
+    pressed: frozenset[tuple[str, str]]
+    """Keys of all that was clicked so far."""
+
+    def single(self) -> list[Element]:
+        """Returns the elements whose role and name no other has."""
+        counts = Counter(one.key for one in self.elements)
+        return [one for one in self.elements if counts[one.key] == 1]
+
+    def of(self, role: str, name: str) -> list[Element]:
+        return [one for one in self.elements if one.key == (role, name)]
+
+
+def seen(told: Any) -> Seen:
+    """Returns what SEEN says. Raises PageFailed where the page has put something else in its place."""
+    try:
+        found = tuple(_element(one) for one in told["elements"])
+        return Seen(found, frozenset((_text(role), _text(name)) for role, name in told["pressed"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise PageFailed(f"the page does not let its elements be seen ({type(error).__name__})") from None
+
+
+def _element(told: Any) -> Element:
+    x, y = (float(v) for v in told["at"])
+    return Element(_text(told["role"]), _text(told["name"]), (round(x, 1), round(y, 1)), told["hit"] is True,
+                   _flag(told["checked"]), None if told["value"] is None else str(told["value"])[:1000],
+                   told["fixed"] is True, _flag(told["open"]), told["focused"] is True)
+
+
+def _text(told: Any) -> str:
+    if not isinstance(told, str):
+        raise TypeError("no text")
+    return told[:200]
+
+
+def _flag(told: Any) -> bool | None:
+    return told if isinstance(told, bool) else None
+
+
+_MARKS = frozenset('"<>{}|\\')
+"""What would end the quotation, or be read as a mark of the prompt."""
+
+
+def nameable(name: str, most: int = 60) -> bool:
+    """Returns whether an instruction may quote a text of a page: short, seen as it is written (no control characters,
+    nothing that turns text around), and without what has a meaning in prompts."""
+    return (0 < len(name) <= most and name.isprintable() and any(c.isalnum() for c in name)
+            and not _MARKS & {*name} and not name.startswith("http"))
+
+
+def askable(page: Seen) -> list[Element]:
+    """Returns the elements that an instruction can tell from all others: by their name, or as the only field."""
+    return [one for one in page.single() if nameable(one.name) or one.key == ("field", "")]

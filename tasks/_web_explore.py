@@ -1,0 +1,196 @@
+"""New goals for the task `web`, from pages themselves: what a walk over a page brings about can be asked for.
+
+    goals = walked(task, page="click-tab", seed=12, plan=[ANY, ANY], rng=rng)      # None where it leads nowhere
+
+A walk clicks or types, and what then is otherwise on the page becomes a sub-goal with a check of it (MobileGUI-RL,
+arXiv 2507.05720, walks at random and has a model write the instruction; here a rule writes it, so that a rule can check
+it). `varied` makes other goals of one at which a model fails (WebRL, arXiv 2411.02337, has a model write them).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ._web_browser import BrowserLost, PageFailed
+from ._web_elements import Element, Seen, askable
+from ._web_goals import MOST_GOALS, Check, Goal, GoalPage, read_goals
+from ._web_page import Action
+
+_LOST = 3
+"""Browsers that may end during one walk."""
+_TYPES = 0.75
+"""Share of fields that are typed in; into the others the cursor is put."""
+_TYPED = ("apple", "river", "seven", "cloud", "north", "maria", "oscar", "blue", "paper", "2024", "42", "ok")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a step of a walk is to be; "" = anything."""
+
+    kind: str = ""
+    role: str = ""
+    name: str = ""
+    avoid: str = ""
+    """A name that it is not to have."""
+    value: str = ""
+
+
+ANY = Wanted()
+
+
+def walked(task: Any, page: str, seed: int, plan: Sequence[Wanted], rng: random.Random) -> list[Goal] | None:
+    """Returns the sub-goals of a walk after this plan, of which each was reached again on a fresh page by the actions
+    of the walk alone; None where the page has nothing of the kind, or shows something else the second time. Raises
+    PageFailed where the page cannot be used."""
+    state = rng.getstate()
+    for _ in range(_LOST):
+        rng.setstate(state)
+        try:
+            goals = _walk(task, page, seed, plan, rng)
+            return goals if goals and solved(task, page, seed, goals) else None
+        except BrowserLost:
+            continue
+    raise PageFailed(f"the browser ended {_LOST} times")
+
+
+def solved(task: Any, page: str, seed: int, goals: Sequence[Goal]) -> bool:
+    """Returns whether the actions of these sub-goals reach each of them, and none before its turn."""
+    opened = _opened(task, page, seed, [goal.check for goal in goals])
+    try:
+        look = opened.begin()
+        for number, goal in enumerate(goals):
+            if opened.reached != number:
+                return False
+            for action in goal.actions:
+                look = opened.act(action)
+        return look.done and look.raw > 0
+    finally:
+        opened.close()
+
+
+def _opened(task: Any, page: str, seed: int, checks: Sequence[Check] = ()) -> GoalPage:
+    return GoalPage(task._pages(), task.path_of(page), seed, task.settle_ms, checks)
+
+
+def _walk(task: Any, page: str, seed: int, plan: Sequence[Wanted], rng: random.Random) -> list[Goal] | None:
+    opened = _opened(task, page, seed)
+    try:
+        look, goals = opened.begin(), list[Goal]()
+        for wanted in plan:
+            chosen = None if look.done else _chosen(opened.seen, wanted, rng, [goal.check for goal in goals])
+            if chosen is None and wanted == ANY and goals:
+                break  # there is no more to do
+            if chosen is None:
+                return None
+            before, (one, actions) = opened.seen, chosen
+            for action in actions:
+                look = opened.act(action)
+            check = _changed(one, actions, before, opened.seen)
+            if check is None or (wanted.kind and check.kind != wanted.kind):
+                return None
+            goals.append(Goal(check, actions))
+        return goals
+    finally:
+        opened.close()
+
+
+def _chosen(page: Seen, wanted: Wanted, rng: random.Random, done: Sequence[Check]
+            ) -> tuple[Element, tuple[Action, ...]] | None:
+    """Returns an element that fits, and what to do with it; None where there is none that was not acted on before."""
+    used = {(check.role, check.name) for check in done}
+    fitting = [one for one in askable(page) if one.hit and one.key not in used and _fits(one, wanted)]
+    if not fitting:
+        return None
+    one = rng.choice(fitting)
+    click = Action("click", one.at)
+    typed = wanted.kind == "typed" or (wanted.kind == "" and rng.random() < _TYPES)
+    if not typed or not _OF_CONTROLS["typed"](one):
+        return one, (click,)
+    words = [word for word in _TYPED if word != wanted.avoid]
+    return one, (click, Action("type", text=wanted.value or rng.choice(words)))
+
+
+_OF_CONTROLS = {"checked": lambda one: one.checked is False, "unchecked": lambda one: one.checked is True,
+                "typed": lambda one: one.role == "field" and not one.value and not one.fixed,
+                "focused": lambda one: one.role == "field" and not one.focused}
+"""Kind of check -> the elements at which it can be brought about; the other kinds are for what is no control."""
+
+
+def _fits(one: Element, wanted: Wanted) -> bool:
+    if wanted.kind in _OF_CONTROLS:
+        able = _OF_CONTROLS[wanted.kind](one)
+    else:
+        able = not (one.role == "radio" and one.checked) and (not wanted.kind or one.role != "field")
+    # a field may be asked for again, with another text
+    return (able and wanted.role in ("", one.role) and wanted.name in ("", one.name)
+            and (one.role == "field" or one.name != wanted.avoid))
+
+
+def _changed(one: Element, actions: Sequence[Action], before: Seen, after: Seen) -> Check | None:
+    """Returns the check of what these actions on an element have brought about; None where nothing has changed that
+    can be told."""
+    closed = [d for d in askable(before) if d.role == "dialog"]
+    found = [Check("typed", *one.key, actions[-1].text)] if actions[-1].verb == "type" else [
+        Check("checked", *one.key), Check("unchecked", *one.key), Check("open", *one.key),
+        *(Check("closed", *dialog.key) for dialog in closed),
+        *([Check("focused", *one.key)] if one.role == "field" else [Check("pressed", *one.key)])]
+    return next((check for check in found if check.holds(after) and not check.holds(before)), None)
+
+
+# --- variations -------------------------------------------------------------------------------------------------------
+
+Way = Callable[[list[Wanted], int, random.Random], tuple[list[Wanted], int]]
+"""(the plan of a goal, its page's seed, rng) -> those of another one."""
+
+
+def new_seed(rng: random.Random) -> int:
+    """Returns a seed of a page's content that is trained on: an even one."""
+    return 2 * rng.getrandbits(30)
+
+
+def _other_seed(plan: list[Wanted], seed: int, rng: random.Random) -> tuple[list[Wanted], int]:
+    return [Wanted(one.kind, one.role) for one in plan], new_seed(rng)
+
+
+def _other_element(plan: list[Wanted], seed: int, rng: random.Random) -> tuple[list[Wanted], int]:
+    place = rng.randrange(len(plan))
+    old = plan[place]
+    other = Wanted(old.kind, old.role, old.name if old.kind == "typed" else "", old.value or old.name)
+    return [*plan[:place], other, *plan[place + 1:]], seed
+
+
+def _fewer(plan: list[Wanted], seed: int, rng: random.Random) -> tuple[list[Wanted], int]:
+    place = rng.randrange(len(plan))
+    return [*plan[:place], *plan[place + 1:]], seed
+
+
+def _more(plan: list[Wanted], seed: int, rng: random.Random) -> tuple[list[Wanted], int]:
+    place = rng.randint(0, len(plan))
+    return [*plan[:place], ANY, *plan[place:]], seed
+
+
+WAYS: Mapping[str, Way] = {"seed": _other_seed, "element": _other_element, "fewer": _fewer, "more": _more}
+"""Name -> what is varied: the content of the page, one of the elements (of a field the text), the number of
+sub-goals."""
+
+
+def varied(task: Any, parent: Mapping[str, Any], rng: random.Random) -> tuple[str, int, list[Goal]] | None:
+    """Returns how a goal was varied, the page's seed, and the other goal; of a page's own task, a walk over that page.
+    None where no way leads to another goal."""
+    page, seed = parent["page"], parent["seed"]
+    if "goals" not in parent:
+        goals = walked(task, page, seed, [ANY] * rng.randint(1, task.walk), rng)
+        return ("page", seed, goals) if goals else None
+    own = read_goals(parent)
+    plan = [Wanted(check.kind, check.role, check.name, "", check.value) for check in (goal.check for goal in own)]
+    for name in rng.sample(sorted(WAYS), len(WAYS)):
+        if len(plan) + {"fewer": -1, "more": 1}.get(name, 0) not in range(1, MOST_GOALS + 1):
+            continue
+        other, at = WAYS[name](plan, seed, rng)
+        goals = walked(task, page, at, other, rng)
+        if goals and (at, [goal.check for goal in goals]) != (seed, [goal.check for goal in own]):
+            return name, at, goals
+    return None

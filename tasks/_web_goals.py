@@ -1,0 +1,169 @@
+"""Goals of the task `web` that are no page's own: sub-goals in order, each with a rule that reads the page.
+
+    {"page": "click-tab", "seed": 12, "goals": [{"instruction": "Open the tab \"Tab #2\".",
+     "check": {"kind": "open", "role": "tab", "name": "Tab #2"}, "actions": [{"verb": "click", "point": [58, 90]}]}]}
+
+A sub-goal is reached when its check holds after an action, and counts as reached from then on; the next one is looked
+at from there. With the last one the episode has succeeded. With `subgoals` k in the sample only the first k are asked
+for: Learning to Navigate the Web (arXiv 1812.09195) has so many grow in training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from vlrl.errors import ConfigError, DataError
+from vlrl.types import Sample
+
+from ._web_browser import Pages
+from ._web_elements import SEEN, WATCH, Element, Seen, seen
+from ._web_page import VERBS, Action, Look, Page
+
+
+@dataclass(frozen=True)
+class Check:
+    """What must hold of the page: of the element with this role and name, or of any of them where there are more."""
+
+    kind: str
+    """One of KINDS."""
+    role: str
+    name: str
+    value: str = ""
+    """Of `typed`, the text."""
+
+    def holds(self, page: Seen) -> bool:
+        return KINDS[self.kind](self, page)
+
+
+def _of_element(test: Callable[[Element, Check], bool]) -> Callable[[Check, Seen], bool]:
+    return lambda check, page: any(test(one, check) for one in page.of(check.role, check.name))
+
+
+KINDS: Mapping[str, Callable[[Check, Seen], bool]] = {
+    "checked": _of_element(lambda one, _: one.checked is True),
+    "unchecked": _of_element(lambda one, _: one.checked is False),
+    "typed": _of_element(lambda one, check: one.value == check.value),
+    "open": _of_element(lambda one, _: one.open is True),
+    "focused": _of_element(lambda one, _: one.focused),
+    "closed": lambda check, page: not page.of(check.role, check.name),
+    "pressed": lambda check, page: (check.role, check.name) in page.pressed,
+}
+"""Name of a check -> whether it holds."""
+_WORDS = {"button": "the button", "link": "the link", "tab": "the tab", "checkbox": "the box", "radio": "the option",
+          "field": "the field", "dialog": "the dialog", "menuitem": "the menu item", "option": "the list item",
+          "treeitem": "the list item", "switch": "the switch"}
+_ASKED = {"checked": "Tick {}", "unchecked": "Untick {}", "typed": 'Type "{value}" into {}', "open": "Open {}",
+          "focused": "Put the cursor into {}", "closed": "Close {}", "pressed": "Click {}"}
+MOST_GOALS = 20
+
+
+def worded(check: Check) -> str:
+    """Returns how a check is asked for, without a full stop: Tick the box "Cats"."""
+    what = _WORDS.get(check.role, "")
+    asked = "Choose {}" if (check.kind, check.role) == ("checked", "radio") else _ASKED[check.kind]
+    return asked.replace("{}", f'{what} "{check.name}"'.strip() if check.name else what).replace(
+        "{value}", check.value)
+
+
+def instruction(checks: Sequence[Check]) -> str:
+    """Returns the instruction of sub-goals in order."""
+    first, *rest = map(worded, checks)
+    return " ".join([f"{first}.", *(f"Then {one[0].lower()}{one[1:]}." for one in rest)])
+
+
+@dataclass(frozen=True)
+class Goal:
+    """One sub-goal, and the actions that reached it."""
+
+    check: Check
+    actions: tuple[Action, ...]
+
+    def row(self) -> dict[str, Any]:
+        """Returns it as JSON, as `read_goals` reads it."""
+        check = {name: value for name, value in vars(self.check).items() if value != ""}
+        return {"instruction": f"{worded(self.check)}.", "check": check, "actions": [
+            {name: list(value) if isinstance(value, tuple) else value for name, value in vars(action).items() if value}
+            for action in self.actions]}
+
+
+def read_goals(row: Mapping[str, Any]) -> tuple[Goal, ...]:
+    """Returns the sub-goals of a row. Raises DataError naming the row and what is wrong with it."""
+    told = row.get("goals")
+    if not isinstance(told, list) or not 0 < len(told) <= MOST_GOALS:
+        raise DataError(f"row {row.get('id')!r}: goals must be a list of 1 to {MOST_GOALS} sub-goals, as `vlrl data "
+                        "synthesize` writes them")
+    found = []
+    for number, one in enumerate(told, 1):
+        try:
+            check = Check(**{str(k): _text(v) for k, v in one["check"].items()})
+            if check.kind not in KINDS or (check.kind == "typed") != bool(check.value):
+                raise ValueError(f"there is no check {check.kind!r} with value {check.value!r}")
+            found.append(Goal(check, tuple(map(_action, one.get("actions", ())))))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DataError(f"row {row.get('id')!r}: sub-goal {number}: {error}; a check has kind ("
+                            f"{', '.join(KINDS)}), role, name and, where a text is typed, value") from None
+    return tuple(found)
+
+
+def _action(told: Mapping[str, Any]) -> Action:
+    if told["verb"] not in VERBS:
+        raise ValueError(f"there is no action {told['verb']!r}")
+    point, to = (tuple(float(v) for v in told[name]) if told.get(name) else None for name in ("point", "to"))
+    if any(place is not None and len(place) != 2 for place in (point, to)):
+        raise ValueError(f"a point has two numbers, and {told!r} has not")
+    return Action(told["verb"], point, to, _text(told.get("text", "")))  # pyright: ignore[reportArgumentType]
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > 200:
+        raise ValueError(f"{str(value)[:40]!r} is no text of at most 200 characters")
+    return value
+
+
+def asked_goals(sample: Sample) -> tuple[Goal, ...]:
+    """Returns the sub-goals that an episode asks for. Raises ConfigError for `subgoals` that is no number above 0."""
+    goals, most = read_goals(sample.row), sample.get("subgoals")
+    if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
+        raise ConfigError(f"curriculum.stages: fields.subgoals={most!r}: give a whole number from 1 on, how many "
+                          "sub-goals are asked for")
+    return goals[:most]
+
+
+class GoalPage(Page):
+    """A page on which other sub-goals count than its own: a look says whether these are reached."""
+
+    def __init__(self, pages: Pages, path: str, seed: int, settle_ms: int, checks: Sequence[Check] = ()):
+        super().__init__(pages, path, seed, settle_ms)
+        self.checks, self.reached = tuple(checks), 0
+        self.seen = Seen((), frozenset())
+        """How the page stands."""
+
+    def begin(self) -> Look:
+        super().begin()
+        self.reached = 0
+        self.asked = instruction(self.checks) if self.checks else ""
+        self.ask(WATCH)
+        tab = self._used()
+        return self._judged(self._pages.use(tab, lambda: self._settled(tab, 0)))
+
+    def act(self, action: Action) -> Look:
+        return self._judged(super().act(action))
+
+    def _judged(self, look: Look) -> Look:
+        """Returns a look with the state of the sub-goals; without any it ends when the page does."""
+        self.seen = seen(self.ask(SEEN))
+        while self.reached < len(self.checks) and self.checks[self.reached].holds(self.seen):
+            self.reached += 1
+        won = 0 < len(self.checks) == self.reached
+        # the same picture with more sub-goals behind it is another state
+        return replace(look, done=look.done or won, raw=float(won), sha256=f"{look.sha256}-{self.reached}")
+
+
+def page_of(pages: Pages, sample: Sample, settle_ms: int) -> Page:
+    """Returns the page of a sample: with goals of its row, or as it is."""
+    if "goals" not in sample.row:
+        return Page(pages, sample["path"], sample["seed"], settle_ms)
+    checks = [goal.check for goal in asked_goals(sample)]
+    return GoalPage(pages, sample["path"], sample["seed"], settle_ms, checks)

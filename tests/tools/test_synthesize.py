@@ -1,0 +1,242 @@
+"""`vlrl data synthesize`: candidates, near-duplicates, the gate by pass rate, going on after a kill."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.runs import ROOT
+from tests.rollout.test_group_source import Number
+from vlrl.cli.main import main
+from vlrl.config import validate
+from vlrl.curriculum.history import History
+from vlrl.curriculum.visited import write_visited
+from vlrl.data import read_rows, write_rows
+from vlrl.errors import ConfigError, DataError, TaskError
+from vlrl.tools import synthesize
+from vlrl.tools.explorers import Candidate, Search, propose
+from vlrl.tools.prompttable import Measured
+from vlrl.tools.synthesize import Places, distinct, failed, gated, proposed
+
+TELL = lambda *_: None  # noqa: E731
+
+
+class Proposing(Number):
+    """Every third number is not found, the fifth goes wrong; a variation says whose it is."""
+
+    name = "proposing"
+
+    def propose(self, number, parent=None):
+        if number == 5:
+            raise DataError("page 'x' has crashed")
+        if number % 3 == 2:
+            return None
+        of = f" like {parent['id']}" if parent else ""
+        return {"id": f"n{number}", "question": f"What is {number}{of}?", "generator": "count", "verifier": "sum"}
+
+
+def candidate(id, text, category=None):
+    return Candidate(number=0, row={"id": id, "instruction": text, "category": category})
+
+
+def measured(*passed):
+    return Measured(number=0, id="x", passed=passed, rewards=tuple(None if p is None else float(p) for p in passed))
+
+
+# --- candidates -------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_task_proposes():
+    task = Proposing()
+    assert propose(task, 1).row == {"id": "n1", "question": "What is 1?", "generator": "count", "verifier": "sum",
+                                    "parent": None}
+    parents = ({"id": "a"}, {"id": "b"})
+    assert [propose(task, n, parents).row["parent"] for n in (0, 1, 4)] == ["a", "b", "a"]
+    assert propose(task, 2) == Candidate(number=2, reason="nothing found")
+    assert propose(task, 5).reason == "page 'x' has crashed"
+
+
+@pytest.mark.parametrize(("body", "error", "why"), [
+    (None, ConfigError, "'number' proposes no prompts: write Task.propose"),
+    (lambda *_: 1 / 0, TaskError, r"propose\(0\) failed: .*ZeroDivisionError"),
+    (lambda *_: {"id": "a", "generator": "g"}, TaskError, "without the text 'verifier'"),
+    (lambda *_: {"id": 1, "generator": "g", "verifier": "v"}, TaskError, "without the text 'id'"),
+    (lambda *_: {"id": "a", "generator": "g", "verifier": "v", "x": float("nan")}, DataError, "cannot be written"),
+])
+def test_a_task_that_cannot_propose_is_named(body, error, why):
+    task = Number()
+    task.name = "number"
+    if body:
+        task.propose = body
+    with pytest.raises(error, match=why):
+        propose(task, 0)
+
+
+def test_a_search_goes_on_where_it_was_killed(tmp_path):
+    task, part, asked = Proposing(), tmp_path / "part", []
+
+    def explore(numbers, dies=99):
+        for number in numbers:
+            if number == dies:
+                raise KeyboardInterrupt
+            asked.append(number)
+            yield propose(task, number)
+
+    config = validate({"task": "x", "model": {"name": "x"}})
+    known, search = synthesize.facts(config, Search()), Search(candidates=7)
+    with pytest.raises(KeyboardInterrupt):
+        proposed(lambda numbers: explore(numbers, 3), search, part, known, TELL)
+    with open(part, "a") as file:
+        file.write('{"candidate": {"num')  # half a line
+    told = []
+    found = proposed(explore, search, part, known, lambda *what: told.append(what))
+    assert asked == [0, 1, 2, 3, 4, 5, 6] and found == [propose(task, n) for n in range(7)]
+    assert told[0] == ("exploring", 3, 7) and told[-1] == ("exploring", 7, 7)
+    assert proposed(explore, Search(candidates=4), part, known, TELL) == found[:4] and len(asked) == 7
+    other = synthesize.facts(config, Search(parents=({"id": "a"},)))
+    with pytest.raises(ConfigError, match="a search with other settings:\n  parents was"):
+        proposed(explore, search, part, other, TELL)
+
+
+LONG = "open the second tab then tick the box cats and then click the button submit at the end"
+
+
+@pytest.mark.parametrize(("found", "ids", "counts"), [
+    ([("a", "Click Go."), ("b", "click  GO"), ("c", "Click Stop.")], ["a", "c"], {"near-duplicate": 1}),
+    ([("a", LONG), ("b", LONG + " now"), ("c", LONG.replace("cats", "dogs"))], ["a", "c"], {"near-duplicate": 1}),
+    ([("a", "Click Go."), ("a", "Click Stop.")], ["a"], {"near-duplicate": 1}),
+    ([("a", "Click Held."), ("b", "Click Go."), ("held", "Click Else.")], ["b"],
+     {"near a held-out row": 1, "near-duplicate": 1}),
+])
+def test_near_duplicates_are_refused(found, ids, counts):
+    rows, seen = distinct([candidate(*one) for one in found], [{"id": "held", "instruction": "click HELD"}])
+    assert [row["id"] for row in rows] == ids and seen == counts
+
+
+def test_the_same_words_of_another_category_are_another_prompt():
+    found = [candidate("a", "Click Go.", "one"), candidate("b", "Click Go.", "two"),
+             Candidate(number=0, reason="nothing found"), Candidate(number=1, reason="page 'x': it crashed")]
+    rows, counts = distinct(found)
+    assert [row["id"] for row in rows] == ["a", "b"] and counts == {"nothing found": 1, "failed": 1}
+
+
+# --- the gate ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("passed", "search", "verdict"), [
+    ((False,) * 4, Search(), "never right"), ((True,) * 4, Search(), "always right"),
+    ((True, False, False, False), Search(), ""), ((True, False, False, False), Search(least=0.25), ""),
+    ((True, False, False, False), Search(least=0.3), "outside the range"),
+    ((True, True, True, False), Search(most=0.7), "outside the range"),
+    ((True, None, None, False), Search(least=0.5, most=0.5), ""), ((True, None), Search(), "always right"),
+    ((None, None), Search(), "not measured"), ((), Search(), "not measured")])
+def test_what_is_kept(passed, search, verdict):
+    assert synthesize.verdict(measured(*passed), search) == verdict
+
+
+def test_rows_say_how_they_were_made_and_how_often_they_were_solved(tmp_path):
+    rows = [{"id": str(i), "generator": "walk", "verifier": "rule", "parent": None} for i in range(3)]
+    places, counts = Places(out=tmp_path / "goals.jsonl"), Counter({"near-duplicate": 2})
+    kept, refused = gated(rows, [measured(True, False, False, False), measured(False, False), measured(None)],
+                          Search(), counts)
+    for part in (places.candidates, places.answers):
+        part.touch()
+    synthesize.write(places, kept, refused, counts, {"seed": 0})
+    assert read_rows(places.out, "canonical") == [
+        {**rows[0], "pass_at_k": 0.25, "difficulty": 0.75, "reward_mean": 0.25, "answers_scored": 4}]
+    assert [row["refused"] for row in read_rows(places.refused, "canonical")] == [
+        "never right", "none of its answers could be scored"]
+    about = json.loads(places.about.read_text())
+    assert about["candidates"] == {"near-duplicate": 2, "kept": 1, "never right": 1, "not measured": 1}
+    assert about["kept_by_generator"] == {"walk": 1} and {*kept[0]} - {"id"} == {*about["columns"]}
+    assert {path.name for path in tmp_path.iterdir()} == {"goals.about.json", "goals.jsonl", "goals.refused.jsonl"}
+    other = Places(out=tmp_path / "none.jsonl")
+    with pytest.raises(DataError, match=r"no candidate is kept \(never right 1\).*--failed .*none.refused.jsonl"):
+        synthesize.write(other, [], refused[:1], {"never right": 1}, {})
+    assert not other.out.exists() and failed(other.refused, Number()) == ({k: v for k, v in refused[0].items() if k in
+                                                                         (*rows[0], "refused")},)
+
+
+# --- what failed ------------------------------------------------------------------------------------------------------
+
+
+def test_failures_of_a_file_and_of_a_run(tmp_path):
+    task = Number()
+    lines = [{"id": "train-1", "pass_at_k": 0.0, "difficulty": 1.0}, {"id": "train-2", "pass_at_k": 0.5},
+             {"id": "own", "question": "?", "pass_at_k": 0, "reward_mean": 0.1}, {"id": "none", "pass_at_k": None}]
+    write_rows(tmp_path / "rows.jsonl", lines)
+    assert failed(tmp_path / "rows.jsonl", task) == (
+        {"n": 1, "answer": "1", "id": "train-1"}, {"id": "own", "question": "?"})
+    history = History(10)
+    history.visit([3, 4, 5])
+    history.pass_rate[[3, 4]], history.last[[3, 4]] = [0.0, 0.25], 0
+    write_visited(tmp_path / "prompts.parquet", history, task.samples("train"))
+    assert failed(tmp_path, task) == ({"n": 3, "answer": "3", "id": "train-3"},)
+
+
+@pytest.mark.parametrize(("lines", "why"), [
+    ([{"id": "a", "pass_at_k": 0.5}], "none of its 1 prompts has a pass rate of 0"),
+    ([{"id": "a", "question": "?"}], "no column pass_at_k"),
+    ([{"id": "lost", "pass_at_k": 0}], "'lost' is no training sample of task")])
+def test_files_without_failures_are_named(tmp_path, lines, why):
+    write_rows(tmp_path / "rows.jsonl", lines)
+    with pytest.raises(ConfigError, match=why):
+        failed(tmp_path / "rows.jsonl", Number())
+    with pytest.raises(ConfigError, match=r"prompts.parquet cannot be read"):
+        failed(tmp_path, Number())
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+def test_a_process_that_explores_loads_no_torch():
+    code = "import sys, vlrl.tools.explorers; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+GUESS = '''
+from vlrl import Sample, Task
+
+
+class Guess(Task):
+    prompt = "{question}"
+    rewards = {"right": 1.0}
+
+    def samples(self, split):
+        return [Sample(id=f"{split}-{i}", row={"question": f"Say {i}."}) for i in range(4)]
+
+    def score(self, sample, answer):
+        return {"right": float(len(answer.text) % 2)}
+
+    def propose(self, number, parent=None):
+        text = f"Say {number} again." if parent is None else f"Not {parent['question']} but {number}."
+        return {"id": f"p{number // 2}", "question": text, "generator": "say", "verifier": "length"}
+'''
+
+
+@pytest.mark.slow
+def test_the_command_writes_rows_that_train(tmp_path, capsys):
+    """Answers of random length are right at times; every second candidate has the id of the one before."""
+    (tmp_path / "guess.py").write_text(GUESS)
+    config = tmp_path / "guess.yaml"
+    config.write_text("extends: quickstart.yaml\ntask: guess.py:Guess\n")
+    words = [str(config), "rollout.max_new_tokens=4", f"run.dir={tmp_path}/run", "data.workers=0",
+             "rollout.group_size=4", "rollout.prompts_per_step=2"]
+    out = tmp_path / "run.goals.jsonl"
+    command = ["data", "synthesize", *words, "--candidates", "6", "--answers", "8"]
+    assert main(command) == 0
+    said, rows = capsys.readouterr().out, read_rows(out)
+    assert f"next: vlrl train {config} data.train={out} data.own_samples=false" in said
+    assert rows and all(0 < row["pass_at_k"] < 1 and row["answers_scored"] == 8 for row in rows)
+    about = json.loads((tmp_path / "run.goals.about.json").read_text())["candidates"]
+    assert about["near-duplicate"] == 3 and about["kept"] == len(rows) and sum(about.values()) == 6
+    assert main(command) == 1 and "exists already: --force" in capsys.readouterr().err
+    assert main([*command, "--force", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["kept"] == len(rows) and read_rows(out) == rows
+    assert main([*command, "--least", "0.9", "--most", "0.1"]) == 1
+    assert "nothing lies between" in capsys.readouterr().err
+    assert main(["train", *words, "steps=1", f"data.train={out}", "data.own_samples=false", "eval.samples=0"]) == 0
+    drawn = read_rows(out)[0]["id"]
+    assert Path(tmp_path / "run" / "prompts.parquet").exists() and drawn.startswith("p")
