@@ -71,8 +71,7 @@ def searched(tiny):
 
 
 def test_the_group_is_a_part_of_the_tree(searched):
-    groups, engine, *_ = searched
-    for group in groups:
+    for group in searched[0]:
         assert len(group.rollouts) == 4
         values = {}
         for r in group.rollouts:
@@ -90,7 +89,7 @@ def test_the_group_is_a_part_of_the_tree(searched):
 
 
 def test_pieces_go_on_from_their_node(searched):
-    groups, engine, *_ = searched
+    engine = searched[1]
     first = engine.calls[0]
     assert [(r.key, r.n, r.begun, r.sampling.max_new_tokens) for r in first] == [((0, 0), 3, (), 4), ((0, 1), 3, (), 4)]
     for number in (0, 1):
@@ -132,7 +131,8 @@ def test_a_common_beginning_is_read_once(tiny, searched, monkeypatch):
     assert read == [1, 3]
     for a, (b,) in zip(together, apart, strict=True):
         assert a.tokens.tolist() == b.tokens.tolist() and np.abs(a.logprobs - b.logprobs).max() < 1e-5
-    other = Begun(index=9, written=replace(request.begun[0].written, tokens=request.begun[0].written.tokens[::-1].copy()))
+    written = request.begun[0].written
+    other = Begun(index=9, written=replace(written, tokens=written.tokens[::-1].copy()))
     engine.generate([replace(request, begun=(request.begun[0], other, request.begun[1]))])
     assert read[-1] == 3  # those side by side alone
 
@@ -317,7 +317,7 @@ def test_a_step_reads_and_tells(tiny):
 
 @pytest.mark.parametrize("rollout, more, said", [
     ({"branch": {"roots": 2, "search": {}}}, {}, r"rollout\.branch\.roots=2 and rollout\.branch\.search both say"),
-    ({"branch": {"search": {}, "at": "uniform"}}, {}, r"rollout\.branch\.at=uniform applies to .* from roots: leave it"),
+    ({"branch": {"search": {}, "at": "uniform"}}, {}, r"rollout\.branch\.at=uniform applies .* from roots: leave it"),
     ({"branch": {"search": {"cache": 0, "hard": 0.5}}}, {}, r"search\.hard=0\.5 cannot act with .*search\.cache=0"),
     ({"branch": {"search": {}}, "step_tokens": 4, "max_new_tokens": 9}, {},
      r"rollout\.branch\.search and rollout\.step_tokens both say .*rollout\.branch\.search=null"),

@@ -112,9 +112,11 @@ class BranchSettings(Settings):
                 continue
             if self.roots is None and getattr(self, name) != type(self).model_fields[name].default:
                 value = self.at.name if name == "at" else getattr(self, name)
-                way = ("leave it out: rollout.branch.search says where they part" if self.search else
-                       f"set rollout.branch.roots{' or search' if name == 'tokens' else ''} too, or leave it out")
-                raise ValueError(f"rollout.branch.{name}={value} applies to answers that branch{' from roots' if self.search else ''}: {way}")
+                said = f"rollout.branch.{name}={value} applies to answers that branch"
+                if self.search:
+                    raise ValueError(f"{said} from roots: leave it out, as rollout.branch.search says where they part")
+                ways = "roots or search" if name == "tokens" else "roots"
+                raise ValueError(f"{said}: set rollout.branch.{ways} too, or leave it out")
         return self
 
     def problem(self, rollout: RolloutSettings, staleness: int) -> str:

@@ -5,9 +5,9 @@
     tree.judge(ends, [True, False])                 # one of them is backed up; tree.current is the next node
 
 A node is a piece of an answer, and stands for all of the answer up to its end. N counts its visits: as often as it was
-written, unless the answer has ended, and one for each end below it that was backed up. V is what these were worth to it,
-Q = V / N. DeepSearch (arXiv 2509.25454), sections 3.1 to 3.3; details as in its released code, but that pieces which are
-equal become one node: those of hundreds of tokens never are, and its choice among new ones is then the first.
+written, unless the answer has ended, and one for each end below it that was backed up. V is what these were worth to
+it, Q = V / N. DeepSearch (arXiv 2509.25454), sections 3.1 to 3.3, and its released code where the paper does not say.
+That equal pieces are one node is this project's: without it N is 1 on all new nodes, and the first is chosen.
 """
 
 from __future__ import annotations
