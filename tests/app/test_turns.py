@@ -107,7 +107,7 @@ def test_cards_of_searched_answers_tell_the_values_of_their_nodes():
     card = cards.card(group(), rollout(turns=tuple(at), variant="kept"))
     text = Markup(card).text
     assert "2 nodes" in text and "turns" not in text and "variant kept" in text
-    assert "their values: 0.25, -1" in str(card) and "found by a search at an earlier visit" in str(card)
+    assert "their values: 0.25, −1" in str(card) and "found by a search at an earlier visit" in str(card)
     for info in ("{", "[1]", '{"value": "x", "visits": 2}', '{"value": 1}', None):
         odd = Markup(cards.card(group(), rollout(turns=({**ACTION, "info": info},) * 2)))
         assert "2 turns" in odd.text and odd.odd == []
