@@ -245,6 +245,8 @@ def test_other_prompts_have_visits_of_their_own():
     for step in range(3, 6):
         (made,) = finder.generate(engine, [request_of(step, 5, 6)], *judged(lambda k: True), step)
     assert [c.kept_at for c in made[:3]] == [0, 3, 3] and made[3].kept_at is None
+    (two,) = finder.generate(engine, [request_of(9, 5, 6, n=2)], *judged(lambda k: True), 9)
+    assert [c.kept_at for c in two] == [0, None]  # where a visit asks for fewer, too
 
 
 def test_the_longest_unseen_leave_first():
@@ -289,6 +291,20 @@ def test_a_budget_ends_a_search():
     # what had ended by then is in the group
     assert 1 <= len(least) <= len(some) <= 8
     assert [c.tokens.tolist() for c in some[:2]] == [c.tokens.tolist() for c in whole[:2]]
+
+
+def test_what_has_ended_when_a_budget_is_spent_is_the_group():
+    def found(ids):
+        judge, seen = *judged(lambda k: False), []
+        request = request_of(0, 7, n=8)
+        (made,) = Searching(config_of(size=8, tokens=1)).generate(
+            Rolls(ids), [request], lambda request, ends: seen.extend(ends) or judge(request, ends), 0)
+        return made, seen
+    made, seen = found(2)  # of three pieces some end at once
+    assert len(made) == len(seen) >= 2 and {c.text for c in made} == {c.text for c in seen}
+    assert all(len(c.nodes) == 1 for c in made)
+    made, seen = found(10**6)  # none ends before the limit
+    assert len(made) == len(seen) == 3 and {len(c.tokens) for c in made} == {10}
 
 
 def test_a_step_reads_and_tells(tiny):

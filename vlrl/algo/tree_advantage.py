@@ -101,8 +101,9 @@ def deepsearch(s: Scores, temperature: Rate | None = 1.0) -> list[torch.Tensor]:
         mean = sum(nodes[i][-1].value for i in rollouts) / len(rollouts)
         for i in rollouts:
             for node in nodes[i]:
-                soft = node is not nodes[i][-1] and temperature is not None
-                out[i][node.start:node.end] = (math.tanh(node.value / temperature) if soft else node.value) - mean
+                soft = temperature if node is not nodes[i][-1] else None
+                value = node.value if soft is None else math.tanh(node.value / soft)
+                out[i][node.start:node.end] = value - mean
             out[i][~torch.from_numpy(np.asarray(s.masks[i], bool))] = 0.0
     return out
 

@@ -65,17 +65,15 @@ class _Writing:
 
     def __init__(self, request: Request, kept: Sequence[Completion] = ()):
         self.request, self.kept = request, tuple(kept[:request.n - 1])
+        self.wants = True
         self.made: list[Completion] = []
         self.right: list[bool | None] = []
-
-    @property
-    def wants(self) -> bool:
-        return not self.made
 
     def asks(self) -> Request:
         return replace(self.request, n=self.request.n - len(self.kept))
 
     def take(self, made: Sequence[Completion], judge: Judge) -> None:
+        self.wants = False
         self.made += [replace(c, turns=()) for c in made]
         self.right += judge(self.request, made)
 

@@ -62,11 +62,11 @@ class Node:
 
     def below(self) -> Iterator[Node]:
         """Yields it and all behind it, each before its children."""
-        open_ = [self]
+        open_: list[Node] = [self]
         while open_:
             node = open_.pop()
             yield node
-            open_ += reversed(node.children)
+            open_.extend(reversed(node.children))
 
     def completion(self) -> Completion:
         """Returns the answer that ends here with the nodes that it goes through."""
