@@ -177,11 +177,14 @@ def _chips(rollout: RolloutView) -> list[Html]:
     if rollout.policy_step is not None:
         chips.append(chip(f"policy {rollout.policy_step}", title="steps completed by the weights that sampled it"))
     if rollout.variant:
-        how = {"guided": "a second attempt, with guidance behind the question", "greedy": "drawn at temperature 0"}
+        how = {"guided": "a second attempt, with guidance behind the question", "greedy": "drawn at temperature 0",
+               "kept": "found by a search at an earlier visit to the prompt"}
         chips.append(chip(f"variant {rollout.variant}", "warn", how.get(rollout.variant, "drawn with other media")))
     count = sum(turn["role"] != "observation" for turn in rollout.turns)
     if count > 1:
-        chips.append(chip(f"{count} turns"))
+        nodes = [value for turn in rollout.turns if (value := turns.node_value(turn)) is not None]
+        chips.append(chip(f"{len(nodes)} nodes", title=f"their values: {', '.join(map(number, nodes))}") if nodes
+                     else chip(f"{count} turns"))
     chips += [chip(f"{name} {number(value)}", title="a metric of the task") for name, value in rollout.metrics.items()]
     return chips
 

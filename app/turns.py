@@ -95,6 +95,12 @@ def _acted(turn: Mapping[str, Any], advantage: float | None) -> TurnView:
                     seconds=finite(turn["seconds"]), error=turn["error"], calls=calls, info=rest, advantage=advantage)
 
 
+def node_value(turn: Mapping[str, Any]) -> float | None:
+    """Returns the value of a node of a tree search; None of any other turn."""
+    info = decoded(turn["info"])
+    return finite(info["value"]) if isinstance(info, dict) and info.keys() == {"value", "visits"} else None
+
+
 def calls_of(info: Any) -> tuple[Call, ...]:
     """Returns the tool calls in an `info`: of any other form none."""
     calls = info.get("calls") if isinstance(info, dict) else None

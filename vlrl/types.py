@@ -277,6 +277,17 @@ class Turn:
         return found if isinstance(found, list) and all(isinstance(call, Mapping) for call in found) else None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SearchNode:
+    """What an answer went through in a tree search: its tokens start..end, and what was found out about them."""
+
+    start: int
+    end: int
+    value: float
+    """Sum of what the answers through it were worth to it; 1 or -1 for the last one of an answer."""
+    visits: int
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Completion:
     """One episode's tokens after the prompt. A plain answer is one turn, or one for each step it was written in."""
@@ -305,6 +316,12 @@ class Completion:
     windows: tuple[Prompt, ...] = ()
     """With `episode.history=last:k`: of each action what follows the prompt as the model saw it in that turn, the
     action itself at the end; `shown` is None then."""
+    nodes: tuple[SearchNode, ...] = ()
+    """With rollout.branch.search: the nodes of its tree that it goes through, in order; they hold all of its tokens.
+    One for an answer that was written in one go."""
+    kept_at: int | None = None
+    """Steps completed by the weights that wrote it, where a search kept it for later visits to its prompt; None = it
+    was written now."""
 
     @property
     def truncated(self) -> bool:

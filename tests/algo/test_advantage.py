@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.algo.made import scores
 from vlrl.algo import advantage, token_advantage, tree_advantage
 from vlrl.algo.advantage import ADVANTAGES, EmaStd
+from vlrl.types import SearchNode
 
 ROOT = math.sqrt
 STD = ROOT(14 / 3) + 1e-4  # rewards 1 2 3 6: mean 3, deviations -2 -1 0 3, squares 14, Bessel variance 14/3
@@ -120,6 +121,34 @@ def test_treerl_by_hand():
     # without the third: V of the root 1/3, after 1 and after 1 2 1/2
     assert found[0].tolist() == pytest.approx([0, 2 / 6 / ROOT(2), 2 / 3 + 1 / 2, 0], abs=1e-9)
     assert found[2].tolist() == [0, 0]
+
+
+def nodes(*found):
+    """(end, value) of the nodes of an answer."""
+    starts = [0, *(end for end, _ in found)]
+    return tuple(SearchNode(start=start, end=end, value=value, visits=1)
+                 for start, (end, value) in zip(starts, found, strict=False))
+
+
+def test_deepsearch_by_hand():
+    tokens = [[1, 2, 3, 3], [1, 2, 4], [6, 7, 8], [9]]
+    masks = [np.ones(4, bool), np.array([True, False, True]), np.ones(3, bool), np.ones(1, bool)]
+    searched = {"nodes": [nodes((2, 0.5), (4, 1.0)), nodes((2, 0.5), (3, -1.0)), nodes((1, -0.75), (3, -1.0)), ()]}
+    s = scores([[1, 0, 0, 0]], tokens=tokens, masks=masks, **searched)
+    # the ends: 1 -1 -1, and -1 for a wrong answer that was not searched for; mean -1/2
+    found = tree_advantage.deepsearch(s, temperature=None)
+    for values, wanted in zip(found, [[1, 1, 3 / 2, 3 / 2], [1, 0, -1 / 2], [-1 / 4, -1 / 2, -1 / 2], [-1 / 2]],
+                              strict=True):
+        assert values.tolist() == pytest.approx(wanted, abs=1e-9)
+    soft = tree_advantage.deepsearch(s, temperature=0.5)
+    assert soft[0].tolist() == pytest.approx([math.tanh(1) + 1 / 2] * 2 + [3 / 2] * 2, abs=1e-9)
+    assert tree_advantage.deepsearch(s)[2].tolist()[0] == pytest.approx(math.tanh(-0.75) + 1 / 2, abs=1e-9)
+    # without the third, which nobody can score: the mean is -1/3
+    known = tree_advantage.deepsearch(replace(s, rewards=torch.tensor([1.0, 0.0, torch.nan, 0.0])), temperature=None)
+    assert known[2].tolist() == [0, 0, 0] and known[0].tolist()[-1] == pytest.approx(4 / 3, abs=1e-9)
+    # right and wrong alone: what the task says, not the reward
+    plain = scores([[0.3, 0.9], [0, 0]], tokens=[[1], [2, 3], [4], [5]], outcome=torch.tensor([True, False] * 2))
+    assert [v.tolist() for v in tree_advantage.deepsearch(plain)] == [[1], [-1, -1], [1], [-1]]
 
 
 @pytest.mark.parametrize("seed", range(200))

@@ -11,9 +11,10 @@ from vlrl.training import inert
 SHAPES = ["{name: overlong, limit: 8, buffer: 4}", "cosine"]
 """Two that change some reward, and take some across 0.4 and across the mean of its group."""
 SOLVED = "{name: oreal, weighted: false, negative: 0}"
-CRITIC = {name: ["algo.critic={}"] for name in ("gae", "turn_gae", "bilevel_gae")}
+NEEDS = {**{name: ["algo.critic={}"] for name in ("gae", "turn_gae", "bilevel_gae")},
+         "deepsearch": ["rollout.branch.search={}"]}
 COMBINATIONS = [
-    *[([f"algo.advantage={name}", *CRITIC.get(name, ())], name not in inert.OF_OUTCOME)
+    *[([f"algo.advantage={name}", *NEEDS.get(name, ())], name not in inert.OF_OUTCOME)
       for name in ADVANTAGES if name != "gdpo"],
     *[([f"algo.loss={name}"], name not in ("nft", "pacs")) for name in LOSSES if name != "supervised"],
     (["algo.advantage={name: nsr, part: iou}"], False), (["algo.advantage={name: w_reinforce, correct: 0.4}"], True),

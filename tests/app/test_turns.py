@@ -102,6 +102,17 @@ def test_cards_of_episodes_name_their_actions():
     assert "Reasoning" in plain and "turns" not in plain
 
 
+def test_cards_of_searched_answers_tell_the_values_of_their_nodes():
+    at = [{**ACTION, "text": None, "parts": None, "info": json.dumps({"value": v, "visits": 2})} for v in (0.25, -1.0)]
+    card = cards.card(group(), rollout(turns=tuple(at), variant="kept"))
+    text = Markup(card).text
+    assert "2 nodes" in text and "turns" not in text and "variant kept" in text
+    assert "their values: 0.25, −1" in str(card) and "found by a search at an earlier visit" in str(card)
+    for info in ("{", "[1]", '{"value": "x", "visits": 2}', '{"value": 1}', None):
+        odd = Markup(cards.card(group(), rollout(turns=({**ACTION, "info": info},) * 2)))
+        assert "2 turns" in odd.text and odd.odd == []
+
+
 def test_a_long_episode_is_cut_and_says_so():
     """64 turns of 200,000 characters: no more than a page can hold, each text with its beginning."""
     many = [t for i in range(64) for t in ({**ACTION, "text": f"<{i}>" + "a" * 200_000},

@@ -53,6 +53,8 @@ CASES = {
     "meaning": "rollout.branch.roots=1 rollout.group_size=4 algo.advantage=rose "
                "rollout.branch.at=meaning rollout.branch.at.continuations=3 rollout.branch.at.tokens=4 "
                "rollout.branch.at.candidates=3 rollout.branch.at.root=0.2",
+    "search": "rollout.branch.search.width=2 rollout.branch.search.depth=3 rollout.branch.search.hard=0.7 "
+              "rollout.branch.tokens=60 algo.advantage=deepsearch rollout.stop=[e] curriculum.pass_at=0.4",
 }
 WORDS = ("steps=5", "save.every=2", "eval.samples=0", "log.samples_every=0", "rollout.group_size=3",
          "rollout.prompts_per_step=4", "data.quarantine=true", "limits.rejected=0.6", "curriculum.pass_at=0.15")

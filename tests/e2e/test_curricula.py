@@ -4,6 +4,7 @@ rollouts say.
 """
 
 import json
+import math
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -76,6 +77,30 @@ def test_answers_branch_until_the_budget_is_spent(folder):
     assert all(m["branch/reused_frac"] > 0 for m in metrics(folder / "branch-whole"))
 
 
+def test_a_search_leaves_its_tree_and_begins_later_visits(folder):
+    """Nodes stand in the files with their values; a prompt seen again begins with what was right before, or is answered
+    without a search."""
+    groups, seen, kept = {}, {}, 0
+    for r in sorted(rollouts(folder / "search-whole"), key=lambda r: (r["step"], r["group_id"], r["index"])):
+        groups.setdefault((r["step"], r["group_id"]), []).append(r)
+    for group in groups.values():
+        before = seen.get(group[0]["sample_id"], [])
+        right = [r for r in before if r["correct"]]
+        found = [r for r in group if r["variant"] == "kept"]
+        kept += len(found)
+        assert all(r["token_ids"] in [b["token_ids"] for b in right] and r["policy_step"] < r["step"] for r in found)
+        for r in group:
+            nodes = [(t["start"], t["end"], json.loads(t["info"])["value"]) for t in r["turns"]]
+            assert not nodes or (nodes[-1][1:] == (len(r["token_ids"]), 1.0 if r["correct"] else -1.0)
+                                 and [n[0] for n in nodes[1:]] == [n[1] for n in nodes[:-1]])
+            assert bool(nodes) == (not found and (not before or not right))
+        seen[group[0]["sample_id"]] = group
+    lines = metrics(folder / "search-whole")
+    assert kept and any(len(r["turns"]) > 1 for group in groups.values() for r in group)
+    assert {0.0, 1.0} != {line["search/groups_frac"] for line in lines} and lines[0]["search/groups_frac"] == 1
+    assert all(math.isfinite(line["loss"]) for line in lines)
+
+
 def test_failed_groups_are_asked_again(folder):
     """Their second attempts stand beside the group, under other words, and some are learned from."""
     groups, second = {}, {}
@@ -134,7 +159,7 @@ def test_two_processes_do_what_one_does(two, case):
     assert told("two") == told("whole")
     one, both = (metrics(two / f"{case}-{name}")[0] for name in ("whole", "two"))
     same = [k for k in one if k.startswith(("curriculum/", "groups/", "rollouts/", "partial/", "prompts/", "branch/",
-                                            "guided/"))]
+                                            "search/", "guided/"))]
     assert [both[k] for k in same] == [pytest.approx(one[k], rel=1e-4, abs=1e-6) for k in same]
 
 

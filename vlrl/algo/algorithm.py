@@ -38,6 +38,7 @@ class Algorithm:
         self.batch = bind("algo.batch", algo.batch, BATCHES)
         _refuse_idle(self.advantage, self.shaping, algo)
         _check_critic(self.advantage, algo)
+        _check_search(self.advantage, config)
         self.objective = Objective.of(algo)
         self.guided = algo.guided and bind("algo.guided.loss", algo.guided.loss, LOSSES)
         """The loss of second attempts; None without them."""
@@ -145,6 +146,14 @@ def _check_critic(advantage: Bound, algo: AlgoSettings) -> None:
     if algo.critic is not None and not needed:
         raise ConfigError(f"algo.critic is set, and algo.advantage={advantage.name!r} reads no values: set "
                           "algo.advantage=gae, turn_gae or bilevel_gae, or algo.critic=null")
+
+
+def _check_search(advantage: Bound, config: Config) -> None:
+    """Raises ConfigError for an advantage of nodes where no search finds any."""
+    if "nodes" in advantage.requires and config.rollout.branch.search is None:
+        raise ConfigError(f"algo.advantage={advantage.name!r} reads what a tree search has found, and "
+                          "rollout.branch.search=null: set rollout.branch.search={} (docs/objectives.md), or an "
+                          "advantage without one, such as algo.advantage=grpo")
 
 
 def _refuse_idle(advantage: Bound, shaping: Sequence[Bound], algo: AlgoSettings) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from vlrl.distributed import comm
+from vlrl.types import SearchNode
 
 Metrics = dict[str, torch.Tensor]
 """Sums over the trained tokens of this micro-batch; divided by the token count later."""
@@ -61,9 +62,12 @@ class Scores:
     tokens: Sequence[np.ndarray] = ()
     """[R, T] token ids, for functions that require "tokens"."""
     masks: Sequence[np.ndarray] = ()
-    """[R, T] bool, the trained tokens, likewise, or for functions that require "turns"."""
+    """[R, T] bool, the trained tokens, likewise, or for functions that require "turns" or "nodes"."""
     turns: Sequence[Sequence[ActionCredit]] = ()
     """[R] the actions of each episode in order, for functions that require "turns"; one for a plain answer."""
+    nodes: Sequence[Sequence[SearchNode]] = ()
+    """[R] the nodes of a tree search that each answer goes through, in order, for functions that require "nodes"; none
+    of an answer that was written in one go."""
     texts: Sequence[str] = ()
     """[R] the answers, for functions that require "texts"."""
     kl: Sequence[np.ndarray] = ()

@@ -6,6 +6,7 @@ part again. It matters most with rollout.branch, whose answers go on from each o
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ import torch
 
 from vlrl.algo import grouped
 from vlrl.algo.inputs import Scores, requires
-from vlrl.config.base import Fraction
+from vlrl.config.base import Fraction, Rate
+from vlrl.types import SearchNode
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,29 @@ def treerl(s: Scores) -> list[torch.Tensor]:
     """
     return _on_nodes(s, s.rewards,
                      lambda node, root: (2 * node.value - root - node.before) / node.leaves ** 0.5)
+
+
+@requires("local", "nodes")
+def deepsearch(s: Scores, temperature: Rate | None = 1.0) -> list[torch.Tensor]:
+    """V(node) - mean of V(end) over the group on the tokens of each node, V = what the search found out
+    (rollout/search_tree.py).
+
+    An end has V = 1 where its answer is right, else -1. On other nodes tanh(V / temperature) stands for V; None = V as
+    it is. An answer that was written in one go is one node, an end. DeepSearch (arXiv 2509.25454), section 3.5.
+    """
+    right = grouped.correct(s).tolist()
+    nodes = [own or (SearchNode(start=0, end=len(mask), value=1.0 if correct else -1.0, visits=1),)
+             for own, mask, correct in zip(s.nodes or [()] * len(right), s.masks, right, strict=True)]
+    out = [torch.zeros(len(mask), dtype=torch.float64) for mask in s.masks]
+    for rollouts in members(s):
+        mean = sum(nodes[i][-1].value for i in rollouts) / len(rollouts)
+        for i in rollouts:
+            for node in nodes[i]:
+                soft = temperature if node is not nodes[i][-1] else None
+                value = node.value if soft is None else math.tanh(node.value / soft)
+                out[i][node.start:node.end] = value - mean
+            out[i][~torch.from_numpy(np.asarray(s.masks[i], bool))] = 0.0
+    return out
 
 
 def _on_nodes(s: Scores, rewards: torch.Tensor, credit: Credit) -> list[torch.Tensor]:

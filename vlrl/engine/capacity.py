@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
 
@@ -121,7 +122,8 @@ def batches(requests: Sequence[Request], fits: Callable[[int, int, int, int], bo
     """Requests in batches of rollouts, in order; a large group is spread over several.
 
     A batch grows while `fits(prompts, tokens of the widest, rollouts, tokens of the longest answer)`, and has one
-    rollout at least. An answer that goes on counts as a prompt, with what it has written.
+    rollout at least. An answer that goes on counts as a prompt, with what it has written; several from the same text
+    as one.
     """
     batch: list[Job] = []
     size = prompts, widest, rows, longest = (0, 0, 0, 0)
@@ -130,7 +132,7 @@ def batches(requests: Sequence[Request], fits: Callable[[int, int, int, int], bo
             begun = len(request.begun[k].written.tokens) if request.begun else 0
             width, length = len(request.prompt) + begun, request.sampling.max_new_tokens - begun
             first = not batch or batch[-1][0] != i
-            more = first or bool(request.begun)
+            more = first or not begin_alike(request, k - 1, k)
             size = (prompts + more, max(widest, width), rows + 1, max(longest, length))
             if batch and not fits(*size):
                 yield batch
@@ -141,6 +143,14 @@ def batches(requests: Sequence[Request], fits: Callable[[int, int, int, int], bo
             prompts, widest, rows, longest = size
     if batch:
         yield batch
+
+
+def begin_alike(request: Request, a: int, b: int) -> bool:
+    """Returns whether two rollouts of a request go on from the same text; from the prompt all do."""
+    if not request.begun:
+        return True
+    one, other = request.begun[a].written.tokens, request.begun[b].written.tokens
+    return one is other or np.array_equal(one, other)
 
 
 def cut(jobs: Sequence[Job], first: int) -> tuple[list[Job], list[Job]]:

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 
 from vlrl.engine.base import Done, Watch
 from vlrl.engine.cache import CopiedRows, SharedRows, revived, roomy_cache, side_by_side, spread
-from vlrl.engine.capacity import Capacity, Job, automatic, batches, chunks, cut
+from vlrl.engine.capacity import Capacity, Job, automatic, batches, begin_alike, chunks, cut
 from vlrl.engine.living import Kept, LivingCaches
 from vlrl.engine.writing import Writing, Written
 from vlrl.errors import TrainingError
@@ -178,8 +178,9 @@ class HFEngine:
                 alone = request.continues[0] if request.n == 1 and request.continues else None
                 kept = self.living.take(alone, request.prompt) if alone else None
                 prompts.append(kept or (request.prompt, None))
-            for i in rows:
-                if request.begun:  # what an answer wrote before is read as part of a prompt of its own
+            for place, i in enumerate(rows):
+                # what an answer wrote before is read as part of a prompt of its own, once for those that wrote the same
+                if request.begun and not (place and begin_alike(request, rows[place - 1], i)):
                     prompts.append((request.prompt.followed_by(request.begun[i].written.tokens), None))
                 owner.append(len(prompts) - 1)
         logits, cache, mask, position = self._prefill_all(prompts)

@@ -25,7 +25,7 @@ from vlrl.rollout.meanings import Meaning
 from vlrl.task import Task
 from vlrl.task.environment import has_environment
 from vlrl.task.variants import has_variants
-from vlrl.types import Begun, Completion, Request
+from vlrl.types import Begun, Completion, Request, Sampling
 
 Point = Callable[[Completion, np.ndarray, int, np.random.Generator], int]
 """(answer, places [K] of the tokens that may be sampled again, how often others have gone on from it, random numbers)
@@ -141,12 +141,9 @@ class Branching:
 
     @staticmethod
     def _probing(rule: Meaning, request: Request, leaf: Leaf, number: int, place: int) -> Request:
-        sampling = request.sampling
-        most = min(place + rule.tokens, sampling.max_new_tokens)
-        budget = sampling.thinking_budget if (sampling.thinking_budget or most) < most else None
         begun = tuple(Begun(index=i, written=_cut(leaf.completion, place)) for i in range(rule.continuations))
         return replace(request, n=rule.continuations, begun=begun, key=(_PROBED, *request.key[1:], number, place),
-                       sampling=replace(sampling, max_new_tokens=most, thinking_budget=budget))
+                       sampling=at_most(request.sampling, place + rule.tokens))
 
     def _round(self, request: Request, tree: list[Leaf]) -> Request:
         """Returns what is asked for next: all that are missing, with a budget as many as there are roots; each goes on
@@ -184,6 +181,12 @@ class Branching:
         starts = [len(b.written.tokens) + 1 for b in request.begun] or [1] * len(made)
         tree += [Leaf(c if c.episode_id else replace(c, turns=()), start)
                  for c, start in zip(made, starts, strict=True)]
+
+
+def at_most(sampling: Sampling, tokens: int) -> Sampling:
+    """Returns it with answers of at most so many tokens; without a thinking budget that is not reached then."""
+    most, budget = min(tokens, sampling.max_new_tokens), sampling.thinking_budget
+    return replace(sampling, max_new_tokens=most, thinking_budget=budget if (budget or most) < most else None)
 
 
 def point_of(config: Config) -> Bound:

@@ -21,12 +21,13 @@ from vlrl.rollout.eepo import Forgetting
 from vlrl.rollout.guided import Guiding
 from vlrl.rollout.overlap import Ahead
 from vlrl.rollout.partial import Held, in_one_step, last_part
+from vlrl.rollout.search import Searching
 from vlrl.services.provided import Given, Provided
 from vlrl.services.replies import Place
 from vlrl.task import Task, task_target
 from vlrl.task.scoring import Marked, Scored, score_all, unscored
 from vlrl.task.services import Services, looked_up, served_parts
-from vlrl.task.variants import GREEDY, trained_answers
+from vlrl.task.variants import GREEDY, KEPT, trained_answers
 from vlrl.types import (
     Acted,
     Answer,
@@ -86,6 +87,8 @@ class Answering:
     """Suppresses the first half of each group for the second; see rollout.forget."""
     branch: Branching | None = None
     """Has answers of a group go on from each other's text; see rollout.branch."""
+    search: Searching | None = None
+    """Finds the answers of a group in a tree; see rollout.branch.search."""
     guide: Guiding | None = None
     """Has groups without a correct answer asked again; see algo.guided."""
     services: Provided | None = None
@@ -111,7 +114,7 @@ class Answering:
     @property
     def collective(self) -> bool:
         """Whether a process without prompts takes part too."""
-        return any(part is not None for part in (self.reference, self.forget, self.branch, self.guide))
+        return any(part is not None for part in (self.reference, self.forget, self.branch, self.search, self.guide))
 
     def group_size(self, draw: Draw) -> int:
         """Answers to a draw, those of trained variants included."""
@@ -195,8 +198,10 @@ class Answering:
 
     def _drawn(self, requests: Sequence[Request], done: Done | None) -> list[list[Completion]]:
         """Returns the answers to each request; with rollout.forget, half of them by a policy that has forgotten the
-        others; with rollout.branch, some that go on from others.
+        others; with rollout.branch, some that go on from others, or those that a search has found.
         """
+        if self.search is not None:
+            return self.search.generate(self.engine, requests, self._judged, self.step, done)
         if self.branch is not None:
             return self.branch.generate(self.engine, requests, done)
         if self.forget is None:
@@ -209,6 +214,14 @@ class Answering:
             rest = self.engine.generate(rests, (lambda i, made: done(i, [*firsts[i], *made])) if done else None)
         self.engine.sync(self.forget.policy, self.step)
         return [[*a, *b] for a, b in zip(firsts, rest, strict=True)]
+
+    def _judged(self, request: Request, made: Sequence[Completion]) -> list[bool | None]:
+        """Returns which answers to a prompt are correct, scored as a group of their own; None where they cannot be."""
+        assert request.sample is not None
+        with self.clock("score"):
+            group = make_group(self.task, request.sample, request.prompt, made, group_id="", split="train",
+                               step=self.step, score=self.score)
+        return [None if r.reward is None else r.correct for r in group.rollouts]
 
     def _beside_greedy(self, asked: Sequence[Asked], groups: Sequence[Group | Held]) -> list[Group | Held]:
         """Returns the groups with the greedy answer to each prompt aside, where the advantage compares with it.
@@ -305,9 +318,10 @@ def make_group(task: Task, sample: Sample, prompt: Prompt, completions: Sequence
     scored = [(_unanswered(task, s, given), marks) for s, marks in scored] if given else scored
     scored = [(unscored(s, c.error), marks) for (_, c), (s, marks) in zip([*members, *aside], scored, strict=True)]
     rollouts = [Rollout(group_id=group_id, index=i, completion=c, parts=s.parts, reward=s.reward,
-                        correct=s.correct, parsed=s.parsed, error=s.error, variant=name,
+                        correct=s.correct, parsed=s.parsed, error=s.error,
+                        variant=name if c.kept_at is None else KEPT,
                         train_prompt=prompt if name else None, marks=marks,
-                        policy_step=policy_step)
+                        policy_step=policy_step if c.kept_at is None else c.kept_at)
                 for i, ((name, c), (s, marks)) in enumerate(zip([*members, *aside], scored, strict=True))]
     return Group(id=group_id, task=task.name, split=split, sample=sample, prompt=prompt,
                  rollouts=tuple(rollouts[:len(members)]), aside=tuple(rollouts[len(members):]),

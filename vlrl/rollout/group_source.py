@@ -314,6 +314,7 @@ class GroupSource:
                 **self.tally.metrics(), "groups/wasted": comm.total(len(self.dropped))[0],
                 "prompts/rejected": float(self.rejected.count), **self._variant_metrics(), **self._partial_metrics(),
                 **(self.answering.branch.metrics() if self.answering.branch else {}),
+                **(self.answering.search.metrics() if self.answering.search else {}),
                 **(self.answering.guide.metrics() if self.answering.guide else {}),
                 **(self.answering.services.metrics("train", self.step) if self.answering.services else {})}
 
@@ -341,7 +342,8 @@ class GroupSource:
                 "horizon": self.horizon.state_dict(),
                 "data": self.fingerprint.state_dict(), "history": self.prompts.history.state_dict(),
                 "tally": self.tally.state_dict(), "rejected": self.rejected.count, "offered": self.rejected.drawn,
-                "held": [held.state_dict() for held in self.held.values()]}
+                "held": [held.state_dict() for held in self.held.values()],
+                **({"search": self.answering.search.state_dict()} if self.answering.search else {})}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes what `state_dict` gave. Raises RunError where the samples were others then."""
@@ -356,6 +358,8 @@ class GroupSource:
         self.tally.load_state_dict(state["tally"])
         self.rejected = Rejected(drawn=int(state["offered"]), count=int(state["rejected"]))
         self.held = {held.number: held for held in map(Held.of, state.get("held", ()))}
+        if self.answering.search:
+            self.answering.search.load_state_dict(state["search"])
 
 
 def _surprise(group: Group) -> float:

@@ -36,7 +36,7 @@ import pyarrow.parquet as pq
 
 from vlrl.store.files import append_line, environment, read_json, replacing, suffix_of, write_text
 from vlrl.store.lock import Lock, Unlocked, lock
-from vlrl.types import Group, LoadedMedia, Prompt, Rollout, Turn
+from vlrl.types import Group, LoadedMedia, Prompt, Rollout, SearchNode, Turn
 
 SCHEMA_VERSION = 1
 _NUMBERS = pa.map_(pa.string(), pa.float64())
@@ -63,11 +63,12 @@ SCHEMA = pa.schema({
 """The columns of every rollout file. Lists are per token; parsed, target, sample and marks (those of Task.overlay, for
 answer and target) are JSON; any value may be null. `advantage` of a rollout with one advantage per token is the mean
 over its trained tokens. `prompt` is what an answer was drawn with, the guidance of a second attempt included.
-`variant` names the variant that an answer was drawn with; an answer of one that is not trained
-on has no advantage, and is in no group. `top_ids` and `top_logprobs` are the store.alternatives most probable tokens at
-the place of each token, in falling order. `metrics` is what Task.metrics says of an evaluated answer,
-`correct` what Task.correct says of any; null where that is not known. `turn_advantages` has one for each action of an
-episode; null where all have that of the episode."""
+`variant` names the variant that an answer was drawn with, `kept` one that a search kept from an earlier visit; an
+answer of one that is not trained on has no advantage, and is in no group. `top_ids` and `top_logprobs` are the
+store.alternatives most probable tokens at the place of each token, in falling order. `metrics` is what Task.metrics
+says of an evaluated answer, `correct` what Task.correct says of any; null where that is not known. `turns` of a
+searched answer are the nodes that it goes through, with `value` and `visits` in their info. `turn_advantages` has one
+for each action of an episode and each of these nodes; null where all have that of the rollout."""
 
 PER_TOKEN = {"trainer_logprobs": np.float32, "entropies": np.float32, "ratio": np.float32, "clipped": np.bool_,
              "top_ids": np.int32, "top_logprobs": np.float32}
@@ -340,7 +341,8 @@ def _rows(step: int, group: Group, media: Mapping[int, list[dict[str, Any]]]) ->
             "advantage": float(advantage) if np.ndim(advantage) == 0 else 0.0,
             "parsed": _json(rollout.parsed), "error": None if rollout.error is None else utf8(rollout.error),
             "finish_reason": done.finish_reason, "truncated": done.truncated,
-            "turns": [_turn(t) for t in done.turns], "episode_id": utf8(done.episode_id) or None,
+            "turns": [_turn(t) for t in done.turns or map(_as_turn, done.nodes)],
+            "episode_id": utf8(done.episode_id) or None,
             "turn_advantages": _turn_advantages(rollout),
             "variant": utf8(rollout.variant) or None,
             "marks": None if rollout.marks is None else _json(rollout.marks),
@@ -348,13 +350,19 @@ def _rows(step: int, group: Group, media: Mapping[int, list[dict[str, Any]]]) ->
 
 
 def _turn_advantages(rollout: Rollout) -> list[float] | None:
-    """Returns the mean advantage over the trained tokens of each action of an episode; None where all have one."""
-    actions, mask = rollout.completion.actions, np.asarray(rollout.completion.loss_mask, bool)
+    """Returns the mean advantage over the trained tokens of each action of an episode, or node of a searched answer;
+    None where all have one."""
+    done = rollout.completion
+    actions, mask = done.actions or done.nodes, np.asarray(done.loss_mask, bool)
     if not actions or np.ndim(rollout.advantage) == 0:
         return None
     values = np.asarray(rollout.advantage)
     return [float(values[t.start:t.end][mask[t.start:t.end]].mean()) if mask[t.start:t.end].any() else 0.0
             for t in actions]
+
+
+def _as_turn(node: SearchNode) -> Turn:
+    return Turn(start=node.start, end=node.end, info={"value": node.value, "visits": node.visits})
 
 
 def _turn(turn: Turn) -> dict[str, Any]:

@@ -18,6 +18,9 @@ GREEDY = "greedy"
 GUIDED = "guided"
 """Variant of a second attempt under the task's guidance (algo.guided); stored beside the group."""
 
+KEPT = "kept"
+"""Variant of an answer that a search found at an earlier visit to the prompt (rollout.branch.search)."""
+
 
 def second_attempts(group: Group) -> list[Rollout]:
     """Returns the second attempts of a group that are learned from: the correct ones."""

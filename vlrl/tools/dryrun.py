@@ -31,7 +31,7 @@ from vlrl.errors import ConfigError, DataError, TaskError, VlrlError
 from vlrl.models import loading, packing
 from vlrl.models.model_config import family_convention
 from vlrl.models.processing import Encoder, PromptTooLong
-from vlrl.rollout import guided
+from vlrl.rollout import guided, search
 from vlrl.rollout.generate import make_group
 from vlrl.store import checkpoint
 from vlrl.task import Task, task_oracle, task_samples
@@ -260,6 +260,7 @@ def _splits(config: Config, task: Task, report: DryRun) -> dict[str, Sequence[Sa
     with report.noting():
         curriculum.check(config.curriculum, task)
         horizon.check(config.episode, task)
+        search.check(config, task, config.algo.loss.name != "supervised")
     if "train" in out:
         with report.noting():
             curriculum.make(config.curriculum, curriculum.Prompts.of(

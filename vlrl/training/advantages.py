@@ -29,7 +29,7 @@ from vlrl.models.reference import Reference
 from vlrl.task import Task
 from vlrl.task.variants import GREEDY
 from vlrl.training.values import critic_metrics, judged
-from vlrl.types import Completion, Group, Rollout, Turn
+from vlrl.types import Completion, Group, Rollout, SearchNode, Turn
 
 Plan = Callable[[np.ndarray], tuple[int, int]]
 """Tokens of an action -> where its plan begins and ends."""
@@ -150,7 +150,7 @@ class Credit:
 
 def credit(groups: Sequence[Group], advantage: Any, task: Task | None = None) -> list[Group]:
     """Returns the groups of this process with a function's advantage on every rollout, with no shaping and no KL."""
-    s = _scores([_facts(g, frozenset({"tokens", "texts", "turns"}), None, task) for g in groups], 0, 0.0, 0)
+    s = _scores([_facts(g, frozenset({"tokens", "texts", "turns", "nodes"}), None, task) for g in groups], 0, 0.0, 0)
     found = iter(np.asarray(a) for a in advantage(s))
     return [replace(g, rollouts=tuple(_credited(r, next(found), None, True) for r in g.rollouts)) for g in groups]
 
@@ -173,6 +173,7 @@ class _Facts:
     masks: Sequence[np.ndarray] = ()
     values: Sequence[np.ndarray] = ()
     turns: Sequence[Sequence[ActionCredit]] = ()
+    nodes: Sequence[Sequence[SearchNode]] = ()
     kl: Sequence[np.ndarray] = ()
     texts: Sequence[str] = ()
 
@@ -189,9 +190,10 @@ def _facts(group: Group, needs: frozenset[str], kl: Sequence[np.ndarray] | None,
         outcome=[bool(r.correct) for r in rollouts],
         kl_sums=[float(k[m].sum()) for k, m in zip(kl, masks, strict=True)] if kl is not None else (),
         tokens=[r.completion.tokens for r in rollouts] if "tokens" in needs else (),
-        masks=masks if {"tokens", "turns"} & needs else (),
+        masks=masks if {"tokens", "turns", "nodes"} & needs else (),
         values=[r.values for r in rollouts if r.values is not None] if "values" in needs else (),
         turns=[_actions(r, _turn_weights(r, group, task), plan) for r in rollouts] if "turns" in needs else (),
+        nodes=[r.completion.nodes for r in rollouts] if "nodes" in needs else (),
         kl=kl if kl is not None and "token_kl" in needs else (),
         texts=[r.completion.text for r in rollouts] if "texts" in needs else ())
 
@@ -243,7 +245,8 @@ def _scores(groups: Sequence[_Facts], max_length: int, kl_coef: float, step: int
         truncated=torch.tensor([t for g in groups for t in g.truncated], dtype=torch.bool),
         tokens=[t for g in groups for t in g.tokens], masks=[m for g in groups for m in g.masks],
         values=[v for g in groups for v in g.values],
-        turns=[t for g in groups for t in g.turns], kl=[k for g in groups for k in g.kl],
+        turns=[t for g in groups for t in g.turns], nodes=[n for g in groups for n in g.nodes],
+        kl=[k for g in groups for k in g.kl],
         texts=[t for g in groups for t in g.texts], kl_coef=kl_coef,
         max_length=max_length, step=step)
 

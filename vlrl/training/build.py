@@ -35,7 +35,7 @@ from vlrl.models.policy import Policy
 from vlrl.models.processing import Encoder
 from vlrl.models.reference import Reference
 from vlrl.monitoring.metrics import Clock
-from vlrl.rollout import async_source, branching, episodes, guided, partial
+from vlrl.rollout import async_source, branching, episodes, guided, partial, search
 from vlrl.rollout.async_source import Pipelined
 from vlrl.rollout.branching import Branching
 from vlrl.rollout.eepo import Forgetting
@@ -45,6 +45,7 @@ from vlrl.rollout.group_source import GroupSource, Tell
 from vlrl.rollout.guided import Guiding
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.rollout.prompt_angle import Angles
+from vlrl.rollout.search import Searching
 from vlrl.services.provided import Provided, configured, provide
 from vlrl.task import Task, task_samples
 from vlrl.task.environment import has_environment
@@ -157,6 +158,7 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
     comm.on_main(lambda: async_source.check(config, sampler))
     episodes.check(config, task)
     branching.check(config, task, make_source.generates)
+    search.check(config, task, make_source.generates)
     guided.check(config, task, samples)
     demonstrations.check(config, task, samples)
     scorer = make_scorer(config, task, offered, samples) if make_source.generates else None
@@ -192,9 +194,10 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
             forget = Forgetting(model, config) if config.rollout.forget.lr and make_source.generates else None
             branches = config.rollout.branch.roots and make_source.generates
             branch = Branching(config, model.processor.tokenizer.decode) if branches else None
+            searches = config.rollout.branch.search and make_source.generates
             guide = Guiding(config, encode) if config.algo.guided and make_source.generates else None
             answering = Answering(config, task, engine, clock, algorithm, scorer or score_all, reference, forget,
-                                  branch, guide, services=services)
+                                  branch, Searching(config) if searches else None, guide, services=services)
             source = make_source(answering, encode, sampler, samples, prefetch, prompts,
                                  {"angle": Angles(model, config, task, prefetch)}, tell)
             return Parts(config, task, model, encode, prefetch, engine, source, Credit(algorithm, config, model, task),

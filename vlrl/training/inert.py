@@ -39,7 +39,7 @@ MORE_THAN_A_RATIO = ("stable_reinforce", "clip_cov", "simko")
 """Of these the terms that differ from REINFORCE at a ratio of 1 too."""
 OWN_CREDIT = ("nft", "pacs")
 """Policy terms that read which answers are right, and no advantages."""
-OF_OUTCOME = ("w_reinforce", "nsr", "mobgrpo")
+OF_OUTCOME = ("w_reinforce", "nsr", "mobgrpo", "deepsearch")
 """Advantages that read which answers are right, and no rewards, unless `correct` makes it a question of the reward."""
 OF_TURNS = ("gigpo", "turn_return", "hierarchical", "thor")
 """Advantages that differ from those of grpo by the turns of an episode alone."""

@@ -1,0 +1,270 @@
+"""Answers found by a tree search: `rollout.branch.search`.
+
+From a node of the tree `width` pieces are written; where answers have ended they are scored, and one is backed up; then
+the next node grows (search_tree.py), of all prompts of a step at the same time. rollout.group_size answers that were
+backed up are the group, with their nodes' values (Completion.nodes) for algo.advantage=deepsearch.
+
+A prompt is searched while few of its answers are right. What was right then is kept, and begins the group at the next
+visit in place of a search; the others are written from the prompt, and say how hard it still is. DeepSearch (arXiv
+2509.25454), section 3.4; that it is found out while training, and not between rounds of it, is this project's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+
+from vlrl.config.rollout import SearchSettings
+from vlrl.config.schema import Config
+from vlrl.distributed import comm
+from vlrl.engine.base import Done, Engine
+from vlrl.errors import ConfigError
+from vlrl.rollout.branching import at_most
+from vlrl.rollout.search_tree import Tree
+from vlrl.task import Task
+from vlrl.task.environment import has_environment
+from vlrl.task.variants import has_variants
+from vlrl.types import Begun, Completion, Prompt, Request
+
+Judge = Callable[[Request, Sequence[Completion]], Sequence[bool | None]]
+"""(request, answers to it that have ended) -> of each, whether it is correct; None = nobody can tell."""
+
+_EMPTY = Completion(tokens=np.zeros(0, np.int64), logprobs=np.zeros(0, np.float32), loss_mask=np.zeros(0, bool),
+                    text="", finish_reason="length")
+
+
+@dataclass(frozen=True, eq=False)
+class Visit:
+    """What is remembered of the last visit to a prompt."""
+
+    right: float
+    """Share of the answers written then that were."""
+    kept: tuple[Completion, ...] = ()
+    """Right answers, of this visit and those before, where that share is low."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"right": self.right, "kept": [
+            {"tokens": c.tokens.astype(np.int32), "loss_mask": c.loss_mask, "text": c.text,
+             "finish_reason": c.finish_reason, "kept_at": c.kept_at} for c in self.kept]}
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> Visit:
+        """Returns the visit of a `state_dict`."""
+        return cls(state["right"], tuple(_kept(**{**c, "tokens": np.asarray(c["tokens"], np.int64),
+                                                  "loss_mask": np.asarray(c["loss_mask"], bool)})
+                                         for c in state["kept"]))
+
+
+class _Writing:
+    """A group that is written from its prompt, behind answers that were kept."""
+
+    def __init__(self, request: Request, kept: Sequence[Completion] = ()):
+        self.request, self.kept = request, tuple(kept[:request.n - 1])
+        self.wants = True
+        self.made: list[Completion] = []
+        self.right: list[bool | None] = []
+
+    def asks(self) -> Request:
+        return replace(self.request, n=self.request.n - len(self.kept))
+
+    def take(self, made: Sequence[Completion], judge: Judge) -> None:
+        self.wants = False
+        self.made += [replace(c, turns=()) for c in made]
+        self.right += judge(self.request, made)
+
+    @property
+    def tokens(self) -> tuple[int, int, int]:
+        """Tokens that were written, that answers of now have, and that these share."""
+        total = sum(len(c.tokens) for c in self.made)
+        return total, total, 0
+
+
+class _Searching:
+    """A group that is searched for."""
+
+    kept: tuple[Completion, ...] = ()
+
+    def __init__(self, request: Request, settings: SearchSettings, budget: float):
+        self.request, self.settings, self.budget = request, settings, budget
+        self.tree = Tree(settings, _EMPTY)
+        self.piece = math.ceil(request.sampling.max_new_tokens / settings.depth)
+        self.spent, self._children = 0, 0
+
+    @property
+    def wants(self) -> bool:
+        """Whether a node is still to grow: not once enough answers are there, or the budget is spent and one is."""
+        found = len(self.tree.found)
+        return found < self.request.n and (self.spent < self.budget or not found)
+
+    def asks(self) -> Request:
+        """Returns what is to be written from the current node; each piece has a number of its own in the group."""
+        node = self.tree.current
+        assert node is not None
+        sampling = at_most(self.request.sampling, len(node.written.tokens) + self.piece)
+        first, self._children = self._children, self._children + self.settings.width
+        begun = tuple(Begun(index=i, written=node.written) for i in range(first, self._children)) if first else ()
+        return replace(self.request, n=self.settings.width, begun=begun, sampling=sampling)
+
+    def take(self, made: Sequence[Completion], judge: Judge) -> None:
+        tree = self.tree
+        assert tree.current is not None
+        self.spent += sum(len(c.tokens) - len(tree.current.written.tokens) for c in made)
+        ends = tree.grow(made, self.request.sampling.max_new_tokens)
+        tree.judge(ends, judge(self.request, [node.written for node in ends]) if ends else ())
+        while len(tree.found) < self.request.n and (tree.current is None or not self.wants) and tree.settle():
+            pass
+        tree.again()
+
+    @property
+    def made(self) -> list[Completion]:
+        return [node.completion() for node in self.tree.found]
+
+    @property
+    def right(self) -> list[bool | None]:
+        return [node.right for node in self.tree.found]
+
+    @property
+    def tokens(self) -> tuple[int, int, int]:
+        nodes = [node for end in self.tree.found for node in end.above()]
+        once = {id(node): len(node.written.tokens) - node.start for node in nodes}
+        total = sum(len(end.written.tokens) for end in self.tree.found)
+        return self.spent, total, total - sum(once.values())
+
+
+@dataclass(eq=False)
+class _Counts:
+    groups: int = 0
+    searched: int = 0
+    begun: int = 0
+    """Groups that began with kept answers."""
+    grown: int = 0
+    written: int = 0
+    total: int = 0
+    shared: int = 0
+
+
+class Searching:
+    """Finds the groups of a step, and remembers prompts from visit to visit: the same on all processes."""
+
+    def __init__(self, config: Config):
+        assert config.rollout.branch.search
+        self.config, self.settings = config, config.rollout.branch.search
+        self.visits: dict[str, Visit] = {}
+        """By prompt, the longest unseen one first."""
+        self._counts = _Counts()
+
+    def generate(self, engine: Engine, requests: Sequence[Request], judge: Judge, step: int,
+                 done: Done | None = None) -> list[list[Completion]]:
+        """Returns the answers to each request: request.n, fewer where rollout.branch.tokens are written. Called on
+        every process, as often as on the others. `judge` is asked of answers in their last form.
+        """
+        keys = [_key(r.prompt) for r in requests]
+        groups = [self._begin(r, key) for r, key in zip(requests, keys, strict=True)]
+        while any(comm.gather(any(group.wants for group in groups))):
+            live = [group for group in groups if group.wants]
+            made = engine.generate([group.asks() for group in live])
+            comm.together(lambda live=live, made=made: [group.take(pieces, judge) for group, pieces in
+                                                        zip(live, made, strict=True)])
+        self._remember([(r.key, key, group) for r, key, group in zip(requests, keys, groups, strict=True)], step)
+        self._count(groups)
+        out = [[*group.kept, *group.made] for group in groups]
+        for i, answers in enumerate(out):
+            if done:
+                done(i, answers)
+        return out
+
+    def _begin(self, request: Request, key: str) -> _Writing | _Searching:
+        before = self.visits.get(key)
+        if before and (before.kept or before.right > self.settings.hard):
+            return _Writing(request, before.kept)
+        budget = self.config.rollout.branch.tokens
+        return _Searching(request, self.settings, math.inf if budget is None else budget)
+
+    def _remember(self, groups: Sequence[tuple[tuple[int, ...], str, _Writing | _Searching]], step: int) -> None:
+        if not self.settings.cache:
+            return
+        own = [(number, key, visit) for number, key, group in groups if (visit := self._visit(group, step))]
+        everyone = [found for part in comm.gather(own) for found in part]
+        for _, key, visit in sorted(everyone, key=lambda found: found[0]):
+            self.visits.pop(key, None)
+            self.visits[key] = visit
+        for key in [*self.visits][:max(0, len(self.visits) - self.settings.cache)]:
+            del self.visits[key]
+
+    def _visit(self, group: _Writing | _Searching, step: int) -> Visit | None:
+        """Returns what there is to remember; None where nobody could tell what is right."""
+        made = [(c, right) for c, right in zip(group.made, group.right, strict=True) if right is not None]
+        if not made:
+            return None
+        share = sum(right for _, right in made) / len(made)
+        if share > self.settings.hard:
+            return Visit(share)
+        found = [_kept(c.tokens, c.loss_mask, c.text, c.finish_reason, step) for c, right in made if right]
+        return Visit(share, (*group.kept, *found)[:group.request.n - 1])
+
+    def _count(self, groups: Sequence[_Writing | _Searching]) -> None:
+        counts = self._counts
+        counts.groups += len(groups)
+        counts.begun += sum(bool(group.kept) for group in groups)
+        for group in groups:
+            if isinstance(group, _Searching):
+                counts.searched, counts.grown = counts.searched + 1, counts.grown + group.tree.grown
+            written, total, shared = group.tokens
+            counts.written, counts.total, counts.shared = (
+                counts.written + written, counts.total + total, counts.shared + shared)
+
+    def metrics(self) -> dict[str, float]:
+        """Returns, since the last call and over all processes: the share of groups that were searched, and that began
+        with kept answers; nodes that grew in one search; the share of written tokens that are in no answer, and of
+        answers' tokens that were not written again.
+        """
+        c, self._counts = self._counts, _Counts()
+        groups, searched, begun, grown, written, total, shared = comm.total(
+            c.groups, c.searched, c.begun, c.grown, c.written, c.total, c.shared)
+        return {"search/groups_frac": searched / max(groups, 1.0), "search/kept_frac": begun / max(groups, 1.0),
+                "search/unused_frac": 1 - (total - shared) / written if written else 0.0,
+                "branch/reused_frac": shared / max(total, 1.0),
+                **({"search/nodes_mean": grown / searched} if searched else {})}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what a resumed run needs."""
+        return {"visits": [[key, visit.state_dict()] for key, visit in self.visits.items()]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes what `state_dict` gave."""
+        self.visits = {key: Visit.of(visit) for key, visit in state["visits"]}
+
+
+def _kept(tokens: np.ndarray, loss_mask: np.ndarray, text: str, finish_reason: Any, kept_at: int) -> Completion:
+    """Returns an answer for later visits. Its log-probabilities are not known: other weights will learn from it."""
+    return Completion(tokens=tokens, logprobs=np.full(len(tokens), np.nan, np.float32), loss_mask=loss_mask, text=text,
+                      finish_reason=finish_reason, kept_at=kept_at)
+
+
+def _key(prompt: Prompt) -> str:
+    """Returns a name of what the model is shown: an answer to one template is none to another."""
+    shown = sha256(prompt.ids.tobytes())
+    for media in prompt.media:
+        shown.update(media.sha256.encode())
+    return shown.hexdigest()[:32]
+
+
+def check(config: Config, task: Task, generates: bool) -> None:
+    """Raises ConfigError where rollout.branch.search cannot be."""
+    if config.rollout.branch.search is None:
+        return
+    problem = ""
+    if not generates:
+        problem = "supervised fine-tuning draws no answers"
+    elif has_environment(task):
+        problem = (f"task '{task.name}' has an environment or tools, and a search cuts single answers into pieces. "
+                   "rollout.branch.roots has episodes branch between turns")
+    elif has_variants(task):
+        problem = f"task '{task.name}' draws variants, whose answers are written under other media"
+    if problem:
+        raise ConfigError(f"rollout.branch.search: {problem}: set rollout.branch.search=null")

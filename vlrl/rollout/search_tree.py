@@ -1,0 +1,174 @@
+"""The tree of a search: which node grows next, and what its nodes are worth.
+
+    tree = Tree(settings, nothing_written)
+    ends = tree.grow(pieces, most)                  # what was written from tree.current, most = tokens of an answer
+    tree.judge(ends, [True, False])                 # one of them is backed up; tree.current is the next node
+
+A node is a piece of an answer, and stands for all of the answer up to its end. N counts its visits: as often as it was
+written, unless the answer has ended, and one for each end below it that was backed up. V is what these were worth to
+it, Q = V / N. DeepSearch (arXiv 2509.25454), sections 3.1 to 3.3, and its released code where the paper does not say.
+That equal pieces are one node is this project's: without it N is 1 on all new nodes, and the first is chosen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from vlrl.config.rollout import SearchSettings
+from vlrl.types import Completion, SearchNode
+
+
+@dataclass(eq=False)
+class Node:
+    """A piece of an answer; the root is the empty one."""
+
+    written: Completion
+    """All of the answer up to its end."""
+    parent: Node | None = None
+    depth: int = 0
+    ended: bool = False
+    """Whether the answer ends here."""
+    right: bool | None = None
+    """Of an end, whether the answer is correct; None = nobody can tell."""
+    backed_up: bool = False
+    children: list[Node] = field(default_factory=list)
+    visits: int = 0
+    value: float = 0.0
+
+    @property
+    def q(self) -> float:
+        return self.value / self.visits if self.visits else 0.0
+
+    @property
+    def start(self) -> int:
+        """Place of its first token in the answer."""
+        return len(self.parent.written.tokens) if self.parent else 0
+
+    @property
+    def entropy(self) -> float:
+        """Mean -log p of the sampled tokens of its piece: an estimate of the policy's entropy there."""
+        return _entropy(self.written, self.start)
+
+    def above(self) -> Iterator[Node]:
+        """Yields it and all before it, the root last."""
+        node: Node | None = self
+        while node is not None:
+            yield node
+            node = node.parent
+
+    def below(self) -> Iterator[Node]:
+        """Yields it and all behind it, each before its children."""
+        open_: list[Node] = [self]
+        while open_:
+            node = open_.pop()
+            yield node
+            open_.extend(reversed(node.children))
+
+    def completion(self) -> Completion:
+        """Returns the answer that ends here with the nodes that it goes through."""
+        nodes = tuple(SearchNode(start=n.start, end=len(n.written.tokens), value=n.value, visits=n.visits)
+                      for n in [*self.above()][-2::-1])
+        return Completion(tokens=self.written.tokens, logprobs=self.written.logprobs, loss_mask=self.written.loss_mask,
+                          text=self.written.text, finish_reason=self.written.finish_reason, nodes=nodes)
+
+
+class Tree:
+    """A search for answers to one prompt."""
+
+    def __init__(self, settings: SearchSettings, empty: Completion):
+        self.settings = settings
+        self.root = Node(empty)
+        self.current: Node | None = self.root
+        """What is to grow next; None = no node is open."""
+        self.found: list[Node] = []
+        """The ends that were backed up, in order."""
+        self.grown = 0
+
+    def grow(self, pieces: Sequence[Completion], most: int) -> list[Node]:
+        """Takes what was written from the current node, and returns the answers among it that have ended, with `most`
+        tokens at the latest."""
+        node, new = self.current, dict[bytes, Node]()
+        assert node is not None
+        ends = [Node(c, node, node.depth + 1, ended=True) for c in pieces if _ends(c, most)]
+        for c in pieces:
+            if not _ends(c, most):
+                new.setdefault(c.tokens.tobytes(), Node(c, node, node.depth + 1)).visits += 1
+        node.children += [*new.values(), *ends]
+        self.grown += 1
+        return ends
+
+    def judge(self, ends: Sequence[Node], right: Sequence[bool | None]) -> None:
+        """Takes which of the new ends are correct, backs up one of them, and chooses the next node."""
+        for node, correct in zip(ends, right, strict=True):
+            node.right = correct
+        if ends:
+            self._back_up(_first(ends))
+        self.current = self._next(bool(ends))
+
+    def settle(self) -> bool:
+        """Backs up an end that was passed over, where no node is to grow any more; returns whether there was one."""
+        waiting = [node for node in self.root.below() if node.ended and not node.backed_up]
+        if waiting:
+            self._back_up(_first(waiting))
+        return bool(waiting)
+
+    def again(self) -> None:
+        """Has the root grow once more, where no node is open."""
+        self.current = self.current or self.root
+
+    def uct(self, node: Node) -> float:
+        """Q + explore * sqrt(ln N(parent) / N); Q alone while the parent has no visit."""
+        assert node.parent is not None
+        if not node.parent.visits or not node.visits:
+            return node.q
+        return node.q + self.settings.explore * math.sqrt(math.log(node.parent.visits) / node.visits)
+
+    def promise(self, node: Node) -> float:
+        """by_value * tanh(Q(parent)) + by_entropy * H + by_depth * sqrt(depth of it / depth)."""
+        assert node.parent is not None
+        s = self.settings
+        return (s.by_value * math.tanh(node.parent.q) + s.by_entropy * node.entropy
+                + s.by_depth * math.sqrt(node.depth / s.depth))
+
+    def _next(self, ended: bool) -> Node | None:
+        """Returns, where nothing has ended, the best of the new nodes; else of all open ones. The first of equals."""
+        open_ = [n for n in self.root.below() if n.parent and not n.ended and not n.children]
+        if ended:
+            return max(open_, key=self.promise, default=None)
+        return max((n for n in open_ if n.parent is self.current), key=self.uct)
+
+    def _back_up(self, end: Node) -> None:
+        """Adds +-max((d + 1) / (D + 1), least) to V of the nodes on the way, d their depth and D that of the end.
+
+        What a right answer gives takes the place of a negative V, what a wrong one takes leaves a positive V as it is.
+        An answer of which nobody can tell counts as a visit alone.
+        """
+        end.backed_up = True
+        self.found.append(end)
+        worth = {True: 1.0, False: -1.0, None: 0.0}[end.right]
+        for node in end.above():
+            node.visits += 1
+            gain = worth * max((node.depth + 1) / (end.depth + 1), self.settings.least)
+            if node.value * gain >= 0:
+                node.value += gain
+            elif gain > 0:
+                node.value = gain
+
+
+def _ends(answer: Completion, most: int) -> bool:
+    return answer.finish_reason == "stop" or len(answer.tokens) >= most
+
+
+def _first(ends: Sequence[Node]) -> Node:
+    """Returns which of some ends is backed up: a right one if any, else a wrong one; of these that of which the policy
+    was surest, with the lowest mean entropy from the first token on."""
+    return min(ends, key=lambda node: ({True: 0, False: 1, None: 2}[node.right], _entropy(node.written)))
+
+
+def _entropy(answer: Completion, start: int = 0) -> float:
+    known = answer.logprobs[start:][answer.loss_mask[start:]]
+    return -float(np.nan_to_num(known, nan=0.0).mean(dtype=np.float64)) if len(known) else 0.0
