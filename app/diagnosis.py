@@ -8,6 +8,7 @@ the run is too short for it. Records may hold anything: what is no number is pas
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -93,6 +94,8 @@ ADVICE: Mapping[str, tuple[str, Mapping[str, Any]]] = {
                         "shorter answers in the prompt; "
                         "algo.mask_truncated=true leaves cut answers out of the loss.", {"cut": "yes"}),
     "skipped_above": ("Lower train.lr; in 16 bits try model.dtype=float32 for some steps.", {}),
+    "service_errors_above": ("See in services/ of the run what failed, and whether the server of services.judge.url is "
+                             "up and keeps up: fewer requests at a time, or a longer time limit.", {"err": "yes"}),
 }
 """Rule of vlrl.monitoring.alerts -> what to do, and the filters of the groups that it speaks of."""
 
@@ -248,7 +251,7 @@ def paid_and_not_wanted(evidence: Evidence) -> Iterator[Finding]:
     if spans is None:
         return
     (early, before), (late, after) = spans
-    if after - before <= 2 * (_error(early, before) ** 2 + _error(late, after) ** 2) ** 0.5:
+    if after - before <= 2 * math.hypot(_error(early, before), _error(late, after)):
         return
     for split in dict.fromkeys(str(line.get("split")) for line in evidence.evals):
         lines = [line for line in evidence.evals if str(line.get("split")) == split
@@ -328,7 +331,8 @@ def _ends(evidence: Evidence, name: str) -> tuple[tuple[list[tuple[int, float]],
 
 def _error(points: Sequence[tuple[int, float]], mean: float) -> float:
     """Returns the standard error of the mean of at least two steps."""
-    return (sum((value - mean) ** 2 for _, value in points) / (len(points) - 1) / len(points)) ** 0.5
+    count = len(points)
+    return math.hypot(*(value - mean for _, value in points)) / math.sqrt((count - 1) * count)
 
 
 def _over(recent: Sequence[tuple[int, float]]) -> str:

@@ -579,7 +579,7 @@ ATTEMPTS = [
            "prompts that are seen often leave as if they were not"),
     Mutant("vlrl/rollout/search.py", "np.full(len(tokens), np.nan, np.float32)",
            "np.zeros(len(tokens), np.float32)", _SEARCH, "kept answers pass for certain to the correction"),
-    Mutant("vlrl/rollout/generate.py", "for at in (c.kept_at, policy_step, step)", "for at in (policy_step, step)",
+    Mutant("vlrl/rollout/generate.py", "policy_step if c.kept_at is None else c.kept_at", "policy_step",
            _SEARCH, "kept answers pass for answers of the weights of now"),
     Mutant("vlrl/rollout/async_source.py", "if r.completion.kept_at is None", "", _SEARCH,
            "a kept answer ends the run"),

@@ -63,11 +63,11 @@ def test_what_came_before_an_error_is_on_disk(tiny_models, tmp_path, monkeypatch
     update, write = loop.update, RunFolder.write_rollouts
     held = threading.Event()
 
-    def broken(policy, optimizer, groups, config, step, algorithm):
+    def broken(policy, optimizer, groups, config, step, algorithm, *more):
         if step == 2:
             threading.Timer(0.3, held.set).start()
             raise TrainingError("step 2: the gradient norm is nan.")
-        return update(policy, optimizer, groups, config, step, algorithm)
+        return update(policy, optimizer, groups, config, step, algorithm, *more)
 
     def slow(self, step, *args, **more):
         assert step != 1 or held.wait(60)  # still being written when the error leaves the step

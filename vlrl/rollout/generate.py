@@ -220,7 +220,7 @@ class Answering:
         assert request.sample is not None
         with self.clock("score"):
             group = make_group(self.task, request.sample, request.prompt, made, group_id="", split="train",
-                               step=self.step, score=self.score)
+                               step=self.step, score=self.score, served=self.services)
         return [None if r.reward is None else r.correct for r in group.rollouts]
 
     def _beside_greedy(self, asked: Sequence[Asked], groups: Sequence[Group | Held]) -> list[Group | Held]:
