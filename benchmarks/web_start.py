@@ -22,6 +22,7 @@ from typing import Any
 
 from vlrl.config import load, validate
 from vlrl.data import Drawn
+from vlrl.store.checkpoint import model_folder
 from vlrl.task import Task, load_class
 from vlrl.training import sft
 from vlrl.training.build_task import make_task
@@ -106,7 +107,7 @@ def main() -> None:
         (folder / "rows.json").write_text(json.dumps(rows))
     first = args.out.with_name(args.out.name + "-first")
     sft.train(validate(settings(args, folder, first, 0)))
-    sft.train(validate(settings(args, folder, args.out, 1, str(first))))
+    sft.train(validate(settings(args, folder, args.out, 1, model_folder(str(first)))))
 
 
 def settings(args: argparse.Namespace, folder: Path, out: Path, leg: int, start: str = "") -> dict[str, Any]:

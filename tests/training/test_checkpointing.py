@@ -245,10 +245,10 @@ def test_tensorboard_has_every_step_once(tiny_models, tmp_path, monkeypatch):
              "store.media=none")
     update = loop.update
 
-    def killed(policy, optimizer, groups, config, step, algorithm):
+    def killed(policy, optimizer, groups, config, step, algorithm, *more):
         if step == 3:
             raise RuntimeError("killed")
-        return update(policy, optimizer, groups, config, step, algorithm)
+        return update(policy, optimizer, groups, config, step, algorithm, *more)
 
     monkeypatch.setattr(loop, "update", killed)
     with pytest.raises(RuntimeError, match="killed"):

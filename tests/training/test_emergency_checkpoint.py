@@ -210,11 +210,11 @@ def test_after_the_first_optimizer_step_the_message_says_what_is_lost(scene, tmp
 
 def test_memory_that_does_not_suffice_for_one_answer(scene, tmp_path, monkeypatch):
     """A real refusal of the allocator in every backward pass of the third step."""
-    def updates(policy, optimizer, groups, config, step, algorithm):
+    def updates(policy, optimizer, groups, config, step, algorithm, *more):
         if step == 2:
             layer = decoder_layers(policy.base)[0]
             layer.register_full_backward_pre_hook(lambda *_: torch.empty(2**50))
-        return update.update(policy, optimizer, groups, config, step, algorithm)
+        return update.update(policy, optimizer, groups, config, step, algorithm, *more)
 
     monkeypatch.setattr(loop, "update", updates)
     with pytest.raises(TrainingError, match="out of memory in the update of one answer alone") as error:
