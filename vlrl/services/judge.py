@@ -193,9 +193,9 @@ class Judge:
         except ConfigError as error:
             raise TrainingError(str(error)) from None
         kept = replace(kept, seconds=round(time.monotonic() - start, 4))
-        if not self._client.closed.is_set() or kept.text is not None:
-            self.replies.add(kept)
-        with self._lock:
+        with self._lock:  # kept and counted at once: a reply that is not counted is taken for a repeated step's
+            if not self._client.closed.is_set() or kept.text is not None:
+                self.replies.add(kept)
             tally.note(kept)
             del self._asked[key]
         return kept
