@@ -10,6 +10,7 @@ from vlrl.data.solutions import Solved, read_solutions
 from vlrl.errors import ConfigError, DataError, RunError
 from vlrl.rollout import fingerprint
 from vlrl.task import Task, task_samples
+from vlrl.tools import rounds
 from vlrl.types import Sample
 
 
@@ -69,3 +70,13 @@ def test_files_that_fit_no_rows(tmp_path):
         samples = Solved(Letters().samples("train"), read_solutions(str(tmp_path / "rows.jsonl")), "rows.jsonl")
         with pytest.raises(DataError, match=f"fits none of the training rows .{found}"):
             samples[0]
+
+
+def test_answers_hold_any_text_and_other_bytes_are_named(tmp_path):
+    """What Python takes for the end of a line of text is none in JSON."""
+    path, texts = tmp_path / "rows.jsonl", ["a\u2028b", "c\x85d\x0ce", "f\r\ng"]
+    write_rows(path, [{"number": 0, "id": "a", "solution": text} for text in texts])
+    assert [one.text for one in read_solutions(str(path))] == texts == [row["solution"] for row in rounds._lines(path)]
+    path.write_bytes(b'{"number": 0, "id": "a", "solution": "x"}\n\xff\xfe')
+    with pytest.raises(DataError, match=r"line 2: a line of data\.solutions is an object"):
+        read_solutions(str(path))

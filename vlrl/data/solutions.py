@@ -41,13 +41,13 @@ def read_solutions(name: str) -> list[Solution]:
         raise ConfigError(f"data.solutions={name!r}: this file does not exist{tried(name)}. A stage of kind rounds "
                           "writes one (rows.jsonl)")
     out = []
-    for place, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for place, line in enumerate(path.read_bytes().splitlines(), 1):  # of text it splits at U+2028 too
         try:
             out.append(_solution(json.loads(line)))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise DataError(f"{path}, line {place}: a line of data.solutions is an object with number (place in the "
                             f"training split), id and solution (a text), and a weight above 0 where it has one, not "
-                            f"{line[:80]!r}") from None
+                            f"{line[:80].decode(errors='replace')!r}") from None
     if not out:
         raise ConfigError(f"data.solutions={name!r} holds no answer: name another file, or leave it out")
     return out

@@ -51,12 +51,12 @@ class Candidate:
 def propose(task: Task, number: int, parents: Sequence[Mapping[str, Any]] = ()) -> Candidate:
     """Returns what a task proposes for a number. Raises ConfigError for a task without proposals, TaskError for one
     that fails."""
+    if getattr(task.propose, "__func__", None) is Task.propose:
+        raise ConfigError(f"task '{task.name}' proposes no prompts: write Task.propose (docs/write-a-task.md), or take "
+                          "a task that has it, such as web")
     parent = parents[number % len(parents)] if parents else None
     try:
         row = task.propose(number, parent)
-    except NotImplementedError as error:
-        raise ConfigError(f"{error}: write Task.propose (docs/write-a-task.md), or take a task that has it, such as "
-                          "web") from None
     except DataError as error:
         return Candidate(number=number, reason=str(error))
     except VlrlError:

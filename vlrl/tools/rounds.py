@@ -168,7 +168,7 @@ def _rows_before(place: Path, number: int) -> list[dict[str, Any]]:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line) for line in path.read_bytes().splitlines()]  # of text it splits at U+2028 too
 
 
 def _together(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
