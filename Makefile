@@ -36,7 +36,7 @@ export TOKENIZERS_PARALLELISM := false
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo app install compiled test test-rest test-vllm test-zero test-all test-newest check docs clean
+.PHONY: help demo app install compiled test test-rest test-vllm test-zero test-all test-newest check docs lock clean
 .PHONY: gpu-setup gpu-report
 
 help:
@@ -49,6 +49,7 @@ help:
 	@echo 'make test-newest  the fast tests with the newest versions that pyproject.toml allows, in $(NEWEST)'
 	@echo 'make check     ruff, import-linter, pyright and codespell'
 	@echo 'make docs      the documentation as pages, in site/'
+	@echo 'make lock      write uv.lock anew, with the versions of constraints.txt; needs uv'
 	@echo 'make gpu-report  what vlrl does on this GPU, at most 40 minutes; PART=name for one part, TINY=1 without a GPU'
 	@echo 'make install   only the set-up: .venv with the versions of constraints.txt'
 	@echo 'make clean     remove caches and build leftovers; .venv/ and runs/ stay'
@@ -144,6 +145,10 @@ check: $(STAMP)
 # The documentation as pages, in site/
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+# For `uv sync`: what constraints.txt pins, and for what it does not, the versions of the lock that is there
+lock:
+	uv lock $(shell sed -nE 's/^([A-Za-z0-9_.-]+==[^ ;]+).*/-P \1/p' constraints.txt)
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
