@@ -199,7 +199,7 @@ def test_bad_input(tmp_path, capsys, monkeypatch, words, code, says):
 @pytest.mark.slow
 def test_what_works_here_is_tried():
     found = {f"{f.group}/{f.name}": f for f in doctor.examine()}
-    assert not [f for f in found.values() if f.verdict == "error"]
+    assert not [f for f in found.values() if f.verdict == "error" or f.detail.startswith("does not work")]
     for name in ("images", "training", "LoRA", "video by PyAV", "bfloat16"):
         assert found[f"usable/{name}"].verdict == "ok", found[f"usable/{name}"]
     assert found["usable/training"].detail.startswith("one step of the embedded model on ")
