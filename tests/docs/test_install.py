@@ -31,8 +31,8 @@ def test_the_lock_is_of_this_pyproject():
     """The names and bounds that uv read when it wrote the lock; `uv lock --check` asks the index for more."""
     (own,) = [package for package in LOCK["package"] if package["name"] == "vlrl"]
     read = {(canonicalize_name(need["name"]), need.get("specifier", "")) for need in own["metadata"]["requires-dist"]}
-    asked = [Requirement(line) for line in
-             [*PROJECT["dependencies"], *(line for lines in PROJECT["optional-dependencies"].values() for line in lines)]]
+    lines = [*PROJECT["dependencies"], *(line for extra in PROJECT["optional-dependencies"].values() for line in extra)]
+    asked = [Requirement(line) for line in lines]
     wanted = {(canonicalize_name(need.name), ",".join(sorted(str(s) for s in need.specifier))) for need in asked
               if need.name != "vlrl"}
     read = {(name, ",".join(sorted(bounds.split(",")))) for name, bounds in read if name != "vlrl"}
