@@ -143,12 +143,12 @@ def _failures(target: HubTarget) -> Iterator[None]:
         raise RunError(f"{target.repo}: the Hub does not take it: {str(error).splitlines()[0][:300]}") from None
     except (errors.HTTPError, RuntimeError, OSError) as error:
         inner = error
-        while inner.__cause__ is not None:  # the library wraps what befell the upload of one file
-            inner = inner.__cause__
+        while inner is not None and not isinstance(inner, (errors.HTTPError, OSError)):
+            inner = inner.__cause__  # the library wraps what befell the upload of one file
+        if inner is None:
+            raise
         if isinstance(inner, errors.HfHubHTTPError):
             raise _refused(target, inner) from None
-        if not isinstance(inner, (errors.HTTPError, OSError)):
-            raise
         raise RunError(f"{target.repo}: the Hub cannot be reached, or the connection was cut: {type(inner).__name__}. "
                        "Nothing of it can be seen there yet. The same command goes on: files that have arrived are not "
                        "sent again.") from None

@@ -100,7 +100,7 @@ def validated(folder: Path) -> Config | None:
 def card(subject: Subject, private: Private, base: Base | None) -> str:
     """Returns the card as Markdown with its metadata in front. `base` is None where nothing says what it was."""
     head = yaml.safe_dump(_metadata(subject, base), sort_keys=False, allow_unicode=True)
-    sections = [_intro(subject, base), usage(subject.repo, subject.exported, base.name if base else None),
+    sections = [_intro(subject, base), usage(subject.repo, subject.exported, base.name if base else None, bool(base and base.on_hub)),
                 *_of_run(subject, private), _unknown(subject, base)]
     return f"---\n{head}---\n\n" + "\n\n".join(part for part in sections if part) + "\n"
 

@@ -30,9 +30,10 @@ answer = model.generate(**inputs, max_new_tokens=64)[0, inputs["input_ids"].shap
 print(processor.decode(answer, skip_special_tokens=True))"""
 
 
-def usage(repo: str, exported: Exported, base: str | None) -> str:
+def usage(repo: str, exported: Exported, base: str | None, on_hub: bool) -> str:
     """Returns the section of the card on how to load the model; an adapter needs the name of its base."""
     if exported.adapter and base is None:
         return ""
     form = _ADAPTER if exported.adapter else _WHOLE
-    return "## Use\n\n" + form.format(repo=repo, base=base, ask=_ASK)
+    note = "" if on_hub or not exported.adapter else f"\n\n`{base}` is not on the Hub: it must lie at that place."
+    return "## Use\n\n" + form.format(repo=repo, base=base, ask=_ASK) + note
