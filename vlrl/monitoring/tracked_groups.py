@@ -78,24 +78,30 @@ def _values(groups: Sequence[Group]) -> dict[str, np.ndarray]:
 
 
 def _picture(group: Group) -> tuple[Image.Image | None, str]:
-    """Returns the first picture, or frame, of a group with the marks on it: the target's green, an answer's in the
-    colour of its index."""
+    """Returns the first picture, or frame, of a group with the marks of its answers, and a caption."""
     if not group.prompt.media:
         return None, ""
-    source = group.prompt.media[0].frames[0].convert("RGB")
+    picture = with_marks(group.prompt.media[0].frames[0], [(r.index, r.marks) for r in group.rollouts])
+    rewards = " ".join("-" if r.reward is None else f"{r.reward:.2f}" for r in group.rollouts)
+    return picture, f"{_text(group.sample.id)[:80]}: rewards {rewards}"
+
+
+def with_marks(source: Image.Image, answers: Sequence[tuple[int, Any]]) -> Image.Image:
+    """Returns a picture with the marks of answers on it, (index, marks of Task.overlay) each: the target's green, an
+    answer's in the colour of its index. Marks may be anything; what cannot be drawn is left out."""
+    source = source.convert("RGB")
     scale = _SIDE / max(source.size)
     scale = min(scale, 1.0) if max(source.size) >= _SIDE // 2 else scale / 2
     size = max(1, round(source.width * scale)), max(1, round(source.height * scale))
     picture = source.resize(size)
     pen, drawn = ImageDraw.Draw(picture), 0
-    for rollout in group.rollouts:
-        for mark in rollout.marks or ():
+    for index, marks in answers:
+        for mark in marks if isinstance(marks, (list, tuple)) else ():
             if drawn < _MARKS and isinstance(mark, Mapping) and mark.get("media", 0) in (0, None):
                 target = mark.get("role") == "target"
-                color = TARGET if target else _COLORS[rollout.index % len(_COLORS)]
+                color = TARGET if target else _COLORS[index % len(_COLORS)]
                 drawn += _draw(pen, mark.get("kind"), mark.get("at"), color, scale, 3 if target else 2)
-    rewards = " ".join("-" if r.reward is None else f"{r.reward:.2f}" for r in group.rollouts)
-    return picture, f"{_text(group.sample.id)[:80]}: rewards {rewards}"
+    return picture
 
 
 def _draw(pen: ImageDraw.ImageDraw, kind: Any, at: Any, color: str, scale: float, width: int) -> bool:
