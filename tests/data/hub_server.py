@@ -1,5 +1,5 @@
-"""A small Hub on this machine: the routes of the real one by which `huggingface_hub` reads data sets, and makes and fills
-repositories of data sets and models, large files by LFS."""
+"""A small Hub on this machine: the routes of the real one by which `huggingface_hub` reads data sets, and makes and
+fills repositories of data sets and models, large files by LFS."""
 
 from __future__ import annotations
 
@@ -122,7 +122,8 @@ class Hub:
             return 404, {"X-Error-Code": "RevisionNotFound"}, b"{}"
         files, card = self.commits[name][commit]
         if found.re is _INFO:
-            info = {"id": name, "sha": commit, "private": self.private.get(name, False), "tags": [], "downloads": 0, "likes": 0,
+            info = {"id": name, "sha": commit, "private": self.private.get(name, False), "tags": [],
+                    "downloads": 0, "likes": 0,
                     "siblings": [{"rfilename": file} for file in files], **({"cardData": card} if card else {})}
             return 200, {"Content-Type": "application/json"}, json.dumps(info).encode()
         if found[3] not in files:

@@ -36,7 +36,7 @@ def folder(tmp_path):
 
 def test_pictures_are_those_of_the_newest_evaluation(folder):
     run = load_run(folder.path)
-    first, second = run.pictures()
+    first, _ = run.pictures()
     assert first.size == (512, 256) and first.getpixel((10, 50)) == (34, 197, 94)
     assert len(run.pictures(1)) == 1 and run.pictures(split="train") == []
     (folder.path / "media" / f"{3:064x}.png").unlink()

@@ -1,4 +1,4 @@
-"""Groups at trackers: what is drawn and told of them, and that each tracker's own package reads it back from its files."""
+"""Groups at trackers: what is drawn and told of them, and that each tracker's own package reads back its files."""
 
 import importlib.util
 import json
@@ -19,6 +19,9 @@ from vlrl.types import Completion, Group, LoadedMedia, Prompt, Rollout, Sample
 GREEN, BLUE, ORANGE = (34, 197, 94), (76, 141, 255), (245, 133, 24)
 
 
+JUNK = ["junk", {"kind": "box", "at": [1, float("nan"), 2, 3]}, {"kind": "path", "at": [[1, 2], [3]]}, {"kind": []}]
+
+
 def group(number=0, marks=True, size=(256, 128)):
     media = LoadedMedia(kind="image", frames=(Image.new("RGB", size, "white"),), sha256="0" * 64)
     prompt = Prompt(sample_id=f"s{number}", text="Where?", ids=np.arange(3), raw_ids=np.arange(3),
@@ -31,8 +34,7 @@ def group(number=0, marks=True, size=(256, 128)):
         own = {"kind": "box", "at": [150 + 50 * i, 20, 190 + 50 * i, 60], "role": "answer"}
         rollouts.append(Rollout(group_id=f"g{number}", index=i, completion=done, policy_step=0, reward=(None, 0.75)[i],
                                 parts={"iou": (None, 0.5)[i], "format": 1.0}, parsed=[1, 2], advantage=2.0 * i - 1,
-                                marks=[target, own] if marks else ["junk", {"kind": "box", "at": [1, float("nan"), 2, 3]},
-                                                                   {"kind": "path", "at": [[1, 2], [3]]}, {"kind": []}]))
+                                marks=[target, own] if marks else JUNK))
     return Group(id=f"g{number}", task="t", split="train", sample=Sample(id=f"s{number}", row={"target": 1}),
                  prompt=prompt, rollouts=tuple(rollouts), weights={"iou": 1.0}, target=[10, 10, 100, 100])
 
@@ -46,7 +48,8 @@ def test_pictures_have_the_marks_at_their_places():
 
 
 def test_small_pictures_are_enlarged_and_large_ones_made_smaller():
-    assert [group_view([group(size=s)], 1, 0).pictures[0][0].size for s in ((64, 32), (1024, 64))] == [(256, 128), (512, 32)]
+    sizes = [group_view([group(size=size)], 1, 0).pictures[0][0].size for size in ((64, 32), (1024, 64))]
+    assert sizes == [(256, 128), (512, 32)]
 
 
 def test_marks_that_are_none_are_left_out():
@@ -56,8 +59,8 @@ def test_marks_that_are_none_are_left_out():
 
 def test_the_table_has_every_answer_and_part():
     view = group_view([group(), group(1)], 1, 7)
-    assert view.columns == ["step", "sample", "answer", "prompt", "target", "completion", "parsed", "reward", "advantage",
-                            "iou", "format"]
+    assert view.columns == ["step", "sample", "answer", "prompt", "target", "completion", "parsed", "reward",
+                            "advantage", "iou", "format"]
     assert view.rows == [[7, "s0", 0, "Where?", "[10, 10, 100, 100]", "box | 0", "[1, 2]", None, -1.0, None, 1.0],
                          [7, "s0", 1, "Where?", "[10, 10, 100, 100]", "box | 1", "[1, 2]", 0.75, 1.0, 0.5, 1.0]]
     values = {name: list(found) for name, found in view.values.items()}
@@ -158,7 +161,8 @@ def test_trackio(name, here):
     code = ("import sys; sys.path[:0] = [sys.argv[1]]\nfrom pathlib import Path\n"
             "from tests.monitoring.test_tracked_groups import sent\nsent('trackio', Path(sys.argv[2]))\n")
     read = ("import json, sys, trackio\nfrom trackio.sqlite_storage import SQLiteStorage\n"
-            "(run,) = trackio.Api().runs('vlrl')\nprint(json.dumps(SQLiteStorage.get_logs('vlrl', run.name), default=str))")
+            "(run,) = trackio.Api().runs('vlrl')\nlogs = SQLiteStorage.get_logs('vlrl', run.name)\n"
+            "print(json.dumps(logs, default=str))")
     root = next(p for p in map(str, sys.path) if os.path.isfile(f"{p}/tests/monitoring/test_tracked_groups.py"))
     env = {**os.environ, "TRACKIO_DIR": str(here / "trackio"), "HF_HUB_OFFLINE": "1"}
 

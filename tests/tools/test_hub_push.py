@@ -43,7 +43,7 @@ def test_weights_of_an_earlier_commit_go_and_other_files_stay(served, tmp_path):
 
 def test_a_refused_token_is_not_repeated(served, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_anothersecrettoken")
-    with pytest.raises(RunError, match=r"org/model: the Hub refuses it with status 401\. The token of HF_TOKEN") as error:
+    with pytest.raises(RunError, match=r"org/model: the Hub refuses it with status 401\. The token of") as error:
         push(MODEL, {"config.json": b"{}"}, "x")
     assert "hf_" not in str(error.value) and error.value.__cause__ is None and error.value.__suppress_context__
     served.refusals["org/closed"] = 403, ""
@@ -69,7 +69,7 @@ def test_a_cut_connection_leaves_nothing_and_the_next_push_sends_the_rest(served
     first, second = weights(tmp_path, "a.safetensors", b"a"), weights(tmp_path, "b.safetensors", b"b")
     push(HubTarget("org/other"), {"a.safetensors": first}, "has the object already")
     served.cuts = 10**6
-    with pytest.raises(RunError, match="the connection was cut: .* The same command goes on"):
+    with pytest.raises(RunError, match=r"the connection was cut: .* The same command goes on"):
         push(MODEL, {"a.safetensors": first, "b.safetensors": second}, "x")
     assert "org/model" not in served.commits
     served.cuts, before = 1, len(served.asked)  # once more it is cut, and the library tries again
@@ -82,7 +82,7 @@ def test_a_cut_connection_leaves_nothing_and_the_next_push_sends_the_rest(served
 def test_what_anyone_may_read_is_not_filled_unless_that_is_meant(served):
     push(HubTarget("org/model", public=True), {"config.json": b"{}"}, "open")
     assert served.private == {"org/model": False}
-    with pytest.raises(ConfigError, match="org/model exists, and anyone may read it: nothing is sent. Pass --public"):
+    with pytest.raises(ConfigError, match=r"org/model exists, and anyone may read it: nothing is sent\. Pass"):
         push(MODEL, {"secret.json": b"{}"}, "x")
     assert list(served.head("org/model")) == ["config.json"]
 

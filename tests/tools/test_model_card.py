@@ -127,7 +127,7 @@ def test_what_cannot_be_taken_out_is_refused(run, tmp_path):
     write_text(folder / "config.json", json.dumps({"_name_or_path": "/home/ann/base", "layers": 2}))
     write_text(folder / "chat_template.jinja", "{# by /home/ann/x #}")
     done = replace(subject(run, 2).exported, folder=folder, files=("config.json", "chat_template.jinja"))
-    with pytest.raises(RunError, match="chat_template.jinja would tell the home folder: nothing is sent"):
+    with pytest.raises(RunError, match=r"chat_template\.jinja would tell the home folder: nothing is sent"):
         prepare(path, "org/name", done, PRIVATE)
     write_text(folder / "chat_template.jinja", "{{ messages }}")
     files = prepare(path, "org/name", done, PRIVATE).files
@@ -190,7 +190,7 @@ def test_a_pushed_run_loads_and_tells_nothing(trained, tiny_models, served, tmp_
     assert main(words) == 0
     assert served.private == {"org/name": True, "org/name-rollouts": True}
     everything = b"\n".join([*served.received, *(c for name in served.private for c in served.head(name).values())])
-    for hidden in ("/root/", str(trained), str(tmp_path), tiny_models["qwen3_vl"], "node17", "k-1234567890", str(Path.cwd())):
+    for hidden in ("/root/", trained, tmp_path, tiny_models["qwen3_vl"], "node17", "k-1234567890", Path.cwd()):
         assert str(hidden).encode() not in everything, hidden
     assert b"hf_averysecrettoken" not in everything.replace(b"Bearer hf_averysecrettoken", b"")
     assert not any(name.startswith("media") for name in served.head("org/name-rollouts"))

@@ -31,8 +31,8 @@ def test_texts_of_a_model_lose_words_of_the_machine_alone():
 
 
 def test_values():
-    row = {"image": "/data/cats/1.png", "boxes": [[1, 2.5]], "deep": {"/home/ann/a": ["file:///a/b c.png"]}, "none": None,
-           "answer": "/no_think", "raw": "data:image/png;base64," + "iVBORw0KGgo" + "A" * 53}
+    row = {"image": "/data/cats/1.png", "boxes": [[1, 2.5]], "deep": {"/home/ann/a": ["file:///a/b c.png"]},
+           "none": None, "answer": "/no_think", "raw": "data:image/png;base64," + "iVBORw0KGgo" + "A" * 53}
     found = json.loads(WORDS.json(json.dumps(row)))
     assert found.pop("raw").startswith("sha256:")
     assert found == {"image": "1.png", "boxes": [[1, 2.5]], "deep": {"…/a": ["b c.png"]}, "none": None,

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vlrl.cli.common import AsJson, ConfigPath, Words, emit, examples, is_free, load
-from vlrl.cli.terminal import printable
 from vlrl.errors import ConfigError, did_you_mean
 from vlrl.tools.tiny_families import DEFAULT, FAMILIES
 
@@ -215,7 +214,7 @@ def _finish(config: Config, run: Callable[[Config], Any]) -> None:
     raise typer.Exit
 
 
-# --- extrapolate and tiny --------------------------------------------------------------------------------------------------
+# --- extrapolate and tiny ---------------------------------------------------------------------------------------------
 
 
 def extrapolate(

@@ -1,4 +1,4 @@
-"""What is shown during a run: a bar with the live reward in a terminal, with its curve in a notebook, else plain lines."""
+"""What is shown during a run: a bar with the live reward, in a notebook with its curve, else plain lines."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _NOT_PARTS = {"mean", "std", "min", "max"}
 class Progress:
     """A live bar over the steps `start`..`total`; nothing at all with `enabled=False`, as on every rank but 0.
 
-    In a notebook the cell has the bar and the curve of the reward. Where the output is neither, one plain line is printed
-    every `every` steps (default: 20 lines a run).
+    In a notebook the cell has the bar and the curve of the reward. Where the output is neither, one plain line is
+    printed every `every` steps (default: 20 lines a run).
 
         with Progress(cfg.steps, start, enabled=rank == 0) as progress:
             progress.update(step + 1, metrics)

@@ -100,8 +100,8 @@ def validated(folder: Path) -> Config | None:
 def card(subject: Subject, private: Private, base: Base | None) -> str:
     """Returns the card as Markdown with its metadata in front. `base` is None where nothing says what it was."""
     head = yaml.safe_dump(_metadata(subject, base), sort_keys=False, allow_unicode=True)
-    sections = [_intro(subject, base), usage(subject.repo, subject.exported, base.name if base else None, bool(base and base.on_hub)),
-                *_of_run(subject, private), _unknown(subject, base)]
+    lines = usage(subject.repo, subject.exported, base.name if base else None, bool(base and base.on_hub))
+    sections = [_intro(subject, base), lines, *_of_run(subject, private), _unknown(subject, base)]
     return f"---\n{head}---\n\n" + "\n\n".join(part for part in sections if part) + "\n"
 
 
@@ -271,7 +271,7 @@ def _training(run: RunFolder, config: Config, step: int | None, private: Private
     packages = ", ".join(f"{name} {version}" for name, version in (env.get("packages") or {}).items())
     lines = ["| | |", "|---|---|", f"| command | `{command(env.get('command'), private)}` |",
              f"| seeds | `seed={config.seed}`, `data.seed={config.data.seed}` |",
-             f"| answers a step | {config.rollout.prompts_per_step} prompts, {config.rollout.group_size} answers each |",
+             f"| answers a step | {config.rollout.prompts_per_step} prompts, {config.rollout.group_size} each |",
              f"| time of the steps | {duration(seconds)} on {private.text(machine)} |",
              f"| versions | Python {env.get('python', 'unknown')}, {packages or 'packages unknown'} |",
              *([f"| commit of the working directory | `{git}`"
@@ -285,8 +285,8 @@ def command(words: Any, private: Private) -> str:
     words = [word for word in words if isinstance(word, str)] if isinstance(words, list) else []
     if not words:
         return "unknown"
-    program = Path(words[0]).name
-    program = {"__main__.py": "vlrl", "ipykernel_launcher.py": "in a notebook", "-c": "python -c …"}.get(program, program)
+    name = Path(words[0]).name
+    program = {"__main__.py": "vlrl", "ipykernel_launcher.py": "in a notebook", "-c": "python -c …"}.get(name, name)
     rest = [] if program in ("in a notebook", "python -c …") else [
         private.setting(word) for word in words[1:] if not word.startswith(("alerts.webhook", "services.judge.key"))]
     return " ".join([private.setting(program), *rest])[:_MOST_COMMANDS].replace("`", "'").replace("|", "\\|")

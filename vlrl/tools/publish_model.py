@@ -105,7 +105,7 @@ def recorded(source: Path, folder: Path, asked: Mapping[str, Any]) -> Exported |
     sizes = found.get("sizes") or {}
     if any(not (folder / name).is_file() or (folder / name).stat().st_size != size for name, size in sizes.items()):
         return None
-    values = {name: tuple(v) if isinstance(v, list) else v for name, v in found["exported"].items()}
+    values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in found["exported"].items()}
     return Exported(**{**values, "folder": folder, "source": Path(values["source"])})
 
 

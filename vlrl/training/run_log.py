@@ -37,7 +37,8 @@ class RunLog:
             options = trackers.options(folder.path, start) if comm.is_main() else {}
             accelerator.init_trackers(self.config.log.project, trackers.flat_settings(self.config), options)
             if comm.is_main() and "mlflow" in self.config.log.trackers:
-                trackers.remember(folder.path, accelerator.get_tracker("mlflow", unwrap=True).info.run_id)
+                run: Any = accelerator.get_tracker("mlflow", unwrap=True)
+                trackers.remember(folder.path, run.info.run_id)
         if comm.is_main():
             self.alerts = Alerts(watched(self.config), folder.path, progress.print, folder.metrics())
 
