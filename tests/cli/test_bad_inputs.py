@@ -107,7 +107,7 @@ CASES = [
     ("export runs", 2, "name the folder to write to with -o, or a model of the Hub with --push"),
     ("export runs -o out --public", 2, "goes with --push"),
     ("export runs --push a/b --with-media", 2, "goes with --rollouts"),
-    ("export runs --push a/b", 1, "HF_HUB_OFFLINE is set, so nothing is sent"),
+    ("export runs --push a/b", 1, "runs is neither a run folder nor a checkpoint"),
     ("tiny -o folder", 1, "folder is not an empty folder, and nothing is overwritten"),
     ("tiny -o out --seed 99999999999999999999 --random", 2, "--seed"),
     ("tiny -o out --max-pixels 4096", 2, "goes with --random"),

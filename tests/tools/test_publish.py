@@ -98,6 +98,14 @@ def test_what_is_pushed_is_read_by_its_name(run, tmp_path, monkeypatch):
         assert len(rows) == 6 and Image.open(io.BytesIO(rows[0]["images"][0]["bytes"])).size == (8, 6)
 
 
+def test_without_a_token_nothing_is_written_or_sent(run, monkeypatch, capsys):
+    with hub() as served:
+        use(monkeypatch, served.url)
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        assert main(["data", "push", str(run.path), "org/rollouts"]) == 1
+        assert "HF_TOKEN is not set" in capsys.readouterr().err and served.asked == []
+
+
 def test_pictures_and_places_are_not_pushed_unless_asked_for(run, tmp_path, monkeypatch, capsys):
     told = group(7)
     sample = Sample(id="s7", row={"image": f"{tmp_path}/private/cat.png", "note": "read from /mnt/disk/x/rows.jsonl"})
