@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -68,6 +68,7 @@ def test_the_table_has_every_answer_and_part():
                       "part/iou": [0.5, 0.5], "part/format": [1, 1, 1, 1]}
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.text(), min_size=2, max_size=2))
 def test_no_text_can_be_another_cell(texts):
     *_, last = lines = markdown(["a", "b"], [texts]).split("\n")

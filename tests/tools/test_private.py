@@ -5,7 +5,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vlrl.tools.private import Private
@@ -67,6 +67,7 @@ def test_this_machine(tmp_path, monkeypatch):
     assert {str(tmp_path), str(Path.home()), "node17"} <= words.keys()
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.text(), st.text())
 def test_nothing_of_the_machine_is_left(before, after):
     for word in WORDS.words:
