@@ -1,4 +1,5 @@
-"""A small Hub of data sets on this machine: the routes of the real one that `huggingface_hub` uses to read them."""
+"""A small Hub on this machine: the routes of the real one by which `huggingface_hub` reads data sets, and makes and
+fills repositories of data sets and models, large files by LFS."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import base64
 import hashlib
 import json
 import re
+import socket
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,12 +17,13 @@ from typing import Any
 import pytest
 import yaml
 
-_INFO = re.compile(r"/api/datasets/([^/]+/[^/]+)(?:/revision/([^?]+))?")
+_INFO = re.compile(r"/api/(?:datasets|models)/([^/]+/[^/]+)(?:/revision/([^?]+))?")
+_TREE = re.compile(r"/api/(?:datasets|models)/([^/]+/[^/]+)/tree/main(?:\?.*)?")
 _FILE = re.compile(r"/datasets/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 
 
 class Hub:
-    """Data sets by name: commits, each a dictionary of files, and revisions that name them."""
+    """Repositories by name: commits, each a dictionary of files, and revisions that name them."""
 
     def __init__(self, url: str):
         self.url = url
@@ -31,6 +34,20 @@ class Hub:
         """Name -> status and X-Error-Code."""
         self.private: dict[str, bool] = {}
         """Of those that were made here."""
+        self.tokens: set[str] | None = None
+        """Those that may write; None = any."""
+        self.large = 10**9
+        """Files of so many bytes are sent by LFS."""
+        self.objects: dict[str, bytes] = {}
+        """By their sha256."""
+        self.cuts = 0
+        """Uploads of objects that are cut off from now on."""
+        self.received: list[bytes] = []
+        """Every request line, header and body that came to write."""
+
+    def head(self, name: str) -> Mapping[str, bytes]:
+        """The files of the newest commit."""
+        return self.commits[name][self.revisions[name]["main"]][0] if name in self.commits else {}
 
     def put(self, name: str, files: Mapping[str, bytes], card: Any = None, revision: str = "main") -> str:
         """Commits files; returns the commit."""
@@ -44,28 +61,50 @@ class Hub:
         if path == "/api/repos/create":
             asked = json.loads(body)
             name = f"{asked['organization']}/{asked['name']}"
+            if name in self.private:
+                return 409, {"url": f"{self.url}/{name}", "name": name, "error": "exists"}
             self.private[name] = asked.get("visibility") == "private" or bool(asked.get("private"))
             if name in self.refusals:
                 return self.refusals[name][0], {"error": "no"}
             return 200, {"url": f"{self.url}/datasets/{name}", "name": name}
         if path == "/api/validate-yaml":
             return 200, {"errors": [], "warnings": []}
-        found = re.fullmatch(r"/api/datasets/([^/]+/[^/]+)/(preupload|commit)/main.*", path)
+        if path.endswith("/info/lfs/objects/batch"):
+            return 200, {"transfer": "basic", "objects": [self._object(one) for one in json.loads(body)["objects"]]}
+        found = re.fullmatch(r"/api/(?:datasets|models)/([^/]+/[^/]+)/(preupload|commit)/main.*", path)
         if not found:
             return 404, {}
         if found[2] == "preupload":
             files = json.loads(body)["files"]
-            return 200, {"files": [{"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in files]}
-        lines = [json.loads(line) for line in body.splitlines()]
-        files = {one["value"]["path"]: base64.b64decode(one["value"]["content"])
-                 for one in lines if one["key"] == "file"}
-        card = yaml.safe_load(files["README.md"].decode().split("---")[1]) if "README.md" in files else None
-        commit = self.put(found[1], files, card)
+            return 200, {"files": [{"path": f["path"], "shouldIgnore": False,
+                                    "uploadMode": "lfs" if f["size"] >= self.large else "regular"} for f in files]}
+        commit = self._commit(found[1], [json.loads(line) for line in body.splitlines()])
         url = f"{self.url}/datasets/{found[1]}/commit/{commit}"
         return 200, {"commitOid": commit, "commitUrl": url, "success": True}
 
+    def _object(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """What is said of an object before it is sent; one that is there needs no upload."""
+        there = asked["oid"] in self.objects
+        actions = {} if there else {"actions": {"upload": {"href": f"{self.url}/lfs/{asked['oid']}"}}}
+        return {"oid": asked["oid"], "size": asked["size"], **actions}
+
+    def _commit(self, name: str, lines: list[dict[str, Any]]) -> str:
+        values = {kind: [one["value"] for one in lines if one["key"] == kind] for kind in ("file", "lfsFile",
+                                                                                           "deletedFile")}
+        files = {**self.head(name),
+                 **{one["path"]: base64.b64decode(one["content"]) for one in values["file"]},
+                 **{one["path"]: self.objects[one["oid"]] for one in values["lfsFile"]}}
+        for one in values["deletedFile"]:
+            del files[one["path"]]
+        card = yaml.safe_load(files["README.md"].decode().split("---")[1]) if "README.md" in files else None
+        return self.put(name, files, card)
+
     def answer(self, path: str) -> tuple[int, dict[str, str], bytes]:
         """Status, headers and body."""
+        if tree := _TREE.fullmatch(path):
+            listed = [{"type": "file", "path": file, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
+                      for file, data in self.head(tree[1]).items()]
+            return 200, {"Content-Type": "application/json"}, json.dumps(listed).encode()
         found = _INFO.fullmatch(path) or _FILE.fullmatch(path)
         if not found:
             return 404, {}, b""
@@ -73,6 +112,9 @@ class Hub:
         if name in self.refusals:
             status, code = self.refusals[name]
             return status, {"X-Error-Code": code} if code else {}, b"{}"
+        if name not in self.commits and name in self.private and found.re is _INFO:
+            return 200, {"Content-Type": "application/json"}, json.dumps(
+                {"id": name, "private": self.private[name], "tags": [], "siblings": []}).encode()
         if name not in self.commits:
             return 404, {"X-Error-Code": "RepoNotFound"}, b"{}"
         commit = self.revisions[name].get(revision, revision)
@@ -80,7 +122,8 @@ class Hub:
             return 404, {"X-Error-Code": "RevisionNotFound"}, b"{}"
         files, card = self.commits[name][commit]
         if found.re is _INFO:
-            info = {"id": name, "sha": commit, "private": False, "tags": [], "downloads": 0, "likes": 0,
+            info = {"id": name, "sha": commit, "private": self.private.get(name, False), "tags": [],
+                    "downloads": 0, "likes": 0,
                     "siblings": [{"rfilename": file} for file in files], **({"cardData": card} if card else {})}
             return 200, {"Content-Type": "application/json"}, json.dumps(info).encode()
         if found[3] not in files:
@@ -107,8 +150,30 @@ def hub() -> Iterator[Hub]:
 
         def do_POST(self) -> None:
             served.asked.append(f"{self.command} {self.path}")
-            status, found = served.take(self.path, self.rfile.read(int(self.headers.get("Content-Length") or 0)))
-            body = json.dumps(found).encode()
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            served.received += [f"{self.requestline}\n{self.headers}".encode(), body]
+            token = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
+            if served.tokens is not None and token not in served.tokens:
+                status, found = 401, {"error": "Invalid credentials in Authorization header"}
+            else:
+                status, found = served.take(self.path, body)
+            self._say(status, json.dumps(found).encode())
+
+        def do_PUT(self) -> None:
+            served.asked.append(f"{self.command} {self.path}")
+            size = int(self.headers.get("Content-Length") or 0)
+            if served.cuts:
+                served.cuts -= 1
+                self.rfile.read(size // 2)
+                self.connection.shutdown(socket.SHUT_RDWR)
+                self.close_connection = True
+                return
+            body = self.rfile.read(size)
+            served.received += [f"{self.requestline}\n{self.headers}".encode(), body]
+            served.objects[hashlib.sha256(body).hexdigest()] = body
+            self._say(200, b"")
+
+        def _say(self, status: int, body: bytes) -> None:
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -135,3 +200,4 @@ def use(monkeypatch: pytest.MonkeyPatch, url: str, offline: bool = False) -> Non
     monkeypatch.setattr(constants, "ENDPOINT", url)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # else large files go to a storage of its own protocol

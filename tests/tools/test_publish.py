@@ -1,5 +1,6 @@
 """A run's rollouts as a data set: what `datasets` reads of it, and what the Hub gets."""
 
+import dataclasses
 import io
 import json
 
@@ -13,7 +14,7 @@ from vlrl.cli.main import main
 from vlrl.data import hub as hubs
 from vlrl.errors import ConfigError, RunError
 from vlrl.store import RunFolder
-from vlrl.tools.publish import export, push
+from vlrl.tools.publish import export
 from vlrl.types import Completion, Group, LoadedMedia, Prompt, Rollout, Sample, Turn
 
 
@@ -90,18 +91,36 @@ def test_what_is_pushed_is_read_by_its_name(run, tmp_path, monkeypatch):
     with hub() as served:
         use(monkeypatch, served.url)
         monkeypatch.setenv("HF_TOKEN", "hf_test")
-        main(["data", "push", str(run.path), "org/rollouts"])
+        main(["data", "push", str(run.path), "org/rollouts", "--with-media"])
         assert served.private == {"org/rollouts": True}
         (file,), _ = hubs.fetched(hubs.parsed("org/rollouts@train"), tmp_path / "cache")
         rows = pq.read_table(file).to_pylist()
         assert len(rows) == 6 and Image.open(io.BytesIO(rows[0]["images"][0]["bytes"])).size == (8, 6)
-        served.refusals["org/closed"] = (403, "")
-        with pytest.raises(RunError, match=r"org/closed: the Hub refuses it with status 403\. Set HF_TOKEN"):
-            push(file.parent, "org/closed")
-        with pytest.raises(ConfigError, match="is no name of a data set"):
-            push(file.parent, "a b/c d")
-    with pytest.raises(RunError, match="the Hub cannot be reached"):
-        push(file.parent, "org/rollouts")
-    use(monkeypatch, served.url, offline=True)
-    with pytest.raises(RunError, match="HF_HUB_OFFLINE is set, so nothing is sent"):
-        push(file.parent, "org/rollouts")
+
+
+def test_without_a_token_nothing_is_written_or_sent(run, monkeypatch, capsys):
+    with hub() as served:
+        use(monkeypatch, served.url)
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        assert main(["data", "push", str(run.path), "org/rollouts"]) == 1
+        assert "HF_TOKEN is not set" in capsys.readouterr().err and served.asked == []
+
+
+def test_pictures_and_places_are_not_pushed_unless_asked_for(run, tmp_path, monkeypatch, capsys):
+    told = group(7)
+    sample = Sample(id="s7", row={"image": f"{tmp_path}/private/cat.png", "note": "read from /mnt/disk/x/rows.jsonl"})
+    failed = dataclasses.replace(told.rollouts[0], error=f"OSError: {tmp_path}/private/cat.png is gone")
+    run.write_rollouts(3, 0, [dataclasses.replace(told, sample=sample, rollouts=(failed,))])
+    with hub() as served:
+        use(monkeypatch, served.url)
+        monkeypatch.setenv("HF_TOKEN", "hf_test")
+        main(["data", "push", str(run.path), "org/rollouts", "--dry-run"])
+        assert "dry run, nothing is sent: data set org/rollouts, private" in capsys.readouterr().out
+        assert served.asked == []
+        main(["data", "push", str(run.path), "org/rollouts"])
+        (file,), _ = hubs.fetched(hubs.parsed("org/rollouts@train"), tmp_path / "cache")
+        *_, row = rows = pq.read_table(file).to_pylist()
+        assert not any(row["images"] for row in rows)
+        assert json.loads(row["sample"]) == {"image": "cat.png", "note": "read from rows.jsonl"}
+        assert row["error"] == "OSError: cat.png is gone"
+        assert b"9 pictures and videos (--with-media) left out" in served.head("org/rollouts")["README.md"]

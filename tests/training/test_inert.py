@@ -84,6 +84,7 @@ SEVERAL = "rollout.minibatches=4"
 
 @pytest.mark.parametrize(("words", "named"), [
     (["algo.clip_low=0.1"], {"algo.clip_low"}),
+    (["log.pictures=2"], {"log.pictures"}), (["log.pictures=2", "log.trackers=[tensorboard]"], set()),
     (["algo.loss.dual_clip=3"], {"algo.loss.dual_clip"}),
     (["algo.loss=gspo", "algo.clip_high=0.1"], {"algo.loss", "algo.clip_high"}),
     (["algo.loss=clip_cov"], set()), (["algo.loss=reinforce"], set()),

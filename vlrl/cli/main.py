@@ -23,6 +23,7 @@ from vlrl.cli import (
     comparing,
     data,
     evaluating,
+    exporting,
     inspecting,
     judging,
     looking,
@@ -58,6 +59,7 @@ def _root(version: Annotated[bool, typer.Option("--version", callback=_version, 
 
 
 training.register(app)
+exporting.register(app)
 evaluating.register(app)
 scoring.register(app)
 comparing.register(app)

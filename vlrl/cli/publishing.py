@@ -14,6 +14,8 @@ from vlrl.cli.scoring import step_range
 from vlrl.cli.terminal import bars, printable
 
 if TYPE_CHECKING:
+    from vlrl.tools.hub_push import Files, HubTarget
+    from vlrl.tools.private import Private
     from vlrl.tools.publish import Exported, Notes
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", show_default=False, help="A run folder, e.g. runs/quickstart.")]
@@ -21,13 +23,19 @@ Steps = Annotated[str | None, typer.Option(show_default=False, help="A range of 
 Split = Annotated[str | None, typer.Option(show_default=False, help="Evaluations of this split, e.g. heldout, in place "
                                            "of training rollouts.")]
 
+Public = Annotated[bool, typer.Option("--public", help="Anyone may read it.")]
+WithMedia = Annotated[bool, typer.Option("--with-media", help="Send the pictures of the rollouts too.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="List the files that would be sent with their sizes, and send "
+                                      "nothing.")]
+
 
 def register(app: typer.Typer) -> None:
     """Adds the commands to the application."""
     app.command(epilog=examples("vlrl data export runs/a -o a-rollouts",
                                 "vlrl data export runs/a -o late --steps 80:100",
                                 "python -c \"import datasets; print(datasets.load_dataset('a-rollouts'))\""))(export)
-    app.command(epilog=examples("vlrl data push runs/a org/a-rollouts",
+    app.command(epilog=examples("vlrl data push runs/a org/a-rollouts --dry-run",
+                                "vlrl data push runs/a org/a-rollouts --with-media",
                                 "vlrl data push runs/a org/a-heldout --split heldout --public"))(push)
 
 
@@ -43,26 +51,57 @@ def export(run: Run, out: Annotated[Path, typer.Option("-o", "--out", help="The 
 
 def push(run: Run, repo: Annotated[str, typer.Argument(metavar="ORG/NAME", show_default=False,
                                                        help="The data set of the Hugging Face Hub.")],
-         steps: Steps = None, split: Split = None,
-         public: Annotated[bool, typer.Option("--public", help="Anyone may read it.")] = False) -> None:
+         steps: Steps = None, split: Split = None, with_media: WithMedia = False, public: Public = False,
+         dry_run: DryRun = False) -> None:
     """Upload a run's rollouts to the Hugging Face Hub, as `vlrl data export` writes them; private unless --public.
 
-    HF_TOKEN is the token, HF_ENDPOINT another Hub. A data set of this name that exists gets another commit.
+    Without --with-media no picture is sent. Paths and names of this machine, and secrets of the environment, are taken
+    out of the texts. HF_TOKEN is the token, HF_ENDPOINT another Hub. A data set of this name that exists gets another
+    commit.
     """
-    from vlrl.tools.publish import push as upload
+    from vlrl.tools import hub_push, publish
+    from vlrl.tools.private import Private
 
+    target = hub_push.HubTarget(repo, "dataset", public)
+    ready(target, dry_run)
     with tempfile.TemporaryDirectory() as folder:
-        made = _made(run, Path(folder) / "set", steps, split)
-        url = upload(made.folder, repo, private=not public)
+        made = _made(run, Path(folder) / "set", steps, split, with_media, Private.here(run))
+        files = publish.files_of(made.folder)
+        show_files(target, files, dry_run)
+        url = "not sent" if dry_run else hub_push.push(target, files, "Rollouts of vlrl")
         _say(made, url)
 
 
-def _made(run: Path, out: Path, steps: str | None, split: str | None) -> Exported:
+def ready(target: HubTarget, dry_run: bool) -> None:
+    """Raises ConfigError, before anything takes time, for a name that is none and, if it is to be sent, without a
+    token."""
+    from vlrl.tools import hub_push
+
+    hub_push.check_name(target)
+    if not dry_run:
+        hub_push.token(target.repo)
+
+
+def show_files(target: HubTarget, files: Files, dry_run: bool) -> None:
+    """Prints what is sent, or would be: every file and its size."""
+    from vlrl.tools.hub_push import sizes
+
+    listed = sizes(files)
+    readers = "anyone may read it" if target.public else "private"
+    typer.echo(f"{'dry run, nothing is sent: ' if dry_run else ''}{target.noun} {target.repo}, {readers}")
+    for name, size in listed:
+        typer.echo(f"  {size:>15,} bytes  {printable(name)}")
+    typer.echo(f"  {sum(size for _, size in listed):>15,} bytes  in {len(listed)} files")
+
+
+def _made(run: Path, out: Path, steps: str | None, split: str | None, media: bool = True,
+          private: Private | None = None) -> Exported:
     from vlrl.store import RunFolder
     from vlrl.tools.publish import export as write
 
     with bars() as tell:
-        return write(RunFolder(run), out, steps=step_range(None, steps), split=split, notes=_notes(run), tell=tell)
+        return write(RunFolder(run), out, steps=step_range(None, steps), split=split, notes=_notes(run), tell=tell,
+                     media=media, private=private)
 
 
 def _notes(run: Path) -> Notes:

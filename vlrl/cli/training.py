@@ -1,4 +1,4 @@
-"""`vlrl train`, `sft`, `export`, `extrapolate` and `tiny`."""
+"""`vlrl train`, `sft`, `extrapolate` and `tiny`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vlrl.cli.common import AsJson, ConfigPath, Words, emit, examples, is_free, load
-from vlrl.cli.terminal import printable
 from vlrl.errors import ConfigError, did_you_mean
 from vlrl.tools.tiny_families import DEFAULT, FAMILIES
 
 if TYPE_CHECKING:
     from vlrl.config.schema import Config
-    from vlrl.tools.export import Exported
 
 _TRAIN = ("COMMAND configs/quickstart.yaml",
           "COMMAND configs/quickstart.yaml --dry-run",
@@ -34,10 +32,6 @@ SFT_EXAMPLES = examples(
     "vlrl sft configs/quickstart.yaml train.lr=1e-3 steps=100 run.dir=runs/sft",
     "RL from there:",
     "vlrl train configs/quickstart.yaml model.name=runs/sft")
-EXPORT_EXAMPLES = examples(
-    "vlrl export runs/quickstart -o models/quickstart",
-    "vlrl export runs/lora/checkpoints/step-000050 -o models/lora --dtype bfloat16",
-    "vlrl export runs/lora -o models/lora-adapter --adapter")
 EXTRAPOLATE_EXAMPLES = examples(
     "vlrl extrapolate runs/lora/checkpoints/step-000050 runs/lora/checkpoints/step-000100 -o models/beyond",
     "vlrl extrapolate runs/a/checkpoints/step-000100 runs/a -k 0.5 -o models/half",
@@ -53,7 +47,6 @@ def register(app: typer.Typer) -> None:
     """Adds the commands to the application."""
     app.command(epilog=examples(*(line.replace("COMMAND", "vlrl train") for line in _TRAIN)))(train)
     app.command(epilog=SFT_EXAMPLES)(sft)
-    app.command(epilog=EXPORT_EXAMPLES)(export)
     app.command(epilog=EXTRAPOLATE_EXAMPLES)(extrapolate)
     app.command(epilog=TINY_EXAMPLES)(tiny)
 
@@ -221,56 +214,7 @@ def _finish(config: Config, run: Callable[[Config], Any]) -> None:
     raise typer.Exit
 
 
-# --- export and tiny --------------------------------------------------------------------------------------------------
-
-
-def export(
-    source: Annotated[Path, typer.Argument(metavar="RUN|CHECKPOINT", show_default=False,
-                                           help="A run folder (its newest checkpoint) or a checkpoint folder.")],
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="FOLDER", show_default=False,
-                                      help="A new or empty folder, e.g. models/mine.")],
-    dtype: Annotated[str | None, typer.Option(
-        metavar="bfloat16|float16|float32", show_default=False,
-        help="Type of the weights. Default: that of an adapter's base model, or the widest of a whole model.")] = None,
-    adapter: Annotated[bool, typer.Option("--adapter", help="Keep an adapter as it is instead of merging it.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Write a checkpoint as a model folder for from_pretrained, vLLM or the hub; an adapter is merged into its base.
-
-    What was written is loaded again, and log-probabilities on a prompt with an image are compared.
-    """
-    from rich.console import Console
-
-    from vlrl.store.checkpoint import find
-
-    find(source)  # before what takes time to import
-    from vlrl.tools.export import export as write
-
-    with Console(stderr=True).status(f"exporting {source}"):
-        done = write(source, out, dtype, adapter)
-    for warning in done.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
-    if as_json:
-        emit({**asdict(done), "source": str(done.source), "folder": str(done.folder), "difference": done.difference})
-    else:
-        _tell_exported(done)
-
-
-def _tell_exported(done: Exported) -> None:
-    what = "adapter" if done.adapter else "model"
-    typer.echo(f"{done.source} -> {done.folder}: {what} of {done.parameters:,} {done.dtype} parameters, "
-               f"{done.bytes / 1e6:,.1f} MB in {len(done.files)} files")
-    if done.tokens:
-        typer.echo(f"{'token':<16}{'checkpoint':>12}{'exported':>12}   log-probabilities")
-        for token, before, after in zip(done.tokens, done.before, done.after, strict=True):
-            typer.echo(f"{printable(token):<16}{before:>12.5f}{after:>12.5f}")
-        typer.echo(f"largest difference {done.difference:.1e}; weights and prompt tokens read back are those saved")
-    from vlrl import _torchvision
-
-    if _torchvision.needed():
-        typer.echo("note: torch is a CPU build here and torchvision is not, so plain transformers fails to load the "
-                   "processor (operator torchvision::nms does not exist): import vlrl first, or install both from "
-                   "https://download.pytorch.org/whl/cpu")
+# --- extrapolate and tiny ---------------------------------------------------------------------------------------------
 
 
 def extrapolate(

@@ -286,9 +286,14 @@ class StoreSettings(Settings):
 class LogSettings(Settings):
     """What is shown and sent while the run goes on."""
 
-    trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = Field(
+    trackers: tuple[Literal["tensorboard", "wandb", "trackio", "mlflow"], ...] = Field(
         default=(), description="Where metrics are sent besides metrics.jsonl.")
     project: str = Field(default="vlrl", description="Project name at the trackers.")
+    pictures: Count = Field(
+        default=0, description="Groups of which trackers get the pictures with the boxes of target and answers and a "
+        "table of answers and reward parts, and with them histograms over the step; at every evaluation, and in "
+        "training every log.pictures_every steps. 0 = none. Whoever may look at the tracker sees the data.")
+    pictures_every: Positive = Field(default=10, description="Steps of training between pictures of log.pictures.")
     samples_every: Count = Field(default=10, description="Steps between printed sample answers; 0 = never.")
 
 

@@ -35,12 +35,12 @@ class Gain(NamedTuple):
     """Paired over the samples of both evaluations; NaN bounds where the store has no value per sample."""
 
 
-def gains(run: RunFolder) -> list[Gain]:
-    """Returns every metric of every split in eval.jsonl, from the first evaluation to the last (the same one if only
-    one).
+def gains(run: RunFolder, until: int | None = None) -> list[Gain]:
+    """Returns every metric of every split in eval.jsonl, from the first evaluation to the last one of at most `until`
+    completed steps (None: of all); the same one if only one.
     """
     changes = []
-    for split, (first, last) in _ends(run).items():
+    for split, (first, last) in _ends(run, until).items():
         metrics = [k for k, v in last.items()
                    if k not in _NOT_METRICS and not k.endswith("/n") and "/ci95_" not in k
                    and not k.startswith("time/") and _number(v)]
@@ -60,7 +60,7 @@ def summary_table(run: RunFolder) -> Table:
 
     Of a mixture the reward over all, and every metric by task.
     """
-    rows = _shown(gains(run))
+    rows = main_gains(gains(run))
     span = f" (steps {rows[0].steps[0]} to {rows[0].steps[1]})" if rows else ": no evaluation yet"
     notes = ["[low, high] = 95 % interval; the gain is paired over the same samples", *_best(run)]
     caption = Text("\n".join(notes), "dim")
@@ -71,7 +71,7 @@ def summary_table(run: RunFolder) -> Table:
         table.add_column(name, justify="left" if left else "right", overflow="fold" if left else "ellipsis")
     for row in rows:
         style = "green" if row.gain.low > 0 else "red" if row.gain.high < 0 else ""
-        gain = Text(_signed(row.gain) if row.steps[0] < row.steps[1] else "–", style)
+        gain = Text(signed(row.gain) if row.steps[0] < row.steps[1] else "–", style)
         cells = (row.split, row.metric, str(row.n), str(row.before), str(row.after))
         table.add_row(*(Text(cell) for cell in cells), gain)
     return table
@@ -93,7 +93,8 @@ def _best(run: RunFolder) -> Iterator[str]:
             yield f"best {metric} of {split}: {best[metric]:.3f} {where}{saved}"
 
 
-def _shown(rows: list[Gain]) -> list[Gain]:
+def main_gains(rows: list[Gain]) -> list[Gain]:
+    """Returns those of a table for people: without lengths, of a mixture the reward and the metrics of each task."""
     labels = tuple(row.metric.removesuffix("reward/mean") for row in rows if row.metric.endswith("/reward/mean"))
     return [row for row in rows if "completion/" not in row.metric and (
         not labels or row.metric == "reward/mean" or row.metric.startswith(labels))]
@@ -155,10 +156,12 @@ def _plot_evaluations(axes: Any, run: RunFolder) -> None:
                       color=_SPLIT_COLORS[i % len(_SPLIT_COLORS)], label=f"{split}, 95 % interval".replace("$", r"\$"))
 
 
-def _ends(run: RunFolder) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+def _ends(run: RunFolder, until: int | None) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
     """Returns the first and last evaluation of each split; of a repeated evaluation the newer line counts."""
     splits: dict[str, dict[int, dict[str, Any]]] = {}
     for record in run.evals():
+        if until is not None and record["step"] > until:
+            continue
         splits.setdefault(str(record["split"]), {})[record["step"]] = record
     return {split: (steps[min(steps)], steps[max(steps)]) for split, steps in splits.items()}
 
@@ -198,7 +201,8 @@ def _number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _signed(gain: Interval) -> str:
+def signed(gain: Interval) -> str:
+    """Returns a gain with its sign and its bounds, where it has some."""
     bounds = f" [{gain.low:+.3f}, {gain.high:+.3f}]" if np.isfinite(gain.low) else ""
     return f"{gain.mean:+.3f}{bounds}"
 

@@ -6,12 +6,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import yaml
@@ -20,10 +22,17 @@ from vlrl.config.loading import validate
 from vlrl.config.schema import Config
 from vlrl.errors import RunError
 from vlrl.evaluation.report import plot_reward, summary_table
+from vlrl.monitoring import notebook
+from vlrl.monitoring.progress import describe
+from vlrl.monitoring.tracked_groups import with_marks
 from vlrl.store import RunFolder, checkpoint
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 _MARKS = ("metrics.jsonl", "heartbeat.json", "run.lock", "env.json")
 """A folder with one of these files is that of a run."""
+_ENDED = ("finished", "failed", "interrupted")
 
 
 def load_run(folder: str | Path) -> Run:
@@ -102,18 +111,58 @@ class Run:
         """Names lines and files that had to be left out so far."""
         return list(dict.fromkeys(self._folder.notes))
 
-    def show(self) -> None:
+    def pictures(self, most: int = 4, split: str = "heldout") -> list[Image.Image]:
+        """Returns the first picture of so many samples of the newest evaluation, with the target's box in green and
+        those of the answers in other colours. Videos, and pictures that the run did not keep, are left out."""
+        columns = ["step", "group_id", "index", "media", "marks"]
+        rows = self.rollouts(split=split, columns=columns).to_pylist()
+        newest = max((row["step"] for row in rows), default=0)
+        groups: dict[str, list[Any]] = {}
+        for row in rows:
+            if row["step"] == newest:
+                groups.setdefault(row["group_id"], []).append(row)
+        found = (_marked(self.path, group) for group in groups.values())
+        return list(itertools.islice((picture for picture in found if picture is not None), most))
+
+    def show(self, *, follow: bool = False, pictures: int = 2, every_s: float = 5.0) -> None:
         """Shows each metric of each split before and after, and its gain, with 95 % intervals; in a notebook the curve
-        of the rewards too."""
+        of the rewards and so many `pictures` too.
+
+        follow: shows how far the run is, in a notebook with its live curve, every `every_s` seconds until it ends;
+        interrupt to stop looking, which leaves the run alone.
+        """
         from rich.console import Console
 
         console = Console(highlight=False)
+        if follow:
+            self._follow(console, every_s)
         console.print(summary_table(self._folder))
         if console.is_jupyter:
-            from IPython.display import Image, display
+            from IPython.display import Image as Shown
+            from IPython.display import display
 
             with tempfile.TemporaryDirectory() as scratch:
-                display(Image(plot_reward(self._folder, Path(scratch) / "reward.png").read_bytes(), width=720))
+                display(Shown(plot_reward(self._folder, Path(scratch) / "reward.png").read_bytes(), width=720))
+            for picture in self.pictures(pictures):
+                display(picture)
+
+    def _follow(self, console: Any, every_s: float) -> None:
+        cell, last = notebook.Cell() if console.is_jupyter else None, ""
+        while True:
+            beat = self._folder.last_heartbeat()
+            ended = beat.get("state") in _ENDED
+            if cell:
+                lines = self._folder.metrics()
+                points = [(line["step"] + 1, line["reward/mean"]) for line in lines
+                          if isinstance(line.get("reward/mean"), (int, float))]
+                words = describe(lines[-1]) if lines else "no steps yet"
+                cell.show(notebook.page(len(lines), beat.get("steps"), words, points), now=ended)
+            elif repr(self) != last:
+                last = repr(self)
+                console.print(last, soft_wrap=True, markup=False)
+            if ended:
+                return
+            time.sleep(every_s)
 
     def __repr__(self) -> str:
         last: Mapping[str, Any] = next(reversed(self._folder.metrics()), {})
@@ -122,6 +171,22 @@ class Run:
         words = [f"{done} steps" if total is None else f"{done} of {total} steps"]
         words += [f"reward {reward:.3f}"] if isinstance(reward, (int, float)) else []
         return f"Run({str(self.path)!r}, {', '.join(words)})"
+
+
+def _marked(run: Path, rows: Sequence[Mapping[str, Any]]) -> Image.Image | None:
+    """Returns the first picture of a group of rollouts with their marks; None where it is no picture or is not there.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    media = (rows[0]["media"] or [{}])[0]
+    path = run / str(media.get("path") or "")
+    if media.get("kind") != "image" or not path.resolve().is_relative_to(run.resolve() / "media"):
+        return None
+    try:
+        with Image.open(path) as picture:
+            return with_marks(picture, [(row["index"] or 0, json.loads(row["marks"] or "null")) for row in rows])
+    except (OSError, ValueError, UnidentifiedImageError, Image.DecompressionBombError):
+        return None
 
 
 def _table(lines: Sequence[Mapping[str, Any]]) -> pa.Table:

@@ -1,4 +1,4 @@
-"""What the terminal shows during a run: a bar with the live reward, or plain lines where there is no terminal."""
+"""What is shown during a run: a bar with the live reward, in a notebook with its curve, else plain lines."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 from rich.text import Text
 
+from vlrl.monitoring import notebook
 from vlrl.types import Group
 
 _MOST = 2000  # characters of one text that are printed
@@ -22,7 +23,8 @@ _NOT_PARTS = {"mean", "std", "min", "max"}
 class Progress:
     """A live bar over the steps `start`..`total`; nothing at all with `enabled=False`, as on every rank but 0.
 
-    Where the output is not a terminal, one plain line is printed every `every` steps (default: 20 lines a run).
+    In a notebook the cell has the bar and the curve of the reward. Where the output is neither, one plain line is
+    printed every `every` steps (default: 20 lines a run).
 
         with Progress(cfg.steps, start, enabled=rank == 0) as progress:
             progress.update(step + 1, metrics)
@@ -38,6 +40,8 @@ class Progress:
                         TimeElapsedColumn(), TextColumn("{task.fields[line]}", markup=False), console=self.console,
                         disable=not (enabled and self.console.is_terminal))
         self._task = self._bar.add_task("", total=total, completed=start, line="")
+        self._cell = notebook.Cell() if enabled and self.console.is_jupyter else None
+        self._points: list[tuple[float, float]] = []
 
     def __enter__(self) -> Progress:
         self._began = time.monotonic()
@@ -58,7 +62,11 @@ class Progress:
         self.done = done
         line = f"{describe(metrics)}  ETA {duration(self.eta_s)}"
         self._bar.update(self._task, completed=done, line=line)
-        if not self.console.is_terminal and (done % self.every == 0 or done == self.total):
+        if self._cell:
+            value = metrics.get("reward/mean", metrics.get("loss"))
+            self._points += [] if value is None else [(float(done), float(value))]
+            self._cell.show(notebook.page(done, self.total, line, self._points), now=done == self.total)
+        elif not self.console.is_terminal and (done % self.every == 0 or done == self.total):
             self.print(f"step {done}/{self.total}  {line}")
 
     def busy(self, what: str, done: int, total: int) -> None:

@@ -21,18 +21,27 @@ def run_id(folder: Path) -> str:
     known = (read_json(path) or {}).get("id")
     wanted = os.environ.get("WANDB_RUN_ID") or known or uuid.uuid4().hex[:8]
     if wanted != known:
-        write_text(path, json.dumps({"id": wanted}) + "\n")
+        write_text(path, json.dumps({**(read_json(path) or {}), "id": wanted}) + "\n")
     return str(wanted)
 
 
 def options(folder: Path, start: int) -> dict[str, dict[str, Any]]:
     """Returns what each tracker is opened with, by its name, for a run that goes on after `start` steps.
 
-    TensorBoard hides what a killed process had written of later steps; Weights & Biases takes no step twice.
+    TensorBoard hides what a killed process had written of later steps; Weights & Biases takes no step twice; MLflow
+    goes on in the run that `remember` noted, and has later steps twice.
     """
     name = run_id(folder)
+    known = (read_json(folder / "tracker.json") or {}).get("mlflow") if start else None
     return {"tensorboard": {"purge_step": start} if start else {}, "wandb": {"id": name, "resume": "allow"},
-            "trackio": {"name": f"{folder.name}-{name}", "resume": "allow"}}
+            "trackio": {"name": f"{folder.name}-{name}", "resume": "allow"},
+            "mlflow": {"run_id": known} if known else {"run_name": f"{folder.name}-{name}"}}
+
+
+def remember(folder: Path, mlflow_run: str) -> None:
+    """Notes in tracker.json the name that MLflow gave the run."""
+    path = folder / "tracker.json"
+    write_text(path, json.dumps({**(read_json(path) or {}), "mlflow": mlflow_run}) + "\n")
 
 
 def sign(metric: str) -> int:

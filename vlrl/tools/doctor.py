@@ -88,6 +88,7 @@ def _quiet() -> Iterator[None]:
 _OPTIONAL = {"vllm": "fast generation on NVIDIA GPUs", "bitsandbytes": "QLoRA", "imagehash": "vlrl data split",
              "scikit-learn": "the digits task", "gradio": "vlrl app", "duckdb": "vlrl app", "plotly": "vlrl app",
              "tensorboard": "log.trackers", "wandb": "log.trackers", "trackio": "log.trackers",
+             "mlflow": "log.trackers",
              "flash-attn": "not needed: attention is PyTorch's own",
              "liger-kernel": "not needed: logits are computed at answers only"}
 _TRIALS = {"torch": "training", "transformers": "training", "accelerate": "training", "torchvision": "torchvision",
@@ -192,6 +193,7 @@ def _checks(runs: Path) -> Iterator[Check]:
         Check("usable", "tensorboard", trials.tensorboard, "missing", "pip install tensorboard"),
         Check("usable", "wandb", lambda: trials.tracker("wandb"), "missing", "pip install wandb"),
         Check("usable", "trackio", lambda: trials.tracker("trackio"), "missing", "pip install trackio"),
+        Check("usable", "mlflow", lambda: trials.tracker("mlflow"), "missing", "pip install mlflow"),
         Check("usable", "browser app", trials.browser_app, "missing", "pip install 'vlrl[app]'"),
         Check("usable", "near-duplicates", trials.near_duplicates, "missing", "pip install imagehash"),
         Check("traps", "torchvision", trials.torchvision, "warning"),

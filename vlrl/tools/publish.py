@@ -1,7 +1,7 @@
 """A run's rollouts, with their pictures and the notes on them, as a data set: parquet and a card.
 
     made = export(RunFolder("runs/a"), Path("a-rollouts"), steps=range(0, 100))
-    push(Path("a-rollouts"), "org/a-rollouts", private=True)
+    push(HubTarget("org/a-rollouts", "dataset"), files_of(Path("a-rollouts")), "Rollouts of vlrl")
 
 The folder is what the `datasets` library and the Hub read as it is: `data/*.parquet` with the features of its columns
 (pictures as images), and README.md, a card that says what made it.
@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from vlrl.errors import ConfigError, RunError
 from vlrl.store import RunFolder
 from vlrl.store.files import write_text
+from vlrl.tools.private import Private
 from vlrl.tools.rescore import stored_steps
 
 Notes = Mapping[tuple[str, str, int, str, int], tuple[str, str]]
@@ -31,6 +32,7 @@ _NUMBERS = {"step": "int32", "index": "int32", "policy_step": "int32", "reward":
             "difficulty": "float64", "correct": "bool", "truncated": "bool"}
 _ADDED = ("parts", "weights", "turns", "flag", "comment")
 """Texts that are made here: the first three are JSON."""
+_JSON = ("sample", "target", "parsed", "turns")
 _IMAGE = pa.struct({"bytes": pa.binary(), "path": pa.string()})
 _KINDS = {"int32": pa.int32(), "float64": pa.float64(), "bool": pa.bool_()}
 SCHEMA = pa.schema({**dict.fromkeys((*_TEXTS, *_ADDED), pa.string()), **{n: _KINDS[k] for n, k in _NUMBERS.items()},
@@ -87,9 +89,11 @@ class Exported:
 
 
 def export(run: RunFolder, folder: Path, *, steps: range | None = None, split: str | None = None,
-           notes: Notes | None = None, tell: Callable[[str, int, int], None] | None = None) -> Exported:
+           notes: Notes | None = None, tell: Callable[[str, int, int], None] | None = None, media: bool = True,
+           private: Private | None = None) -> Exported:
     """Writes the training rollouts of a run in `steps` (None: all), or with `split` those of its evaluations.
 
+    media: with their pictures. private: what is taken out of every text, for others to read.
     Raises RunError when there are none, ConfigError for a folder that holds something already.
     """
     wanted = [step for step in stored_steps(run, split) if steps is None or step in steps]
@@ -105,39 +109,22 @@ def export(run: RunFolder, folder: Path, *, steps: range | None = None, split: s
             if tell:
                 tell("writing rollouts", number, len(wanted))
             rows = run.rollouts(step, split=split).to_pylist()
-            made = [_row(run, row, "eval" if split else "train", notes or {}, out) for row in rows]
+            made = [_row(run, row, "eval" if split else "train", notes or {}, out, media) for row in rows]
+            made = made if private is None else [_published(row, private) for row in made]
             for start in range(0, len(made), _TOGETHER):
                 writer.write_table(pa.Table.from_pylist(made[start:start + _TOGETHER], SCHEMA))
-    write_text(folder / "README.md", _card(run, out, name, split or "train", wanted))
+    text = _card(run, out, name, split or "train", wanted)
+    write_text(folder / "README.md", private.text(text) if private else text)
     return out
 
 
-def push(folder: Path, repo: str, *, private: bool = True) -> str:
-    """Uploads an exported folder as a data set of the Hub; returns its address. HF_TOKEN and HF_ENDPOINT count.
-
-    Raises ConfigError for a name that is none, RunError when the Hub refuses or cannot be reached.
-    """
-    from huggingface_hub import HfApi, constants, errors
-
-    if constants.HF_HUB_OFFLINE:
-        raise RunError(f"{repo}: HF_HUB_OFFLINE is set, so nothing is sent. The folder {folder} is written.")
-    api = HfApi(library_name="vlrl")
-    try:
-        url = api.create_repo(repo, repo_type="dataset", private=private, exist_ok=True)
-        api.upload_folder(repo_id=repo, repo_type="dataset", folder_path=folder, commit_message="Rollouts of vlrl")
-    except errors.HFValidationError as error:
-        raise ConfigError(f"{repo!r} is no name of a data set: {error}") from None
-    except errors.HfHubHTTPError as error:
-        status = error.response.status_code if error.response is not None else 0
-        way = " Set HF_TOKEN to a token that may write there." if status in (401, 403) else ""
-        raise RunError(f"{repo}: the Hub refuses it with status {status}.{way}") from None
-    except (errors.HTTPError, errors.LocalTokenNotFoundError, OSError) as error:
-        raise RunError(f"{repo}: the Hub cannot be reached: {type(error).__name__}. The folder {folder} is "
-                       "written.") from None
-    return str(url)
+def files_of(folder: Path) -> dict[str, Path | bytes]:
+    """Returns the files of an exported folder by their names in the repository of a data set."""
+    return {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def _row(run: RunFolder, row: Mapping[str, Any], source: str, notes: Notes, out: Exported) -> dict[str, Any]:
+def _row(run: RunFolder, row: Mapping[str, Any], source: str, notes: Notes, out: Exported,
+         with_media: bool) -> dict[str, Any]:
     key = source, row["split"] or "", row["step"], row["group_id"] or "", row["index"] or 0
     flag, comment = notes.get(key, ("", ""))
     out.rows, out.notes = out.rows + 1, out.notes + bool(flag or comment)
@@ -145,11 +132,20 @@ def _row(run: RunFolder, row: Mapping[str, Any], source: str, notes: Notes, out:
     return {**{name: row[name] for name in (*_TEXTS, *_NUMBERS)}, "flag": flag or None, "comment": comment or None,
             **{name: json.dumps(dict(row[name] or ())) for name in ("parts", "weights")},
             "turns": None if turns is None else json.dumps(turns, ensure_ascii=False),
-            "images": [image for media in row["media"] or () if (image := _image(run, media, out))]}
+            "images": [image for media in row["media"] or () if (image := _image(run, media, out, with_media))]}
 
 
-def _image(run: RunFolder, media: Mapping[str, Any], out: Exported) -> dict[str, Any] | None:
-    """Returns a picture as `datasets` keeps it; None, and counted, for a video and for what is not there."""
+def _published(row: Mapping[str, Any], private: Private) -> dict[str, Any]:
+    """Returns a row without words of this machine, and without paths where a text is not the model's."""
+    cleaned = {name: private.model_text(value) if isinstance(value, str) else value for name, value in row.items()}
+    return {**cleaned, **{name: private.json(row[name]) for name in _JSON},
+            "error": None if row["error"] is None else private.text(row["error"])}
+
+
+def _image(run: RunFolder, media: Mapping[str, Any], out: Exported, wanted: bool) -> dict[str, Any] | None:
+    """Returns a picture as `datasets` keeps it; None, and counted, for a video, for what is not there or wanted."""
+    if not wanted:
+        return out.miss("pictures and videos (--with-media)")
     if media["kind"] != "image":
         return out.miss("videos")
     path = run.path / str(media["path"] or "")

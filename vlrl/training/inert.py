@@ -494,6 +494,12 @@ def _short(value: Any) -> Any:
     return value.name if isinstance(value, Named) else value
 
 
+def pictures(run: Run) -> Iterator[Inert]:
+    """Yields pictures that no tracker gets."""
+    if run.config.log.pictures and not run.config.log.trackers:
+        yield Inert("log.pictures", run.config.log.pictures, "log.trackers=[]: no tracker gets them")
+
+
 RULES: Sequence[Callable[[Run], Iterator[Inert]]] = (
     ratio, unreached_bound, unread_credit, turns, critic, kl, kl_to_itself, reference, entropy, weights, correction,
-    shaping, replaced, batch, reward_parts, services, filters, sampler, streaming)
+    shaping, replaced, batch, reward_parts, services, filters, sampler, streaming, pictures)

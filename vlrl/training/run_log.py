@@ -10,7 +10,7 @@ from typing import Any
 from accelerate import Accelerator
 
 from vlrl.distributed import comm
-from vlrl.monitoring import trackers
+from vlrl.monitoring import tracked_groups, trackers
 from vlrl.monitoring.alerts import Alerts, watched
 from vlrl.monitoring.metrics import peak_gib
 from vlrl.monitoring.progress import Progress
@@ -36,6 +36,9 @@ class RunLog:
         if self.config.log.trackers:
             options = trackers.options(folder.path, start) if comm.is_main() else {}
             accelerator.init_trackers(self.config.log.project, trackers.flat_settings(self.config), options)
+            if comm.is_main() and "mlflow" in self.config.log.trackers:
+                run: Any = accelerator.get_tracker("mlflow", unwrap=True)
+                trackers.remember(folder.path, run.info.run_id)
         if comm.is_main():
             self.alerts = Alerts(watched(self.config), folder.path, progress.print, folder.metrics())
 
@@ -75,6 +78,17 @@ class RunLog:
         """Hands values to the trackers."""
         if values and self.config.log.trackers:
             self.accelerator.log(dict(values), step=step)
+
+    def track_groups(self, groups: Sequence[Group], step: int, split: str = "") -> None:
+        """Hands pictures, answers and histograms of groups of this process to the trackers, where log.pictures asks for
+        them; with `split` those of an evaluation."""
+        most, every = self.config.log.pictures, self.config.log.pictures_every
+        if not most or not groups or not comm.is_main() or (not split and step % every):
+            return
+        view = tracked_groups.group_view(groups, most, step)
+        for name in self.config.log.trackers:
+            run = self.accelerator.get_tracker(name, unwrap=True)
+            tracked_groups.send(name, run, view, f"eval-groups/{split}" if split else "groups", step)
 
     def close(self) -> None:
         """Gives the webhook of alerts a moment."""

@@ -211,6 +211,7 @@ class Session:
             alerts = self._log.show(line, spans, groups)
             self._beat(reward=line.get("reward/mean"))
             self._log.track({k: v for k, v in {**line, **alerts}.items() if k != "step"}, step)
+            self._log.track_groups(groups, step)
 
     def save_if_due(self, done: int) -> None:
         """Saves every save.every steps. Raises what a save in the background raised."""
@@ -275,6 +276,7 @@ class Session:
                 self.progress.print(evaluation_line(record))
                 self._log.check_evaluations(done)
             self._log.track_evaluation(record)
+            self._log.track_groups(groups, done, split)
         self._checkpoints.save_best(done)
 
     def _beat(self, **more: Any) -> None:

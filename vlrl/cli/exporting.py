@@ -1,0 +1,171 @@
+"""`vlrl export`: a checkpoint as a model folder, and to the Hugging Face Hub."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vlrl.cli.common import AsJson, emit, examples
+from vlrl.cli.publishing import DryRun, Public, WithMedia, ready, show_files
+from vlrl.cli.terminal import printable
+from vlrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vlrl.tools.export import Exported
+
+EXPORT_EXAMPLES = examples(
+    "vlrl export runs/quickstart -o models/quickstart",
+    "vlrl export runs/lora/checkpoints/step-000050 -o models/lora --dtype bfloat16",
+    "vlrl export runs/lora -o models/lora-adapter --adapter",
+    "To the Hub, with a card made of the run; look first at what would be sent:",
+    "vlrl export runs/quickstart --push org/name --rollouts --dry-run",
+    "HF_TOKEN=... vlrl export runs/quickstart -o models/quickstart --push org/name --rollouts")
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command to the application."""
+    app.command(epilog=EXPORT_EXAMPLES)(export)
+
+
+def export(
+    source: Annotated[Path, typer.Argument(metavar="RUN|CHECKPOINT", show_default=False,
+                                           help="A run folder (its newest checkpoint) or a checkpoint folder.")],
+    out: Annotated[Path | None, typer.Option("-o", "--out", metavar="FOLDER", show_default=False,
+                                             help="A new or empty folder, e.g. models/mine.")] = None,
+    dtype: Annotated[str | None, typer.Option(
+        metavar="bfloat16|float16|float32", show_default=False,
+        help="Type of the weights. Default: that of an adapter's base model, or the widest of a whole model.")] = None,
+    adapter: Annotated[bool, typer.Option("--adapter", help="Keep an adapter as it is instead of merging it.")] = False,
+    push: Annotated[str | None, typer.Option(
+        "--push", metavar="ORG/NAME", show_default=False,
+        help="Upload it to the Hugging Face Hub with a card made of the run; private unless --public.")] = None,
+    public: Public = False,
+    rollouts: Annotated[bool, typer.Option("--rollouts", help="Upload the training rollouts too, as the data set "
+                                           "ORG/NAME-rollouts.")] = False,
+    with_media: WithMedia = False,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a checkpoint as a model folder for from_pretrained, vLLM or the hub; an adapter is merged into its base.
+
+    What was written is loaded again, and log-probabilities on a prompt with an image are compared.
+
+    With --push nothing leaves that says where it was made: no path, host or user, no secret of the environment, and no
+    picture without --with-media. HF_TOKEN is the token, HF_ENDPOINT another Hub. A model of this name that exists gets
+    another commit.
+    """
+    from vlrl.store.checkpoint import find
+
+    _check(out, push, {"--public": public, "--rollouts": rollouts, "--dry-run": dry_run}, with_media and not rollouts)
+    find(source)  # before what takes time to import
+    if push is None:
+        assert out
+        done = _exported(source, out, dtype, adapter)
+        if as_json:
+            emit(_as_json(done))
+        else:
+            _tell_exported(done)
+        return
+    _push(source, out, {"dtype": dtype, "adapter": adapter}, push, public, rollouts, with_media, dry_run, as_json)
+
+
+def _check(out: Path | None, push: str | None, needs_push: dict[str, bool], stray_media: bool) -> None:
+    if out is None and push is None:
+        raise typer.BadParameter("name the folder to write to with -o, or a model of the Hub with --push",
+                                 param_hint="-o")
+    for name, given in needs_push.items():
+        if given and push is None:
+            raise typer.BadParameter("goes with --push", param_hint=name)
+    if stray_media:
+        raise typer.BadParameter("goes with --rollouts: it says what they are sent with", param_hint="--with-media")
+
+
+def _exported(source: Path, out: Path, dtype: str | None, adapter: bool) -> Exported:
+    from rich.console import Console
+
+    from vlrl.tools.export import export as write
+
+    with Console(stderr=True).status(f"exporting {source}"):
+        done = write(source, out, dtype, adapter)
+    for warning in done.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    return done
+
+
+def _as_json(done: Exported) -> dict[str, Any]:
+    return {**asdict(done), "source": str(done.source), "folder": str(done.folder), "difference": done.difference}
+
+
+def _tell_exported(done: Exported) -> None:
+    what = "adapter" if done.adapter else "model"
+    typer.echo(f"{done.source} -> {done.folder}: {what} of {done.parameters:,} {done.dtype} parameters, "
+               f"{done.bytes / 1e6:,.1f} MB in {len(done.files)} files")
+    if done.tokens:
+        typer.echo(f"{'token':<16}{'checkpoint':>12}{'exported':>12}   log-probabilities")
+        for token, before, after in zip(done.tokens, done.before, done.after, strict=True):
+            typer.echo(f"{printable(token):<16}{before:>12.5f}{after:>12.5f}")
+        typer.echo(f"largest difference {done.difference:.1e}; weights and prompt tokens read back are those saved")
+    from vlrl import _torchvision
+
+    if _torchvision.needed():
+        typer.echo("note: torch is a CPU build here and torchvision is not, so plain transformers fails to load the "
+                   "processor (operator torchvision::nms does not exist): import vlrl first, or install both from "
+                   "https://download.pytorch.org/whl/cpu")
+
+
+# --- to the Hub -------------------------------------------------------------------------------------------------------
+
+
+def _push(source: Path, out: Path | None, form: dict[str, Any], repo: str, public: bool, rollouts: bool,
+          with_media: bool, dry_run: bool, as_json: bool) -> None:
+    from vlrl.tools import hub_push
+    from vlrl.tools import publish_model as publishing
+    from vlrl.tools.private import Private
+
+    model = hub_push.HubTarget(repo, "model", public)
+    data = hub_push.HubTarget(f"{repo}-rollouts", "dataset", public)
+    ready(model, dry_run)
+    _, run, _ = publishing.source_run(source)
+    with contextlib.ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vlrl-")))
+        private = Private.here(source, scratch, *([out] if out else []), *([run.path] if run else []))
+        done = _there(source, out or scratch / "model", form)
+        ask = (lambda name: None) if dry_run else hub_push.licence_of
+        release = publishing.prepare(source, repo, done, private, ask)
+        sent = [(model, release.files, "Model of a run of vlrl")]
+        if rollouts:
+            files = publishing.rollouts(source, scratch / "rollouts", private, with_media)
+            sent.append((data, files, "Rollouts of a run of vlrl"))
+        if not as_json:
+            for target, files, _ in sent:
+                show_files(target, files, dry_run)
+            if dry_run:
+                typer.echo(printable(release.card, 100_000))
+        urls = [] if dry_run else [hub_push.push(*one) for one in sent]
+        if as_json:
+            emit({"sent": not dry_run, "urls": urls,
+                  "repositories": {f"{t.noun} {t.repo}": dict(hub_push.sizes(files)) for t, files, _ in sent}})
+        for url in () if as_json else urls:
+            typer.echo(url)
+
+
+def _there(source: Path, folder: Path, form: dict[str, Any]) -> Exported:
+    """Returns what `folder` holds where it is this very export, of a push that was cut off; else exports."""
+    from vlrl.tools import publish_model as publishing
+
+    known = publishing.recorded(source, folder, form)
+    if known is not None:
+        typer.echo(f"{folder} holds this export already", err=True)
+        return known
+    if folder.is_dir() and (folder / publishing.RECORD).exists():
+        raise ConfigError(f"{folder} holds an export of another checkpoint or in another form: name another folder, or "
+                          "remove it first")
+    done = _exported(source, folder, form["dtype"], form["adapter"])
+    publishing.record(source, done, form)
+    return done

@@ -1,0 +1,209 @@
+"""Groups at trackers: pictures with the boxes of target and answers, a table of answers and reward parts, histograms.
+
+    shown = group_view(groups, most=2, step=10)
+    send("wandb", run, shown, "train", 10)
+
+Off unless log.pictures says how many groups: they show data to whoever may look at the tracker. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from vlrl.types import Group, Rollout
+
+TARGET = "#22c55e"
+_COLORS = ("#4c8dff", "#f58518", "#e5484d", "#a46ef5", "#0fa3b8", "#d4a106", "#e052a0", "#a9744f")
+_SIDE = 512
+"""Longest side of a picture that is sent, in pixels; shorter ones are enlarged to half of it."""
+_MOST = 2000  # characters of one text of a table
+_MARKS = 200  # of one picture
+
+
+@dataclass(frozen=True)
+class GroupView:
+    """What is sent of the groups of a step."""
+
+    pictures: Sequence[tuple[Image.Image, str]]
+    """The first picture of each shown group with the marks of its answers, and its caption."""
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    """One for each answer of the shown groups."""
+    values: Mapping[str, np.ndarray]
+    """Name -> the values of all answers of the step, [N] float64, for a histogram."""
+
+
+def group_view(groups: Sequence[Group], most: int, step: int) -> GroupView:
+    """Returns the pictures and answers of the first `most` groups, and the values of all of them."""
+    shown = groups[:most]
+    parts = list(dict.fromkeys(name for g in shown for r in g.rollouts for name in r.parts))
+    columns = ["step", "sample", "answer", "prompt", "target", "completion", "parsed", "reward", "advantage", *parts]
+    rows = [_row(g, r, step, parts) for g in shown for r in g.rollouts]
+    drawn = [(picture, caption) for g in shown for picture, caption in [_picture(g)] if picture is not None]
+    return GroupView(drawn, columns, rows, _values(groups))
+
+
+def send(tracker: str, run: Any, view: GroupView, prefix: str, step: int) -> None:
+    """Hands a view to a tracker: `run` is its own object, as accelerate's `GeneralTracker.tracker` has it."""
+    _SENDERS[tracker](run, view, prefix, step)
+
+
+# --- what is shown ----------------------------------------------------------------------------------------------------
+
+
+def _row(group: Group, rollout: Rollout, step: int, parts: Sequence[str]) -> list[Any]:
+    advantage = None if rollout.advantage is None else float(np.mean(rollout.advantage))
+    return [step, _text(group.sample.id), rollout.index, _text(group.prompt.text), _text(group.target),
+            _text(rollout.completion.text), _text(rollout.parsed), _number(rollout.reward), _number(advantage),
+            *(_number(rollout.parts.get(name)) for name in parts)]
+
+
+def _values(groups: Sequence[Group]) -> dict[str, np.ndarray]:
+    rollouts = [r for g in groups for r in g.rollouts]
+    found: dict[str, list[float | None]] = {
+        "reward": [r.reward for r in rollouts],
+        "advantage": [float(a) for r in rollouts if r.advantage is not None for a in np.ravel(r.advantage)],
+        "length": [float(len(r.completion.tokens)) for r in rollouts]}
+    for name in dict.fromkeys(name for r in rollouts for name in r.parts):
+        found[f"part/{name}"] = [r.parts.get(name) for r in rollouts]
+    finite = {name: np.asarray([v for v in values if _number(v) is not None], np.float64)
+              for name, values in found.items()}
+    return {name: values for name, values in finite.items() if values.size}
+
+
+def _picture(group: Group) -> tuple[Image.Image | None, str]:
+    """Returns the first picture, or frame, of a group with the marks of its answers, and a caption."""
+    if not group.prompt.media:
+        return None, ""
+    picture = with_marks(group.prompt.media[0].frames[0], [(r.index, r.marks) for r in group.rollouts])
+    rewards = " ".join("-" if r.reward is None else f"{r.reward:.2f}" for r in group.rollouts)
+    return picture, f"{_text(group.sample.id)[:80]}: rewards {rewards}"
+
+
+def with_marks(source: Image.Image, answers: Sequence[tuple[int, Any]]) -> Image.Image:
+    """Returns a picture with the marks of answers on it, (index, marks of Task.overlay) each: the target's green, an
+    answer's in the colour of its index. Marks may be anything; what cannot be drawn is left out."""
+    source = source.convert("RGB")
+    scale = _SIDE / max(source.size)
+    scale = min(scale, 1.0) if max(source.size) >= _SIDE // 2 else scale / 2
+    size = max(1, round(source.width * scale)), max(1, round(source.height * scale))
+    picture = source.resize(size)
+    pen, drawn = ImageDraw.Draw(picture), 0
+    for index, marks in answers:
+        for mark in marks if isinstance(marks, (list, tuple)) else ():
+            if drawn < _MARKS and isinstance(mark, Mapping) and mark.get("media", 0) in (0, None):
+                target = mark.get("role") == "target"
+                color = TARGET if target else _COLORS[index % len(_COLORS)]
+                drawn += _draw(pen, mark.get("kind"), mark.get("at"), color, scale, 3 if target else 2)
+    return picture
+
+
+def _draw(pen: ImageDraw.ImageDraw, kind: Any, at: Any, color: str, scale: float, width: int) -> bool:
+    """Draws a box, point or path of Task.overlay; returns False for what is none, or is no place in a picture."""
+    if kind == "box" and (box := _places(at, 4, scale)):
+        pen.rectangle((*np.minimum(box[:2], box[2:]), *np.maximum(box[:2], box[2:])), outline=color, width=width)
+    elif kind == "point" and (point := _places(at, 2, scale)):
+        pen.ellipse((point[0] - 4, point[1] - 4, point[0] + 4, point[1] + 4), outline=color, width=width)
+    elif kind == "path" and isinstance(at, (list, tuple)) and len(at) > 1:
+        points = [_places(p, 2, scale) for p in at[:_MOST]]
+        if not all(points):
+            return False
+        pen.line([tuple(p) for p in points if p], fill=color, width=width)
+    else:
+        return False
+    return True
+
+
+def _places(values: Any, count: int, scale: float) -> list[float] | None:
+    if not isinstance(values, (list, tuple)) or len(values) != count or any(_number(v) is None for v in values):
+        return None
+    return [min(max(float(v) * scale, -_SIDE), 2.0 * _SIDE) for v in values]
+
+
+def _text(value: Any) -> str:
+    text = "" if value is None else str(value)
+    text = text.encode("utf-8", "replace").decode()
+    return text[:_MOST] + ("..." if len(text) > _MOST else "")
+
+
+def _number(value: Any) -> float | None:
+    known = isinstance(value, (int, float, np.floating, np.integer)) and math.isfinite(value)
+    return float(value) if known else None
+
+
+# --- the trackers -----------------------------------------------------------------------------------------------------
+
+
+def _tensorboard(writer: Any, view: GroupView, prefix: str, step: int) -> None:
+    for i, (picture, _) in enumerate(view.pictures):
+        writer.add_image(f"{prefix}/picture-{i}", np.asarray(picture), step, dataformats="HWC")
+    if view.rows:
+        writer.add_text(f"{prefix}/answers", markdown(view.columns, view.rows), step)
+    for name, values in view.values.items():
+        writer.add_histogram(f"{prefix}/{name}", values, step)
+    writer.flush()
+
+
+def _wandb(run: Any, view: GroupView, prefix: str, step: int) -> None:
+    wandb = import_module("wandb")
+    run.log({**_media(wandb, view, prefix),
+             f"{prefix}/answers": wandb.Table(columns=list(view.columns), data=[list(row) for row in view.rows]),
+             **{f"{prefix}/{name}": wandb.Histogram(values) for name, values in view.values.items()}}, step=step)
+
+
+def _trackio(run: Any, view: GroupView, prefix: str, step: int) -> None:
+    trackio = import_module("trackio")
+    rows = [dict(zip(view.columns, row, strict=True)) for row in view.rows]
+    single = {f"{prefix}/picture-{i}": one for i, one in enumerate(_media(trackio, view, prefix).get(
+        f"{prefix}/pictures", ()))}
+    run.log({**single, f"{prefix}/answers": trackio.Table(data=rows),
+             **{f"{prefix}/{name}": trackio.Histogram(values) for name, values in view.values.items()}}, step=step)
+
+
+def _media(package: Any, view: GroupView, prefix: str) -> dict[str, list[Any]]:
+    pictures = [package.Image(picture, caption=caption) for picture, caption in view.pictures]
+    return {f"{prefix}/pictures": pictures} if pictures else {}
+
+
+def _mlflow(run: Any, view: GroupView, prefix: str, step: int) -> None:
+    mlflow = import_module("mlflow")
+    for i, (picture, _) in enumerate(view.pictures):
+        mlflow.log_image(picture, key=f"{prefix}/picture-{i}", step=step, synchronous=True)
+    if view.rows:
+        columns = {name: [row[i] for row in view.rows] for i, name in enumerate(view.columns)}
+        mlflow.log_table(columns, f"{prefix}/answers.json")
+    mlflow.log_figure(_histograms(view), f"{prefix}/histograms/step-{step:06d}.png")
+
+
+def _histograms(view: GroupView) -> Any:
+    """Returns the histograms as one figure, for a tracker that has none of its own."""
+    from matplotlib.figure import Figure
+
+    count = max(1, len(view.values))
+    figure = Figure(figsize=(3 * count, 2.5), dpi=100, layout="constrained")
+    for axes, (name, values) in zip(np.ravel(figure.subplots(1, count)), view.values.items(), strict=False):
+        axes.hist(values, bins=20, color="#1f5fa8")
+        axes.set_title(name, fontsize=9, parse_math=False)
+    return figure
+
+
+def markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Returns a table whose cells are plain text: nothing in an answer can be markup or another cell."""
+    def cell(value: Any) -> str:
+        if value is None or isinstance(value, (int, float)):
+            return "" if value is None else f"{value:.4g}"
+        text = "".join(f"&#{ord(c)};" if c in "|<>&`*_[]\\#!~" else c for c in str(value))
+        return " ".join(text.split())
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join("| " + " | ".join(v if i == 1 else cell(v) for v in line) + " |" for i, line in enumerate(lines))
+
+
+_SENDERS: Mapping[str, Callable[[Any, GroupView, str, int], None]] = {
+    "tensorboard": _tensorboard, "wandb": _wandb, "trackio": _trackio, "mlflow": _mlflow}

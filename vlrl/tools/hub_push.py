@@ -1,0 +1,161 @@
+"""Files to a repository of the Hugging Face Hub, in one commit: the only place that sends anything there.
+
+    push(HubTarget("org/name"), {"config.json": b"{}", "model.safetensors": Path("models/a/model.safetensors")})
+
+HF_TOKEN is the token, HF_ENDPOINT another Hub. Large files are sent first and the commit last, so a repository never
+holds half a model; what the Hub has already got is not sent again when the same call is repeated.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from vlrl.errors import ConfigError, RunError, VlrlError
+
+Files = Mapping[str, Path | bytes]
+"""Name in the repository -> a file, or its content."""
+_WEIGHTS = (".safetensors", ".safetensors.index.json")
+"""Files of an earlier push that are removed when the new one has none of their name."""
+
+
+@dataclass(frozen=True)
+class HubTarget:
+    """A repository, and who may read it."""
+
+    repo: str
+    kind: Literal["model", "dataset"] = "model"
+    public: bool = False
+
+    @property
+    def noun(self) -> str:
+        return "data set" if self.kind == "dataset" else "model"
+
+
+def token(repo: str) -> str:
+    """Returns the token of the environment. Raises ConfigError without one, and where the Hub is switched off."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        raise ConfigError(f"{repo}: HF_HUB_OFFLINE is set, so nothing is sent. Unset it, or look at what would be sent "
+                          "with --dry-run.")
+    found = os.environ.get("HF_TOKEN", "").strip()
+    if not found:
+        raise ConfigError(f"{repo}: HF_TOKEN is not set. Set it to a token of the Hub that may write there; no other "
+                          "place is looked at.")
+    return found
+
+
+def check_name(target: HubTarget) -> None:
+    """Raises ConfigError for a name that no repository can have."""
+    from huggingface_hub import errors
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(target.repo)
+    except errors.HFValidationError as error:
+        raise ConfigError(f"{target.repo!r} is no name of a {target.noun}: {error}") from None
+    if target.repo.count("/") != 1:
+        raise ConfigError(f"{target.repo!r} is no name of a {target.noun}: it is organisation/name or user/name")
+
+
+def sizes(files: Files) -> list[tuple[str, int]]:
+    """Returns the name and the bytes of each file, in order of their names."""
+    return sorted((name, len(one) if isinstance(one, bytes) else one.stat().st_size) for name, one in files.items())
+
+
+def push(target: HubTarget, files: Files, message: str) -> str:
+    """Sends files as one commit to a repository, which is made where there is none; returns its address.
+
+    Weights of an earlier commit that are not among `files` are removed from the new one. Raises ConfigError for a bad
+    name or token, and for a public repository where `target` is not public; RunError when the Hub refuses or cannot be
+    reached.
+    """
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    check_name(target)
+    api = HfApi(library_name="vlrl", token=token(target.repo))
+    quiet = are_progress_bars_disabled()
+    disable_progress_bars()
+    try:
+        with _failures(target):
+            _refuse_readers(api, target)
+            url = api.create_repo(target.repo, repo_type=target.kind, private=not target.public, exist_ok=True)
+            old = [name for name in api.list_repo_files(target.repo, repo_type=target.kind)
+                   if name.endswith(_WEIGHTS) and name not in files]
+            added = [CommitOperationAdd(name, one) for name, one in sorted(files.items())]
+            api.create_commit(target.repo, [*added, *(CommitOperationDelete(name) for name in old)],
+                              repo_type=target.kind, commit_message=message)
+    finally:
+        if not quiet:
+            enable_progress_bars()
+    return str(url)
+
+
+def licence_of(model: str) -> str | None:
+    """Returns the licence that the card of a model of the Hub names; None where it names none or cannot be asked."""
+    from huggingface_hub import HfApi, errors
+
+    try:
+        card = HfApi(library_name="vlrl", token=token(model)).model_info(model).card_data
+    except (errors.HTTPError, errors.HFValidationError, OSError):
+        return None
+    found = (card.to_dict() if card else {}).get("license")
+    return found if isinstance(found, str) else None
+
+
+def _refuse_readers(api: Any, target: HubTarget) -> None:
+    """Raises ConfigError where a repository of this name exists that anyone may read, and none was asked for."""
+    from huggingface_hub import errors
+
+    if target.public:
+        return
+    try:
+        found = api.repo_info(target.repo, repo_type=target.kind)
+    except errors.GatedRepoError:
+        return
+    except errors.RepositoryNotFoundError as error:
+        if error.response is not None and error.response.status_code == 401:
+            raise errors.HfHubHTTPError("not authorized", response=error.response) from None
+        return
+    if not found.private:
+        raise ConfigError(f"{target.repo} exists, and anyone may read it: nothing is sent. Pass --public if that is "
+                          "meant, make it private there, or name another one.")
+
+
+@contextmanager
+def _failures(target: HubTarget) -> Iterator[None]:
+    """Says what to do about what the Hub, the network or the library raise, without what they were sent."""
+    from huggingface_hub import errors
+
+    try:
+        yield
+    except VlrlError:
+        raise
+    except errors.HfHubHTTPError as error:
+        raise _refused(target, error) from None
+    except ValueError as error:
+        raise RunError(f"{target.repo}: the Hub does not take it: {str(error).splitlines()[0][:300]}") from None
+    except (errors.HTTPError, RuntimeError, OSError) as error:
+        inner = error
+        while inner is not None and not isinstance(inner, (errors.HTTPError, OSError)):
+            inner = inner.__cause__  # the library wraps what befell the upload of one file
+        if inner is None:
+            raise
+        if isinstance(inner, errors.HfHubHTTPError):
+            raise _refused(target, inner) from None
+        raise RunError(f"{target.repo}: the Hub cannot be reached, or the connection was cut: {type(inner).__name__}. "
+                       "Nothing of it can be seen there yet. The same command goes on: files that have arrived are not "
+                       "sent again.") from None
+
+
+def _refused(target: HubTarget, error: Any) -> RunError:
+    status = error.response.status_code if error.response is not None else 0
+    way = {401: " The token of HF_TOKEN is not known there: set another one.",
+           403: " Set HF_TOKEN to a token that may write there."}.get(status, "")
+    return RunError(f"{target.repo}: the Hub refuses it with status {status}.{way}")

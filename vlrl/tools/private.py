@@ -1,0 +1,131 @@
+"""What must not leave this machine with a file that is published: its paths, its names, the secrets of its environment.
+
+    private = Private.here(run.path)
+    private.text("cannot read /home/ann/pictures/3.png")     # "cannot read 3.png"
+    private.found(text)                                      # ["the home folder"], for a refusal
+
+Words of this machine are known and are replaced anywhere; other absolute paths only where a text is no model's.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import re
+import socket
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vlrl.data.embedded import without_bytes
+
+_SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|(?:^|_)KEY(?:$|_)|API_?KEY|WEBHOOK|COOKIE", re.IGNORECASE)
+"""Names of environment variables whose values are no one's business."""
+_SHORTEST = 8
+"""Shorter values of such variables are no secrets: on, true, 1."""
+_PATH = re.compile(r"(?<![\w.:/…<])(?:file://)?(?:~|[A-Za-z]:)?[/\\](?:[^\s/\\\"'<>:|,;(){}\[\]]+[/\\])+"
+                   r"([^\s/\\\"'<>:|,;(){}\[\]]*)")
+"""An absolute path of at least two components; its last one is kept."""
+_WHOLE = re.compile(r"(?:file://)?(?:~[\w-]*|[A-Za-z]:)?[/\\][^\n]*[^\n/\\][/\\][^\n]*")
+_URL = re.compile(r"\b([a-z][a-z0-9+.-]{1,15})://[^\s\"'<>]*", re.IGNORECASE)
+_NAMES = ("the name of the host", "the name of the user")
+_VALUE = "the value of"
+_COMMON_HOSTS = {"localhost", "localhost.localdomain", ""}
+
+
+@dataclass(frozen=True)
+class Private:
+    """Words that must not be published -> what they are."""
+
+    words: Mapping[str, str]
+
+    @classmethod
+    def here(cls, *folders: Path) -> Private:
+        """Returns the words of this machine, process and environment, and the paths of `folders`."""
+        words: dict[str, str] = {}
+        for name, value in os.environ.items():
+            if _SECRET.search(name) and len(value) >= _SHORTEST and not os.path.exists(value):
+                words[value] = f"{_VALUE} {name}"
+        places = {"the home folder": Path.home(), "the current folder": Path.cwd(),
+                  "the folder for temporary files": Path(tempfile.gettempdir())}
+        for what, place in [*places.items(), *(("a folder of the run", folder) for folder in folders)]:
+            for path in (os.path.abspath(place), os.path.realpath(place)):
+                if len(Path(path).parts) > 2 or (what == "the home folder" and len(path) > 1):
+                    words.setdefault(path, what)  # /tmp tells nothing
+        for host in {socket.gethostname(), os.environ.get("HOSTNAME", "")} - _COMMON_HOSTS:
+            words.setdefault(host, _NAMES[0])
+        user = _user()
+        if user:
+            words |= {f"{user}@": _NAMES[1], f"/home/{user}": "the home folder"}
+        return cls(words)
+
+    def found(self, text: str, vocabulary: bool = False) -> list[str]:
+        """Names what of this machine stands in a text, without repeating it; of a vocabulary short words, and the names
+        of host and user, may be tokens like any other."""
+        return list(dict.fromkeys(what for word, what in self.words.items()
+                                  if not (vocabulary and (what in _NAMES or len(word) < _SHORTEST))
+                                  and _form(word, what).search(text)))
+
+    def model_text(self, text: str) -> str:
+        """Returns a text of a model or of rows without the words of this machine; all else stays."""
+        for word in sorted(self.words, key=len, reverse=True):
+            if word in text:
+                text = _form(word, self.words[word]).sub("…", text)
+        return text
+
+    def text(self, text: str) -> str:
+        """Returns a message or setting without words of this machine, with the last part of each absolute path."""
+        return self.model_text(_PATH.sub(r"\1", text))
+
+    def value(self, value: Any) -> Any:
+        """Returns a JSON-able value whose texts are cleaned; of a text that is a path the last part, of media the
+        hash."""
+        if isinstance(value, str):
+            return self._last(value) or self.text(str(without_bytes(value)))
+        if isinstance(value, Mapping):
+            return {self.model_text(str(key)): self.value(item) for key, item in value.items()}
+        return [self.value(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+    def config(self, value: Any) -> Any:
+        """Returns the JSON of a model's file cleaned as `value`, but that templates in it stay as they are."""
+        if isinstance(value, str):
+            return self._last(value) or self.model_text(value)
+        if isinstance(value, Mapping):
+            return {key: self.config(item) for key, item in value.items()}
+        return [self.config(item) for item in value] if isinstance(value, list) else value
+
+    def _last(self, text: str) -> str | None:
+        """Returns the last part of a text that is nothing but an absolute path; None for any other."""
+        if len(text) >= 4096 or not _WHOLE.fullmatch(text):
+            return None
+        return self.model_text(re.split(r"[/\\]", text.rstrip("/\\"))[-1])
+
+    def json(self, text: str | None) -> str | None:
+        """Returns a JSON text with its values cleaned; a text that is no JSON is cleaned as a message."""
+        if text is None:
+            return None
+        try:
+            return json.dumps(self.value(json.loads(text)), ensure_ascii=False)
+        except (ValueError, RecursionError):
+            return self.text(text)
+
+    def setting(self, text: str) -> str:
+        """Returns a word of a command line or a setting: no absolute path, nothing of an address but its scheme."""
+        return self.text(_URL.sub(lambda match: f"{match[1]}://…", re.sub(r"(?:\.\.[/\\])+", "", text)))
+
+
+def _form(word: str, what: str) -> re.Pattern[str]:
+    """Names and paths count as whole words, secrets anywhere."""
+    if what.startswith(_VALUE):
+        return re.compile(re.escape(word))
+    return re.compile(r"(?<!\w)" + re.escape(word) + (r"(?!\w)" if word[-1].isalnum() else ""))
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError, ImportError):  # a user without an entry
+        return ""
