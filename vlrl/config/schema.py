@@ -13,8 +13,8 @@ from vlrl.config.base import Beta, Count, Fraction, NonNegative, Positive, Rate,
 from vlrl.config.engine import PLACES, EngineSettings
 from vlrl.config.episodes import EnvironmentSettings, EpisodeSettings
 from vlrl.config.rollout import AsyncSettings, CurriculumSettings, RolloutSettings
+from vlrl.config.services import FOLLOWS, ServicesSettings
 from vlrl.config.services import PLACES as SERVICE_PLACES
-from vlrl.config.services import ServicesSettings
 from vlrl.config.stages import MergeSettings, RoundsSettings, StageEntry
 from vlrl.config.tasks import TaskEntry, TaskSettings, label_of
 from vlrl.config.url_entries import parts
@@ -329,6 +329,20 @@ class LimitsSettings(Settings):
         "answers of a step, before the run ends with an error that names who was missing where.")
 
 
+def _with_reference(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the settings with algo.reference as services.reference says. ValueError where both say something."""
+    services, algo = values.get("services"), values.get("algo") or {}
+    wanted = FOLLOWS.get(str(services.get("reference"))) if isinstance(services, Mapping) else None
+    if wanted is None or not isinstance(algo, Mapping):
+        return values
+    given = algo.get("reference") or "auto"
+    name = given.get("name", "auto") if isinstance(given, Mapping) else given
+    if name not in ("auto", wanted):
+        raise ValueError(f"services.reference={services['reference']} and algo.reference={name}: a run has one "
+                         "reference policy. Leave one of them out")
+    return {**values, "algo": {**algo, "reference": given if name == wanted else {"name": wanted}}}
+
+
 class Config(Settings):
     """All settings of a run."""
 
@@ -376,7 +390,7 @@ class Config(Settings):
         if isinstance(values, Mapping):
             values = {k: v for k, v in values.items() if v is not None or k not in ("task", "tasks")}
             named = {k: {"name": values[k]} for k in SHORT if isinstance(values.get(k), str)}
-            return {**values, **named}
+            return _with_reference({**values, **named})
         return values
 
     @model_validator(mode="after")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -60,8 +60,16 @@ class ClipSettings(Settings):
     keep: Positive = Field(default=16384, description="Embeddings that are kept in memory, of pictures and texts.")
 
 
+FOLLOWS = {"start": "frozen", "ema": "ema"}
+"""services.reference -> algo.reference."""
+
+
 class ServicesSettings(Settings):
     """Models beside the policy that rewards ask."""
 
+    reference: Literal["", "start", "ema"] = Field(
+        default="", description="Whose log-probabilities services.reference_logprobs gives: start = the model that the "
+        "run began with, ema = one that follows the policy slowly. Short for algo.reference=frozen or ema; empty = as "
+        "algo.reference says.")
     judge: JudgeSettings = JudgeSettings()
     clip: ClipSettings = ClipSettings()

@@ -79,7 +79,7 @@ class TaskEntry(TaskSettings):
 
 
 _METRIC_GROUPS = ("reward", "completion", "groups", "tokens", "curriculum", "variants", "prompts", "rollouts", "time",
-                  "memory", "balance", "judge", "clip")
+                  "memory", "balance", "judge", "clip", "logprobs", "reward_model")
 
 
 def label_of(name: str) -> str:

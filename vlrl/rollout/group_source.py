@@ -316,6 +316,7 @@ class GroupSource:
                 **(self.answering.branch.metrics() if self.answering.branch else {}),
                 **(self.answering.search.metrics() if self.answering.search else {}),
                 **(self.answering.guide.metrics() if self.answering.guide else {}),
+                **(self.answering.likelihoods.metrics("train") if self.answering.likelihoods else {}),
                 **(self.answering.services.metrics("train", self.step) if self.answering.services else {})}
 
     def _partial_metrics(self) -> dict[str, float]:

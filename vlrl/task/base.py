@@ -99,6 +99,11 @@ class Task:
         """Parts that compare the answers of a group, merged over those of `score`; [] = none."""
         return []
 
+    def readings(self, service: str, sample: Sample, answers: Sequence[Answer]) -> Sequence[Any]:
+        """Returns what the service "policy_logprobs" or "reference_logprobs" is to read of a group before it is scored,
+        where the task needs it: answers, or a services.Reading of a text in place of what one says."""
+        return answers
+
     def oracle(self, sample: Sample) -> str | None:
         """Returns a perfect answer, or None when the sample has no label."""
         return None

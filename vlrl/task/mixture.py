@@ -142,6 +142,9 @@ class Mixture(Task):
     def score_group(self, sample: Sample, answers: Sequence[Answer], services: Any) -> list[Parts]:
         return self.of(sample).score_group(sample, answers, services)
 
+    def readings(self, service: str, sample: Sample, answers: Sequence[Answer]) -> Sequence[Any]:
+        return self.of(sample).readings(service, sample, answers)
+
     def oracle(self, sample: Sample) -> str | None:
         return self.of(sample).oracle(sample)
 

@@ -262,7 +262,8 @@ class Session:
                 continue
             with parts.clock("eval"):
                 record, groups = evaluate(parts.task, parts.prefetch, parts.engine, self.config, split, done,
-                                          self.progress.busy, answering.reference, answering.score, answering.services)
+                                          self.progress.busy, answering.likelihoods, answering.score,
+                                          answering.services)
                 if not parts.source.generates:
                     record = {**record, **heldout_loss(parts, split, done)}
                 path = self.folder.write_rollouts(done, comm.rank(), groups, split=split)
