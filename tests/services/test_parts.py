@@ -95,6 +95,26 @@ def test_rubrics_are_judged_criterion_by_criterion(tmp_path):
         assert column(found, "rubric") == [None, None] and [s.reward for s in found] == [None, None]
 
 
+def agreement(q, body):
+    said = number(q["reasoning"])
+    return {"agrees": "unclear" if said is None else "same" if said == number(q["answer"]) else "other"}
+
+
+def test_reasoning_that_comes_to_the_answer(tmp_path):
+    """Of four correct answers one is told apart by lines further up, and one is lost; of a wrong one nothing is asked.
+    """
+    task = task_of("reasoned", rewards={"accuracy": 0, "format": 0})
+    thoughts = ["is 4", "is 5", "who knows", "is 5\n.\n.\n.", "lost 4"]
+    texts = [*(f"<think>{t}</think><answer>4</answer>" for t in thoughts), "<think>4</think><answer>5</answer>",
+             "<answer>4</answer>"]
+    script = lambda body, n: 400 if "lost" in quotes(body)["reasoning"] else says(agreement)(body, n)  # noqa: E731
+    with judging(script, tmp_path, retries=0) as (server, judge):
+        sample, services = task.sample_from_row(ROW), Services(given={"judge": judge.at(PLACE)})
+        found = score_group(task, sample, [*map(parse_answer, texts)], 2, services)
+        assert column(found, "reasoned") == [1, -1, 0, 0, None, 0, 0] and count_of(server) == 5
+        assert [s.reward for s in found] == [0.5, -0.5, 0, 0, None, 0, 0]
+
+
 def better(q, body):
     return {"better": "first" if number(q["first"]) > number(q["second"]) else "second"}
 

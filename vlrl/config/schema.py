@@ -459,7 +459,7 @@ class Config(Settings):
         if self.asynchronous.max_staleness:
             return (f"algo.guided asks for second attempts once answers are scored, and async.max_staleness="
                     f"{self.asynchronous.max_staleness} draws them ahead of that: set async.max_staleness=0, or {off}")
-        if keep in ("mixed", "pass_range"):
+        if keep in ("mixed", "pass_range", "std_ema"):
             return (f"curriculum.keep={keep} drops groups without a correct answer, which are those that algo.guided "
                     f"asks again: set curriculum.keep=all, or {off}")
         return ""

@@ -130,7 +130,7 @@ class GroupSource:
             groups, held = groups | mine, {}
         chosen = intake.chosen()
         self.dropped = [*probed.values(), *(g for number, g in groups.items() if number not in {*chosen})]
-        self.filters.oversample.observe([*intake.outcomes.values()])
+        self.filters.observe([*intake.outcomes.values()])
         self.horizon.observe([*intake.outcomes.values()])
         self.tally.note(intake, chosen, [*probes.values()])
         return [groups[number] for number in chosen if number in groups]

@@ -425,7 +425,7 @@ def _reads_outcome(run: Run) -> bool:
     each = [(place, named) for place, found in acting.items() for named in (
         found if isinstance(found, tuple) else (found,))]
     return (any(":" in named.name or named.name in JUDGED[place] for place, named in each)
-            or curriculum.name not in ("uniform", "sequential") or curriculum.keep.name not in ("all", "mixed")
+            or curriculum.name not in ("uniform", "sequential") or curriculum.keep.name not in ("all", "mixed", "std_ema")
             or curriculum.select.name not in ("first", "most_varied") or curriculum.oversample.name != "fixed")
 
 
