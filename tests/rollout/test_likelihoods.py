@@ -18,7 +18,7 @@ from vlrl.models.packing import pack, pieces_of
 from vlrl.models.reference import Reference
 from vlrl.rollout.generate import Visit, make_group, plain_visits
 from vlrl.rollout.likelihoods import Likelihoods, answer_span
-from vlrl.task.services import Reading
+from vlrl.task.services import Key, Reading
 from vlrl.types import Completion, Sample
 
 SEVEN = Sample(id="7", row={"n": 7, "answer": "7"})
@@ -140,7 +140,8 @@ def test_any_text_in_place_is_found_again(reader, before, text):
     row, (start, end) = read._instead(completion(encode, f"{before}<answer>x</answer>"), text, "x")
     shown = decode(encode.answer_ids(text)[:-1])
     assert shown in decode(row.tokens[start:end]) and 0 <= start <= end == len(row.tokens)
-    assert not text or decode(row.tokens[:start]).rstrip("\ufffd").startswith(decode(encode.answer_ids(before)[:-1])[:5])
+    begin = decode(encode.answer_ids(before)[:-1])[:5]
+    assert not text or decode(row.tokens[:start]).startswith(begin)
 
 
 # --- in a group -------------------------------------------------------------------------------------------------------
@@ -163,7 +164,8 @@ def test_the_group_is_handed_its_own_answers_values():
     prompt = scripted(lambda prompt, i: "").encode(task, SEVEN)
 
     def group(*values):
-        likely = {"reference_logprobs": {(i, None): np.asarray(v) for i, v in enumerate(values)}} if values else None
+        known: dict[Key, np.ndarray] = {(i, None): np.asarray(v) for i, v in enumerate(values)}
+        likely = {"reference_logprobs": known} if values else None
         return make_group(task, SEVEN, prompt, answers, group_id="0", split="train", step=0, likely=likely)
 
     found = group(np.log([0.25, 1.0]), np.log([0.5]))
@@ -177,8 +179,10 @@ def test_the_group_is_handed_its_own_answers_values():
 
 
 class Broken(Both):
+    text: str = ""
+
     def readings(self, service, sample, answers):
-        return [Reading(answers[0], self.text)] if hasattr(self, "text") else answers[9]
+        return [Reading(answers[0], self.text)] if self.text else answers[9]
 
 
 def test_readings_that_fail_name_the_task(reader):

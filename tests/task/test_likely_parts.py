@@ -46,7 +46,8 @@ def test_the_reference_answer_in_place_of_one_s_own():
     task = task_of("likelihood", rewards={"accuracy": 0, "format": 0})
     assert task.needs == {"policy_logprobs": ("likelihood",)}
     sample = task.sample_from_row(ROW)
-    answers = [parse_answer(t) for t in ("<think>a</think><answer>5</answer>", "<think>b</think><answer>4</answer>", "4")]
+    texts = ("<think>a</think><answer>5</answer>", "<think>b</think><answer>4</answer>", "4")
+    answers = [parse_answer(text) for text in texts]
     values = {"a": [0.5], "b": [0.6, 1.0], "": []}
 
     def value_of(one):
@@ -67,7 +68,7 @@ def test_a_row_without_a_target_is_unscorable():
     task.target = lambda sample: None
     assert task.readings("policy_logprobs", sample, answers) == []
     (found,) = score_group(task, sample, answers, 0, likely(task, sample, answers, "policy_logprobs", None))
-    assert found.reward is None and "has no target" in found.error
+    assert found.reward is None and "has no target" in (found.error or "")
 
 
 def test_correct_answers_that_the_reference_finds_likely():

@@ -23,7 +23,8 @@ class TaskSettings(BaseModel):
         default_factory=dict, description="Weight per part: a number, or [[step, weight], ...] joined by lines.")
     parts: Names = Field(
         default=(), description="Further reward parts, which any task can have, each a name or {name: ..., options}: "
-        "judge, cascade, general_verdict, rubric, reasoned, pairwise, tournament, likelihood, consistency "
+        "judge, cascade, general_verdict, rubric, reasoned, pairwise, tournament, likelihood, consistency, "
+        "reward_model "
         "(docs/services.md), or own file.py:function. task.rewards.<part> sets the weight.")
     combine: str = Field(
         default="auto", description="How parts become the reward: sum, product, gate:<part> (the others count where it "

@@ -108,6 +108,12 @@ class Task:
         """Returns a perfect answer, or None when the sample has no label."""
         return None
 
+    def pair(self, sample: Sample) -> tuple[str, str] | None:
+        """Returns a better and a worse answer to a sample, of which a reward model learns (docs/services.md); None
+        where there are none. The default is the row's `chosen` and `rejected`."""
+        better, worse = sample.get("chosen"), sample.get("rejected")
+        return (better, worse) if isinstance(better, str) and isinstance(worse, str) else None
+
     def variants(self, sample: Sample, n: int, step: int) -> Sequence[Variant]:
         """Further answers drawn with other media (shuffled frames, a noisy image), beside or among the `n` of the
         group; () = none. The same for the same arguments. Evaluations draw none."""

@@ -10,8 +10,8 @@ A part is a function `(task, sample, answers, services, *, options) -> [{part: v
     @part({"polite": 1.0}, needs=("judge",))        # part -> weight where task.rewards does not say another
     def polite(task, sample, answers, services, *, words: int = 3): ...
 
-Those that come with vlrl are in judged_parts.py, compared_parts.py and likely_parts.py; one's own is path/file.py:name
-or module:name. Parts of a service that is not there are left out, as a task's own are.
+Those that come with vlrl are in judged_parts.py, compared_parts.py, likely_parts.py and scored_parts.py; one's own is
+path/file.py:name or module:name. Parts of a service that is not there are left out, as a task's own are.
 """
 
 from __future__ import annotations
@@ -32,11 +32,13 @@ from vlrl.task.compared_parts import pairwise, tournament
 from vlrl.task.judged_parts import cascade, general_verdict, judge, reasoned, rubric
 from vlrl.task.likely_parts import consistency, likelihood
 from vlrl.task.part import ATTRIBUTE, Offer
+from vlrl.task.scored_parts import reward_model
 from vlrl.types import Answer, Parts, Sample
 
 PARTS: Mapping[str, Callable[..., list[Parts]]] = {
     "judge": judge, "cascade": cascade, "general_verdict": general_verdict, "rubric": rubric, "pairwise": pairwise,
-    "tournament": tournament, "consistency": consistency, "likelihood": likelihood, "reasoned": reasoned}
+    "tournament": tournament, "consistency": consistency, "likelihood": likelihood, "reasoned": reasoned,
+    "reward_model": reward_model}
 """By name."""
 
 

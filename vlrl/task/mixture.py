@@ -148,6 +148,9 @@ class Mixture(Task):
     def oracle(self, sample: Sample) -> str | None:
         return self.of(sample).oracle(sample)
 
+    def pair(self, sample: Sample) -> tuple[str, str] | None:
+        return self.of(sample).pair(sample)
+
     def variants(self, sample: Sample, n: int, step: int) -> Sequence[Variant]:
         return self.of(sample).variants(sample, n, step)
 

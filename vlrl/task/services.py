@@ -88,7 +88,18 @@ class Clip(Protocol):
         ...
 
 
-SERVICES: Mapping[str, type] = {**dict.fromkeys(LOGPROBS, Logprobs), "judge": Judge, "clip": Clip}
+class RewardModel(Protocol):
+    """`services.reward_model`: how good a model that was trained for it finds answers."""
+
+    def __call__(self, question: str, media: Sequence[Media], answers: Sequence[str]) -> list[tuple[float, ...] | None]:
+        """Returns of each answer the scores of all models (services.reward_model.name), on whatever scale they have;
+        None where one of them has none, and what rests on it is unscorable.
+        """
+        ...
+
+
+SERVICES: Mapping[str, type] = {**dict.fromkeys(LOGPROBS, Logprobs), "judge": Judge, "clip": Clip,
+                                "reward_model": RewardModel}
 """Every service that a task may need, by name."""
 
 
@@ -97,7 +108,8 @@ FAILED = "service: "
 
 
 _WAYS = {"judge": "Give it one with services.judge.url and services.judge.model. ",
-         "clip": "Give it one with services.clip.name. "}
+         "clip": "Give it one with services.clip.name. ",
+         "reward_model": "Give it one with services.reward_model.name. "}
 
 
 class AbsentService(TaskError, AttributeError):

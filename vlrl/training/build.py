@@ -139,6 +139,9 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
     check_engine(config)
     deepspeed_zero.check(config)
     algorithm = algorithm or Algorithm(config)
+    if algorithm.scores_pairs and make_source.generates:
+        raise ConfigError(f"algo.loss={config.algo.loss.name} learns from pairs of given answers: start it with vlrl "
+                          "sft, or a stage of kind sft")
     if not comm.is_main():
         transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
