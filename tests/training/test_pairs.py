@@ -13,13 +13,18 @@ from vlrl.algo.algorithm import Algorithm
 from vlrl.curriculum import Draw
 from vlrl.errors import ConfigError, DataError
 from vlrl.models import packing
-from vlrl.models.critic import HEAD, RewardHead
+from vlrl.models.critic import HEAD
+from vlrl.models.fsdp import check
+from vlrl.rewards.text import parse_answer
 from vlrl.rollout.generate import Asked
 from vlrl.rollout.pairs import paired
 from vlrl.services.provided import provide
 from vlrl.services.replies import Place
 from vlrl.services.reward_model import RewardModel
 from vlrl.task import load_class
+from vlrl.task.scoring import score_group
+from vlrl.task.services import Services
+from vlrl.training.build_task import make_task
 from vlrl.training.loop import train as train_loop
 from vlrl.training.sft import supervised, train
 from vlrl.training.update import make_optimizer, update
@@ -44,8 +49,8 @@ def write(folder, counts=(24, 12)):
 
 
 def words(folder, model, *more):
-    return [f"model.name={model}", "model.train=[language]", "model.lora.rank=0", f"run.dir={folder}/run", "steps=4", "save.every=2",
-            "eval.every=2", f"data.train={folder}/train.jsonl", f"data.heldout={folder}/heldout.jsonl",
+    return [f"model.name={model}", "model.train=[language]", "model.lora.rank=0", f"run.dir={folder}/run", "steps=4",
+            "save.every=2", "eval.every=2", f"data.train={folder}/train.jsonl", f"data.heldout={folder}/heldout.jsonl",
             "rollout.prompts_per_step=4", "eval.samples=12", "train.lr=1e-3", "train.tokens_per_batch=400", *more]
 
 
@@ -55,7 +60,8 @@ def config_of(folder, model, *more):
 
 def groups_of(policy, encode, count=5):
     task = load_class("preference")(recipe="respond")
-    asked = [Asked(i, Draw(i, 0), s, encode(task, s)) for i, s in enumerate(map(task.sample_from_row, map(row, range(count))))]
+    samples = [task.sample_from_row(row(i)) for i in range(count)]
+    asked = [Asked(i, Draw(i, 0), s, encode(task, s)) for i, s in enumerate(samples)]
     return paired(task, encode, asked, 0)
 
 
@@ -72,7 +78,8 @@ def test_a_pair_is_the_better_answer_and_the_other(made):
     _, encode, _ = made
     first, second = groups_of(made[0], encode, 2)
     assert [r.reward for r in first.rollouts] == [1, 0] and [r.correct for r in first.rollouts] == [True, False]
-    assert first.rollouts[0].completion.text == "red blue green grey" and second.rollouts[1].completion.text == "blue green"
+    assert first.rollouts[0].completion.text == "red blue green grey"
+    assert second.rollouts[1].completion.text == "blue green"
     assert encode.processor.tokenizer.decode(first.prompt.ids).count("Which colours has picture 0?") == 1
     task = load_class("preference")()
     sample = task.sample_from_row(row(0))
@@ -93,7 +100,7 @@ def gradient(made, tokens, order=1, **train_):
 
 def test_the_gradient_is_that_of_a_plain_forward_and_of_no_packing(made):
     """One answer at a time: the hidden state at its last word, the layer, the softplus of the difference."""
-    policy, encode, config = made
+    policy, encode, _ = made
     parameters = dict(policy.trainable())
     head = policy.critic.layer
     policy.model.eval()
@@ -105,7 +112,8 @@ def test_the_gradient_is_that_of_a_plain_forward_and_of_no_packing(made):
             piece = packing.Piece(group.prompt, (r.completion.tokens,), (0,))
             inputs = policy.inputs(packing.make_batch([piece], "padded").inputs)
             hidden = policy.model(**inputs, output_hidden_states=True).hidden_states[-1][0]
-            scores.append((hidden[len(group.prompt) + len(r.completion.tokens) - 2] * head.weight[0]).sum() + head.bias[0])
+            state = hidden[len(group.prompt) + len(r.completion.tokens) - 2]
+            scores.append((state * head.weight[0]).sum() + head.bias[0])
         total = total + torch.nn.functional.softplus(scores[1] - scores[0]) / len(groups)
     wanted = torch.autograd.grad(total, [*parameters.values(), head.weight], allow_unused=True)
     policy.model.train()
@@ -121,12 +129,10 @@ def test_the_gradient_is_that_of_a_plain_forward_and_of_no_packing(made):
 
 def test_what_does_not_go_together(tmp_path, tiny_models):
     config = config_of(tmp_path, tiny_models[FAMILY])
-    with pytest.raises(ConfigError, match="algo.loss=bradley_terry learns from pairs.*vlrl sft"):
+    with pytest.raises(ConfigError, match=r"algo\.loss=bradley_terry learns from pairs.*vlrl sft"):
         train_loop(config)
     assert supervised(config).save.best == "accuracy"
-    with pytest.raises(ConfigError, match="train.sharding=zero2 does not go with algo.loss=bradley_terry"):
-        from vlrl.models.fsdp import check
-
+    with pytest.raises(ConfigError, match=r"train\.sharding=zero2 does not go with algo\.loss=bradley_terry"):
         check(config.model_copy(update={"train": config.train.model_copy(update={"sharding": "zero2"})}), 2)
 
 
@@ -189,14 +195,10 @@ def test_the_service_scores_as_the_run_does(made, saved, tmp_path):
 
 
 def test_failures_are_counted_and_never_paid(saved, tmp_path):
-    from vlrl.task.services import Services
-    from vlrl.task.scoring import score_group
-    from vlrl.training.build_task import make_task
-    from vlrl.rewards.text import parse_answer
-
-    config = configs.validate({"task": {"name": "qa", "parts": ["reward_model"], "rewards": {"accuracy": 0, "format": 0}},
-                               "model": {"name": "none"}, "limits": {"prompt_tokens": 60}, "run": {"dir": str(tmp_path)},
-                               "services": {"reward_model": {"name": str(saved)}}})
+    config = configs.validate({
+        "task": {"name": "qa", "parts": ["reward_model"], "rewards": {"accuracy": 0, "format": 0}},
+        "model": {"name": "none"}, "limits": {"prompt_tokens": 60}, "run": {"dir": str(tmp_path)},
+        "services": {"reward_model": {"name": str(saved)}}})
     task = make_task(config)
     provided = provide(config, task)
     for question, failed in (("2 + 2?", 0), ("why? " * 80, 2)):

@@ -340,7 +340,8 @@ def _with_reference(values: Mapping[str, Any]) -> Mapping[str, Any]:
     if name not in ("auto", wanted):
         raise ValueError(f"services.reference={services['reference']} and algo.reference={name}: a run has one "
                          "reference policy. Leave one of them out")
-    return {**values, "algo": {**algo, "reference": given if name == wanted else {"name": wanted}}}
+    options = given if isinstance(given, Mapping) else {}
+    return {**values, "algo": {**algo, "reference": {**options, "name": wanted}}}
 
 
 class Config(Settings):

@@ -23,7 +23,7 @@ class TaskSettings(BaseModel):
         default_factory=dict, description="Weight per part: a number, or [[step, weight], ...] joined by lines.")
     parts: Names = Field(
         default=(), description="Further reward parts, which any task can have, each a name or {name: ..., options}: "
-        "judge, cascade, general_verdict, rubric, reasoned, pairwise, tournament, likelihood, consistency, "
+        "judge, cascade, general_verdict, rubric, reasoned, pairwise, tournament, principles, likelihood, consistency, "
         "reward_model "
         "(docs/services.md), or own file.py:function. task.rewards.<part> sets the weight.")
     combine: str = Field(

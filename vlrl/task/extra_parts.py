@@ -28,7 +28,7 @@ from vlrl.config.base import Named, refuse_bool
 from vlrl.config.registry import resolve
 from vlrl.errors import ConfigError, TaskError, did_you_mean
 from vlrl.task.base import Task, Weight, usual_outcome
-from vlrl.task.compared_parts import pairwise, tournament
+from vlrl.task.compared_parts import pairwise, principles, tournament
 from vlrl.task.judged_parts import cascade, general_verdict, judge, reasoned, rubric
 from vlrl.task.likely_parts import consistency, likelihood
 from vlrl.task.part import ATTRIBUTE, Offer
@@ -37,8 +37,8 @@ from vlrl.types import Answer, Parts, Sample
 
 PARTS: Mapping[str, Callable[..., list[Parts]]] = {
     "judge": judge, "cascade": cascade, "general_verdict": general_verdict, "rubric": rubric, "pairwise": pairwise,
-    "tournament": tournament, "consistency": consistency, "likelihood": likelihood, "reasoned": reasoned,
-    "reward_model": reward_model}
+    "tournament": tournament, "principles": principles, "consistency": consistency, "likelihood": likelihood,
+    "reasoned": reasoned, "reward_model": reward_model}
 """By name."""
 
 

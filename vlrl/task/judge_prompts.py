@@ -8,6 +8,7 @@ Everything that is quoted is others' text (rewards/verdicts.py). An answer comes
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from vlrl.rewards.verdicts import Fields, form, quoted
@@ -77,6 +78,21 @@ def scores_prompt(question: str, right: str, first: str, second: str) -> str:
     """Returns the question for scores of two answers, in comparison (fields SCORES)."""
     return _pair("Score two answers to a question in comparison with each other, from 0 to 10. Their order and length "
                  "mean nothing.", question, right, first, second, SCORES)
+
+
+def grades(count: int) -> Fields:
+    """Returns the fields of a reply that grades so many answers: answer_1, answer_2, ... from 1 to 10."""
+    return {f"answer_{i + 1}": (1.0, 10.0) for i in range(count)}
+
+
+def principles_prompt(question: str, right: str, answers: Sequence[str]) -> str:
+    """Returns the question for principles, critiques by them, and a grade of each answer (fields `grades`)."""
+    known = [f"Reference answer:\n{quoted('reference', right)}"] if right else []
+    listed = [f"Answer {i + 1}:\n{quoted('answer', text)}" for i, text in enumerate(answers)]
+    return _joined("Write down the principles by which answers to this question are to be judged, with weights. "
+                   "Then criticise every answer by them, and grade each from 1 to 10. Their order and length mean "
+                   "nothing.", _RULE, f"Question:\n{quoted('question', question)}", *known, *listed,
+                   form(grades(len(answers))))
 
 
 def _pair(task: str, question: str, right: str, first: str, second: str, fields: Fields) -> str:
