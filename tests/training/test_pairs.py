@@ -133,25 +133,24 @@ def test_what_does_not_go_together(tmp_path, tiny_models):
         train_loop(config)
     assert supervised(config).save.best == "accuracy"
     with pytest.raises(ConfigError, match=r"train\.sharding=zero2 does not go with algo\.loss=bradley_terry"):
-        check(config.model_copy(update={"train": config.train.model_copy(update={"sharding": "zero2"})}), 2)
+        check(config.model_copy(update={"train": config.train.model_copy(update={"sharding": "zero2"})}))
 
 
 @pytest.mark.slow
 def test_it_learns_resumes_and_scores(tmp_path, tiny_models):
     """Longer answers were better: held-out pairs too are told apart. A run that stops and goes on is the same run."""
     model = tiny_models[FAMILY]
-    more = ("steps=30", "train.lr=3e-3", "eval.every=0", "save.every=15")
+    more = ("steps=30", "train.lr=3e-3", "eval.every=15", "save.every=15")
     session = train(config_of(tmp_path / "a", model, *more))
     lines = metrics(session.folder.path)
     assert lines[-1]["pairs/accuracy"] > 0.9 and lines[-1]["pairs/loss"] < lines[0]["pairs/loss"] - 0.2
-    first, last = metrics(session.folder.path, "eval.jsonl")
+    first, _, last = metrics(session.folder.path, "eval.jsonl")
     assert first["accuracy"] == 0.5 and first["loss"] == pytest.approx(np.log(2), abs=1e-6)
     assert last["accuracy"] > 0.9 and last["n"] == 12 and last["accuracy/ci95_low"] <= last["accuracy"]
     path = session.folder.path / "checkpoints" / "step-000030"
     assert (path / HEAD).is_file()
 
-    half = config_of(tmp_path / "b", model, *more, "steps=15")
-    train(half.model_copy(update={"steps": 15}))
+    train(config_of(tmp_path / "b", model, *more, "steps=15"))
     train(config_of(tmp_path / "b", model, *more))
     assert_same_run(tmp_path / "b" / "run", session.folder.path, steps=30)
 

@@ -17,8 +17,6 @@ from pydantic import Field
 from vlrl.algo import group_terms
 from vlrl.algo.clip import AboveOne, Reach, clipping, surrogate
 from vlrl.algo.inputs import LossInputs, Metrics, requires
-from vlrl.algo.pairs import bradley_terry
-from vlrl.config.algo import PAIRS
 
 _AboveZero = Annotated[float, Field(gt=0)]
 _Share = Annotated[float, Field(ge=0, le=1)]
@@ -216,5 +214,4 @@ def _sequence_quantile(x: LossInputs, values: torch.Tensor, q: float) -> torch.T
 LOSSES: dict[str, Any] = {
     "ppo_clip": ppo_clip, "gspo": gspo, "gspo_token": gspo_token, "gspo_turn": gspo_turn, "cispo": cispo, "sapo": sapo,
     "gmpo": gmpo, "vespo": vespo, "reinforce": reinforce, "gpg": reinforce, "kimi": kimi, "dppo_tv": dppo_tv,
-    "rover": rover, "simko": simko, "supervised": supervised,
-    PAIRS: bradley_terry, **group_terms.LOSSES}
+    "rover": rover, "simko": simko, "supervised": supervised, **group_terms.LOSSES}
