@@ -329,7 +329,7 @@ RESUME = [
            (f"{_MIXTURE}::test_shares_go_on_where_they_were",), "every task goes on with the sampler of the first"),
     Mutant("vlrl/training/checkpointing.py", "checkpoint.freeze(state)))", "checkpoint.view(state)))", _BEGAN,
            "a checkpoint holds the optimizer of a later step than its weights"),
-    Mutant("vlrl/training/checkpointing.py", "weights=policy.copied_weights())", "weights=None)", _BEGAN,
+    Mutant("vlrl/training/checkpointing.py", "weights=policy.copied_weights(), head", "weights=None, head", _BEGAN,
            "a checkpoint holds the weights of a later step than its optimizer"),
     Mutant("vlrl/training/checkpointing.py", "self.last == step and self._waiting", "self.last == step", _REST,
            "a save that failed counts as done"),
