@@ -180,12 +180,10 @@ def test_grades_by_principles(tmp_path):
     task = task_of({"name": "principles", "samples": 3}, rewards={"accuracy": 0, "format": 0})
     with judging(graded, tmp_path, concurrency=1) as (server, judge):
         found = column(scored(judge, task, ["1", "5", "3", "7"]), "principles")
-        assert count_of(server) == len({tuple(order) for order in seen}) > 1
-        orders = [*map(tuple, seen)]
-        assert all(sorted(order) == [1, 3, 5, 7] for order in orders)
-        if len(orders) == 3:
-            wanted = [sum(v + order.index(v) / 8 for order in orders) / 3 for v in (1, 5, 3, 7)]
-            assert found == pytest.approx(wanted, abs=1e-9)
+        assert count_of(server) == len({tuple(order) for order in seen}) == 3
+        assert all(sorted(order) == [1, 3, 5, 7] for order in seen)
+        wanted = [sum(v + order.index(v) / 8 for order in seen) / 3 for v in (1, 5, 3, 7)]
+        assert found == pytest.approx(wanted, abs=1e-9)
         assert column(scored(judge, task, ["6"]), "principles") == [6]
     lost = lambda body, n: 400 if n == 1 else graded(body, n)  # noqa: E731
     seen = []

@@ -331,17 +331,16 @@ class LimitsSettings(Settings):
 
 def _with_reference(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns the settings with algo.reference as services.reference says. ValueError where both say something."""
-    services, algo = values.get("services"), values.get("algo") or {}
-    wanted = FOLLOWS.get(str(services.get("reference"))) if isinstance(services, Mapping) else None
-    if wanted is None or not isinstance(algo, Mapping):
+    services, algo = values.get("services") or {}, values.get("algo") or {}
+    asked = services.get("reference") if isinstance(services, Mapping) else None
+    if not isinstance(asked, str) or asked not in FOLLOWS or not isinstance(algo, Mapping):
         return values
     given = algo.get("reference") or "auto"
-    name = given.get("name", "auto") if isinstance(given, Mapping) else given
-    if name not in ("auto", wanted):
-        raise ValueError(f"services.reference={services['reference']} and algo.reference={name}: a run has one "
-                         "reference policy. Leave one of them out")
-    options = given if isinstance(given, Mapping) else {}
-    return {**values, "algo": {**algo, "reference": {**options, "name": wanted}}}
+    options = given if isinstance(given, Mapping) else {"name": given}
+    if options.get("name", "auto") not in ("auto", FOLLOWS[asked]):
+        raise ValueError(f"services.reference={asked} and algo.reference={options['name']}: a run has one reference "
+                         "policy. Leave one of them out")
+    return {**values, "algo": {**algo, "reference": {**options, "name": FOLLOWS[asked]}}}
 
 
 class Config(Settings):

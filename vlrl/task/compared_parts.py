@@ -138,14 +138,14 @@ def _power(count: int) -> int:
 def principles(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *,
                samples: Annotated[int, Field(ge=1)] = 4, media: bool = True, reasoning: bool = False) -> list[Parts]:
     """Mean grade, from 1 to 10, of an answer beside the others of its group: a judge writes principles, criticises all
-    answers by them and grades them, `samples` times in an order drawn anew by sample and step. Those without a reply
+    answers by them and grades them, in up to `samples` orders that are drawn by sample and step. Those without a reply
     are left out; without any there is no value. DeepSeek-GRM (arXiv 2504.02495), which adds the grades up.
 
     With services.judge.json_schema=false the judge has room to write before its grades.
     """
     texts, count = [a.text if reasoning else a.final for a in answers], len(answers)
     question, right, shown = asked(task, sample), reference(task, sample), tuple(sample.media) if media else ()
-    orders = [_order(f"{task.seed}/{sample.id}/{answers[0].step}/{k}", count) for k in range(samples)]
+    orders = _orders(f"{task.seed}/{sample.id}/{answers[0].step}", count, samples)
     replies = services.judge([Question(principles_prompt(question, right, [texts[i] for i in order]), shown,
                                        grades(count)) for order in orders])
     found: list[list[float]] = [[] for _ in answers]
@@ -156,11 +156,15 @@ def principles(task: Task, sample: Sample, answers: Sequence[Answer], services: 
     return [{"principles": fmean(values) if values else None} for values in found]
 
 
-def _order(key: str, count: int) -> list[int]:
-    """Returns the numbers below `count` in an order that is the same for the same key."""
-    order = list(range(count))
-    random.Random(zlib.crc32(key.encode("utf-8", "backslashreplace"))).shuffle(order)
-    return order
+def _orders(key: str, count: int, most: int) -> list[list[int]]:
+    """Returns up to `most` different orders of the numbers below `count`, the same for the same key."""
+    draw, orders = random.Random(zlib.crc32(key.encode("utf-8", "backslashreplace"))), list[list[int]]()
+    for _ in range(8 * most):  # of few answers there are few orders
+        order = draw.sample(range(count), count)
+        orders += [order] if order not in orders else []
+        if len(orders) == most:
+            break
+    return orders
 
 
 def _fields(reply: str | None, fields: Any) -> dict[str, Any] | None:
