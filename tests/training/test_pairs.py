@@ -24,6 +24,7 @@ from vlrl.services.reward_model import RewardModel
 from vlrl.task import load_class
 from vlrl.task.scoring import score_group
 from vlrl.task.services import Services
+from vlrl.tools.export import export
 from vlrl.training.build_task import make_task
 from vlrl.training.loop import train as train_loop
 from vlrl.training.sft import supervised, train
@@ -159,6 +160,10 @@ def test_it_learns_resumes_and_scores(tmp_path, tiny_models):
     scorer = RewardModel(serve)
     found = scorer("Which colours has picture 3?", (), ["red", "red blue green grey pink"])
     assert found[1][0] > found[0][0]
+    export(session.folder.path, tmp_path / "out")
+    copied = configs.validate({"task": "qa", "model": {"name": str(model)},
+                               "services": {"reward_model": {"name": str(tmp_path / "out")}}})
+    assert RewardModel(copied)("Which colours has picture 3?", (), ["red", "red blue green grey pink"]) == found
 
 
 @pytest.fixture(scope="module")
