@@ -13,10 +13,13 @@ from tests.conftest import SAMPLES
 from tests.helpers import load, settings
 from tests.rollout.test_group_source import Number
 from tests.rollout.test_group_source import source as scripted
+from vlrl.algo.algorithm import Algorithm
+from vlrl.config.schema import AlgoSettings
+from vlrl.curriculum import Draw
 from vlrl.errors import TaskError
 from vlrl.models.packing import pack, pieces_of
 from vlrl.models.reference import Reference
-from vlrl.rollout.generate import Visit, make_group, plain_visits
+from vlrl.rollout.generate import Asked, Visit, make_group, plain_visits
 from vlrl.rollout.likelihoods import Likelihoods, answer_span
 from vlrl.task.services import Key, Reading
 from vlrl.types import Completion, Sample
@@ -195,3 +198,26 @@ def test_readings_that_fail_name_the_task(reader):
     episode = replace(visits[0].members[0][1], episode_id="e")
     with pytest.raises(TaskError, match="is for plain answers"):
         read([replace(visits[0], members=[("", episode)])], "train", 0)
+
+
+def test_the_greedy_answer_is_read_too():
+    """It is the baseline of rewards that likelihoods are part of."""
+    read = []
+
+    def likelihoods(visits, split, step):
+        read.append([len(visit.members) for visit in visits])
+        return [{"reference_logprobs": {(i, None): np.log([0.5]) for i in range(len(v.members))}} for v in visits]
+
+    s = scripted(lambda prompt, i: prompt.text)
+    task = Sure()
+    task.name = "number"
+    s.task = s.answering.task = task
+    s.answering.algorithm = Algorithm(s.config.model_copy(update={"algo": AlgoSettings.model_validate(
+        {"advantage": "remax"})}))
+    s.answering.likelihoods = likelihoods
+    groups = [group for group in s.answering.groups(
+        [Asked(i, Draw(i, 0), one, s.encode(task, one)) for i, one in enumerate(s.samples[k] for k in range(2))], 0)]
+    assert read == [[3, 3], [1, 1]]
+    for group in groups:
+        (greedy,) = group.aside
+        assert greedy.parts["sure"] == pytest.approx(0.5) and greedy.reward is not None

@@ -244,11 +244,14 @@ class Answering:
         if not self._with_greedy:
             return list(groups)
         made = self.engine.generate(self._greedy(asked))
+        visits = plain_visits([(a.number, a.sample, a.prompt) for a in asked], made)
+        likely = self.likelihoods(visits, "train", self.step) if self.likelihoods else [None] * len(made)
         out: list[Group | Held] = []
-        for a, group, answers in zip(asked, groups, made, strict=True):
+        for a, group, answers, known in zip(asked, groups, made, likely, strict=True):
             assert isinstance(group, Group)  # partial.check
             alone = make_group(self.task, a.sample, a.prompt, answers, group_id=group.id, split=group.split,
-                               step=self.step, policy_step=self.policy_step, score=self.score, served=self.services)
+                               step=self.step, likely=known, policy_step=self.policy_step, score=self.score,
+                               served=self.services)
             greedy = replace(alone.rollouts[0], index=len(group.rollouts) + len(group.aside), variant=GREEDY)
             out.append(replace(group, aside=(*group.aside, greedy)))
         return out
