@@ -215,8 +215,8 @@ def test_the_greedy_answer_is_read_too():
     s.answering.algorithm = Algorithm(s.config.model_copy(update={"algo": AlgoSettings.model_validate(
         {"advantage": "remax"})}))
     s.answering.likelihoods = likelihoods
-    groups = [group for group in s.answering.groups(
-        [Asked(i, Draw(i, 0), one, s.encode(task, one)) for i, one in enumerate(s.samples[k] for k in range(2))], 0)]
+    asked = [Asked(i, Draw(i, 0), s.samples[i], s.encode(task, s.samples[i])) for i in range(2)]
+    groups = s.answering.groups(asked, 0)
     assert read == [[3, 3], [1, 1]]
     for group in groups:
         (greedy,) = group.aside
