@@ -41,6 +41,17 @@ def test_the_tokens_of_the_last_answer(text, content):
     assert decode(tokens[start:end]) == content
 
 
+@pytest.mark.parametrize(("pieces", "span"), [
+    (["<answer>", "ca", "t</", "answer>"], (1, 3)), (["<ans", "wer>c", "at", "</answer>"], (1, 3)),
+    (["x<answer>y", "</answer>z"], (0, 1)), (["<answer>", "ab"], (1, 2)),
+    (["<answer>", "", "ab", "", "</answer>"], (2, 4))])
+def test_a_token_that_holds_part_of_a_tag_counts(pieces, span):
+    def decode(ids):
+        return "".join(pieces[i] for i in ids)
+
+    assert answer_span(np.arange(len(pieces)), decode) == span
+
+
 # --- against a plain forward ------------------------------------------------------------------------------------------
 
 
