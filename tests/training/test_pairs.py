@@ -1,11 +1,13 @@
 """A reward model learned from pairs of answers: its gradient, its runs, and the service that it becomes."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from tests.conftest import noise
 from tests.e2e.runs import assert_same_run, metrics
 from tests.helpers import load, settings
 from vlrl import config as configs
@@ -29,6 +31,7 @@ from vlrl.training.build_task import make_task
 from vlrl.training.loop import train as train_loop
 from vlrl.training.sft import supervised, train
 from vlrl.training.update import make_optimizer, update
+from vlrl.types import Media
 
 FAMILY = "qwen3_vl"
 WORDS = ("red", "blue", "green", "grey", "pink", "white", "black", "brown")
@@ -175,27 +178,27 @@ def saved(made, tmp_path_factory):
     return folder
 
 
-def test_the_service_scores_as_the_run_does(made, saved, tmp_path):
-    """Of an answer the value at its last token, read by a plain forward; a text alone and with an image."""
+@pytest.mark.parametrize("shown", [(), (Media(source=noise(3, 64, 48)),)], ids=["text", "image"])
+def test_the_service_scores_as_the_run_does(made, saved, tmp_path, shown):
+    """Of an answer the value at its last token, read by a plain forward."""
     policy, encode, _ = made
     config = configs.validate({"task": {"name": "qa", "parts": ["reward_model"]}, "model": {"name": "none"},
                                "services": {"reward_model": {"name": [str(saved), str(saved)]}},
                                "run": {"dir": str(tmp_path)}})
-    scorer = RewardModel(config)
-    (group,) = groups_of(policy, encode, 1)
-    texts = [r.completion.text for r in group.rollouts]
-    wanted = []
-    for r in group.rollouts:
-        piece = packing.Piece(group.prompt, (r.completion.tokens,), (0,))
-        inputs = policy.inputs(packing.make_batch([piece], "padded").inputs)
+    scorer, task = RewardModel(config), load_class("preference")(recipe="respond")
+    sample = replace(task.sample_from_row(row(0)), media=shown)
+    prompt, wanted = encode(task, sample), []
+    for text in sample["responses"]:
+        tokens = encode.answer_ids(text)
+        inputs = policy.inputs(packing.make_batch([packing.Piece(prompt, (tokens,), (0,))], "padded").inputs)
         with torch.no_grad(), policy.evaluating():
-            hidden = policy.model(**inputs, output_hidden_states=True).hidden_states[-1][0]
-        state = hidden[len(group.prompt) + len(r.completion.tokens) - 2]
-        wanted.append(float(state @ policy.critic.layer.weight[0].detach() + policy.critic.layer.bias[0].detach()))
-    found = scorer(group.sample["question"], (), texts)
+            state = policy.model(**inputs, output_hidden_states=True).hidden_states[-1][0, len(prompt) + len(tokens) - 2]
+            wanted.append(float(state @ policy.critic.layer.weight[0] + policy.critic.layer.bias[0]))
+    found = scorer(sample["question"], shown, sample["responses"])
     assert [one[0] for one in found] == pytest.approx(wanted, abs=1e-5) and all(a == b for a, b in found)
-    assert [scorer(group.sample["question"], (), [text])[0][0] for text in texts] == pytest.approx(wanted, abs=1e-5)
-    assert scorer("x", (), []) == [] and abs(wanted[0] - wanted[1]) > 1e-3
+    alone = [scorer(sample["question"], shown, [text])[0][0] for text in sample["responses"]]
+    assert alone == pytest.approx(wanted, abs=1e-5) and abs(wanted[0] - wanted[1]) > 1e-3
+    assert scorer("x", (), []) == []
 
 
 def test_failures_are_counted_and_never_paid(saved, tmp_path):

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from vlrl.config.schema import Config, LoraSettings, ModelSettings
+from vlrl.config.schema import Config, LoraSettings
 from vlrl.config.services import RewardModelSettings
 from vlrl.errors import ConfigError, DataError
 from vlrl.models import hub, loading
@@ -84,7 +84,7 @@ class Headed:
     def __init__(self, folder: Path, config: Config, device: torch.device):
         settings = config.model.model_copy(update={
             "name": str(folder), "lora": LoraSettings(), "max_pixels": None, "min_pixels": None,
-            "chat_template_kwargs": {}, "feature_cache_mib": ModelSettings.model_fields["feature_cache_mib"].default})
+            "chat_template_kwargs": {}, "feature_cache_mib": 0})
         dtype = loading.compute_dtype(settings)
         model = loading.load_model(folder, dtype, f"services.reward_model.name={str(folder)!r}", device=device)
         family = family_of(model.config)
