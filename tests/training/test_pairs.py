@@ -192,7 +192,8 @@ def test_the_service_scores_as_the_run_does(made, saved, tmp_path, shown):
         tokens = encode.answer_ids(text)
         inputs = policy.inputs(packing.make_batch([packing.Piece(prompt, (tokens,), (0,))], "padded").inputs)
         with torch.no_grad(), policy.evaluating():
-            state = policy.model(**inputs, output_hidden_states=True).hidden_states[-1][0, len(prompt) + len(tokens) - 2]
+            hidden = policy.model(**inputs, output_hidden_states=True).hidden_states[-1][0]
+            state = hidden[len(prompt) + len(tokens) - 2]
             wanted.append(float(state @ policy.critic.layer.weight[0] + policy.critic.layer.bias[0]))
     found = scorer(sample["question"], shown, sample["responses"])
     assert [one[0] for one in found] == pytest.approx(wanted, abs=1e-5) and all(a == b for a, b in found)
