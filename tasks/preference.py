@@ -1,7 +1,9 @@
 """Preference: which of two responses to a question is better.
 
-`task.recipe` chooses how to ask and what to pay, `task.order` in which order the two responses stand. Rows: `question`,
-`responses` (two texts), `answer` (1 or 2, the better one), and if wanted `image`, `images` or `video`, and `category`.
+`task.recipe` chooses how to ask and what to pay, `task.order` in which order the two responses stand. Both teach
+judges: one that writes which is better, by `vlrl sft` or RL, and with recipe=respond one that scores a response. Rows:
+`question`, `responses` (two texts), `answer` (1 or 2, the better one), and if wanted `image`, `images` or `video`, and
+`category`.
 """
 
 from __future__ import annotations
@@ -99,12 +101,24 @@ R1_REWARD = _recipe(
     group=_consistency, needs={"judge": ("consistency",)})
 
 
+def _better(sample: Sample) -> str:
+    return sample["responses"][sample["answer"] - 1]
+
+
+RESPOND = PairRecipe(
+    prompt="{question}", rewards={"accuracy": 1.0}, read=lambda _task, _sample, answer: answer.text,
+    score=lambda _task, sample, answer: {"accuracy": float(answer.text.strip() == _better(sample).strip())},
+    target=lambda _task, sample: _better(sample), oracle=lambda _task, sample: _better(sample),
+    find=lambda text: text, say=lambda text: text)
+
+
 class Preference(RecipeTask):
     """Which of two responses is better: see `task.recipe`. Parts of the default: `accuracy` 0 or 1, `format` 0 or 1."""
 
-    _recipes = {"direct": DIRECT, "r1_reward": R1_REWARD}
+    _recipes = {"direct": DIRECT, "r1_reward": R1_REWARD, "respond": RESPOND}
     recipe: str = "direct"
-    """How to ask and what to pay: direct, r1_reward, or own module:function that returns a Recipe."""
+    """How to ask and what to pay: direct, r1_reward, respond (the question alone, of whose responses a reward model
+    learns), or own module:function that returns a Recipe."""
     order: Literal["as_is", "swapped", "both"] = "as_is"
     """The order in which a row's responses are shown: as they stand, the other way round, or both, one after the other,
     as two samples."""
@@ -124,6 +138,12 @@ class Preference(RecipeTask):
             place, order = divmod(i, len(orders))
             return self.swapped(base[place]) if orders[order] else base[place]
         return base if orders == (False,) else Drawn(len(base) * len(orders), make)
+
+    def pair(self, sample: Sample) -> tuple[str, str] | None:
+        """Returns the better response and the other one; None where the prompt shows both."""
+        better = _better(sample)
+        other = sample["responses"][2 - sample["answer"]]
+        return (better, other) if self.used is RESPOND else None
 
     def swapped(self, sample: Sample) -> Sample:
         """Returns the sample with its responses the other way round; `pair` is the id of the row."""

@@ -196,3 +196,16 @@ def test_a_run_folder_that_yaml_reads_as_false_is_refused(tmp_path):
     file.write_text("extends: tiny.yaml\ntask: grounding\nrun: {dir: no}\n")
     with pytest.raises(ConfigError, match=r"run\.dir=False: a text is needed, and YAML reads no.*in quotes"):
         loading.load(file)
+
+
+def test_the_reference_of_services_is_that_of_algo():
+    def reference(*words):
+        found = loading.load(ROOT / "configs" / "quickstart.yaml", [*words]).algo.reference
+        return found.name, dict(found.options)
+
+    assert reference("services.reference=ema") == ("ema", {})
+    assert reference("services.reference=start") == ("frozen", {})
+    assert reference("services.reference=ema", "algo.reference.every=2") == ("ema", {"every": 2})
+    assert reference("services.reference=ema", "algo.reference={name: ema, decay: 0.5}") == ("ema", {"decay": 0.5})
+    with pytest.raises(ConfigError, match=r"services\.reference=start and algo\.reference=ema"):
+        reference("services.reference=start", "algo.reference=ema")

@@ -67,3 +67,28 @@ def test_oversampling_follows_the_share_of_groups_that_tell_something():
     assert some.oversample.factor == pytest.approx(1.25) and some.oversampled(4) == 5
     some.oversample.observe(GROUPS[:1])  # none: as for the most
     assert some.oversample.factor == pytest.approx(0.25 * 4 + 0.75 * 1.25)
+
+
+def test_groups_that_vary_little_beside_those_of_earlier_steps():
+    """Standard deviations .5, .4 and .1; two steps are free, then half of the moving average of the steps' means is
+    asked for: .45, then .75 * .45 + .25 * .25 = .4, then 0.34375 with a step of .1 and .2."""
+    def spread(s):
+        return Outcome(Draw(0, 0), (0.5 - s, 0.5 + s), (True, False))
+
+    some = filters(keep={"name": "std_ema", "beta": 0.5, "decay": 0.75, "start": 2}, oversample={"name": "ema"})
+    assert some.keep(spread(0.0)) and some.keep(spread(0.1))
+    some.observe([spread(0.5), spread(0.4), Outcome(Draw(0, 0), (None,), (None,))])
+    assert some.keep.function.mean == pytest.approx(0.45) and some.keep(spread(0.0))
+    some.observe([spread(0.5), spread(0.0)])
+    assert some.keep.function.mean == pytest.approx(0.4)
+    assert [some.keep(spread(s)) for s in (0.0, 0.19, 0.2001, 0.5)] == [False, False, True, True]
+    assert not some.keep(Outcome(Draw(0, 0), (None, None), (None, None)))
+    again = filters(keep={"name": "std_ema", "beta": 0.5, "decay": 0.75, "start": 2}, oversample={"name": "ema"})
+    again.load_state_dict(some.state_dict())
+    again.observe([spread(0.1), spread(0.25)])
+    assert again.keep.function.mean == pytest.approx(0.34375)
+    assert again.oversample.factor == pytest.approx(some.oversample.factor * 0.9 + 0.1)
+    assert [again.keep(spread(s)) for s in (0.171, 0.172)] == [False, True]
+    plain = filters(keep="mixed")
+    plain.observe(GROUPS)
+    assert plain.state_dict() == {}

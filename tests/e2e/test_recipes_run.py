@@ -35,7 +35,7 @@ RECIPES = {
     "preference": "r1_reward",
 }
 NAMES = [f"{folder}/{name}" for folder, names in RECIPES.items() for name in names.split()]
-NO_RECIPES = {"tiny", "digits"}
+NO_RECIPES = {"tiny", "digits", "reward_model"}
 SMALL = ("model.lora.dropout=0", "rollout.prompts_per_step=2", "rollout.minibatches=1",
          "rollout.max_new_tokens=8", "train.lr=1e-3", "steps=2", "eval.samples=0", "log.samples_every=0",
          "curriculum.keep=all")

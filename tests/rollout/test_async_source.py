@@ -64,7 +64,7 @@ class Stamped(ScriptedEngine):
             return super().generate(requests, done)
 
 
-def source(staleness=1, engine=None, kind=Pipelined, task=None, algorithm=None, reference=None, **more):
+def source(staleness=1, engine=None, kind=Pipelined, task=None, algorithm=None, likelihoods=None, **more):
     BAD.clear()
     given = {"async": {"max_staleness": staleness}, "algo": {"correction": "token_truncate"}} if staleness else {}
     config = validate({"task": "x", "model": {"name": "x"}, "steps": 9, "rollout": {"group_size": 3}, **given, **more})
@@ -72,7 +72,7 @@ def source(staleness=1, engine=None, kind=Pipelined, task=None, algorithm=None, 
     task.name = "number"
     samples = task.samples("train")
     answering = Answering(config, task, engine or Stamped(), Clock(), algorithm or Algorithm(config),
-                          reference=reference)
+                          likelihoods=likelihoods)
     return kind(answering, encode, Sequential(Prompts(len(samples), 0)), samples)
 
 
@@ -230,16 +230,17 @@ def test_a_task_of_the_main_thread_alone_is_scored_there():
         s.close()
 
 
-def test_the_reference_is_asked_in_the_main_thread():
+def test_log_probabilities_are_read_in_the_main_thread():
     """It computes on all processes together."""
     asked = []
 
-    def reference(groups):
+    def likelihoods(visits, split, step):
         assert threading.current_thread() is threading.main_thread()
-        asked.append(len(groups))
-        return [[None for _ in made] for _, made in groups]
+        asked.append(len(visits))
+        return [{} for _ in visits]
 
-    s = source(reference=reference)
+    likelihoods.metrics = lambda split: {}
+    s = source(likelihoods=likelihoods)
     assert [{r.policy_step for g in groups for r in g.rollouts} for groups in steps(s, 0, 3)] == [{0}, {0}, {1}]
     assert asked == [2, 2, 2]
     s.close()

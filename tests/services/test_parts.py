@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tests.services.stub import PLACE, count_of, judging, quotes, says, text_of
+from tests.services.stub import PLACE, QUOTED, count_of, judging, quotes, says, text_of
 from vlrl import config as configs
 from vlrl.errors import ConfigError, TaskError
 from vlrl.rewards.text import parse_answer
@@ -95,6 +95,26 @@ def test_rubrics_are_judged_criterion_by_criterion(tmp_path):
         assert column(found, "rubric") == [None, None] and [s.reward for s in found] == [None, None]
 
 
+def agreement(q, body):
+    said = number(q["reasoning"])
+    return {"agrees": "unclear" if said is None else "same" if said == number(q["answer"]) else "other"}
+
+
+def test_reasoning_that_comes_to_the_answer(tmp_path):
+    """Of four correct answers one is told apart by lines further up, and one is lost; of a wrong one nothing is asked.
+    """
+    task = task_of("reasoned", rewards={"accuracy": 0, "format": 0})
+    thoughts = ["is 4", "is 5", "who knows", "is 5\n.\n.\n.", "lost 4"]
+    texts = [*(f"<think>{t}</think><answer>4</answer>" for t in thoughts), "<think>4</think><answer>5</answer>",
+             "<answer>4</answer>"]
+    script = lambda body, n: 400 if "lost" in quotes(body)["reasoning"] else says(agreement)(body, n)  # noqa: E731
+    with judging(script, tmp_path, retries=0) as (server, judge):
+        sample, services = task.sample_from_row(ROW), Services(given={"judge": judge.at(PLACE)})
+        found = score_group(task, sample, [*map(parse_answer, texts)], 2, services)
+        assert column(found, "reasoned") == [1, -1, 0, 0, None, 0, 0] and count_of(server) == 5
+        assert [s.reward for s in found] == [0.5, -0.5, 0, 0, None, 0, 0]
+
+
 def better(q, body):
     return {"better": "first" if number(q["first"]) > number(q["second"]) else "second"}
 
@@ -147,6 +167,32 @@ def test_a_noiseless_judge_ranks_the_best_first_and_the_rewards_are_a_ranking(tm
     with judging(lambda body, n: 400 if n == 4 else says(scores)(body, n), tmp_path / "2", retries=0,
                  concurrency=1) as (_, judge):
         assert column(scored(judge, task, ["1", "2", "3", "4"]), "tournament") == [None] * 4
+
+
+def test_grades_by_principles(tmp_path):
+    """Grades are the answers themselves plus the place at which they stand; of two orders one is lost, then both."""
+    def graded(body, n):
+        found = [said for name, _, said in QUOTED.findall(text_of(body)) if name == "answer"]
+        seen.append([number(said) for said in found])
+        return json.dumps({f"answer_{i + 1}": min(10, number(said) + i / 8) for i, said in enumerate(found)})
+
+    seen = []
+    task = task_of({"name": "principles", "samples": 3}, rewards={"accuracy": 0, "format": 0})
+    with judging(graded, tmp_path, concurrency=1) as (server, judge):
+        found = column(scored(judge, task, ["1", "5", "3", "7"]), "principles")
+        assert count_of(server) == len({tuple(order) for order in seen}) == 3
+        assert all(sorted(order) == [1, 3, 5, 7] for order in seen)
+        wanted = [sum(v + order.index(v) / 8 for order in seen) / 3 for v in (1, 5, 3, 7)]
+        assert found == pytest.approx(wanted, abs=1e-9)
+        assert column(scored(judge, task, ["6"]), "principles") == [6]
+    lost = lambda body, n: 400 if n == 1 else graded(body, n)  # noqa: E731
+    seen = []
+    with judging(lost, tmp_path / "2", retries=0, concurrency=1) as (_, judge):
+        found = column(scored(judge, task, ["1", "5", "3", "7"]), "principles")
+        wanted = [sum(v + order.index(v) / 8 for order in seen) / len(seen) for v in (1, 5, 3, 7)]
+        assert len(seen) == 2 and found == pytest.approx(wanted, abs=1e-9)
+    with judging(lambda body, n: "I refuse", tmp_path / "3", retries=0) as (_, judge):
+        assert column(scored(judge, task, ["1", "5"]), "principles") == [None, None]
 
 
 # --- parts and tasks --------------------------------------------------------------------------------------------------

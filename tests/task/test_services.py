@@ -1,25 +1,16 @@
-"""Services of score_group: answers of variants, the reference policy, and what is not there."""
+"""Services of score_group: answers of variants, and what is not there."""
 
-from dataclasses import replace
-
-import numpy as np
 import pytest
-import torch
 
-from tests.conftest import SAMPLES
 from tests.e2e.runs import write_config
-from tests.helpers import load, settings
 from tests.rollout.test_group_source import Number
 from tests.rollout.test_group_source import source as scripted
 from vlrl import config as configs
 from vlrl.errors import ConfigError, TaskError
-from vlrl.models.packing import pack, pieces_of
-from vlrl.models.reference import Reference, answer_span
-from vlrl.rollout.generate import make_group
 from vlrl.task.scoring import score_group
 from vlrl.task.services import AbsentService, Services, less, unserved_parts, without_absent
 from vlrl.training.loop import train
-from vlrl.types import Answer, Completion, Sample
+from vlrl.types import Answer, Sample
 
 # --- what is not there ------------------------------------------------------------------------------------------------
 
@@ -99,78 +90,3 @@ def test_training_stops_at_its_start(tmp_path):
     (tmp_path / "shades.py").write_text(text.replace("    rewards", '    needs = {"clip": ["short"]}\n    rewards'))
     with pytest.raises(ConfigError, match=r"'Shades'|'shades'.*'short' needs the service 'clip'.*task.rewards.short=0"):
         train(configs.load(path, [f"run.dir={tmp_path}/run"]))
-
-
-# --- the reference policy ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("text", "content"), [
-    ("<think>a</think><answer>no</answer><answer>cat</answer> end", "cat"), ("<answer>cat", "cat"), ("cat", ""),
-    ("<answer></answer>x", ""), ("<answer>", ""), ("</answer><answer>ü b</answer>", "ü b"), ("", "")])
-def test_the_tokens_of_the_last_answer(text, content):
-    tokens = np.frombuffer(text.encode(), np.uint8)
-
-    def decode(ids):
-        return bytes(ids).decode("utf-8", "replace")
-
-    start, end = answer_span(tokens, decode)
-    assert decode(tokens[start:end]) == content
-
-
-@pytest.mark.parametrize("more", [{}, pytest.param({"lora": {"rank": 4}}, marks=pytest.mark.slow)])
-def test_reference_logprobs_are_those_of_the_frozen_policy(tiny_models, more):
-    folder = tiny_models["qwen3_vl"]
-    config = settings(folder, model={"name": str(folder), **more}, train={"tokens_per_batch": 60})
-    policy, encode = load(config)
-    policy.keep_reference()
-    task = Number()
-    prompts = [encode(task, replace(SAMPLES[kind], row={"n": kind})) for kind in ("image", "text")]
-    texts = ["<think>no</think><answer>a cat</answer>", "none", "<answer>two dogs"]
-
-    def completion(text):
-        ids = encode.answer_ids(text)
-        return Completion(tokens=ids, logprobs=np.zeros(len(ids)), loss_mask=np.ones(len(ids), bool), text=text,
-                          finish_reason="stop")
-
-    made = [completion(text) for text in texts]
-    whole = pieces_of([prompts[0]] * 3 + [prompts[1]], [c.tokens for c in [*made, made[0]]], 10**6)
-    with torch.no_grad():
-        (batch,) = pack(whole, 10**6, "padded")
-        values = policy.logprobs(batch, 1.0).logprobs
-        for _, parameter in policy.trainable():
-            parameter.add_(torch.randn_like(parameter), alpha=0.3)  # the policy moves away, the reference stays
-    found = Reference(policy, config)([(prompts[0], made), (prompts[1], made[:1])])
-    decode = encode.processor.tokenizer.decode
-    for i, (value, c) in enumerate(zip([*found[0], *found[1]], [*made, made[0]], strict=True)):
-        start, end = answer_span(c.tokens[:-1], decode)
-        assert np.allclose(value, values[batch.rollout_id == i].numpy()[start:end], atol=1e-5), i
-        assert len(value) == end - start
-    assert [len(v) > 0 for v in found[0]] == [True, False, True]
-    assert decode(made[2].tokens[-1 - len(found[0][2]):-1]) == "two dogs"
-
-
-class Sure(Number):
-    rewards = {"right": 1.0, "sure": 0.5}
-    needs = {"reference_logprobs"}
-    copies = False
-
-    def score_group(self, sample, answers, services):
-        given = [replace(a) for a in answers] if self.copies else answers[::-1]
-        return [{"sure": float(np.exp(v.mean()))} for v in services.reference_logprobs(given)[::-1]]
-
-
-def test_the_group_is_handed_its_own_answers_values():
-    task = Sure()
-    made = [Completion(tokens=np.arange(3), logprobs=np.zeros(3), loss_mask=np.ones(3, bool), text=text,
-                       finish_reason="stop") for text in ("7", "8")]
-    prompt = scripted(lambda prompt, i: "").encode(task, SEVEN)
-
-    def group(reference):
-        return make_group(task, SEVEN, prompt, made, group_id="0", split="train", step=0, reference=reference)
-
-    found = group([np.log([0.25, 1.0]), np.log([0.5])])
-    assert [r.parts["sure"] for r in found.rollouts] == pytest.approx([0.5, 0.5])
-    assert group(None).weights == {"right": 1.0}  # an evaluation without the service
-    task.copies = True
-    with pytest.raises(TaskError, match="none of a variant aside and no copies"):
-        group([np.zeros(1), np.zeros(1)])

@@ -193,7 +193,8 @@ def test_every_config_scores_its_perfect_answer(name):
     sample = task.sample_from_row(ROW)
     right, silent = score_group(task, sample, [parse_answer(t) for t in (task.oracle(sample), "")], 0)
     assert right.reward == sum(task.weights_at(0).values()) and silent.reward == 0
-    assert name == "tiny" or "(2505.02835)" in CONFIGS[name].read_text(encoding="utf-8")
+    paper = {"tiny": "", "r1_reward": "(2505.02835)", "reward_model": "(2009.01325)"}[name]
+    assert paper in CONFIGS[name].read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("recipe", TABLES)

@@ -11,9 +11,12 @@ import torch
 from vlrl.algo.advantage import ADVANTAGES
 from vlrl.algo.control import KLCoefficient
 from vlrl.algo.demonstrations import MIXES
+from vlrl.algo.gae import value_loss
 from vlrl.algo.guided import LOSSES
+from vlrl.algo.inputs import LossInputs, Metrics
 from vlrl.algo.named import Bound, bind
 from vlrl.algo.objective import Objective
+from vlrl.algo.pairs import pair_loss
 from vlrl.algo.recompose import BATCHES
 from vlrl.algo.reference import REFERENCES
 from vlrl.algo.shaping import SHAPINGS
@@ -62,6 +65,17 @@ class Algorithm:
         in_reward = {"kl"} if self.config.algo.kl_coef and self.config.algo.kl_in == "reward" else set()
         beside = self.guided.requires if self.guided else frozenset()
         return self.objective.requires | before | in_reward | beside
+
+    @property
+    def scores_pairs(self) -> bool:
+        """Whether a head learns to score answers from pairs of them, in place of the policy term."""
+        return "pairs" in self.objective.requires
+
+    def head_loss(self, x: LossInputs, values: torch.Tensor, clip: float | None) -> tuple[torch.Tensor, Metrics]:
+        """Returns what the layer on the hidden states learns from its values [N] of a micro-batch, and metrics."""
+        if self.scores_pairs:
+            return pair_loss(x, values, float(self.objective.term.options.get("centre", 0.0)))
+        return value_loss(x, values, clip)
 
     @property
     def needs_reference(self) -> bool:

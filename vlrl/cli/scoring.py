@@ -119,7 +119,8 @@ def _stream(config: Config, source: str, output: str, keep_going: bool) -> None:
 @contextlib.contextmanager
 def _services(config: Config, task: Task) -> Iterator[Provided | None]:
     """Those of services.*, where one is configured: to import them takes a while."""
-    if not (config.services.judge.url or config.services.clip.name):
+    services = config.services
+    if not (services.judge.url or services.clip.name or services.reward_model.name):
         yield None
         return
     from vlrl.services.provided import serving

@@ -9,6 +9,12 @@ from pydantic import Field, model_validator
 
 from vlrl.config.base import Count, Fraction, Named, Names, NonNegative, Positive, Rate, Settings
 
+PAIRS = "bradley_terry"
+"""The loss of a run that learns to score answers from pairs of them."""
+SUPERVISED = ("supervised", PAIRS)
+"""Losses of `vlrl sft`."""
+HEAD_LR = 1e-3
+
 CLIPS = ("clip_low", "clip_high")
 """Settings of algo that are options of algo.loss by another way."""
 

@@ -23,6 +23,7 @@ from pydantic import BaseModel
 from yaml.composer import ComposerError
 
 import vlrl
+from vlrl.config.algo import SUPERVISED
 from vlrl.config.base import Named, Settings
 from vlrl.config.describe import describe as describe_settings
 from vlrl.config.merging import kind_of, merge
@@ -173,7 +174,7 @@ def differences(old: Config, new: Config) -> list[str]:
 
 def refuse_other_kind(old: Config, new: Config, folder: str | Path) -> None:
     """Raises RunError where a supervised run is to go on as an RL run, or the other way round."""
-    before, now = ("a supervised run (vlrl sft)" if c.algo.loss.name == "supervised" else "an RL run (vlrl train)"
+    before, now = ("a supervised run (vlrl sft)" if c.algo.loss.name in SUPERVISED else "an RL run (vlrl train)"
                    for c in (old, new))
     if before != now:
         raise RunError(f"{folder} holds {before}, and this is {now}. Choose another run.dir; to begin with its "

@@ -13,8 +13,8 @@ from vlrl.config.base import Beta, Count, Fraction, NonNegative, Positive, Rate,
 from vlrl.config.engine import PLACES, EngineSettings
 from vlrl.config.episodes import EnvironmentSettings, EpisodeSettings
 from vlrl.config.rollout import AsyncSettings, CurriculumSettings, RolloutSettings
+from vlrl.config.services import FOLLOWS, ServicesSettings
 from vlrl.config.services import PLACES as SERVICE_PLACES
-from vlrl.config.services import ServicesSettings
 from vlrl.config.stages import MergeSettings, RoundsSettings, StageEntry
 from vlrl.config.tasks import TaskEntry, TaskSettings, label_of
 from vlrl.config.url_entries import parts
@@ -334,6 +334,20 @@ class LimitsSettings(Settings):
         "answers of a step, before the run ends with an error that names who was missing where.")
 
 
+def _with_reference(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the settings with algo.reference as services.reference says. ValueError where both say something."""
+    services, algo = values.get("services") or {}, values.get("algo") or {}
+    asked = services.get("reference") if isinstance(services, Mapping) else None
+    if not isinstance(asked, str) or asked not in FOLLOWS or not isinstance(algo, Mapping):
+        return values
+    given = algo.get("reference") or "auto"
+    options = given if isinstance(given, Mapping) else {"name": given}
+    if options.get("name", "auto") not in ("auto", FOLLOWS[asked]):
+        raise ValueError(f"services.reference={asked} and algo.reference={options['name']}: a run has one reference "
+                         "policy. Leave one of them out")
+    return {**values, "algo": {**algo, "reference": {**options, "name": FOLLOWS[asked]}}}
+
+
 class Config(Settings):
     """All settings of a run."""
 
@@ -381,7 +395,7 @@ class Config(Settings):
         if isinstance(values, Mapping):
             values = {k: v for k, v in values.items() if v is not None or k not in ("task", "tasks")}
             named = {k: {"name": values[k]} for k in SHORT if isinstance(values.get(k), str)}
-            return {**values, **named}
+            return _with_reference({**values, **named})
         return values
 
     @model_validator(mode="after")
@@ -450,7 +464,7 @@ class Config(Settings):
         if self.asynchronous.max_staleness:
             return (f"algo.guided asks for second attempts once answers are scored, and async.max_staleness="
                     f"{self.asynchronous.max_staleness} draws them ahead of that: set async.max_staleness=0, or {off}")
-        if keep in ("mixed", "pass_range"):
+        if keep in ("mixed", "pass_range", "std_ema"):
             return (f"curriculum.keep={keep} drops groups without a correct answer, which are those that algo.guided "
                     f"asks again: set curriculum.keep=all, or {off}")
         return ""

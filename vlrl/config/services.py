@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from vlrl.config.base import Count, NonNegative, Positive, Rate, Settings
 
-PLACES = ("services.clip.keep", *(f"services.judge.{name}" for name in (
+PLACES = ("services.clip.keep", "services.reward_model.keep", *(f"services.judge.{name}" for name in (
     "url", "key_env", "timeout_s", "retries", "concurrency", "per_minute", "cache", "price_in", "price_out")))
 """Settings of services that say where and how fast something is asked, and nothing of what is answered."""
 
@@ -60,8 +60,33 @@ class ClipSettings(Settings):
     keep: Positive = Field(default=16384, description="Embeddings that are kept in memory, of pictures and texts.")
 
 
+class RewardModelSettings(Settings):
+    """A model that scores answers, beside the policy: made by `vlrl sft` with algo.loss=bradley_terry, or a sequence
+    classifier of transformers."""
+
+    name: tuple[str, ...] = Field(default=(), description="Run folder, checkpoint, model folder or hub name; several = "
+                                  "an ensemble; [] = none.")
+    batch: Count = Field(default=0, description="Texts at a time that a sequence classifier reads; 0 = 32 on a GPU, "
+                         "and one by one on a CPU, where the last bits of a score then depend on nothing else.")
+    keep: Positive = Field(default=16384, description="Scores of a sequence classifier that are kept in memory.")
+
+    @field_validator("name", mode="before")
+    @classmethod
+    def _one(cls, value: Any) -> Any:
+        return ((value,) if value else ()) if isinstance(value, str) else value
+
+
+FOLLOWS = {"start": "frozen", "ema": "ema"}
+"""services.reference -> algo.reference."""
+
+
 class ServicesSettings(Settings):
     """Models beside the policy that rewards ask."""
 
+    reference: Literal["", "start", "ema"] = Field(
+        default="", description="Whose log-probabilities services.reference_logprobs gives: start = the model that the "
+        "run began with, ema = one that follows the policy slowly. Short for algo.reference=frozen or ema; empty = as "
+        "algo.reference says.")
     judge: JudgeSettings = JudgeSettings()
     clip: ClipSettings = ClipSettings()
+    reward_model: RewardModelSettings = RewardModelSettings()

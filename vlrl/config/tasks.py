@@ -23,8 +23,9 @@ class TaskSettings(BaseModel):
         default_factory=dict, description="Weight per part: a number, or [[step, weight], ...] joined by lines.")
     parts: Names = Field(
         default=(), description="Further reward parts, which any task can have, each a name or {name: ..., options}: "
-        "judge, cascade, general_verdict, rubric, pairwise, tournament (docs/services.md), or own file.py:function. "
-        "task.rewards.<part> sets the weight.")
+        "judge, cascade, general_verdict, rubric, reasoned, pairwise, tournament, principles, likelihood, consistency, "
+        "reward_model "
+        "(docs/services.md), or own file.py:function. task.rewards.<part> sets the weight.")
     combine: str = Field(
         default="auto", description="How parts become the reward: sum, product, gate:<part> (the others count where it "
         "is above 0) or gate:<part>>=<least>, max:<a>,<b> (the larger one, plus the rest), "
@@ -79,7 +80,7 @@ class TaskEntry(TaskSettings):
 
 
 _METRIC_GROUPS = ("reward", "completion", "groups", "tokens", "curriculum", "variants", "prompts", "rollouts", "time",
-                  "memory", "balance", "judge", "clip")
+                  "memory", "balance", "judge", "clip", "logprobs", "reward_model")
 
 
 def label_of(name: str) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import Field
 
 from vlrl.algo.named import bind
-from vlrl.config.base import Beta, Fraction
+from vlrl.config.base import Beta, Count, Fraction, NonNegative
 from vlrl.config.schema import CurriculumSettings
 from vlrl.curriculum.types import Outcome
 from vlrl.errors import ConfigError
@@ -48,7 +48,39 @@ class PassRange:
         return self.low <= outcome.pass_rate <= self.high
 
 
-KEEP = {"all": keep_all, "mixed": mixed, "pass_range": PassRange}
+class StdEma:
+    """Groups whose rewards have a standard deviation of at least `beta` times a moving average of it: m <- decay m +
+    (1 - decay) s after each step, s = the mean over its groups, m = s at first. All groups of the first `start` steps
+    are kept. RLPR (2506.18254) section 3.3."""
+
+    def __init__(self, beta: NonNegative = 0.5, decay: Beta = 0.99, start: Count = 5):
+        self.beta, self.decay, self.start = beta, decay, start
+        self.mean, self.steps = math.nan, 0
+
+    def __call__(self, outcome: Outcome) -> bool:
+        return self.steps < self.start or math.isnan(self.mean) or _spread(outcome) >= self.beta * self.mean
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Takes all groups of a step, those that were dropped too."""
+        spreads = [_spread(o) for o in outcomes if o.scored]
+        if spreads:
+            now = float(np.mean(spreads))
+            self.mean = now if math.isnan(self.mean) else self.decay * self.mean + (1 - self.decay) * now
+        self.steps += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"mean": self.mean, "steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.mean, self.steps = float(state["mean"]), int(state["steps"])
+
+
+def _spread(outcome: Outcome) -> float:
+    """Returns the standard deviation of the rewards of a group; -1 where none is known."""
+    return float(np.std(outcome.scored)) if outcome.scored else -1.0
+
+
+KEEP = {"all": keep_all, "mixed": mixed, "pass_range": PassRange, "std_ema": StdEma}
 
 
 # --- select -----------------------------------------------------------------------------------------------------------
@@ -67,7 +99,7 @@ def nearest_half(outcomes: Sequence[Outcome], count: int) -> list[int]:
 
 def most_varied(outcomes: Sequence[Outcome], count: int) -> list[int]:
     """Returns those whose rewards vary most; of equal ones the first."""
-    spread = [float(np.std(o.scored)) if o.scored else -1.0 for o in outcomes]
+    spread = [_spread(o) for o in outcomes]
     return sorted(sorted(range(len(outcomes)), key=lambda i: (-spread[i], i))[:count])
 
 
@@ -133,12 +165,21 @@ class Filters:
         """Returns how many groups are drawn for `count` wanted ones."""
         return math.ceil(round(count * self.oversample.factor, 9))  # 100 * 1.1 is a little above 110
 
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Takes all groups of a step once they were chosen from."""
+        for filter in (self.oversample, self.keep.function):
+            if hasattr(filter, "observe"):
+                filter.observe(outcomes)
+
     def state_dict(self) -> dict[str, Any]:
-        return self.oversample.state_dict()
+        keep = self.keep.state_dict()
+        return {**self.oversample.state_dict(), **({"keep": keep} if keep else {})}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state:
-            self.oversample.load_state_dict(state)
+        own = {name: value for name, value in state.items() if name != "keep"}
+        if own:
+            self.oversample.load_state_dict(own)
+        self.keep.load_state_dict(state.get("keep", {}))
 
 
 class Intake:

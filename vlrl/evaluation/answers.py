@@ -23,10 +23,9 @@ from vlrl.evaluation.probes import NotApplicable, probe
 from vlrl.evaluation.rows import Row, RowFile, cluster_hash, content_hash, prompt_hash
 from vlrl.evaluation.settings import Drawing
 from vlrl.models.processing import PromptTooLong
-from vlrl.models.reference import Reference
 from vlrl.rewards.confidence import read_confidence
 from vlrl.rollout.episodes import opened
-from vlrl.rollout.generate import answer_of, make_group
+from vlrl.rollout.generate import Likelihoods, answer_of, make_group, plain_visits
 from vlrl.rollout.group_source import (
     check_environment_errors,
     check_score_errors,
@@ -55,7 +54,7 @@ class Ready:
     task: Task
     prefetch: Prefetcher
     engine: Engine
-    reference: Reference | None = None
+    likelihoods: Likelihoods | None = None
     services: Provided | None = None
     remote: bool = False
     """Whether the engine is someone else's server: its errors are counted, and only what is missing is asked again."""
@@ -169,14 +168,14 @@ def _answered(one: _Asking, numbers: Sequence[int]) -> tuple[list[Group], list[R
     requests = [Request(prompt=prompt, n=drawing.answers, sampling=drawing.sampling(ready.config), key=one.key(number),
                         sample=sample) for number, sample, prompt in prompts]
     completions = ready.engine.generate(requests)
-    values = (ready.reference([(p, answers) for (*_, p), answers in zip(prompts, completions, strict=True)])
-              if ready.reference else [None] * len(prompts))
+    values = (ready.likelihoods(plain_visits(prompts, completions), one.split, one.step) if ready.likelihoods
+              else [None] * len(prompts))
     drawn_of = [[(i, c) for i, c in enumerate(answers) if not (ready.remote and c.error)] for answers in completions]
 
     def scored(i: int) -> Group:
         number, sample, prompt = prompts[i]
         return make_group(ready.task, sample, prompt, [c for _, c in drawn_of[i]], group_id=f"{one.split}-{number:06d}",
-                          split=one.split, step=one.step, reference=values[i], served=ready.services)
+                          split=one.split, step=one.step, likely=values[i], served=ready.services)
 
     made = side_by_side(ready.services, scored, range(len(prompts)))
     groups = [group for group, drawn in zip(made, drawn_of, strict=True) if drawn]

@@ -17,7 +17,7 @@ from vlrl.errors import DataError
 from vlrl.evaluation.stats import mean_ci
 from vlrl.models.processing import PromptTooLong
 from vlrl.rollout.episodes import opened
-from vlrl.rollout.generate import Reference, Score, answer_of, make_group, sampling_of
+from vlrl.rollout.generate import Likelihoods, Score, answer_of, make_group, plain_visits, sampling_of
 from vlrl.rollout.group_source import first_samples
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.services.provided import Provided, side_by_side
@@ -31,20 +31,20 @@ _CHUNK = 64
 
 def evaluate(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, split: str, step: int,
              tell: Callable[[str, int, int], None] | None = None,
-             reference: Reference | None = None, score: Score = score_all,
+             likelihoods: Likelihoods | None = None, score: Score = score_all,
              services: Provided | None = None) -> tuple[dict[str, Any], list[Group]]:
     """Returns one line of eval.jsonl and this process's groups of one answer each.
 
     Every metric has `<metric>/ci95_low` and `<metric>/ci95_high` (bootstrap over samples). Greedy unless
     eval.temperature is set. `correct_frac` is the share of correct answers (Task.correct). Samples that cannot be
     encoded count as `rejected`, answers without a reward as `unscorable`: neither as wrong. `tell(what, done, total)`
-    is called as the work proceeds. No variants are drawn; `reference` is needed by tasks that ask the reference policy,
-    whose parts are left out without it, `services` are those of `services.*`. Of a mixture the
+    is called as the work proceeds. No variants are drawn; `likelihoods` are needed by tasks that ask for
+    log-probabilities, whose parts are left out without them, `services` are those of `services.*`. Of a mixture the
     samples are those of every task in turn.
     """
     mine = list(enumerate(first_samples(task, split, config.eval.samples)))[comm.rank()::comm.world()]
     groups, rejected = comm.together(lambda: _answer(task, prefetch, engine, config, split, step, mine, tell,
-                                                            reference, score, services))
+                                                            likelihoods, score, services))
     groups = comm.together(lambda: [_measured(task, g) for g in groups])
     records = [r for part in comm.gather([_record(g) for g in groups]) for r in part]
     failed = sum(r["error"] is not None for r in records) / max(len(records), 1)
@@ -55,7 +55,7 @@ def evaluate(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, s
 
 def _answer(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, split: str, step: int,
             samples: Sequence[tuple[int, Sample]], tell: Callable[[str, int, int], None] | None,
-            reference: Reference | None, score: Score, services: Provided | None) -> tuple[list[Group], int]:
+            likelihoods: Likelihoods | None, score: Score, services: Provided | None) -> tuple[list[Group], int]:
     """Returns scored groups of one answer for numbered samples, and how many samples were rejected."""
     sampling = sampling_of(config.rollout, config.eval.temperature)
     stream = zlib.crc32(split.encode())
@@ -80,13 +80,13 @@ def _answer(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, sp
         requests = [Request(prompt=p, n=1, sampling=sampling, key=(1, stream, number), sample=sample)
                     for number, sample, p in prompts]
         completions = engine.generate(requests)
-        known = (reference([(p, answers) for (*_, p), answers in zip(prompts, completions, strict=True)]) if reference
+        known = (likelihoods(plain_visits(prompts, completions), split, step) if likelihoods
                  else [None] * len(prompts))
 
         def scored(i: int, prompts: Any = prompts, completions: Any = completions, known: Any = known) -> Group:
             number, sample, prompt = prompts[i]
             return make_group(task, sample, prompt, completions[i], group_id=f"{split}-{number:06d}", split=split,
-                              step=step, reference=known[i], score=score, served=services)
+                              step=step, likely=known[i], score=score, served=services)
 
         groups += side_by_side(services, scored, range(len(prompts)))
     return groups, rejected

@@ -1,16 +1,21 @@
-"""The critic (algo.critic): a linear layer on the policy's hidden states.
+"""Linear layers on the policy's hidden states: the critic (algo.critic), and the head of a reward model.
 
-It reads what enters the output layer in the passes that are computed anyway. Its weights are in no folder of the model:
-they are state of the trainer, with their optimizer group, and an exported model has none.
+They read what enters the output layer in the passes that are computed anyway, and are state of the trainer, with their
+optimizer group. The critic's weights are in no folder of the model, and an exported model has none; those of a reward
+model stand beside its own, in reward_head.safetensors.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from vlrl.config.algo import CriticSettings
+from vlrl.config.algo import HEAD_LR, PAIRS, AlgoSettings, CriticSettings
+
+HEAD = "reward_head.safetensors"
+"""The file of a reward model's head, beside the model's own."""
 
 
 class Critic(torch.nn.Module):
@@ -38,6 +43,25 @@ class Critic(torch.nn.Module):
         return step < self.settings.warmup
 
 
-def make_critic(settings: CriticSettings | None, base: Any, device: torch.device) -> Critic | None:
-    """Returns the critic of a transformers model, where the settings want one."""
-    return Critic(base.config.get_text_config().hidden_size, settings, device) if settings else None
+class RewardHead(Critic):
+    """The score of an answer: its value at the answer's last token, whose state has seen all of the text before it.
+
+    It learns from pairs of answers, at algo.loss.head_lr, and the model with it.
+    """
+
+    @classmethod
+    def of(cls, weights: Mapping[str, torch.Tensor], device: torch.device) -> RewardHead:
+        """Returns the head with weights that `save` wrote."""
+        head = cls(weights["layer.weight"].shape[1], CriticSettings(), device)
+        head.load_state_dict(dict(weights))
+        return head.requires_grad_(False)
+
+
+def make_critic(algo: AlgoSettings, base: Any, device: torch.device) -> Critic | None:
+    """Returns the critic of a transformers model, or the head of one that learns to score, where the settings want one.
+    """
+    width = base.config.get_text_config().hidden_size
+    if algo.loss.name == PAIRS:
+        lr = algo.loss.options.get("head_lr", HEAD_LR)
+        return RewardHead(width, CriticSettings(lr=lr, coef=1.0, clip=None), device)
+    return Critic(width, algo.critic, device) if algo.critic else None

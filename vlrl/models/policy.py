@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
+from safetensors.torch import save_file
 
 from vlrl.config.schema import Config, TrainSettings
 from vlrl.distributed import comm
 from vlrl.errors import ConfigError
 from vlrl.models import attention
 from vlrl.models import cost as balance
-from vlrl.models.critic import Critic, make_critic
+from vlrl.models.critic import HEAD, Critic, RewardHead, make_critic
 from vlrl.models.deepspeed_zero import Zero
 from vlrl.models.families import Family, agree, family_of
 from vlrl.models.flops import Cost, cost_model, patches_of
@@ -280,11 +281,12 @@ class Policy:
         if isinstance(self.shards, Zero):
             self.shards.scatter()
 
-    def save(self, folder: Path, weights: Mapping[str, torch.Tensor] | None = None) -> None:
+    def save(self, folder: Path, weights: Mapping[str, torch.Tensor] | None = None,
+             head: Mapping[str, torch.Tensor] | None = None) -> None:
         """Writes the model (or adapter) as safetensors and the processor, loadable with from_pretrained / PEFT.
 
         `weights` are those of fsdp.weights, or of `copied_weights` where the model may learn meanwhile; without
-        them the model must be whole.
+        them the model must be whole. `head` is that of `copied_head`; without it a reward model's is written as it is.
         """
         # embeddings are never trained; finding that out asks the hub
         more: dict[str, Any] = {"save_embedding_layers": False} if self.lora else {}
@@ -294,6 +296,13 @@ class Policy:
         if self.quantized:
             self.quantized.write(folder)
         self.processor.save_pretrained(folder)
+        if head := head or self.copied_head():
+            save_file(dict(head), folder / HEAD)
+
+    def copied_head(self) -> dict[str, torch.Tensor]:
+        """Returns the weights of a reward model's head copied to host memory; {} of another model."""
+        own = self.critic.state_dict() if isinstance(self.critic, RewardHead) else {}
+        return {name: weight.detach().to("cpu", copy=True) for name, weight in own.items()}
 
     def copied_weights(self) -> dict[str, torch.Tensor]:
         """Returns what `save` writes: trainable parameters copied to host memory, frozen ones as they are.
@@ -402,7 +411,7 @@ def load(config: Config, accelerator: Accelerator, checkpoint: Path | None = Non
         # not needed without reentrance, and a frozen vision tower would be recomputed and differentiated for it
         _unwrapped(model).disable_input_require_grads()
     model.train()
-    critic = make_critic(config.algo.critic, _unwrapped(model), accelerator.device)
+    critic = make_critic(config.algo, _unwrapped(model), accelerator.device)
     return Policy(model, processor, family, accelerator, dtype, quantized, features, critic)
 
 

@@ -27,6 +27,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from vlrl.config.alerts import AlertSettings, webhook_problem
+from vlrl.config.algo import SUPERVISED
 from vlrl.config.schema import Config
 from vlrl.errors import ConfigError
 from vlrl.store import plain
@@ -133,7 +134,7 @@ class Alerts:
 
 def watched(config: Config) -> AlertSettings:
     """Returns `alerts.*`, for supervised training without the rules on rewards and entropies: its answers are given."""
-    if config.algo.loss.name != "supervised":
+    if config.algo.loss.name not in SUPERVISED:
         return config.alerts
     off = ("reward_drop", "constant_rewards", "zero_variance_above", "entropy_below", "entropy_drop")
     return config.alerts.model_copy(update=dict.fromkeys(off))

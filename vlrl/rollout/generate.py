@@ -7,8 +7,7 @@ import itertools
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-
-import numpy as np
+from typing import Any
 
 from vlrl.algo.algorithm import Algorithm
 from vlrl.config.schema import Config, RolloutSettings
@@ -26,7 +25,7 @@ from vlrl.services.provided import Given, Provided
 from vlrl.services.replies import Place
 from vlrl.task import Task, task_target
 from vlrl.task.scoring import Marked, Scored, score_all, unscored
-from vlrl.task.services import Services, looked_up, served_parts
+from vlrl.task.services import Likely, Services, looked_up, served_parts
 from vlrl.task.variants import GREEDY, KEPT, trained_answers
 from vlrl.types import (
     Acted,
@@ -43,8 +42,19 @@ from vlrl.types import (
     Variant,
 )
 
-Reference = Callable[[Sequence[tuple[Prompt, Sequence[Completion]]]], list[list[np.ndarray]]]
-"""What reads answers under the reference policy; see models/reference.py."""
+
+@dataclass(frozen=True, eq=False)
+class Visit:
+    """What is known of a group before it is scored."""
+
+    sample: Sample
+    prompt: Prompt
+    members: Sequence[tuple[str, Completion]]
+    """Its answers, each with the name of its variant; none while the group goes on in a later step."""
+
+
+Likelihoods = Callable[[Sequence[Visit], str, int], list[Likely]]
+"""What reads texts of the groups of a split and step under the policy or its reference; see likelihoods.py."""
 
 Score = Callable[[Task, Sample, Sequence[Answer], Sequence[Answer], int, Services],
                  tuple[Marked, dict[str, float]]]
@@ -82,7 +92,8 @@ class Answering:
     algorithm: Algorithm | None = None
     """That of the run; without one the temperature is rollout.temperature."""
     score: Score = score_all
-    reference: Reference | None = None
+    likelihoods: Likelihoods | None = None
+    """Reads for services of log-probabilities, where the task needs them."""
     forget: Forgetting | None = None
     """Suppresses the first half of each group for the second; see rollout.forget."""
     branch: Branching | None = None
@@ -114,7 +125,8 @@ class Answering:
     @property
     def collective(self) -> bool:
         """Whether a process without prompts takes part too."""
-        return any(part is not None for part in (self.reference, self.forget, self.branch, self.search, self.guide))
+        return any(part is not None for part in (self.likelihoods, self.forget, self.branch, self.search,
+                                                  self.guide))
 
     def group_size(self, draw: Draw) -> int:
         """Answers to a draw, those of trained variants included."""
@@ -125,17 +137,17 @@ class Answering:
         and a group with an unfinished one is held over.
 
         With rollout.score_ahead, groups that are whole are scored in a thread while others are still generated, unless
-        the reference policy is asked first. Variants are generated apart from the rest: what runs side by side decides
+        log-probabilities are read first. Variants are generated apart from the rest: what runs side by side decides
         the last bits of the logits, and answers to the samples as they are do not depend on any variant.
         """
         self.step = step
-        soon = self.config.rollout.score_ahead and self.reference is None
+        soon = self.config.rollout.score_ahead and self.likelihoods is None
         requests, others = self._requests(asked)
         most = [r.sampling.max_new_tokens for r in requests]
         if tokens is not None:
             requests = [in_one_step(r, a.held, tokens) for r, a in zip(requests, asked, strict=True)]
         drawn: list[dict[str, Sequence[Completion]]] = [{} for _ in asked]
-        reference: list[list[np.ndarray]] = []
+        likely: list[Likely] = []
 
         def so_far(i: int, made: Sequence[Completion]) -> Held:
             return asked[i].answered(made, most[i], step)
@@ -144,7 +156,7 @@ class Answering:
             held = so_far(i, made)
             if tokens is not None and held.unfinished:
                 return held
-            return self._group(asked[i], held, drawn[i], reference[i] if self.reference else None)
+            return self._group(asked[i], held, drawn[i], likely[i] if self.likelihoods else None)
 
         def keep(j: int, made: Sequence[Completion]) -> None:
             i, variant, request = others[j]
@@ -161,11 +173,12 @@ class Answering:
             varied = self.engine.generate([request for *_, request in others], done) if others else []
             for j, made in enumerate(varied):
                 keep(j, made)
-            if self.reference:
+            if self.likelihoods:
                 held = [so_far(i, made) for i, made in enumerate(completions)]
-                reference += self.reference([
-                    (a.prompt, [] if tokens is not None and h.unfinished else [*h.answers, *_joining(a.variants, more)])
-                    for a, h, more in zip(asked, held, drawn, strict=True)])
+                likely += self.likelihoods([
+                    Visit(a.sample, a.prompt, [] if tokens is not None and h.unfinished else _members(
+                        h.answers, [(v, more[v.name]) for v, *_ in a.variants]))
+                    for a, h, more in zip(asked, held, drawn, strict=True)], "train", step)
             groups = ahead.results(completions)
         return self._guided(asked, self._beside_greedy(asked, groups))
 
@@ -231,11 +244,14 @@ class Answering:
         if not self._with_greedy:
             return list(groups)
         made = self.engine.generate(self._greedy(asked))
+        visits = plain_visits([(a.number, a.sample, a.prompt) for a in asked], made)
+        likely = self.likelihoods(visits, "train", self.step) if self.likelihoods else [None] * len(made)
         out: list[Group | Held] = []
-        for a, group, answers in zip(asked, groups, made, strict=True):
+        for a, group, answers, known in zip(asked, groups, made, likely, strict=True):
             assert isinstance(group, Group)  # partial.check
             alone = make_group(self.task, a.sample, a.prompt, answers, group_id=group.id, split=group.split,
-                               step=self.step, policy_step=self.policy_step, score=self.score, served=self.services)
+                               step=self.step, likely=known, policy_step=self.policy_step, score=self.score,
+                               served=self.services)
             greedy = replace(alone.rollouts[0], index=len(group.rollouts) + len(group.aside), variant=GREEDY)
             out.append(replace(group, aside=(*group.aside, greedy)))
         return out
@@ -268,11 +284,11 @@ class Answering:
                         key=(5, a.number), sample=a.sample, max_turns=a.draw.max_turns) for a in asked]
 
     def _group(self, asked: Asked, held: Held, drawn: Mapping[str, Sequence[Completion]],
-               reference: Sequence[np.ndarray] | None) -> Group:
+               likely: Likely | None) -> Group:
         variants = [(v, drawn[v.name]) for v, *_ in asked.variants]
         answers = [last_part(c) for c in held.answers] if asked.held else held.answers
         group = make_group(self.task, asked.sample, asked.prompt, answers, group_id=f"{asked.number:08d}",
-                           split="train", step=self.step, variants=variants, reference=reference,
+                           split="train", step=self.step, variants=variants, likely=likely,
                            policy_step=self.policy_step, score=self.score, served=self.services)
         return held.told(group) if asked.held else group
 
@@ -289,29 +305,25 @@ def sampling_of(rollout: RolloutSettings, temperature: float, max_new_tokens: in
 
 def make_group(task: Task, sample: Sample, prompt: Prompt, completions: Sequence[Completion], *, group_id: str,
                split: str, step: int, variants: Sequence[tuple[Variant, Sequence[Completion]]] = (),
-               reference: Sequence[np.ndarray] | None = None, policy_step: int | None = None,
+               likely: Likely | None = None, policy_step: int | None = None,
                score: Score = score_all, served: Provided | None = None) -> Group:
     """Returns a scored group of a step, sampled by the weights of `policy_step` completed steps; None = as many as
     `step`.
 
     The sample learns its processed size here, so that scoring converts the model's coordinates. Answers of `variants`
     that are trained join the completions, under the unchanged prompt; the others are given to the task and kept aside.
-    `reference` is what the service reference_logprobs says of each answer of the group, `served` gives the others.
+    `likely` is what services of log-probabilities have read of the group, `served` gives the others.
     Parts that need a service which is not given are left out; what one did not answer is unscorable, with an `error`.
     """
     task = task.of(sample)
-    if prompt.media:
-        (width, height), known = prompt.media[0].size, [list(size) for size in prompt.processed_sizes[:1]]
-        sizes = {"width": width, "height": height, **({"processed_size": known[0]} if known else {})}
-        sample = replace(sample, row={**sizes, **sample.row})
-    members = [("", c) for c in completions] + [(v.name, c) for v, made in variants if v.trained for c in made]
+    sample, members = sized(sample, prompt), _members(completions, variants)
     aside = [(v.name, c) for v, made in variants if not v.trained for c in made]
     answers = [answer_of(c, step, name) for name, c in members]
     others = [answer_of(c, step, name) for name, c in aside]
     policy_step = step if policy_step is None else policy_step
     given = served.at(Place(split, step, policy_step)) if served else None
     services = Services({v.name: [a for a in others if a.variant == v.name] for v, _ in variants if not v.trained},
-                        {**({} if reference is None else {"reference_logprobs": looked_up(answers, reference)}),
+                        {**{name: looked_up(name, answers, values) for name, values in (likely or {}).items()},
                          **(given.services if given else {})})
     with given.turn if given else contextlib.nullcontext():
         scored, weights = score(task, sample, answers, others, step, services)
@@ -326,6 +338,31 @@ def make_group(task: Task, sample: Sample, prompt: Prompt, completions: Sequence
     return Group(id=group_id, task=task.name, split=split, sample=sample, prompt=prompt,
                  rollouts=tuple(rollouts[:len(members)]), aside=tuple(rollouts[len(members):]),
                  weights=weights, target=task_target(task, sample))
+
+
+def sized(sample: Sample, prompt: Prompt) -> Sample:
+    """Returns the sample with the size of its first image, which its row may say otherwise, so that scoring converts
+    the model's coordinates.
+    """
+    if not prompt.media:
+        return sample
+    (width, height), known = prompt.media[0].size, [list(size) for size in prompt.processed_sizes[:1]]
+    sizes = {"width": width, "height": height, **({"processed_size": known[0]} if known else {})}
+    return replace(sample, row={**sizes, **sample.row})
+
+
+def plain_visits(asked: Sequence[tuple[Any, Sample, Prompt]], made: Sequence[Sequence[Completion]]) -> list[Visit]:
+    """Returns the groups of numbered samples that have no variants."""
+    return [Visit(sample, prompt, _members(answers, ()))
+            for (_, sample, prompt), answers in zip(asked, made, strict=True)]
+
+
+def _members(completions: Sequence[Completion],
+             variants: Sequence[tuple[Variant, Sequence[Completion]]]) -> list[tuple[str, Completion]]:
+    """Returns the answers of a group in order, each with the name of its variant: those of variants that are trained
+    come last.
+    """
+    return [("", c) for c in completions] + [(v.name, c) for v, made in variants if v.trained for c in made]
 
 
 def _unanswered(task: Task, scored: Scored, given: Given) -> Scored:
@@ -361,9 +398,3 @@ def _acted(completion: Completion) -> tuple[Acted, ...]:
 def _stream(asked: Asked, variant: Variant) -> tuple[int, ...]:
     """Key of a variant's random stream; that of the group begins with 0, that of an evaluation with 1."""
     return 4, asked.number, zlib.crc32(variant.name.encode())
-
-
-def _joining(variants: Sequence[tuple[Variant, Sample, Prompt]],
-             drawn: Mapping[str, Sequence[Completion]]) -> list[Completion]:
-    """Returns the answers of variants that join the group, in its order."""
-    return [c for v, *_ in variants if v.trained for c in drawn[v.name]]

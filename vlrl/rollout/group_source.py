@@ -130,7 +130,7 @@ class GroupSource:
             groups, held = groups | mine, {}
         chosen = intake.chosen()
         self.dropped = [*probed.values(), *(g for number, g in groups.items() if number not in {*chosen})]
-        self.filters.oversample.observe([*intake.outcomes.values()])
+        self.filters.observe([*intake.outcomes.values()])
         self.horizon.observe([*intake.outcomes.values()])
         self.tally.note(intake, chosen, [*probes.values()])
         return [groups[number] for number in chosen if number in groups]
@@ -316,6 +316,7 @@ class GroupSource:
                 **(self.answering.branch.metrics() if self.answering.branch else {}),
                 **(self.answering.search.metrics() if self.answering.search else {}),
                 **(self.answering.guide.metrics() if self.answering.guide else {}),
+                **(self.answering.likelihoods.metrics("train") if self.answering.likelihoods else {}),
                 **(self.answering.services.metrics("train", self.step) if self.answering.services else {})}
 
     def _partial_metrics(self) -> dict[str, float]:

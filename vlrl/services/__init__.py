@@ -4,5 +4,6 @@
     replies     what was answered, kept by content in the run folder
     judge       `services.judge`
     clip        `services.clip`
+    reward_model    `services.reward_model`
     provided    which services a run has, what they cost, and what a group is given of them
 """

@@ -26,7 +26,8 @@ R = TypeVar("R")
 def configured(config: Config) -> tuple[str, ...]:
     """Returns the names of the services that the settings give a run."""
     services = config.services
-    return tuple(name for name, there in {"judge": services.judge.url, "clip": services.clip.name}.items() if there)
+    given = {"judge": services.judge.url, "clip": services.clip.name, "reward_model": services.reward_model.name}
+    return tuple(name for name, there in given.items() if there)
 
 
 def provide(config: Config, task: Task, folder: Path | None = None) -> Provided | None:
@@ -43,9 +44,14 @@ def provide(config: Config, task: Task, folder: Path | None = None) -> Provided 
         from vlrl.services.clip import Clip  # loads transformers' models
 
         clip = Clip(config.services.clip)
+    scorer = None
+    if "reward_model" in wanted:
+        from vlrl.services.reward_model import RewardModel  # likewise
+
+        scorer = RewardModel(config)
     judge = (Judge(config.services.judge, folder or Path(config.run.dir), config.limits, comm.rank())
              if "judge" in wanted else None)
-    return Provided(judge, clip)
+    return Provided(judge, clip, scorer)
 
 
 @contextmanager
@@ -92,13 +98,30 @@ def _aside(service: Callable[[Any], Any], turn: threading.Lock) -> Callable[[Any
     return ask
 
 
+class Scoring:
+    """The service reward_model as one group has it; `failures` says why answers have no score."""
+
+    def __init__(self, scorer: Callable[..., list[tuple[float, ...] | str]], place: Place):
+        self._scorer, self.place = scorer, place
+        self.scored = 0
+        """Answers, those without a score included."""
+        self.failures: list[str] = []
+
+    def __call__(self, question: str, media: Sequence[Any], answers: Sequence[str]) -> list[tuple[float, ...] | None]:
+        found = self._scorer(question, media, answers)
+        self.scored += len(found)
+        self.failures += [one for one in found if isinstance(one, str)]
+        return [None if isinstance(one, str) else one for one in found]
+
+
 class Provided:
     """The services of a run, on one process."""
 
-    def __init__(self, judge: Judge | None = None, clip: Callable[..., Any] | None = None):
-        self.judge, self.clip = judge, clip
+    def __init__(self, judge: Judge | None = None, clip: Callable[..., Any] | None = None, scorer: Any = None):
+        self.judge, self.clip, self.scorer = judge, clip, scorer
         self._turn = threading.Lock()
         self._pictures: dict[tuple[str, int], int] = {}
+        self._scores: list[Scoring] = []
 
     @property
     def threads(self) -> int:
@@ -108,7 +131,12 @@ class Provided:
     def at(self, place: Place) -> Given:
         """Returns the services for one group."""
         given: dict[str, Any] = {"judge": self.judge.at(place)} if self.judge else {}
-        return Given(given | ({"clip": partial(self._compared, place)} if self.clip else {}), self._turn)
+        if self.clip:
+            given["clip"] = partial(self._compared, place)
+        if self.scorer:
+            given["reward_model"] = Scoring(self.scorer, place)
+            self._scores.append(given["reward_model"])
+        return Given(given, self._turn)
 
     def alone(self, split: str, step: int) -> Given:
         """Returns the services for a group of no run."""
@@ -127,14 +155,20 @@ class Provided:
             problem) else []
 
     def metrics(self, split: str, step: int, times: bool = True) -> dict[str, float]:
-        """Returns what was asked for a split up to a step, which is completed, over all processes: `judge/...` and
-        `clip/images`, and with `times` the seconds of a call.
+        """Returns what was asked for a split up to a step, which is completed, over all processes: `judge/...`,
+        `clip/images` and `reward_model/...`, and with `times` the seconds of a call.
         """
         out = self._of_judge(self.judge, split, step, times) if self.judge else {}
         if self.clip:
             done = [place for place in self._pictures if place[0] == split and place[1] <= step]
             out["clip/images"] = float(comm.total(sum(self._pictures.pop(place) for place in done))[0])
-        return out
+        return {**out, **self._of_scores(split, step)} if self.scorer else out
+
+    def _of_scores(self, split: str, step: int) -> dict[str, float]:
+        done = [s for s in self._scores if s.place.split == split and s.place.step <= step]
+        self._scores = [s for s in self._scores if s not in done]
+        scored, failed = comm.total(sum(s.scored for s in done), sum(len(s.failures) for s in done))
+        return {"reward_model/scored": scored, "reward_model/failed": failed}
 
     def _of_judge(self, judge: Judge, split: str, step: int, times: bool) -> dict[str, float]:
         tally, s = judge.take(split, step), judge.settings

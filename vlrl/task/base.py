@@ -99,9 +99,20 @@ class Task:
         """Parts that compare the answers of a group, merged over those of `score`; [] = none."""
         return []
 
+    def readings(self, service: str, sample: Sample, answers: Sequence[Answer]) -> Sequence[Any]:
+        """Returns what the service "policy_logprobs" or "reference_logprobs" is to read of a group before it is scored,
+        where the task needs it: answers, or a services.Reading of a text in place of what one says."""
+        return answers
+
     def oracle(self, sample: Sample) -> str | None:
         """Returns a perfect answer, or None when the sample has no label."""
         return None
+
+    def pair(self, sample: Sample) -> tuple[str, str] | None:
+        """Returns a better and a worse answer to a sample, of which a reward model learns (docs/services.md); None
+        where there are none. The default is the row's `chosen` and `rejected`."""
+        better, worse = sample.get("chosen"), sample.get("rejected")
+        return (better, worse) if isinstance(better, str) and isinstance(worse, str) else None
 
     def variants(self, sample: Sample, n: int, step: int) -> Sequence[Variant]:
         """Further answers drawn with other media (shuffled frames, a noisy image), beside or among the `n` of the

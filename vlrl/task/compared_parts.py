@@ -2,6 +2,7 @@
 
     pairwise        +1 or -1 against one member of the group that is the reference (BRPO, 2506.00103)
     tournament      1 - rank / (G - 1) of a seeded single elimination (ArenaRL)
+    principles      grades by principles that a judge writes for the question (DeepSeek-GRM, 2504.02495)
 
 A comparison without a reply leaves an answer (of a tournament the group) without a value. An evaluation has one answer
 a prompt, which compares with nothing: `pairwise` is 0 then, `tournament` 1.
@@ -9,14 +10,26 @@ a prompt, which compares with nothing: `pairwise` is 0 then, `tournament` 1.
 
 from __future__ import annotations
 
+import random
 import zlib
 from collections.abc import Sequence
 from statistics import fmean
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from vlrl.rewards.verdicts import read_fields
 from vlrl.task.base import Task
-from vlrl.task.judge_prompts import BETTER, SCORES, asked, better_prompt, reference, scores_prompt
+from vlrl.task.judge_prompts import (
+    BETTER,
+    SCORES,
+    asked,
+    better_prompt,
+    grades,
+    principles_prompt,
+    reference,
+    scores_prompt,
+)
 from vlrl.task.part import part
 from vlrl.task.services import Question
 from vlrl.types import Answer, Parts, Sample
@@ -119,6 +132,39 @@ def _place(lost: Sequence[int], first: int, history: Sequence[Sequence[float]], 
 
 def _power(count: int) -> int:
     return 1 << (count - 1).bit_length()
+
+
+@part({"principles": 1.0}, needs=("judge",))
+def principles(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *,
+               samples: Annotated[int, Field(ge=1)] = 4, media: bool = True, reasoning: bool = False) -> list[Parts]:
+    """Mean grade, from 1 to 10, of an answer beside the others of its group: a judge writes principles, criticises all
+    answers by them and grades them, in up to `samples` orders that are drawn by sample and step. Those without a reply
+    are left out; without any there is no value. DeepSeek-GRM (arXiv 2504.02495), which adds the grades up.
+
+    With services.judge.json_schema=false the judge has room to write before its grades.
+    """
+    texts, count = [a.text if reasoning else a.final for a in answers], len(answers)
+    question, right, shown = asked(task, sample), reference(task, sample), tuple(sample.media) if media else ()
+    orders = _orders(f"{task.seed}/{sample.id}/{answers[0].step}", count, samples)
+    replies = services.judge([Question(principles_prompt(question, right, [texts[i] for i in order]), shown,
+                                       grades(count)) for order in orders])
+    found: list[list[float]] = [[] for _ in answers]
+    for order, reply in zip(orders, replies, strict=True):
+        said = _fields(reply, grades(count))
+        for place, i in enumerate(order if said else ()):
+            found[i].append(float((said or {})[f"answer_{place + 1}"]))
+    return [{"principles": fmean(values) if values else None} for values in found]
+
+
+def _orders(key: str, count: int, most: int) -> list[list[int]]:
+    """Returns up to `most` different orders of the numbers below `count`, the same for the same key."""
+    draw, orders = random.Random(zlib.crc32(key.encode("utf-8", "backslashreplace"))), list[list[int]]()
+    for _ in range(8 * most):  # of few answers there are few orders
+        order = draw.sample(range(count), count)
+        orders += [order] if order not in orders else []
+        if len(orders) == most:
+            break
+    return orders
 
 
 def _fields(reply: str | None, fields: Any) -> dict[str, Any] | None:

@@ -10,8 +10,8 @@ A part is a function `(task, sample, answers, services, *, options) -> [{part: v
     @part({"polite": 1.0}, needs=("judge",))        # part -> weight where task.rewards does not say another
     def polite(task, sample, answers, services, *, words: int = 3): ...
 
-Those that come with vlrl are in judged_parts.py and compared_parts.py; one's own is path/file.py:name or module:name.
-Parts of a service that is not there are left out, as a task's own are.
+Those that come with vlrl are in judged_parts.py, compared_parts.py, likely_parts.py and scored_parts.py; one's own is
+path/file.py:name or module:name. Parts of a service that is not there are left out, as a task's own are.
 """
 
 from __future__ import annotations
@@ -28,14 +28,17 @@ from vlrl.config.base import Named, refuse_bool
 from vlrl.config.registry import resolve
 from vlrl.errors import ConfigError, TaskError, did_you_mean
 from vlrl.task.base import Task, Weight, usual_outcome
-from vlrl.task.compared_parts import pairwise, tournament
-from vlrl.task.judged_parts import cascade, general_verdict, judge, rubric
+from vlrl.task.compared_parts import pairwise, principles, tournament
+from vlrl.task.judged_parts import cascade, general_verdict, judge, reasoned, rubric
+from vlrl.task.likely_parts import consistency, likelihood
 from vlrl.task.part import ATTRIBUTE, Offer
+from vlrl.task.scored_parts import reward_model
 from vlrl.types import Answer, Parts, Sample
 
 PARTS: Mapping[str, Callable[..., list[Parts]]] = {
     "judge": judge, "cascade": cascade, "general_verdict": general_verdict, "rubric": rubric, "pairwise": pairwise,
-    "tournament": tournament}
+    "tournament": tournament, "principles": principles, "consistency": consistency, "likelihood": likelihood,
+    "reasoned": reasoned, "reward_model": reward_model}
 """By name."""
 
 
@@ -45,6 +48,8 @@ class Extra:
 
     function: Callable[..., list[Parts]]
     offer: Offer
+    readings: Callable[..., Sequence[Any]]
+    """(task, sample, answers) -> what its services of log-probabilities are to read."""
 
 
 def bind(setting: str, named: Named) -> Extra:
@@ -67,7 +72,12 @@ def bind(setting: str, named: Named) -> Extra:
     lacking = [name for name, p in known.items() if p.default is p.empty and name not in options]
     if lacking:
         raise ConfigError(f"{setting}={named.name!r} needs {setting}.{lacking[0]}: give it a value")
-    return Extra(partial(function, **options), offer)
+    readings = _answers if offer.readings is None else partial(offer.readings, **options)
+    return Extra(partial(function, **options), offer, readings)
+
+
+def _answers(task: Task, sample: Sample, answers: Sequence[Answer]) -> Sequence[Any]:
+    return answers
 
 
 def _checked(setting: str, kind: Any, value: Any) -> Any:
@@ -103,6 +113,11 @@ def mixed(cls: type[Task], named: Sequence[Named]) -> type[Task]:
         @property
         def needs(self) -> Collection[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
             return _needs(super().needs, extras)
+
+        def readings(self, service: str, sample: Sample, answers: Sequence[Answer]) -> Sequence[Any]:
+            own = super().readings(service, sample, answers) if service in super().needs else ()
+            return [*own, *(r for extra in extras if service in extra.offer.needs
+                            for r in extra.readings(self, sample, answers))]
 
         def score_group(self, sample: Sample, answers: Sequence[Answer], services: Any) -> list[Parts]:
             own = super().score_group(sample, answers, services)

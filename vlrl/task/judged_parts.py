@@ -4,6 +4,7 @@
     cascade             1 where the task's rule does, or else a judge (TinyV, 2505.14625)
     general_verdict     a verdict that pays less for answers of another length (General-Reasoner, 2505.14652)
     rubric              the weighted share of criteria that a judge finds met (2509.21500)
+    reasoned            whether the reasoning of a correct answer comes to it (R1-Reward, 2505.02835)
 
 Where the judge gave no reply, the value is None and the answer is unscorable.
 """
@@ -16,7 +17,15 @@ from typing import Any
 
 from vlrl.rewards.verdicts import read_fields
 from vlrl.task.base import Task
-from vlrl.task.judge_prompts import VERDICT, asked, criterion_prompt, reference, verdict_prompt
+from vlrl.task.judge_prompts import (
+    AGREES,
+    VERDICT,
+    asked,
+    criterion_prompt,
+    reasoning_prompt,
+    reference,
+    verdict_prompt,
+)
 from vlrl.task.part import part
 from vlrl.task.services import Question
 from vlrl.types import Answer, Parts, Sample
@@ -59,12 +68,12 @@ def cascade(task: Task, sample: Sample, answers: Sequence[Answer], services: Any
     """1 where the task's rule calls an answer correct, and of the others where a judge does: the judge is asked about
     these alone. TinyV (arXiv 2505.14625). `recovered` is 1 where it was the judge.
     """
-    failed = {i: a.final for i, a in enumerate(answers) if not _by_rule(task, sample, a)}
+    failed = {i: a.final for i, a in enumerate(answers) if not correct_by_rule(task, sample, a)}
     found = _right(task, sample, failed, services, media)
     return [{"cascade": found.get(i, 1.0), "recovered": found.get(i, 0.0)} for i in range(len(answers))]
 
 
-def _by_rule(task: Task, sample: Sample, answer: Answer) -> bool:
+def correct_by_rule(task: Task, sample: Sample, answer: Answer) -> bool:
     """Returns whether the task calls an answer correct; False where its rule fails, which scoring meets again."""
     try:
         return task.correct(sample, answer, task.score(sample, answer)) is True
@@ -106,6 +115,24 @@ def rubric(task: Task, sample: Sample, answers: Sequence[Answer], services: Any,
     paid = [None if None in own else sum(w for v, (_, w) in zip(own, wanted, strict=True) if v) / total for own in met]
     full = None if None in paid else float(all(value == 1 for value in paid))
     return [{"rubric": value, "rubric_saturated": 0.0 if full is None else full} for value in paid]
+
+
+_AGREEMENT = {"same": 1.0, "other": -1.0, "unclear": 0.0}
+
+
+@part({"reasoned": 0.5}, needs=("judge",))
+def reasoned(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *, lines: int = 3) -> list[Parts]:
+    """Of correct answers 1 where a judge finds that the last `lines` lines of the reasoning come to them, -1 where they
+    come to another answer, 0 where they say none; 0 of the others, unasked. R1-Reward (arXiv 2505.02835).
+    """
+    ends = {i: "\n".join(a.reasoning.strip().split("\n")[-lines:]) for i, a in enumerate(answers)
+            if correct_by_rule(task, sample, a)}
+    told = {i: end for i, end in ends.items() if end}
+    replies = services.judge([Question(reasoning_prompt(end, answers[i].final), (), AGREES)
+                              for i, end in told.items()]) if told else []
+    said = {i: None if reply is None else read_fields(reply, AGREES) for i, reply in zip(told, replies, strict=True)}
+    paid = {i: None if fields is None else _AGREEMENT[str(fields["agrees"])] for i, fields in said.items()}
+    return [{"reasoned": paid.get(i, 0.0)} for i in range(len(answers))]
 
 
 def _criterion(one: Any) -> tuple[str, float]:

@@ -142,8 +142,14 @@ class Mixture(Task):
     def score_group(self, sample: Sample, answers: Sequence[Answer], services: Any) -> list[Parts]:
         return self.of(sample).score_group(sample, answers, services)
 
+    def readings(self, service: str, sample: Sample, answers: Sequence[Answer]) -> Sequence[Any]:
+        return self.of(sample).readings(service, sample, answers)
+
     def oracle(self, sample: Sample) -> str | None:
         return self.of(sample).oracle(sample)
+
+    def pair(self, sample: Sample) -> tuple[str, str] | None:
+        return self.of(sample).pair(sample)
 
     def variants(self, sample: Sample, n: int, step: int) -> Sequence[Variant]:
         return self.of(sample).variants(sample, n, step)

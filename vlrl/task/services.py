@@ -2,7 +2,7 @@
 
     def score_group(self, sample, answers, services):
         shuffled = services.variants.get("shuffled", ())        # answers that were drawn with other media
-        sure = services.reference_logprobs(answers)             # a service; the task names it in `needs`
+            sure = services.reference_logprobs(answers)             # a service; the task names it in `needs`
 
 A service that is not there raises AbsentService; `"judge" in services` asks first.
 """
@@ -25,14 +25,35 @@ if TYPE_CHECKING:
     from vlrl.task.base import Task
 
 
-class ReferenceLogprobs(Protocol):
-    """`services.reference_logprobs`: how likely the reference policy finds each answer's own answer."""
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """What a policy is to find likely: a text in place of what an answer finally says."""
 
-    def __call__(self, answers: Sequence[Answer]) -> list[np.ndarray]:
-        """Returns [t] log-probabilities at temperature 1 of the tokens of each answer's last <answer> content; empty
-        where there is none. Takes answers of the group, in any order and number.
+    answer: Answer | None
+    """None = none: the text stands right behind the prompt, in a tag of its own, without any reasoning."""
+    text: str
+
+
+Key = tuple[int | None, str | None]
+"""Number of an answer in its group, and the text in place of its own; see Reading."""
+Likely = Mapping[str, Mapping[Key, np.ndarray]]
+"""Log-probabilities [t] of what was read for a group, by service."""
+
+
+class Logprobs(Protocol):
+    """`services.policy_logprobs` and `services.reference_logprobs`: how likely the policy that is trained, or its
+    reference (algo.reference), finds what answers say."""
+
+    def __call__(self, asked: Sequence[Answer | Reading]) -> list[np.ndarray]:
+        """Returns [t] log-probabilities at temperature 1 of the tokens of each answer's last <answer> content, or of
+        the text in its place; empty where there is none. Takes what `Task.readings` gave for the group, in any order
+        and number: without an own one these are its answers.
         """
         ...
+
+
+LOGPROBS = ("policy_logprobs", "reference_logprobs")
+"""The services that are read in a pass over all groups before these are scored."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +88,18 @@ class Clip(Protocol):
         ...
 
 
-SERVICES: Mapping[str, type] = {"reference_logprobs": ReferenceLogprobs, "judge": Judge, "clip": Clip}
+class RewardModel(Protocol):
+    """`services.reward_model`: how good a model that was trained for it finds answers."""
+
+    def __call__(self, question: str, media: Sequence[Media], answers: Sequence[str]) -> list[tuple[float, ...] | None]:
+        """Returns of each answer the scores of all models (services.reward_model.name), on whatever scale they have;
+        None where one of them has none, and what rests on it is unscorable.
+        """
+        ...
+
+
+SERVICES: Mapping[str, type] = {**dict.fromkeys(LOGPROBS, Logprobs), "judge": Judge, "clip": Clip,
+                                "reward_model": RewardModel}
 """Every service that a task may need, by name."""
 
 
@@ -76,7 +108,8 @@ FAILED = "service: "
 
 
 _WAYS = {"judge": "Give it one with services.judge.url and services.judge.model. ",
-         "clip": "Give it one with services.clip.name. "}
+         "clip": "Give it one with services.clip.name. ",
+         "reward_model": "Give it one with services.reward_model.name. "}
 
 
 class AbsentService(TaskError, AttributeError):
@@ -103,17 +136,28 @@ class Services:
                             "the task's `needs`")
 
 
-def looked_up(group: Sequence[Answer], values: Sequence[np.ndarray]) -> ReferenceLogprobs:
-    """Returns the service reference_logprobs, as computed for the answers of a group before it is scored."""
-    known = {id(answer): (answer, value) for answer, value in zip(group, values, strict=True)}
+def key_of(asked: Answer | Reading, group: Sequence[Answer]) -> Key:
+    """Returns what is to be read. Raises TaskError where it is of no answer of the group."""
+    answer, text = (asked.answer, asked.text) if isinstance(asked, Reading) else (asked, None)
+    places = [i for i, one in enumerate(group) if one is answer]
+    if answer is not None and not places:
+        raise TaskError("services of log-probabilities take answers that readings or score_group were given, none of a "
+                        "variant aside and no copies")
+    return (places[0] if places else None), text
 
-    def reference_logprobs(answers: Sequence[Answer]) -> list[np.ndarray]:
-        if any(id(answer) not in known for answer in answers):
-            raise TaskError("services.reference_logprobs takes answers that score_group was given, none of a variant "
-                            "aside and no copies")
-        return [known[id(answer)][1] for answer in answers]
 
-    return reference_logprobs
+def looked_up(name: str, group: Sequence[Answer], values: Mapping[Key, np.ndarray]) -> Logprobs:
+    """Returns a service of log-probabilities, as computed for the answers of a group before it is scored."""
+
+    def logprobs(asked: Sequence[Answer | Reading]) -> list[np.ndarray]:
+        keys = [key_of(one, group) for one in asked]
+        if unread := next((key for key in keys if key not in values), None):
+            what = "an answer" if unread[1] is None else f"the text {unread[1]!a:.80} in place of an answer's own"
+            raise TaskError(f"services.{name} was asked for {what}, which Task.readings did not give: let it return "
+                            "all that score_group asks for")
+        return [values[key] for key in keys]
+
+    return logprobs
 
 
 # --- parts that need what is not there --------------------------------------------------------------------------------

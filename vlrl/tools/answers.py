@@ -143,7 +143,7 @@ def evaluate_at_length(config: Config, source: Chosen | Server, grid: Grid, fold
         longest, config.rollout.max_new_tokens)})})
     with _asked(roomy, source) as prepared:
         own = Ready(config=config, task=prepared.task, prefetch=prepared.prefetch, engine=prepared.engine,
-                    reference=prepared.reference, services=prepared.services, remote=prepared.remote)
+                    likelihoods=prepared.likelihoods, services=prepared.services, remote=prepared.remote)
         ask(own, config.eval.splits, drawings, file, chosen.step if chosen else 0, tell)
         name = prepared.engine.model if isinstance(prepared.engine, Endpoint) else chosen.name if chosen else ""
         results, cost = comm.on_main(lambda: _results(own.task, config, drawings, file, place, judge, tell))

@@ -24,7 +24,7 @@ from vlrl.errors import ConfigError, DataError
 from vlrl.evaluation.rows import begun
 from vlrl.models.processing import PromptTooLong
 from vlrl.rollout.episodes import opened
-from vlrl.rollout.generate import make_group, sampling_of
+from vlrl.rollout.generate import make_group, plain_visits, sampling_of
 from vlrl.rollout.group_source import check_environment_errors, check_score_errors, check_service_errors
 from vlrl.store import plain
 from vlrl.store.files import append_line, write_text
@@ -110,10 +110,10 @@ def _answer_chunk(ready: Ready, scope: Scope, samples: Sequence[Sample], numbers
     requests = [Request(prompt=prompt, n=scope.answers, sampling=sampling, key=(_STREAM, number), sample=sample)
                 for number, sample, prompt in prompts]
     completions = ready.engine.generate(requests)
-    values = (ready.reference([(p, answers) for (*_, p), answers in zip(prompts, completions, strict=True)])
-              if ready.reference else [None] * len(prompts))
+    values = (ready.likelihoods(plain_visits(prompts, completions), scope.split, 0) if ready.likelihoods
+              else [None] * len(prompts))
     groups = [make_group(ready.task, sample, prompt, answers, group_id=f"{scope.split}-{number:06d}", split=scope.split,
-                         step=0, reference=known, served=ready.services)
+                         step=0, likely=known, served=ready.services)
               for (number, sample, prompt), answers, known in zip(prompts, completions, values, strict=True)]
     records += [_record(number, group) for (number, *_), group in zip(prompts, groups, strict=True)]
     return groups, sorted(records, key=lambda m: m.number)

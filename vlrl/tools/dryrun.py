@@ -24,6 +24,7 @@ from vlrl.algo.advantage import ADVANTAGES
 from vlrl.algo.algorithm import Algorithm
 from vlrl.algo.named import bind
 from vlrl.algo.objective import Objective
+from vlrl.config.algo import SUPERVISED
 from vlrl.config.registry import failure, prints_aside
 from vlrl.config.schema import Config
 from vlrl.curriculum import horizon
@@ -167,7 +168,7 @@ def _checked(config: Config, task: Task, host: Environments | None, samples: int
             report.inert = [str(one) for one in inert.find(config, task)]
     with report.noting():
         report.run = _run_state(config)
-    if config.algo.loss.name == "supervised":  # one given answer a prompt
+    if config.algo.loss.name in SUPERVISED:  # one given answer a prompt
         config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"group_size": 1})})
     tell("reading the data")
     splits = _splits(config, task, report)
@@ -260,7 +261,7 @@ def _splits(config: Config, task: Task, report: DryRun) -> dict[str, Sequence[Sa
     with report.noting():
         curriculum.check(config.curriculum, task)
         horizon.check(config.episode, task)
-        search.check(config, task, config.algo.loss.name != "supervised")
+        search.check(config, task, config.algo.loss.name not in SUPERVISED)
     if "train" in out:
         with report.noting():
             curriculum.make(config.curriculum, curriculum.Prompts.of(

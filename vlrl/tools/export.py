@@ -28,6 +28,7 @@ from vlrl.config import validate
 from vlrl.config.schema import ModelSettings
 from vlrl.errors import ConfigError, RunError
 from vlrl.models import loading, packing
+from vlrl.models.critic import HEAD
 from vlrl.models.families import agree, family_of
 from vlrl.models.processing import Encoder
 from vlrl.store import checkpoint
@@ -91,6 +92,8 @@ def export(source: Path, out: Path, dtype: str | None = None, adapter: bool = Fa
         with _writing(out):
             temporary.mkdir(parents=True)
             done = (_copy_adapter if adapter else _write_model)(path, temporary, dtype, base)
+            if (path / HEAD).is_file():  # of a reward model
+                shutil.copyfile(path / HEAD, temporary / HEAD)
             files = sorted(f for f in temporary.rglob("*") if f.is_file())
             size = sum(f.stat().st_size for f in files)
             if out.is_dir():

@@ -35,7 +35,7 @@ from vlrl.training.build import (
     make_accelerator,
     make_engine,
     make_environments,
-    make_reference,
+    make_likelihoods,
     seed_everything,
 )
 from vlrl.training.build_task import make_task, settle_coordinates
@@ -125,7 +125,7 @@ def measure(config: Config, chosen: Chosen, tell: Callable[[str, int, int], None
     """Evaluates the chosen model on each of `eval.splits` with the sampling of `eval.*`; see evaluate.evaluate."""
     with ready(chosen.config.model_copy(update={"eval": config.eval}), chosen) as r:
         for split in r.config.eval.splits:
-            record, groups = evaluate(r.task, r.prefetch, r.engine, r.config, split, chosen.step, tell, r.reference,
+            record, groups = evaluate(r.task, r.prefetch, r.engine, r.config, split, chosen.step, tell, r.likelihoods,
                                       services=r.services)
             yield Result(record=record, groups=groups)
 
@@ -163,12 +163,12 @@ def ready(config: Config, chosen: Chosen) -> Iterator[Ready]:
         if environments:
             environments.settle(model.family.coordinates)
         encode = Encoder(model.processor, model.family, model.positions, settings)
-        reference = make_reference(settings, task, model)
+        likelihoods = make_likelihoods(settings, task, model, encode)
         folder = stack.enter_context(TemporaryDirectory(prefix="vlrl-engine-", dir=_scratch(settings)))
         engine = stack.enter_context(contextlib.closing(make_engine(settings, model, Path(folder) / "files")))
         if environments:
             engine = EpisodeEngine(engine, encode, environments, settings, Clock())
         engine.sync(model, chosen.step)
         prefetch = stack.enter_context(Prefetcher(encode, task, settings.data.workers))
-        yield Ready(config=settings, task=task, prefetch=prefetch, engine=engine, reference=reference,
+        yield Ready(config=settings, task=task, prefetch=prefetch, engine=engine, likelihoods=likelihoods,
                     services=stack.enter_context(serving(settings, task)))

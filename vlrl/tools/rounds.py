@@ -125,7 +125,7 @@ def _draw(config: Config, one: Chosen, number: int, file: RowFile) -> None:
                       seeds=(config.seed + number,))
     with ready(one.config, one) as prepared:
         own = Ready(config=config, task=prepared.task, prefetch=prepared.prefetch, engine=prepared.engine,
-                    reference=prepared.reference, services=prepared.services)
+                    likelihoods=prepared.likelihoods, services=prepared.services)
         ask(own, ("train",), [drawing], file, one.step, lambda what, done, total: None,
             [sample for _, sample in _prompts(own.task, config, number)])
 

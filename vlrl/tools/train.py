@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vlrl.config import Config, config_of
+from vlrl.config.algo import SUPERVISED
 from vlrl.distributed import comm
 from vlrl.errors import ConfigError
 from vlrl.evaluation.report import print_summary
@@ -29,7 +30,7 @@ def train(config: str | Path | Config | Mapping[str, Any], /, **settings: Any) -
         raise ConfigError("run.dir='' and no config file gives it a name: set it, e.g. run={'dir': 'runs/mine'}")
     if resolved.stages:
         return _staged(resolved)
-    run = sft.train if resolved.algo.loss.name == "supervised" else loop.train
+    run = sft.train if resolved.algo.loss.name in SUPERVISED else loop.train
     session = run(resolved)
     if session.done < session.config.steps:
         raise KeyboardInterrupt(f"stopped after {session.done} of {session.config.steps} steps; the same call goes on "

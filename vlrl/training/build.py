@@ -43,6 +43,7 @@ from vlrl.rollout.episodes import EpisodeEngine
 from vlrl.rollout.generate import Answering
 from vlrl.rollout.group_source import GroupSource, Tell
 from vlrl.rollout.guided import Guiding
+from vlrl.rollout.likelihoods import Likelihoods
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.rollout.prompt_angle import Angles
 from vlrl.rollout.search import Searching
@@ -51,7 +52,7 @@ from vlrl.task import Task, task_samples
 from vlrl.task.environment import has_environment
 from vlrl.task.environment_host import Environments
 from vlrl.task.scoring import score_all
-from vlrl.task.services import SERVICES, served
+from vlrl.task.services import LOGPROBS, SERVICES, served
 from vlrl.task.subprocess_scorer import Scorer
 from vlrl.training import demonstrations, preflight
 from vlrl.training.advantages import Credit
@@ -62,7 +63,7 @@ from vlrl.types import Media, Sample
 
 _log = logging.getLogger(__name__)
 
-OFFERED = ("reference_logprobs",)
+OFFERED = LOGPROBS
 """The services that every run has; `services.*` gives others."""
 
 
@@ -138,6 +139,9 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
     check_engine(config)
     deepspeed_zero.check(config)
     algorithm = algorithm or Algorithm(config)
+    if algorithm.scores_pairs and make_source.generates:
+        raise ConfigError(f"algo.loss={config.algo.loss.name} learns from pairs of given answers: start it with vlrl "
+                          "sft, or a stage of kind sft")
     if not comm.is_main():
         transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
@@ -172,14 +176,15 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
         settle_coordinates(task, config, model.family.coordinates)
         for process in filter(None, (scorer, environments)):
             process.settle(model.family.coordinates)
-        reference = make_reference(config, task, model) if make_source.generates else None
-        if algorithm.needs_reference and not reference:
-            model.keep_reference(config.model.name)
-        if algorithm.moves_reference and (algorithm.needs_reference or reference):
-            model.free_reference()
-        task = served(task, offered, samples)
         clock = Clock()
         encode = Encoder(model.processor, model.family, model.positions, config)
+        likelihoods = make_likelihoods(config, task, model, encode) if make_source.generates else None
+        reads = likelihoods is not None and "reference_logprobs" in likelihoods.services
+        if algorithm.needs_reference and not reads:
+            model.keep_reference(config.model.name)
+        if algorithm.moves_reference and (algorithm.needs_reference or reads):
+            model.free_reference()
+        task = served(task, offered, samples)
         prefetch = Prefetcher(encode, task, config.data.workers)
         apart = issubclass(make_source, Pipelined)
         copies = apart and config.engine.name == "hf"  # of the whole model, so before that is sharded
@@ -196,7 +201,7 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
             branch = Branching(config, model.processor.tokenizer.decode) if branches else None
             searches = config.rollout.branch.search and make_source.generates
             guide = Guiding(config, encode) if config.algo.guided and make_source.generates else None
-            answering = Answering(config, task, engine, clock, algorithm, scorer or score_all, reference, forget,
+            answering = Answering(config, task, engine, clock, algorithm, scorer or score_all, likelihoods, forget,
                                   branch, Searching(config) if searches else None, guide, services=services)
             source = make_source(answering, encode, sampler, samples, prefetch, prompts,
                                  {"angle": Angles(model, config, task, prefetch)}, tell)
@@ -254,14 +259,14 @@ class _Idle(Task):
     sample = Sample(id="idle", row={}, media=(Media(source=Image.new("RGB", (64, 64))),))
 
 
-def make_reference(config: Config, task: Task, model: Policy) -> Reference | None:
-    """Returns what reads answers under the reference policy, for a task that needs it; the policy keeps a reference
-    then.
+def make_likelihoods(config: Config, task: Task, model: Policy, encode: Encoder) -> Likelihoods | None:
+    """Returns what reads answers for services of log-probabilities, for a task that needs one; with that of the
+    reference the policy keeps one.
     """
-    if "reference_logprobs" not in task.needs:
-        return None
-    model.keep_reference(config.model.name)
-    return Reference(model, config)
+    made = Likelihoods(Reference(model, config), encode, task)
+    if "reference_logprobs" in made.services:
+        model.keep_reference(config.model.name)
+    return made if made.services else None
 
 
 def make_engine(config: Config, model: Policy, folder: Path, apart: bool = False,

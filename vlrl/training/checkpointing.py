@@ -131,7 +131,7 @@ class Saver:
         self._thread.start()
 
     def _job(self, step: int, policy: Policy, state: checkpoint.State) -> Callable[[], object]:
-        write = partial(policy.save, weights=policy.copied_weights())
+        write = partial(policy.save, weights=policy.copied_weights(), head=policy.copied_head())
         return partial(checkpoint.save, self.folder, step, write, state, self.settings.keep)
 
     def _live(self) -> None:

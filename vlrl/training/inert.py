@@ -18,7 +18,7 @@ from vlrl.algo.named import options_of
 from vlrl.algo.shaping import SHAPINGS
 from vlrl.algo.terms import LOSSES
 from vlrl.algo.weights import WEIGHTS
-from vlrl.config.algo import CLIPS, AlgoSettings, CriticSettings
+from vlrl.config.algo import CLIPS, SUPERVISED, AlgoSettings, CriticSettings
 from vlrl.config.base import Named
 from vlrl.config.rollout import CurriculumSettings
 from vlrl.config.schema import Config, DataSettings
@@ -122,7 +122,7 @@ def find(config: Config, task: Task | None = None) -> list[Inert]:
 
     Raises ConfigError where the settings make no algorithm.
     """
-    if config.algo.loss.name == "supervised":
+    if config.algo.loss.name in SUPERVISED:
         return []
     run = Run(config, task)
     found: dict[str, Inert] = {}
@@ -413,7 +413,8 @@ def services(run: Run) -> Iterator[Inert]:
     """Yields services that no part of the task needs."""
     needed = {name for one in (run.task.members if run.task else ()) for name in one.needs}
     settings = run.config.services
-    for name, setting, value in (("judge", "url", settings.judge.url), ("clip", "name", settings.clip.name)):
+    for name, setting, value in (("judge", "url", settings.judge.url), ("clip", "name", settings.clip.name),
+                                 ("reward_model", "name", ", ".join(settings.reward_model.name))):
         if run.task and value and name not in needed:
             yield Inert(f"services.{name}.{setting}", value, f"no part of the task's reward asks services.{name}")
 
@@ -425,7 +426,8 @@ def _reads_outcome(run: Run) -> bool:
     each = [(place, named) for place, found in acting.items() for named in (
         found if isinstance(found, tuple) else (found,))]
     return (any(":" in named.name or named.name in JUDGED[place] for place, named in each)
-            or curriculum.name not in ("uniform", "sequential") or curriculum.keep.name not in ("all", "mixed")
+            or curriculum.name not in ("uniform", "sequential")
+            or curriculum.keep.name not in ("all", "mixed", "std_ema")
             or curriculum.select.name not in ("first", "most_varied") or curriculum.oversample.name != "fixed")
 
 

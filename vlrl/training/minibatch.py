@@ -153,8 +153,11 @@ def split(groups: Sequence[Group], count: int) -> list[list[Numbered]]:
     return [[(i, g, r) for i, (step, g, r) in enumerate(rollouts) if step == n] for n in range(count)]
 
 
-def make_minibatch(policy: Policy, part: Sequence[Numbered], config: Config, texts: bool = False) -> Minibatch:
-    """Packs the rollouts of one optimizer step. Called on every process."""
+def make_minibatch(policy: Policy, part: Sequence[Numbered], config: Config, texts: bool = False,
+                   together: bool = False) -> Minibatch:
+    """Packs the rollouts of one optimizer step; with `together` those of a group stay in one micro-batch. Called on
+    every process.
+    """
     drop, read = config.algo.mask_truncated, policy.processor.tokenizer.batch_decode
     places = {name: i for i, name in enumerate(dict.fromkeys(g.id for _, g, _ in part))}
     rollouts = [Trained(i, unit, places[g.id], g, r, row, own,
@@ -163,7 +166,7 @@ def make_minibatch(policy: Policy, part: Sequence[Numbered], config: Config, tex
                 for unit, (i, g, r) in enumerate(part) for own, row in r.completion.rows()]
     planned = policy.plan([t.rollout.train_prompt or t.group.prompt for t in rollouts],
                           [t.row.tokens for t in rollouts], config.train, policy.most_tokens,
-                          [t.row.shown for t in rollouts], [t.unit for t in rollouts])
+                          [t.row.shown for t in rollouts], [t.place if together else t.unit for t in rollouts])
     pack = partial(policy.pack, settings=config.train)
     batches = [MicroBatch(pieces, pack(pieces)) for pieces in planned]
     tokens, sequences, values = comm.total(

@@ -9,6 +9,7 @@ from typing import Any
 
 from accelerate import Accelerator
 
+from vlrl.config.algo import SUPERVISED
 from vlrl.distributed import comm
 from vlrl.monitoring import tracked_groups, trackers
 from vlrl.monitoring.alerts import Alerts, watched
@@ -57,7 +58,7 @@ class RunLog:
         alerts = self.alerts.check(line)
         if self.config.asynchronous.max_staleness:
             self.folder.append_timeline(step, spans)
-        supervised = self.config.algo.loss.name == "supervised"  # a given answer says nothing of the model
+        supervised = self.config.algo.loss.name in SUPERVISED  # a given answer says nothing of the model
         self.progress.update(step + 1, {k: v for k, v in line.items()
                                         if not (supervised and k.startswith("reward/"))})
         every = self.config.log.samples_every

@@ -31,6 +31,7 @@ from vlrl.training.build import Parts, remove_engine_folder
 from vlrl.training.checkpointing import Saver
 from vlrl.training.emergency_checkpoint import Rest
 from vlrl.training.heldout_loss import heldout_loss
+from vlrl.training.heldout_pairs import heldout_pairs
 from vlrl.training.run_checkpoints import RunCheckpoints, refuse_other_settings
 from vlrl.training.run_log import RunLog, measured
 from vlrl.training.update import PerToken
@@ -253,7 +254,7 @@ class Session:
             self.progress.print(f"warning: {what} not on disk: {error}")
 
     def _evaluate(self) -> None:
-        parts, done, answering = self.parts, self.done, self.parts.source.answering
+        parts, done = self.parts, self.done
         self._flush()
         known = comm.broadcast({(r["step"], r["split"]): r for r in self.folder.evals()} if comm.is_main() else None)
         for split in self.config.eval.splits if self.config.eval.samples else ():
@@ -262,10 +263,7 @@ class Session:
                     self._log.track_evaluation(known[done, split])
                 continue
             with parts.clock("eval"):
-                record, groups = evaluate(parts.task, parts.prefetch, parts.engine, self.config, split, done,
-                                          self.progress.busy, answering.reference, answering.score, answering.services)
-                if not parts.source.generates:
-                    record = {**record, **heldout_loss(parts, split, done)}
+                record, groups = self._measured(split, done)
                 path = self.folder.write_rollouts(done, comm.rank(), groups, split=split)
             what = f"evaluation of {split} at step {done}"
             check_score_errors(groups, self.config.limits.score_errors, what, path)
@@ -278,6 +276,15 @@ class Session:
             self._log.track_evaluation(record)
             self._log.track_groups(groups, done, split)
         self._checkpoints.save_best(done)
+
+    def _measured(self, split: str, done: int) -> tuple[dict[str, Any], list[Group]]:
+        """Returns a line of eval.jsonl, and the groups of this process that were answered for it."""
+        parts, answering = self.parts, self.parts.source.answering
+        if parts.algorithm.scores_pairs:
+            return heldout_pairs(parts, split, done), []
+        record, groups = evaluate(parts.task, parts.prefetch, parts.engine, self.config, split, done,
+                                  self.progress.busy, answering.likelihoods, answering.score, answering.services)
+        return record if parts.source.generates else {**record, **heldout_loss(parts, split, done)}, groups
 
     def _beat(self, **more: Any) -> None:
         if comm.is_main():

@@ -1,16 +1,26 @@
 """Supervised fine-tuning on the same data, encode, packing, update, evaluation and checkpoints as RL.
 
 `vlrl sft CONFIG [key=value ...]` trains on given answers (rollout/demonstrations.py) with cross-entropy on the answer
-alone; the config is that of an RL run, whose sampling settings, group filters and engine are not used: only evaluations
-generate, with the training model.
+alone, or with algo.loss=bradley_terry a reward model on pairs of them (rollout/pairs.py). The config is that of an RL
+run, whose sampling settings, group filters and engine are not used: only evaluations generate, with the training model,
+and those of a reward model do not.
 """
 
 from __future__ import annotations
 
+from vlrl.config.algo import PAIRS
 from vlrl.config.base import Named
-from vlrl.config.schema import AlgoSettings, AsyncSettings, Config, CurriculumSettings, EngineSettings
+from vlrl.config.schema import (
+    AlgoSettings,
+    AsyncSettings,
+    Config,
+    CurriculumSettings,
+    EngineSettings,
+    SaveSettings,
+)
 from vlrl.rollout.demonstrations import demonstrated
 from vlrl.rollout.group_source import Drawn, GroupSource
+from vlrl.rollout.pairs import paired
 from vlrl.rollout.partial import Held
 from vlrl.training.loop import train as train_loop
 from vlrl.training.session import Session
@@ -27,17 +37,32 @@ class SupervisedSource(GroupSource):
         return {a.number: group for a, group in zip(drawn.asked, groups, strict=True)}
 
 
+class PairSource(GroupSource):
+    """Groups of two given answers each, of which one is better."""
+
+    generates = False
+
+    def _answer(self, drawn: Drawn, tokens: int | None) -> dict[int, Group | Held]:
+        groups = paired(self.task, self.encode, drawn.asked, self.step)
+        return {a.number: group for a, group in zip(drawn.asked, groups, strict=True)}
+
+
 def train(config: Config) -> Session:
     """Runs `config.steps` supervised steps of rollout.prompts_per_step samples; see loop.train."""
-    return train_loop(supervised(config), SupervisedSource)
+    return train_loop(supervised(config), PairSource if config.algo.loss.name == PAIRS else SupervisedSource)
 
 
 def supervised(config: Config) -> Config:
-    """Returns the settings of a supervised run: those of an RL run, with cross-entropy as its objective."""
-    algo = AlgoSettings(advantage=Named(name="dr_grpo"), loss=Named(name="supervised"),
-                        aggregation=config.algo.aggregation)
+    """Returns the settings of a supervised run: those of an RL run, with cross-entropy as its objective, or with the
+    loss of pairs where algo.loss names it.
+    """
+    pairs = config.algo.loss.name == PAIRS
+    algo = AlgoSettings(advantage=Named(name="dr_grpo"), aggregation=config.algo.aggregation,
+                        loss=config.algo.loss if pairs else Named(name="supervised"))
+    usual = config.save.best == SaveSettings.model_fields["best"].default
+    save = config.save.model_copy(update={"best": "accuracy"}) if pairs and usual else config.save
     everything = {name: CurriculumSettings.model_fields[name].default for name in ("keep", "oversample", "select")}
     curriculum = config.curriculum.model_copy(update=everything)  # a group of one right answer is never mixed
     engine = config.engine if config.engine.name == "hf" else EngineSettings()
     return config.model_copy(update={"algo": algo, "curriculum": curriculum, "engine": engine,
-                                     "asynchronous": AsyncSettings()})
+                                     "asynchronous": AsyncSettings(), "save": save})

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from vlrl.algo.algorithm import Algorithm
-from vlrl.algo.gae import value_loss
 from vlrl.algo.inputs import LossInputs, Metrics
 from vlrl.algo.statistics import alternatives
 from vlrl.config.schema import Config, TrainSettings
@@ -57,8 +56,8 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Gr
     with phase("pack"):
         texts = "texts" in algorithm.objective.requires
         dealt = split(groups, config.rollout.minibatches)
-        parts = [(make_minibatch(policy, part, config, texts), make_second(policy, part, config, algorithm))
-                 for part in dealt]
+        parts = [(make_minibatch(policy, part, config, texts, algorithm.scores_pairs),
+                  make_second(policy, part, config, algorithm)) for part in dealt]
         beside = make_shown(policy, shown, config, algorithm, step)
     meter = _Meter(sum(len(g.rollouts) for g in groups), config.store.alternatives)
     with phase("reference"):
@@ -135,7 +134,7 @@ def _accumulate(policy: Policy, part: Minibatch, algorithm: Algorithm, config: C
         loss, metrics = algorithm.objective(inputs, algorithm.kl.value)
         learned = loss
         if critic:
-            values, judged = value_loss(inputs, critic(stats.states), critic.settings.clip)
+            values, judged = algorithm.head_loss(inputs, critic(stats.states), critic.settings.clip)
             learned, metrics = loss + values, {**metrics, **judged}
         with phase("backward"):
             if share:

@@ -1,0 +1,28 @@
+"""Scores of several models as one reward, by hand."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vlrl.rewards.ensembles import ENSEMBLES, spread
+
+SCORES = (1.0, 2.0, 6.0)
+"""Mean 3, variance (4 + 1 + 9) / 3."""
+
+
+@pytest.mark.parametrize(("name", "lam", "wanted"), [
+    ("mean", 0.5, 3), ("min", 0.5, 1), ("less_variance", 0.5, 3 - 7 / 3), ("less_variance", 0.0, 3),
+    ("less_deviation", 1.0, 3 - math.sqrt(14 / 3))])
+def test_by_hand(name, lam, wanted):
+    assert ENSEMBLES[name](SCORES, lam) == pytest.approx(wanted, abs=1e-9)
+    assert spread(SCORES) == pytest.approx(math.sqrt(14 / 3), abs=1e-9)
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=6), st.floats(0, 10), st.integers(1, 5))
+def test_caution_never_pays_more_and_equal_members_change_nothing(scores, lam, count):
+    assert all(ENSEMBLES[name](scores, lam) <= ENSEMBLES["mean"](scores, lam) + 1e-6 for name in ENSEMBLES)
+    same = [scores[0]] * count
+    assert all(function(same, lam) == pytest.approx(scores[0], rel=1e-9, abs=1e-6) for function in ENSEMBLES.values())

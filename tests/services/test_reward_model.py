@@ -1,0 +1,96 @@
+"""services.reward_model with a sequence classifier: transformers' own logits, of a tiny model of the real class."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForSequenceClassification
+
+from tests.services.test_clip import SMALL, _tokenizer
+from tests.services.test_parts import ROW, task_of
+from vlrl import config as configs
+from vlrl.errors import ConfigError
+from vlrl.rewards.text import parse_answer
+from vlrl.services.provided import Provided
+from vlrl.services.replies import Place
+from vlrl.services.reward_model import RewardModel
+from vlrl.task.scoring import score_group
+from vlrl.task.services import Services
+
+TEMPLATE = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}"
+ANSWERS = ["a cat", "a dog on the road", "two cars", "a cat"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Two random classifiers, the second with a chat template, and one with two labels."""
+    root = tmp_path_factory.mktemp("scores")
+    for name, seed, labels in (("plain", 1, 1), ("chat", 2, 1), ("two", 3, 2)):
+        torch.manual_seed(seed)
+        model = LlamaForSequenceClassification(LlamaConfig(**SMALL, vocab_size=40, pad_token_id=0, num_labels=labels,
+                                                           max_position_embeddings=24))
+        torch.nn.init.normal_(model.score.weight, std=0.5)
+        model.save_pretrained(root / name)
+        tokenizer = _tokenizer(24)
+        if name == "chat":
+            tokenizer.chat_template = TEMPLATE
+        tokenizer.save_pretrained(root / name)
+    return root
+
+
+def scorer(*names, batch=0, keep=100):
+    return RewardModel(configs.validate({
+        "task": "qa", "model": {"name": "none"},
+        "services": {"reward_model": {"name": [*map(str, names)], "batch": batch, "keep": keep}}}))
+
+
+def own(folder, texts, special):
+    model, tokenizer = LlamaForSequenceClassification.from_pretrained(folder), _tokenizer(24)
+    with torch.no_grad():
+        return [float(model(**tokenizer([text], return_tensors="pt", add_special_tokens=special)).logits[0, 0])
+                for text in texts]
+
+
+@pytest.mark.parametrize("batch", [0, 3])
+def test_scores_are_the_logits_of_transformers(folders, batch):
+    found = scorer(folders / "plain", folders / "chat", batch=batch)("the picture", (), ANSWERS)
+    plain = own(folders / "plain", [f"the picture\n{a}" for a in ANSWERS], True)
+    chat = own(folders / "chat", [f"user the picture assistant {a} " for a in ANSWERS], False)
+    assert np.allclose([s[0] for s in found], plain, atol=1e-5) and np.std(plain) > 1e-3
+    assert np.allclose([s[1] for s in found], chat, atol=1e-5)
+
+
+def test_a_text_is_scored_once(folders, monkeypatch):
+    made = scorer(folders / "plain", keep=2)
+    (model,) = made.models
+    seen, real = [], model._scored
+    monkeypatch.setattr(model, "_scored", lambda texts: seen.extend(texts) or real(texts))
+    first = made("the picture", (), ANSWERS)
+    assert len(seen) == 3 and first[0] == first[3] and len(model._known) == 2
+    assert made("the picture", (), ["a cat"]) == first[:1] and len(seen) == 3
+    assert made("the picture", (), ["a dog on the road"]) == first[1:2] and len(seen) == 4  # it was forgotten
+
+
+def test_what_has_no_score_is_said_and_counted(folders):
+    task = task_of({"name": "reward_model", "combine": "min"}, rewards={"accuracy": 0, "format": 0})
+    provided = Provided(scorer=scorer(folders / "plain", folders / "chat"))
+    long = "a cat on the road " * 5
+    for texts, lost in ((["a cat", "two cars"], False), (["a cat", long], True)):
+        given = provided.at(Place("train", 2, 2))
+        found = score_group(task, task.sample_from_row(ROW), [parse_answer(t) for t in texts], 2,
+                            Services(given=given.services))
+        assert [s.reward is None for s in found] == [lost] * 2
+        assert (given.problem or "").startswith("service: reward_model: an answer and its question" if lost else "")
+        assert lost or all(s.parts["reward_model"] == s.reward and s.parts["reward_spread"] > 0 for s in found)
+    assert provided.metrics("train", 2) == {"reward_model/scored": 4, "reward_model/failed": 2}
+
+
+@pytest.mark.parametrize(("name", "said"), [
+    ("two", "has 2 labels, and a score is one: name a run of vlrl sft"), ("nowhere", "cannot be loaded")])
+def test_what_gives_no_score_is_refused(folders, name, said):
+    with pytest.raises(ConfigError, match=said):
+        scorer(folders / name)
+
+
+def test_a_model_without_a_head_is_refused(tiny_models):
+    with pytest.raises(ConfigError, match=r"services\.reward_model\.name=.*(cannot be loaded|lacks)"):
+        scorer(tiny_models["qwen3_vl"])

@@ -1,0 +1,54 @@
+"""The loss of a reward model: of two answers to a prompt the better one is to score higher."""
+
+from __future__ import annotations
+
+import torch
+
+from vlrl.algo.inputs import LossInputs, Metrics, requires
+from vlrl.config.algo import HEAD_LR
+from vlrl.config.base import NonNegative, Rate
+
+
+@requires("pairs")
+def bradley_terry(x: LossInputs, head_lr: Rate = HEAD_LR, centre: NonNegative = 0.0) -> tuple[torch.Tensor, Metrics]:
+    """The policy term of a run that learns to score: nothing. -> [N]. `pair_loss` is learned in its place; the layer
+    that scores learns at `head_lr`.
+    """
+    return torch.zeros_like(x.logprobs, requires_grad=False), {}
+
+
+def pair_loss(x: LossInputs, values: torch.Tensor, centre: float = 0.0) -> tuple[torch.Tensor, Metrics]:
+    """Returns this process's share of -mean log sigmoid(s+ - s-) + centre mean (s+ + s-)^2 over the pairs of the
+    optimizer step, each weighed like its row. values [N] with gradient; s is that of an answer's last trained token,
+    s+ of the answer of a group with the larger reward.
+
+    Bradley and Terry (1952), as reward models are trained since 2009.01325; centre: 2312.09244. Metrics are scaled like
+    those of the objective, which are divided by the trained tokens.
+    """
+    places = _places(x)
+    better, worse = values[places[:, 0]], values[places[:, 1]]
+    weights, margin, count = x.weights[places[:, 0]], better - worse, max(x.total_sequences / 2, 1.0)
+    loss = -(torch.nn.functional.logsigmoid(margin) * weights).sum() / count
+    if centre:
+        loss = loss + centre * ((better + worse) ** 2 * weights).sum() / count
+    share = x.total_tokens / count
+    right = (margin > 0).float() + 0.5 * (margin == 0).float()
+    return loss, {"pairs/loss": loss.detach() * x.total_tokens, "pairs/accuracy": right.sum() * share,
+                  "pairs/margin": margin.detach().sum() * share}
+
+
+def _places(x: LossInputs) -> torch.Tensor:
+    """Returns [P, 2] of each pair that is here the place of the last trained token of the better answer and of the
+    worse one.
+    """
+    assert x.group is not None and x.rewards is not None
+    places = torch.arange(len(x.mask), device=x.mask.device)
+    trained = torch.where(x.mask > 0, places, -1)
+    last = torch.full_like(x.group, -1).scatter_reduce(0, x.rollout_id, trained, "amax")
+    here = (last >= 0).nonzero()[:, 0]
+    order = here[torch.argsort(-x.rewards[here], stable=True)]  # better answers first ...
+    order = order[torch.argsort(x.group[order], stable=True)]  # ... of each group, one group after the other
+    pairs = order.reshape(-1, 2)
+    assert (x.group[pairs[:, 0]] == x.group[pairs[:, 1]]).all()
+    return last[pairs]
+

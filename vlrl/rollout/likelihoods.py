@@ -1,0 +1,161 @@
+"""The services `policy_logprobs` and `reference_logprobs`: how likely a policy finds what answers say.
+
+One pass without gradient over what all groups of a round need read, packed as for training, both policies side by side:
+it runs after generation and before the groups are scored, on every process. An answer, and texts in its place, share
+one copy of the reasoning before them. Both read at temperature 1, the policy as it is at that moment.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from vlrl.distributed import comm
+from vlrl.errors import TaskError, TrainingError
+from vlrl.models.processing import Encoder
+from vlrl.models.reference import Reference
+from vlrl.models.token_text import Texts
+from vlrl.rollout.generate import Visit, answer_of, sized
+from vlrl.task import Task
+from vlrl.task.services import LOGPROBS, Key, Likely, key_of
+from vlrl.types import Completion, Prompt
+
+_OPEN, _CLOSE = "<answer>", "</answer>"
+
+
+@dataclass(frozen=True, eq=False)
+class _Row:
+    """What is read once: the tokens of `completion`, of which start..end are asked for."""
+
+    group: int
+    key: Key
+    prompt: Prompt
+    completion: Completion
+    start: int
+    end: int
+
+
+class Likelihoods:
+    """Reads for a task what its `readings` say, of the services that it needs."""
+
+    def __init__(self, reference: Reference, encode: Encoder, task: Task):
+        self.reader, self.encode, self.task = reference, encode, task
+        self.services = tuple(name for name in LOGPROBS if name in task.needs)
+        self._decode = Texts(reference.policy).decode
+        self._read: dict[str, list[int]] = {}
+
+    def __call__(self, visits: Sequence[Visit], split: str, step: int) -> list[Likely]:
+        """Returns for each visit, by service, [t] float32 of all that is to be read; see services.Logprobs. Each answer
+        is read under the prompt it is trained under. Called on every process at the same time.
+        """
+        rows, asked = self._rows(visits, step)
+        own = tuple(name == "policy_logprobs" for name in self.services)
+        values = self.reader.both([r.prompt for r in rows], [r.completion for r in rows], 1.0, own)
+        known = {(r.group, r.key): v[r.start:r.end] for r, v in zip(rows, values, strict=True)}
+        counts = self._read.setdefault(split, [0, 0, step])
+        counts[:] = counts[0] + len(rows), counts[1] + sum(len(r.completion.tokens) for r in rows), step
+        return [{name: {key: known[i, key][:, column] for key in keys.get(name, ())}
+                 for column, name in enumerate(self.services)} for i, keys in enumerate(asked)]
+
+    def metrics(self, split: str) -> dict[str, float]:
+        """Returns how many texts, of how many tokens, were read since the last call, over all processes, and the
+        completed steps of the weights of the policy that read them.
+        """
+        texts, tokens, step = self._read.pop(split, (0, 0, 0))
+        texts, tokens = comm.total(texts, tokens)
+        return {"logprobs/texts": texts, "logprobs/tokens": tokens, "logprobs/policy_step": float(step)}
+
+    def _rows(self, visits: Sequence[Visit], step: int) -> tuple[list[_Row], list[dict[str, list[Key]]]]:
+        rows: dict[tuple[int, Key], _Row] = {}
+        asked: list[dict[str, list[Key]]] = []
+        for i, visit in enumerate(visits):
+            asked.append(self._asked(visit, step))
+            for key in (key for keys in asked[-1].values() for key in keys):
+                if (i, key) not in rows:
+                    rows[i, key] = self._row(i, key, visit)
+        return [*rows.values()], asked
+
+    def _asked(self, visit: Visit, step: int) -> dict[str, list[Key]]:
+        """Returns what each service is to read of a group. What a task's own code raises ends the run: nothing of a
+        model's text may make it raise.
+        """
+        task, sample = self.task.of(visit.sample), sized(visit.sample, visit.prompt)
+        answers = [answer_of(c, step, name) for name, c in visit.members]
+        if not answers:
+            return {}
+        needed = [name for name in self.services if name in task.needs]
+        try:
+            return {name: [key_of(one, answers) for one in task.readings(name, sample, answers)] for name in needed}
+        except (TaskError, TrainingError):
+            raise
+        except Exception as error:
+            raise TaskError(f"task '{task.name}': readings failed for sample '{sample.id}': {type(error).__name__}: "
+                            f"{error}") from error
+
+    def _row(self, group: int, key: Key, visit: Visit) -> _Row:
+        place, text = key
+        whole = None if place is None else visit.members[place][1]
+        if text is not None:
+            completion, (start, end) = self._instead(whole, text, visit.sample.id)
+        else:
+            assert whole is not None
+            start, end = answer_span(self._written(whole), self._decode)
+            completion = whole if whole.episode_id else replace(whole, tokens=whole.tokens[:end])
+        return _Row(group, key, visit.prompt, completion, start, end)
+
+    def _instead(self, whole: Completion | None, text: str, sample: str) -> tuple[Completion, tuple[int, int]]:
+        """Returns an answer up to its last <answer> with a text behind that, and where its tokens are."""
+        if whole is not None and whole.episode_id:
+            raise TaskError(f"sample '{sample}': a Reading of a text in place of an answer is for plain answers, and "
+                            "this is an episode")
+        tokens = np.zeros(0, np.int64) if whole is None else self._written(whole)
+        before = _OPEN if whole is None else self._decode(tokens)
+        begin = before.rfind(_OPEN) + len(_OPEN)
+        if begin < len(_OPEN) or not text:
+            return _plain(tokens[:0]), (0, 0)
+        kept = bisect_right(range(len(tokens) + 1), begin, key=lambda k: len(self._decode(tokens[:k]))) - 1
+        rest = before[len(self._decode(tokens[:kept])):begin]
+        joined = np.concatenate([tokens[:kept], self.encode.answer_ids(f"{rest}{text}{_CLOSE}")[:-1]])
+        start, end = _between(joined, begin, len(self._decode(joined)) - len(_CLOSE), self._decode)
+        return _plain(joined[:end]), (start, end)
+
+    def _written(self, completion: Completion) -> np.ndarray:
+        """Returns its tokens without the end token."""
+        tokens = completion.tokens
+        return tokens[:-1] if len(tokens) and int(tokens[-1]) in self.reader.policy.eos else tokens
+
+
+def _plain(tokens: np.ndarray) -> Completion:
+    return Completion(tokens=tokens, logprobs=np.zeros(len(tokens), np.float32), loss_mask=np.ones(len(tokens), bool),
+                      text="", finish_reason="stop")
+
+
+def answer_span(tokens: np.ndarray, decode: Callable[[Any], str]) -> tuple[int, int]:
+    """Returns (first, end) of the tokens [T] that hold a character of the last <answer> content; (0, 0) without the
+    tag.
+
+    Content that no </answer> closes goes to the end. A token that holds part of a tag too counts as content.
+    """
+    text = decode(tokens)
+    begin = text.rfind(_OPEN) + len(_OPEN)
+    if begin < len(_OPEN):
+        return 0, 0
+    close = text.find(_CLOSE, begin)
+    return _between(tokens, begin, len(text) if close < 0 else close, decode)
+
+
+def _between(tokens: np.ndarray, begin: int, end: int, decode: Callable[[Any], str]) -> tuple[int, int]:
+    """Returns (first, end) of the tokens that hold a character of begin..end of their text."""
+    if end <= begin:
+        return 0, 0
+    places = range(len(tokens) + 1)
+
+    def written(k: int) -> int:
+        return len(decode(tokens[:k]))
+
+    last = bisect_right(places, end, key=written) - 1  # the last byte of a character adds none to the text
+    return bisect_right(places, begin, key=written) - 1, last + (written(last) < end)

@@ -1,0 +1,170 @@
+"""`services.reward_model`: scores of answers by models that were trained for it.
+
+    scorer = RewardModel(config)
+    scorer("Is it a cat?", media, ["yes", "no"])    # of each answer (score of each model, ...), or why there is none
+
+Two kinds, told apart by what lies in the folder: a vision-language model with a head that scores
+(reward_head.safetensors, as `vlrl sft` writes it with algo.loss=bradley_terry), and a sequence classifier of
+transformers with one label, which reads the words alone. A score is that of the answer behind the question, both in the
+model's own chat template.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+from vlrl.config.schema import Config, LoraSettings
+from vlrl.config.services import RewardModelSettings
+from vlrl.errors import ConfigError, DataError
+from vlrl.models import hub, loading
+from vlrl.models.critic import HEAD, RewardHead
+from vlrl.models.families import agree, family_of
+from vlrl.models.policy import Policy
+from vlrl.models.processing import Encoder
+from vlrl.models.reading import read_tokens
+from vlrl.store import checkpoint
+from vlrl.task import Task
+from vlrl.types import Completion, Media, Sample
+
+_WAY = "name a run of vlrl sft with algo.loss=bradley_terry, or a sequence classifier with one label"
+
+
+class _Scorer(Protocol):
+    def __call__(self, question: str, media: Sequence[Media], answers: Sequence[str]) -> list[float]: ...
+
+
+class RewardModel:
+    """Loads all of `services.reward_model.name`, on the GPU of this process where there is one.
+
+    Raises ConfigError where there is no such model, or it gives no score.
+    """
+
+    def __init__(self, config: Config):
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.models: list[_Scorer] = [_loaded(name, config, device) for name in config.services.reward_model.name]
+
+    def __call__(self, question: str, media: Sequence[Media],
+                 answers: Sequence[str]) -> list[tuple[float, ...] | str]:
+        """Returns of each answer the score of each model, or as a text why there is none."""
+        if not answers:
+            return []
+        try:
+            columns = [model(question, media, answers) for model in self.models]
+        except DataError as error:
+            return [str(error)] * len(answers)
+        rows = [*zip(*columns, strict=True)]
+        return [row if all(map(math.isfinite, row)) else f"the score is {row}, no finite number" for row in rows]
+
+
+def _loaded(name: str, config: Config, device: torch.device) -> _Scorer:
+    place = Path(checkpoint.model_folder(name))
+    if (place / HEAD).is_file():
+        return Headed(place, config, device)
+    return Classifier(name, config.services.reward_model, device)
+
+
+class _Asks(Task):
+    """The question as it is."""
+
+    prompt = "{question}"
+
+
+class Headed:
+    """A vision-language model with a head that scores, in float32 on a CPU and bfloat16 on a GPU."""
+
+    def __init__(self, folder: Path, config: Config, device: torch.device):
+        settings = config.model.model_copy(update={
+            "name": str(folder), "lora": LoraSettings(), "max_pixels": None, "min_pixels": None,
+            "chat_template_kwargs": {}, "feature_cache_mib": 0})
+        dtype = loading.compute_dtype(settings)
+        model = loading.load_model(folder, dtype, f"services.reward_model.name={str(folder)!r}", device=device)
+        family = family_of(model.config)
+        processor = loading.load_processor(settings, family)
+        agree(model, processor)
+        accelerator: Any = SimpleNamespace(device=device)
+        self._policy = Policy(model.requires_grad_(False).to(device).eval(), processor, family, accelerator, dtype)
+        self._head = RewardHead.of(load_file(folder / HEAD), device)
+        self._encode = Encoder(processor, family, self._policy.positions,
+                               config.model_copy(update={"model": settings}))
+        self._train = config.train
+
+    def __call__(self, question: str, media: Sequence[Media], answers: Sequence[str]) -> list[float]:
+        """Raises DataError for media that cannot be read, and a prompt that is too long."""
+        prompt = self._encode(_Asks(), Sample(id="asked", row={"question": question}, media=tuple(media)))
+        rows = [_completion(self._encode.answer_ids(answer), answer) for answer in answers]
+        found = read_tokens(self._policy, [prompt] * len(rows), rows, self._train,
+                            lambda batch: self._head(self._policy.states(batch)))
+        return [float(values[-1]) for values in found]
+
+
+def _completion(tokens: np.ndarray, text: str) -> Completion:
+    return Completion(tokens=tokens, logprobs=np.zeros(len(tokens), np.float32), loss_mask=np.ones(len(tokens), bool),
+                      text=text, finish_reason="stop")
+
+
+class Classifier:
+    """A sequence classifier of transformers with one label, in float32. It sees no pictures."""
+
+    def __init__(self, name: str, settings: RewardModelSettings, device: torch.device):
+        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+        self._keep, self._device = settings.keep, device
+        self._batch = settings.batch or (32 if device.type == "cuda" else 1)
+        self._known: OrderedDict[str, float] = OrderedDict()
+        hub.settle(name)
+        try:
+            model, report = AutoModelForSequenceClassification.from_pretrained(
+                name, dtype=torch.float32, use_safetensors=True, output_loading_info=True)
+            self._tokenizer = AutoTokenizer.from_pretrained(name)
+        except (OSError, ValueError, KeyError, ImportError) as error:
+            raise ConfigError(f"services.reward_model.name={name!r} cannot be loaded ({str(error)[:300]}): {_WAY}"
+                              ) from None
+        if report["missing_keys"] or model.config.num_labels != 1:
+            what = f"lacks {', '.join(sorted(report['missing_keys'])[:3])}" if report["missing_keys"] else (
+                f"has {model.config.num_labels} labels, and a score is one")
+            raise ConfigError(f"services.reward_model.name={name!r} {what}: {_WAY}")
+        if self._tokenizer.pad_token is None:
+            self._tokenizer.pad_token = self._tokenizer.eos_token
+        model.config.pad_token_id = self._tokenizer.pad_token_id
+        self._model = model.to(device).eval()
+        self._longest = min(int(getattr(model.config, "max_position_embeddings", 10**6)),
+                            self._tokenizer.model_max_length)
+
+    def __call__(self, question: str, media: Sequence[Media], answers: Sequence[str]) -> list[float]:
+        """Raises DataError for a text that is too long; it is never cut."""
+        texts = [self._text(question, answer) for answer in answers]
+        new = [text for text in dict.fromkeys(texts) if text not in self._known]
+        found = {text: self._known[text] for text in texts if text in self._known}
+        for start in range(0, len(new), self._batch):
+            some = new[start:start + self._batch]
+            found |= zip(some, self._scored(some), strict=True)
+        for text in texts:
+            self._known[text] = found[text]
+            self._known.move_to_end(text)
+        while len(self._known) > self._keep:
+            self._known.popitem(last=False)
+        return [found[text] for text in texts]
+
+    def _text(self, question: str, answer: str) -> str:
+        if self._tokenizer.chat_template is None:
+            return f"{question}\n{answer}"
+        turns = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        return str(self._tokenizer.apply_chat_template(turns, tokenize=False))
+
+    def _scored(self, texts: Sequence[str]) -> list[float]:
+        special = self._tokenizer.chat_template is None  # a template writes its own
+        inputs = self._tokenizer(list(texts), return_tensors="pt", padding=True, add_special_tokens=special)
+        if inputs["input_ids"].shape[1] > self._longest:
+            raise DataError(f"an answer and its question have {inputs['input_ids'].shape[1]} tokens, more than the "
+                            f"{self._longest} that the reward model reads")
+        with torch.no_grad():
+            return self._model(**inputs.to(self._device)).logits[:, 0].float().cpu().tolist()

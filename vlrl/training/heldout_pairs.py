@@ -1,0 +1,71 @@
+"""How often a reward model scores the better one of two held-out answers higher: the evaluations of its run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from vlrl.curriculum import Draw
+from vlrl.distributed import comm
+from vlrl.errors import DataError
+from vlrl.evaluation.stats import mean_ci
+from vlrl.models.processing import PromptTooLong
+from vlrl.models.reading import read_tokens
+from vlrl.rollout.generate import Asked
+from vlrl.rollout.group_source import first_samples
+from vlrl.rollout.pairs import paired
+from vlrl.training.build import Parts
+from vlrl.types import Group, Sample
+
+_CHUNK = 64
+"""Pairs read together, over all processes."""
+
+
+def heldout_pairs(parts: Parts, name: str, step: int) -> dict[str, Any]:
+    """Returns a line of eval.jsonl with 95 % intervals: `accuracy`, the share of the pairs of a split whose better
+    answer has the higher score (.5 for equal ones), `loss`, the mean of -log sigmoid(s+ - s-), and `margin`, that of
+    s+ - s-. Called on every process.
+    """
+    samples = list(enumerate(first_samples(parts.task, name, parts.config.eval.samples)))
+    margins: dict[str, float] = {}
+    rejected = 0
+    for start in range(0, len(samples), _CHUNK):
+        mine = samples[start:start + _CHUNK][comm.rank()::comm.world()]
+        groups, refused = comm.together(lambda mine=mine: _groups(parts, name, mine, step))
+        rejected += int(comm.total(refused)[0])
+        margins |= {id: m for part in comm.gather(_margins(parts, groups)) for id, m in part.items()}
+    found = np.array([margins[id] for id in sorted(margins)], np.float64)
+    columns = {"accuracy": (found > 0) + 0.5 * (found == 0), "loss": np.logaddexp(0, -found), "margin": found}
+    out: dict[str, Any] = {"step": step, "split": name, "n": len(found), "rejected": rejected, "unscorable": 0,
+                           "score_errors": 0.0}
+    for column, values in columns.items() if len(found) else ():
+        mean, low, high = mean_ci(values.tolist())
+        out |= {column: mean, f"{column}/ci95_low": low, f"{column}/ci95_high": high}
+    return out
+
+
+def _groups(parts: Parts, name: str, samples: Sequence[tuple[int, Sample]], step: int) -> tuple[list[Group], int]:
+    """Returns the pairs of numbered samples, and how many had a prompt that cannot be used."""
+    asked, refused = [], 0
+    for number, sample in samples:
+        try:
+            asked.append(Asked(number, Draw(number, 0), sample, parts.encode(parts.task, sample)))
+        except DataError as error:
+            if not isinstance(error, PromptTooLong) and not parts.config.data.quarantine:
+                raise
+            refused += 1
+    return paired(parts.task, parts.encode, asked, step, name), refused
+
+
+def _margins(parts: Parts, groups: Sequence[Group]) -> dict[str, float]:
+    """Returns s+ - s- of each group by its id."""
+    policy = parts.policy
+    head = policy.critic
+    assert head is not None
+    rows = [(g.prompt, r.completion) for g in groups for r in g.rollouts]
+    found = read_tokens(policy, [prompt for prompt, _ in rows], [answer for _, answer in rows], parts.config.train,
+                        lambda batch: head(policy.states(batch)))
+    scores = [float(values[-1]) for values in found]
+    return {g.id: scores[2 * i] - scores[2 * i + 1] for i, g in enumerate(groups)}
