@@ -97,7 +97,7 @@ def test_without_a_supervised_gradient_sasr_is_rl():
 
 
 def test_options():
-    assert {*MIXES} == {"chord", "chord_phi", "sasr"}
+    assert {*MIXES} == {"chord", "chord_phi", "sasr", "relift"}
     for mix, message in (({"name": "chord", "valley": 0.95}, "above peak"), ({"name": "chord", "mu": 1}, "no option"),
                          ({"name": "sasr", "warmup": 0}, "greater than or equal to 1")):
         with pytest.raises(ConfigError, match=message):

@@ -53,7 +53,7 @@ def test_at_the_reference_dpo_pushes_every_pair_alike():
 
 
 def test_the_options():
-    assert {*LOSSES} == {"sft", "dpo"}
+    assert {*LOSSES} == {"sft", "expo", "dpo"}
     assert LOSSES["dpo"].requires == {"reference", "failures"} and not hasattr(LOSSES["sft"], "requires")
 
 

@@ -18,10 +18,12 @@ from vlrl.monitoring.metrics import Clock
 from vlrl.rollout import guided
 from vlrl.rollout.episodes import opened
 from vlrl.rollout.generate import Answering, Asked
-from vlrl.rollout.guided import Guiding, failed, guidance_of
+from vlrl.rollout.guidance import guidance_of
+from vlrl.rollout.guided import failed
 from vlrl.task import Task, guided_messages
 from vlrl.task.base import fill
 from vlrl.task.variants import GUIDED, second_attempts
+from vlrl.training.build import make_guide
 from vlrl.types import Media, Sample
 
 GUIDED_ALGO = {"guided": {"answers": 3}}
@@ -63,7 +65,7 @@ def drawn(tiny, task, config=None, calls=None):
     _, encode, own = tiny
     config, engine = config or own, Counting(HFEngine(tiny[0], seed=5, batch_rollouts=16))
     engine.calls = engine.calls if calls is None else calls
-    guide = Guiding(config, encode) if config.algo.guided else None
+    guide = make_guide(config, tiny[0], encode, Algorithm(config))
     answering = Answering(config, task, engine, Clock(), Algorithm(config), guide=guide)
     asked = [Asked(i, Draw(i, 0), s, encode(task, s)) for i, s in enumerate(task.samples("train"))]
     return answering.groups(asked, 0), guide
@@ -85,7 +87,8 @@ def test_groups_without_a_correct_answer_are_asked_again(tiny):
             "\n\nLook {twice}.<|im_end|>\n<|im_start|>assistant", "")
         assert len({r.completion.tokens.tobytes() for r in (*g.rollouts, *g.aside)}) > 1
         assert not second_attempts(g)  # none is right
-    assert guide.metrics() == {"guided/groups_frac": 0.5, "guided/rejected": 0, "guided/success": 0.0}
+    assert guide.metrics() == {"guided/groups_frac": 0.5, "guided/rejected": 0, "guided/success": 0.0,
+                               "guided/kept": 0.0, "guided/level_0_frac": 0.0}
     assert guide.metrics() == {"guided/groups_frac": 0.0, "guided/rejected": 0}
 
 
@@ -210,7 +213,7 @@ def test_episodes_are_played_again_from_the_same_start(tiny, history):
     with engine_of(policy, encode, config, Told(rewards={"vowels": 1.0})) as (engine, task):
         samples = [opened(engine, task, sample, i) for i, sample in enumerate(task.samples("train")[1:3])]
         asked = [Asked(i, Draw(i, 0), sample, encode(task, sample)) for i, sample in enumerate(samples)]
-        answering = Answering(config, task, engine, Clock(), Algorithm(config), guide=Guiding(config, encode))
+        answering = Answering(config, task, engine, Clock(), Algorithm(config), guide=make_guide(config, policy, encode, Algorithm(config)))
         groups = answering.groups(asked, 0)
     for group in groups:
         assert len(group.aside) == 3 and all(len(r.completion.actions) == 3 for r in group.aside)
