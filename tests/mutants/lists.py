@@ -493,6 +493,7 @@ CREDIT = [
 _GUIDED, _SECOND, _MEANING, _EPISODES = (
     ("tests/rollout/test_guided.py",), ("tests/training/test_guided.py",), ("tests/rollout/test_meanings.py",),
     ("tests/rollout/test_episode_branches.py",))
+_TOLD, _MEMBERS = ("tests/rollout/test_guidance.py",), ("tests/training/test_members.py",)
 _TREE, _SEARCH = ("tests/rollout/test_search_tree.py",), ("tests/rollout/test_search.py",)
 
 ATTEMPTS = [
@@ -502,6 +503,31 @@ ATTEMPTS = [
            "wrong second attempts are learned from"),
     Mutant("vlrl/rollout/guided.py", "self.encode(task, sample, guidance)", "self.encode(task, sample)", _GUIDED,
            "second attempts are not guided"),
+    Mutant("vlrl/rollout/guidance.py", ", answer_place(text))].rstrip()", ", len(text))].rstrip()", _TOLD,
+           "a hint holds the final answer"),
+    Mutant("vlrl/rollout/guidance.py", "shares[t.level]", "shares[0]", _TOLD, "hints do not grow"),
+    Mutant("vlrl/rollout/guidance.py", "if right is False), None)", "if not right), None)", _TOLD,
+           "a critique is of an answer of which nothing is known"),
+    Mutant("vlrl/rollout/keeping.py", "float(whole.mean()) > known[id(g)] and", "", _TOLD,
+           "explanations less likely than the given solution are kept"),
+    Mutant("vlrl/rollout/keeping.py", "float(whole[at:].sum()) > float(alone.sum())", "True", _TOLD,
+           "explanations that make the answer no likelier are kept"),
+    Mutant("vlrl/rollout/keeping.py", "next(good) and bool(r.correct)", "next(good)", _TOLD,
+           "explanations of wrong answers are kept"),
+    Mutant("vlrl/rollout/members.py", "r.train_prompt is prompt]", "True]", _TOLD,
+           "attempts under other hints join the hinted group"),
+    Mutant("vlrl/rollout/members.py", "members[wrong[-1]] = _out(members[wrong[-1]], group), found[0]",
+           "members[0] = _out(members[wrong[-1]], group), found[0]", _TOLD, "a right answer is replaced"),
+    Mutant("vlrl/rollout/members.py", "(*group.rollouts, *found), aside=_resting(group, found))",
+           "(*group.rollouts, *found))", _TOLD, "an attempt is learned from twice"),
+    Mutant("vlrl/types.py", "(r for r in self.rollouts if r.variant != GUIDED)", "self.rollouts", _TOLD,
+           "rewards of a step are those of second attempts too"),
+    Mutant("vlrl/training/minibatch.py", "t.rollout.variant == GUIDED and", "", _MEMBERS,
+           "answers to noisy pictures count as second attempts"),
+    Mutant("vlrl/training/minibatch.py", "guided=per_rollout(lambda t: t.rollout.variant == GUIDED",
+           "guided=per_rollout(lambda t: False", _MEMBERS, "refinements are clipped as answers of the policy"),
+    Mutant("vlrl/training/guided.py", "guided(replace(found, step=step))", "guided(found)", _SECOND,
+           "the term of ExPO never fades"),
     Mutant("vlrl/rollout/guided.py", "sampled_prompt=sampled.text", "", _GUIDED,
            "rollout files show the prompt without its guidance"),
     Mutant("vlrl/rollout/guided.py", "key=(_STREAM, *request.key[1:])", "key=request.key", _GUIDED,
@@ -589,10 +615,10 @@ ATTEMPTS = [
            "nodes and their values are not in the rollout files"),
 ]
 
-_SHOWN, _LOSS, _CHOSEN, _ROWS, _LISTED, _STAGED = (
+_SHOWN, _LOSS, _CHOSEN, _ROWS, _LISTED, _STAGED, _TAUGHT = (
     ("tests/training/test_demonstrations.py",), ("tests/training/test_heldout_loss.py",),
     ("tests/rollout/test_selection.py",), ("tests/data/test_solutions.py",), ("tests/tools/test_stages.py",),
-    ("tests/config/test_stages.py",))
+    ("tests/config/test_stages.py",), ("tests/tools/test_distill.py",))
 
 STAGES = [
     Mutant("vlrl/training/demonstrations.py", "loss * shown.share", "loss", _SHOWN,
@@ -611,6 +637,25 @@ STAGES = [
            "every step shows the same rows"),
     Mutant("vlrl/training/demonstrations.py", "return sample if has_demonstration(self.task, sample) else None",
            "return sample", _SHOWN, "rows without an answer are drawn"),
+    Mutant("vlrl/training/demonstrations.py", "if o.failed and not o.draw.knobs", "if o.failed", _MEMBERS,
+           "prompts that are no rows are collected as rows"),
+    Mutant("vlrl/training/demonstrations.py", "if self._sample(step, place) is not None]\n\n    def _places",
+           "]\n\n    def _places", _MEMBERS, "failed prompts without an answer are collected"),
+    Mutant("vlrl/training/demonstrations.py", "p.grad /= scale\n    torch", "pass\n    torch", _MEMBERS,
+           "a loss scale multiplies ReLIFT's gradient"),
+    Mutant("vlrl/training/demonstrations.py", "    if finite:\n        optimizer.step()", "    optimizer", _MEMBERS,
+           "ReLIFT's supervised steps move nothing"),
+    Mutant("vlrl/curriculum/types.py", "bool(known) and not any(known)", "not any(known)", _MEMBERS,
+           "prompts of which nothing is known count as failed"),
+    Mutant("vlrl/tools/distill.py", "taken = chosen(scored, choose, order.least)", "taken = scored", _TAUGHT,
+           "answers of a teacher enter unverified"),
+    Mutant("vlrl/tools/distill.py", "if (one[0], one[2]) not in drawn.replies]", "]", _TAUGHT,
+           "a command that goes on asks for all answers again"),
+    Mutant("vlrl/tools/distill.py", "found.replies.setdefault((line", "found.replies.__setitem__((line", _TAUGHT,
+           "a reply that stands twice counts as the later one"),
+    Mutant("vlrl/tools/distill.py", "found = [(i, drawn.replies[place, i]) for i in range(order.answers)",
+           "found = [(i, drawn.replies[0, i]) for i in range(order.answers)", _TAUGHT,
+           "answers to other rows are scored"),
     Mutant("vlrl/training/heldout_loss.py", "-found * masks", "found * masks", _LOSS, "the held-out loss is negative"),
     Mutant("vlrl/training/heldout_loss.py", "float(total / count)", "float(total)", _LOSS,
            "long answers have a larger held-out loss"),

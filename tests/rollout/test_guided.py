@@ -213,7 +213,8 @@ def test_episodes_are_played_again_from_the_same_start(tiny, history):
     with engine_of(policy, encode, config, Told(rewards={"vowels": 1.0})) as (engine, task):
         samples = [opened(engine, task, sample, i) for i, sample in enumerate(task.samples("train")[1:3])]
         asked = [Asked(i, Draw(i, 0), sample, encode(task, sample)) for i, sample in enumerate(samples)]
-        answering = Answering(config, task, engine, Clock(), Algorithm(config), guide=make_guide(config, policy, encode, Algorithm(config)))
+        guide = make_guide(config, policy, encode, Algorithm(config))
+        answering = Answering(config, task, engine, Clock(), Algorithm(config), guide=guide)
         groups = answering.groups(asked, 0)
     for group in groups:
         assert len(group.aside) == 3 and all(len(r.completion.actions) == 3 for r in group.aside)

@@ -47,7 +47,8 @@ class Sums(Task):
 def config(tmp_path):
     (tmp_path / "sums.py").write_text(TASK)
     file = tmp_path / "sums.yaml"
-    file.write_text(f"task: {tmp_path}/sums.py:Sums\nmodel: {{name: embedded/tiny-qwen3-vl}}\nrun: {{dir: {tmp_path}/r}}\n")
+    file.write_text(f"task: {tmp_path}/sums.py:Sums\nmodel: {{name: embedded/tiny-qwen3-vl}}\n"
+                    f"run: {{dir: {tmp_path}/r}}\n")
     return configs.load(file)
 
 
@@ -66,13 +67,16 @@ def right(body, *_, tokens=(20, 3)):
     return reply(text) | {"usage": {"prompt_tokens": tokens[0], "completion_tokens": tokens[1]}}
 
 
+def read_lines(path):
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
+
+
 def ask(config, tmp_path, script, order=None, tell=lambda *_: None, **more):
     """Figures, kept rows, and what the server was asked."""
     with served(script) as server:
         known = {"retries": 1, "timeout_s": 20.0, **more}
-        # the port differs from server to server, and a teacher is its address
         found = distilled(config, Server(url=server.url, **known), order or Order(), Places(tmp_path / "a.jsonl"), tell)
-        return found, [json.loads(line) for line in open(tmp_path / "a.jsonl", "rb")], server.asked
+        return found, read_lines(tmp_path / "a.jsonl"), server.asked
 
 
 def test_right_answers_are_kept_for_data_solutions(config, tmp_path):
@@ -93,7 +97,7 @@ def test_right_answers_are_kept_for_data_solutions(config, tmp_path):
     seen = Image.open(io.BytesIO(base64.b64decode(picture.split(",", 1)[1])))
     assert seen.size == (32, 32) and seen.convert("RGB").getpixel((3, 3))[0] > 150
     about = json.loads((tmp_path / "a.about.json").read_text())
-    assert about["kept"] == 3 and about["facts"]["teacher"]["model"] == "only" and not goes_on(Places(tmp_path / "a.jsonl"))
+    assert about["kept"] == 3 and about["facts"]["teacher"] == "only" and not goes_on(Places(tmp_path / "a.jsonl"))
 
 
 def test_a_lying_teacher_gets_nothing_in(config, tmp_path):
@@ -183,10 +187,10 @@ def test_a_slow_teacher_is_given_up_in_time(config, tmp_path):
 
 def ask_held(config, tmp_path, script, held):
     with served(script) as server:
-        found = distilled(config, Server(url=server.url, retries=0, timeout_s=0.5), Order(), Places(tmp_path / "a.jsonl"),
-                          lambda *_: None)
+        found = distilled(config, Server(url=server.url, retries=0, timeout_s=0.5), Order(),
+                          Places(tmp_path / "a.jsonl"), lambda *_: None)
         held.set()
-        return found, [json.loads(line) for line in open(tmp_path / "a.jsonl", "rb")], server.asked
+        return found, read_lines(tmp_path / "a.jsonl"), server.asked
 
 
 def test_a_reply_that_stands_twice_counts_once(tmp_path):

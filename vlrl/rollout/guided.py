@@ -13,8 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-import numpy as np
-
 from vlrl.algo.guided import LOSSES
 from vlrl.algo.named import bind
 from vlrl.config.schema import Config

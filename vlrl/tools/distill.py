@@ -156,18 +156,18 @@ def distilled(config: Config, server: Server, order: Order, places: Places, tell
     with contextlib.closing(Endpoint(server.url, server.model, seed=config.seed, key=server.key,
                                      timeout_s=server.timeout_s, retries=server.retries,
                                      concurrency=server.concurrency, option=server.option)) as teacher:
-        facts = {**task_facts(config, _ROLLOUT), "teacher": {"endpoint": teacher.address, "model": teacher.model},
-                 "temperature": order.temperature}
+        address, facts = teacher.address, {**task_facts(config, _ROLLOUT), "teacher": teacher.model,
+                                           "temperature": order.temperature}
         drawn = Drawn.of(places.drawn, facts)
         encode = ChatEncoder(config)
         failed, left_out = _draw(config, task, teacher, samples, order, drawn, encode, tell)
     with serving(config, task) as services:
         rows, figures = _verified(config, task, samples, order, drawn, encode, choose, services, tell,
-                                  str(facts["teacher"]["model"]))
+                                  str(facts["teacher"]))
     write_rows(places.out, rows)
     found = {**figures, "kept": len(rows), "unanswered": failed, "left_out": len(left_out), "cost": drawn.cost(order)}
-    about = {**found, "facts": facts, "answers_each": order.answers, "choose": order.choose.model_dump(),
-             "least": order.least, "first_left_out": left_out[:8]}
+    about = {**found, "facts": facts, "endpoint": address, "answers_each": order.answers,
+             "choose": order.choose.model_dump(), "least": order.least, "first_left_out": left_out[:8]}
     write_text(places.about, json.dumps(about, indent=1) + "\n")
     return found
 
@@ -189,15 +189,13 @@ def _draw(config: Config, task: Task, teacher: Endpoint, samples: Sequence[tuple
     missing = [one for one in wanted if (one[0], one[2]) not in drawn.replies]
     sampling, total = sampling_of(config.rollout, order.temperature), len(wanted)
     left_out: dict[int, str] = {}
-    failed, done = 0, total - len(missing)
-    tell("asking the teacher", done, total)
+    failed, before = 0, len(drawn.replies) - (total - len(missing))
+    tell("asking the teacher", total - len(missing), total)
 
     def keep(request: Request, index: int, reply: Reply) -> None:
-        nonlocal done
         _, place, answer = request.key
         drawn.add(place, answer, reply)
-        done += 1
-        tell("asking the teacher", done, total)
+        tell("asking the teacher", len(drawn.replies) - before, total)
 
     teacher.keep = keep
     for start in range(0, len(missing), _TOGETHER):

@@ -28,7 +28,8 @@ from vlrl.task.environment import has_environment
 from vlrl.task.tools import SUCCESS
 
 RATIO_OPTIONS: Mapping[str, Sequence[str]] = {
-    "ppo_clip": (*CLIPS, "dual_clip", "delta"), "critique_grpo": CLIPS, "gspo": CLIPS, "gspo_token": CLIPS, "gspo_turn": CLIPS,
+    "ppo_clip": (*CLIPS, "dual_clip", "delta"), "critique_grpo": CLIPS, "gspo": CLIPS, "gspo_token": CLIPS,
+    "gspo_turn": CLIPS,
     "cispo": ("cap", *CLIPS),
     "sapo": ("tau_positive", "tau_negative"), "gmpo": CLIPS,
     "vespo": ("k_positive", "lambda_positive", "k_negative", "lambda_negative"), "kimi": ("tau",),
@@ -521,5 +522,5 @@ def _short(value: Any) -> Any:
 
 
 RULES: Sequence[Callable[[Run], Iterator[Inert]]] = (
-    ratio, unreached_bound, unread_credit, turns, second_attempts, demonstration_rows, critic, kl, kl_to_itself, reference, entropy, weights, correction,
-    shaping, replaced, batch, reward_parts, services, filters, sampler, streaming)
+    ratio, unreached_bound, unread_credit, turns, second_attempts, demonstration_rows, critic, kl, kl_to_itself,
+    reference, entropy, weights, correction, shaping, replaced, batch, reward_parts, services, filters, sampler, streaming)
