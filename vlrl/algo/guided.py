@@ -1,8 +1,8 @@
 """What is learned from second attempts under guidance (algo.guided): `Attempts -> loss`, a micro-batch's share.
 
 With algo.guided.use=beside. Their tokens were sampled under the prompt and its guidance, and are read under the prompt
-alone. No importance ratio makes up for that: p(y | x) / p(y | x, guidance) would undo what the guidance found. The answers are demonstrations that
-the policy wrote itself; `guided/logratio` says how far the two prompts are apart.
+alone. No importance ratio makes up for that: p(y | x) / p(y | x, guidance) would undo what the guidance found. The
+answers are demonstrations that the policy wrote itself; `guided/logratio` says how far the two prompts are apart.
 """
 
 from __future__ import annotations

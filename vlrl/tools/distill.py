@@ -13,8 +13,9 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,9 @@ from vlrl.evaluation.answers import outcome
 from vlrl.evaluation.chat_prompts import ChatEncoder
 from vlrl.evaluation.endpoint import Endpoint, completion_of
 from vlrl.evaluation.rows import begun
-from vlrl.models.processing import PromptTooLong
 from vlrl.rollout.generate import make_group, sampling_of
 from vlrl.rollout.group_source import check_score_errors, check_service_errors
-from vlrl.rollout.selection import CHOICES, chosen
+from vlrl.rollout.selection import CHOICES, chosen, every
 from vlrl.services.chat import Reply
 from vlrl.services.provided import Provided, serving
 from vlrl.store.files import append_line, read_json, write_text
@@ -40,7 +40,7 @@ from vlrl.task.environment import has_environment
 from vlrl.tools.answers import Server
 from vlrl.tools.measure import task_facts
 from vlrl.training.build_task import make_task
-from vlrl.types import Group, Prompt, Request, Sample, Sampling
+from vlrl.types import Group, Prompt, Request, Sample
 
 Tell = Callable[[str, int, int], None]
 _ROLLOUT = ("max_new_tokens", "stop")
@@ -49,6 +49,8 @@ _STREAM = 13
 _TOGETHER = 256
 """Requests that are begun together."""
 _MILLION = 1e6
+_NAMED = 8
+"""Reasons for rows left out that are told."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,8 +123,8 @@ class Drawn:
         lines = self.replies.values()
         tokens = {name: sum(line[name] for line in lines) for name in ("tokens_in", "tokens_out")}
         untold = sum(not (line["tokens_in"] and line["tokens_out"]) for line in lines)
-        out = {"replies": len(lines), "retries": sum(line["tries"] - 1 for line in lines), **tokens,
-               **({"replies_without_tokens": untold} if untold else {})}
+        out: dict[str, Any] = {"replies": len(lines), "retries": sum(line["tries"] - 1 for line in lines), **tokens,
+                               **({"replies_without_tokens": untold} if untold else {})}
         if order.price_in is not None or order.price_out is not None:
             out["price"] = (tokens["tokens_in"] * (order.price_in or 0.0)
                             + tokens["tokens_out"] * (order.price_out or 0.0)) / _MILLION
@@ -152,22 +154,21 @@ def distilled(config: Config, server: Server, order: Order, places: Places, tell
     scoring fails too often. What it did not answer is asked again by the same command.
     """
     choose, task = check(config, order, places), make_task(config)
-    samples = [*_samples(task, config, order.rows)]
     with contextlib.closing(Endpoint(server.url, server.model, seed=config.seed, key=server.key,
                                      timeout_s=server.timeout_s, retries=server.retries,
                                      concurrency=server.concurrency, option=server.option)) as teacher:
-        address, facts = teacher.address, {**task_facts(config, _ROLLOUT), "teacher": teacher.model,
-                                           "temperature": order.temperature}
-        drawn = Drawn.of(places.drawn, facts)
-        encode = ChatEncoder(config)
-        failed, left_out = _draw(config, task, teacher, samples, order, drawn, encode, tell)
+        facts = {**task_facts(config, _ROLLOUT), "teacher": teacher.model, "temperature": order.temperature}
+        work = _Work(config=config, task=task, samples=[*_samples(task, config, order.rows)], order=order, tell=tell,
+                     drawn=Drawn.of(places.drawn, facts), encode=ChatEncoder(config))
+        failed = work.draw(teacher)
     with serving(config, task) as services:
-        rows, figures = _verified(config, task, samples, order, drawn, encode, choose, services, tell,
-                                  str(facts["teacher"]))
+        rows, figures = work.verified(choose, services, str(teacher.model))
     write_rows(places.out, rows)
-    found = {**figures, "kept": len(rows), "unanswered": failed, "left_out": len(left_out), "cost": drawn.cost(order)}
-    about = {**found, "facts": facts, "endpoint": address, "answers_each": order.answers,
-             "choose": order.choose.model_dump(), "least": order.least, "first_left_out": left_out[:8]}
+    found = {**figures, "kept": len(rows), "unanswered": failed, "left_out": len(work.left_out),
+             "cost": work.drawn.cost(order)}
+    about = {**found, "facts": facts, "endpoint": teacher.address, "answers_each": order.answers,
+             "choose": order.choose.model_dump(), "least": order.least,
+             "first_left_out": [*work.left_out.values()][:_NAMED]}
     write_text(places.about, json.dumps(about, indent=1) + "\n")
     return found
 
@@ -181,82 +182,84 @@ def _samples(task: Task, config: Config, most: int | None) -> Iterator[tuple[int
             yield place, sample
 
 
-def _draw(config: Config, task: Task, teacher: Endpoint, samples: Sequence[tuple[int, Sample]], order: Order,
-          drawn: Drawn, encode: ChatEncoder, tell: Tell) -> tuple[int, list[str]]:
-    """Has the missing answers drawn, each kept as it comes; returns how many the teacher did not give, and why rows
-    could not be asked."""
-    wanted = [(place, sample, i) for place, sample in samples for i in range(order.answers)]
-    missing = [one for one in wanted if (one[0], one[2]) not in drawn.replies]
-    sampling, total = sampling_of(config.rollout, order.temperature), len(wanted)
-    left_out: dict[int, str] = {}
-    failed, before = 0, len(drawn.replies) - (total - len(missing))
-    tell("asking the teacher", total - len(missing), total)
+@dataclass(eq=False, kw_only=True)
+class _Work:
+    """Rows that are asked, with their places in the training split, and what came of it."""
 
-    def keep(request: Request, index: int, reply: Reply) -> None:
-        _, place, answer = request.key
-        drawn.add(place, answer, reply)
-        tell("asking the teacher", len(drawn.replies) - before, total)
+    config: Config
+    task: Task
+    samples: Sequence[tuple[int, Sample]]
+    order: Order
+    tell: Tell
+    drawn: Drawn
+    encode: ChatEncoder
+    left_out: dict[int, str] = field(default_factory=dict)
+    """Place of a row that could not be asked -> why."""
 
-    teacher.keep = keep
-    for start in range(0, len(missing), _TOGETHER):
-        requests = _requests(config, task, missing[start:start + _TOGETHER], sampling, encode, left_out)
-        failed += sum(c.error is not None for (c,) in teacher.generate(requests))
-    tell("asking the teacher", total, total)
-    return failed, [*left_out.values()]
+    def draw(self, teacher: Endpoint) -> int:
+        """Has the missing answers drawn, each kept as it comes; returns how many the teacher did not give."""
+        wanted = [(place, sample, i) for place, sample in self.samples for i in range(self.order.answers)]
+        missing = [one for one in wanted if (one[0], one[2]) not in self.drawn.replies]
+        total, failed = len(wanted), 0
+        before = len(self.drawn.replies) - (total - len(missing))
+        self.tell("asking the teacher", total - len(missing), total)
 
+        def keep(request: Request, index: int, reply: Reply) -> None:
+            _, place, answer = request.key
+            self.drawn.add(place, answer, reply)
+            self.tell("asking the teacher", len(self.drawn.replies) - before, total)
 
-def _requests(config: Config, task: Task, wanted: Sequence[tuple[int, Sample, int]], sampling: Sampling,
-              encode: ChatEncoder, left_out: dict[int, str]) -> list[Request]:
-    """Returns a request for each answer; a row that cannot be asked is noted in `left_out`."""
-    prompts: dict[int, Prompt | None] = {}
-    out = []
-    for place, sample, answer in wanted:
-        if place not in prompts:
-            prompts[place] = _prompt(config, task, sample, encode, left_out, place)
-        prompt = prompts[place]
-        if prompt is not None:
-            out.append(Request(prompt=prompt, n=1, sampling=sampling, key=(_STREAM, place, answer), sample=sample))
-    return out
+        teacher.keep = keep
+        for start in range(0, len(missing), _TOGETHER):
+            made = teacher.generate(self._requests(missing[start:start + _TOGETHER]))
+            failed += sum(c.error is not None for (c,) in made)
+        self.tell("asking the teacher", total, total)
+        return failed
 
+    def _requests(self, wanted: Sequence[tuple[int, Sample, int]]) -> list[Request]:
+        """Returns a request for each answer to a row that can be asked."""
+        sampling = sampling_of(self.config.rollout, self.order.temperature)
+        rows = {place: sample for place, sample, _ in wanted}
+        prompts = {place: self._prompt(place, sample) for place, sample in rows.items()}
+        return [Request(prompt=prompt, n=1, sampling=sampling, key=(_STREAM, place, answer), sample=sample)
+                for place, sample, answer in wanted if (prompt := prompts[place]) is not None]
 
-def _prompt(config: Config, task: Task, sample: Sample, encode: ChatEncoder, left_out: dict[int, str],
-            place: int) -> Prompt | None:
-    try:
-        return encode(task, sample)
-    except DataError as error:
-        if not isinstance(error, PromptTooLong) and not config.data.quarantine:
-            raise
-        left_out[place] = str(error)
-        return None
+    def _prompt(self, place: int, sample: Sample) -> Prompt | None:
+        try:
+            return self.encode(self.task, sample)
+        except DataError as error:
+            if not self.config.data.quarantine:
+                raise
+            self.left_out[place] = str(error)
+            return None
 
-
-def _verified(config: Config, task: Task, samples: Sequence[tuple[int, Sample]], order: Order, drawn: Drawn,
-              encode: ChatEncoder, choose: Bound, services: Provided | None, tell: Tell,
-              teacher: str) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """Returns the rows that are kept, and figures of all replies to the rows that are asked."""
-    rows: list[dict[str, Any]] = []
-    groups: list[Group] = []
-    figures = dict.fromkeys(("prompts", "answers", "right", "solved"), 0)
-    for n, (place, sample) in enumerate(samples):
-        tell("scoring", n, len(samples))
-        found = [(i, drawn.replies[place, i]) for i in range(order.answers) if (place, i) in drawn.replies]
-        prompt = _prompt(config, task, sample, encode, {}, place) if found else None
-        if prompt is None:
-            continue
-        group = make_group(task, sample, prompt, [completion_of(_reply(line)) for _, line in found],
-                           group_id=f"{place:08d}", split="train", step=0, served=services)
-        groups.append(group)
-        scored = [{**outcome(task, group.sample, r.completion, r), "tokens": line["tokens_out"] or len(line["text"]),
-                   "index": i} for (i, line), r in zip(found, group.rollouts, strict=True)]
-        taken = chosen(scored, choose, order.least)
-        right = chosen(scored, lambda candidates: range(len(candidates)), order.least)
-        for name, count in (("prompts", 1), ("answers", len(found)), ("right", len(right)), ("solved", bool(right))):
-            figures[name] += count
-        rows += [_row(place, sample, row, order.answers, teacher) for row in taken]
-    tell("scoring", len(samples), len(samples))
-    check_score_errors(groups, config.limits.score_errors, "scoring the teacher's answers", drawn.path)
-    check_service_errors(groups, config.limits.service_errors, "scoring the teacher's answers", drawn.path)
-    return rows, figures
+    def verified(self, choose: Bound, services: Provided | None,
+                 teacher: str) -> tuple[list[dict[str, Any]], dict[str, int]]:
+        """Returns the rows that are kept, and figures of all replies to the rows that are asked."""
+        rows: list[dict[str, Any]] = []
+        groups: list[Group] = []
+        counts = Counter[str]({"prompts": 0, "answers": 0, "right": 0, "solved": 0})
+        for n, (place, sample) in enumerate(self.samples):
+            self.tell("scoring", n, len(self.samples))
+            found = [(i, line) for i in range(self.order.answers) if (line := self.drawn.replies.get((place, i)))]
+            prompt = self._prompt(place, sample) if found else None
+            if prompt is None:
+                continue
+            group = make_group(self.task, sample, prompt, [completion_of(_reply(line)) for _, line in found],
+                               group_id=f"{place:08d}", split="train", step=0, served=services)
+            groups.append(replace(group, prompt=replace(prompt, media=(), mm={})))  # the pictures are not kept
+            scored = [{**outcome(self.task, group.sample, r.completion, r), "index": i,
+                       "tokens": line["tokens_out"] or len(line["text"])}
+                      for (i, line), r in zip(found, group.rollouts, strict=True)]
+            taken = chosen(scored, choose, self.order.least)
+            right = len(chosen(scored, every, self.order.least))
+            counts.update(prompts=1, answers=len(found), right=right, solved=right > 0)
+            rows += [_row(place, sample, row, self.order.answers, teacher) for row in taken]
+        self.tell("scoring", len(self.samples), len(self.samples))
+        limits = self.config.limits
+        check_score_errors(groups, limits.score_errors, "scoring the teacher's answers", self.drawn.path)
+        check_service_errors(groups, limits.service_errors, "scoring the teacher's answers", self.drawn.path)
+        return rows, dict(counts)
 
 
 def _reply(line: Mapping[str, Any]) -> Reply:

@@ -523,4 +523,5 @@ def _short(value: Any) -> Any:
 
 RULES: Sequence[Callable[[Run], Iterator[Inert]]] = (
     ratio, unreached_bound, unread_credit, turns, second_attempts, demonstration_rows, critic, kl, kl_to_itself,
-    reference, entropy, weights, correction, shaping, replaced, batch, reward_parts, services, filters, sampler, streaming)
+    reference, entropy, weights, correction, shaping, replaced, batch, reward_parts, services, filters, sampler,
+    streaming)
