@@ -134,6 +134,16 @@ def test_the_words_behind_the_question_get_no_credit(scene, use):
     assert again["mismatch/kl"] == stats["mismatch/kl"]  # attempts are not compared with their sampler
 
 
+def test_other_answers_under_another_prompt_are_no_second_attempts(scene):
+    """Those to a noisy picture, which are trained under the plain one too, are clipped as any."""
+    policy, _, folder = scene
+    groups = [replace(g, rollouts=tuple(replace(r, variant="noisy") if r.variant == GUIDED else r for r in g.rollouts))
+              for g in taught(scene, "join")]
+    (found,), *_ = gradients(policy, groups, of(folder, "join", "critique_grpo"))
+    (plain,), *_ = gradients(policy, groups, of(folder, "join"))
+    assert all(torch.equal(found[n], plain[n]) for n in plain)
+
+
 def test_under_a_hint_only_the_sampled_tokens_are_trained(scene):
     policy, _, folder = scene
     groups = taught(scene, "hinted")
