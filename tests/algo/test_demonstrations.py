@@ -107,6 +107,8 @@ def test_relift_collects_each_prompt_once():
     assert mix.due() == [5, 2, 9] and mix.buffer == [4] and mix.due() == []
     mix.collect([5])  # once it is out it may fail again
     assert mix.buffer == [4, 5] and mix.shares(3, 0) == (1.0, 0.0)
+    mix.collect([6])
+    assert mix.due() == [4, 5, 6] and mix.buffer == []
 
 
 def test_the_loss_of_relift_token_by_token():

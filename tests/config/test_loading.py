@@ -196,3 +196,14 @@ def test_a_run_folder_that_yaml_reads_as_false_is_refused(tmp_path):
     file.write_text("extends: tiny.yaml\ntask: grounding\nrun: {dir: no}\n")
     with pytest.raises(ConfigError, match=r"run\.dir=False: a text is needed, and YAML reads no.*in quotes"):
         loading.load(file)
+
+
+@pytest.mark.parametrize("words, found", [
+    (["algo.demonstrations.mix=relift", "algo.demonstrations.mix.size=3"], {"name": "relift", "size": 3}),
+    (["extends=algorithms/chord.yaml", "algo.demonstrations.mix.peak=0.5"],
+     {"name": "chord", "peak": 0.5, "valley": 0.05, "warmup": 0, "decay": 200}),
+    (["extends=algorithms/chord.yaml", "algo.demonstrations.mix=sasr"], {"name": "sasr"})])
+def test_names_below_a_setting_that_may_be_null_are_merged(words, found):
+    """As any other name: an option stays with its name, and another name drops the options of the old one."""
+    loaded = loading.load("configs/quickstart.yaml", words)
+    assert loaded.algo.demonstrations.mix.model_dump() == found

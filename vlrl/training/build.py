@@ -160,7 +160,8 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
     episodes.check(config, task)
     branching.check(config, task, make_source.generates)
     search.check(config, task, make_source.generates)
-    guided.check(config, task, samples)
+    if make_source.generates:
+        guided.check(config, task, samples)
     demonstrations.check(config, task, samples)
     scorer = make_scorer(config, task, offered, samples) if make_source.generates else None
     environments = make_environments(config, task, lambda: served(task, offered, samples))
