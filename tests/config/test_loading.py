@@ -205,5 +205,5 @@ def test_a_run_folder_that_yaml_reads_as_false_is_refused(tmp_path):
     (["extends=algorithms/chord.yaml", "algo.demonstrations.mix=sasr"], {"name": "sasr"})])
 def test_names_below_a_setting_that_may_be_null_are_merged(words, found):
     """As any other name: an option stays with its name, and another name drops the options of the old one."""
-    loaded = loading.load("configs/quickstart.yaml", words)
-    assert loaded.algo.demonstrations.mix.model_dump() == found
+    mix = loading.load("configs/quickstart.yaml", words).algo.demonstrations.mix
+    assert {"name": mix.name, **mix.options} == found
