@@ -258,6 +258,8 @@ def test_a_supervised_step_follows_with_its_own_optimizer(scene):
         assert max((found[n] - after_rl[n]).abs().max() for n in found) > 1e-4
         assert stats["demonstrations/applied"] == 1 and stats["demonstrations/grad_norm"] > 0
         assert stats["demonstrations/tokens"] == sum(len(g.rollouts[0].completion.tokens) for g in shown)
+        assert stats["demonstrations/grad_share"] == pytest.approx(
+            stats["demonstrations/grad_norm"] / (stats["demonstrations/grad_norm"] + stats["grad_norm"]))
         assert plain["demonstrations/applied"] == 0 and plain["loss"] == stats["loss"]
     finally:
         restore(policy, start)
@@ -311,7 +313,7 @@ class Solved(Task):
         return {"right": float(kind == 0)}
 '''
 PRESETS = {"ghpo": "guided/members", "egsr": "guided/members", "critique_grpo": "guided/members",
-           "expo": "guided/attempts", "relift": "demonstrations/tokens"}
+           "expo": "guided/attempts", "relift": "demonstrations/grad_share"}
 
 
 def ran(folder, model, name, run, steps):

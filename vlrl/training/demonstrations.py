@@ -186,10 +186,11 @@ def learn(policy: Policy, shown: Shown, algorithm: Algorithm, weights: Sequence[
     return cuts
 
 
-def interleave(policy: Policy, groups: Sequence[Group], config: Config, algorithm: Algorithm) -> dict[str, float]:
+def interleave(policy: Policy, groups: Sequence[Group], config: Config, algorithm: Algorithm,
+               norm_rl: float) -> dict[str, float]:
     """Takes the supervised step of a mix that interleaves them, where a process has demonstrations, and returns its
-    metrics. Called on every process, once the gradients of the objective are gone. A gradient that is not finite moves
-    nothing.
+    metrics. Called on every process, once the gradients of the objective are gone, whose norm was `norm_rl`. A gradient
+    that is not finite moves nothing.
     """
     mix = algorithm.demonstrations
     assert mix is not None
@@ -210,6 +211,7 @@ def interleave(policy: Policy, groups: Sequence[Group], config: Config, algorith
     optimizer.zero_grad(set_to_none=True)
     return out | {"demonstrations/applied": float(finite), "demonstrations/loss": comm.total(shown.loss)[0],
                   "demonstrations/grad_norm": shown.norm, "demonstrations/tokens": part.total_tokens,
+                  "demonstrations/grad_share": shown.norm / (shown.norm + norm_rl) if shown.norm + norm_rl else 0.0,
                   **({"demonstrations/halved": float(cuts)} if cuts else {})}
 
 

@@ -79,7 +79,7 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Gr
     algorithm.nonfinite = algorithm.nonfinite + 1 if meter.nonfinite else 0
     stats = meter.summary(config, rate) | {"skipped": float(meter.skipped)}
     stats |= guided.metrics([second for _, second in parts if second])
-    stats |= (demonstrations.interleave(policy, shown, config, algorithm) if algorithm.interleaves
+    stats |= (demonstrations.interleave(policy, shown, config, algorithm, stats["grad_norm"]) if algorithm.interleaves
               else told(beside, algorithm, step))
     if policy.critic:
         stats["critic/grad_norm"] = meter.critic_norm
