@@ -178,6 +178,7 @@ def _chips(rollout: RolloutView) -> list[Html]:
         chips.append(chip(f"policy {rollout.policy_step}", title="steps completed by the weights that sampled it"))
     if rollout.variant:
         how = {"guided": "a second attempt, with guidance behind the question", "greedy": "drawn at temperature 0",
+               "replaced": "a second attempt has its place in the group",
                "kept": "found by a search at an earlier visit to the prompt"}
         chips.append(chip(f"variant {rollout.variant}", "warn", how.get(rollout.variant, "drawn with other media")))
     count = sum(turn["role"] != "observation" for turn in rollout.turns)

@@ -16,6 +16,11 @@ from typing import Any, Literal, overload
 
 import numpy as np
 
+GUIDED = "guided"
+"""Variant of a second attempt (algo.guided); stored beside the group, or in it where it became a member."""
+REPLACED = "replaced"
+"""Variant of an answer whose place in the group a second attempt has taken (algo.guided.use); stored beside it."""
+
 Parts = dict[str, float | None]
 """Raw reward parts by name, each in its natural range; None marks a rollout that cannot be scored."""
 
@@ -496,6 +501,11 @@ class Group:
     @property
     def rewards(self) -> list[float | None]:
         return [r.reward for r in self.rollouts]
+
+    @property
+    def plain(self) -> list[Rollout]:
+        """The answers that no second attempt is among: those of the group, and those whose place one has taken."""
+        return [*(r for r in self.rollouts if r.variant != GUIDED), *(r for r in self.aside if r.variant == REPLACED)]
 
     @property
     def zero_variance(self) -> bool:

@@ -12,9 +12,9 @@ from vlrl.config.base import Named
 from vlrl.distributed import comm
 
 F64 = torch.float64
-PER_ROLLOUT = {"rewards", "outcome", "group", "lengths", "difficulty", "identity"}
+PER_ROLLOUT = {"rewards", "outcome", "group", "lengths", "difficulty", "identity", "guided"}
 
-_KINDS = {"group": torch.int64, "identity": torch.int64, "outcome": torch.bool}
+_KINDS = {"group": torch.int64, "identity": torch.int64, "outcome": torch.bool, "guided": torch.bool}
 
 
 def flat(logp, old=None, adv=None, rollout=None, mask=None, **more) -> LossInputs:

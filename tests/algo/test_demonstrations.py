@@ -1,12 +1,14 @@
 """Demonstrations beside RL: schedules by hand, losses by hand, and against an implementation row by row."""
 
+import copy
 import math
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 
-from vlrl.algo.demonstrations import MIXES, Chord, ChordPhi, Demonstrated, Sasr
+from vlrl.algo.demonstrations import MIXES, Chord, ChordPhi, Demonstrated, Relift, Sasr
 from vlrl.algo.named import bind
 from vlrl.config.base import Named
 from vlrl.errors import ConfigError
@@ -96,8 +98,61 @@ def test_without_a_supervised_gradient_sasr_is_rl():
     assert {mix.shares(step, 0) for step in range(1, 200)} == {(1.0, 0.0)}
 
 
+def test_relift_collects_each_prompt_once():
+    mix = Relift(size=3)
+    mix.collect([5, 2, 5])
+    mix.collect([2])
+    assert mix.due() == [] and mix.metrics(0) == {"demonstrations/buffer": 2.0}
+    mix.collect([9, 2, 4])
+    assert mix.due() == [5, 2, 9] and mix.buffer == [4] and mix.due() == []
+    mix.collect([5])  # once it is out it may fail again
+    assert mix.buffer == [4, 5] and mix.shares(3, 0) == (1.0, 0.0)
+    mix.collect([6])
+    assert mix.due() == [4, 5, 6] and mix.buffer == []
+
+
+def test_the_loss_of_relift_token_by_token():
+    """Cross-entropy less a bonus of entropy, by hand and on 200 random steps."""
+    d = replace(given(ROWS, 4.0), entropy=torch.tensor([1.0, 2.0, 7.0, 0.5], dtype=torch.float64))
+    assert Relift(entropy=0.1).loss(d).item() == pytest.approx(
+        -(LN(0.5) + LN(0.8) + 2 * LN(0.9)) / 4 - 0.1 * 3.5 / 4, abs=1e-5)
+    rng = random.Random(6)
+    for _ in range(200):
+        rows = [([-rng.expovariate(1) for _ in range(n)], [float(rng.random() < 0.8) for _ in range(n)],
+                 rng.uniform(0.5, 2)) for n in (rng.randint(1, 9) for _ in range(rng.randint(1, 6)))]
+        total, coef = sum(sum(mask) for _, mask, _ in rows), rng.uniform(0, 0.1)
+        held = [rng.uniform(0, 3) for xs, _, _ in rows for _ in xs]
+        d = replace(given(rows, total), entropy=torch.tensor(held, dtype=torch.float64))
+        each = [(x, m, w) for xs, ms, w in rows for x, m in zip(xs, ms, strict=True)]
+        wanted = sum(m * (-w * x - coef * h) for (x, m, w), h in zip(each, held, strict=True)) / max(total, 1)
+        assert Relift(entropy=coef).loss(d).item() == pytest.approx(wanted, abs=1e-6)
+
+
+def test_relift_goes_on_with_its_optimizer():
+    weight = torch.nn.Parameter(torch.ones(2))
+
+    def stepped(mix, gradient):
+        weight.grad = torch.tensor(gradient)
+        mix.optimizer([weight]).step()
+
+    mix = Relift(size=3, lr=0.1)
+    assert mix.state_dict() == {"buffer": []}
+    mix.collect([7])
+    stepped(mix, [1.0, -2.0])
+    state, before = copy.deepcopy(mix.state_dict()), weight.detach().clone()
+    stepped(mix, [0.5, 0.5])
+    wanted = weight.detach().clone()
+    with torch.no_grad():
+        weight.copy_(before)
+    again = Relift(size=3, lr=0.1)
+    again.load_state_dict(state)
+    assert again.buffer == [7] and again.state_dict()["optimizer"] == state["optimizer"]  # before it is used
+    stepped(again, [0.5, 0.5])
+    assert torch.equal(weight, wanted)
+
+
 def test_options():
-    assert {*MIXES} == {"chord", "chord_phi", "sasr"}
+    assert {*MIXES} == {"chord", "chord_phi", "sasr", "relift"}
     for mix, message in (({"name": "chord", "valley": 0.95}, "above peak"), ({"name": "chord", "mu": 1}, "no option"),
                          ({"name": "sasr", "warmup": 0}, "greater than or equal to 1")):
         with pytest.raises(ConfigError, match=message):

@@ -20,7 +20,9 @@ NAMES = sorted(path.stem for path in (FOLDER / "algorithms").glob("*.yaml"))
 ELSEWHERE = {"hold_entropy": "the temperature that samples", "e3": "the temperature that samples",
              "grpo_care": "the reference that a reward reads",
              "agent_rlvr": "second attempts, which have a loss of their own",
-             **dict.fromkeys(("chord", "chord_phi", "sasr"), "demonstrations, which have a loss of their own")}
+             **dict.fromkeys(("ghpo", "egsr", "expo", "critique_grpo"), "second attempts"),
+             **dict.fromkeys(("chord", "chord_phi", "sasr", "relift"),
+                             "demonstrations, which have a loss of their own")}
 """Presets that change what the gradient is taken of."""
 BEGUN = {"siren": {"anchor": 0.1}, "adaptive": {"coef": 0.1, "active": True}}
 """Entropy terms that have no gradient in the first optimizer step, in the middle of a run."""

@@ -82,6 +82,37 @@ def test_by_hand(name, options, logp, old, adv, ids, value, slope):
     assert gradient(per_token, x) == pytest.approx(slope, abs=1e-5)
 
 
+def test_second_attempts_in_a_group_by_hand():
+    """The first rollout as under ppo_clip, the second one -A p / (p + shape), whatever its ratio."""
+    x = flat([*LOGP, log(0.1)], [*OLD, -9.0], [*ADV, 2.0], [*IDS, 1], guided=[False, True])
+    per_token, metrics = run(bound(LOSSES, "critique_grpo", shape=0.2), x)
+    p, q = E(-2.5), 0.1
+    assert per_token.tolist() == pytest.approx([-2 * E(0.1), -1.2, p / (p + 0.2), -2 * q / 0.3], abs=1e-5)
+    assert gradient(per_token, x) == pytest.approx([-2 * E(0.1), 0, 0.2 * p / (p + 0.2)**2, -2 * 0.2 * q / 0.09],
+                                                   abs=1e-5)
+    assert metrics["clipped"].tolist() == [False, True, False, False]
+    assert metrics["guided/term"].item() == pytest.approx(p / (p + 0.2) - 2 * q / 0.3, abs=1e-5)
+
+
+def test_second_attempts_in_a_group_token_by_token():
+    """200 random optimizer steps against an implementation of one token at a time."""
+    for seed in range(200):
+        x = random_step(seed)
+        guided = (torch.rand(len(x.lengths), generator=torch.Generator().manual_seed(seed)) < 0.3)
+        x, shape = replace(x, guided=guided), 0.05 + 0.01 * (seed % 20)
+        per_token, _ = run(bound(LOSSES, "critique_grpo", shape=shape, clip_high=0.28), x)
+        wanted = []
+        for i, r in enumerate(x.rollout_id.tolist()):
+            logp, old, a = (v[i].item() for v in (x.logprobs, x.old_logprobs, x.advantages))
+            ratio = E(logp - old)
+            wanted.append(-a * E(logp) / (E(logp) + shape) if guided[r] else
+                          -min(ratio * a, min(max(ratio, 0.8), 1.28) * a))
+        assert per_token.tolist() == pytest.approx(wanted, abs=1e-6)
+        plain, _ = run(bound(LOSSES, "ppo_clip", clip_high=0.28), x)
+        none, _ = run(bound(LOSSES, "critique_grpo", clip_high=0.28), replace(x, guided=~guided & guided))
+        assert torch.equal(plain, none)
+
+
 @pytest.mark.parametrize("name, options, clipped", [
     ("ppo_clip", {}, [False, True, True]), ("ppo_clip", {"clip_high": 0.7}, [False, False, True]),
     ("gspo", {}, [True, True, True]), ("gspo", {"clip_high": 0.5, "clip_low": 0.5}, [False, False, False]),

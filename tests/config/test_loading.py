@@ -209,3 +209,14 @@ def test_the_reference_of_services_is_that_of_algo():
     assert reference("services.reference=ema", "algo.reference={name: ema, decay: 0.5}") == ("ema", {"decay": 0.5})
     with pytest.raises(ConfigError, match=r"services\.reference=start and algo\.reference=ema"):
         reference("services.reference=start", "algo.reference=ema")
+
+
+@pytest.mark.parametrize("words, found", [
+    (["algo.demonstrations.mix=relift", "algo.demonstrations.mix.size=3"], {"name": "relift", "size": 3}),
+    (["extends=algorithms/chord.yaml", "algo.demonstrations.mix.peak=0.5"],
+     {"name": "chord", "peak": 0.5, "valley": 0.05, "warmup": 0, "decay": 200}),
+    (["extends=algorithms/chord.yaml", "algo.demonstrations.mix=sasr"], {"name": "sasr"})])
+def test_names_below_a_setting_that_may_be_null_are_merged(words, found):
+    """As any other name: an option stays with its name, and another name drops the options of the old one."""
+    mix = loading.load("configs/quickstart.yaml", words).algo.demonstrations.mix
+    assert {"name": mix.name, **mix.options} == found

@@ -72,7 +72,8 @@ def test_rounds_are_of_one_task(tmp_path):
 
 
 ROUNDS = {"raft": ("best", 8, "before", False), "expert_iteration": ("best", 96, "stage", True),
-          "kimi_shortest": ("shortest", 8, "before", False)}
+          "kimi_shortest": ("shortest", 8, "before", False),
+          "kimi_dpo": ("shortest", 8, "before", False)}
 RECIPES = {"vision_r1": "sft rl", "alphadrive": "sft rl", "curr_reft": "rl rl rl rounds",
            "kimi_long2short": "rounds merge rl"}
 

@@ -40,6 +40,12 @@ def test_the_training_rows_are_those_of_the_file(tmp_path):
     assert [s.id for s in task_samples(task(tmp_path / "rows.jsonl", LINES), "heldout")] == ["a", "b", "c"]
 
 
+def test_a_rejected_answer_goes_with_its_row(tmp_path):
+    lines = [{**LINES[0], "rejected": "much longer"}, LINES[2]]
+    assert [s.get("rejected") for s in task_samples(task(tmp_path / "rows.jsonl", lines), "train")] == [
+        "much longer", None]
+
+
 def test_other_answers_are_other_rows(tmp_path):
     other = [{**LINES[0], "solution": "deux"}, *LINES[1:]]
     first, second = (fingerprint.of(task_samples(task(tmp_path / name, lines), "train"))
@@ -52,7 +58,7 @@ def test_other_answers_are_other_rows(tmp_path):
 @pytest.mark.parametrize("line", [
     {"number": 0, "id": "a"}, {"number": -1, "id": "a", "solution": "x"}, {"number": True, "id": "a", "solution": "x"},
     {"number": 0, "id": 1, "solution": "x"}, {"number": 0, "id": "a", "solution": ""}, [1],
-    {"number": 0, "id": "a", "solution": "x", "weight": 0}])
+    {"number": 0, "id": "a", "solution": "x", "weight": 0}, {"number": 0, "id": "a", "solution": "x", "rejected": 3}])
 def test_a_line_that_is_none(tmp_path, line):
     (tmp_path / "rows.jsonl").write_text(json.dumps(LINES[0]) + "\n" + json.dumps(line) + "\n")
     with pytest.raises(DataError, match=r"rows\.jsonl, line 2: a line of data\.solutions is an object with number"):

@@ -11,12 +11,15 @@ from vlrl.training.loop import train
 from vlrl.training.session import Session
 
 LEVELS = '''
+SOLUTION = "<think>aeiou aeiou</think><answer>a</answer>"
+
+
 class Levels(Shades):
     """Samples with a category and a difficulty; one is broken."""
 
     def samples(self, split):
         found = super().samples(split)[:12]
-        return [Sample(id=s.id, row={**s.row, "category": "ab"[i % 2], "difficulty": i % 5 / 4},
+        return [Sample(id=s.id, row={**s.row, "category": "ab"[i % 2], "difficulty": i % 5 / 4, "solution": SOLUTION},
                        media=(Media(source="gone.png"),) if i == 7 else s.media) for i, s in enumerate(found)]
 
     def guidance(self, sample, answers):
@@ -48,6 +51,11 @@ CASES = {
     "adcl": f"curriculum.name=adcl curriculum.probe_size=2 rollout.step_tokens=3 rollout.stop=[e] {FILTERS}",
     "shares": f"curriculum.name=gvm curriculum.probe=2 rollout.step_tokens=3 rollout.stop=[e] {FILTERS}",
     "guided": "algo.guided.answers=2 algo.guided.loss=dpo rollout.minibatches=2 curriculum.pass_at=0.3",
+    "hinted": "algo.guided.words=hint algo.guided.use=hinted curriculum.pass_at=0.3",
+    "joined": "algo.guided.words=critique algo.guided.use=join algo.guided.groups=wrong algo.guided.answers=2 "
+              "algo.loss=critique_grpo rollout.minibatches=2 curriculum.pass_at=0.3",
+    "relift": "algo.demonstrations.mix=relift algo.demonstrations.mix.size=3 algo.demonstrations.mix.lr=1e-3 "
+              "curriculum.pass_at=0.4",
     "acted": "rollout.branch.roots=2 rollout.group_size=5 algo.advantage=rose curriculum.pass_at=0.3",
     "branch": "rollout.branch.roots=1 rollout.branch.tokens=20 rollout.group_size=5 algo.advantage=treerl",
     "meaning": "rollout.branch.roots=1 rollout.group_size=4 algo.advantage=rose "

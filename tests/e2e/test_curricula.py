@@ -159,7 +159,7 @@ def test_two_processes_do_what_one_does(two, case):
     assert told("two") == told("whole")
     one, both = (metrics(two / f"{case}-{name}")[0] for name in ("whole", "two"))
     same = [k for k in one if k.startswith(("curriculum/", "groups/", "rollouts/", "partial/", "prompts/", "branch/",
-                                            "search/", "guided/"))]
+                                            "search/", "guided/", "demonstrations/"))]
     assert [both[k] for k in same] == [pytest.approx(one[k], rel=1e-4, abs=1e-6) for k in same]
 
 

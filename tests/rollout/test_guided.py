@@ -18,10 +18,12 @@ from vlrl.monitoring.metrics import Clock
 from vlrl.rollout import guided
 from vlrl.rollout.episodes import opened
 from vlrl.rollout.generate import Answering, Asked
-from vlrl.rollout.guided import Guiding, failed, guidance_of
+from vlrl.rollout.guidance import guidance_of
+from vlrl.rollout.guided import failed
 from vlrl.task import Task, guided_messages
 from vlrl.task.base import fill
 from vlrl.task.variants import GUIDED, second_attempts
+from vlrl.training.build import make_guide
 from vlrl.types import Media, Sample
 
 GUIDED_ALGO = {"guided": {"answers": 3}}
@@ -63,7 +65,7 @@ def drawn(tiny, task, config=None, calls=None):
     _, encode, own = tiny
     config, engine = config or own, Counting(HFEngine(tiny[0], seed=5, batch_rollouts=16))
     engine.calls = engine.calls if calls is None else calls
-    guide = Guiding(config, encode) if config.algo.guided else None
+    guide = make_guide(config, tiny[0], encode, Algorithm(config))
     answering = Answering(config, task, engine, Clock(), Algorithm(config), guide=guide)
     asked = [Asked(i, Draw(i, 0), s, encode(task, s)) for i, s in enumerate(task.samples("train"))]
     return answering.groups(asked, 0), guide
@@ -85,7 +87,8 @@ def test_groups_without_a_correct_answer_are_asked_again(tiny):
             "\n\nLook {twice}.<|im_end|>\n<|im_start|>assistant", "")
         assert len({r.completion.tokens.tobytes() for r in (*g.rollouts, *g.aside)}) > 1
         assert not second_attempts(g)  # none is right
-    assert guide.metrics() == {"guided/groups_frac": 0.5, "guided/rejected": 0, "guided/success": 0.0}
+    assert guide.metrics() == {"guided/groups_frac": 0.5, "guided/rejected": 0, "guided/success": 0.0,
+                               "guided/kept": 0.0, "guided/level_0_frac": 0.0}
     assert guide.metrics() == {"guided/groups_frac": 0.0, "guided/rejected": 0}
 
 
@@ -210,7 +213,8 @@ def test_episodes_are_played_again_from_the_same_start(tiny, history):
     with engine_of(policy, encode, config, Told(rewards={"vowels": 1.0})) as (engine, task):
         samples = [opened(engine, task, sample, i) for i, sample in enumerate(task.samples("train")[1:3])]
         asked = [Asked(i, Draw(i, 0), sample, encode(task, sample)) for i, sample in enumerate(samples)]
-        answering = Answering(config, task, engine, Clock(), Algorithm(config), guide=Guiding(config, encode))
+        guide = make_guide(config, policy, encode, Algorithm(config))
+        answering = Answering(config, task, engine, Clock(), Algorithm(config), guide=guide)
         groups = answering.groups(asked, 0)
     for group in groups:
         assert len(group.aside) == 3 and all(len(r.completion.actions) == 3 for r in group.aside)
@@ -236,3 +240,69 @@ def test_the_stored_prompt_is_the_sampled_one(tiny, tmp_path):
     assert {("Look" in r["prompt"], r["variant"], r["advantage"] is None) for r in rows} == {
         (False, None, False), (True, "guided", True)}
     assert np.isclose(sum(r["variant"] == "guided" for r in rows), 6)
+
+
+# --- words of given solutions -----------------------------------------------------------------------------------------
+
+
+class Given(Marks):
+    """Rows have a solution; with the second hint of it every answer is right."""
+
+    def samples(self, split):
+        return [replace(s, row={**s.row, "solution": "<think>abcdefgh</think><answer>x</answer>"})
+                for s in super().samples(split)]
+
+    def score(self, sample, answer):
+        return {"said": float(sample["id"] == 0 or (getattr(self, "hinted", 0) > 1 and sample["id"] == 1))}
+
+
+def test_hints_grow_until_one_helps(tiny):
+    """Group 0 is right at once, 1 under the second hint, 2 and 3 never."""
+    policy, encode, _ = tiny
+    config = settings(policy.model.config._name_or_path, algo={"guided": {
+        "words": {"name": "hint", "shares": [0.3, 0.5, 0.6]}, "use": "hinted"}})
+    task, calls = Given(), []
+    guide = make_guide(config, policy, encode, Algorithm(config))
+    engine = Counting(HFEngine(policy, seed=5, batch_rollouts=16))
+    engine.calls, before = calls, engine.generate
+
+    def generate(requests, done=None):
+        task.hinted = len(calls)
+        return before(requests, done)
+
+    engine.generate = generate
+    answering = Answering(config, task, engine, Clock(), Algorithm(config), guide=guide)
+    asked = [Asked(i, Draw(i, 0), s, encode(task, s)) for i, s in enumerate(task.samples("train"))]
+    groups = answering.groups(asked, 0)
+    assert [[(r.key, r.n) for r in call] for call in calls] == [
+        [((0, i), 3) for i in range(4)], [((10, i), 3) for i in (1, 2, 3)], [((10, i, 1), 3) for i in (1, 2, 3)],
+        [((10, i, 2), 3) for i in (2, 3)]]
+    for call, begun in zip(calls[1:], ("<think>abcd", "<think>abcdefgh</th", "<think>abcdefgh</think"), strict=True):
+        assert all(f"Go on from there:\n{begun}" in r.prompt.text and "<answer>x" not in r.prompt.text for r in call)
+    taught = [guide.taught(g) for g in groups]
+    assert [t.prompt is g.prompt for t, g in zip(taught, groups, strict=True)] == [True, False, True, True]
+    assert taught[1].prompt is calls[2][0].prompt and all(r.correct for r in taught[1].rollouts)
+    # statistics are those of the plain answers
+    assert [r.correct for r in taught[1].plain] == [False] * 3 and len(taught[1].aside) == 6
+    found = guide.metrics()
+    assert found["guided/groups_frac"] == 0.75 and found["guided/members"] == 3 and 0 < found["guided/tokens_frac"] < 1
+    assert (found["guided/level_0_frac"], found["guided/level_1_frac"]) == (0, pytest.approx(1 / 3))
+
+
+def test_a_wrong_answer_is_criticised(tiny):
+    """Groups with an answer that is known to be wrong are asked, the critique shows it."""
+    policy, encode, _ = tiny
+    config = settings(policy.model.config._name_or_path, algo={"guided": {
+        "words": "critique", "use": "join", "groups": "wrong"}})
+    guide = make_guide(config, policy, encode, Algorithm(config))
+    task = Given()
+    task.hinted = 0
+    answering = Answering(config, task, HFEngine(policy, seed=5, batch_rollouts=16), Clock(), Algorithm(config),
+                          guide=guide)
+    asked = [Asked(i, Draw(i, 0), s, encode(task, s)) for i, s in enumerate(task.samples("train"))]
+    groups = answering.groups(asked, 0)
+    assert [len(g.aside) for g in groups] == [0, 1, 1, 1]
+    for g in groups[1:]:
+        text = g.aside[0].sampled_prompt
+        assert "the correct answer is: x" in text and g.rollouts[0].completion.text.split("\n")[0] in text
+    assert [len(guide.taught(g).rollouts) for g in groups] == [3, 3, 3, 3]  # no refinement is right

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from vlrl.algo.named import bind
 from vlrl.config.base import Named
-from vlrl.rollout.selection import CHOICES, Candidate, best, chosen, diverse, every, shortest
+from vlrl.rollout.selection import CHOICES, Candidate, best, chosen, diverse, every, longer, shortest
 
 THREE = [Candidate("red car left", 0.5, 9), Candidate("red car", 0.9, 7), Candidate("blue bus", 0.9, 7),
          Candidate("red car on the left", 0.1, 5)]
@@ -31,6 +31,17 @@ def test_right_answers_alone_are_taken_and_each_text_once():
     assert chosen(rows, shortest, None) == [rows[6]]
     assert [r["answer"] for r in chosen(rows, every, 0.2)] == ["a", "b", "e"]
     assert chosen(rows[:1], best, None) == []
+
+
+def test_what_a_short_answer_is_preferred_to():
+    """Wrong ones that are longer, right ones of more than 1.5 times its tokens."""
+    kept = row("k", tokens=4)
+    rows = [row("w4", 0.0, False, 4), row("w5", 0.0, False, 5), row("r6", tokens=6), row("r7", tokens=7), kept,
+            row("w5", 0.0, False, 9), row("x", None, None, 99), row("", 0.0, False, 9), row("cut", 0.0, False, 8,
+                                                                                           truncated=True)]
+    assert [r["answer"] for r in longer(rows, kept, None, 1.5)] == ["w5", "r7", "cut"]
+    assert [r["answer"] for r in longer(rows, kept, None, 1.0)] == ["w5", "r6", "r7", "cut"]
+    assert [r["answer"] for r in longer(rows, kept, 2.0, 1.5)] == ["w5", "r6", "r7", "cut"]  # none is right
 
 
 def test_a_place_that_there_is_not():

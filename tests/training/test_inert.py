@@ -193,6 +193,18 @@ def test_supervised_runs_and_own_functions_have_none():
     assert not inert.find(Config.model_validate({**PLAIN, "algo": own}))
 
 
+@pytest.mark.parametrize("words, named", [
+    (["algo.loss=critique_grpo"], {"algo.loss"}),
+    (["extends=algorithms/ghpo.yaml", "algo.guided.answers=3", "algo.guided.coef=2"],
+     {"algo.guided.answers", "algo.guided.coef"}),
+    (["extends=algorithms/egsr.yaml", "algo.guided.loss=dpo"], {"algo.guided.loss"}),
+    (["extends=algorithms/expo.yaml", "algo.guided.coef=2"], set()),
+    (["extends=algorithms/critique_grpo.yaml", "algo.guided.use=hinted"], {"algo.loss"}),
+    (["extends=algorithms/relift.yaml", "algo.demonstrations.rows=4"], {"algo.demonstrations.rows"})])
+def test_what_belongs_to_other_second_attempts_is_named(words, named):
+    assert settings(*words) == named
+
+
 # --- that it is so ----------------------------------------------------------------------------------------------------
 
 OTHER = {"clip_low": 0.9, "clip_high": 9.0, "dual_clip": 1.1, "delta": 1.06, "cap": 1.1, "tau_positive": 3.0,
@@ -206,6 +218,7 @@ WIDE = {"kl_cov": {"share": 0.3}, "clip_cov": {"share": 0.3, "cov_low": -1.0}, "
 def slope(name, on_policy, **options):
     """d loss / d logp of a term, [N]."""
     x = random_step(5, gap=1.0)
+    x = replace(x, guided=torch.arange(len(x.lengths)) % 3 == 0)  # of critique_grpo alone
     if on_policy:
         x = replace(x, old_logprobs=x.logprobs.detach(), old_stats={})
     values, _ = run(bound(LOSSES, name, **{**WIDE.get(name, {}), **options}), x)

@@ -43,8 +43,9 @@ class Algorithm:
         _check_critic(self.advantage, algo)
         _check_search(self.advantage, config)
         self.objective = Objective.of(algo)
-        self.guided = algo.guided and bind("algo.guided.loss", algo.guided.loss, LOSSES)
-        """The loss of second attempts; None without them."""
+        beside = algo.guided is not None and algo.guided.beside
+        self.guided = bind("algo.guided.loss", algo.guided.loss, LOSSES) if algo.guided and beside else None
+        """The loss of second attempts; None without them, and where they are members of their groups."""
         shown = algo.demonstrations
         self.demonstrations = shown and bind("algo.demonstrations.mix", shown.mix, MIXES)
         """How given answers are learned beside the policy's own; None without them."""
@@ -90,6 +91,11 @@ class Algorithm:
         """Returns the weights of the objective and of demonstrations in a step."""
         mix = self.demonstrations
         return mix.function.shares(step, self.config.seed) if mix else (1.0, 0.0)
+
+    @property
+    def interleaves(self) -> bool:
+        """Whether demonstrations have optimizer steps of their own."""
+        return self.demonstrations is not None and getattr(self.demonstrations.function, "interleaves", False)
 
     @property
     def temperature(self) -> float:

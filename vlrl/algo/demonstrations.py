@@ -8,12 +8,14 @@ A demonstration's tokens were not sampled, so they get cross-entropy alone: no a
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
-from vlrl.config.base import Count, Fraction, Positive, Rate
+from vlrl.config.base import Count, Fraction, NonNegative, Positive, Rate
 
 _STREAM = 12
 """Names the random numbers of `sasr` among those of a run's seed."""
@@ -31,6 +33,8 @@ class Demonstrated:
     """[N] weight of each token's row."""
     total_tokens: float
     """Learned tokens of all demonstrations of the optimizer step, over all processes."""
+    entropy: torch.Tensor | None = None
+    """[N] nats, with gradient, in the supervised steps of a mix that interleaves them."""
 
 
 def cross_entropy(d: Demonstrated, factor: torch.Tensor | float = 1.0) -> torch.Tensor:
@@ -130,4 +134,61 @@ class Sasr:
         self.warm, self.latest = state["warm"], state["latest"]
 
 
-MIXES = {"chord": Chord, "chord_phi": ChordPhi, "sasr": Sasr}
+class Relift:
+    """RL steps alone; prompts whose whole group failed are collected with their given answers, each once, and as soon
+    as there are `size` of them an RL step is followed by a supervised one on these, by an optimizer of its own, with
+    `entropy` times the entropy of the learned tokens held up.
+
+    ReLIFT: Learning What Reinforcement Learning Can't (arXiv 2506.07527).
+    """
+
+    interleaves = True
+
+    def __init__(self, size: Positive = 128, lr: Rate = 1e-6, entropy: NonNegative = 0.001):
+        self.size, self.lr, self.entropy = size, lr, entropy
+        self.buffer: list[int] = []
+        self.made: torch.optim.AdamW | None = None
+        self._state: dict[str, Any] = {}
+
+    def shares(self, step: int, seed: int) -> tuple[float, float]:
+        """Returns (1, 0): no step is a mixture."""
+        return 1.0, 0.0
+
+    def collect(self, places: Sequence[int]) -> None:
+        """Takes places of training rows; those that are there already stay once."""
+        self.buffer = [*dict.fromkeys([*self.buffer, *places])]
+
+    def due(self) -> list[int]:
+        """Returns `size` places once there are so many, and takes them out; else none."""
+        if len(self.buffer) < self.size:
+            return []
+        out, self.buffer = self.buffer[:self.size], self.buffer[self.size:]
+        return out
+
+    def loss(self, d: Demonstrated) -> torch.Tensor:
+        """Returns the cross-entropy, a mean over tokens, less `entropy` times their mean entropy."""
+        loss = cross_entropy(d)
+        if d.entropy is None:
+            return loss
+        return loss - self.entropy * (d.entropy * d.mask).sum() / max(d.total_tokens, 1.0)
+
+    def optimizer(self, weights: Sequence[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        """Returns that of the supervised steps."""
+        if self.made is None:
+            self.made = torch.optim.AdamW(weights, lr=self.lr, weight_decay=0.0)
+            if self._state:
+                self.made.load_state_dict(self._state)
+        return self.made
+
+    def metrics(self, step: int) -> dict[str, float]:
+        return {"demonstrations/buffer": float(len(self.buffer))}
+
+    def state_dict(self) -> dict[str, Any]:
+        state = self.made.state_dict() if self.made else self._state
+        return {"buffer": [*self.buffer], **({"optimizer": state} if state else {})}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.buffer, self._state, self.made = [*state["buffer"]], state.get("optimizer", {}), None
+
+
+MIXES = {"chord": Chord, "chord_phi": ChordPhi, "sasr": Sasr, "relift": Relift}

@@ -1,8 +1,8 @@
 """What is learned from second attempts under guidance (algo.guided): `Attempts -> loss`, a micro-batch's share.
 
-Their tokens were sampled under the prompt and its guidance, and are read under the prompt alone. No importance ratio
-makes up for that: p(y | x) / p(y | x, guidance) would undo what the guidance found. The answers are demonstrations that
-the policy wrote itself; `guided/logratio` says how far the two prompts are apart.
+With algo.guided.use=beside. Their tokens were sampled under the prompt and its guidance, and are read under the prompt
+alone. No importance ratio makes up for that: p(y | x) / p(y | x, guidance) would undo what the guidance found. The
+answers are demonstrations that the policy wrote itself; `guided/logratio` says how far the two prompts are apart.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from vlrl.algo.inputs import requires
-from vlrl.config.base import Rate
+from vlrl.config.base import Positive, Rate
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -38,6 +38,7 @@ class Attempts:
     """Sampled tokens of all attempts of the optimizer step, over all processes."""
     total_attempts: float
     """How many these are."""
+    step: int = 0
 
 
 Loss = Callable[[Attempts], torch.Tensor]
@@ -46,6 +47,17 @@ Loss = Callable[[Attempts], torch.Tensor]
 def sft(a: Attempts) -> torch.Tensor:
     """- sum log p(token | prompt) / tokens, over the attempts alone: their cross-entropy. Agent-RLVR (2506.11425)."""
     return -(a.logprobs * a.mask * a.second * a.weights[a.pair]).sum() / max(a.total_tokens, 1.0)
+
+
+def expo(a: Attempts, beta: Rate = 0.1, decay: Positive = 200) -> torch.Tensor:
+    """- beta (1 - step / decay) * mean over the attempts of the mean of log p(token | prompt); 0 from step `decay` on.
+
+    The self-explanation term of ExPO (arXiv 2507.02834). That it fades, and how, is our choice.
+    """
+    own = a.mask * a.second
+    lengths, sums = (torch.zeros_like(a.weights).index_add(0, a.pair, v) for v in (own, a.logprobs * own))
+    fading = beta * max(0.0, 1 - a.step / decay)
+    return -fading * (sums / lengths.clamp(min=1) * a.weights).sum() / max(a.total_attempts, 1.0)
 
 
 @requires("reference", "failures")
@@ -61,4 +73,4 @@ def dpo(a: Attempts, beta: Rate = 0.1) -> torch.Tensor:
     return -(torch.nn.functional.logsigmoid(beta * margin) * a.weights).sum() / max(a.total_attempts, 1.0)
 
 
-LOSSES: dict[str, Loss] = {"sft": sft, "dpo": dpo}
+LOSSES: dict[str, Loss] = {"sft": sft, "expo": expo, "dpo": dpo}

@@ -135,6 +135,8 @@ class LossInputs:
     """[R] number of each rollout's group on this process. A group never spans optimizer steps or processes."""
     difficulty: torch.Tensor | None = None
     """[R] difficulty of the row in [0, 1], 1 = hardest; NaN = the row does not say."""
+    guided: torch.Tensor | None = None
+    """[R] bool: second attempts among the rollouts (algo.guided), which were not sampled under this prompt."""
     identity: torch.Tensor | None = None
     """[R] int64, a number that tells rollouts apart and is the same on whatever process, in whatever order."""
     stats: Mapping[str, torch.Tensor] = field(default_factory=dict)

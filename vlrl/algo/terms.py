@@ -35,6 +35,22 @@ def ppo_clip(x: LossInputs, clip_low: Reach = 0.2, clip_high: Reach = 0.2, dual_
     return surrogate(x, x.log_ratio.exp(), clip_low, clip_high, delta, dual_clip)
 
 
+def critique_grpo(x: LossInputs, shape: _AboveZero = 0.1, clip_low: Reach = 0.2,
+                  clip_high: Reach = 0.2) -> tuple[torch.Tensor, Metrics]:
+    """Returns PPO's clipped term per token, and -A p / (p + shape) of second attempts, p = exp(logp) under the prompt
+    without the critique: no clip, and most gradient where p is about `shape`. -> [N].
+
+    Critique-GRPO (arXiv 2506.03106). For algo.guided.use=join.
+    """
+    found, metrics = surrogate(x, x.log_ratio.exp(), clip_low, clip_high)
+    if x.guided is None:
+        return found, metrics
+    guided, p = x.spread(x.guided), x.logprobs.exp()
+    term = torch.where(guided, -x.advantages * p / (p + shape), found)
+    clipped = metrics["clipped"] & ~guided
+    return term, {**metrics, "clipped": clipped, "guided/term": (term.detach() * guided * x.mask).sum()}
+
+
 def gspo(x: LossInputs, clip_low: Reach = 3e-4, clip_high: Reach = 4e-4) -> tuple[torch.Tensor, Metrics]:
     """PPO's clipped term with one ratio per rollout, s = exp(mean_t (logp - old logp)); the gradient goes through the
     mean. -> [N].
@@ -212,6 +228,7 @@ def _sequence_quantile(x: LossInputs, values: torch.Tensor, q: float) -> torch.T
 
 
 LOSSES: dict[str, Any] = {
-    "ppo_clip": ppo_clip, "gspo": gspo, "gspo_token": gspo_token, "gspo_turn": gspo_turn, "cispo": cispo, "sapo": sapo,
-    "gmpo": gmpo, "vespo": vespo, "reinforce": reinforce, "gpg": reinforce, "kimi": kimi, "dppo_tv": dppo_tv,
-    "rover": rover, "simko": simko, "supervised": supervised, **group_terms.LOSSES}
+    "ppo_clip": ppo_clip, "critique_grpo": critique_grpo, "gspo": gspo, "gspo_token": gspo_token,
+    "gspo_turn": gspo_turn, "cispo": cispo, "sapo": sapo, "gmpo": gmpo, "vespo": vespo, "reinforce": reinforce,
+    "gpg": reinforce, "kimi": kimi, "dppo_tv": dppo_tv, "rover": rover, "simko": simko, "supervised": supervised,
+    **group_terms.LOSSES}

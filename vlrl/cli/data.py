@@ -1,5 +1,5 @@
-"""`vlrl data check`, `convert`, `split` and `make`; difficulty.py, publishing.py, overlapping.py and synthesizing.py
-have the others.
+"""`vlrl data check`, `convert`, `split` and `make`; difficulty.py, publishing.py, overlapping.py, synthesizing.py
+and distilling.py have the others.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vlrl.cli import difficulty, overlapping, publishing, synthesizing
+from vlrl.cli import difficulty, distilling, overlapping, publishing, synthesizing
 from vlrl.cli.common import AsJson, emit, examples, load
 from vlrl.cli.terminal import bars
 
@@ -47,6 +47,7 @@ difficulty.register(app)
 publishing.register(app)
 overlapping.register(app)
 synthesizing.register(app)
+distilling.register(app)
 _VALUES = 12  # values of a field that are printed
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, get_args
 
 from vlrl.config.algo import CLIPS
 from vlrl.config.base import Named
@@ -79,5 +80,9 @@ def _merge_curriculum(old: str | Mapping[str, Any], over: str | Mapping[str, Any
 
 
 def kind_of(model: Any, key: str) -> Any:
+    """Returns what a setting of a model is; of one that may be null what it is otherwise."""
     info = getattr(model, "model_fields", {}).get(key)
-    return info.annotation if info else None
+    if info is None:
+        return None
+    kinds = [kind for kind in get_args(info.annotation) if kind is not NoneType]
+    return kinds[0] if isinstance(info.annotation, UnionType) and len(kinds) == 1 else info.annotation

@@ -71,6 +71,12 @@ class RoundsSettings(Settings):
         "that the stage began with, as in expert iteration.")
     keep_rows: bool = Field(
         default=False, description="A round learns the answers of all rounds before it too, each text once.")
+    learn: Named = Field(
+        default=Named(name="sft"), description="How a round learns: sft = the answers that were kept; dpo = that these "
+        "are preferred to longer answers to their prompts, wrong ones and right ones (rounds.longer).")
+    longer: Rate = Field(
+        default=1.5, ge=1, description="With learn=dpo: a right answer is rejected where it has more than so many "
+        "times the tokens of the kept one; a wrong one where it is longer at all.")
     epochs: Rate | None = Field(
         default=None, description="Passes over the answers that were kept, in place of `steps`; null = `steps` steps.")
 

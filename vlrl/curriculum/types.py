@@ -49,6 +49,12 @@ class Outcome:
         return tuple(r for r in self.rewards if r is not None)
 
     @property
+    def failed(self) -> bool:
+        """Whether answers are known to be wrong, and none to be correct."""
+        known = [p for p in self.passed if p is not None]
+        return bool(known) and not any(known)
+
+    @property
     def mixed(self) -> bool:
         """Whether the rewards differ; equality is exact, on raw rewards."""
         return len(set(self.scored)) > 1

@@ -3,7 +3,8 @@
     {"number": 7, "id": "train-7", "solution": "<answer>...</answer>", "weight": 1.0, "reward": 0.9, "step": 50}
 
 Each line makes one training row: the sample at place `number` of the training split, whose id must be `id`, with this
-`solution`, and its weight times `weight`. Other fields say where the answer comes from, and stay in the file.
+`solution`, its weight times `weight`, and where there is one the `rejected` answer that it is preferred to. Other
+fields say where the answer comes from, and stay in the file.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ class Solution:
     id: str
     text: str
     weight: float = 1.0
+    rejected: str = ""
+    """An answer that it is preferred to; "" for none."""
 
 
 def read_solutions(name: str) -> list[Solution]:
@@ -55,10 +58,12 @@ def read_solutions(name: str) -> list[Solution]:
 
 def _solution(line: Mapping[str, Any]) -> Solution:
     number, id, text, weight = line["number"], line["id"], line["solution"], line.get("weight", 1.0)
+    rejected = line.get("rejected", "")
     numbers = isinstance(number, int) and not isinstance(number, bool) and number >= 0
-    if not (numbers and isinstance(id, str) and isinstance(text, str) and text and 0 < float(weight) < float("inf")):
+    if not (numbers and isinstance(id, str) and isinstance(text, str) and text and 0 < float(weight) < float("inf")
+            and isinstance(rejected, str)):
         raise ValueError
-    return Solution(number, id, text, float(weight))
+    return Solution(number, id, text, float(weight), rejected)
 
 
 class Solved(SampleSequence):
@@ -84,7 +89,8 @@ class Solved(SampleSequence):
                             f"the training rows ({found}): it was written for other rows, or another data.seed")
         turn = self._turns[index]
         return replace(sample, id=sample.id if turn == 1 else f"{sample.id}#{turn}", row={
-            **sample.row, "solution": one.text, "weight": sample.weight * one.weight})
+            **sample.row, "solution": one.text, "weight": sample.weight * one.weight,
+            **({"rejected": one.rejected} if one.rejected else {})})
 
 
 def with_solutions(samples: Sequence[Sample], name: str) -> Sequence[Sample]:

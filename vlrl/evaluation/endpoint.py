@@ -10,7 +10,7 @@ with an `error`, which nobody scores. See services/chat.py for what is asked, an
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -23,6 +23,9 @@ from vlrl.types import Completion, Request, Turn
 
 _TRIED = 16
 """Requests after which an evaluation of which none was answered ends."""
+
+Keep = Callable[[Request, int, Reply], None]
+"""(request, which answer to it, the reply)"""
 
 
 class Endpoint:
@@ -38,6 +41,8 @@ class Endpoint:
                                   wait_s=wait_s, option=option)
         self.address, self.model = self._client.address, self._client.model
         self._pool = ThreadPoolExecutor(concurrency, "endpoint")
+        self.keep: Keep | None = None
+        """Called with each reply as it comes, in the thread that asked."""
         self._count = threading.Lock()
         self._answered = self._failed = 0
 
@@ -68,13 +73,15 @@ class Endpoint:
     def _completion(self, request: Request, index: int) -> Completion:
         """Returns one answer, or one with an error."""
         try:
-            made = _completion(self._client.asked(self._body(request, index), request.sampling.max_new_tokens))
+            reply = self._client.asked(self._body(request, index), request.sampling.max_new_tokens)
         except Refused as error:
             message = self._client.without_key(str(error))[:MOST_DETAIL]
             self._note(False, message)
             return _unanswered(message)
         self._note(True)
-        return made
+        if self.keep:
+            self.keep(request, index, reply)
+        return completion_of(reply)
 
     def _body(self, request: Request, index: int) -> dict[str, Any]:
         s = request.sampling
@@ -99,7 +106,8 @@ def _result(future: Future[Completion]) -> Completion:
     return future.result()
 
 
-def _completion(reply: Reply) -> Completion:
+def completion_of(reply: Reply) -> Completion:
+    """Returns a reply as an answer; as many tokens as the server counts, whose ids are not known."""
     n = reply.tokens_out
     return Completion(tokens=np.zeros(n, np.int64), logprobs=np.zeros(n, np.float32), loss_mask=np.ones(n, bool),
                       text=reply.text, finish_reason="length" if reply.finish_reason == "length" else "stop",

@@ -29,8 +29,8 @@ from vlrl.store import plain
 from vlrl.store.files import append_line, write_text
 
 NOT_CONTENT = {*MEDIA_FIELDS, "id", "difficulty", "difficulty_given", "pass_at_k", "reward_mean", "answers_scored",
-                "category", "source", "split", "weight", "processed_size", "coordinates", "solution", "hints",
-                "group_key", "meta", "original_id", "width", "height"}
+                "category", "source", "split", "weight", "processed_size", "coordinates", "solution", "rejected",
+                "hints", "group_key", "meta", "original_id", "width", "height"}
 """Fields of a row that say nothing of what is asked and what is right."""
 _ASKS = {"question", "expression", "instruction", "label", "labels", "responses", "trajectory", "action"}
 """A row with one of these is a canonical one: what else it holds, such as texts for a template, is left out."""

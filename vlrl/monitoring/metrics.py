@@ -136,9 +136,10 @@ def _rewards(rows: Sequence[dict]) -> dict[str, float]:
 
 
 def _facts(group: Group) -> dict:
-    rollouts = group.rollouts
+    rollouts = group.plain
     names = dict.fromkeys(name for r in rollouts for name in r.parts)
-    return {"task": group.task, "rewards": group.rewards, "lengths": [len(r.completion.tokens) for r in rollouts],
+    return {"task": group.task, "rewards": [r.reward for r in rollouts],
+            "lengths": [len(r.completion.tokens) for r in rollouts],
             "truncated": [r.completion.truncated for r in rollouts], "prompt": len(group.prompt),
             "zero_variance": group.zero_variance,
             "episodes": [_episode(r) for r in rollouts if r.completion.episode_id],

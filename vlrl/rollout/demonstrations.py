@@ -20,7 +20,8 @@ from vlrl.errors import DataError
 from vlrl.models.processing import Encoder
 from vlrl.rollout.episodes import EpisodeEngine, turn_of
 from vlrl.rollout.generate import Asked, make_group, sampling_of
-from vlrl.task import Task, task_oracle, task_oracle_actions
+from vlrl.task import Task, task_oracle_actions
+from vlrl.task.given import given_answer
 from vlrl.types import Completion, Group, Request, Sample, Turn
 
 
@@ -62,11 +63,6 @@ class Demonstrations:
         return Completion(tokens=tokens, logprobs=np.zeros(len(tokens), np.float32),
                           loss_mask=np.ones(len(tokens), bool), text=text, finish_reason="stop",
                           turns=(Turn(start=0, end=len(tokens)),))
-
-
-def given_answer(task: Task, sample: Sample) -> str | None:
-    """Returns the answer that is learned: the row's `solution`, or the task's perfect one; None without either."""
-    return sample.get("solution") or task_oracle(task, sample)
 
 
 def has_demonstration(task: Task, sample: Sample) -> bool:

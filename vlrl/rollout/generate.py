@@ -257,23 +257,23 @@ class Answering:
         return out
 
     def _guided(self, asked: Sequence[Asked], groups: Sequence[Group | Held]) -> list[Group | Held]:
-        """Returns the groups with second attempts aside, where all first ones failed and their task has guidance; these
+        """Returns the groups with second attempts aside, where first ones failed and there is something to tell; these
         are scored as a group of their own, as answers to the sample as it is.
         """
         if self.guide is None:
             return list(groups)
-        whole = [g for g in groups if isinstance(g, Group)]
+        whole, stays = [g for g in groups if isinstance(g, Group)], self.guide.trains_guided
         assert len(whole) == len(groups)  # Config refuses groups that go on in a later step
         requests, _ = self._requests(asked)
         answers = [[answer_of(r.completion, self.step, r.variant) for r in g.rollouts] for g in whole]
 
         def score(group: Group, sampled: Prompt, made: Sequence[Completion]) -> Group:
-            moved = [c.behind(sampled, group.prompt) if c.episode_id else c for c in made]
+            moved = [c.behind(sampled, group.prompt) if c.episode_id and not stays else c for c in made]
             return make_group(self.task, group.sample, group.prompt, moved, group_id=group.id, split=group.split,
                               step=self.step, policy_step=self.policy_step, score=self.score,
                               served=self.services)
 
-        return [*self.guide(self.engine, self.guide.asking(self.task, requests, whole, answers), whole, score)]
+        return [*self.guide(self.engine, self.task, requests, whole, answers, score)]
 
     @property
     def _with_greedy(self) -> bool:

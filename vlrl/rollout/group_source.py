@@ -100,6 +100,8 @@ class GroupSource:
         """Groups drawn since the run began; numbers the groups and their random streams."""
         self.step = 0
         self.rejected = Rejected()
+        self.outcomes: list[Outcome] = []
+        """What became of all draws of the last call, over all processes."""
         self.dropped: list[Group] = []
         """This process's groups of the last call that were answered and are not trained on."""
         self._made: dict[Draw, Sample] = {}
@@ -130,10 +132,12 @@ class GroupSource:
             groups, held = groups | mine, {}
         chosen = intake.chosen()
         self.dropped = [*probed.values(), *(g for number, g in groups.items() if number not in {*chosen})]
-        self.filters.observe([*intake.outcomes.values()])
-        self.horizon.observe([*intake.outcomes.values()])
+        self.outcomes = [*intake.outcomes.values()]
+        self.filters.observe(self.outcomes)
+        self.horizon.observe(self.outcomes)
         self.tally.note(intake, chosen, [*probes.values()])
-        return [groups[number] for number in chosen if number in groups]
+        found = [groups[number] for number in chosen if number in groups]
+        return [*map(self.answering.guide.taught, found)] if self.answering.guide else found
 
     def sync(self, policy: Any, step: int, now: bool = True) -> None:
         """Hands the weights to the engine before a step; `now`: it is to be used by others too."""

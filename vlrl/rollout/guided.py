@@ -1,105 +1,169 @@
-"""Second attempts under guidance: `algo.guided`.
+"""Second attempts: `algo.guided`.
 
-A group without a correct answer is asked again, with what `Task.guidance` says behind the question. These answers are
-in no statistic of the group (`Group.aside`, variant "guided"); the correct ones are learned from under the prompt
-alone.
-Agent-RLVR: Training Software Engineering Agents via Guidance and Environment Rewards (arXiv 2506.11425).
+A group whose answers failed is asked again, with words of guidance.WORDS behind the question. These answers are in no
+statistic of the group: the sampler, filters and rewards of the step see what was answered to the question alone. They
+stand aside (`Group.aside`, variant "guided"), and `taught` makes of them what algo.guided.use says.
+Agent-RLVR: Training Software Engineering Agents via Guidance and Environment Rewards (arXiv 2506.11425); the others
+stand at their functions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any
 
 from vlrl.algo.guided import LOSSES
 from vlrl.algo.named import bind
-from vlrl.config.registry import failure
 from vlrl.config.schema import Config
 from vlrl.distributed import comm
 from vlrl.engine.base import Engine
-from vlrl.errors import ConfigError, DataError, TaskError, VlrlError
+from vlrl.errors import ConfigError, DataError
 from vlrl.models.processing import Encoder, PromptTooLong
+from vlrl.rollout.guidance import WORDS, Tried
+from vlrl.rollout.keeping import KEEPS, Attempted, Read
+from vlrl.rollout.members import USES
 from vlrl.task import Task
-from vlrl.task.variants import GUIDED
+from vlrl.task.environment import has_environment
+from vlrl.task.variants import GUIDED, second_attempts
 from vlrl.types import Answer, Completion, Group, Prompt, Request, Sample
 
 _STREAM = 10
 """First number of the keys of second attempts; the others are in generate.py, episodes.py and recording.py."""
 _LOOKED_AT = 256
-"""Rows that are searched for hints before a run."""
+"""Rows that are searched for guidance before a run."""
+_MOST_LEVELS = 8
+"""How often a group is asked again in a step at most."""
 
 Asking = tuple[int, Request]
 """Place of a group, and what is asked of the engine for it."""
+Score = Callable[[Group, Prompt, Sequence[Completion]], Group]
+"""A group, the prompt that completions were drawn with, and these -> a group of them."""
 
 
-@dataclass(eq=False)
-class Guiding:
-    """Has groups without a correct answer asked again, and counts what became of it."""
+@dataclass
+class _Counts:
+    """Of one process, since the metrics were told."""
 
-    config: Config
-    encode: Encoder
     groups: int = 0
     asked: int = 0
     """Groups among them that were asked again."""
     attempts: int = 0
     correct: int = 0
+    kept: int = 0
     rejected: int = 0
     """Groups whose prompt cannot be read with the guidance behind it."""
+    members: int = 0
+    """Attempts that became members of their group."""
+    tokens: int = 0
+    """That are learned from of attempts ..."""
+    own: int = 0
+    """... and of answers to the question alone."""
+    levels: list[int] = field(default_factory=lambda: [0] * _MOST_LEVELS)
+    """Groups with an attempt that is kept, by how often they were asked before."""
 
-    def __call__(self, engine: Engine, asking: Sequence[Asking], groups: Sequence[Group],
-                 score: Callable[[Group, Prompt, Sequence[Completion]], Group]) -> list[Group]:
-        """Returns the groups with second attempts aside; `score` makes a group of completions to a prompt. Called on
-        every process, as often as on the others.
+
+@dataclass(eq=False)
+class Guiding:
+    """Has groups asked again, and counts what became of it. `read` is what the policy finds of answers."""
+
+    config: Config
+    encode: Encoder
+    read: Read
+
+    def __post_init__(self) -> None:
+        settings = self.config.algo.guided
+        assert settings
+        self.settings, self.counts = settings, _Counts()
+        self.words = bind("algo.guided.words", settings.words, WORDS)
+        self.keep = bind("algo.guided.keep", settings.keep, KEEPS, skip=2)
+        self.use = bind("algo.guided.use", settings.use, USES)
+
+    @property
+    def trains_guided(self) -> bool:
+        """Whether attempts are trained under the prompt with the guidance."""
+        return self.settings.use.name == "hinted"
+
+    def __call__(self, engine: Engine, task: Task, requests: Sequence[Request], groups: Sequence[Group],
+                 answers: Sequence[Sequence[Answer]], score: Score) -> list[Group]:
+        """Returns the groups with second attempts aside. Called on every process, as often as on the others. Raises
+        TaskError where `Task.guidance` fails.
         """
         out = [*groups]
-        self.groups += len(groups)
-        if any(comm.gather(bool(asking))):
-            for (i, request), made in zip(asking, engine.generate([r for _, r in asking]), strict=True):
-                out[i] = self._joined(groups[i], request.prompt, score(groups[i], request.prompt, made))
+        self.counts.groups += len(groups)
+        for level in range(_MOST_LEVELS):
+            asking = comm.together(lambda at=level: self._asking(task, requests, out, answers, at))
+            if not any(comm.gather(bool(asking))):
+                break
+            made = engine.generate([r for _, r in asking])
+            fresh = [score(out[i], request.prompt, own) for (i, request), own in zip(asking, made, strict=True)]
+            good = self.keep([Attempted(task, g.sample, g.prompt, g.rollouts, self.encode) for g in fresh], self.read)
+            for (i, request), attempts, kept in zip(asking, fresh, good, strict=True):
+                out[i] = self._joined(out[i], request.prompt, attempts, kept)
+                self.counts.levels[level] += any(kept)
         return out
 
-    def asking(self, task: Task, requests: Sequence[Request], groups: Sequence[Group],
-               answers: Sequence[Sequence[Answer]]) -> list[Asking]:
-        """Returns what is to be asked again, by the place of the group: of each the request for its first answers, and
-        these. Called on every process. Raises TaskError where `Task.guidance` fails."""
-        return comm.together(lambda: [
-            (i, found) for i, (request, group) in enumerate(zip(requests, groups, strict=True))
-            if failed(group) and (found := self._again(task, request, answers[i]))])
+    def _asking(self, task: Task, requests: Sequence[Request], groups: Sequence[Group],
+                answers: Sequence[Sequence[Answer]], level: int) -> list[Asking]:
+        """Returns what is to be asked again, by the place of the group."""
+        wanted = failed if self.settings.groups == "failed" else errs
+        return [(i, found) for i, (request, group) in enumerate(zip(requests, groups, strict=True))
+                if wanted(group) and not second_attempts(group)
+                and (found := self._again(task, request, group, answers[i], level))]
 
-    def _again(self, task: Task, request: Request, answers: Sequence[Answer]) -> Request | None:
+    def _again(self, task: Task, request: Request, group: Group, answers: Sequence[Answer],
+               level: int) -> Request | None:
         sample = request.sample
-        assert sample is not None and self.config.algo.guided
-        guidance = guidance_of(task, sample, answers)
-        if not guidance:
+        assert sample is not None
+        text = self.words(Tried(task, sample, answers, [r.correct for r in group.rollouts], level))
+        if not text:
             return None
-        self.asked += 1
+        self.counts.asked += level == 0
         try:
-            prompt = self.encode(task, sample, guidance)
+            prompt = self.encode(task, sample, text)
         except DataError as error:
             if not isinstance(error, PromptTooLong) and not self.config.data.quarantine:
                 raise
-            self.rejected += 1
+            self.counts.rejected += 1
             return None
-        return replace(request, prompt=prompt, n=self.config.algo.guided.answers, key=(_STREAM, *request.key[1:]))
+        key = (_STREAM, *request.key[1:], *([level] if level else []))
+        return replace(request, prompt=prompt, n=len(answers) if self.trains_guided else self.settings.answers, key=key)
 
-    def _joined(self, group: Group, sampled: Prompt, attempts: Group) -> Group:
+    def _joined(self, group: Group, sampled: Prompt, attempts: Group, kept: Sequence[bool]) -> Group:
         first = len(group.rollouts) + len(group.aside)
-        self.attempts += len(attempts.rollouts)
-        self.correct += sum(bool(r.correct) for r in attempts.rollouts)
-        second = [replace(r, index=first + i, variant=GUIDED, trained=bool(r.correct), train_prompt=group.prompt,
-                          sampled_prompt=sampled.text) for i, r in enumerate(attempts.rollouts)]
+        self.counts.attempts += len(attempts.rollouts)
+        self.counts.correct += sum(bool(r.correct) for r in attempts.rollouts)
+        self.counts.kept += sum(kept)
+        under = sampled if self.trains_guided else group.prompt
+        second = [replace(r, index=first + i, variant=GUIDED, trained=good, train_prompt=under,
+                          sampled_prompt=sampled.text)
+                  for i, (r, good) in enumerate(zip(attempts.rollouts, kept, strict=True))]
         return replace(group, aside=(*group.aside, *second))
 
+    def taught(self, group: Group) -> Group:
+        """Returns the group as algo.guided.use has it trained."""
+        out = self.use(group)
+        learned = [r for r in (*out.rollouts, *out.aside) if r.trained]
+        self.counts.members += sum(r.variant == GUIDED for r in out.rollouts)
+        for r in learned:
+            tokens = int(r.completion.loss_mask.sum())
+            self.counts.tokens += tokens * (r.variant == GUIDED)
+            self.counts.own += tokens * (r.variant != GUIDED)
+        return out
+
     def metrics(self) -> dict[str, float]:
-        """Returns, since the last call and over all processes, the share of groups that were asked again, and of second
-        attempts that are correct."""
-        groups, asked, attempts, correct, rejected = comm.total(self.groups, self.asked, self.attempts, self.correct,
-                                                                self.rejected)
-        self.groups = self.asked = self.attempts = self.correct = self.rejected = 0
-        return {"guided/groups_frac": asked / max(groups, 1.0), "guided/rejected": rejected,
-                **({"guided/success": correct / attempts} if attempts else {})}
+        """Returns, since the last call and over all processes, the share of groups that were asked again, of second
+        attempts that are correct and that are kept, and of the tokens of them among all that are learned from."""
+        c, self.counts = self.counts, _Counts()
+        groups, asked, attempts, correct, kept, rejected, members, tokens, own, *levels = comm.total(
+            c.groups, c.asked, c.attempts, c.correct, c.kept, c.rejected, c.members, c.tokens, c.own, *c.levels)
+        out = {"guided/groups_frac": asked / max(groups, 1.0), "guided/rejected": rejected}
+        if attempts:
+            out |= {"guided/success": correct / attempts, "guided/kept": kept / attempts}
+            out |= {f"guided/level_{i}_frac": n / asked for i, n in enumerate(levels) if i == 0 or n}
+        if tokens + own:
+            out["guided/tokens_frac"] = tokens / (tokens + own)
+        return out | ({} if self.settings.beside else {"guided/members": members})
 
 
 def failed(group: Group) -> bool:
@@ -108,29 +172,44 @@ def failed(group: Group) -> bool:
     return bool(known) and not any(known)
 
 
-def guidance_of(task: Task, sample: Sample, answers: Sequence[Answer]) -> str | None:
-    """Returns what a second attempt is told; None where the task has nothing to say, an empty text included. Raises
-    TaskError when `guidance` fails or gives anything else."""
-    task = task.of(sample)
-    try:
-        found: Any = task.guidance(sample, answers)
-    except VlrlError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise TaskError(f"task '{task.name}': guidance of sample '{sample.id}' failed: {failure(error)}") from error
-    if found is not None and not isinstance(found, str):
-        raise TaskError(f"task '{task.name}': guidance of sample '{sample.id}' gave {type(found).__name__}, expected a "
-                        "text, or None")
-    return found or None
+def errs(group: Group) -> bool:
+    """Returns whether an answer of a group is known to be wrong."""
+    return any(r.correct is False for r in group.rollouts)
 
 
 def check(config: Config, task: Task, samples: Sequence[Sample]) -> None:
-    """Raises ConfigError where algo.guided could not act: no task has guidance, and no row a hint."""
-    if config.algo.guided is None:
+    """Raises ConfigError where algo.guided could not act: nothing can be said in a second attempt."""
+    settings = config.algo.guided
+    if settings is None:
         return
-    bind("algo.guided.loss", config.algo.guided.loss, LOSSES)
+    bind("algo.guided.loss", settings.loss, LOSSES)
+    bind("algo.guided.keep", settings.keep, KEEPS, skip=2)
+    bind("algo.guided.use", settings.use, USES)
+    words = bind("algo.guided.words", settings.words, WORDS)
+    if words.name == "task":
+        _check_task(task, samples)
+    elif words.name in WORDS:
+        _check_rows(config, task, samples)
+
+
+def _check_task(task: Task, samples: Sequence[Sample]) -> None:
     written = any(getattr(one.guidance, "__func__", None) is not Task.guidance for one in task.members)
     if not written and not any(s.get("hints") for s in islice(samples, _LOOKED_AT)):
         raise ConfigError(f"algo.guided asks failed groups again under guidance, and task '{task.name}' has none: give "
                           "it guidance(sample, answers) (docs/write-a-task.md), or its rows `hints` (none of the first "
                           f"{_LOOKED_AT} has any), or set algo.guided=null")
+
+
+def _check_rows(config: Config, task: Task, samples: Sequence[Sample]) -> None:
+    settings = config.algo.guided
+    assert settings
+    name = settings.words.name
+    if any(map(has_environment, task.members)):
+        raise ConfigError(f"algo.guided.words={name} speaks of one answer, and task '{task.name}' has episodes: set "
+                          "algo.guided.words=task and give it guidance(sample, answers)")
+    words, nothing = bind("algo.guided.words", settings.words, WORDS), Answer(text="")
+    if not any(words(Tried(task, s, [nothing], [False])) for s in islice(samples, _LOOKED_AT)):
+        more = ", with reasoning before its final answer" if name == "hint" else ""
+        raise ConfigError(f"algo.guided.words={name} says something of the given solution, and none of the first "
+                          f"{_LOOKED_AT} training rows has one{more}: give rows a `solution`, the task an oracle, "
+                          "data.solutions a file, or set algo.guided=null")

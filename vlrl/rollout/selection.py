@@ -88,6 +88,22 @@ def chosen(rows: Sequence[dict[str, Any]], choose: Choice, least: float | None) 
     return [found[i] for i in dict.fromkeys(places)]
 
 
+def longer(rows: Sequence[dict[str, Any]], kept: dict[str, Any], least: float | None,
+           factor: float) -> list[dict[str, Any]]:
+    """Returns the answers to a prompt to which a kept one is preferred for its length: wrong ones that are longer, and
+    right ones of more than `factor` times its tokens; one that could not be scored is none of them, and of equal texts
+    the first.
+
+    DPO of long2short, Kimi k1.5 (arXiv 2501.12599).
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        most = kept["tokens"] * (factor if is_right(row, least) else 1.0)
+        if row.get("answer") and row.get("reward") is not None and row["tokens"] > most:
+            found.setdefault(row["answer"], row)
+    return [*found.values()]
+
+
 def is_right(row: dict[str, Any], least: float | None) -> bool:
     """Returns whether an answer counts as right; one that could not be scored does not."""
     reward = row.get("reward")

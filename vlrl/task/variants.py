@@ -9,21 +9,19 @@ from typing import Any
 from vlrl.config.registry import failure
 from vlrl.errors import TaskError, VlrlError
 from vlrl.task.base import Task
-from vlrl.types import Group, Media, Rollout, Sample, Variant
+from vlrl.types import GUIDED, REPLACED, Group, Media, Rollout, Sample, Variant
 
 GREEDY = "greedy"
 """Variant of the answer drawn at temperature 0 for an advantage that compares with it; stored beside the group."""
 
-
-GUIDED = "guided"
-"""Variant of a second attempt under the task's guidance (algo.guided); stored beside the group."""
-
 KEPT = "kept"
 """Variant of an answer that a search found at an earlier visit to the prompt (rollout.branch.search)."""
 
+_TAKEN = (GREEDY, GUIDED, REPLACED)
+
 
 def second_attempts(group: Group) -> list[Rollout]:
-    """Returns the second attempts of a group that are learned from: the correct ones."""
+    """Returns the second attempts beside a group that are learned from."""
     return [r for r in group.aside if r.variant == GUIDED and r.trained]
 
 
@@ -63,8 +61,8 @@ def trained_answers(variants: Sequence[Variant]) -> int:
 def _problem(found: Any, sample: Sample) -> str | None:
     if not isinstance(found, Variant):
         return f"gave {type(found).__name__}, expected Variant(name=..., media=..., n=...)"
-    if not isinstance(found.name, str) or found.name in ("", GREEDY, GUIDED):
-        return f"have the name {found.name!r}, expected a text other than '{GREEDY}' and '{GUIDED}'"
+    if not isinstance(found.name, str) or found.name in ("", *_TAKEN):
+        return f"have the name {found.name!r}, expected a text other than {', '.join(map(repr, _TAKEN))}"
     if isinstance(found.n, bool) or not isinstance(found.n, int) or found.n < 0:
         return f"want n={found.n!r} answers of '{found.name}', expected a whole number of at least 0"
     media = found.media

@@ -19,6 +19,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from vlrl.algo import guided
 from vlrl.algo.named import bind
 from vlrl.config.schema import Config
 from vlrl.data import readable, write_rows
@@ -27,19 +28,22 @@ from vlrl.errors import ConfigError, TrainingError
 from vlrl.evaluation.answers import Ready, ask
 from vlrl.evaluation.rows import Row, RowFile, read_rows
 from vlrl.evaluation.settings import Drawing
-from vlrl.rollout.selection import CHOICES, chosen, is_right
+from vlrl.rollout.selection import CHOICES, chosen, is_right, longer
 from vlrl.store import checkpoint
 from vlrl.store.stage_list import StageList, read_stages
 from vlrl.task import Task, task_samples
 from vlrl.task.environment import has_environment
 from vlrl.tools.export import merged
 from vlrl.tools.measure import Chosen, choose, model_facts, ready, task_facts
-from vlrl.training import sft
+from vlrl.training import preferences, sft
 from vlrl.training.build_task import make_task
 from vlrl.types import Sample
 
 ANSWERS, ROWS, ALL_ROWS = "answers.jsonl", "rows.jsonl", "all-rows.jsonl"
 _ROLLOUT = ("max_new_tokens", "temperature", "stop", "thinking_budget", "thinking_end")
+
+LEARNS = {"sft": guided.sft, "dpo": guided.dpo}
+"""How a round learns; the options of dpo are those of the loss."""
 
 Say = Callable[[str], None]
 
@@ -47,6 +51,7 @@ Say = Callable[[str], None]
 def check(config: Config) -> None:
     """Raises ConfigError where the settings of rounds cannot be."""
     bind("rounds.choose", config.rounds.choose, CHOICES)
+    bind("rounds.learn", config.rounds.learn, LEARNS)
     if config.data.solutions:
         raise ConfigError(f"data.solutions={config.data.solutions!r} is what the rounds of a stage set: leave it out")
     if not config.rollout.temperature and config.rounds.answers > 1:
@@ -65,7 +70,9 @@ def train(config: Config, say: Say = print) -> bool:
         if name not in known.done:
             said = _kept(config, model, folder, number, say)
             start = config.model.name if config.rounds.start == "stage" else model
-            session = sft.train(_learning(config, start, folder / name))
+            learning = _learning(config, start, folder / name)
+            dpo = config.rounds.learn.name == "dpo"
+            session = preferences.train(learning, config.rounds.learn) if dpo else sft.train(learning)
             if session.done < session.config.steps:
                 return False
             known = comm.on_main(partial(_finished, known, name, session.done, said))
@@ -109,7 +116,9 @@ def _kept(config: Config, model: str, folder: Path, number: int, say: Say) -> di
         say(f"{place.name}: {said['right']} of {said['answers']} answers are right, to {said['solved']} of "
             f"{said['prompts']} prompts; {said['kept']} are kept")
     if not said["kept"]:
-        raise TrainingError(f"{place.name}: none of {said['answers']} answers to {said['prompts']} prompts is right, "
+        none = ("is right" if config.rounds.learn.name == "sft" or not said["right"] else
+                "is longer than a right one to the same prompt (rounds.longer)")
+        raise TrainingError(f"{place.name}: none of {said['answers']} answers to {said['prompts']} prompts {none}, "
                             "so there is nothing to learn from: raise rounds.answers or rounds.prompts, lower "
                             "rounds.least, or begin with a stage of kind sft")
     return said
@@ -152,10 +161,19 @@ def _write(config: Config, one: Chosen, number: int, place: Path, file: RowFile)
             "step": checkpoint.step_of(Path(one.name)) if manifest.exists() else 0}
     rows = [{"number": places[row["number"]], "id": row["sample"], "solution": row["answer"], "reward": row["reward"],
              "correct": row["correct"], "tokens": row["tokens"], "answer": row["index"], "of": config.rounds.answers,
-             **came} for answers in _by_prompt(file.rows()) for row in chosen(answers, bound, config.rounds.least)]
+             **lost, **came} for answers in _by_prompt(file.rows())
+            for row in chosen(answers, bound, config.rounds.least) for lost in _rejected(config, answers, row)]
     if config.rounds.keep_rows:
         write_rows(place / ALL_ROWS, _together([*_rows_before(place, number), *rows]))
     write_rows(place / ROWS, rows)
+
+
+def _rejected(config: Config, answers: Sequence[Row], kept: Row) -> list[dict[str, Any]]:
+    """Returns what a row says of an answer that the kept one is preferred to, for each of them; {} without dpo."""
+    if config.rounds.learn.name == "sft":
+        return [{}]
+    return [{"rejected": row["answer"], "rejected_tokens": row["tokens"], "rejected_correct": row["correct"]}
+            for row in longer(answers, kept, config.rounds.least, config.rounds.longer)]
 
 
 def _by_prompt(rows: Sequence[Row]) -> list[list[Row]]:
@@ -173,7 +191,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 def _together(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns the rows in order, each text of a prompt once."""
-    return [*{(row["number"], row["solution"]): row for row in reversed(rows)}.values()][::-1]
+    return [*{(row["number"], row["solution"], row.get("rejected")): row for row in reversed(rows)}.values()][::-1]
 
 
 def _figures(config: Config, place: Path) -> dict[str, Any]:

@@ -43,6 +43,7 @@ from vlrl.rollout.episodes import EpisodeEngine
 from vlrl.rollout.generate import Answering
 from vlrl.rollout.group_source import GroupSource, Tell
 from vlrl.rollout.guided import Guiding
+from vlrl.rollout.keeping import as_completion
 from vlrl.rollout.likelihoods import Likelihoods
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.rollout.prompt_angle import Angles
@@ -59,7 +60,7 @@ from vlrl.training.advantages import Credit
 from vlrl.training.build_task import make_task, settle_coordinates
 from vlrl.training.demonstrations import Demonstrator
 from vlrl.training.update import make_optimizer
-from vlrl.types import Media, Sample
+from vlrl.types import Media, Prompt, Sample
 
 _log = logging.getLogger(__name__)
 
@@ -163,7 +164,8 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
     episodes.check(config, task)
     branching.check(config, task, make_source.generates)
     search.check(config, task, make_source.generates)
-    guided.check(config, task, samples)
+    if make_source.generates:
+        guided.check(config, task, samples)
     demonstrations.check(config, task, samples)
     scorer = make_scorer(config, task, offered, samples) if make_source.generates else None
     environments = make_environments(config, task, lambda: served(task, offered, samples))
@@ -200,7 +202,7 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
             branches = config.rollout.branch.roots and make_source.generates
             branch = Branching(config, model.processor.tokenizer.decode) if branches else None
             searches = config.rollout.branch.search and make_source.generates
-            guide = Guiding(config, encode) if config.algo.guided and make_source.generates else None
+            guide = make_guide(config, model, encode, algorithm) if make_source.generates else None
             answering = Answering(config, task, engine, clock, algorithm, scorer or score_all, likelihoods, forget,
                                   branch, Searching(config) if searches else None, guide, services=services)
             source = make_source(answering, encode, sampler, samples, prefetch, prompts,
@@ -257,6 +259,18 @@ class _Idle(Task):
 
     prompt = "."
     sample = Sample(id="idle", row={}, media=(Media(source=Image.new("RGB", (64, 64))),))
+
+
+def make_guide(config: Config, model: Policy, encode: Encoder, algorithm: Algorithm) -> Guiding | None:
+    """Returns what has groups asked again, which reads answers by the policy; None without algo.guided."""
+    if config.algo.guided is None:
+        return None
+    own = Reference(model, config)
+
+    def read(prompts: Sequence[Prompt], tokens: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return own.logprobs(prompts, [*map(as_completion, tokens)], algorithm.temperature, own=True)
+
+    return Guiding(config, encode, read)
 
 
 def make_likelihoods(config: Config, task: Task, model: Policy, encode: Encoder) -> Likelihoods | None:

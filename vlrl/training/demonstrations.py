@@ -13,8 +13,9 @@ import torch
 
 from vlrl.algo.algorithm import Algorithm
 from vlrl.algo.demonstrations import Demonstrated
+from vlrl.algo.statistics import statistics
 from vlrl.config.schema import Config
-from vlrl.curriculum import Draw
+from vlrl.curriculum import Draw, Outcome
 from vlrl.data import readable
 from vlrl.distributed import comm
 from vlrl.engine.base import Engine
@@ -23,11 +24,12 @@ from vlrl.models import fsdp
 from vlrl.models.oom import each_batch
 from vlrl.models.policy import Policy
 from vlrl.models.processing import Encoder, PromptTooLong
-from vlrl.rollout.demonstrations import demonstrated, given_answer, has_demonstration
+from vlrl.rollout.demonstrations import demonstrated, has_demonstration
 from vlrl.rollout.episodes import opened
 from vlrl.rollout.generate import Asked
 from vlrl.task import Task
 from vlrl.task.environment import has_environment
+from vlrl.task.given import given_answer
 from vlrl.training.minibatch import Minibatch, make_minibatch, split
 from vlrl.types import Group, Sample
 
@@ -65,15 +67,28 @@ class Demonstrator:
     samples: Sequence[Sample]
     algorithm: Algorithm
 
-    def __call__(self, step: int) -> list[Group]:
-        """Returns this process's share of a step's demonstrations, none where it shows none. Raises DataError where an
-        environment does not take the actions of one.
+    def __call__(self, step: int, outcomes: Sequence[Outcome] = ()) -> list[Group]:
+        """Returns this process's share of a step's demonstrations, none where it shows none. `outcomes` are those of
+        the step's draws, over all processes. Raises DataError where an environment does not take the actions of one.
         """
         mix, settings = self.algorithm.demonstrations, self.config.algo.demonstrations
-        if mix is None or settings is None or not mix.function.shares(step, self.config.seed)[1]:
+        if mix is None or settings is None:
             return []
-        places = comm.on_main(partial(self._places, step, settings.rows))
+        if self.algorithm.interleaves:
+            mix.function.collect(comm.on_main(partial(self._failed, step, outcomes)))
+            places = mix.function.due()
+        elif mix.function.shares(step, self.config.seed)[1]:
+            places = comm.on_main(partial(self._places, step, settings.rows))
+        else:
+            return []
         return comm.together(partial(self._shown, step, [*enumerate(places)][comm.rank()::comm.world()]))
+
+    def _failed(self, step: int, outcomes: Sequence[Outcome]) -> list[int]:
+        """Returns places of rows that have an answer, and whose whole group is known to be wrong; one that was made
+        with knobs is no row.
+        """
+        wrong = [o.draw.index for o in outcomes if o.failed and not o.draw.knobs]
+        return [place for place in dict.fromkeys(wrong) if self._sample(step, place) is not None]
 
     def _places(self, step: int, count: int) -> list[int]:
         """Returns places of rows that have an answer, each once where there are so many rows."""
@@ -132,8 +147,7 @@ def make_shown(policy: Policy, groups: Sequence[Group], config: Config, algorith
     share = algorithm.shares(step)[1]
     if not share:
         return [None] * count
-    whole = config.model_copy(update={"algo": config.algo.model_copy(update={"mask_truncated": False})})
-    parts = [make_minibatch(policy, split(groups[i::count], 1)[0], whole) for i in range(count)]
+    parts = [make_minibatch(policy, split(groups[i::count], 1)[0], _whole(config)) for i in range(count)]
     return [Shown(part, share) if part.total_tokens else None for part in parts]
 
 
@@ -143,11 +157,12 @@ def learn(policy: Policy, shown: Shown, algorithm: Algorithm, weights: Sequence[
     """
     mix, part = algorithm.demonstrations, shown.part
     assert mix is not None
+    more = statistics(["stat:entropy"]) if algorithm.interleaves else {}
 
     def work(b: int) -> None:
         micro = part.batches[b]
-        found = policy.logprobs(micro.batch, algorithm.temperature)
-        given = demonstrated_of(part, micro.order, found.logprobs)
+        found = policy.logprobs(micro.batch, algorithm.temperature, more=more)
+        given = replace(demonstrated_of(part, micro.order, found.logprobs), entropy=found.more.get("entropy"))
         loss = mix.function.loss(given)
         policy.backward(loss * shown.share)
         shown.loss += float(loss.detach())
@@ -169,6 +184,40 @@ def learn(policy: Policy, shown: Shown, algorithm: Algorithm, weights: Sequence[
     for p, before in zip(weights, objective, strict=True):
         p.grad = before if p.grad is None else p.grad if before is None else p.grad.add_(before)
     return cuts
+
+
+def interleave(policy: Policy, groups: Sequence[Group], config: Config, algorithm: Algorithm,
+               norm_rl: float) -> dict[str, float]:
+    """Takes the supervised step of a mix that interleaves them, where a process has demonstrations, and returns its
+    metrics. Called on every process, once the gradients of the objective are gone, whose norm was `norm_rl`. A gradient
+    that is not finite moves nothing.
+    """
+    mix = algorithm.demonstrations
+    assert mix is not None
+    out = {"demonstrations/applied": 0.0, **mix.function.metrics(0)}
+    part = make_minibatch(policy, split(groups, 1)[0], _whole(config))
+    if not part.total_tokens:
+        return out
+    shown, weights = Shown(part, 1.0), [p for _, p in policy.trainable()]
+    cuts = learn(policy, shown, algorithm, weights)
+    scale = policy.scaler.get_scale() if policy.scaler.is_enabled() else 1.0
+    for p in weights:
+        if p.grad is not None:
+            p.grad /= scale
+    torch.nn.utils.clip_grad_norm_([p for p in weights if p.grad is not None], config.train.max_grad_norm)
+    optimizer, finite = mix.function.optimizer(weights), math.isfinite(shown.norm)
+    if finite:
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return out | {"demonstrations/applied": float(finite), "demonstrations/loss": comm.total(shown.loss)[0],
+                  "demonstrations/grad_norm": shown.norm, "demonstrations/tokens": part.total_tokens,
+                  "demonstrations/grad_share": shown.norm / (shown.norm + norm_rl) if shown.norm + norm_rl else 0.0,
+                  **({"demonstrations/halved": float(cuts)} if cuts else {})}
+
+
+def _whole(config: Config) -> Config:
+    """Returns the settings without algo.mask_truncated: a given answer is never cut off."""
+    return config.model_copy(update={"algo": config.algo.model_copy(update={"mask_truncated": False})})
 
 
 def _norm(gradients: Sequence[torch.Tensor | None]) -> float:

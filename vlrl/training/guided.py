@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -63,7 +63,8 @@ def _pairs(group: Group, drop_truncated: bool) -> list[tuple[Rollout, Rollout]]:
     return [*zip(found, itertools.cycle(failures), strict=False)]
 
 
-def learn(policy: Policy, second: Second, algorithm: Algorithm, coef: float, again: Callable[[], None]) -> int:
+def learn(policy: Policy, second: Second, algorithm: Algorithm, coef: float, step: int,
+          again: Callable[[], None]) -> int:
     """Forward and backward of every micro-batch; gradients add up to those that are there. Returns how many were halved
     for lack of memory: then `again` has to make anew what was there.
     """
@@ -78,7 +79,7 @@ def learn(policy: Policy, second: Second, algorithm: Algorithm, coef: float, aga
                          if "reference" in guided.requires else None)
         stats = policy.logprobs(batch, algorithm.temperature)
         found = attempts_of(part, micro, stats.logprobs, reference, "failures" in guided.requires)
-        loss = guided(found) * coef
+        loss = guided(replace(found, step=step)) * coef
         policy.backward(loss)
         second.loss += float(loss.detach())
         if not second.passes:

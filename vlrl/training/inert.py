@@ -18,7 +18,7 @@ from vlrl.algo.named import options_of
 from vlrl.algo.shaping import SHAPINGS
 from vlrl.algo.terms import LOSSES
 from vlrl.algo.weights import WEIGHTS
-from vlrl.config.algo import CLIPS, SUPERVISED, AlgoSettings, CriticSettings
+from vlrl.config.algo import CLIPS, SUPERVISED, AlgoSettings, CriticSettings, DemonstrationSettings, GuidedSettings
 from vlrl.config.base import Named
 from vlrl.config.rollout import CurriculumSettings
 from vlrl.config.schema import Config, DataSettings
@@ -28,14 +28,15 @@ from vlrl.task.environment import has_environment
 from vlrl.task.tools import SUCCESS
 
 RATIO_OPTIONS: Mapping[str, Sequence[str]] = {
-    "ppo_clip": (*CLIPS, "dual_clip", "delta"), "gspo": CLIPS, "gspo_token": CLIPS, "gspo_turn": CLIPS,
+    "ppo_clip": (*CLIPS, "dual_clip", "delta"), "critique_grpo": CLIPS, "gspo": CLIPS, "gspo_token": CLIPS,
+    "gspo_turn": CLIPS,
     "cispo": ("cap", *CLIPS),
     "sapo": ("tau_positive", "tau_negative"), "gmpo": CLIPS,
     "vespo": ("k_positive", "lambda_positive", "k_negative", "lambda_negative"), "kimi": ("tau",),
     "dppo_tv": ("delta_low", "delta_high", "cap"), "rover": (), "stable_reinforce": (*CLIPS, "pre_clip"),
     "clip_cov": CLIPS, "kl_cov": ("share", "coef"), "simko": CLIPS}
 """Policy term -> its options that act through the ratio alone."""
-MORE_THAN_A_RATIO = ("stable_reinforce", "clip_cov", "simko")
+MORE_THAN_A_RATIO = ("stable_reinforce", "clip_cov", "simko", "critique_grpo")
 """Of these the terms that differ from REINFORCE at a ratio of 1 too."""
 OWN_CREDIT = ("nft", "pacs")
 """Policy terms that read which answers are right, and no advantages."""
@@ -208,6 +209,32 @@ def turns(run: Run) -> Iterator[Inert]:
         yield Inert("algo.advantage", name, f"{why} grpo")
     if run.algo.loss.name == "gspo_turn":
         yield Inert("algo.loss", "gspo_turn", f"{why} gspo")
+
+
+def second_attempts(run: Run) -> Iterator[Inert]:
+    """Yields what belongs to second attempts that are learned from in another way, or not made."""
+    guided, algo = run.algo.guided, run.algo
+    usual = GuidedSettings()
+    if algo.loss.name == "critique_grpo" and (guided is None or guided.use.name in ("beside", "hinted")):
+        yield Inert("algo.loss", "critique_grpo", "no answer of a group is a second attempt, and on others it is "
+                    "ppo_clip; set algo.guided.use=join or replace")
+    if guided is None:
+        return
+    if not guided.beside and ":" not in guided.use.name:
+        for name in ("loss", "coef"):
+            if getattr(guided, name) != getattr(usual, name):
+                yield Inert(f"algo.guided.{name}", _short(getattr(guided, name)), f"algo.guided.use={guided.use.name} "
+                            "makes attempts members of their group, which the objective trains")
+    if guided.use.name == "hinted" and guided.answers != usual.answers:
+        yield Inert("algo.guided.answers", guided.answers, "algo.guided.use=hinted draws a whole group")
+
+
+def demonstration_rows(run: Run) -> Iterator[Inert]:
+    """Yields a number of demonstrations where failures make it."""
+    shown = run.algo.demonstrations
+    if shown and shown.mix.name == "relift" and shown.rows != DemonstrationSettings().rows:
+        yield Inert("algo.demonstrations.rows", shown.rows, "relift takes the prompts that failed, "
+                    "algo.demonstrations.mix.size at a time")
 
 
 def _step_part(thor: Named) -> str:
@@ -503,5 +530,6 @@ def pictures(run: Run) -> Iterator[Inert]:
 
 
 RULES: Sequence[Callable[[Run], Iterator[Inert]]] = (
-    ratio, unreached_bound, unread_credit, turns, critic, kl, kl_to_itself, reference, entropy, weights, correction,
-    shaping, replaced, batch, reward_parts, services, filters, sampler, streaming, pictures)
+    ratio, unreached_bound, unread_credit, turns, second_attempts, demonstration_rows, critic, kl, kl_to_itself,
+    reference, entropy, weights, correction, shaping, replaced, batch, reward_parts, services, filters, sampler,
+    streaming, pictures)

@@ -43,7 +43,7 @@ def train(config: Config, make_source: type[GroupSource] = GroupSource,
                 groups = parts.credit(source.next_groups(config.rollout.prompts_per_step, step), step)
             with clock("train"):
                 groups, loads = share_out(groups, policy.cost, config)
-                shown = parts.demonstrator(step)
+                shown = parts.demonstrator(step, source.outcomes)
             drawn = [*groups, *source.dropped]
             with session.keeping_failed(step, drawn):
                 refuse_stale(groups, step, config)

@@ -58,7 +58,7 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Gr
         dealt = split(groups, config.rollout.minibatches)
         parts = [(make_minibatch(policy, part, config, texts, algorithm.scores_pairs),
                   make_second(policy, part, config, algorithm)) for part in dealt]
-        beside = make_shown(policy, shown, config, algorithm, step)
+        beside = make_shown(policy, () if algorithm.interleaves else shown, config, algorithm, step)
     meter = _Meter(sum(len(g.rollouts) for g in groups), config.store.alternatives)
     with phase("reference"):
         for part, _ in parts:
@@ -78,7 +78,8 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Gr
     algorithm.nonfinite = algorithm.nonfinite + 1 if meter.nonfinite else 0
     stats = meter.summary(config, rate) | {"skipped": float(meter.skipped)}
     stats |= guided.metrics([second for _, second in parts if second])
-    stats |= told(beside, algorithm, step)
+    stats |= (demonstrations.interleave(policy, shown, config, algorithm, stats["grad_norm"]) if algorithm.interleaves
+              else told(beside, algorithm, step))
     if policy.critic:
         stats["critic/grad_norm"] = meter.critic_norm
     if policy.scaler.is_enabled():
@@ -157,7 +158,7 @@ def _accumulate(policy: Policy, part: Minibatch, algorithm: Algorithm, config: C
 
     objective()
     if second and algorithm.config.algo.guided and not alone:
-        meter.halved += guided.learn(policy, second, algorithm, algorithm.config.algo.guided.coef, anew)
+        meter.halved += guided.learn(policy, second, algorithm, algorithm.config.algo.guided.coef, step, anew)
     if shown:
         meter.halved += demonstrations.learn(policy, shown, algorithm, _weights(policy))
 

@@ -1,0 +1,253 @@
+"""vlrl data distill against a real HTTP server: a good teacher, and a dead, slow and lying one."""
+
+import base64
+import contextlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from PIL import Image
+
+from tests.e2e.runs import ENV, ROOT
+from tests.evaluation.http_stand_in import reply, served
+from vlrl import config as configs
+from vlrl.config.base import Named
+from vlrl.data.solutions import read_solutions
+from vlrl.errors import ConfigError, TrainingError
+from vlrl.tools import distill
+from vlrl.tools.answers import Server
+from vlrl.tools.distill import Drawn, Order, Places, distilled, goes_on
+
+TASK = '''
+from PIL import Image
+from vlrl.task import Task
+from vlrl.types import Media, Sample
+
+class Sums(Task):
+    """Three rows, of which the last has a picture."""
+    prompt = "What is {n} + 1?"
+    rewards = outcome = {"right": 1.0}
+
+    def samples(self, split):
+        picture = Media(source=Image.new("RGB", (32, 32), (200, 10, 10)))
+        return [Sample(id=f"{split}-{n}", row={"n": n}, media=(picture,) if n == 2 else ()) for n in range(3)]
+
+    def score(self, sample, answer):
+        return {"right": float(answer.final == str(sample["n"] + 1))}
+'''
+
+
+@pytest.fixture
+def config(tmp_path):
+    (tmp_path / "sums.py").write_text(TASK)
+    file = tmp_path / "sums.yaml"
+    file.write_text(f"task: {tmp_path}/sums.py:Sums\nmodel: {{name: embedded/tiny-qwen3-vl}}\n"
+                    f"run: {{dir: {tmp_path}/r}}\n")
+    return configs.load(file)
+
+
+def said(body):
+    """The text of what is asked."""
+    content = body["messages"][-1]["content"]
+    return content if isinstance(content, str) else "".join(p.get("text", "") for p in content)
+
+
+def number(body):
+    return int(said(body).split()[2])
+
+
+def right(body, *_, tokens=(20, 3)):
+    text = f"<think>counted on</think><answer>{number(body) + 1}</answer>"
+    return reply(text) | {"usage": {"prompt_tokens": tokens[0], "completion_tokens": tokens[1]}}
+
+
+def read_lines(path):
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
+
+
+def ask(config, tmp_path, script, order=None, tell=lambda *_: None, **more):
+    """Figures, kept rows, and what the server was asked."""
+    with served(script) as server:
+        known = {"retries": 1, "timeout_s": 20.0, **more}
+        found = distilled(config, Server(url=server.url, **known), order or Order(), Places(tmp_path / "a.jsonl"), tell)
+        return found, read_lines(tmp_path / "a.jsonl"), server.asked
+
+
+def test_right_answers_are_kept_for_data_solutions(config, tmp_path):
+    told = []
+    found, rows, asked = ask(config, tmp_path, right, Order(price_in=1.0, price_out=10.0),
+                             tell=lambda *one: told.append(one))
+    assert [(r["number"], r["id"], r["solution"][-18:]) for r in rows] == [
+        (n, f"train-{n}", f"<answer>{n + 1}</answer>") for n in range(3)]
+    assert [s.text for s in read_solutions(str(tmp_path / "a.jsonl"))] == [r["solution"] for r in rows]
+    assert rows[0]["teacher"] == "only" and all(r["correct"] and r["reward"] == 1.0 for r in rows)
+    assert {k: v for k, v in found.items() if k != "cost"} == {
+        "prompts": 3, "answers": 3, "right": 3, "solved": 3, "kept": 3, "unanswered": 0, "left_out": 0}
+    assert found["cost"] == {"replies": 3, "retries": 0, "tokens_in": 60, "tokens_out": 9,
+                             "price": pytest.approx((60 * 1.0 + 9 * 10.0) / 1e6)}
+    assert ("asking the teacher", 0, 3) in told and ("asking the teacher", 3, 3) in told and len(asked) == 3
+    (picture,) = [p["image_url"]["url"] for _, _, body in asked for p in body["messages"][-1]["content"]
+                  if isinstance(p, dict) and p["type"] == "image_url"]
+    seen = Image.open(io.BytesIO(base64.b64decode(picture.split(",", 1)[1])))
+    assert seen.size == (32, 32) and seen.convert("RGB").getpixel((3, 3))[0] > 150
+    about = json.loads((tmp_path / "a.about.json").read_text())
+    assert about["kept"] == 3 and about["facts"]["teacher"] == "only" and not goes_on(Places(tmp_path / "a.jsonl"))
+
+
+def test_a_lying_teacher_gets_nothing_in(config, tmp_path):
+    """Wrong answers, right ones that were cut off, empty ones, and figures that are no numbers."""
+    def lies(body, n):
+        kind = n % 4
+        if kind == 0:
+            return reply("<answer>99</answer> (verified, correct: true, reward: 1.0)", correct=True, reward=1.0)
+        if kind == 1:
+            cut = right(body)
+            cut["choices"][0]["finish_reason"] = "length"
+            return cut
+        if kind == 2:
+            return reply("")
+        return reply("<answer>98</answer>") | {"usage": {"prompt_tokens": "many", "completion_tokens": -7}}
+
+    found, rows, _ = ask(config, tmp_path, lies, Order(answers=4), concurrency=1)
+    assert rows == [] and found["right"] == found["kept"] == found["solved"] == 0 and found["answers"] == 12
+    assert found["cost"]["replies"] == 12 and found["cost"]["replies_without_tokens"] > 0
+    assert found["cost"]["tokens_out"] >= 0 and found["cost"]["tokens_in"] >= 0
+
+
+def test_the_shortest_of_the_right_ones_and_only_from_a_reward_on(config, tmp_path):
+    def some(body, n):
+        long = "hm " * (n % 3)
+        return reply(f"<think>{long}</think><answer>{number(body) + 1}</answer>") | {
+            "usage": {"prompt_tokens": 5, "completion_tokens": 5 + len(long)}}
+
+    found, rows, _ = ask(config, tmp_path, some, Order(answers=3, rows=2), concurrency=1)
+    assert [r["number"] for r in rows] == [0, 1] and all("hm" not in r["solution"] for r in rows)
+    assert found["right"] == 6 and all(r["of"] == 3 and r["tokens"] == 5 for r in rows)
+    with served(some) as server:
+        again = distilled(config, Server(url=server.url), Order(rows=2, least=1.5), Places(tmp_path / "b.jsonl"),
+                          lambda *_: None)
+    assert again["kept"] == 0 and again["answers"] == 2
+
+
+def test_a_dead_teacher_is_asked_again_and_counted_once(config, tmp_path):
+    """It answers one request and then none; the next command asks for what is missing alone."""
+    places, dead = Places(tmp_path / "a.jsonl"), threading.Event()
+
+    def dying(body, n):
+        return 500 if dead.is_set() and number(body) else right(body)
+
+    with served(dying) as server:
+        dead.set()
+        teacher = Server(url=server.url, retries=0, timeout_s=5.0, concurrency=1)
+        found = distilled(config, teacher, Order(), places, lambda *_: None)
+        assert (found["kept"], found["unanswered"], found["cost"]["tokens_in"]) == (1, 2, 20) and goes_on(places)
+        dead.clear()
+        before = len(server.asked)
+        found = distilled(config, teacher, Order(), places, lambda *_: None)
+        assert (found["kept"], found["unanswered"], found["cost"]["tokens_in"]) == (3, 0, 60)
+        assert len(server.asked) == before + 2 and not goes_on(places)
+        distilled(config, teacher, Order(), places, lambda *_: None)
+        assert len(server.asked) == before + 2
+        found = distilled(config, teacher, Order(answers=2), places, lambda *_: None)  # more of them
+        assert len(server.asked) == before + 5 and found["cost"]["replies"] == 6
+        with pytest.raises(ConfigError, match=r"holds answers of a teacher with other settings:\n  temperature was 1"):
+            distilled(config, teacher, Order(temperature=0.5), places, lambda *_: None)
+
+
+def test_a_teacher_that_answers_nothing_ends_it(config, tmp_path):
+    (tmp_path / "sums.py").write_text(TASK.replace("range(3)", "range(40)"))
+    with pytest.raises(TrainingError, match="answered none of 16 requests"):
+        ask(config, tmp_path, lambda *_: 400, concurrency=1)
+    with pytest.raises(ConfigError, match="refuses the key"):
+        ask(config, tmp_path, lambda *_: 401)
+    assert not (tmp_path / "a.jsonl").exists()
+
+
+def test_a_slow_teacher_is_given_up_in_time(config, tmp_path):
+    held = threading.Event()
+
+    def slow(body, n):
+        if number(body) != 1:
+            return right(body)
+        return lambda handler: (held.wait(30), handler.send(200, b"{}"))
+
+    start = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        stack.callback(held.set)
+        found, rows, _ = ask_held(config, tmp_path, slow, held)
+    assert time.monotonic() - start < 20
+    assert [r["number"] for r in rows] == [0, 2] and found["unanswered"] == 1 and found["cost"]["replies"] == 2
+
+
+def ask_held(config, tmp_path, script, held):
+    with served(script) as server:
+        found = distilled(config, Server(url=server.url, retries=0, timeout_s=0.5), Order(),
+                          Places(tmp_path / "a.jsonl"), lambda *_: None)
+        held.set()
+        return found, read_lines(tmp_path / "a.jsonl"), server.asked
+
+
+def test_a_reply_that_stands_twice_counts_once(tmp_path):
+    line = {"number": 0, "answer": 0, "text": "a", "finish_reason": "stop", "tokens_in": 5, "tokens_out": 2, "tries": 1}
+    path = tmp_path / "d.jsonl"
+    path.write_text("".join(json.dumps(one) + "\n" for one in ({"facts": {"x": 1}}, line, {**line, "text": "b"}))
+                    + '{"number": 1, "ans')  # half a line of a killed process
+    found = Drawn.of(path, {"x": 1})
+    assert found.replies == {(0, 0): line} and found.cost(Order())["tokens_in"] == 5
+    assert found.cost(Order(price_out=2e6))["price"] == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize(("more", "order", "name", "message"), [
+    ([], Order(answers=2, temperature=0.0), "a.jsonl", "--temperature 0 draws one answer"),
+    ([], Order(), "a.json", r"ends in \.jsonl"), (["data.solutions=x.jsonl"], Order(), "a.jsonl", "gives the rows"),
+    ([], Order(choose=Named(name="longest")), "a.jsonl", "--choose='longest' is not known")])
+def test_what_cannot_be_asked_is_told(config, tmp_path, more, order, name, message):
+    known = configs.load(tmp_path / "sums.yaml", more)
+    with pytest.raises(ConfigError, match=message):
+        distill.check(known, order, Places(tmp_path / name))
+
+
+@pytest.mark.slow
+def test_a_killed_command_goes_on(config, tmp_path):
+    """kill -9 in the middle: every reply that came is on the disk, and nothing is asked or counted twice."""
+    (tmp_path / "sums.py").write_text(TASK.replace("range(3)", "range(12)"))
+    hold, answered = threading.Event(), []
+
+    def script(body, n):
+        if len(answered) >= 5:
+            hold.wait(60)
+        answered.append(number(body))
+        return right(body)
+
+    words = [sys.executable, "-m", "vlrl", "data", "distill", str(tmp_path / "sums.yaml"), "-o",
+             str(tmp_path / "a.jsonl"), "--concurrency", "2", "--json", "--price-in", "1"]
+    with served(script) as server:
+        words += ["--endpoint", server.url]
+        process = subprocess.Popen(words, env=ENV, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        drawn = tmp_path / "a.drawn.jsonl"
+        end = time.monotonic() + 120
+        while not drawn.exists() or len(drawn.read_bytes().splitlines()) < 6:
+            assert process.poll() is None and time.monotonic() < end, process.communicate()
+            time.sleep(0.05)
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+        assert not (tmp_path / "a.jsonl").exists()
+        kept = {json.loads(line)["number"] for line in drawn.read_bytes().splitlines()[1:]}
+        hold.set()
+        time.sleep(0.5)
+        before = len(server.asked)
+        done = subprocess.run(words, env=ENV, cwd=ROOT, capture_output=True, timeout=200)
+        assert done.returncode == 0, done.stderr
+        again = [number(body) for _, _, body in server.asked[before:]]
+        assert sorted(again) == sorted({*range(12)} - kept)
+    found = json.loads(done.stdout)
+    assert found["kept"] == 12 and found["cost"]["replies"] == 12 and found["cost"]["tokens_in"] == 240
+    assert found["next"].endswith(f"data.solutions={tmp_path / 'a.jsonl'}")
+    whole = subprocess.run(words, env=ENV, cwd=ROOT, capture_output=True, timeout=200)
+    assert whole.returncode == 1 and b"exists already" in whole.stderr

@@ -1,0 +1,143 @@
+"""Preferences on given pairs: what a group of a pair is, its loss, and a round of rejection sampling that learns it."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tests.conftest import TWO
+from tests.helpers import load, settings
+from tests.training.test_update import assert_close, gradients
+from vlrl import config as configs
+from vlrl.config.base import Named
+from vlrl.curriculum import Draw
+from vlrl.errors import ConfigError, DataError
+from vlrl.models.packing import make_batch, pieces_of
+from vlrl.rollout.generate import Asked
+from vlrl.rollout.group_source import Drawn
+from vlrl.store import RunFolder
+from vlrl.task import Task
+from vlrl.task.variants import second_attempts
+from vlrl.tools import rounds
+from vlrl.training import preferences
+from vlrl.training.advantages import Credit
+from vlrl.training.preferences import PairedSource, paired
+from vlrl.types import Sample
+
+ROWS = [("aa", "bb bb bb"), ("c", "d e f")]
+
+
+class Pairs(Task):
+    prompt = "Say {n}."
+
+    def samples(self, split):
+        return [Sample(id=str(n), row={"n": n, "solution": better, "rejected": worse})
+                for n, (better, worse) in enumerate(ROWS)]
+
+
+@pytest.fixture(scope="module")
+def scene(tiny_models):
+    config = paired(settings(tiny_models[TWO[0]], train={"max_grad_norm": 1e9, "tokens_per_batch": 10**6}),
+                    Named(name="dpo", beta=0.3))
+    policy, encode = load(config)
+    policy.keep_reference()
+    with torch.no_grad():  # the policy has moved on from its reference
+        for i, (_, p) in enumerate(policy.trainable()):
+            p.add_(0.01 * torch.randn(p.shape, generator=torch.Generator().manual_seed(i)))
+    return policy, encode, config
+
+
+def groups_of(scene, task):
+    from vlrl.algo.algorithm import Algorithm
+
+    policy, encode, config = scene
+    source = PairedSource.__new__(PairedSource)
+    source.task, source.encode, source.engine, source.config, source.step = task, encode, None, config, 0
+    asked = [Asked(i, Draw(i, 0), s, encode(task, s)) for i, s in enumerate(task.samples("train"))]
+    made = source._answer(Drawn({a.number: a.draw for a in asked}, len(asked), asked=asked), None)
+    return Credit(Algorithm(config), config, policy, task)([*made.values()], 0)
+
+
+def test_a_group_holds_the_rejected_answer_and_the_preferred_one_beside_it(scene):
+    groups = groups_of(scene, Pairs())
+    assert [g.rollouts[0].completion.text for g in groups] == [worse for _, worse in ROWS]
+    assert [[r.completion.text for r in second_attempts(g)] for g in groups] == [[better] for better, _ in ROWS]
+    assert all(g.rollouts[0].advantage == 0 and g.rollouts[0].correct is False for g in groups)
+    assert all(np.isnan(r.completion.logprobs).all() for g in groups for r in (*g.rollouts, *g.aside))
+
+
+def test_the_gradient_is_that_of_the_preference_alone(scene):
+    policy, _, config = scene
+    groups = groups_of(scene, Pairs())
+    (found,), stats, _ = gradients(policy, groups, config)
+    total = 0.0
+    for g in groups:
+        gain = []
+        for r in (g.aside[0], g.rollouts[0]):
+            batch = make_batch(pieces_of([g.prompt], [r.completion.tokens], 10**6))
+            gain.append((policy.logprobs(batch, 1.0).logprobs - policy.reference_logprobs(batch, 1.0)).sum())
+        loss = -torch.nn.functional.logsigmoid(0.3 * (gain[0] - gain[1])) / len(groups)
+        loss.backward()
+        total += loss.item()
+    wanted = {n: p.grad.clone() for n, p in policy.trainable() if p.grad is not None}
+    for _, p in policy.trainable():
+        p.grad = None
+    assert_close({n: v for n, v in found.items() if n in wanted}, wanted)
+    assert stats["guided/loss"] == pytest.approx(total, rel=1e-5) and stats["guided/attempts"] == 2
+    assert stats["mismatch/kl"] == 0 and stats["loss"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_row_without_a_rejected_answer_is_told(scene):
+    class Half(Pairs):
+        def samples(self, split):
+            return [Sample(id="a", row={"n": 1, "solution": "x"})]
+
+    with pytest.raises(DataError, match="sample 'a': no rejected answer"):
+        groups_of(scene, Half())
+
+
+def test_other_ways_to_learn_are_refused():
+    config = configs.load("configs/quickstart.yaml", ["rounds.learn=ppo"])
+    with pytest.raises(ConfigError, match=r"rounds\.learn='ppo' is not known"):
+        rounds.check(config)
+    with pytest.raises(ConfigError, match=r"rounds\.learn\.beta"):
+        rounds.check(configs.load("configs/quickstart.yaml", ["rounds.learn=dpo", "rounds.learn.beta=-1"]))
+
+
+TASK = '''
+from vlrl.task import Task
+from vlrl.types import Sample
+
+class Words(Task):
+    """Answers of even length are right."""
+    prompt = "Letter {n}?"
+    rewards = outcome = {"right": 1.0}
+
+    def samples(self, split):
+        return [Sample(id=f"{split}-{n}", row={"n": n}) for n in range(6)]
+
+    def score(self, sample, answer):
+        return {"right": float(len(answer.text) % 2 == 0)}
+'''
+
+
+@pytest.mark.slow
+def test_a_round_learns_to_prefer_short_answers(tiny_models, tmp_path):
+    (tmp_path / "words.py").write_text(TASK)
+    file = tmp_path / "words.yaml"
+    file.write_text(f"task: {tmp_path}/words.py:Words\nmodel: {{name: {tiny_models[TWO[0]]}, train: [language]}}\n"
+                    "train: {lr: 1.0e-3, schedule: constant, warmup: 0}\neval: {samples: 0}\n"
+                    "rollout: {prompts_per_step: 4, max_new_tokens: 12, stop: [e, a]}\n"
+                    "rounds: {count: 1, prompts: 6, answers: 8, choose: shortest, learn: {name: dpo, beta: 0.5}, "
+                    "longer: 1.0}\nsteps: 6\nlog: {samples_every: 0}\n")
+    config = configs.load(file, [f"run.dir={tmp_path / 'run'}"])
+    rounds.check(config)
+    assert rounds.train(config)
+    folder = tmp_path / "run" / "round-01"
+    rows = [json.loads(line) for line in (folder / "rows.jsonl").read_bytes().splitlines()]
+    assert rows and all(r["rejected_tokens"] > r["tokens"] and r["rejected"] != r["solution"] for r in rows)
+    losses = [line["guided/loss"] for line in RunFolder(folder).metrics()]
+    assert losses[0] == pytest.approx(math.log(2), rel=1e-4) and losses[-1] < losses[0]
+    assert preferences.paired(config, Named(name="dpo")).algo.guided.loss.name == "dpo"

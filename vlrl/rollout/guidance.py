@@ -1,0 +1,124 @@
+"""What a second attempt is told behind the question (algo.guided.words): `Tried -> text`, None for no attempt.
+
+Guidance is prompt: none of its words is ever learned. Evaluations are never guided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from vlrl.config.registry import failure
+from vlrl.errors import TaskError, VlrlError
+from vlrl.rewards.text import parse_answer
+from vlrl.task import Task
+from vlrl.task.given import given_answer
+from vlrl.types import Answer, Sample
+
+_Share = Annotated[float, Field(gt=0, le=1)]
+_Shares = Annotated[tuple[_Share, ...], Field(min_length=1)]
+
+
+@dataclass(frozen=True, eq=False)
+class Tried:
+    """The first answers to a prompt. G answers."""
+
+    task: Task
+    sample: Sample
+    answers: Sequence[Answer]
+    """[G]"""
+    correct: Sequence[bool | None]
+    """[G] what is known of each."""
+    level: int = 0
+    """How often it was asked again before, in this step."""
+
+    @property
+    def wrong(self) -> Answer | None:
+        """The first answer that is known to be wrong."""
+        return next((a for a, right in zip(self.answers, self.correct, strict=True) if right is False), None)
+
+
+Words = Callable[..., str | None]
+"""(Tried, options)"""
+
+
+def of_task(t: Tried) -> str | None:
+    """Returns what Task.guidance says. Agent-RLVR (arXiv 2506.11425)."""
+    return guidance_of(t.task, t.sample, t.answers) if t.level == 0 else None
+
+
+def hint(t: Tried, shares: _Shares = (0.25, 0.5, 0.75)) -> str | None:
+    """Returns the beginning of the given solution: the first of `shares` of its characters, the next share where no
+    attempt under that one is correct, and so on. The final answer is never in it, which is our choice.
+
+    GHPO: Adaptive Guidance for Stable and Efficient LLM Reinforcement Learning (arXiv 2507.10628).
+    """
+    text = given_answer(t.task, t.sample) if t.level < len(shares) else None
+    if not text:
+        return None
+    begun = text[:min(int(shares[t.level] * len(text)), answer_place(text))].rstrip()
+    return f"This is how a correct solution begins. Go on from there:\n{begun}" if begun else None
+
+
+def true_answer(t: Tried) -> str | None:
+    """Returns the true answer, for an explanation of it. ExPO: Unlocking Hard Reasoning with
+    Self-Explanation-Guided Reinforcement Learning (arXiv 2507.02834); the words are ours.
+    """
+    found = _final(t) if t.level == 0 else None
+    return found and (f"The correct answer is: {found}\nExplain step by step how to find it, and end with it in the "
+                      "form that is asked for.")
+
+
+def solution(t: Tried) -> str | None:
+    """Returns the given solution, to be written again in the policy's own words. EGSR (arXiv 2505.08364); the words
+    are ours.
+    """
+    text = given_answer(t.task, t.sample) if t.level == 0 else None
+    return text and f"This is a correct solution:\n{text}\nSolve the problem again in your own words."
+
+
+def critique(t: Tried) -> str | None:
+    """Returns the first wrong answer and that it is wrong, with the true answer where it is known.
+
+    Critique-GRPO: Advancing LLM Reasoning with Natural Language and Numerical Feedback (arXiv 2506.03106), its
+    critiques by rule; the words are ours.
+    """
+    if t.level or t.wrong is None:
+        return None
+    right = _final(t)
+    return (f"This answer was given:\n{t.wrong.text}\nIt is wrong{f'; the correct answer is: {right}' if right else ''}"
+            "\nFind the mistake, and answer the question again.")
+
+
+WORDS: dict[str, Words] = {"task": of_task, "hint": hint, "answer": true_answer, "solution": solution,
+                           "critique": critique}
+
+
+def guidance_of(task: Task, sample: Sample, answers: Sequence[Answer]) -> str | None:
+    """Returns what a task tells a second attempt; None where it has nothing to say, an empty text included. Raises
+    TaskError when `guidance` fails or gives anything else."""
+    task = task.of(sample)
+    try:
+        found: Any = task.guidance(sample, answers)
+    except VlrlError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise TaskError(f"task '{task.name}': guidance of sample '{sample.id}' failed: {failure(error)}") from error
+    if found is not None and not isinstance(found, str):
+        raise TaskError(f"task '{task.name}': guidance of sample '{sample.id}' gave {type(found).__name__}, expected a "
+                        "text, or None")
+    return found or None
+
+
+def answer_place(text: str) -> int:
+    """Returns where the final answer of a text begins, its tag included; 0 for a text that is nothing else."""
+    tag = text.rfind("<answer>")
+    return tag if tag >= 0 else max(text.rfind(parse_answer(text).final), 0)
+
+
+def _final(t: Tried) -> str | None:
+    text = given_answer(t.task, t.sample)
+    return parse_answer(text).final or None if text else None

@@ -1,0 +1,73 @@
+"""Which second attempts are learned from (algo.guided.keep): `[Attempted], read -> [[bool]]`.
+
+Called on every process at the same time, with or without attempts: `read` computes on all of them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from vlrl.models.processing import Encoder
+from vlrl.rollout.guidance import answer_place
+from vlrl.task import Task
+from vlrl.task.given import given_answer
+from vlrl.types import Completion, Prompt, Rollout, Sample
+
+Read = Callable[[Sequence[Prompt], Sequence[np.ndarray]], list[np.ndarray]]
+"""Prompts and the tokens [T] of an answer to each -> [T] log-probabilities under the current policy."""
+
+
+@dataclass(frozen=True, eq=False)
+class Attempted:
+    """The second attempts of a group."""
+
+    task: Task
+    sample: Sample
+    prompt: Prompt
+    """Without guidance."""
+    attempts: Sequence[Rollout]
+    encode: Encoder
+
+
+def correct(groups: Sequence[Attempted], read: Read) -> list[list[bool]]:
+    """Returns which attempts are correct, as the task says; nothing is read."""
+    return [[bool(r.correct) for r in g.attempts] for g in groups]
+
+
+def explains(groups: Sequence[Attempted], read: Read) -> list[list[bool]]:
+    """Returns which correct attempts are good explanations: under the prompt alone the mean log-probability of their
+    tokens is above that of the given solution, and the true answer is likelier behind the explanation than without it.
+
+    ExPO (arXiv 2507.02834). The answer is what stands from its last <answer> on.
+    """
+    asked = [(g, r.completion.tokens, answer_start(r.completion.tokens, g.encode.processor.tokenizer.decode))
+             for g in groups for r in g.attempts]
+    given = [given_answer(g.task, g.sample) for g in groups]
+    solutions = [np.zeros(0, np.int64) if text is None else g.encode.answer_ids(text)
+                 for g, text in zip(groups, given, strict=True)]
+    values = iter(read([*(g.prompt for g, *_ in asked for _ in range(2)), *(g.prompt for g in groups)],
+                       [*(tokens for _, whole, at in asked for tokens in (whole, whole[at:])), *solutions]))
+    pairs = [(next(values), next(values), at) for *_, at in asked]
+    known = {id(g): float(v.mean()) if len(v) else -np.inf for g, v in zip(groups, values, strict=True)}
+    good = iter([float(whole.mean()) > known[id(g)] and float(whole[at:].sum()) > float(alone.sum())
+                 if len(whole) else False for (g, *_), (whole, alone, at) in zip(asked, pairs, strict=True)])
+    return [[next(good) and bool(r.correct) for r in g.attempts] for g in groups]
+
+
+def answer_start(tokens: np.ndarray, decode: Callable[[np.ndarray], str]) -> int:
+    """Returns the place of the token [T] with the first character of the final answer."""
+    place = answer_place(decode(tokens))
+    return max(bisect_right(range(len(tokens) + 1), place, key=lambda k: len(decode(tokens[:k]))) - 1, 0)
+
+
+KEEPS: dict[str, Callable[[Sequence[Attempted], Read], list[list[bool]]]] = {"correct": correct, "explains": explains}
+
+
+def as_completion(tokens: np.ndarray) -> Completion:
+    """Returns tokens as an answer that is only read."""
+    return Completion(tokens=tokens, logprobs=np.zeros(len(tokens), np.float32), loss_mask=np.ones(len(tokens), bool),
+                      text="", finish_reason="stop")

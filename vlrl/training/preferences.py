@@ -1,0 +1,70 @@
+"""Direct preference optimisation on given pairs: rows with a `solution` and a `rejected` answer to the same prompt.
+
+Direct Preference Optimization (arXiv 2305.18290), on the data path of supervised fine-tuning: a group holds the
+rejected answer, and the preferred one beside it as algo.guided has it (algo/guided.py, dpo). The reference is the model
+that the run begins with. The objective itself has no gradient: nobody sampled these answers, and their advantage is 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from vlrl.config.algo import AlgoSettings, GuidedSettings
+from vlrl.config.base import Named
+from vlrl.config.schema import Config
+from vlrl.errors import DataError
+from vlrl.rollout.demonstrations import demonstrated
+from vlrl.rollout.generate import Asked
+from vlrl.rollout.group_source import Drawn, GroupSource
+from vlrl.rollout.partial import Held
+from vlrl.training.loop import train as train_loop
+from vlrl.training.session import Session
+from vlrl.training.sft import supervised
+from vlrl.types import GUIDED, Group, Rollout
+
+
+class PairedSource(GroupSource):
+    """Groups of a rejected answer, with the preferred one aside."""
+
+    generates = False
+
+    def _answer(self, drawn: Drawn, tokens: int | None) -> dict[int, Group | Held]:
+        lost = [*map(_rejected, drawn.asked)]
+        better, worse = (demonstrated(self.task, self.encode, self.engine, self.config, asked, self.step)
+                         for asked in (drawn.asked, lost))
+        return {a.number: _pair(*both) for a, *both in zip(drawn.asked, better, worse, strict=True)}
+
+
+def train(config: Config, dpo: Named) -> Session:
+    """Runs `config.steps` steps of rollout.prompts_per_step pairs; `dpo` is the loss with its options."""
+    return train_loop(paired(config, dpo), PairedSource)
+
+
+def paired(config: Config, dpo: Named) -> Config:
+    """Returns the settings of such a run: those of a supervised one, with the preference as its only gradient."""
+    algo = AlgoSettings(advantage=Named(name="dr_grpo"), loss=Named(name="reinforce"),
+                        guided=GuidedSettings(loss=dpo), aggregation=config.algo.aggregation)
+    return supervised(config).model_copy(update={"algo": algo})
+
+
+def _rejected(asked: Asked) -> Asked:
+    text = asked.sample.get("rejected")
+    if not isinstance(text, str) or not text:
+        raise DataError(f"sample '{asked.sample.id}': no rejected answer to compare its solution with; give the row "
+                        "'rejected', a text")
+    return replace(asked, sample=replace(asked.sample, row={**asked.sample.row, "solution": text}))
+
+
+def _pair(better: Group, worse: Group) -> Group:
+    """Returns the group of a pair, whatever the task says of the two."""
+    (won,), (lost,) = better.rollouts, worse.rollouts
+    return replace(better, rollouts=(_unsampled(replace(lost, correct=False, train_prompt=None)),), aside=(
+        _unsampled(replace(won, index=1, variant=GUIDED, correct=True, trained=True)),))
+
+
+def _unsampled(rollout: Rollout) -> Rollout:
+    """Returns an answer whose log-probabilities no sampler knows."""
+    done = rollout.completion
+    return replace(rollout, completion=replace(done, logprobs=np.full(len(done.tokens), np.nan, np.float32)))
