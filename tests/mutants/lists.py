@@ -601,7 +601,7 @@ STAGES = [
            "the objective weighs 1 beside demonstrations"),
     Mutant("vlrl/training/demonstrations.py", "known[-1].norm / known[-1].share", "known[-1].norm_rl", _SHOWN,
            "SASR follows the gradient of the answers"),
-    Mutant("vlrl/training/demonstrations.py", "p.grad.add_(before)", "p.grad", _SHOWN,
+    Mutant("vlrl/training/apart.py", "p.grad.add_(before)", "p.grad", _SHOWN,
            "demonstrations replace the gradient of the objective"),
     Mutant("vlrl/training/demonstrations.py", "groups[i::count]", "groups", _SHOWN,
            "every optimizer step learns all demonstrations of the step"),

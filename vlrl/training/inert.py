@@ -32,7 +32,7 @@ RATIO_OPTIONS: Mapping[str, Sequence[str]] = {
     "cispo": ("cap", *CLIPS),
     "sapo": ("tau_positive", "tau_negative"), "gmpo": CLIPS,
     "vespo": ("k_positive", "lambda_positive", "k_negative", "lambda_negative"), "kimi": ("tau",),
-    "dppo_tv": ("delta_low", "delta_high", "cap"), "rover": (), "stable_reinforce": (*CLIPS, "pre_clip"),
+    "dppo_tv": ("delta_low", "delta_high", "cap"), "mdpo": ("decay", "floor"), "rover": (), "stable_reinforce": (*CLIPS, "pre_clip"),
     "clip_cov": CLIPS, "kl_cov": ("share", "coef"), "simko": CLIPS}
 """Policy term -> its options that act through the ratio alone."""
 MORE_THAN_A_RATIO = ("stable_reinforce", "clip_cov", "simko")
