@@ -92,7 +92,7 @@ def _usable(table: pa.Table, limits: Limits) -> tuple[pa.Table, Counter[str]]:
 
 
 def _plain(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Returns the rows of a batch, token lists as arrays: object arrays where one holds a null."""
+    """Returns the rows of a batch, token lists as arrays: of another kind than their type where one holds a null."""
     light = batch.drop_columns(["token_ids", "loss_mask", "logprobs", "trainer_logprobs", "media"]).to_pylist()
     lists = {name: batch.column(name) for name in ("token_ids", "loss_mask", "logprobs", "trainer_logprobs")}
     media = batch.column("media").to_pylist()
@@ -124,12 +124,12 @@ def _tokens_problem(row: Mapping[str, Any], limits: Limits) -> str:
         return "lengths differ"
     if not 0 < len(ids) <= limits.most_tokens or row["finish_reason"] not in _FINISHED:
         return "too long, empty or not ended"
-    if ids.dtype == object or mask.dtype == object or not mask.any():
+    if [v.dtype.kind for v in (ids, mask, logprobs)] != ["i", "b", "f"] or not mask.any():
         return "a value is missing"
     if ids.min() < 0 or ids.max() >= limits.vocabulary or not limits.banned.isdisjoint(ids.tolist()):
         return "ids that no answer holds"
     trainer = row["trainer_logprobs"]
-    known = trainer is not None and len(trainer) == len(ids) and trainer.dtype != object
+    known = trainer is not None and len(trainer) == len(ids) and trainer.dtype.kind == "f"
     if known and not np.isfinite(logprobs).all():
         logprobs = row["logprobs"] = np.where(np.isnan(logprobs), trainer, logprobs)  # type: ignore[index]
     if not np.isfinite(logprobs[mask]).all() or (logprobs[mask] > _ABOVE_ZERO).any():
