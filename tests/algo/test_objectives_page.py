@@ -18,6 +18,7 @@ from vlrl.algo import (
     recompose,
     reference,
     shaping,
+    stored,
     terms,
     weights,
 )
@@ -27,7 +28,8 @@ from vlrl.algo.named import parameters
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "objectives.md").read_text(encoding="utf-8")
 TABLES = (advantage.ADVANTAGES, shaping.SHAPINGS, recompose.BATCHES, terms.LOSSES, weights.WEIGHTS,
-          correction.CORRECTIONS, kl.KLS, entropy.ENTROPIES, reference.REFERENCES, demonstrations.MIXES)
+          correction.CORRECTIONS, kl.KLS, entropy.ENTROPIES, reference.REFERENCES, demonstrations.MIXES,
+          stored.RULES, stored.DRAWS, stored.SCHEDULES)
 
 
 def test_every_name_and_option_stands_there():

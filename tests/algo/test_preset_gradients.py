@@ -20,7 +20,8 @@ NAMES = sorted(path.stem for path in (FOLDER / "algorithms").glob("*.yaml"))
 ELSEWHERE = {"hold_entropy": "the temperature that samples", "e3": "the temperature that samples",
              "grpo_care": "the reference that a reward reads",
              "agent_rlvr": "second attempts, which have a loss of their own",
-             **dict.fromkeys(("chord", "chord_phi", "sasr"), "demonstrations, which have a loss of their own")}
+             **dict.fromkeys(("chord", "chord_phi", "sasr"), "demonstrations, which have a loss of their own"),
+             **dict.fromkeys(("copg", "raft_pp", "swarm_sapo", "a_lol"), "stored answers, which have one too")}
 """Presets that change what the gradient is taken of."""
 BEGUN = {"siren": {"anchor": 0.1}, "adaptive": {"coef": 0.1, "active": True}}
 """Entropy terms that have no gradient in the first optimizer step, in the middle of a run."""
