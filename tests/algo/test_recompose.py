@@ -96,8 +96,8 @@ def test_policy_filtration_by_hand():
     assert (pf_ppo(s) == pf_ppo(s)).all()
 
 
-@pytest.mark.parametrize(("policy", "expected"), [("best_random", [1 / 6, 4 / 6, 1 / 6]), ("square", [1 / 6, 4 / 6, 1 / 6]),
-                                                  ("best_worst", [0, 0.5, 0.5])])
+@pytest.mark.parametrize(("policy", "expected"), [
+    ("best_random", [1 / 6, 4 / 6, 1 / 6]), ("square", [1 / 6, 4 / 6, 1 / 6]), ("best_worst", [0, 0.5, 0.5])])
 def test_policy_filtration_draws_by_its_weights(policy, expected):
     """One of three: by .1, .4, .1; by 1, 4, 1; by 0, 1, 1."""
     counts = sum(pf_ppo(scores([[1.0, 2.0, -1.0]], step=step), policy, keep=0.1).double() for step in range(1200))

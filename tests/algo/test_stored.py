@@ -42,7 +42,8 @@ def made(answers, groups, **more):
     logprobs, sampler, reference, mask = (torch.tensor(v, dtype=F64) for v in lists)
     group = torch.tensor(groups)
     count = torch.bincount(group)
-    given = {"advantages": [0.0] * len(answers), "rewards": [0.0] * len(answers), "weights": [1.0] * len(answers), **more}
+    n = len(answers)
+    given = {"advantages": [0.0] * n, "rewards": [0.0] * n, "weights": [1.0] * n, **more}
     tensors = {k: torch.tensor(v, dtype=F64) for k, v in given.items() if k not in ("correct",)}
     gain = torch.zeros(len(answers), dtype=F64).index_add(0, number, (logprobs - reference) * mask)
     return Stored(logprobs=logprobs.requires_grad_(), sampler=sampler, reference=reference, mask=mask, answer=number,
@@ -222,4 +223,5 @@ def test_options():
     with pytest.raises(ConfigError, match=r"algo\.stored\.advantage='gae' needs .*values"):
         StoredParts.of(StoredSettings(advantage="gae"))
     free = StoredParts.of(StoredSettings(rule={"name": "a_lol", "form": "free"}))
-    assert free.rule.requires == frozenset() and StoredParts.of(StoredSettings(rule="copg")).rule.requires == {"reference"}
+    assert free.rule.requires == frozenset()
+    assert StoredParts.of(StoredSettings(rule="copg")).rule.requires == {"reference"}

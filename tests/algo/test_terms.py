@@ -144,7 +144,8 @@ def test_mdpo_by_hand():
         per_token, metrics = run(bound(LOSSES, "mdpo", floor=0.2), x)
         r = [E(0.1), E(0.5), E(-0.5)]
         kl = [r[0] * 0.1 - r[0] + 1, r[1] * 0.5 - r[1] + 1, -r[2] * 0.5 - r[2] + 1]
-        assert per_token.tolist() == pytest.approx([-ri * a + k / t for ri, a, k in zip(r, ADV, kl, strict=True)], abs=1e-5)
+        expected = [-ri * a + k / t for ri, a, k in zip(r, ADV, kl, strict=True)]
+        assert per_token.tolist() == pytest.approx(expected, abs=1e-5)
         assert gradient(per_token, x) == pytest.approx([ri * (lr / t - a) for ri, lr, a in zip(
             r, (0.1, 0.5, -0.5), ADV, strict=True)], abs=1e-5)
         assert metrics["mdpo/t"].item() == pytest.approx(3 * t)

@@ -148,9 +148,16 @@ SEVERAL = "rollout.minibatches=4"
     (["algo.shaping=[length_bonus, {name: cosine, correct: 0.4}]"], set()),
     (["algo.shaping=[length_bonus, tests.test_inert:own, grsp, cosine]"], {"algo.shaping.2"}),
     (["algo.batch={name: rorecomp, keep: 1}"], {"algo.batch"}), (["algo.batch=rorecomp"], set()),
+    (["algo.batch={name: rorecomp, floor: 1}"], {"algo.batch"}),
+    (["algo.batch={name: rorecomp, floor: 1, buffered: true}"], set()),
+    (["algo.stored={coef: 0}"], {"algo.stored"}), (["algo.stored={}"], set()),
+    (["algo.stored={logprobs: own}"], {"algo.stored.rule"}),
+    (["algo.stored={logprobs: own}", "rollout.minibatches=2"], set()),
+    (["algo.stored={logprobs: own, rule: copg}"], set()),
     (["task.rewards.iou=0", "task.rewards.format=1"], {"task.rewards.iou"}),
     *[([*word, "task.rewards.iou=0", "task.rewards.format=1"], set()) for word in (
-        ["algo.loss=nft"], ["algo.shaping=[kimi_length]"], ["algo.advantage=nsr"], ["algo.weights=[stcr]"],
+        ["algo.loss=nft"], ["algo.shaping=[kimi_length]"], ["algo.stored={batch: right}"],
+        ["algo.stored={rule: webrl}"], ["algo.advantage=nsr"], ["algo.weights=[stcr]"],
         ["curriculum.keep=pass_range"], ["curriculum.name=prioritised"])],
     # the curriculum
     (["curriculum.select=nearest_half"], {"curriculum.select"}),

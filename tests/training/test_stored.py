@@ -145,7 +145,7 @@ def test_each_optimizer_step_has_its_groups(scene):
     policy, _, groups, moved, folder = scene
     config = of(folder, TRUNCATED, minibatches=2)
     found = make_again(policy, moved, config, Algorithm(config), 0)
-    assert [[*dict.fromkeys(t.group.id for t in a.part.rollouts)] for a in found] == [["0", "2", "4"], ["1", "3", "5"]]
+    assert [[*dict.fromkeys(t.group.id for t in a.part.rollouts)] for a in found] == [["0", "1", "2"], ["3", "4", "5"]]
     steps, stats = stepped(policy, groups, moved, config)
     assert len(steps) == 2 and stats["stored/applied"] == 1
 
@@ -163,7 +163,7 @@ def test_answers_of_other_weights_are_left_out(scene):
     (rl,), _ = stepped(policy, groups, (), of(folder, None))
     assert all(torch.equal(all_[n], rl[n]) for n in rl) and stats["stored/stale_frac"] == 1
     assert stats["stored/answers"] == 0
-    (free,), stats = stepped(policy, groups, planted, of(folder, {**TRUNCATED, "max_drift": 9.0}))
+    _, stats = stepped(policy, groups, planted, of(folder, {**TRUNCATED, "max_drift": 9.0}))
     assert stats["stored/stale_frac"] == 0
 
 
@@ -336,7 +336,8 @@ def test_a_resumed_run_draws_the_same_while_another_run_goes_on(tiny_models, tmp
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", [
     "{rule: truncated}", "{rule: clipped, logprobs: own}", "{rule: a_lol, advantage: dr_grpo, draw: by_advantage}",
-    "{rule: copg}", "{rule: {name: webrl, low: 0.0, high: 1.0}, advantage: dr_grpo, batch: {name: right, correct: 0.0}}",
+    "{rule: copg}",
+    "{rule: {name: webrl, low: 0.0, high: 1.0}, advantage: dr_grpo, batch: {name: right, correct: 0.0}}",
     "{rule: truncated, batch: {name: rest, correct: 0.3}, every: {name: growing, first: 1, last: 2, over: 20}}"])
 def test_twenty_steps_in_which_it_acts(tiny_models, tmp_path, rule):
     file = write_config(tmp_path, tiny_models[TWO[0]], f"log: {{samples_every: 0}}\nalgo: {{stored: {rule}}}")

@@ -33,7 +33,7 @@ from vlrl.task import Task
 from vlrl.task.environment import has_environment
 from vlrl.training.advantages import chosen
 from vlrl.training.apart import learn_apart
-from vlrl.training.minibatch import Minibatch, make_minibatch, split
+from vlrl.training.minibatch import Minibatch, Numbered, make_minibatch, split
 from vlrl.types import Completion, Group, Prompt, Rollout, Sample, Turn
 
 _STREAM = 22
@@ -222,13 +222,14 @@ def make_again(policy: Policy, groups: Sequence[Group], config: Config, algorith
     count = config.rollout.minibatches
     if algorithm.stored is None or not any(comm.gather(len(groups))):
         return [None] * count
-    return [_again(policy, groups[i::count], config, algorithm, step) for i in range(count)]
+    return [_again(policy, part, config, algorithm, step) for part in split(groups, count)]
 
 
-def _again(policy: Policy, groups: Sequence[Group], config: Config, algorithm: Algorithm, step: int) -> Again | None:
+def _again(policy: Policy, numbered: Sequence[Numbered], config: Config, algorithm: Algorithm,
+           step: int) -> Again | None:
     parts, settings = algorithm.stored, config.algo.stored
     assert parts and settings
-    part = make_minibatch(policy, split(groups, 1)[0], config)
+    part = make_minibatch(policy, numbered, config)
     _read(policy, part, algorithm, "reference" in parts.rule.requires)
     seen = stored_of(part, range(len(part.rollouts)), _joined(part), settings.logprobs == "own")
     drift = seen.means(seen.logprobs - _told(part, seen))
@@ -240,7 +241,7 @@ def _again(policy: Policy, groups: Sequence[Group], config: Config, algorithm: A
         float(whole.mask.sum()), float(whole.kept.sum()), pairs, float((seen.kept & ~usable).sum()),
         float(seen.kept.sum()))
     whole = replace(whole, total_tokens=tokens, total_answers=learned, total_pairs=pairs)
-    ages = np.array([max(step - r.policy_step, 0) for g in groups for r in g.rollouts])
+    ages = np.array([max(step - r.policy_step, 0) for _, _, r in numbered])
     return Again(part, whole, ages, learned, stale, answers) if answers else None
 
 
