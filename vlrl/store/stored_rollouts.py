@@ -221,7 +221,7 @@ class StoredRollouts:
         chosen = rng.choice(len(groups), min(count, positive), replace=False, p=weights / weights.sum())
         return [self._read(groups[i], int(ages[i])) for i in chosen]
 
-    def _read(self, group: np.void, age: int) -> StoredGroup:
+    def _read(self, group: Any, age: int) -> StoredGroup:
         with self._mapped(self._files[int(group["file"])]) as batch:
             own = batch.slice(int(group["first"]), int(group["size"]))
             lists = {name: own.column(name) for name in ("token_ids", "loss_mask", "logprobs")}

@@ -47,7 +47,8 @@ OF_TURNS = ("gigpo", "turn_return", "hierarchical", "thor")
 OF_SIGN = ("hicra", "dads", "off_policy_sequence_mask")
 """Weights that read the sign of the advantage."""
 JUDGED = {"loss": (*OWN_CREDIT, "oreal", "simko"), "advantage": OF_OUTCOME,
-          "batch": ("rorecomp", "right", "rest"), "rule": ("webrl",), "weights": ("dads", "stcr"), "kl_weights": ("dads", "stcr"),
+          "batch": ("rorecomp", "right", "rest"), "rule": ("webrl",),
+          "weights": ("dads", "stcr"), "kl_weights": ("dads", "stcr"),
           "shaping": ("kimi_length", "length_bonus", "cosine", "dast", "step_pruner", "grsp")}
 """Setting of algo (`rule` is that of algo.stored) -> functions that read which answers are right."""
 _LARGEST_LOG = 20.0
