@@ -636,5 +636,51 @@ STAGES = [
            "settings of a stage do nothing"),
 ]
 
+_TAKEN, _AGAIN = ("tests/store/test_stored_rollouts.py",), ("tests/training/test_stored.py",)
+
+STORED = [
+    Mutant("vlrl/store/stored_rows.py", "if not len(ids) == len(mask) == len(logprobs):", "if len(ids) != len(mask):",
+           _TAKEN, "rows with too few log-probabilities are taken"),
+    Mutant("vlrl/store/stored_rows.py", "(logprobs[mask] > _ABOVE_ZERO).any()", "False", _TAKEN,
+           "log-probabilities above 0 are taken"),
+    Mutant("vlrl/store/stored_rows.py", "not limits.banned.isdisjoint(ids.tolist())", "False", _TAKEN,
+           "answers with ids that stand for pictures are taken"),
+    Mutant("vlrl/store/stored_rows.py", "[mask].mean() <= limits.most_gap", "[mask].mean() <= 9.0", _TAKEN,
+           "log-probabilities of other weights are taken"),
+    Mutant("vlrl/store/stored_rows.py", "!= row[\"completion\"]", "is None", _TAKEN,
+           "ids that are not the text are taken"),
+    Mutant("vlrl/store/stored_rows.py", "facts.num_rows > most_rows or bytes_ > _LARGEST", "False", _TAKEN,
+           "a file is read however large it is"),
+    Mutant("vlrl/store/stored_rows.py", "r[\"prompt\"], r[\"task\"]) for r", "r[\"task\"]) for r", _TAKEN,
+           "answers to different prompts are a group"),
+    Mutant("vlrl/store/stored_rollouts.py", "known = line[\"step\"] == step", "known = False", _TAKEN,
+           "a resumed run looks at the folders of others anew"),
+    Mutant("vlrl/store/stored_rollouts.py", "fresh[~known]", "fresh", _TAKEN,
+           "a group that comes again is there twice"),
+    Mutant("vlrl/store/stored_rollouts.py", "if entry[\"own\"] else (np.nan, np.nan)", "", _TAKEN,
+           "the rewards of other runs are believed"),
+    Mutant("vlrl/store/stored_rollouts.py", "~(self.groups[\"spread\"] <= 0)", "~(self.groups[\"spread\"] < 0)", _TAKEN,
+           "groups of equal rewards are drawn"),
+    Mutant("vlrl/store/stored_rollouts.py", "ages <= (step if max_age is None else max_age)", "ages <= step", _TAKEN,
+           "groups of any age are drawn"),
+    Mutant("vlrl/store/stored_rollouts.py", "before is not None and before != _signature", "False and _signature",
+           _TAKEN, "a half-written file is never looked at again"),
+    Mutant("vlrl/training/stored.py", "loss * settings.coef", "loss", _AGAIN, "the weight of stored answers is 1"),
+    Mutant("vlrl/training/stored.py", "(drift.abs() <= settings.max_drift) & seen.kept", "seen.kept", _AGAIN,
+           "answers of other weights are learned from"),
+    Mutant("vlrl/training/stored.py", "mask=own.mask * whole.kept[own.answer]", "mask=own.mask", _AGAIN,
+           "answers that are left out are learned from"),
+    Mutant("vlrl/training/stored.py", "sampler = old if own else", "sampler = old if not own else", _AGAIN,
+           "ratios are to the policy before the update"),
+    Mutant("vlrl/training/stored.py", "if stored.own:", "if True:", _AGAIN, "rewards of other runs are believed"),
+    Mutant("vlrl/training/stored.py", "[m.sha256 for m in prompt.media] == first[\"hashes\"]", "True", _AGAIN,
+           "answers to other pictures are learned from"),
+    Mutant("vlrl/training/stored.py", "utf8(prompt.text) == first[\"prompt\"]", "True", _AGAIN,
+           "answers to other words are learned from"),
+    Mutant("vlrl/training/stored.py", "if r.trained))", "))", _AGAIN, "algo.stored.batch chooses nothing"),
+    Mutant("vlrl/training/update.py", "read if read and read.learned else None", "None", _AGAIN,
+           "stored answers are read and not learned from"),
+]
+
 AREAS = {"packing": PACKING, "engine": ENGINE, "curriculum": CURRICULUM, "resume": RESUME, "store": STORE,
-         "credit": CREDIT, "attempts": ATTEMPTS, "stages": STAGES}
+         "credit": CREDIT, "attempts": ATTEMPTS, "stages": STAGES, "stored": STORED}
