@@ -12,6 +12,7 @@ import torch
 
 from tests.conftest import SAMPLES, TWO
 from tests.e2e.runs import assert_same_run, write_config
+from tests.e2e.runs import run as started
 from tests.helpers import Vowels, credited_groups, load, settings
 from tests.training.test_update import Recorder, assert_close
 from vlrl import config as configs
@@ -346,3 +347,18 @@ def test_twenty_steps_in_which_it_acts(tiny_models, tmp_path, rule):
     acted = [line for line in lines if line["stored/applied"]]
     assert len(acted) == 20 or ("growing" in rule and 12 <= len(acted) < 20) or ("webrl" in rule and len(acted) > 9)
     assert all(line["stored/grad_share"] > 0 and line["stored/answers"] > 0 for line in acted)
+
+
+@pytest.mark.slow
+def test_two_processes_are_one(tiny_models, tmp_path):
+    """The same draws, and the same loss and gradient of them, in two optimizer steps a batch."""
+    file = write_config(tmp_path, tiny_models[TWO[0]], "log: {samples_every: 0}\nalgo: {stored: {groups: 4}}")
+    words = ("steps=2", "eval.samples=0", "save.every=0", "train.warmup=0", "train.lr=1e-7", "rollout.minibatches=2")
+    lines = []
+    for count in (1, 2):
+        done = started(file, tmp_path / f"of-{count}", *words, processes=count)
+        assert done.returncode == 0, done.stderr
+        lines.append(RunFolder(tmp_path / f"of-{count}").metrics()[1])
+    one, two = ({k: v for k, v in line.items() if k.startswith("stored/")} for line in lines)
+    assert one["stored/groups"] == 4 and one["stored/grad_norm"] > 0
+    assert two == pytest.approx(one, rel=1e-4, abs=1e-6)

@@ -210,6 +210,7 @@ class StoredRollouts:
         """
         ages = np.maximum(step - self.groups["age_from"], 0)
         usable = np.flatnonzero(~(self.groups["spread"] <= 0) & (ages <= (step if max_age is None else max_age)))
+        usable = usable[np.argsort(self.groups["key"][usable])]  # the same whichever file, and so process, wrote it
         groups, ages = self.groups[usable], ages[usable]
         if not len(groups):
             return []
