@@ -314,7 +314,7 @@ def test_a_resumed_run_draws_the_same_while_another_run_goes_on(tiny_models, tmp
     shutil.copytree(tmp_path / "whole-source", source)
     for path in sorted((source / "rollouts").iterdir())[2:]:
         path.unlink()
-    run(file, whole, 6, f"algo.stored.runs=[{source}]")
+    run(file, whole, 5, f"algo.stored.runs=[{source}]")
     broken = tmp_path / "broken"
     run(file, broken, 3, f"algo.stored.runs=[{source}]")
     for path in (tmp_path / "whole-source" / "rollouts").iterdir():  # it goes on, after the steps that were drawn
@@ -328,21 +328,22 @@ def test_a_resumed_run_draws_the_same_while_another_run_goes_on(tiny_models, tmp
     for path in (whole / "stored").glob("*.arrow"):
         shutil.copy(path, broken / "stored" / path.name)
     assert late
-    run(file, broken, 6, f"algo.stored.runs=[{source}]")
+    run(file, broken, 5, f"algo.stored.runs=[{source}]")
     assert_same_run(broken, whole)
     applied = [line["stored/grad_share"] for line in RunFolder(whole).metrics() if line["stored/applied"]]
-    assert len(applied) >= 5 and all(share > 0 for share in applied)
+    assert len(applied) >= 4 and all(share > 0 for share in applied)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", [
     "{rule: truncated}", "{rule: clipped, logprobs: own}", "{rule: a_lol, advantage: dr_grpo, draw: by_advantage}",
     "{rule: copg}",
-    "{rule: {name: webrl, low: 0.0, high: 1.0}, advantage: dr_grpo, batch: {name: right, correct: 0.0}}",
-    "{rule: truncated, batch: {name: rest, correct: 0.3}, every: {name: growing, first: 1, last: 2, over: 20}}"])
+    "{rule: {name: webrl, low: 0.0, high: 1.0}, advantage: dr_grpo, batch: right}",
+    "{rule: truncated, batch: rest, every: {name: growing, first: 1, last: 2, over: 20}}"])
 def test_twenty_steps_in_which_it_acts(tiny_models, tmp_path, rule):
     file = write_config(tmp_path, tiny_models[TWO[0]], f"log: {{samples_every: 0}}\nalgo: {{stored: {rule}}}")
-    run(file, tmp_path / "run", 21, "save.every=0", "algo.stored.groups=2")
+    run(file, tmp_path / "run", 21, "save.every=0", "algo.stored.groups=2", "curriculum.part=vowels",
+        "curriculum.pass_at=0.25")
     lines = RunFolder(tmp_path / "run").metrics()[1:]
     acted = [line for line in lines if line["stored/applied"]]
     assert len(acted) == 20 or ("growing" in rule and 12 <= len(acted) < 20) or ("webrl" in rule and len(acted) > 9)

@@ -356,7 +356,7 @@ def told(stored: Sequence[Again | None], algorithm: Algorithm) -> dict[str, floa
     norm, rl = (float(np.mean(v)) for v in zip(*((a.norm, a.norm_rl) for a in known), strict=True))
     per_answer = [np.concatenate(v) for v in zip(*(_ratios(a) for a in known), strict=True)]
     drift, ages = (np.concatenate(v) for v in zip(*comm.gather(per_answer), strict=True))
-    out = {"stored/applied": 1.0, "stored/loss": loss / len(known), "stored/grad_norm": norm,
+    out = {"stored/applied": float(learned > 0), "stored/loss": loss / len(known), "stored/grad_norm": norm,
            "stored/grad_share": norm / max(norm + rl, 1e-30), "stored/tokens": tokens, "stored/answers": learned,
            "stored/kept_frac": learned / max(answers, 1.0), "stored/stale_frac": stale / max(answers, 1.0),
            "stored/clip_frac": clipped / max(tokens, 1.0)}
