@@ -93,7 +93,7 @@ MODEL = [{"aggregation": name} for name in AGGREGATIONS] + [
     {"loss": "gspo", "aggregation": "sequence_mean"},
     *({"loss": {"name": name, "above": RIGHT}} for name in ("pacs", "oreal", "nft", "simko")),
     {"loss": {"name": "clip_cov", "share": 0.2, "cov_low": -0.1}}, {"loss": {"name": "kl_cov", "share": 0.2}},
-    {"loss": "stable_reinforce"}, {"loss": "rover"}, {"weights": ["top_entropy"]},
+    {"loss": "stable_reinforce"}, {"loss": "rover"}, {"loss": "mdpo"}, {"weights": ["top_entropy"]},
     {"weights": [{"name": "stcr", "above": RIGHT}], "kl_coef": 0.1, "kl_weights": [{"name": "dads", "above": RIGHT}]},
     {"weights": ["off_policy_sequence_mask"]}, {"correction": "token_truncate"}, {"correction": "geometric_mask"},
     {"entropy": "bonus"}, {"entropy": "siren"}]

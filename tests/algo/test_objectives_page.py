@@ -18,6 +18,7 @@ from vlrl.algo import (
     recompose,
     reference,
     shaping,
+    stored,
     terms,
     weights,
 )
@@ -27,13 +28,14 @@ from vlrl.algo.named import parameters
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "objectives.md").read_text(encoding="utf-8")
 TABLES = (advantage.ADVANTAGES, shaping.SHAPINGS, recompose.BATCHES, terms.LOSSES, weights.WEIGHTS,
-          correction.CORRECTIONS, kl.KLS, entropy.ENTROPIES, reference.REFERENCES, demonstrations.MIXES)
+          correction.CORRECTIONS, kl.KLS, entropy.ENTROPIES, reference.REFERENCES, demonstrations.MIXES,
+          stored.RULES, stored.DRAWS, stored.SCHEDULES)
 
 
 def test_every_name_and_option_stands_there():
     words = set(re.findall(r"`([\w-]+)`", PAGE))
     assert [name for table in (*TABLES, aggregation.AGGREGATIONS) for name in table if name not in words] == []
-    options = {name: parameters(f) for table in TABLES for name, f in table.items()}
+    options = {name: parameters(f, 2 if table is stored.DRAWS else 1) for table in TABLES for name, f in table.items()}
     assert [(name, o) for name, known in options.items() for o in known if o not in words] == []
     assert [p.stem for p in (ROOT / "configs" / "algorithms").glob("*.yaml") if p.stem not in words] == []
 

@@ -22,14 +22,15 @@ ELSEWHERE = {"hold_entropy": "the temperature that samples", "e3": "the temperat
              "agent_rlvr": "second attempts, which have a loss of their own",
              **dict.fromkeys(("ghpo", "egsr", "expo", "critique_grpo"), "second attempts"),
              **dict.fromkeys(("chord", "chord_phi", "sasr", "relift"),
-                             "demonstrations, which have a loss of their own")}
+                             "demonstrations, which have a loss of their own"),
+             **dict.fromkeys(("raft_pp", "swarm_sapo", "a_lol"), "stored answers, which have one too")}
 """Presets that change what the gradient is taken of."""
 BEGUN = {"siren": {"anchor": 0.1}, "adaptive": {"coef": 0.1, "active": True}}
 """Entropy terms that have no gradient in the first optimizer step, in the middle of a run."""
 SHORT = {"length_bonus": ["algo.shaping.0.low=2", "algo.shaping.0.high=5"]}
 """Options for answers of a few tokens."""
-OF_A_RATIO = [n for n in NAMES if n not in ("clip_cov", "simko") and config.load(
-    FOLDER / "quickstart.yaml", [f"extends=algorithms/{n}.yaml"]).rollout.minibatches > 1]
+ROLLOUTS = {n: config.load(FOLDER / "quickstart.yaml", [f"extends=algorithms/{n}.yaml"]).rollout for n in NAMES}
+OF_A_RATIO = [n for n, r in ROLLOUTS.items() if n not in ("clip_cov", "simko") and r.minibatches * r.updates > 1]
 GROUPS, SIZE, STEP = 6, 4, 150
 
 

@@ -1,11 +1,14 @@
 """Which rollouts RoRecomp trains on."""
 
+import math
+import random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.algo.made import scores
-from vlrl.algo.recompose import BATCHES, rorecomp, whole
+from vlrl.algo.recompose import BATCHES, pf_ppo, rest, right, rorecomp, whole
 
 
 def trained(groups, lengths, step=6, **options):
@@ -53,3 +56,52 @@ def test_for_any_group(rows, keep, rng):
 def test_the_schedule_has_no_state():
     s = scores([[1, 0, 1]], lengths=[1, 2, 3], step=7)
     assert rorecomp(s).tolist() == pytest.approx(rorecomp(s).tolist())
+
+
+def test_what_is_left_over_by_hand():
+    groups, lengths = [[1, 1, 1, 0, 0, None], [1, 1], [0]], [5, 3, 4, 7, 9, 1, 2, 6, 4]
+    s = scores(groups, lengths=lengths, step=0)
+    assert rest(s).tolist() == [True, False, False, True, False, False, False, True, False]
+    assert rorecomp(s, floor=1.0).tolist() == [True] * 9
+    buffered = rorecomp(s, floor=1.0, buffered=True)
+    scorable = ~s.rewards.isnan()
+    assert (buffered ^ rest(s)).tolist() == scorable.tolist() and not (buffered & rest(s)).any()
+    assert right(s).tolist() == [True, True, True, False, False, False, True, True, False]
+
+
+def test_what_is_left_over_one_group_at_a_time():
+    rng = random.Random(6)
+    for _ in range(200):
+        groups = [[rng.choice([0.0, 1.0, None]) for _ in range(rng.randint(1, 8))] for _ in range(3)]
+        lengths, keep = [rng.random() for g in groups for _ in g], rng.random()
+        expected, at = [], 0
+        for g in groups:
+            own, at = lengths[at:at + len(g)], at + len(g)
+            first = {}
+            for kind, sign in ((1.0, 1), (0.0, -1)):
+                places = sorted((i for i, r in enumerate(g) if r == kind), key=lambda i: sign * own[i])
+                first |= dict.fromkeys(places[:math.ceil(keep * len(places))])
+            expected += [r is not None and i not in first for i, r in enumerate(g)]
+        assert rest(scores(groups, lengths=lengths), keep=keep).tolist() == expected
+
+
+def test_policy_filtration_by_hand():
+    rewards = [[0.5, 2.0, -1.0, 1.0, None], [3.0, 3.0]]
+    s = scores(rewards, step=4, seed=9)
+    worst = pf_ppo(s, "best_worst", keep=1.0)
+    assert worst.tolist() == [False, True, True, False, False, True, True]
+    assert pf_ppo(s, "best_worst", keep=0.2).sum() == 2, "one of each group"
+    assert pf_ppo(s, "square", keep=1.0).tolist() == [True] * 4 + [False, True, True]
+    assert pf_ppo(scores([[0.0, 1.0]]), "square", keep=1.0).tolist() == [False, True]
+    assert (pf_ppo(s) == pf_ppo(s)).all()
+
+
+@pytest.mark.parametrize(("policy", "expected"), [
+    ("best_random", [1 / 6, 4 / 6, 1 / 6]), ("square", [1 / 6, 4 / 6, 1 / 6]), ("best_worst", [0, 0.5, 0.5])])
+def test_policy_filtration_draws_by_its_weights(policy, expected):
+    """One of three: by .1, .4, .1; by 1, 4, 1; by 0, 1, 1."""
+    counts = sum(pf_ppo(scores([[1.0, 2.0, -1.0]], step=step), policy, keep=0.1).double() for step in range(1200))
+    assert counts.sum() == 1200
+    assert (counts / 1200).tolist() == pytest.approx(expected, abs=0.05)  # 3.5 standard errors
+    other = [pf_ppo(scores([[1.0, 2.0, -1.0]], seed=seed), policy, keep=0.1).tolist() for seed in range(20)]
+    assert len({*map(tuple, other)}) > 1, "the seed counts"

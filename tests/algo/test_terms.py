@@ -168,6 +168,34 @@ def test_rover_by_hand():
     assert fresh.tolist() == pytest.approx([0.25, 0.25, 0.0625], abs=1e-5)
 
 
+def test_mdpo_by_hand():
+    """t = 1 at the first step, .75 after a quarter of the way, and not below the floor."""
+    for step, t in ((0, 1.0), (25, 0.75), (99, 0.2), (500, 0.2)):
+        x = flat(LOGP, OLD, ADV, IDS, step=step)
+        per_token, metrics = run(bound(LOSSES, "mdpo", floor=0.2), x)
+        r = [E(0.1), E(0.5), E(-0.5)]
+        kl = [r[0] * 0.1 - r[0] + 1, r[1] * 0.5 - r[1] + 1, -r[2] * 0.5 - r[2] + 1]
+        expected = [-ri * a + k / t for ri, a, k in zip(r, ADV, kl, strict=True)]
+        assert per_token.tolist() == pytest.approx(expected, abs=1e-5)
+        assert gradient(per_token, x) == pytest.approx([ri * (lr / t - a) for ri, lr, a in zip(
+            r, (0.1, 0.5, -0.5), ADV, strict=True)], abs=1e-5)
+        assert metrics["mdpo/t"].item() == pytest.approx(3 * t)
+
+
+def test_mdpo_begins_with_the_plain_gradient():
+    """At the weights that sampled; one optimizer step later it is another, on each of 200 batches as by loops."""
+    for seed in range(200):
+        x = random_step(seed)
+        same = replace(x, old_logprobs=x.logprobs.detach())
+        plain = gradient(run(bound(LOSSES, "reinforce"), same)[0], same)
+        assert gradient(run(bound(LOSSES, "mdpo"), same)[0], same) == pytest.approx(plain, abs=1e-9)
+        found = gradient(run(bound(LOSSES, "mdpo", decay=10), x)[0], x)
+        expected = [m * E(p - q) * ((p - q) / 0.7 - a) for p, q, a, m in zip(
+            x.logprobs.tolist(), x.old_logprobs.tolist(), x.advantages.tolist(), x.mask.tolist(), strict=True)]
+        assert found == pytest.approx(expected, abs=1e-6)
+        assert found != pytest.approx(gradient(run(bound(LOSSES, "reinforce"), x)[0], x), abs=1e-3)
+
+
 def test_simko_by_hand():
     # rollout 0 is right: tokens above its median entropy 2.5 give a tenth of their gradient to the two best tokens;
     # rollout 1 is wrong: of the two above its median the one that is the most probable token counts 1.5 times
@@ -194,14 +222,14 @@ FROM_REWARDS = {"supervised", "nft", "pacs"}
 
 @settings(max_examples=3, deadline=None)
 @given(st.integers(0, 10 ** 6))
-@pytest.mark.parametrize("name", sorted(set(LOSSES) - FROM_REWARDS - {"rover", "kimi", "kl_cov"}))
+@pytest.mark.parametrize("name", sorted(set(LOSSES) - FROM_REWARDS - {"rover", "kimi", "kl_cov", "mdpo"}))
 def test_no_advantage_no_gradient(name, seed):
     x = random_step(seed)
     x = replace(x, advantages=torch.zeros_like(x.advantages))
     assert gradient(run(bound(LOSSES, name), x)[0], x) == pytest.approx([0.0] * len(x.mask), abs=1e-12)
 
 
-@pytest.mark.parametrize("name", ["rover", "kimi", "kl_cov"])
+@pytest.mark.parametrize("name", ["rover", "kimi", "kl_cov", "mdpo"])
 def test_no_advantage_no_gradient_at_the_weights_that_sampled(name):
     x = random_step(1, gap=0.0)
     x = replace(x, advantages=torch.zeros_like(x.advantages), old_stats={})

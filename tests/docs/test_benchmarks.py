@@ -53,6 +53,15 @@ def test_scaling_fits_lines(scaling):
     assert all("1.00 x (1.00 x by least values; 1.00 x" in line for line in said[1:])
 
 
+def test_draws_of_stored_rollouts(tmp_path, monkeypatch):
+    out = tmp_path / "draws.json"
+    monkeypatch.setattr(sys, "argv", ["stored_draws.py", "--rollouts", "512", "--tokens", "8", "--json", str(out)])
+    module("stored_draws").main()
+    lines = json.loads(out.read_text())
+    assert [line["rollouts"] for line in lines] == [64 * i for i in range(1, 9)] + [512]
+    assert all(line["draw_ms"] > 0 and line["memory_mib"] > 0 for line in lines)
+
+
 def test_scaling_measures_cases_in_turns(scaling, tmp_path):
     case = scaling.Case(group=2, text=20, visual=4, answer=3)
     bench = scaling.Bench(str(tmp_path), largest=4)

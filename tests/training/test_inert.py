@@ -149,9 +149,16 @@ SEVERAL = "rollout.minibatches=4"
     (["algo.shaping=[length_bonus, {name: cosine, correct: 0.4}]"], set()),
     (["algo.shaping=[length_bonus, tests.test_inert:own, grsp, cosine]"], {"algo.shaping.2"}),
     (["algo.batch={name: rorecomp, keep: 1}"], {"algo.batch"}), (["algo.batch=rorecomp"], set()),
+    (["algo.batch={name: rorecomp, floor: 1}"], {"algo.batch"}),
+    (["algo.batch={name: rorecomp, floor: 1, buffered: true}"], set()),
+    (["algo.stored={coef: 0}"], {"algo.stored"}), (["algo.stored={}"], set()),
+    (["algo.stored={logprobs: own}"], {"algo.stored.rule"}),
+    (["algo.stored={logprobs: own}", "rollout.minibatches=2"], set()),
+    (["algo.stored={logprobs: own, rule: copg}"], set()),
     (["task.rewards.iou=0", "task.rewards.format=1"], {"task.rewards.iou"}),
     *[([*word, "task.rewards.iou=0", "task.rewards.format=1"], set()) for word in (
-        ["algo.loss=nft"], ["algo.shaping=[kimi_length]"], ["algo.advantage=nsr"], ["algo.weights=[stcr]"],
+        ["algo.loss=nft"], ["algo.shaping=[kimi_length]"], ["algo.stored={batch: right}"],
+        ["algo.stored={rule: webrl}"], ["algo.advantage=nsr"], ["algo.weights=[stcr]"],
         ["curriculum.keep=pass_range"], ["curriculum.name=prioritised"])],
     # the curriculum
     (["curriculum.select=nearest_half"], {"curriculum.select"}),
@@ -209,7 +216,8 @@ def test_what_belongs_to_other_second_attempts_is_named(words, named):
 
 OTHER = {"clip_low": 0.9, "clip_high": 9.0, "dual_clip": 1.1, "delta": 1.06, "cap": 1.1, "tau_positive": 3.0,
          "tau_negative": 2.0, "k_positive": 1.0, "lambda_positive": 1.0, "k_negative": 1.0, "lambda_negative": 1.0,
-         "tau": 0.5, "delta_low": 0.01, "delta_high": 0.01, "pre_clip": 1.1, "share": 0.5, "coef": 3.0}
+         "tau": 0.5, "delta_low": 0.01, "delta_high": 0.01, "pre_clip": 1.1, "share": 0.5, "coef": 3.0,
+         "decay": 7, "floor": 0.99}
 """A value of each option that differs from its default."""
 WIDE = {"kl_cov": {"share": 0.3}, "clip_cov": {"share": 0.3, "cov_low": -1.0}, "stable_reinforce": {"sigma": 1.0}}
 """Options with which a few tokens are enough."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ from vlrl.algo.recompose import BATCHES
 from vlrl.algo.reference import REFERENCES
 from vlrl.algo.shaping import SHAPINGS
 from vlrl.algo.statistics import statistics
+from vlrl.algo.stored import DRAWS, RULES, SCHEDULES
+from vlrl.config.algo import StoredSettings
 from vlrl.config.schema import AlgoSettings, Config
 from vlrl.distributed import comm
 from vlrl.errors import ConfigError
@@ -49,6 +52,8 @@ class Algorithm:
         shown = algo.demonstrations
         self.demonstrations = shown and bind("algo.demonstrations.mix", shown.mix, MIXES)
         """How given answers are learned beside the policy's own; None without them."""
+        self.stored = algo.stored and StoredParts.of(algo.stored)
+        """How stored rollouts are drawn and learned from; None without them."""
         self._entropy: Any = self.objective.entropy and self.objective.entropy.function
         self.reference = bind("algo.reference", algo.reference, REFERENCES)
         self.kl = KLCoefficient(algo.kl_coef, algo.kl_target, algo.kl_horizon)
@@ -65,6 +70,7 @@ class Algorithm:
         before = frozenset[str]().union(*(b.requires for b in (self.advantage, *self.shaping, self.batch)))
         in_reward = {"kl"} if self.config.algo.kl_coef and self.config.algo.kl_in == "reward" else set()
         beside = self.guided.requires if self.guided else frozenset()
+        beside = beside | (self.stored.rule.requires if self.stored else frozenset())
         return self.objective.requires | before | in_reward | beside
 
     @property
@@ -154,6 +160,30 @@ class Algorithm:
         self.nonfinite = int(state.get("nonfinite", {}).get("steps", 0))
         for name, weight in state.get("reference", {}).items():
             comm.fill(policy.moving_reference[name], weight)
+
+
+@dataclass(frozen=True, eq=False)
+class StoredParts:
+    """The functions of algo.stored, with their options."""
+
+    rule: Bound
+    batch: Bound
+    advantage: Bound
+    draw: Bound
+    every: Bound
+
+    @classmethod
+    def of(cls, settings: StoredSettings) -> StoredParts:
+        """Raises ConfigError naming the setting, and for an advantage that needs more than a group's answers."""
+        rule = bind("algo.stored.rule", settings.rule, RULES)
+        needs = frozenset[str](getattr(rule.function, "requires", ()))
+        advantage = bind("algo.stored.advantage", settings.advantage, ADVANTAGES)
+        if unknown := advantage.requires - {"local", "tokens", "texts", "parts"}:
+            raise ConfigError(f"algo.stored.advantage={advantage.name!r} needs {', '.join(sorted(unknown))}, which no "
+                              "stored rollout has: choose another, such as algo.stored.advantage=grpo")
+        return cls(replace(rule, requires=needs), bind("algo.stored.batch", settings.batch, BATCHES), advantage,
+                   bind("algo.stored.draw", settings.draw, DRAWS, skip=2),
+                   bind("algo.stored.every", settings.every, SCHEDULES))
 
 
 def _check_critic(advantage: Bound, algo: AlgoSettings) -> None:

@@ -85,6 +85,8 @@ class Scores:
     max_length: int = 0
     """rollout.max_new_tokens."""
     step: int = 0
+    seed: int = 0
+    """For functions that draw at random: the same on a resumed run."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
+import numpy as np
 import torch
 
 from vlrl.algo import grouped
 from vlrl.algo.inputs import Scores, requires
-from vlrl.config.base import Fraction, Positive
+from vlrl.config.base import Fraction, Positive, Rate
+
+_STREAM = 21
+"""Names the random numbers of `pf_ppo` among those of a run's seed."""
 
 
 @requires("local")
@@ -19,20 +24,61 @@ def whole(s: Scores) -> torch.Tensor:
 
 @requires("local")
 def rorecomp(s: Scores, keep: Fraction = 0.5, decay: Positive = 200, floor: Fraction = 0.0,
-             correct: float | None = None, part: str = "") -> torch.Tensor:
+             correct: float | None = None, part: str = "", buffered: bool = False) -> torch.Tensor:
     """Priority batches: of each group the shortest `keep` of the correct answers and the longest `keep` of the wrong
     ones (rounded up, ties included). In a compensation step the rest is trained on too.
 
     Compensation steps come with a frequency that falls from 1 to `floor` by a cosine over `decay` steps; they lie where
     its sum passes a whole number, so they are the same on a resumed run. Advantages are those of the whole group.
     RoRecomp (arXiv 2509.25958), as described there: here the compensation batch is what the same step left over, drawn
-    by the policy as it is, instead of a replay buffer's.
+    by the policy as it is. `buffered`: no step compensates; what is left over is stored, and comes back by
+    algo.stored.batch=rest as the paper's replay buffer has it.
     """
-    if _compensates(s.step, decay, floor):
+    if not buffered and _compensates(s.step, decay, floor):
         return whole(s)
-    right = grouped.correct(s, part, correct)
-    wrong = ~right & ~s.rewards.isnan()
-    return _first(right, s.lengths, s.group, keep) | _first(wrong, -s.lengths, s.group, keep)
+    return _priority(s, keep, correct, part)
+
+
+@requires("local")
+def rest(s: Scores, keep: Fraction = 0.5, correct: float | None = None, part: str = "") -> torch.Tensor:
+    """Returns what `rorecomp` with the same `keep` leaves over: long correct and short wrong answers."""
+    return ~_priority(s, keep, correct, part) & ~s.rewards.isnan()
+
+
+@requires("local")
+def right(s: Scores, correct: float | None = None, part: str = "") -> torch.Tensor:
+    """Returns the correct answers. RAFT++ (arXiv 2504.11343): positives alone."""
+    return grouped.correct(s, part, correct)
+
+
+def pf_ppo(s: Scores, policy: Literal["best_random", "best_worst", "square"] = "best_worst", keep: Fraction = 0.5,
+           best: Rate = 0.4, others: Rate = 0.1) -> torch.Tensor:
+    """Returns `keep` of each group (rounded up), drawn without replacement by weights that its rewards have.
+
+    best_random: `best` for the largest reward, `others` else; best_worst: 1 for the largest and the smallest, 0 else;
+    square: R^2. Unscorable answers and those of weight 0 are never drawn. PF-PPO: Policy Filtration for RLHF (arXiv
+    2409.06957), which draws with replacement. For rewards of a model; the paper takes the policy under which the
+    reward says most of the true score.
+    """
+    most, least = grouped.largest(s.rewards, s.group), grouped.smallest(s.rewards, s.group)
+    top, bottom = s.rewards == most, s.rewards == least
+    weights = {"best_random": torch.where(top, best, others), "best_worst": (top | bottom).double(),
+               "square": s.rewards ** 2}[policy].double()
+    weights = torch.where(s.rewards.isnan(), 0.0, weights)
+    chosen = torch.zeros_like(top)
+    for number in s.group.unique().tolist():
+        places = torch.nonzero((s.group == number) & (weights > 0))[:, 0]
+        draw = np.random.default_rng([s.seed, _STREAM, s.step, number]).random(len(places))
+        keys = torch.from_numpy(np.log1p(-draw)) / weights[places]  # the largest win: Efraimidis and Spirakis 2006
+        count = math.ceil(keep * int((s.group == number).sum()))
+        chosen[places[keys.sort(descending=True).indices[:count]]] = True
+    return chosen
+
+
+def _priority(s: Scores, keep: float, correct: float | None, part: str) -> torch.Tensor:
+    good = grouped.correct(s, part, correct)
+    wrong = ~good & ~s.rewards.isnan()
+    return _first(good, s.lengths, s.group, keep) | _first(wrong, -s.lengths, s.group, keep)
 
 
 def _compensates(step: int, decay: int, floor: float) -> bool:
@@ -54,4 +100,4 @@ def _first(among: torch.Tensor, key: torch.Tensor, group: torch.Tensor, keep: fl
     return chosen
 
 
-BATCHES = {"all": whole, "rorecomp": rorecomp}
+BATCHES = {"all": whole, "rorecomp": rorecomp, "rest": rest, "right": right, "pf_ppo": pf_ppo}

@@ -191,6 +191,19 @@ def rover(x: LossInputs, scale: _AboveZero = 1.0) -> tuple[torch.Tensor, Metrics
     return (scale * (x.logprobs - x.old_logprobs) - x.advantages - after) ** 2, {}
 
 
+def mdpo(x: LossInputs, decay: _Count = 100, floor: _AboveZero = 0.01) -> tuple[torch.Tensor, Metrics]:
+    """Returns -r A + (r log r - r + 1) / t per token, t falling in a line from 1 to `floor` over `decay` steps. -> [N].
+
+    Not clipped: several optimizer steps on one batch maximise E[r A] - KL(policy, policy that sampled) / t, and the
+    second term, whose mean over what was sampled is that KL, has no gradient in the first of them. Mirror Descent
+    Policy Optimization (arXiv 2005.09814), with 10 optimizer steps a batch; floor 0.01 is our choice.
+    """
+    t = max(1 - x.step / decay, floor)
+    log_r = x.log_ratio
+    ratio = log_r.exp()
+    return -ratio * x.advantages + (ratio * log_r - ratio + 1) / t, {"mdpo/t": t * x.mask.sum()}
+
+
 @requires("entropy", "stat:top:{k}")
 def simko(x: LossInputs, share: _Share = 0.01, quantile: _Share = 0.8, penalty: float = 1.1,
           above: float | None = None, k: _Count = 3, clip_low: Reach = 0.2,
@@ -230,5 +243,5 @@ def _sequence_quantile(x: LossInputs, values: torch.Tensor, q: float) -> torch.T
 LOSSES: dict[str, Any] = {
     "ppo_clip": ppo_clip, "critique_grpo": critique_grpo, "gspo": gspo, "gspo_token": gspo_token,
     "gspo_turn": gspo_turn, "cispo": cispo, "sapo": sapo, "gmpo": gmpo, "vespo": vespo, "reinforce": reinforce,
-    "gpg": reinforce, "kimi": kimi, "dppo_tv": dppo_tv, "rover": rover, "simko": simko, "supervised": supervised,
-    **group_terms.LOSSES}
+    "gpg": reinforce, "kimi": kimi, "dppo_tv": dppo_tv, "mdpo": mdpo, "rover": rover, "simko": simko,
+    "supervised": supervised, **group_terms.LOSSES}

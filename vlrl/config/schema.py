@@ -449,7 +449,8 @@ class Config(Settings):
         staleness = self.asynchronous.max_staleness
         if problem := (self.asynchronous.problem(self.rollout, self.algo) or self.rollout.forget.problem(self.algo)
                        or self.rollout.branch.problem(self.rollout, staleness) or self._unguided()
-                       or self.algo.beside_problem(self.rollout.minibatches, staleness)):
+                       or self.algo.beside_problem(self.rollout.minibatches, staleness)
+                       or self.algo.stored_problem(self.rollout.minibatches, staleness, self.store.rollouts)):
             raise ValueError(problem)
         return self
 

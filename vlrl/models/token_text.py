@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
@@ -53,6 +54,16 @@ class Texts:
             count = min(len(self.tokenizer), self._vocabulary)
             self._pieces = [self.decode([*anchor, i])[before:] for i in range(count)]
         return self._pieces
+
+
+def tokenizer_file(tokenizer: Any) -> str | None:
+    """Returns a tokenizer as the text of a tokenizer.json; None for one that is none of `tokenizers`, or holds own
+    code.
+    """
+    fast = getattr(tokenizer, "backend_tokenizer", None)
+    with contextlib.suppress(Exception):  # what it raises for own code has no class of its own
+        return fast.to_str() if fast is not None else None
+    return None
 
 
 def _completes(piece: str, stop: str) -> bool:

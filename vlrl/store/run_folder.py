@@ -7,6 +7,7 @@
     rollouts/step-000012-rank-00000.parquet           one row a rollout, SCHEMA below
     eval-rollouts/step-000050-heldout-rank-00000.parquet
     media/<sha256>.<ext>                              each image or video once
+    stored/                                           what algo.stored took of rollouts, see stored_rollouts.py
     checkpoints/step-000050/                          see checkpoint.py
 
 `step` counts from 0 in metrics and rollouts; evaluations and checkpoints carry the number of steps completed.
@@ -161,6 +162,7 @@ class RunFolder:
                     file.unlink()
         if not step:
             (self.path / "prompts.parquet").unlink(missing_ok=True)  # of data that may have been others
+            shutil.rmtree(self.path / "stored", ignore_errors=True)
         for folder in (".", "rollouts", "eval-rollouts", "media"):
             for temporary in (self.path / folder).glob(".*.tmp"):
                 temporary.unlink()

@@ -41,7 +41,7 @@ from vlrl.task.scoring import Scored
 from vlrl.tools import acting, memory
 from vlrl.tools.episode_lengths import PLAYED, Length, Observed, counted, measure
 from vlrl.tools.shown import NOT_KNOWN, MediaFacts, Shown, convention_of, oracle_of, unseen
-from vlrl.training import demonstrations, inert, preflight
+from vlrl.training import demonstrations, inert, preflight, stored
 from vlrl.training.build import check_engine, check_trackers
 from vlrl.training.build_task import make_task, settle_coordinates
 from vlrl.types import Completion, Prompt, Sample
@@ -269,6 +269,7 @@ def _splits(config: Config, task: Task, report: DryRun) -> dict[str, Sequence[Sa
                             config.shares)
             guided.check(config, task, out["train"])
             demonstrations.check(config, task, out["train"])
+            stored.check(config, task)
     return out
 
 

@@ -77,7 +77,8 @@ class Credit:
         place in it."""
         if not everyone:
             return {}
-        algo, s = self.config.algo, _scores(everyone, self.config.rollout.max_new_tokens, self.algorithm.kl.value, step)
+        algo, most = self.config.algo, self.config.rollout.max_new_tokens
+        s = _scores(everyone, most, self.algorithm.kl.value, step, self.config.seed)
         if algo.critic:
             s = replace(s, gamma=algo.critic.gamma, lam=algo.critic.lam)
         s = self._shaped(s)
@@ -155,6 +156,21 @@ def credit(groups: Sequence[Group], advantage: Any, task: Task | None = None) ->
     return [replace(g, rollouts=tuple(_credited(r, next(found), None, True) for r in g.rollouts)) for g in groups]
 
 
+def chosen(group: Group, advantage: Bound, batch: Bound, step: int, seed: int) -> Group:
+    """Returns a group credited on its own, outside of any step, with what `batch` leaves out marked as not trained.
+    Raises ConfigError where a function fails, or gives each token an advantage.
+    """
+    needs = advantage.requires | batch.requires
+    s = _scores([_facts(group, needs, None, None)], 0, 0.0, step, seed)
+    credited = _applied("algo.stored.advantage", advantage, s)
+    if not isinstance(credited, torch.Tensor):
+        raise ConfigError(f"algo.stored.advantage={advantage.name!r} gives tokens of an answer different advantages, "
+                          "and stored answers have one each: choose another, such as algo.stored.advantage=grpo")
+    trained = _applied("algo.stored.batch", batch, s).tolist()
+    return replace(group, rollouts=tuple(_credited(r, a, None, t) for r, a, t in zip(
+        group.rollouts, credited.tolist(), trained, strict=True)))
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Facts:
     """What the functions look at of one group; rollouts in order."""
@@ -226,7 +242,7 @@ def _written(completion: Completion) -> int:
     return earlier + int(completion.loss_mask[start:].sum())
 
 
-def _scores(groups: Sequence[_Facts], max_length: int, kl_coef: float, step: int) -> Scores:
+def _scores(groups: Sequence[_Facts], max_length: int, kl_coef: float, step: int, seed: int = 0) -> Scores:
     names = sorted({g.task for g in groups})
     parts = sorted({name for g in groups for p in g.parts for name in p})
     sizes = torch.tensor([len(g.rewards) for g in groups])
@@ -248,7 +264,7 @@ def _scores(groups: Sequence[_Facts], max_length: int, kl_coef: float, step: int
         turns=[t for g in groups for t in g.turns], nodes=[n for g in groups for n in g.nodes],
         kl=[k for g in groups for k in g.kl],
         texts=[t for g in groups for t in g.texts], kl_coef=kl_coef,
-        max_length=max_length, step=step)
+        max_length=max_length, step=step, seed=seed)
 
 
 def _number(value: float | None) -> float:

@@ -55,10 +55,11 @@ from vlrl.task.environment_host import Environments
 from vlrl.task.scoring import score_all
 from vlrl.task.services import LOGPROBS, SERVICES, served
 from vlrl.task.subprocess_scorer import Scorer
-from vlrl.training import demonstrations, preflight
+from vlrl.training import demonstrations, preflight, stored
 from vlrl.training.advantages import Credit
 from vlrl.training.build_task import make_task, settle_coordinates
 from vlrl.training.demonstrations import Demonstrator
+from vlrl.training.stored import StoredAnswers
 from vlrl.training.update import make_optimizer
 from vlrl.types import Media, Prompt, Sample
 
@@ -84,6 +85,7 @@ class Parts:
     algorithm: Algorithm
     clock: Clock
     demonstrator: Demonstrator
+    stored: StoredAnswers
     scorer: Scorer | None = None
     warnings: Sequence[str] = ()
     """What the checks of the first samples found that does not stop a run; on the main process."""
@@ -167,6 +169,7 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
     if make_source.generates:
         guided.check(config, task, samples)
     demonstrations.check(config, task, samples)
+    stored.check(config, task)
     scorer = make_scorer(config, task, offered, samples) if make_source.generates else None
     environments = make_environments(config, task, lambda: served(task, offered, samples))
     services = provide(config, task) if make_source.generates else None
@@ -209,7 +212,8 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
                                  {"angle": Angles(model, config, task, prefetch)}, tell)
             return Parts(config, task, model, encode, prefetch, engine, source, Credit(algorithm, config, model, task),
                          optimizer_of(model, config), algorithm, clock,
-                         Demonstrator(config, task, encode, engine, samples, algorithm), scorer, warnings)
+                         Demonstrator(config, task, encode, engine, samples, algorithm),
+                         StoredAnswers(config, task, encode, samples, answering, algorithm, model), scorer, warnings)
 
 
 def make_scorer(config: Config, task: Task, offered: Sequence[str], samples: Sequence[Sample]) -> Scorer | None:

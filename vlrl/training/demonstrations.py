@@ -21,7 +21,6 @@ from vlrl.distributed import comm
 from vlrl.engine.base import Engine
 from vlrl.errors import ConfigError
 from vlrl.models import fsdp
-from vlrl.models.oom import each_batch
 from vlrl.models.policy import Policy
 from vlrl.models.processing import Encoder, PromptTooLong
 from vlrl.rollout.demonstrations import demonstrated, has_demonstration
@@ -30,6 +29,7 @@ from vlrl.rollout.generate import Asked
 from vlrl.task import Task
 from vlrl.task.environment import has_environment
 from vlrl.task.given import given_answer
+from vlrl.training.apart import learn_apart
 from vlrl.training.minibatch import Minibatch, make_minibatch, split
 from vlrl.types import Group, Sample
 
@@ -171,18 +171,8 @@ def learn(policy: Policy, shown: Shown, algorithm: Algorithm, weights: Sequence[
 
     def begin() -> None:
         shown.loss = shown.factor = 0.0
-        for p in weights:
-            p.grad = None
 
-    comm.sum_gradients(weights)
-    objective = [p.grad for p in weights]
-    begin()
-    cuts = each_batch(policy, part.batches, work, part.halve, begin)
-    comm.sum_gradients(weights)
-    scale = policy.scaler.get_scale() if policy.scaler.is_enabled() else 1.0
-    shown.norm, shown.norm_rl = (_norm(g) / scale for g in ([p.grad for p in weights], objective))
-    for p, before in zip(weights, objective, strict=True):
-        p.grad = before if p.grad is None else p.grad if before is None else p.grad.add_(before)
+    cuts, shown.norm, shown.norm_rl = learn_apart(policy, part, weights, work, begin)
     return cuts
 
 
@@ -218,11 +208,6 @@ def interleave(policy: Policy, groups: Sequence[Group], config: Config, algorith
 def _whole(config: Config) -> Config:
     """Returns the settings without algo.mask_truncated: a given answer is never cut off."""
     return config.model_copy(update={"algo": config.algo.model_copy(update={"mask_truncated": False})})
-
-
-def _norm(gradients: Sequence[torch.Tensor | None]) -> float:
-    norms = [g.detach().float().norm() for g in gradients if g is not None]
-    return float(torch.stack(norms).norm()) if norms else 0.0
 
 
 def demonstrated_of(part: Minibatch, order: Sequence[int], logprobs: torch.Tensor) -> Demonstrated:

@@ -33,7 +33,8 @@ RATIO_OPTIONS: Mapping[str, Sequence[str]] = {
     "cispo": ("cap", *CLIPS),
     "sapo": ("tau_positive", "tau_negative"), "gmpo": CLIPS,
     "vespo": ("k_positive", "lambda_positive", "k_negative", "lambda_negative"), "kimi": ("tau",),
-    "dppo_tv": ("delta_low", "delta_high", "cap"), "rover": (), "stable_reinforce": (*CLIPS, "pre_clip"),
+    "dppo_tv": ("delta_low", "delta_high", "cap"), "mdpo": ("decay", "floor"), "rover": (),
+    "stable_reinforce": (*CLIPS, "pre_clip"),
     "clip_cov": CLIPS, "kl_cov": ("share", "coef"), "simko": CLIPS}
 """Policy term -> its options that act through the ratio alone."""
 MORE_THAN_A_RATIO = ("stable_reinforce", "clip_cov", "simko", "critique_grpo")
@@ -46,10 +47,11 @@ OF_TURNS = ("gigpo", "turn_return", "hierarchical", "thor")
 """Advantages that differ from those of grpo by the turns of an episode alone."""
 OF_SIGN = ("hicra", "dads", "off_policy_sequence_mask")
 """Weights that read the sign of the advantage."""
-JUDGED = {"loss": (*OWN_CREDIT, "oreal", "simko"), "advantage": OF_OUTCOME, "batch": ("rorecomp",),
+JUDGED = {"loss": (*OWN_CREDIT, "oreal", "simko"), "advantage": OF_OUTCOME,
+          "batch": ("rorecomp", "right", "rest"), "rule": ("webrl",),
           "weights": ("dads", "stcr"), "kl_weights": ("dads", "stcr"),
           "shaping": ("kimi_length", "length_bonus", "cosine", "dast", "step_pruner", "grsp")}
-"""Setting of algo -> functions that read which answers are right."""
+"""Setting of algo (`rule` is that of algo.stored) -> functions that read which answers are right."""
 _LARGEST_LOG = 20.0
 """Log-ratios are kept within it; see LossInputs.log_ratio."""
 _DEFAULT, _DEFAULT_CURRICULUM = AlgoSettings(), CurriculumSettings()
@@ -414,8 +416,21 @@ def batch(run: Run) -> Iterator[Inert]:
     """Yields a choice of rollouts that takes all."""
     named = run.algo.batch
     for option in ("keep", "floor"):
-        if named.name == "rorecomp" and named.options.get(option) == 1:
+        unread = option == "floor" and named.options.get("buffered")
+        if named.name == "rorecomp" and named.options.get(option) == 1 and not unread:
             yield Inert("algo.batch", named.name, f"algo.batch.{option}=1: every rollout is trained on in every step")
+
+
+def stored(run: Run) -> Iterator[Inert]:
+    """Yields stored rollouts of weight 0, and bounds of a ratio that is 1."""
+    settings = run.algo.stored
+    if settings is None:
+        return
+    if settings.coef == 0:
+        yield Inert("algo.stored", "{}", "algo.stored.coef=0: nothing is drawn")
+    elif settings.logprobs == "own" and run.one_update and settings.rule.name in ("truncated", "clipped"):
+        yield Inert("algo.stored.rule", settings.rule.name, "algo.stored.logprobs=own and one optimizer step a batch, "
+                    "so its ratio is 1 and nothing is clipped; raise rollout.minibatches or rollout.updates")
 
 
 def reward_parts(run: Run) -> Iterator[Inert]:
@@ -449,9 +464,11 @@ def services(run: Run) -> Iterator[Inert]:
 def _reads_outcome(run: Run) -> bool:
     """Returns whether anything that acts on the training may read which answers are right."""
     curriculum = run.config.curriculum
-    acting = {place: getattr(run.algo, place) for place in JUDGED}
+    acting = {place: getattr(run.algo, place) for place in JUDGED if place != "rule"}
     each = [(place, named) for place, found in acting.items() for named in (
         found if isinstance(found, tuple) else (found,))]
+    if past := run.algo.stored:
+        each += [("batch", past.batch), ("rule", past.rule)]
     return (any(":" in named.name or named.name in JUDGED[place] for place, named in each)
             or curriculum.name not in ("uniform", "sequential")
             or curriculum.keep.name not in ("all", "mixed", "std_ema")
@@ -531,5 +548,5 @@ def pictures(run: Run) -> Iterator[Inert]:
 
 RULES: Sequence[Callable[[Run], Iterator[Inert]]] = (
     ratio, unreached_bound, unread_credit, turns, second_attempts, demonstration_rows, critic, kl, kl_to_itself,
-    reference, entropy, weights, correction, shaping, replaced, batch, reward_parts, services, filters, sampler,
+    reference, entropy, weights, correction, shaping, replaced, batch, stored, reward_parts, services, filters, sampler,
     streaming, pictures)

@@ -43,7 +43,7 @@ def train(config: Config, make_source: type[GroupSource] = GroupSource,
                 groups = parts.credit(source.next_groups(config.rollout.prompts_per_step, step), step)
             with clock("train"):
                 groups, loads = share_out(groups, policy.cost, config)
-                shown = parts.demonstrator(step, source.outcomes)
+                shown, stored = parts.demonstrator(step, source.outcomes), parts.stored(step, session.flush)
             drawn = [*groups, *source.dropped]
             with session.keeping_failed(step, drawn):
                 refuse_stale(groups, step, config)
@@ -51,8 +51,9 @@ def train(config: Config, make_source: type[GroupSource] = GroupSource,
                 check_environment_errors(drawn, config.limits.environment_errors, f"step {step}")
                 lost = check_service_errors(drawn, config.limits.service_errors, f"step {step}")
                 with clock("train"):
-                    stats, per_token = update(policy, parts.optimizer, groups, config, step, algorithm, shown)
-                    stats |= parts.credit.metrics()
+                    stats, per_token = update(policy, parts.optimizer, groups, config, step, algorithm, shown,
+                                              stored)
+                    stats |= parts.credit.metrics() | parts.stored.metrics()
                     stats |= algorithm.after_step(policy, parts.optimizer, stats, step + 1)
             with clock("store"):
                 session.write(step, drawn, per_token)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,6 +10,7 @@ from accelerate import Accelerator
 
 from vlrl.config.algo import SUPERVISED
 from vlrl.distributed import comm
+from vlrl.models.token_text import tokenizer_file
 from vlrl.monitoring import tracked_groups, trackers
 from vlrl.monitoring.alerts import Alerts, watched
 from vlrl.monitoring.metrics import peak_gib
@@ -107,11 +107,8 @@ class RunLog:
                 self._append_rejected(0, f"{bad.where}: {bad.reason}")
 
     def _write_tokenizer(self) -> None:
-        """For showing token ids as text; a tokenizer that is none of `tokenizers`, or holds own code, is left out."""
-        text, fast = None, getattr(self.parts.policy.processor.tokenizer, "backend_tokenizer", None)
-        if self.config.store.rollouts and fast is not None:
-            with contextlib.suppress(Exception):  # what it raises for own code has no class of its own
-                text = fast.to_str()
+        """For showing token ids as text."""
+        text = tokenizer_file(self.parts.policy.processor.tokenizer) if self.config.store.rollouts else None
         if text is not None:
             self.folder.write_tokenizer(text)
 

@@ -120,7 +120,7 @@ class Session:
                 self._stack.callback(part.close)
         for one in inert.find(self.config, parts.task):
             say(str(one))
-        self._checkpoints = RunCheckpoints(parts, self.folder, self._saver, self._flush, say)
+        self._checkpoints = RunCheckpoints(parts, self.folder, self._saver, self.flush, say)
         if self.checkpoint:
             self._checkpoints.restore(self.checkpoint, self.start)
         self._log = RunLog(parts, self.folder, self.accelerator, self.progress, self.start)
@@ -243,7 +243,8 @@ class Session:
 
     # --- inside --------------------------------------------------------------------------------------------------
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Waits until the rollouts of the steps before are on the disk. Called on every process."""
         with self.parts.clock("store"):
             comm.together(self._writer.flush)
 
@@ -255,7 +256,7 @@ class Session:
 
     def _evaluate(self) -> None:
         parts, done = self.parts, self.done
-        self._flush()
+        self.flush()
         known = comm.broadcast({(r["step"], r["split"]): r for r in self.folder.evals()} if comm.is_main() else None)
         for split in self.config.eval.splits if self.config.eval.samples else ():
             if (done, split) in known:

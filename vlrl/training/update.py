@@ -21,9 +21,11 @@ from vlrl.models.oom import each_batch
 from vlrl.models.policy import Policy
 from vlrl.monitoring.metrics import phase
 from vlrl.training import demonstrations, guided
+from vlrl.training import stored as training_stored
 from vlrl.training.demonstrations import Shown, make_shown, told
 from vlrl.training.guided import Second, make_second
 from vlrl.training.minibatch import MicroBatch, Minibatch, loss_inputs, make_minibatch, no_grad_passes, prepare, split
+from vlrl.training.stored import Again, make_again
 from vlrl.types import Group
 
 PerToken = dict[str, list[np.ndarray | None]]
@@ -38,15 +40,16 @@ _LEAST_SCALE = 1.0
 
 
 def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Group], config: Config, step: int,
-           algorithm: Algorithm | None = None, shown: Sequence[Group] = ()) -> tuple[dict[str, float], PerToken]:
+           algorithm: Algorithm | None = None, shown: Sequence[Group] = (),
+           stored: Sequence[Group] = ()) -> tuple[dict[str, float], PerToken]:
     """Trains on credited groups and returns step metrics and per-token arrays.
 
     rollout.updates passes over rollout.minibatches optimizer steps each. `algorithm` is that of the run; without one
     it is made of the config, and what it learns from step to step is lost. `shown` are this process's demonstrations
-    (algo.demonstrations). An optimizer step whose loss or gradient is NaN or infinite is left out, and so is one whose
-    gradients overflow in float16, which halves the loss scale: metrics `skipped` and `loss_scale`. Raises NonFinite
-    when more than limits.nonfinite_steps steps in a row had one of the first kind. A micro-batch for which memory does
-    not suffice is halved: metric `memory/halved`.
+    (algo.demonstrations), `stored` its stored groups (algo.stored). An optimizer step whose loss or gradient is NaN or
+    infinite is left out, and so is one whose gradients overflow in float16, which halves the loss scale: metrics
+    `skipped` and `loss_scale`. Raises NonFinite when more than limits.nonfinite_steps steps in a row had one of the
+    first kind. A micro-batch for which memory does not suffice is halved: metric `memory/halved`.
     """
     policy.scatter()
     # dropout is keyed by the step, so a resumed run draws the same
@@ -59,19 +62,21 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Gr
         parts = [(make_minibatch(policy, part, config, texts, algorithm.scores_pairs),
                   make_second(policy, part, config, algorithm)) for part in dealt]
         beside = make_shown(policy, () if algorithm.interleaves else shown, config, algorithm, step)
+        again = make_again(policy, stored, config, algorithm, step)
     meter = _Meter(sum(len(g.rollouts) for g in groups), config.store.alternatives)
     with phase("reference"):
         for part, _ in parts:
             meter.halved += no_grad_passes(policy, part, algorithm, several, alternatives(config.store.alternatives))
     rate = lr_at(step, config.steps, config.train)
     for _ in range(config.rollout.updates):
-        for (part, second), given in zip(parts, beside, strict=True):
-            if part.total_tokens or second or given:  # none on any process: there is nothing to learn from
+        for (part, second), given, read in zip(parts, beside, again, strict=True):
+            past = read if read and read.learned else None
+            if part.total_tokens or second or given or past:  # none on any process: there is nothing to learn from
                 with phase("reference"):
                     meter.halved += prepare(policy, part, config, algorithm, step)
-                _accumulate(policy, part, algorithm, config, step, meter, second, given)
+                _accumulate(policy, part, algorithm, config, step, meter, second, given, past)
                 with phase("optimizer"):
-                    taken = _apply(policy, optimizer, part, algorithm, rate, config, step, meter, given is not None)
+                    taken = _apply(policy, optimizer, part, algorithm, rate, config, step, meter, bool(given or past))
                 if taken and algorithm.watches_entropy:
                     algorithm.after_optimizer_step(comm.total(meter.entropy)[0] / max(part.total_tokens, 1.0))
         meter.passes, meter.also = meter.passes + 1, {}
@@ -80,6 +85,7 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Gr
     stats |= guided.metrics([second for _, second in parts if second])
     stats |= (demonstrations.interleave(policy, shown, config, algorithm, stats["grad_norm"]) if algorithm.interleaves
               else told(beside, algorithm, step))
+    stats |= training_stored.told(again, algorithm)
     if policy.critic:
         stats["critic/grad_norm"] = meter.critic_norm
     if policy.scaler.is_enabled():
@@ -119,10 +125,11 @@ class NonFinite(TrainingError):
 
 
 def _accumulate(policy: Policy, part: Minibatch, algorithm: Algorithm, config: Config, step: int,
-                meter: _Meter, second: Second | None = None, shown: Shown | None = None) -> None:
-    """Forward and backward of every micro-batch, those of second attempts and demonstrations after the others;
-    gradients add up. Short of memory it halves one and begins again. While a critic learns alone, second attempts teach
-    nothing; in a step of demonstrations alone the objective is measured, and teaches nothing."""
+                meter: _Meter, second: Second | None = None, shown: Shown | None = None,
+                past: Again | None = None) -> None:
+    """Forward and backward of every micro-batch, those of second attempts, demonstrations and stored answers after the
+    others; gradients add up. Short of memory it halves one and begins again. While a critic learns alone, second
+    attempts teach nothing; in a step of demonstrations alone the objective is measured, and teaches nothing."""
     draws, critic = _random_state(policy.device), policy.critic
     alone, share = critic is not None and critic.warms_up(step), algorithm.shares(step)[0]
 
@@ -161,6 +168,8 @@ def _accumulate(policy: Policy, part: Minibatch, algorithm: Algorithm, config: C
         meter.halved += guided.learn(policy, second, algorithm, algorithm.config.algo.guided.coef, step, anew)
     if shown:
         meter.halved += demonstrations.learn(policy, shown, algorithm, _weights(policy))
+    if past:
+        meter.halved += training_stored.learn(policy, past, algorithm, _weights(policy))
 
 
 def _random_state(device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:

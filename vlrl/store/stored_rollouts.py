@@ -1,0 +1,267 @@
+"""Rollouts of run folders, kept to be learned from again: an index in memory, the rows in files that are mapped.
+
+    stored/000012-00003.arrow     what was taken of one rollout file before step 12; rows of a group side by side
+    stored/taken.jsonl            a line a step: which files were looked at, what was taken, what was refused and why
+
+A file is looked at once, in the step in which it is first seen. What was taken is copied, so a folder of another run
+may grow, change or vanish: a resumed run reads of each step what `taken.jsonl` says, and draws what it drew. No torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from vlrl.errors import RunError
+from vlrl.store.files import append_line, replacing
+from vlrl.store.run_folder import ROLLOUT_FILE
+from vlrl.store.stored_rows import KEPT, Limits, Unreadable, read_stored
+
+FOLDER, TAKEN = "stored", "taken.jsonl"
+_log = logging.getLogger(__name__)
+
+GROUPS = np.dtype([("key", "u8"), ("file", "i4"), ("first", "i4"), ("size", "i4"), ("own", "?"), ("age_from", "i4"),
+                   ("best", "f8"), ("spread", "f8")])
+"""A group of the index: hash of its name, its file and rows in it, whether it is of this run, the step that its age is
+counted from (of this run's the steps completed by the weights that sampled it, of others' the step that took it), the
+largest reward - the mean one, and the largest - the smallest; NaN of other runs, whose rewards are not trusted."""
+
+Weigh = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""(groups [n] of GROUPS, ages [n] in steps) -> [n] weights of a draw."""
+
+
+@dataclass(frozen=True, eq=False)
+class StoredGroup:
+    """The rollouts of a group as they are stored."""
+
+    name: str
+    own: bool
+    age: int
+    rows: list[dict[str, Any]]
+    """Columns of KEPT; lists of tokens are arrays."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A run folder that rollouts are taken of."""
+
+    path: Path
+    own: bool = False
+
+    @property
+    def name(self) -> str:
+        """In taken.jsonl; a run knows its own folder wherever it is moved to."""
+        return "" if self.own else str(self.path)
+
+
+class StoredRollouts:
+    """At most `capacity` rollouts of several run folders, the newest. One process uses it.
+
+    `tokenizer` is the text of this run's tokenizer.json: a folder with another one gives nothing.
+    """
+
+    def __init__(self, folder: Path, sources: Sequence[Source], limits: Limits, capacity: int, tokenizer: str = ""):
+        self.folder, self.sources, self.limits, self.capacity = folder / FOLDER, sources, limits, capacity
+        self._tokenizer = hashlib.sha256(tokenizer.encode()).digest()
+        self.groups = np.zeros(0, GROUPS)
+        self.refused: Counter[str] = Counter()
+        """Rows that were left out so far, by reason; "file" counts whole files."""
+        self._files: list[str] = []
+        self._seen: dict[tuple[str, str], tuple[int, int] | None] = {}
+        """Size and time of a file that could not be read: it is looked at again once these change; None of others."""
+        self._recorded = self._lines()
+
+    @property
+    def rollouts(self) -> int:
+        """In the index."""
+        return int(self.groups["size"].sum())
+
+    # --- taking ---------------------------------------------------------------------------------------------------
+
+    def take(self, step: int) -> None:
+        """Takes what is new before a step; of a step that `taken.jsonl` knows what it says. Raises RunError where a
+        file of `stored/` is gone or damaged.
+        """
+        known = False
+        while self._recorded and self._recorded[0]["step"] <= step:
+            line = self._recorded.pop(0)
+            known = line["step"] == step
+            for entry in line["files"]:
+                self._note(entry, line["step"])
+        if not known:
+            entries = [*self._looked_at(step)]
+            append_line(self.folder / TAKEN, json.dumps({"step": step, "files": entries}))
+            for entry in entries:
+                self._note(entry, step)
+
+    def _lines(self) -> list[dict[str, Any]]:
+        path = self.folder / TAKEN
+        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        out = []
+        for line in lines:
+            try:
+                out.append(json.loads(line))
+            except ValueError:  # a killed process left half of it; the step was not drawn
+                continue
+        return sorted(out, key=lambda line: line["step"])
+
+    def _looked_at(self, step: int) -> Iterator[dict[str, Any]]:
+        """Copies what can be taken of new files, the newest first while there is room, and yields their entries oldest
+        first."""
+        found = [(source, name, place) for source in self.sources for name, place in self._new(source)]
+        room, entries = self.capacity, []
+        for source, name, place in reversed(found):
+            entry: dict[str, Any] = {"from": source.name, "name": name, "own": source.own}
+            if room <= 0:
+                entries.append({**entry, "refused": {"older than what fits": 1}})
+                continue
+            entries.append({**entry, **self._copied(place, f"{step:06d}-{len(entries):05d}.arrow")})
+            room -= entries[-1].get("rows", 0)
+        yield from reversed(entries)
+
+    def _new(self, source: Source) -> list[tuple[str, Path]]:
+        """Returns files of a folder that were not looked at, by their steps."""
+        folder, names = source.path / "rollouts", []
+        try:
+            names = [e.name for e in os.scandir(folder) if (source.name, e.name) not in self._seen
+                     or self._changed(source, e.name)]
+        except OSError:
+            return []  # a run that has not begun
+        if not source.own and names and self._other_tokenizer(source):
+            return []
+        matched = [(ROLLOUT_FILE.fullmatch(name), name) for name in names]
+        return [(name, folder / name) for _, name in sorted((int(m[1] or m[3]), name) for m, name in matched if m)]
+
+    def _changed(self, source: Source, name: str) -> bool:
+        before = self._seen[source.name, name]
+        return before is not None and before != _signature(source.path / "rollouts" / name)
+
+    def _other_tokenizer(self, source: Source) -> bool:
+        try:
+            other = hashlib.sha256((source.path / "tokenizer.json").read_bytes()).digest() != self._tokenizer
+        except OSError:
+            return False  # then the texts of its answers tell
+        if other and self._seen.setdefault((source.name, ""), (0, 0)) == (0, 0):
+            self._seen[source.name, ""] = None
+            self.refused["a folder of another tokenizer"] += 1
+            _log.warning("algo.stored.runs: %s is of a model with another tokenizer, so its answers are other tokens: "
+                         "nothing is taken from it. Leave it out.", source.path)
+        return other
+
+    def _copied(self, place: Path, name: str) -> dict[str, Any]:
+        """Returns what an entry says of a file, whose usable rows are copied to `name`."""
+        signature = _signature(place)
+        try:
+            table, refused = read_stored(place, self.limits, self.capacity)
+        except Unreadable as error:
+            _log.warning("algo.stored: %s cannot be taken: %s", place, error)
+            return {"refused": {"file": 1}, "signature": list(signature)}
+        if len(table):
+            with replacing(self.folder / name) as temporary, pa.ipc.new_file(str(temporary), KEPT) as writer:
+                writer.write_table(table.combine_chunks(), max_chunksize=len(table))
+        return {"file": name if len(table) else None, "rows": len(table), "refused": dict(refused)}
+
+    def _note(self, entry: dict[str, Any], step: int) -> None:
+        """Takes an entry into the index."""
+        signature = entry.get("signature")
+        self._seen[entry["from"], entry["name"]] = (int(signature[0]), int(signature[1])) if signature else None
+        self.refused.update(entry.get("refused") or {})
+        if entry.get("file"):
+            fresh = self._indexed(entry, step)
+            known = np.isin(fresh["key"], self.groups["key"])
+            if known.any():
+                self.refused["taken before"] += int(fresh["size"][known].sum())
+            self.groups = np.concatenate([self.groups, fresh[~known]])
+            sizes = np.cumsum(self.groups["size"][::-1])
+            self.groups = self.groups[len(self.groups) - int(np.searchsorted(sizes, self.capacity, "right")):]
+
+    def _indexed(self, entry: dict[str, Any], step: int) -> np.ndarray:
+        """Returns [n] of GROUPS of a copied file."""
+        self._files.append(entry["file"])
+        with self._mapped(entry["file"]) as batch:
+            columns = {name: batch.column(name).to_pylist() for name in ("step", "group_id", "policy_step", "reward")}
+        names = [*zip(columns["step"], columns["group_id"], strict=True)]
+        starts = [i for i in range(len(names)) if not i or names[i] != names[i - 1]]
+        out = np.zeros(len(starts), GROUPS)
+        for g, (first, end) in enumerate(zip(starts, [*starts[1:], len(names)], strict=True)):
+            rewards = np.array(columns["reward"][first:end])
+            worth = (rewards.max() - rewards.mean(), np.ptp(rewards)) if entry["own"] else (np.nan, np.nan)
+            age_from = min(columns["policy_step"][first:end]) if entry["own"] else step
+            out[g] = (_key(entry["from"], *names[first]), len(self._files) - 1, first, end - first, entry["own"],
+                      age_from, *worth)
+        return out
+
+    # --- drawing --------------------------------------------------------------------------------------------------
+
+    def draw(self, count: int, step: int, rng: np.random.Generator, weigh: Weigh,
+             max_age: int | None = None) -> list[StoredGroup]:
+        """Returns at most `count` groups, each once, by weights; none older than `max_age` steps, and of this run none
+        without a preference. Groups of other runs, which are not weighed, have the mean weight of this run's.
+        """
+        ages = np.maximum(step - self.groups["age_from"], 0)
+        usable = np.flatnonzero(~(self.groups["spread"] <= 0) & (ages <= (step if max_age is None else max_age)))
+        usable = usable[np.argsort(self.groups["key"][usable])]  # the same whichever file, and so process, wrote it
+        groups, ages = self.groups[usable], ages[usable]
+        if not len(groups):
+            return []
+        weights = np.asarray(weigh(groups, ages), float)
+        weights = np.where(groups["own"], weights, weights[groups["own"]].mean() if groups["own"].any() else 1.0)
+        positive = int((weights > 0).sum())
+        if not positive:
+            return []
+        chosen = rng.choice(len(groups), min(count, positive), replace=False, p=weights / weights.sum())
+        return [self._read(groups[i], int(ages[i])) for i in chosen]
+
+    def _read(self, group: Any, age: int) -> StoredGroup:
+        with self._mapped(self._files[int(group["file"])]) as batch:
+            own = batch.slice(int(group["first"]), int(group["size"]))
+            lists = {name: own.column(name) for name in ("token_ids", "loss_mask", "logprobs")}
+            rows = own.drop_columns([*lists]).to_pylist()
+            for i, row in enumerate(rows):
+                row |= {name: column[i].values.to_numpy(zero_copy_only=False).copy() for name, column in lists.items()}
+        return StoredGroup(f"stored-{int(group['key']):016x}", bool(group["own"]), age, rows)
+
+    def _mapped(self, name: str) -> _Mapped:
+        return _Mapped(self.folder / name)
+
+
+class _Mapped:
+    """The one batch of a copied file, while it is mapped."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __enter__(self) -> pa.RecordBatch:
+        try:
+            self.source = pa.memory_map(str(self.path))
+            return pa.ipc.open_file(self.source).get_batch(0)
+        except (pa.ArrowException, OSError) as error:
+            raise RunError(f"{self.path} is gone or damaged ({str(error).splitlines()[0]}), and the run has learned "
+                           "from it: bring it back, or start over with resume=never (the old run is kept beside).") \
+                from None
+
+    def __exit__(self, *error: object) -> None:
+        self.source.close()
+
+
+def _signature(path: Path) -> tuple[int, int]:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return -1, -1
+    return status.st_size, status.st_mtime_ns
+
+
+def _key(source: str, step: int, group_id: str) -> int:
+    name = json.dumps([source, step, group_id]).encode()
+    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big")

@@ -1,0 +1,141 @@
+"""Rollout files of run folders, read to be learned from again: which rows can be, and why others cannot. No torch.
+
+A file may be of another run, half-written, or made to harm: what cannot be read, or does not fit together, is counted
+under a reason and left out, and is no error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vlrl.store.run_folder import SCHEMA, as_schema, utf8
+
+KEPT = pa.schema([*(SCHEMA.field(name) for name in (
+    "group_id", "sample_id", "task", "index", "step", "policy_step", "prompt", "completion", "token_ids", "loss_mask",
+    "logprobs", "parts", "weights", "reward", "correct", "finish_reason")), ("hashes", pa.list_(pa.string()))])
+"""The columns that are kept of a rollout; `hashes` are those of its media."""
+_READ = [SCHEMA.field(name) for name in (*KEPT.names[:-1], "media", "schema", "split", "variant", "episode_id",
+                                         "trainer_logprobs", "error")]
+_LARGEST = 2**31
+"""Bytes that a file may have, unpacked."""
+_ABOVE_ZERO = 1e-3
+"""What a log-probability may be above 0 by rounding."""
+_FINISHED = ("stop", "length")
+
+
+class Unreadable(Exception):
+    """A file that cannot be taken; says why."""
+
+
+@dataclass(frozen=True, eq=False)
+class Limits:
+    """What a row must keep to."""
+
+    vocabulary: int
+    """Token ids are below it ..."""
+    banned: frozenset[int]
+    """... and none of these, which no answer holds."""
+    most_tokens: int
+    decode: Callable[[Sequence[int]], str]
+    """The text of token ids, an end token left out."""
+    most_gap: float
+    """Largest mean |log p(sampler) - log p(trainer)| of a row that has both: beyond it they are of other weights."""
+
+
+def read_stored(file: Path, limits: Limits, most_rows: int) -> tuple[pa.Table, Counter[str]]:
+    """Returns the rows of one file that can be learned from, as a table of KEPT in which the rows of a group stand side
+    by side, and how many were left out for which reason. Raises Unreadable.
+    """
+    try:
+        with pq.ParquetFile(file) as reader:
+            facts = reader.metadata
+            bytes_ = sum(facts.row_group(i).total_byte_size for i in range(facts.num_row_groups))
+            if facts.num_rows > most_rows or bytes_ > _LARGEST:
+                raise Unreadable(f"{facts.num_rows:,} rows and {bytes_:,} bytes are more than a buffer of "
+                                 f"{most_rows:,} rollouts takes")
+            names = {f.name for f in _READ} & {*reader.schema_arrow.names}
+            table = as_schema(reader.read([n for n in reader.schema_arrow.names if n in names]), _READ)
+    except Unreadable:
+        raise
+    except (pa.ArrowException, OSError, ValueError, KeyError, OverflowError, MemoryError) as error:
+        raise Unreadable((str(error).splitlines() or [type(error).__name__])[0][:200]) from None
+    return _usable(table, limits)
+
+
+def _usable(table: pa.Table, limits: Limits) -> tuple[pa.Table, Counter[str]]:
+    refused: Counter[str] = Counter()
+    rows: dict[tuple[Any, Any], dict[int, dict[str, Any]]] = {}
+    for row in (row for batch in table.to_batches(max_chunksize=1024) for row in _plain(batch)):
+        why = problem(row, limits)
+        group = rows.setdefault((row["step"], row["group_id"]), {}) if not why else {}
+        why = why or ("twice" if row["index"] in group else "")
+        if why:
+            refused[why] += 1
+        else:
+            group[row["index"]] = row
+    kept = []
+    for group in rows.values():
+        if len(group) < 2 or len({(r["sample_id"], r["prompt"], r["task"]) for r in group.values()}) > 1:
+            refused["alone in its group" if len(group) < 2 else "a group of several prompts"] += len(group)
+        else:
+            kept += [group[i] for i in sorted(group)]
+    return pa.Table.from_pylist(kept, KEPT), refused
+
+
+def _plain(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """Returns the rows of a batch, token lists as arrays: of another kind than their type where one holds a null."""
+    light = batch.drop_columns(["token_ids", "loss_mask", "logprobs", "trainer_logprobs", "media"]).to_pylist()
+    lists = {name: batch.column(name) for name in ("token_ids", "loss_mask", "logprobs", "trainer_logprobs")}
+    media = batch.column("media").to_pylist()
+    for i, row in enumerate(light):
+        for name, column in lists.items():
+            value = column[i].values
+            row[name] = None if value is None else value.to_numpy(zero_copy_only=False)
+        row["hashes"] = [(m or {}).get("hash") for m in media[i] or []]
+    return light
+
+
+def problem(row: Mapping[str, Any], limits: Limits) -> str:
+    """Returns why a row cannot be learned from; "" where it can. May mend log-probabilities that the engine did not
+    know from those of the trainer.
+    """
+    if row["split"] != "train" or row["variant"] or row["episode_id"]:
+        return "no plain answer to a training row"
+    if any(row[name] is None for name in ("group_id", "sample_id", "index", "step", "policy_step", "prompt",
+                                          "completion", "token_ids", "loss_mask", "logprobs")):
+        return "a value is missing"
+    if row["error"] or row["reward"] is None or not math.isfinite(row["reward"]):
+        return "not scored"
+    return _tokens_problem(row, limits)
+
+
+def _tokens_problem(row: Mapping[str, Any], limits: Limits) -> str:
+    ids, mask, logprobs = row["token_ids"], row["loss_mask"], row["logprobs"]
+    if not len(ids) == len(mask) == len(logprobs):
+        return "lengths differ"
+    if not 0 < len(ids) <= limits.most_tokens or row["finish_reason"] not in _FINISHED:
+        return "too long, empty or not ended"
+    if [v.dtype.kind for v in (ids, mask, logprobs)] != ["i", "b", "f"] or not mask.any():
+        return "a value is missing"
+    if ids.min() < 0 or ids.max() >= limits.vocabulary or not limits.banned.isdisjoint(ids.tolist()):
+        return "ids that no answer holds"
+    trainer = row["trainer_logprobs"]
+    known = trainer is not None and len(trainer) == len(ids) and trainer.dtype.kind == "f"
+    if known and not np.isfinite(logprobs).all():
+        logprobs = row["logprobs"] = np.where(np.isnan(logprobs), trainer, logprobs)  # type: ignore[index]
+    if not np.isfinite(logprobs[mask]).all() or (logprobs[mask] > _ABOVE_ZERO).any():
+        return "no log-probabilities"
+    if known and not np.abs(logprobs - trainer)[mask].mean() <= limits.most_gap:
+        return "log-probabilities of other weights"
+    if utf8(limits.decode(ids.tolist())) != row["completion"]:
+        return "ids that are not the text"
+    return ""
