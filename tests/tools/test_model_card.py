@@ -75,6 +75,8 @@ def test_the_card_says_what_the_run_says(run):
     assert "| `right` | 1 | 0.000 | 0.250 |" in text and "| `format` | 0.5 to 0.25 | – | – |" in text
     assert f"org/cats@test](https://huggingface.co/datasets/org/cats) at commit `{'c' * 40}`" in text
     assert "`rows.jsonl`, a file that is not published here" in text and "`seed=3`, `data.seed=5`" in text
+    assert 'model = LLM("org/name")\ncontent = [{"type": "image_pil"' in text
+    assert 'LLM("' not in card(subject(run, 2, adapter=True), PRIVATE, base)
     assert "0:03:20 on" in text and "model.lora.rank: 8" in text
     for hidden in ("/home/ann", "10.1.2.3", "MY_KEY", str(run.path)):
         assert hidden not in text
@@ -162,8 +164,8 @@ def served(monkeypatch):
 
 
 def run_code(text, **places):
-    """Runs the Python block of a card with other names in it; returns what it prints."""
-    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    """Runs the first Python block of a card, without vLLM, with other names in it; returns what it prints."""
+    code, *_ = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     for name, place in places.items():
         code = code.replace(name.replace("__", "/"), str(place))
     printed = []

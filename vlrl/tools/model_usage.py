@@ -1,4 +1,5 @@
-"""Lines of a model card that load the published model. `tests/tools/test_model_card.py` runs them as they are printed.
+"""Lines of a model card that load the published model. `tests/tools/test_model_card.py` runs those of transformers and
+PEFT as they are printed.
 """
 
 from __future__ import annotations
@@ -23,6 +24,20 @@ model = PeftModel.from_pretrained(base, "{repo}")
 processor = AutoProcessor.from_pretrained("{repo}")
 {ask}
 ```"""
+_VLLM = """
+
+With vLLM:
+
+```python
+from PIL import Image
+from vllm import LLM, SamplingParams
+
+model = LLM("{repo}")
+content = [{{"type": "image_pil", "image_pil": Image.open("picture.png")}},
+           {{"type": "text", "text": "What is in this picture?"}}]
+answers = model.chat([{{"role": "user", "content": content}}], SamplingParams(max_tokens=64))
+print(answers[0].outputs[0].text)
+```"""
 _ASK = """content = [{"type": "image"}, {"type": "text", "text": "What is in this picture?"}]
 text = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
 inputs = processor(text=text, images=[Image.open("picture.png")], return_tensors="pt").to(model.device)
@@ -36,4 +51,5 @@ def usage(repo: str, exported: Exported, base: str | None, on_hub: bool) -> str:
         return ""
     form = _ADAPTER if exported.adapter else _WHOLE
     note = "" if on_hub or not exported.adapter else f"\n\n`{base}` is not on the Hub: it must lie at that place."
-    return "## Use\n\n" + form.format(repo=repo, base=base, ask=_ASK) + note
+    served = "" if exported.adapter else _VLLM.format(repo=repo)
+    return "## Use\n\n" + form.format(repo=repo, base=base, ask=_ASK) + note + served
