@@ -18,7 +18,7 @@ from vlrl.training import inert
 FOLDER = Path(__file__).resolve().parents[2] / "configs"
 NAMES = sorted(path.stem for path in (FOLDER / "algorithms").glob("*.yaml"))
 ELSEWHERE = {"hold_entropy": "the temperature that samples", "e3": "the temperature that samples",
-             "grpo_care": "the reference that a reward reads", "rlpr": "the groups, and a clip that no token is between",
+             "grpo_care": "the reference that a reward reads", "rlpr": "which groups are kept",
              "agent_rlvr": "second attempts, which have a loss of their own",
              **dict.fromkeys(("chord", "chord_phi", "sasr"), "demonstrations, which have a loss of their own")}
 """Presets that change what the gradient is taken of."""
