@@ -18,7 +18,7 @@ from vlrl.training import inert
 FOLDER = Path(__file__).resolve().parents[2] / "configs"
 NAMES = sorted(path.stem for path in (FOLDER / "algorithms").glob("*.yaml"))
 ELSEWHERE = {"hold_entropy": "the temperature that samples", "e3": "the temperature that samples",
-             "grpo_care": "the reference that a reward reads",
+             "grpo_care": "the reference that a reward reads", "rlpr": "which groups are kept",
              "agent_rlvr": "second attempts, which have a loss of their own",
              **dict.fromkeys(("ghpo", "egsr", "expo", "critique_grpo"), "second attempts"),
              **dict.fromkeys(("chord", "chord_phi", "sasr", "relift"),

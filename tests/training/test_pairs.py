@@ -163,10 +163,6 @@ def test_it_learns_resumes_and_scores(tmp_path, tiny_models):
     scorer = RewardModel(serve)
     found = scorer("Which colours has picture 3?", (), ["red", "red blue green grey pink"])
     assert found[1][0] > found[0][0]
-    export(session.folder.path, tmp_path / "out")
-    copied = configs.validate({"task": "qa", "model": {"name": str(model)},
-                               "services": {"reward_model": {"name": str(tmp_path / "out")}}})
-    assert RewardModel(copied)("Which colours has picture 3?", (), ["red", "red blue green grey pink"]) == found
 
 
 @pytest.fixture(scope="module")
@@ -200,6 +196,11 @@ def test_the_service_scores_as_the_run_does(made, saved, tmp_path, shown):
     alone = [scorer(sample["question"], shown, [text])[0][0] for text in sample["responses"]]
     assert alone == pytest.approx(wanted, abs=1e-5) and abs(wanted[0] - wanted[1]) > 1e-3
     assert scorer("x", (), []) == []
+
+
+def test_an_exported_one_keeps_what_scores(saved, tmp_path):
+    export(saved, tmp_path / "out")
+    assert (tmp_path / "out" / HEAD).read_bytes() == (saved / HEAD).read_bytes()
 
 
 def test_failures_are_counted_and_never_paid(saved, tmp_path):
