@@ -495,8 +495,8 @@ class Group:
     """The reward weights in force when it was scored."""
     target: Any = None
     aside: tuple[Rollout, ...] = ()
-    """Answers of variants that are not trained on, a greedy one and second attempts, numbered after the rollouts; in no
-    statistic of the group."""
+    """Answers of variants that are not trained on, a greedy one and second attempts, numbered after the rollouts, and
+    members whose place a second attempt has taken; in no statistic of the group."""
 
     @property
     def rewards(self) -> list[float | None]:

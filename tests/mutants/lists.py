@@ -615,10 +615,10 @@ ATTEMPTS = [
            "nodes and their values are not in the rollout files"),
 ]
 
-_SHOWN, _LOSS, _CHOSEN, _ROWS, _LISTED, _STAGED, _TAUGHT = (
+_SHOWN, _LOSS, _CHOSEN, _ROWS, _LISTED, _STAGED, _TAUGHT, _PAIRS = (
     ("tests/training/test_demonstrations.py",), ("tests/training/test_heldout_loss.py",),
     ("tests/rollout/test_selection.py",), ("tests/data/test_solutions.py",), ("tests/tools/test_stages.py",),
-    ("tests/config/test_stages.py",), ("tests/tools/test_distill.py",))
+    ("tests/config/test_stages.py",), ("tests/tools/test_distill.py",), ("tests/training/test_preferences.py",))
 
 STAGES = [
     Mutant("vlrl/training/demonstrations.py", "loss * shown.share", "loss", _SHOWN,
@@ -653,6 +653,18 @@ STAGES = [
            "a reply that stands twice counts as the later one"),
     Mutant("vlrl/tools/distill.py", "self.drawn.replies.get((place, i))", "self.drawn.replies.get((0, i))", _TAUGHT,
            "answers to other rows are scored"),
+    Mutant("vlrl/rollout/selection.py", "(factor if is_right(row, least) else 1.0)", "factor", _CHOSEN,
+           "a short answer is not preferred to wrong ones that are a little longer"),
+    Mutant("vlrl/rollout/selection.py", 'and row.get("reward") is not None and row["tokens"]', 'and row["tokens"]',
+           _CHOSEN, "an answer that could not be scored counts as worse"),
+    Mutant("vlrl/training/preferences.py", '**asked.sample.row, "solution": text', "**asked.sample.row", _PAIRS,
+           "an answer is compared with itself"),
+    Mutant("vlrl/training/preferences.py", "zip(drawn.asked, better, worse, strict=True)",
+           "zip(drawn.asked, worse, better, strict=True)", _PAIRS, "the rejected answer is preferred"),
+    Mutant("vlrl/training/preferences.py", "np.nan, np.float32)", "0, np.float32)", _PAIRS,
+           "given answers are compared with a sampler"),
+    Mutant("vlrl/data/solutions.py", '**({"rejected": one.rejected} if one.rejected else {})', "", _ROWS,
+           "rejected answers are lost on the way"),
     Mutant("vlrl/training/heldout_loss.py", "-found * masks", "found * masks", _LOSS, "the held-out loss is negative"),
     Mutant("vlrl/training/heldout_loss.py", "float(total / count)", "float(total)", _LOSS,
            "long answers have a larger held-out loss"),
