@@ -5,7 +5,8 @@ window.vlrl = (() => {
   const PAGES = document.currentScript.dataset.pages.split(" ");
   const POLL_MS = 3000, TYPING_MS = 350;
   const pages = {};  // name -> {props, trigger} of the page's location component
-  let turn = 0;
+  let turn = 0, answered = 0;  // number of the location asked for last, and of the one in view
+  const waiting = [];  // keys pressed in between
 
   // --- location ---
 
@@ -62,7 +63,18 @@ window.vlrl = (() => {
     if (name === pageOf(here())) setTimeout(show, 0);
   }
 
-  addEventListener("popstate", show);
+  // The page shows what the address says: what was pressed meanwhile is meant for it.
+  function atAnswer(props, watch) {
+    watch("value", () => setTimeout(() => {
+      answered = parseInt(props.value);
+      while (waiting.length && answered === turn) follow(waiting.shift());
+    }, 0));
+  }
+
+  addEventListener("popstate", () => {
+    waiting.length = 0;
+    show();
+  });
   setInterval(() => {
     const shown = pages[pageOf(here())];
     if (shown && shown.props.value && !document.hidden) shown.trigger("tick");
@@ -74,6 +86,7 @@ window.vlrl = (() => {
     const link = event.target.closest && event.target.closest("a.go");
     if (!link || event.button || event.ctrlKey || event.metaKey || event.shiftKey || event.altKey) return;
     event.preventDefault();
+    if (event.isTrusted) waiting.length = 0;
     visit(link.search, "replace" in link.dataset);
   });
 
@@ -153,12 +166,21 @@ window.vlrl = (() => {
     row.scrollIntoView({block: "nearest"});
   }
 
-  function pressed(key, arrow) {
-    const links = [...root().querySelectorAll(`a.go[data-key~="${CSS.escape(key)}"]`)].filter(seen);
-    if (links.length) return links[0].click(), true;
+  const WAYS = "hjklnp", MOST_WAITING = 50;
+
+  function follow(key) {
+    const link = [...root().querySelectorAll(`a.go[data-key~="${CSS.escape(key)}"]`)].find(seen);
+    if (link) link.click();
+    return Boolean(link);
+  }
+
+  function pressed(key) {
     const inGroup = here().has("group"), rows = [...root().querySelectorAll("a.v-row")].filter(seen);
     if ((key === "j" || key === "k") && rows.length && !inGroup) return move(rows, key === "j" ? 1 : -1), true;
-    return false;
+    if (key === "u") waiting.length = 0;  // away from here, wherever that is
+    if (answered === turn || !WAYS.includes(key)) return follow(key);
+    if (waiting.length < MOST_WAITING) waiting.push(key);  // the links in view belong to the location before
+    return true;
   }
 
   function along(event) {  // tokens, and turns of an episode
@@ -296,5 +318,5 @@ window.vlrl = (() => {
 
   history.replaceState(null, "", `${location.pathname}${location.search && "?" + settled(here())}`);
   document.documentElement.dataset.page = pageOf(here());
-  return {page, visit, charts, form, list};
+  return {page, visit, charts, form, list, answered: atAnswer};
 })();

@@ -1,5 +1,6 @@
 """The page of rollouts in a real browser."""
 
+import contextlib
 import io
 
 import pytest
@@ -143,6 +144,52 @@ def test_keys(page, served):
     page.keyboard.press("Escape")
     page.keyboard.press("u")
     expect(page.locator("#v-group")).to_be_hidden()
+
+
+@contextlib.contextmanager
+def locations_held(page):
+    """Holds back what asks for a location, but no tick; yields the requests. They go on at the end."""
+    kept, holding = [], True
+
+    def handle(route):
+        if holding and route.request.post_data_json.get("event_data") is None:
+            kept.append(route)
+        else:
+            route.continue_()
+
+    page.route("**/gradio_api/run/predict*", handle)
+    yield kept
+    holding = False
+    for route in kept:
+        route.continue_()
+
+
+def test_keys_pressed_before_the_answer_are_meant_for_it(page, served):
+    page.goto(f"{served}?page=rollouts&run=boxes&kind=train")
+    counted(page, "16 groups")
+    rows = page.locator(".v-row .v-line1")
+    names = rows.all_text_contents()
+    page.locator(".v-row").nth(1).click()
+    expect(page.locator(".v-card")).to_have_count(4)
+    opened_row = page.locator(".v-row.v-open .v-line1")
+    with locations_held(page) as kept:
+        page.keyboard.press("j")
+        expect(opened_row).to_have_text(names[2])  # a tick brought the list; the group beside it is still the old one
+        page.keyboard.press("k")
+        page.keyboard.press("j")
+        page.keyboard.press("j")
+        assert len(kept) == 1
+    expect(opened_row).to_have_text(names[3])
+    expect(page.locator("#v-group .v-facts")).to_contain_text(names[3].split()[0])
+    with locations_held(page):
+        page.keyboard.press("j")
+        page.keyboard.press("j")
+        page.keyboard.press("u")  # away at once, and nothing that waited comes after it
+        assert "group=" not in page.url
+    expect(page.locator("#v-group")).to_be_hidden()
+    counted(page, "16 groups")
+    expect(opened_row).to_have_count(0)
+    assert "group=" not in page.url
 
 
 def test_back_and_forward(page, served):
