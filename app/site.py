@@ -30,6 +30,7 @@ import gradio as gr
 
 from vlrl.errors import VlrlError
 
+from . import context
 from .html import note
 
 if TYPE_CHECKING:
@@ -61,6 +62,13 @@ class Site:
     _locations: dict[str, gr.HTML] = field(default_factory=dict)
     _messages: dict[str, gr.Column] = field(default_factory=dict)
     _answers: dict[str, gr.HTML] = field(default_factory=dict)
+    _context: tuple[gr.HTML, gr.HTML] | None = None
+    """The bar above all pages, and the digest of it."""
+
+    def begin_all(self) -> None:
+        """Starts what stands above all pages; called before the first of them."""
+        self._context = (gr.HTML(elem_id="v-context", apply_default_css=False, js_on_load="vlrl.form(watch)"),
+                         *self.digests(1))
 
     def begin(self, page: str) -> None:
         """Starts a page, inside its column: its location, and where its errors appear."""
@@ -73,13 +81,19 @@ class Site:
 
     def on_location(self, fn: Callable[..., Any], outputs: Sequence[Any], inputs: Sequence[Any] = ()) -> None:
         """Calls `fn(location, *inputs)` when the location names this page; its results go to `outputs`."""
-        shown = _shown(lambda query, *values: fn(location(query), *values), len(outputs))
+        def with_context(query: str, before: str, *values: Any) -> tuple[Any, ...]:
+            results = fn(location(query), *values)
+            return *same([before], [context.bar(self.library)]), *(results if len(outputs) > 1 else (results,))
+
+        shown = _shown(with_context, len(outputs) + 2)
 
         def answered(query: str, *values: Any) -> tuple[Any, ...]:
-            return *shown(query, *values), (query or "").rpartition("#")[2]  # app.js counts them
+            return *shown(query, *values), str(query or "").rpartition("#")[2]  # app.js counts them
 
-        place = self._locations[self.page]
-        place.change(answered, [place, *inputs], [*outputs, self._message(), self._answers[self.page]], **_IN_PLACE)
+        assert self._context, "begin_all comes first"
+        place, (_, before) = self._locations[self.page], self._context
+        place.change(answered, [place, before, *inputs],
+                     [*self._context, *outputs, self._message(), self._answers[self.page]], **_IN_PLACE)
 
     def on_tick(self, fn: Callable[..., Any], outputs: Sequence[Any], inputs: Sequence[Any] = ()) -> None:
         """Calls `fn(location, *inputs)` every few seconds (see app.js) while this page is in view."""

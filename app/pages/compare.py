@@ -8,7 +8,7 @@ from typing import Any
 
 from vlrl.evaluation.stats import Interval
 
-from .. import AppError, controls
+from .. import AppError, context, controls
 from ..figures import figure
 from ..html import Html, el, empty, link, number, table
 from ..index import Index
@@ -62,7 +62,7 @@ def request_of(site: Site, where: Mapping[str, str], runs: Sequence[str]) -> Req
     Two runs are compared at their last evaluations. Raises AppError for steps that are no numbers.
     """
     source = "train" if where.get("source") == "train" else "eval"
-    a = where.get("a") or next((run for run in runs if len(_evaluated(site, run)) > 1), runs[0])
+    a = where.get("a") or where.get("run") or next((run for run in runs if len(_evaluated(site, run)) > 1), runs[0])
     b = where.get("b") or a
     if source == "train":
         first, second = ((controls.whole(where, f"{name}_step"), controls.whole(where, f"{name}_last"))
@@ -72,7 +72,7 @@ def request_of(site: Site, where: Mapping[str, str], runs: Sequence[str]) -> Req
         if steps[0] is None and a == b:
             steps[0] = min(_evaluated(site, a), default=None)
         first, second = ((step, step) for step in steps)
-    return Request(source, (a, b), (first, second), where.get("split"))
+    return Request(source, (a, b), (first, second), where.get("split") or where.get("set"))
 
 
 def _evaluated(site: Site, run: str) -> list[int]:
@@ -107,10 +107,11 @@ def _way_out(where: Mapping[str, str]) -> str:
 
 
 def _form(site: Site, where: Mapping[str, str], runs: Sequence[str]) -> Html:
-    request = request_of(site, {k: v for k, v in where.items() if k in ("source", "a", "b")}, runs)
+    request = request_of(site, {k: v for k, v in where.items() if k in ("source", "a", "b", "run")}, runs)
     sources = [("", "evaluations"), ("train", "training steps")]
     fields = [controls.pick("source", "Compare", where.get("source"), sources)]
-    named = {"a": f"newest with two: {request.runs[0]}", "b": f"as A: {request.runs[0]}"}
+    usual = f"the run above: {request.runs[0]}" if where.get("run") else f"newest with two: {request.runs[0]}"
+    named = {"a": usual, "b": f"as A: {request.runs[0]}"}
     for name, run in zip("ab", request.runs, strict=True):
         fields.append(controls.pick(name, f"{name.upper()}: run", where.get(name), [("", named[name]), *((
             r, r) for r in runs)]))
@@ -123,9 +124,10 @@ def _form(site: Site, where: Mapping[str, str], runs: Sequence[str]) -> Html:
                 ("", usual), *((step, step) for step in _evaluated(site, run))]))
     if request.source == "eval":
         splits = sorted({split for run in set(request.runs) for split in _splits(site, run)})
-        fields.append(controls.pick("split", "Split", where.get("split"), [("", "first of both"),
+        usual = "the split above" if where.get("set") else "first of both"
+        fields.append(controls.pick("split", "Split", where.get("split"), [("", usual),
                                                                         *((split, split) for split in splits)]))
-    return controls.form({"page": "compare"}, *fields, label="What is compared")
+    return controls.form({"page": "compare", **context.of(where)}, *fields, label="What is compared")
 
 
 def _splits(site: Site, run: str) -> set[str]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .. import AppError, controls, details, diffs
+from .. import AppError, context, controls, details, diffs
 from ..figures import figure, label
 from ..html import Html, el, empty, link, note, number, table
 from ..index import RolloutRow
@@ -32,13 +32,13 @@ def build(site: Site) -> None:
 
 def show(site: Site, where: Mapping[str, str]) -> charted.Shown:
     """Returns the page at a location."""
-    runs, sample, run = [info.id for info in site.library.runs()], where.get("sample", ""), where.get("run")
-    if not runs:
+    sample, run = where.get("sample", ""), where.get("run")
+    if not site.library.runs():
         return charted.no_runs()
     searched = tuple([run] if run else [])
     form = controls.form(
-        {"page": "history"}, controls.field("sample", "Sample id", sample, "search"),
-        controls.pick("run", "Run", run, [("", "every run"), *((r, r) for r in runs)]), label="Whose history")
+        {"page": "history", **context.of(where)}, controls.field("sample", "Sample id", sample, "search"),
+        label="Whose history")
     try:
         if not sample:
             return el("div", form, _begin(site, searched), class_="v"), chart_value([]), Html("")
@@ -155,7 +155,7 @@ def _two_answers(site: Site, where: Mapping[str, str], rows: Sequence[RolloutRow
     offered = {row.key: row for row in (rows if len(rows) <= _OFFERED else _best(rows))}
     usual = _first_and_last(_best(rows))
     a, b = (controls.unpacked(where.get(name)) or key for name, key in zip("ab", usual, strict=True))
-    keep = {"page": "history", "sample": where.get("sample"), "run": where.get("run")}
+    keep = {"page": "history", "sample": where.get("sample"), **context.of(where)}
     options = [(controls.packed(key), f"{key.run}, {_when(key)}, #{key.index}: {number(row.reward)}")
                for key, row in offered.items()]
     form = controls.form(keep, controls.pick("a", "First answer", controls.packed(a), options),

@@ -51,7 +51,7 @@ def shown(site: Site, reader: Reader, where: Mapping[str, str]) -> tuple[str, st
     if not runs:
         return "", _nothing(site), "", ""
     known = [run.id for run in runs]
-    requested = unpacked(where.get("runs"))
+    requested = unpacked(where.get("runs")) or ((where["run"],) if where.get("run") else ())
     chosen = [run for run in dict.fromkeys(requested) if run in known][:MOST_CHOSEN] or ([] if requested else known[:1])
     try:
         smooth = min(0.99, max(0.0, float(where.get("smooth", _SMOOTH))))

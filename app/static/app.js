@@ -3,6 +3,7 @@
 
 window.vlrl = (() => {
   const PAGES = document.currentScript.dataset.pages.split(" ");
+  const CONTEXT = ["run", "set", "from", "to"];  // kept from page to page: vlrl.app.context
   const POLL_MS = 3000, TYPING_MS = 350;
   const pages = {};  // name -> {props, trigger} of the page's location component
   let turn = 0, answered = 0;  // number of the location asked for last, and of the one in view
@@ -43,6 +44,7 @@ window.vlrl = (() => {
       const row = tab.closest("ul");  // on a phone the tabs scroll
       row.scrollLeft = tab.offsetLeft - (row.clientWidth - tab.offsetWidth) / 2;
     }
+    document.querySelectorAll(".v-tab").forEach(carry);
     fill(query);
     if (!pages[page]) return;  // it asks when it is there
     turn += 1;
@@ -82,11 +84,25 @@ window.vlrl = (() => {
 
   // --- links and forms ---
 
+  // A link to another page keeps the run, split and steps in view, where it names no run itself.
+  function carry(link) {
+    const to = new URLSearchParams(link.dataset.to = link.dataset.to || link.search || "?"), from = here();
+    if (pageOf(to) === pageOf(from) && !link.matches(".v-tab") || ["run", "runs", "a"].some(name => to.has(name))) return;
+    for (const name of CONTEXT) if (from.has(name) && !(name === "run" && from.get("in") === "all")) to.set(name, from.get(name));
+    const search = `?${to}`;
+    if (link.search !== search) link.search = search;
+  }
+  for (const kind of ["pointerover", "focusin"]) addEventListener(kind, event => {
+    const link = event.target.closest && event.target.closest("a.go");
+    if (link) carry(link);
+  });
+
   addEventListener("click", event => {
     const link = event.target.closest && event.target.closest("a.go");
     if (!link || event.button || event.ctrlKey || event.metaKey || event.shiftKey || event.altKey) return;
     event.preventDefault();
     if (event.isTrusted) waiting.length = 0;
+    carry(link);
     visit(link.search, "replace" in link.dataset);
   });
 
@@ -107,7 +123,7 @@ window.vlrl = (() => {
   // What the address says goes into the fields, but not under somebody's fingers.
   function fill(query) {
     const all = query.get("in") === "all";
-    for (const form of root() ? root().querySelectorAll("form.go[data-drop]") : []) {
+    for (const form of document.querySelectorAll(`#v-context form.go, #${root() ? root().id : "none"} form.go[data-drop]`)) {
       for (const field of fields(form)) {
         if (field === document.activeElement && field.type !== "select-one") continue;
         const said = all && field.name === "run" ? "" : query.get(field.name) || field.dataset.default || "";
@@ -153,6 +169,41 @@ window.vlrl = (() => {
     ask(event.target);
   });
 
+  // --- flags and comments ---
+
+  let marking = null, after = "", before = "";
+  const marks = props => { marking = props; };
+
+  // While it is written, keys wait; then comes `next`, or the same location with the note in its place.
+  function mark(form, asked, next) {
+    if (!marking || answered !== turn) return;
+    turn += 1;
+    [after, before] = [next, location.search];
+    marking.value = JSON.stringify({...asked, key: form.dataset.mark, n: turn});
+  }
+
+  function marked(props, watch) {
+    watch("value", () => setTimeout(() => {
+      if (parseInt(props.value) !== turn) return;
+      if (after && location.search === before && !props.value.includes("failed")) visit(after);
+      else show();
+    }, 0));
+  }
+
+  addEventListener("click", event => {
+    const button = event.target.closest && event.target.closest(".v-flags button");
+    if (!button) return;
+    const form = button.form, on = button.getAttribute("aria-pressed") === "true";
+    mark(form, {flag: on ? "" : button.dataset.flag}, on ? "" : form.dataset.next || "");
+  });
+  addEventListener("submit", event => {
+    if (!event.target.matches(".v-flags")) return;
+    event.preventDefault();
+    const field = event.target.elements.comment;
+    field.blur();
+    if (field.value.trim() !== field.dataset.note) mark(event.target, {comment: field.value}, "");
+  });
+
   // --- keys ---
 
   const KEYS = {ArrowLeft: "h", ArrowRight: "l", ArrowDown: "j", ArrowUp: "k", Escape: "u"};
@@ -166,10 +217,10 @@ window.vlrl = (() => {
     row.scrollIntoView({block: "nearest"});
   }
 
-  const WAYS = "hjklnp", MOST_WAITING = 50;
+  const WAYS = "hjklnpgbs", MOST_WAITING = 50;
 
   function follow(key) {
-    const link = [...root().querySelectorAll(`a.go[data-key~="${CSS.escape(key)}"]`)].find(seen);
+    const link = [...root().querySelectorAll(`:is(a.go, .v-flags button)[data-key~="${CSS.escape(key)}"]`)].find(seen);
     if (link) link.click();
     return Boolean(link);
   }
@@ -211,6 +262,7 @@ window.vlrl = (() => {
     if (inGroup && (event.key === "ArrowUp" || event.key === "ArrowDown")) return;  // they scroll
     if (event.key === "?" && help) help.showModal();
     else if (event.key === "t" && toTurns()) event.preventDefault();
+    else if (event.key === "c" && root().querySelector(".v-flags input")) root().querySelector(".v-flags input").focus();
     else if (event.key === "/" && root().querySelector("input[type=search]")) root().querySelector("input[type=search]").focus();
     else if (!pressed(KEYS[event.key] || event.key)) return;
     event.preventDefault();
@@ -318,5 +370,5 @@ window.vlrl = (() => {
 
   history.replaceState(null, "", `${location.pathname}${location.search && "?" + settled(here())}`);
   document.documentElement.dataset.page = pageOf(here());
-  return {page, visit, charts, form, list, answered: atAnswer};
+  return {page, visit, charts, form, list, marks, marked, answered: atAnswer};
 })();

@@ -164,15 +164,15 @@ def test_two_tabs_do_not_overwrite_each_other(mine, page, chromium):
     with opened(chromium) as other:
         for tab in (page, other):
             tab.goto(url)
-            tab.get_by_label("look", exact=True).wait_for()
-        page.get_by_label("look", exact=True).check()
+            tab.get_by_label("unsure", exact=True).wait_for()
+        page.get_by_label("unsure", exact=True).check()
         page.get_by_role("button", name="Save the note").click()
         page.get_by_text("Saved.").wait_for()
         other.get_by_label("Comment", exact=True).fill("from the other tab")
         other.get_by_role("button", name="Save the note").click()
         other.get_by_text("Saved.").wait_for()
         line = other.locator("#v-notes tbody tr", has_text="from the other tab")
-        assert line.locator("td").first.inner_text() == "look"
+        assert line.locator("td").first.inner_text() == "unsure"
 
 
 def test_hostile_runs_stay_text_on_every_page(mine, page):
@@ -180,7 +180,7 @@ def test_hostile_runs_stay_text_on_every_page(mine, page):
     run = next(path.name for path in root.iterdir() if path.name.startswith("evil"))
     for where in ({"page": "history", "sample": made_runs.SCRIPT}, {"page": "curriculum", "run": run},
                   {"page": "history", "sample": "boxes-1", "run": run}, {"page": "compare", "a": run, "b": "boxes"},
-                  {"page": "notes", "find": made_runs.SCRIPT, "of": run},
+                  {"page": "notes", "find": made_runs.SCRIPT, "run": run},
                   {"page": "history", "a": "[1,2]", "sample": "x"}, {"page": "curriculum", "threshold": "1e999"},
                   {"page": "compare", "a": "../..", "b": "/etc"}, {"page": "compare", "a_step": "-1"},
                   {"page": "notes", "run": "../x", "step": "1", "group": "g", "rollout": "9" * 30}):
