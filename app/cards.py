@@ -27,7 +27,7 @@ def group(view: GroupView, addresses: draw.Addresses, chosen: int | None = None,
     (False). `notes` stand on the cards, by index. See draw.media for the rest.
     """
     beside = " v-beside" if len(view.media) == 1 and view.media[0].kind != "video" else ""
-    return el("section", head(view, links), _question(view), draw.media(view, addresses, chosen, most_frames),
+    return el("section", head(view, links), question(view), draw.media(view, addresses, chosen, most_frames),
               strip(view, chosen, links, notes), class_=f"v v-group{beside}")
 
 
@@ -79,7 +79,8 @@ def _tile(name: str, value: Any) -> Html:
     return el("div", el("span", name), el("b", value), class_="v-tile")
 
 
-def _question(view: GroupView) -> Html:
+def question(view: GroupView) -> Html:
+    """Returns prompt, target and data row."""
     row = {k: v for k, v in view.sample.items() if v is not None}
     return el("div", el("div", el("h4", "Prompt"), _prompt(view.prompt), class_="v-half"),
               el("div", el("h4", "Target"), folded(as_json(view.target), 1200, "pre"),
@@ -135,7 +136,9 @@ def _largest(view: GroupView) -> dict[str, float]:
 
 def card(view: GroupView, rollout: RolloutView, most: Mapping[str, float] | None = None, chosen: bool = False,
          links: Links = True, remark: Html | str = "") -> Html:
-    """Returns one answer: what was noted on it, reward and its parts, advantage, form, reasoning, answer, what was read from it, error."""
+    """Returns one answer: what was noted on it, reward and its parts, advantage, form, reasoning, answer, what was
+    read from it, error.
+    """
     form = None if turns.is_episode(rollout) else forms.read(
         rollout.completion, view.prompt, rollout.truncated, forms.usual([r.completion for r in view.rollouts]))
     title = _link(links, where(view, rollout=rollout.index), f"#{rollout.index}", "its tokens")
@@ -204,6 +207,11 @@ def _parts(rollout: RolloutView, most: Mapping[str, float]) -> Html:
         rows.append(el("div", el("span", name, class_="v-name", title=name), el("span", bar, class_="v-track"),
                        el("span", words, el("span", times, class_="v-dim"), class_="v-num"), class_="v-part"))
     return el("div", *rows, class_="v-parts") if rows else el("p", "no reward parts", class_="v-dim")
+
+
+def part_chips(rollout: RolloutView) -> list[Html]:
+    """Returns the parts of the reward in few words."""
+    return [chip(f"{name} {number(value)}") for name, value in rollout.parts.items()]
 
 
 def _text(form: forms.Form) -> Html:

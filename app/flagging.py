@@ -56,7 +56,8 @@ def on_cards(site: Site, view: GroupView, chosen: int | None, after: Mapping[str
 def _form(rollout: RolloutView, known: Note | None, after: Mapping[str, Any] | None) -> Html:
     flag, comment = (known.flag, known.comment) if known else ("", "")
     buttons = [el("button", name, " ", el("kbd", _LETTERS[name]), type="button", data_flag=name,
-                  data_key=_LETTERS[name], class_=f"v-flag {KINDS[name]}", aria_pressed="true" if name == flag else "false")
+                  data_key=_LETTERS[name], class_=f"v-flag {KINDS[name]}",
+                  aria_pressed="true" if name == flag else "false")
                for name in FLAGS]
     field = el("input", name="comment", value=comment, placeholder="comment (c)", maxlength=str(MOST_TEXT),
                autocomplete="off", aria_label=f"Comment on answer {rollout.index}", data_note=comment)

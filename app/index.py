@@ -260,8 +260,8 @@ def _groups(query: Query, runs: list[str]) -> tuple[str, list[Any]]:
     groups, rollouts = of_groups(query, runs), of_rollouts(query)
     # rounded, so that equal rewards have a spread of 0 whatever the order in which they are added up
     sql = f"""
-        SELECT {_KEY}, list_position(?::VARCHAR[], run) AS recency, count(*) FILTER ({rollouts}) AS hits, avg(reward) FILTER (NOT aside) AS mean,
-               round(stddev_samp(reward) FILTER (NOT aside), 12) AS std
+        SELECT {_KEY}, list_position(?::VARCHAR[], run) AS recency, count(*) FILTER ({rollouts}) AS hits,
+               avg(reward) FILTER (NOT aside) AS mean, round(stddev_samp(reward) FILTER (NOT aside), 12) AS std
         FROM rollouts WHERE {groups} GROUP BY {_KEY} HAVING hits > 0"""
     return sql, [runs, *rollouts.values, *groups.values]
 

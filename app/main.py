@@ -16,7 +16,8 @@ from .site import PAGES, Site
 
 KEYS = (("j ↓", "next row of the list; j in a group: the next group"), ("k ↑", "the row or group before"),
         ("Enter", "open the row"), ("h ←", "the answer before"), ("l →", "the next answer"),
-        ("u Esc", "back to the list"), ("g b s", "flag the answer: good, bad, unsure; then comes the next"), ("c", "comment on the answer"),
+        ("u Esc", "back to the list"), ("g b s", "flag the answer: good, bad, unsure; then comes the next"),
+        ("c", "comment on the answer"),
         ("t", "the turns of an episode: ← → move"),
         ("n p", "next page of the list, the one before"), ("/", "search"),
         ("?", "these keys"))

@@ -70,7 +70,8 @@ class Notes:
 
     def all(self, run: str | None = None, flag: str | None = None, text: str = "") -> list[Note]:
         """Notes, the last changed first: of one run, with one flag, with a text in comment or sample id."""
-        wanted = {"run = ?": run, f"replace(flag, '{_OLD_NAME}', 'unsure') = ?": flag, "instr(lower(comment || ' ' || sample), ?)": text.lower() or None}
+        wanted = {"run = ?": run, f"replace(flag, '{_OLD_NAME}', 'unsure') = ?": flag,
+                  "instr(lower(comment || ' ' || sample), ?)": text.lower() or None}
         tests = {test: utf8(value) for test, value in wanted.items() if value is not None}
         where = f"WHERE {' AND '.join(tests)}" if tests else ""
         return self._select(f"{where} ORDER BY changed DESC, {', '.join(_KEYS)}", tuple(tests.values()))
@@ -195,7 +196,8 @@ def _note(row: tuple) -> Note:
     texts = {name: str(row[i]) for i, name in enumerate(_COLUMNS)}
     reward, changed = (value if isinstance(value, float) else None for value in row[9:])
     key = RolloutKey(texts["run"], texts["source"], texts["split"], row[3], texts["group_id"], row[5])
-    return Note(key, "unsure" if texts["flag"] == _OLD_NAME else texts["flag"], texts["comment"], texts["sample"], reward, changed or 0.0)
+    return Note(key, "unsure" if texts["flag"] == _OLD_NAME else texts["flag"], texts["comment"], texts["sample"],
+                reward, changed or 0.0)
 
 
 def _values(key: RolloutKey) -> tuple:

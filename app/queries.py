@@ -30,14 +30,15 @@ _KEY_TYPES = {"run": pa.string(), "source": pa.string(), "split": pa.string(), "
               "group_id": pa.string(), "idx": pa.int64()}
 _UNUSUAL = f"""({_KEY}, idx) IN (
     SELECT ({_KEY}, idx) FROM (
-        SELECT *, quantile_cont(length, 0.05) OVER earned AS lowest, quantile_cont(length, 0.95) OVER earned AS highest FROM (
+        SELECT *, quantile_cont(length, 0.05) OVER earned AS lowest,
+               quantile_cont(length, 0.95) OVER earned AS highest FROM (
             SELECT *, max(reward) OVER own AS top, min(reward) OVER own AS bottom FROM rollouts WHERE NOT aside
             WINDOW own AS (PARTITION BY run, source, task)
         ) WHERE reward = top AND top > bottom WINDOW earned AS (PARTITION BY run, source, task)
     ) WHERE length < lowest OR length > highest OR malformed)"""
 _PART = "part_values[list_position(part_names, ?)]"
-_GROUP_ORDER = {"step": "recency, step {way}", "best": "mean DESC NULLS LAST, step DESC", "worst": "mean NULLS LAST, step DESC",
-                "mixed": "std DESC NULLS LAST, step DESC"}
+_GROUP_ORDER = {"step": "recency, step {way}", "best": "mean DESC NULLS LAST, step DESC",
+                "worst": "mean NULLS LAST, step DESC", "mixed": "std DESC NULLS LAST, step DESC"}
 _SORT = {"index": "idx", "part": _PART} | {name: name for name in SORTS if name not in ("index", "part")}
 
 
@@ -108,7 +109,8 @@ class Query:
     noted: bool = True
     """False: all but those of `flagged`."""
     order: str = "step"
-    """Of groups: step (of the run started last, newest first), best, worst (by mean reward), mixed (largest spread first)."""
+    """Of groups: step (of the run started last, newest first), best, worst (by mean reward), mixed (largest spread
+    first)."""
     sort: str = "step"
     """Of rollouts: one of SORTS."""
     descending: bool = True

@@ -10,14 +10,14 @@ from vlrl.evaluation.stats import Interval
 
 from .. import AppError, context, controls
 from ..figures import figure
-from ..html import Html, el, empty, link, number, table
+from ..html import Html, el, empty, link, note, number, table
 from ..index import Index
 from ..insight import Comparison, Side, compare
 from ..marks import color
 from ..remarks import remarks_on
 from ..rows import Span, compare_spans, part_gains
 from ..site import Site, chart_value, query
-from . import charted
+from . import charted, sides
 
 MOST_LISTED = 20
 """Gains, and losses, that are listed."""
@@ -52,7 +52,8 @@ def show(site: Site, where: Mapping[str, str]) -> charted.Shown:
     except AppError as error:
         return el("div", form, empty(str(error), _way_out(where)), class_="v"), chart_value([]), Html("")
     above = el("div", form, *remarks_on(site, request.runs, result.notes), _facts(result, request), class_="v")
-    below = el("div", _extremes(result), _parts(site.index, result, request), _categories(result), class_="v")
+    below = el("div", _extremes(result, where), _pair(site, result, where), _parts(site.index, result, request),
+               _categories(result), class_="v")
     return above, chart_value([_scatter(result, request)]), below
 
 
@@ -186,13 +187,31 @@ def _scatter(result: Comparison, request: Request) -> dict[str, Any]:
                   x="reward of A")
 
 
-def _extremes(result: Comparison) -> Html:
+def _pair(site: Site, result: Comparison, where: Mapping[str, str]) -> Html:
+    """Returns the sample of the location, else the one with the largest gain or loss, on both sides: the best answer of
+    each.
+    """
+    if not result.pairs:
+        return Html("")
+    widest = max(result.pairs, key=lambda p: abs(p.gain))
+    pair = next((p for p in result.pairs if p.sample_id == where.get("pair")), widest)
+    title = el("h3", "Before and after: ", link({"page": "history", "sample": pair.sample_id}, pair.sample_id,
+                                                title="this prompt over the steps"))
+    try:
+        shown = sides.shown(site, sides.best(site, pair.key_a), sides.best(site, pair.key_b), ("A", "B"))
+    except AppError as error:  # a run that goes on may have taken its files away
+        shown = note(str(error), kind="warn")
+    return el("section", title, shown, id="v-before-after")
+
+
+def _extremes(result: Comparison, where: Mapping[str, str]) -> Html:
     gains = [pair for pair in result.pairs if pair.gain > 0][:MOST_LISTED]
     losses = [pair for pair in reversed(result.pairs) if pair.gain < 0][:MOST_LISTED]
     head = ("sample", "category", "A", "B", "gain")
 
     def rows(pairs: Iterable[Any]) -> list[tuple]:
-        return [(link({"page": "history", "sample": p.sample_id}, p.sample_id), p.category or "–",
+        return [(link({**where, "page": "compare", "pair": p.sample_id}, p.sample_id, title="both answers side by side",
+                      data_replace=True), p.category or "–",
                  link(controls.place(p.key_a), number(p.a)), link(controls.place(p.key_b), number(p.b)),
                  number(p.gain, ".3f", sign=True)) for p in pairs]
 

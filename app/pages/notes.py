@@ -138,7 +138,8 @@ def shown(site: Site, where: Mapping[str, str]) -> tuple[Html, Html]:
     except AppError:
         return Html(""), Html("")
     form = controls.form(
-        {"page": "notes", **context.of(where)}, controls.field("find", "Find in comments or samples", where.get("find"), "search"),
+        {"page": "notes", **context.of(where)}, controls.field("find", "Find in comments or samples",
+                                                                  where.get("find"), "search"),
         controls.pick("mark", "Flag", where.get("mark"), [("", "any"), *((name, name) for name in FLAGS)]),
         label="Which notes")
     if not every:
@@ -155,7 +156,8 @@ def shown(site: Site, where: Mapping[str, str]) -> tuple[Html, Html]:
 
 def listed_notes(site: Site, where: Mapping[str, str]) -> list[Note]:
     """Returns the notes that the location's filters keep."""
-    return site.notes.all(run=None if "group" in where else where.get("run"), flag=where.get("mark"), text=where.get("find", ""))
+    return site.notes.all(run=None if "group" in where else where.get("run"), flag=where.get("mark"),
+                          text=where.get("find", ""))
 
 
 def _line(remark: Note) -> tuple[Any, ...]:

@@ -121,7 +121,8 @@ def _group_row(row: GroupRow, where: Mapping[str, str], open_key: GroupKey | Non
              chip(f"{row.errors} errors", "bad") if row.errors else "",
              chip(f"{row.hits} of {row.n} fit") if row.hits < row.n else "", *flags]
     return _row(filters.opened(where, row.key), _same(row.key, open_key), _picture(row.key.run, row.media),
-                row.sample_id, _place(row.key, where), spread, _bars(row.rewards, *scale), chips, _MARKUP.sub(" ", row.prompt))
+                row.sample_id, _place(row.key, where), spread, _bars(row.rewards, *scale), chips,
+                _MARKUP.sub(" ", row.prompt))
 
 
 def _rollout_row(row: RolloutRow, where: Mapping[str, str], open_key: GroupKey | None, _: tuple[float, float],

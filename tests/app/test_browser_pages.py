@@ -197,3 +197,26 @@ def test_pages_fit_a_narrow_screen(mine, phone, query):
     phone.locator(f"#v-page-{query[5:].partition('&')[0]} :is(h3, .v-tiles, .v-table)").first.wait_for()
     phone.wait_for_timeout(500)
     assert overflow(phone) <= 0
+
+
+def test_both_answers_stand_on_their_pictures_and_the_pair_stays_in_the_link(mine, page):
+    page.goto(f"{mine[0]}?page=compare&a=boxes")
+    pair = page.locator("#v-before-after")
+    pair.locator(".v-side").nth(1).wait_for()
+    assert pair.locator(".v-side").count() == 2 and pair.locator(".v-question").count() == 1
+    for side in (0, 1):  # its own answer and the target alone
+        marks = pair.locator(".v-side").nth(side).locator(".v-marks g")
+        assert sorted(set(marks.evaluate_all("all => all.map(g => g.dataset.vMark)"))) in (["0", "t"], ["t"])
+        assert pair.locator(".v-side").nth(side).locator("img").first.evaluate("i => i.decode().then(() => i.naturalWidth)")
+    assert pair.locator(".v-marks g[data-v-mark='0']").count()
+    sample = page.locator("#v-page-compare .v-halves table").last.locator("a.go").first
+    name = sample.inner_text()
+    sample.click()
+    page.wait_for_url("**pair=**")
+    pair.locator("h3", has_text=name).wait_for()
+    page.reload()
+    pair.locator("h3", has_text=name).wait_for()
+    pair.locator("h3 a").click()
+    here = page.locator("#v-page-history")
+    here.locator(".v-side").nth(1).wait_for()
+    assert here.locator(".v-side .v-frame").count() >= 2 and here.locator(".v-question").count() == 1
