@@ -18,6 +18,7 @@ KEYS = (("j ↓", "next row of the list; j in a group: the next group"), ("k ↑
         ("Enter", "open the row"), ("h ←", "the answer before"), ("l →", "the next answer"),
         ("u Esc", "back to the list"), ("g b s", "flag the answer: good, bad, unsure; then comes the next"),
         ("c", "comment on the answer"),
+        ("a", "what the open answer says at its end"),
         ("t", "the turns of an episode: ← → move"),
         ("n p", "next page of the list, the one before"), ("/", "search"),
         ("?", "these keys"))

@@ -29,7 +29,7 @@ def build(site: Site) -> None:
     filter_form = gr.HTML(elem_id="v-filters", apply_default_css=False, js_on_load="vlrl.form(watch)")
     with gr.Row(elem_id="v-split"):
         listed = gr.HTML(elem_id="v-list", apply_default_css=False, js_on_load="vlrl.list(element, watch)")
-        opened = gr.HTML(elem_id="v-group", apply_default_css=False)
+        opened = gr.HTML(elem_id="v-group", apply_default_css=False, js_on_load="vlrl.found(watch)")
     mark = gr.HTML("", elem_classes="v-hidden", js_on_load="vlrl.marks(props)")
     said = gr.HTML(apply_default_css=False)
     marked = gr.HTML("", elem_classes="v-hidden", js_on_load="vlrl.marked(props, watch)")

@@ -12,7 +12,7 @@ from ..site import Site
 from .rollouts import Served
 
 
-def shown(site: Site, a: RolloutKey, b: RolloutKey, names: Sequence[str] = ("first", "second")) -> Html:
+def shown(site: Site, a: RolloutKey, b: RolloutKey, names: Sequence[str] = ("the first", "the second")) -> Html:
     """Returns prompt and target, the picture with the marks of each answer, and their texts word by word. Raises
     AppError when one is not there.
     """
@@ -21,7 +21,7 @@ def shown(site: Site, a: RolloutKey, b: RolloutKey, names: Sequence[str] = ("fir
                  el("div", *(cards.part_chips(rollout)), class_="v-chips"), class_="v-side")
               for name, (view, rollout) in zip(names, sides, strict=True)]
     texts = [rollout.completion for _, rollout in sides]
-    legend = el("p", el("del", f"only in the {names[0]}"), " ", el("ins", f"only in the {names[1]}"), class_="v-dim")
+    legend = el("p", el("del", f"only in {names[0]}"), " ", el("ins", f"only in {names[1]}"), class_="v-dim")
     return el("div", cards.question(sides[1][0]), el("div", *halves, class_="v-halves"),
               legend if texts[0] != texts[1] else "", diffs.words(*texts))
 

@@ -147,6 +147,7 @@ window.vlrl = (() => {
       if (at.top < frame.top || at.bottom > frame.bottom) box.scrollTop += at.top - frame.top - frame.height / 3;
     };
     watch("value", () => setTimeout(reveal, 0));
+    found(watch);
   }
 
   // An option that the server chooses is chosen, also where somebody chose another before.
@@ -204,6 +205,39 @@ window.vlrl = (() => {
     if (field.value.trim() !== field.dataset.note) mark(event.target, {comment: field.value}, "");
   });
 
+  // --- what was searched for ---
+
+  // Marks where the search text is found in the list and in the open group; the page itself stays as it is.
+  function lightUp() {
+    if (!window.Highlight) return;
+    CSS.highlights.delete("v-found");
+    const text = here().get("text");
+    let pattern = null;
+    try { pattern = text && new RegExp(text, "gi"); } catch { return; }  // RE2 knows more than a browser
+    if (!pattern) return;
+    const ranges = [], nodes = [...document.querySelectorAll("#v-list .v-line2, #v-group .v-text")].flatMap(leaves);
+    for (const node of nodes) {
+      for (const hit of node.data.matchAll(pattern)) {
+        if (!hit[0] || ranges.length >= 5000) break;
+        const range = new Range();
+        range.setStart(node, hit.index);
+        range.setEnd(node, hit.index + hit[0].length);
+        ranges.push(range);
+      }
+    }
+    CSS.highlights.set("v-found", new Highlight(...ranges));
+  }
+
+  function leaves(box) {
+    const walker = document.createTreeWalker(box, NodeFilter.SHOW_TEXT), found = [];
+    while (walker.nextNode()) found.push(walker.currentNode);
+    return found;
+  }
+
+  function found(watch) {
+    watch("value", () => setTimeout(lightUp, 0));
+  }
+
   // --- keys ---
 
   const KEYS = {ArrowLeft: "h", ArrowRight: "l", ArrowDown: "j", ArrowUp: "k", Escape: "u"};
@@ -243,6 +277,12 @@ window.vlrl = (() => {
     return true;
   }
 
+  function toAnswer() {
+    const final = root().querySelector(".v-chosen .v-final") || root().querySelector(".v-card .v-final");
+    if (final) final.scrollIntoView({block: "center", inline: "nearest"});
+    return Boolean(final);
+  }
+
   function toTurns() {
     const turn = [...root().querySelectorAll(".v-turns .v-turn[tabindex='0']")].find(seen);
     if (turn) turn.focus(), turn.scrollIntoView({block: "nearest", inline: "nearest"});
@@ -262,6 +302,7 @@ window.vlrl = (() => {
     if (inGroup && (event.key === "ArrowUp" || event.key === "ArrowDown")) return;  // they scroll
     if (event.key === "?" && help) help.showModal();
     else if (event.key === "t" && toTurns()) event.preventDefault();
+    else if (event.key === "a" && toAnswer()) event.preventDefault();
     else if (event.key === "c" && root().querySelector(".v-flags input")) root().querySelector(".v-flags input").focus();
     else if (event.key === "/" && root().querySelector("input[type=search]")) root().querySelector("input[type=search]").focus();
     else if (!pressed(KEYS[event.key] || event.key)) return;
@@ -370,5 +411,5 @@ window.vlrl = (() => {
 
   history.replaceState(null, "", `${location.pathname}${location.search && "?" + settled(here())}`);
   document.documentElement.dataset.page = pageOf(here());
-  return {page, visit, charts, form, list, marks, marked, answered: atAnswer};
+  return {page, visit, charts, form, list, found, marks, marked, answered: atAnswer};
 })();

@@ -44,7 +44,7 @@ def overflow(page) -> int:
 def test_history_shows_a_prompt_over_runs_and_leads_to_its_groups(mine, page):
     page.goto(f"{mine[0]}?page=history&sample={SAMPLE}")
     below = page.locator("#v-page-history")
-    below.get_by_role("heading", name="Two answers, word by word").wait_for()
+    below.get_by_role("heading", name="Two answers side by side").wait_for()
     traces = drawn(page, "history-reward").locator(".js-plotly-plot").evaluate(
         "plot => plot.data.map(trace => [trace.name, trace.mode, trace.x.length])")
     assert ["boxes, mean", "lines+markers", 2] in traces and ["slow", "markers", 8] in traces
@@ -207,7 +207,8 @@ def test_both_answers_stand_on_their_pictures_and_the_pair_stays_in_the_link(min
     for side in (0, 1):  # its own answer and the target alone
         marks = pair.locator(".v-side").nth(side).locator(".v-marks g")
         assert sorted(set(marks.evaluate_all("all => all.map(g => g.dataset.vMark)"))) in (["0", "t"], ["t"])
-        assert pair.locator(".v-side").nth(side).locator("img").first.evaluate("i => i.decode().then(() => i.naturalWidth)")
+        image = pair.locator(".v-side").nth(side).locator("img").first
+        assert image.evaluate("i => i.decode().then(() => i.naturalWidth)")
     assert pair.locator(".v-marks g[data-v-mark='0']").count()
     sample = page.locator("#v-page-compare .v-halves table").last.locator("a.go").first
     name = sample.inner_text()

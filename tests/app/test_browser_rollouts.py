@@ -283,6 +283,26 @@ def test_a_flag_that_cannot_be_written_is_said(chromium, tmp_path):
         expect(page.locator(".v-chosen")).to_have_id("v-answer-0")  # it did not move on by itself
 
 
+def test_reading_an_answer(page, served):
+    page.goto(f"{served}?page=rollouts&run=boxes&text=could%20be%20(further|a)%20left&step=3&group=train-3-0")
+    expect(page.locator(".v-card")).to_have_count(4)
+    page.wait_for_function("CSS.highlights.get('v-found')?.size > 0")
+    hits = page.evaluate("[...CSS.highlights.get('v-found')].map(range => range.toString().toLowerCase())")
+    assert set(hits) == {"could be further left"}
+    marks = page.locator(".v-marks g:not(.v-of-t)")
+    own = marks.first.get_attribute("data-v-mark")
+    faint = "all => all.filter(g => getComputedStyle(g).opacity < .5).map(g => g.dataset.vMark)"
+    assert marks.evaluate_all(faint) == []
+    page.locator(f"#v-answer-{own}").hover()
+    others = set(marks.evaluate_all("all => all.map(g => g.dataset.vMark)")) - {own}
+    assert others and set(marks.evaluate_all(faint)) == others  # its own mark alone is bright
+    page.mouse.move(0, 0)
+    page.evaluate("scrollTo(0, 0)")
+    page.keyboard.press("a")
+    page.wait_for_function("""(r => r.top >= 0 && r.bottom <= innerHeight)(
+        document.querySelector('.v-card .v-final').getBoundingClientRect())""")
+
+
 def test_back_and_forward(page, served):
     page.goto(f"{served}?page=rollouts&run=boxes&kind=train")
     page.locator(".v-row").nth(3).click()
