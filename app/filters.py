@@ -86,7 +86,7 @@ def set_filters(where: Mapping[str, str]) -> int:
 
 def chips(where: Mapping[str, str]) -> list[Html]:
     """Returns a link for each filter that is set, which takes it away."""
-    given = [(words, (name,)) for name, words in _words(where).items()]
+    given: list[tuple[str, tuple[str, ...]]] = [(words, (name,)) for name, words in _words(where).items()]
     for name, (low, high) in RANGES.items():
         if where.get(low) or where.get(high):
             part = where.get("part", "its value") if name == "part_range" else _RANGE_WORDS.get(name, name)

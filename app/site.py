@@ -67,8 +67,8 @@ class Site:
 
     def begin_all(self) -> None:
         """Starts what stands above all pages; called before the first of them."""
-        self._context = (gr.HTML(elem_id="v-context", apply_default_css=False, js_on_load="vlrl.form(watch)"),
-                         *self.digests(1))
+        bar = gr.HTML(elem_id="v-context", apply_default_css=False, js_on_load="vlrl.form(watch)")
+        self._context = bar, self.digests(1)[0]
 
     def begin(self, page: str) -> None:
         """Starts a page, inside its column: its location, and where its errors appear."""

@@ -51,7 +51,7 @@ def test_history_shows_a_prompt_over_runs_and_leads_to_its_groups(mine, page):
     assert below.locator("ins").count() and below.locator("del").count()
     below.get_by_label("Second answer").select_option(index=1)  # another answer: the address says which
     page.wait_for_url("**b=*")
-    below.get_by_label("Run", exact=True).select_option("slow")
+    page.locator("#v-context").get_by_label("Run", exact=True).select_option("slow")
     page.wait_for_url("**run=slow*")
     below.locator("td", has_text="boxes").first.wait_for(state="detached")
     below.locator("tbody a.go").first.click()
