@@ -186,6 +186,7 @@ def test_an_empty_folder_says_what_to_do_and_shows_the_first_run(chromium, tmp_p
 
 def test_narrow_and_dark(phone, served):
     phone.goto(f"{served}?page=runs&runs=boxes,sweep/points")
+    phone.locator(".v-chart").first.scroll_into_view_if_needed()  # plots are drawn as they come into view
     expect(phone.locator(PLOTTED).first).to_be_visible()
     assert phone.evaluate("document.documentElement.scrollWidth") <= 400
     ground, text = phone.evaluate("""[getComputedStyle(document.body).backgroundColor,
@@ -193,6 +194,7 @@ def test_narrow_and_dark(phone, served):
     assert max(map(int, re.findall(r"\d+", ground)[:3])) < 60 < min(map(int, re.findall(r"\d+", text)[:3]))
     phone.emulate_media(color_scheme="light")
     phone.reload()
+    phone.locator(".v-chart").first.scroll_into_view_if_needed()  # plots are drawn as they come into view
     expect(phone.locator(PLOTTED).first).to_be_visible()
     ground = phone.evaluate("getComputedStyle(document.body).backgroundColor")
     assert min(map(int, re.findall(r"\d+", ground)[:3])) > 200
