@@ -20,15 +20,15 @@ Links = bool | Mapping[str, Any]
 
 
 def group(view: GroupView, addresses: draw.Addresses, chosen: int | None = None, links: Links = True,
-          most_frames: int = draw.FRAMES) -> Html:
+          most_frames: int = draw.FRAMES, notes: Mapping[int, Html] | None = None) -> Html:
     """Returns the whole group: head, question, pictures, answers. `chosen` is the index of the answer that stands out.
 
     `links` lead to the app's other pages and keep what a mapping holds of the location; a page read from disk has none
-    (False). See draw.media for the rest.
+    (False). `notes` stand on the cards, by index. See draw.media for the rest.
     """
     beside = " v-beside" if len(view.media) == 1 and view.media[0].kind != "video" else ""
-    return el("section", head(view, links), _question(view), draw.media(view, addresses, chosen, most_frames),
-              strip(view, chosen, links), class_=f"v v-group{beside}")
+    return el("section", head(view, links), question(view), draw.media(view, addresses, chosen, most_frames),
+              strip(view, chosen, links, notes), class_=f"v v-group{beside}")
 
 
 def where(view: GroupView, **more: Any) -> dict[str, Any]:
@@ -79,7 +79,8 @@ def _tile(name: str, value: Any) -> Html:
     return el("div", el("span", name), el("b", value), class_="v-tile")
 
 
-def _question(view: GroupView) -> Html:
+def question(view: GroupView) -> Html:
+    """Returns prompt, target and data row."""
     row = {k: v for k, v in view.sample.items() if v is not None}
     return el("div", el("div", el("h4", "Prompt"), _prompt(view.prompt), class_="v-half"),
               el("div", el("h4", "Target"), folded(as_json(view.target), 1200, "pre"),
@@ -98,7 +99,8 @@ def _prompt(text: str) -> Html:
 # --- answers ----------------------------------------------------------------------------------------------------------
 
 
-def strip(view: GroupView, chosen: int | None = None, links: Links = True) -> Html:
+def strip(view: GroupView, chosen: int | None = None, links: Links = True,
+          notes: Mapping[int, Html] | None = None) -> Html:
     """Returns all answers as cards side by side, in a strip that scrolls by itself; one below the other on a narrow
     screen.
     """
@@ -106,7 +108,7 @@ def strip(view: GroupView, chosen: int | None = None, links: Links = True) -> Ht
         return el("p", "The group has no answers.", class_="v-dim")
     most, place = _largest(view), next((i for i, r in enumerate(view.rollouts) if r.index == chosen), 0)
     first = place - place % _MOST_CARDS  # the chosen answer is among those shown
-    cards = [card(view, rollout, most, rollout.index == chosen, links)
+    cards = [card(view, rollout, most, rollout.index == chosen, links, (notes or {}).get(rollout.index, ""))
              for rollout in view.rollouts[first:first + _MOST_CARDS]]
     return el("div", *cards, _more(view, first, links), class_="v-strip", tabindex="0", role="list",
               aria_label="Answers of the group")
@@ -133,8 +135,10 @@ def _largest(view: GroupView) -> dict[str, float]:
 
 
 def card(view: GroupView, rollout: RolloutView, most: Mapping[str, float] | None = None, chosen: bool = False,
-         links: Links = True) -> Html:
-    """Returns one answer: reward and its parts, advantage, form, reasoning, answer, what was read from it, error."""
+         links: Links = True, remark: Html | str = "") -> Html:
+    """Returns one answer: what was noted on it, reward and its parts, advantage, form, reasoning, answer, what was
+    read from it, error.
+    """
     form = None if turns.is_episode(rollout) else forms.read(
         rollout.completion, view.prompt, rollout.truncated, forms.usual([r.completion for r in view.rollouts]))
     title = _link(links, where(view, rollout=rollout.index), f"#{rollout.index}", "its tokens")
@@ -145,7 +149,7 @@ def card(view: GroupView, rollout: RolloutView, most: Mapping[str, float] | None
              class_="v-top")
     broken = [chip(problem, "bad") for problem in form.problems] if form else []
     error = note("Scorer: ", rollout.error, kind="bad") if rollout.error else ""
-    return el("article", top, el("div", *_chips(rollout), class_="v-chips"),
+    return el("article", top, remark, el("div", *_chips(rollout), class_="v-chips"),
               _parts(rollout, most or _largest(view)), el("div", *broken, class_="v-chips") if broken else "", error,
               _text(form) if form else turns.lines(rollout), _parsed(view, rollout),
               class_=f"v-card{' v-chosen' if chosen else ''}", role="listitem",
@@ -204,6 +208,11 @@ def _parts(rollout: RolloutView, most: Mapping[str, float]) -> Html:
         rows.append(el("div", el("span", name, class_="v-name", title=name), el("span", bar, class_="v-track"),
                        el("span", words, el("span", times, class_="v-dim"), class_="v-num"), class_="v-part"))
     return el("div", *rows, class_="v-parts") if rows else el("p", "no reward parts", class_="v-dim")
+
+
+def part_chips(rollout: RolloutView) -> list[Html]:
+    """Returns the parts of the reward in few words."""
+    return [chip(f"{name} {number(value)}") for name, value in rollout.parts.items()]
 
 
 def _text(form: forms.Form) -> Html:

@@ -69,6 +69,8 @@ def _toggles(all_shapes: Sequence[Shape], chosen: int | None) -> Html:
     single = present if len(present) <= _MOST_TOGGLES else [i for i in present if i == chosen]
     marks += [_toggle(str(i), f"#{i}", "", color(i)) for i in single]
     rules = "".join(f".v-draw:has(.v-on-{key}:not(:checked)) .v-of-{key}{{display:none}}" for key in ["t", *single])
+    rules += "".join(f".v-group:has(#v-answer-{i}:hover) .v-marks g:not(.v-of-{i},.v-of-t){{opacity:.12}}"
+                     for i in single)  # pointing at a card lights its marks
     if len(single) < len(present):
         others = "".join(f":not(.v-of-{key})" for key in ["t", *single])
         marks.append(_toggle("others", f"{len(present) - len(single)} {'other ' if single else ''}answers", ""))

@@ -2,7 +2,7 @@
 
 In a location, `run`, `source`, `split`, `step`, `group` and `rollout` name what is open. The list beside it has names
 of its own, so that opening a group leaves it as it is: `in=all` (every run), `kind` (train, eval), `set` (split),
-`from` and `to` (steps), and those of RANGES and `_fields`.
+`from` and `to` (steps), and those of RANGES and `_fields`. Without `kind` it shows training groups.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from . import context
 from .controls import decimal, field, pick
-from .html import Html, el
+from .html import Html, el, link
 from .index import ORDERS, SORTS, Facets, GroupKey, Query, RolloutKey
 from .queries import LIMITS
 
@@ -20,7 +21,15 @@ RANGES = {"steps": ("from", "to"), "reward": ("rmin", "rmax"), "part_range": ("p
           "turns": ("tmin", "tmax")}
 """Field of Query -> its names in a location."""
 _YES = {"yes": True, "no": False}
+_NO = {"yes": False, "no": True}
 _OPENED = ("source", "split", "step", "group", "rollout", "in")
+_NAMES = ("set", "part", "cut", "end", "tool", "err", "cat", "alike", "form", "odd", "sample", "text", "flag")
+"""Filters of one value each; the others are ranges."""
+PRESETS: Mapping[str, Mapping[str, str]] = {
+    "zero variance": {"alike": "yes"}, "cut off": {"cut": "yes"}, "malformed": {"form": "no"},
+    "full reward, but unusual": {"odd": "yes", "view": "rollouts"}, "tool errors": {"tool": "yes", "view": "rollouts"},
+    "ended by a limit": {"end": "limit", "view": "rollouts"}, "to review": {"flag": "no", "order": "mixed"}}
+"""What is often asked for -> its part of a location."""
 _ORDER_WORDS = {"step": "newest first", "best": "best first", "worst": "worst first", "mixed": "most mixed first"}
 _SORT_WORDS = {"index": "number in the group", "sample_id": "sample", "part": "reward part", "length": "length"}
 
@@ -28,12 +37,12 @@ _SORT_WORDS = {"index": "number in the group", "sample_id": "sample", "part": "r
 def query_of(where: Mapping[str, str], flagged: Sequence[RolloutKey] | None = None) -> Query:
     """Returns the query of a location. Raises AppError for a number that is none.
 
-    `flagged` are the rollouts that `flag=yes` keeps.
+    `flagged` are the rollouts with notes, which `flag=yes` keeps and `flag=no` leaves out.
     """
     ranges = {name: (decimal(where, low), decimal(where, high)) for name, (low, high) in RANGES.items()}
     open_group = "group" in where
     runs = () if where.get("in") == "all" or not where.get("run") else (where["run"],)
-    kind = where.get("kind") or ("" if open_group else where.get("source", ""))
+    kind = where.get("kind") or where.get("source") or "train"
     if not open_group and where.get("step"):
         ranges["steps"] = (decimal(where, "step"), decimal(where, "step"))
     order, sort = where.get("order", "step"), where.get("sort", "step")
@@ -42,8 +51,9 @@ def query_of(where: Mapping[str, str], flagged: Sequence[RolloutKey] | None = No
         split=where.get("set") or (None if open_group else where.get("split")), part=where.get("part"), **ranges,
         ended=where.get("end"), tool_errors=_YES.get(where.get("tool", "")),
         truncated=_YES.get(where.get("cut", "")), error=_YES.get(where.get("err", "")), category=where.get("cat"),
-        alike=_YES.get(where.get("alike", "")), sample_id=where.get("sample"), text=where.get("text"),
-        flagged=tuple(flagged) if flagged is not None else None,
+        alike=_YES.get(where.get("alike", "")), malformed=_NO.get(where.get("form", "")),
+        unusual=_YES.get(where.get("odd", "")), sample_id=where.get("sample"), text=where.get("text"),
+        flagged=tuple(flagged) if flagged is not None else None, noted=where.get("flag") != "no",
         order=order if order in ORDERS else "step", sort=sort if sort in SORTS else "step",
         descending=where.get("dir") != "up")
 
@@ -64,17 +74,63 @@ def opened(where: Mapping[str, str], key: GroupKey, rollout: int | None = None) 
     return target | ({} if filters.get("run") else {"in": "all"}) | ({} if rollout is None else {"rollout": rollout})
 
 
+def needs_notes(where: Mapping[str, str]) -> bool:
+    """Returns whether `query_of` needs the rollouts with notes."""
+    return where.get("flag") in ("yes", "no")
+
+
 def set_filters(where: Mapping[str, str]) -> int:
     """Returns how many filters are set."""
-    names = ["set", "part", "cut", "end", "tool", "err", "cat", "alike", "sample", "text", "flag",
-             *sum(RANGES.values(), ())]
-    return sum(bool(where.get(name)) for name in names)
+    return sum(bool(where.get(name)) for name in (*_NAMES, *sum(RANGES.values(), ())))
 
 
-def form(runs: Sequence[str], facets: Facets) -> Html:
+def chips(where: Mapping[str, str]) -> list[Html]:
+    """Returns a link for each filter that is set, which takes it away."""
+    given: list[tuple[str, tuple[str, ...]]] = [(words, (name,)) for name, words in _words(where).items()]
+    for name, (low, high) in RANGES.items():
+        if where.get(low) or where.get(high):
+            part = where.get("part", "its value") if name == "part_range" else _RANGE_WORDS.get(name, name)
+            given.append((f"{part} {_span(where.get(low), where.get(high))}", (low, high)))
+    here = {**keeps(where), "page": "rollouts"}
+    return [link({k: v for k, v in here.items() if k not in (*names, "at")}, words, " ×", class_="v-chip v-away",
+                 title="take this filter away", data_replace=True) for words, names in given]
+
+
+def presets(where: Mapping[str, str]) -> Html:
+    """Returns links to what is often asked for; the one in view leads back to everything."""
+    base = context.of(where) | {k: where[k] for k in ("kind", "sort", "dir") if k in where}
+    links = []
+    for words, wanted in PRESETS.items():
+        on = all(where.get(k) == v for k, v in wanted.items())
+        links.append(link({"page": "rollouts", **base, **({} if on else wanted)}, words, class_="v-pick",
+                          aria_current="true" if on else None))
+    return el("nav", *links, class_="v-picks v-presets", aria_label="Often asked for")
+
+
+_RANGE_WORDS = {"length": "tokens"}
+_VALUE_WORDS = {
+    ("cut", "yes"): "cut off", ("cut", "no"): "whole", ("tool", "yes"): "tool errors", ("tool", "no"): "no tool error",
+    ("err", "yes"): "scoring error", ("err", "no"): "no scoring error", ("alike", "yes"): "zero variance",
+    ("alike", "no"): "different rewards", ("form", "no"): "malformed", ("form", "yes"): "well formed",
+    ("odd", "yes"): "full reward, but unusual", ("odd", "no"): "not unusual", ("flag", "yes"): "flagged or commented",
+    ("flag", "no"): "without a note"}
+_NAME_WORDS = {"set": "split", "end": "ended by", "cat": "category"}
+
+
+def _words(where: Mapping[str, str]) -> dict[str, str]:
+    return {name: _VALUE_WORDS.get((name, where[name]), f"{_NAME_WORDS.get(name, name)} {where[name]}")[:80]
+            for name in _NAMES if where.get(name)}
+
+
+def _span(low: str | None, high: str | None) -> str:
+    if low and high:
+        return low if low == high else f"{low} to {high}"
+    return f"≥ {low}" if low else f"≤ {high}"
+
+
+def form(facets: Facets) -> Html:
     """Returns the form; app.js fills it from the location."""
-    first = [pick("run", "Run", "", [("", "every run"), *((r, r) for r in runs)]),
-             pick("kind", "From", "", [("", "training and evaluation"), ("train", "training"), ("eval", "evaluation")]),
+    first = [pick("kind", "From", "", [("", "training"), ("eval", "evaluation"), ("all", "training and evaluation")]),
              pick("view", "Show", "", [("", "groups"), ("rollouts", "rollouts")]),
              el("span", pick("order", "Order", "", [("" if o == "step" else o, _ORDER_WORDS[o]) for o in ORDERS]),
                 class_="v-of-groups"),
@@ -87,13 +143,11 @@ def form(runs: Sequence[str], facets: Facets) -> Html:
 
 
 def _fields(facets: Facets) -> list[Html]:
-    most = facets.steps[1] if facets.steps else None
     return [
-        _range("Steps", "steps", 1, most), _range("Reward", "reward"),
+        _range("Reward", "reward"),
         pick("part", "Reward part", "", [("", "–"), *((p, p) for p in facets.parts)]),
         _range("Its value", "part_range"),
         _range("Advantage", "advantage"), _range("Length in tokens", "length", 1), _range("Difficulty", "difficulty"),
-        pick("set", "Split", "", [("", "any"), *((s, s) for s in facets.splits)]),
         pick("cat", "Category", "", [("", "any"), *((c, c) for c in facets.categories)]),
         pick("cut", "Cut off", "", [("", "any"), ("yes", "cut off"), ("no", "whole")]),
         _range("Turns of an episode", "turns", 1),
@@ -102,16 +156,17 @@ def _fields(facets: Facets) -> list[Html]:
         pick("tool", "Tool errors", "", [("", "any"), ("yes", "with one"), ("no", "an episode without")]),
         pick("err", "Scoring error", "", [("", "any"), ("yes", "with an error"), ("no", "without")]),
         pick("alike", "Rewards of a group", "", [("", "any"), ("yes", "all equal"), ("no", "different")]),
-        pick("flag", "Notes", "", [("", "any"), ("yes", "flagged or commented")]),
+        pick("form", "Form", "", [("", "any"), ("no", "malformed"), ("yes", "well formed")]),
+        pick("odd", "Unusual", "", [("", "any"), ("yes", "full reward, but unusual"), ("no", "others")]),
+        pick("flag", "Notes", "", [("", "any"), ("yes", "flagged or commented"), ("no", "not yet")]),
         field("sample", "Sample id", "", "search"),
     ]
 
 
-def _range(label: str, name: str, step: float | None = None, most: float | None = None) -> Html:
+def _range(label: str, name: str, step: float | None = None) -> Html:
     low, high = RANGES[name]
     shared = {"type": "number", "step": step or "any", "autocomplete": "off"}
-    highest = "to" if most is None else f"to {most}"
     return el("fieldset", el("legend", label),
               el("input", name=low, placeholder="from", aria_label=f"{label} from", **shared),
-              el("input", name=high, placeholder=highest, aria_label=f"{label} to", **shared),
+              el("input", name=high, placeholder="to", aria_label=f"{label} to", **shared),
               class_="v-range")

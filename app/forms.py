@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-_NAMES = ("think", "answer", "glue")
+TAGS = ("think", "answer", "glue")
 _TAG = re.compile(r"<(/?)(think|answer|glue)>")
 _KINDS = {"think": "reasoning", "answer": "answer", "glue": "answer"}
 
@@ -37,7 +37,7 @@ class Form:
 
 def usual(texts: Sequence[str]) -> set[str]:
     """Returns the tags that at least half of some answers have."""
-    return {name for name in _NAMES if texts and 2 * sum(f"</{name}>" in text for text in texts) >= len(texts)}
+    return {name for name in TAGS if texts and 2 * sum(f"</{name}>" in text for text in texts) >= len(texts)}
 
 
 def read(text: str, prompt: str = "", truncated: bool = False, others: Collection[str] = ()) -> Form:
@@ -49,11 +49,11 @@ def read(text: str, prompt: str = "", truncated: bool = False, others: Collectio
     """
     end = prompt.rstrip()
     opened = "think" if end.endswith("<think>") else ""
-    closed = {name for name in _NAMES if re.search(f"</?{name}>", text)}
-    requested = {name for name in _NAMES if f"<{name}>" in prompt or name in others}
+    closed = {name for name in TAGS if re.search(f"</?{name}>", text)}
+    requested = {name for name in TAGS if f"<{name}>" in prompt or name in others}
     if end.endswith("</think>"):
         requested -= {"think"}
-    expected = [name for name in _NAMES if name in closed | requested]
+    expected = [name for name in TAGS if name in closed | requested]
     if not expected:
         pieces = (Piece("answer", text),) if text else ()
         return Form(pieces, ("cut off before its end",) if truncated else ())

@@ -186,7 +186,7 @@ class Index:
         """
         scope = self.refresh(query.runs)
         groups, rollouts = of_groups(query, scope.runs), of_rollouts(query)
-        order, order_values = rollout_order(query)
+        order, order_values = rollout_order(query, scope.runs)
         sql = f"""
             WITH found AS (SELECT rowid AS row, row_number() OVER (ORDER BY {order}) AS place FROM rollouts
                            WHERE {groups} AND {rollouts}),
@@ -260,10 +260,10 @@ def _groups(query: Query, runs: list[str]) -> tuple[str, list[Any]]:
     groups, rollouts = of_groups(query, runs), of_rollouts(query)
     # rounded, so that equal rewards have a spread of 0 whatever the order in which they are added up
     sql = f"""
-        SELECT {_KEY}, count(*) FILTER ({rollouts}) AS hits, avg(reward) FILTER (NOT aside) AS mean,
-               round(stddev_samp(reward) FILTER (NOT aside), 12) AS std
+        SELECT {_KEY}, list_position(?::VARCHAR[], run) AS recency, count(*) FILTER ({rollouts}) AS hits,
+               avg(reward) FILTER (NOT aside) AS mean, round(stddev_samp(reward) FILTER (NOT aside), 12) AS std
         FROM rollouts WHERE {groups} GROUP BY {_KEY} HAVING hits > 0"""
-    return sql, [*rollouts.values, *groups.values]
+    return sql, [runs, *rollouts.values, *groups.values]
 
 
 def _group_key(row: dict[str, Any]) -> GroupKey:

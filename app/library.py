@@ -56,6 +56,8 @@ class RunInfo:
     """Seconds since 1970; of the last start, when a run was resumed."""
     duration_s: float | None = None
     """Since then: until now while it runs, else until its last sign of life."""
+    eta_s: float | None = None
+    """Seconds to its end at the speed of its last steps; None when it does not run."""
     notes: tuple[str, ...] = ()
     """What of its files could not be read, in words."""
     part_of: str = ""
@@ -227,8 +229,9 @@ class Library:
         lasted = ended - started if ended is not None and started is not None and ended >= started else None
         steps = report.steps if report.steps is not None else _whole(settings.get("steps"))
         part_of, head = self._whose(id, path)
+        eta_s = finite(report.eta_s) if state == "running" else None
         return RunInfo(id, path, state, _task(settings), _word(settings.get("model.name")), _whole(report.step),
-                       _whole(steps), finite(report.reward), started, lasted, tuple(notes), part_of, head)
+                       _whole(steps), finite(report.reward), started, lasted, eta_s, tuple(notes), part_of, head)
 
     def _whose(self, id: str, path: Path) -> tuple[str, str]:
         """Returns the id of the run that a run is a stage of, and of the one at the top; ("", id) of a run of its

@@ -16,7 +16,10 @@ from .site import PAGES, Site
 
 KEYS = (("j ↓", "next row of the list; j in a group: the next group"), ("k ↑", "the row or group before"),
         ("Enter", "open the row"), ("h ←", "the answer before"), ("l →", "the next answer"),
-        ("u Esc", "back to the list"), ("t", "the turns of an episode: ← → move"),
+        ("u Esc", "back to the list"), ("g b s", "flag the answer: good, bad, unsure; then comes the next"),
+        ("c", "comment on the answer"),
+        ("a", "what the open answer says at its end"),
+        ("t", "the turns of an episode: ← → move"),
         ("n p", "next page of the list, the one before"), ("/", "search"),
         ("?", "these keys"))
 
@@ -48,6 +51,7 @@ def blocks(site: Site) -> gr.Blocks:
         gr.HTML(el("nav", el("ul", *links), class_="v v-nav", aria_label="Pages"), elem_id="v-top",
                 apply_default_css=False)
         gr.HTML(_keys(), apply_default_css=False)
+        site.begin_all()
         for name in PAGES:
             with gr.Column(elem_id=f"v-page-{name}", elem_classes="v-screen"):
                 site.begin(name)

@@ -25,11 +25,12 @@ from . import AppError
 from .queries import RolloutKey
 
 FILE = "notes.sqlite"
-FLAGS = ("good", "bad", "look")
+FLAGS = ("good", "bad", "unsure")
 """What a rollout may be flagged as; the empty text is no flag."""
 MOST_TEXT = 10_000
 """Characters of a comment."""
 VERSION = 1
+_OLD_NAME = "look"  # of the flag unsure, in files of earlier versions
 _WAIT_S = 5.0
 _COLUMNS = ("run", "source", "split", "step", "group_id", "rollout", "flag", "comment", "sample", "reward", "changed")
 _KEYS = _COLUMNS[:6]
@@ -69,7 +70,8 @@ class Notes:
 
     def all(self, run: str | None = None, flag: str | None = None, text: str = "") -> list[Note]:
         """Notes, the last changed first: of one run, with one flag, with a text in comment or sample id."""
-        wanted = {"run = ?": run, "flag = ?": flag, "instr(lower(comment || ' ' || sample), ?)": text.lower() or None}
+        wanted = {"run = ?": run, f"replace(flag, '{_OLD_NAME}', 'unsure') = ?": flag,
+                  "instr(lower(comment || ' ' || sample), ?)": text.lower() or None}
         tests = {test: utf8(value) for test, value in wanted.items() if value is not None}
         where = f"WHERE {' AND '.join(tests)}" if tests else ""
         return self._select(f"{where} ORDER BY changed DESC, {', '.join(_KEYS)}", tuple(tests.values()))
@@ -194,7 +196,8 @@ def _note(row: tuple) -> Note:
     texts = {name: str(row[i]) for i, name in enumerate(_COLUMNS)}
     reward, changed = (value if isinstance(value, float) else None for value in row[9:])
     key = RolloutKey(texts["run"], texts["source"], texts["split"], row[3], texts["group_id"], row[5])
-    return Note(key, texts["flag"], texts["comment"], texts["sample"], reward, changed or 0.0)
+    return Note(key, "unsure" if texts["flag"] == _OLD_NAME else texts["flag"], texts["comment"], texts["sample"],
+                reward, changed or 0.0)
 
 
 def _values(key: RolloutKey) -> tuple:

@@ -28,9 +28,17 @@ _LONGEST = 1000  # characters of a regular expression
 _KEY = "run, source, split, step, group_id"
 _KEY_TYPES = {"run": pa.string(), "source": pa.string(), "split": pa.string(), "step": pa.int64(),
               "group_id": pa.string(), "idx": pa.int64()}
+_UNUSUAL = f"""({_KEY}, idx) IN (
+    SELECT ({_KEY}, idx) FROM (
+        SELECT *, quantile_cont(length, 0.05) OVER earned AS lowest,
+               quantile_cont(length, 0.95) OVER earned AS highest FROM (
+            SELECT *, max(reward) OVER own AS top, min(reward) OVER own AS bottom FROM rollouts WHERE NOT aside
+            WINDOW own AS (PARTITION BY run, source, task)
+        ) WHERE reward = top AND top > bottom WINDOW earned AS (PARTITION BY run, source, task)
+    ) WHERE length < lowest OR length > highest OR malformed)"""
 _PART = "part_values[list_position(part_names, ?)]"
-_GROUP_ORDER = {"step": "step {way}", "best": "mean DESC NULLS LAST, step DESC", "worst": "mean NULLS LAST, step DESC",
-                "mixed": "std DESC NULLS LAST, step DESC"}
+_GROUP_ORDER = {"step": "recency, step {way}", "best": "mean DESC NULLS LAST, step DESC",
+                "worst": "mean NULLS LAST, step DESC", "mixed": "std DESC NULLS LAST, step DESC"}
 _SORT = {"index": "idx", "part": _PART} | {name: name for name in SORTS if name not in ("index", "part")}
 
 
@@ -86,15 +94,23 @@ class Query:
     difficulty: Range = ANY
     alike: bool | None = None
     """True: only groups in which all rewards are equal; False: only others."""
+    malformed: bool | None = None
+    """True: only answers whose tags are wrong (table.is_malformed); False: only others."""
+    unusual: bool | None = None
+    """True: only answers with the full reward of their run and task (the highest, where rewards differ) whose length
+    is among the 5 % shortest or longest of these, or which are malformed; False: only others."""
     sample_id: str | None = None
     """Exactly this sample."""
     text: str | None = None
     """A regular expression (RE2, upper and lower case alike) to be found in the answer, the prompt or the error; in
     long ones within the first characters, see table.SEARCHED."""
     flagged: tuple[RolloutKey, ...] | None = None
-    """Only these rollouts (those that notes flag); None = all."""
+    """Only these rollouts (those with notes); None = all."""
+    noted: bool = True
+    """False: all but those of `flagged`."""
     order: str = "step"
-    """Of groups: step (newest first), best, worst (by mean reward), mixed (largest spread first)."""
+    """Of groups: step (of the run started last, newest first), best, worst (by mean reward), mixed (largest spread
+    first)."""
     sort: str = "step"
     """Of rollouts: one of SORTS."""
     descending: bool = True
@@ -157,6 +173,10 @@ def of_rollouts(query: Query) -> Where:
         where.add(f"tool_errors {'> 0' if query.tool_errors else '= 0'}")
     if query.truncated is not None:
         where.add("truncated = ?", bool(query.truncated))
+    if query.malformed is not None:
+        where.add("malformed = ?", bool(query.malformed))
+    if query.unusual is not None:
+        where.add(_UNUSUAL if query.unusual else f"NOT {_UNUSUAL}")
     if query.error is not None:
         where.add(f"error IS {'NOT ' if query.error else ''}NULL")
     if query.text:
@@ -164,7 +184,7 @@ def of_rollouts(query: Query) -> Where:
         where.add("(regexp_matches(completion, ?, 'i') OR regexp_matches(prompt, ?, 'i') "
                   "OR coalesce(regexp_matches(error, ?, 'i'), false))", pattern, pattern, pattern)
     if query.flagged is not None:
-        where.add(f"({_KEY}, idx) IN (SELECT ({_KEY}, idx) FROM flagged)")
+        where.add(f"({_KEY}, idx) {'' if query.noted else 'NOT '}IN (SELECT ({_KEY}, idx) FROM flagged)")
     return where
 
 
@@ -185,17 +205,19 @@ def clean_key(key: GroupKey | RolloutKey) -> tuple[Any, ...]:
 
 
 def group_order(query: Query) -> str:
-    """ORDER BY of groups: no two have the same place."""
+    """ORDER BY of groups, over the columns of index._groups: no two have the same place."""
     order = _GROUP_ORDER[_chosen("order", query.order, ORDERS)]
     return f"{order.format(way=_way(query))}, run, source, split, group_id"
 
 
-def rollout_order(query: Query) -> tuple[str, list[Any]]:
-    """ORDER BY of rollouts, and its parameters: no two have the same place."""
+def rollout_order(query: Query, runs: list[str]) -> tuple[str, list[Any]]:
+    """ORDER BY of rollouts, and its parameters: no two have the same place. `runs` stand in the order of time."""
     column = _SORT[_chosen("sort", query.sort, SORTS)]
     if query.sort == "part" and query.part is None:
         raise AppError("to sort by a reward part, choose the part")
     values = [utf8(str(query.part))] if query.sort == "part" else []
+    if query.sort == "step":
+        column, values = f"list_position(?::VARCHAR[], run), {column}", [runs]
     return f"{column} {_way(query)} NULLS LAST, step DESC, run, source, split, group_id, idx", values
 
 

@@ -30,6 +30,7 @@ import gradio as gr
 
 from vlrl.errors import VlrlError
 
+from . import context
 from .html import note
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 PAGES = ("runs", "rollouts", "history", "compare", "curriculum", "playground", "notes")
 _LONGEST = 8000  # characters of a query
+_PRIVATE: dict[str, Any] = {"api_visibility": "private"}
+_IN_PLACE: dict[str, Any] = {**_PRIVATE, "show_progress": "hidden", "queue": False, "trigger_mode": "always_last"}
 _log = logging.getLogger("vlrl.app")
 
 
@@ -58,6 +61,14 @@ class Site:
     page: str = PAGES[0]
     _locations: dict[str, gr.HTML] = field(default_factory=dict)
     _messages: dict[str, gr.Column] = field(default_factory=dict)
+    _answers: dict[str, gr.HTML] = field(default_factory=dict)
+    _context: tuple[gr.HTML, gr.HTML] | None = None
+    """The bar above all pages, and the digest of it."""
+
+    def begin_all(self) -> None:
+        """Starts what stands above all pages; called before the first of them."""
+        bar = gr.HTML(elem_id="v-context", apply_default_css=False, js_on_load="vlrl.form(watch)")
+        self._context = bar, self.digests(1)[0]
 
     def begin(self, page: str) -> None:
         """Starts a page, inside its column: its location, and where its errors appear."""
@@ -65,17 +76,30 @@ class Site:
         name = json.dumps(page)
         self._locations[page] = gr.HTML("", elem_id=f"v-location-{page}", elem_classes="v-hidden",
                                         js_on_load=f"vlrl.page({name}, props, trigger, 'tick')")
+        self._answers[page] = gr.HTML("", elem_classes="v-hidden", js_on_load="vlrl.answered(props, watch)")
         self._messages[page] = gr.Column(elem_id=f"v-messages-{page}", elem_classes="v-messages")
 
     def on_location(self, fn: Callable[..., Any], outputs: Sequence[Any], inputs: Sequence[Any] = ()) -> None:
         """Calls `fn(location, *inputs)` when the location names this page; its results go to `outputs`."""
-        place = self._locations[self.page]
-        self._listen(place.change, fn, [place, *inputs], outputs)
+        def with_context(query: str, before: str, *values: Any) -> tuple[Any, ...]:
+            results = fn(location(query), *values)
+            return *same([before], [context.bar(self.library)]), *(results if len(outputs) > 1 else (results,))
+
+        shown = _shown(with_context, len(outputs) + 2)
+
+        def answered(query: str, *values: Any) -> tuple[Any, ...]:
+            return *shown(query, *values), str(query or "").rpartition("#")[2]  # app.js counts them
+
+        assert self._context, "begin_all comes first"
+        place, (_, before) = self._locations[self.page], self._context
+        place.change(answered, [place, before, *inputs],
+                     [*self._context, *outputs, self._message(), self._answers[self.page]], **_IN_PLACE)
 
     def on_tick(self, fn: Callable[..., Any], outputs: Sequence[Any], inputs: Sequence[Any] = ()) -> None:
         """Calls `fn(location, *inputs)` every few seconds (see app.js) while this page is in view."""
         place = self._locations[self.page]
-        self._listen(place.tick, fn, [place, *inputs], outputs)
+        self.on(place.tick, lambda query, *values: fn(location(query), *values), [place, *inputs], outputs,
+                **_IN_PLACE)
 
     def digests(self, number: int) -> list[gr.HTML]:
         """Hidden components that hold digests of what a browser shows, for `same`; called inside the page's column."""
@@ -87,19 +111,14 @@ class Site:
 
         `fn` may be a generator. `options` are Gradio's. Returns what Gradio returns, for `.then`.
         """
-        wrapped = _shown(fn, len(outputs))
-        with self._messages[self.page]:  # one a listener: what works says nothing about what does not
-            message = gr.HTML("", elem_classes="v-message")
-        return event(wrapped, [*inputs], [*outputs, message], **{"api_visibility": "private", **options})
+        message = self._message()
+        return event(_shown(fn, len(outputs)), [*inputs], [*outputs, message],
+                     **{**_PRIVATE, **options})
 
-    def _listen(self, event: Callable[..., Any], fn: Callable[..., Any], inputs: Sequence[Any],
-                outputs: Sequence[Any]) -> None:
-        @wraps(fn)
-        def with_location(query: str, *values: Any) -> Any:
-            return fn(location(query), *values)
-
-        self.on(event, with_location, inputs, outputs, show_progress="hidden", queue=False,
-                trigger_mode="always_last")
+    def _message(self) -> gr.HTML:
+        """Where one listener says what went wrong: what works says nothing about what does not."""
+        with self._messages[self.page]:
+            return gr.HTML("", elem_classes="v-message")
 
 
 def charts(elem_id: str) -> gr.HTML:

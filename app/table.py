@@ -31,6 +31,7 @@ from vlrl.store import ROLLOUT_FILE, SCHEMA, as_schema, read_rollouts
 
 from . import AppError
 from .details import decoded
+from .forms import TAGS
 from .library import Library, inside, inside_folder
 from .queries import SOURCES, pattern_error
 from .textfiles import first_line
@@ -52,7 +53,7 @@ _TABLE = {"run": "VARCHAR", "source": "VARCHAR", "split": "VARCHAR", "step": "BI
           "category": "VARCHAR", "difficulty": "DOUBLE", "aside": "BOOLEAN", "part_names": "VARCHAR[]",
           "part_values": "DOUBLE[]", "media": "VARCHAR", "shown": "VARCHAR", "completion": "VARCHAR",
           "prompt": "VARCHAR", "correct": "BOOLEAN", "target": "BIGINT", "finish_reason": "VARCHAR", "turns": "INTEGER",
-          "tool_errors": "INTEGER"}
+          "tool_errors": "INTEGER", "malformed": "BOOLEAN"}
 _SETTINGS: dict[str, Any] = {
     "memory_limit": "448MB", "threads": 2, "enable_external_access": False, "autoinstall_known_extensions": False,
     "autoload_known_extensions": False, "preserve_insertion_order": False}
@@ -387,7 +388,28 @@ def _light(batch: _Batch) -> pa.Table:
         "shown": _hashes(column("media")), "completion": pc.fill_null(column("completion"), ""),
         "prompt": pc.fill_null(column("prompt"), ""),
         "correct": column("correct"), "target": _digests(column("target")),
-        "finish_reason": column("finish_reason"), "turns": column("turns"), "tool_errors": column("tool_errors")})
+        "finish_reason": column("finish_reason"), "turns": column("turns"), "tool_errors": column("tool_errors"),
+        "malformed": is_malformed(column("completion"), column("prompt"), column("episode_id"))})
+
+
+def is_malformed(answers: Any, prompts: Any, episodes: Any) -> Any:
+    """Returns [N] whether the tags of an answer are wrong: one missing, unpaired or twice, or text outside of them.
+
+    As forms.read judges one answer, but quickly: from the stored beginning of the text, with the tags that the answer
+    or its prompt have. Episodes are not judged.
+    """
+    texts, asked = pc.fill_null(answers, ""), pc.fill_null(prompts, "")
+    opened = pc.match_substring_regex(asked, r"<think>\s*$")
+    wrong = tagged = pa.array(np.zeros(len(texts), bool))
+    for name in TAGS:
+        starts, ends = (pc.count_substring(texts, f"<{slash}{name}>") for slash in ("", "/"))
+        here = pc.or_(pc.greater(pc.add(starts, ends), 0), pc.match_substring(asked, f"<{name}>"))
+        starts = pc.add(starts, opened.cast(starts.type)) if name == "think" else starts
+        tagged = pc.or_(tagged, pc.greater(pc.add(starts, ends), 0))
+        wrong = pc.or_(wrong, pc.and_(here, pc.or_(pc.not_equal(starts, 1), pc.not_equal(ends, 1))))
+    before = pc.and_not(pc.match_substring_regex(texts, r"^\s*[^<\s]"), opened)
+    after = pc.match_substring_regex(texts, r"</(answer|glue)>\s*[^<\s]")
+    return pc.and_(pc.or_(wrong, pc.and_(tagged, pc.or_(before, after))), pc.is_null(episodes))
 
 
 def _finite(values: Any) -> Any:

@@ -8,16 +8,16 @@ from typing import Any
 
 from vlrl.evaluation.stats import Interval
 
-from .. import AppError, controls
+from .. import AppError, context, controls
 from ..figures import figure
-from ..html import Html, el, empty, link, number, table
+from ..html import Html, el, empty, link, note, number, table
 from ..index import Index
 from ..insight import Comparison, Side, compare
 from ..marks import color
 from ..remarks import remarks_on
 from ..rows import Span, compare_spans, part_gains
 from ..site import Site, chart_value, query
-from . import charted
+from . import charted, sides
 
 MOST_LISTED = 20
 """Gains, and losses, that are listed."""
@@ -52,7 +52,8 @@ def show(site: Site, where: Mapping[str, str]) -> charted.Shown:
     except AppError as error:
         return el("div", form, empty(str(error), _way_out(where)), class_="v"), chart_value([]), Html("")
     above = el("div", form, *remarks_on(site, request.runs, result.notes), _facts(result, request), class_="v")
-    below = el("div", _extremes(result), _parts(site.index, result, request), _categories(result), class_="v")
+    below = el("div", _extremes(result, where), _pair(site, result, where), _parts(site.index, result, request),
+               _categories(result), class_="v")
     return above, chart_value([_scatter(result, request)]), below
 
 
@@ -62,7 +63,7 @@ def request_of(site: Site, where: Mapping[str, str], runs: Sequence[str]) -> Req
     Two runs are compared at their last evaluations. Raises AppError for steps that are no numbers.
     """
     source = "train" if where.get("source") == "train" else "eval"
-    a = where.get("a") or next((run for run in runs if len(_evaluated(site, run)) > 1), runs[0])
+    a = where.get("a") or where.get("run") or next((run for run in runs if len(_evaluated(site, run)) > 1), runs[0])
     b = where.get("b") or a
     if source == "train":
         first, second = ((controls.whole(where, f"{name}_step"), controls.whole(where, f"{name}_last"))
@@ -72,7 +73,7 @@ def request_of(site: Site, where: Mapping[str, str], runs: Sequence[str]) -> Req
         if steps[0] is None and a == b:
             steps[0] = min(_evaluated(site, a), default=None)
         first, second = ((step, step) for step in steps)
-    return Request(source, (a, b), (first, second), where.get("split"))
+    return Request(source, (a, b), (first, second), where.get("split") or where.get("set"))
 
 
 def _evaluated(site: Site, run: str) -> list[int]:
@@ -107,10 +108,11 @@ def _way_out(where: Mapping[str, str]) -> str:
 
 
 def _form(site: Site, where: Mapping[str, str], runs: Sequence[str]) -> Html:
-    request = request_of(site, {k: v for k, v in where.items() if k in ("source", "a", "b")}, runs)
+    request = request_of(site, {k: v for k, v in where.items() if k in ("source", "a", "b", "run")}, runs)
     sources = [("", "evaluations"), ("train", "training steps")]
     fields = [controls.pick("source", "Compare", where.get("source"), sources)]
-    named = {"a": f"newest with two: {request.runs[0]}", "b": f"as A: {request.runs[0]}"}
+    usual = f"the run above: {request.runs[0]}" if where.get("run") else f"newest with two: {request.runs[0]}"
+    named = {"a": usual, "b": f"as A: {request.runs[0]}"}
     for name, run in zip("ab", request.runs, strict=True):
         fields.append(controls.pick(name, f"{name.upper()}: run", where.get(name), [("", named[name]), *((
             r, r) for r in runs)]))
@@ -123,9 +125,10 @@ def _form(site: Site, where: Mapping[str, str], runs: Sequence[str]) -> Html:
                 ("", usual), *((step, step) for step in _evaluated(site, run))]))
     if request.source == "eval":
         splits = sorted({split for run in set(request.runs) for split in _splits(site, run)})
-        fields.append(controls.pick("split", "Split", where.get("split"), [("", "first of both"),
+        usual = "the split above" if where.get("set") else "first of both"
+        fields.append(controls.pick("split", "Split", where.get("split"), [("", usual),
                                                                         *((split, split) for split in splits)]))
-    return controls.form({"page": "compare"}, *fields, label="What is compared")
+    return controls.form({"page": "compare", **context.of(where)}, *fields, label="What is compared")
 
 
 def _splits(site: Site, run: str) -> set[str]:
@@ -184,13 +187,31 @@ def _scatter(result: Comparison, request: Request) -> dict[str, Any]:
                   x="reward of A")
 
 
-def _extremes(result: Comparison) -> Html:
+def _pair(site: Site, result: Comparison, where: Mapping[str, str]) -> Html:
+    """Returns the sample of the location, else the one with the largest gain or loss, on both sides: the best answer of
+    each.
+    """
+    if not result.pairs:
+        return Html("")
+    widest = max(result.pairs, key=lambda p: abs(p.gain))
+    pair = next((p for p in result.pairs if p.sample_id == where.get("pair")), widest)
+    title = el("h3", "Before and after: ", link({"page": "history", "sample": pair.sample_id}, pair.sample_id,
+                                                title="this prompt over the steps"))
+    try:
+        shown = sides.shown(site, sides.best(site, pair.key_a), sides.best(site, pair.key_b), ("A", "B"))
+    except AppError as error:  # a run that goes on may have taken its files away
+        shown = note(str(error), kind="warn")
+    return el("section", title, shown, id="v-before-after")
+
+
+def _extremes(result: Comparison, where: Mapping[str, str]) -> Html:
     gains = [pair for pair in result.pairs if pair.gain > 0][:MOST_LISTED]
     losses = [pair for pair in reversed(result.pairs) if pair.gain < 0][:MOST_LISTED]
     head = ("sample", "category", "A", "B", "gain")
 
     def rows(pairs: Iterable[Any]) -> list[tuple]:
-        return [(link({"page": "history", "sample": p.sample_id}, p.sample_id), p.category or "–",
+        return [(link({**where, "page": "compare", "pair": p.sample_id}, p.sample_id, title="both answers side by side",
+                      data_replace=True), p.category or "–",
                  link(controls.place(p.key_a), number(p.a)), link(controls.place(p.key_b), number(p.b)),
                  number(p.gain, ".3f", sign=True)) for p in pairs]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .. import AppError, controls
+from .. import AppError, context, controls
 from ..figures import figure, label, line
 from ..html import Html, el, empty, note, number, table
 from ..insight import Curriculum, curriculum
@@ -31,10 +31,9 @@ def show(site: Site, where: Mapping[str, str]) -> charted.Shown:
     if not runs:
         return charted.no_runs()
     form = controls.form(
-        {"page": "curriculum"},
-        controls.pick("run", "Run", where.get("run"), [("", f"newest: {runs[0]}"), *((r, r) for r in runs)]),
+        {"page": "curriculum", **context.of(where)},
         controls.field("threshold", "An answer passes from reward", where.get("threshold"), "number", step="any",
-                       placeholder="what is correct"), label="Which run")
+                       placeholder="what is correct"), label="What passes")
     try:
         threshold = controls.decimal(where, "threshold")
         summary = curriculum(site.index, site.library, where.get("run") or runs[0], threshold=threshold)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .. import AppError, controls, details, diffs
+from .. import AppError, context, controls
 from ..figures import figure, label
 from ..html import Html, el, empty, link, note, number, table
 from ..index import RolloutRow
@@ -16,7 +16,7 @@ from ..queries import GroupKey, Query, RolloutKey
 from ..remarks import remarks_on
 from ..rows import every_rollout
 from ..site import Site, chart_value, query
-from . import charted
+from . import charted, sides
 
 MOST_ANSWERS = 5_000
 """Answers that are drawn."""
@@ -32,13 +32,13 @@ def build(site: Site) -> None:
 
 def show(site: Site, where: Mapping[str, str]) -> charted.Shown:
     """Returns the page at a location."""
-    runs, sample, run = [info.id for info in site.library.runs()], where.get("sample", ""), where.get("run")
-    if not runs:
+    sample, run = where.get("sample", ""), where.get("run")
+    if not site.library.runs():
         return charted.no_runs()
     searched = tuple([run] if run else [])
     form = controls.form(
-        {"page": "history"}, controls.field("sample", "Sample id", sample, "search"),
-        controls.pick("run", "Run", run, [("", "every run"), *((r, r) for r in runs)]), label="Whose history")
+        {"page": "history", **context.of(where)}, controls.field("sample", "Sample id", sample, "search"),
+        label="Whose history")
     try:
         if not sample:
             return el("div", form, _begin(site, searched), class_="v"), chart_value([]), Html("")
@@ -149,13 +149,15 @@ def _trace(name: str, points: Sequence[tuple[Any, float | None]], tone: str, **m
 
 
 def _two_answers(site: Site, where: Mapping[str, str], rows: Sequence[RolloutRow]) -> Html:
-    """Returns a word diff of two answers: those of the location, else the best of the first visit and of the last."""
+    """Returns two answers on the picture and word by word: those of the location, else the best of the first visit
+    and of the last.
+    """
     if not rows:  # a run that is written to took its files away meanwhile
         return Html("")
     offered = {row.key: row for row in (rows if len(rows) <= _OFFERED else _best(rows))}
     usual = _first_and_last(_best(rows))
     a, b = (controls.unpacked(where.get(name)) or key for name, key in zip("ab", usual, strict=True))
-    keep = {"page": "history", "sample": where.get("sample"), "run": where.get("run")}
+    keep = {"page": "history", "sample": where.get("sample"), **context.of(where)}
     options = [(controls.packed(key), f"{key.run}, {_when(key)}, #{key.index}: {number(row.reward)}")
                for key, row in offered.items()]
     form = controls.form(keep, controls.pick("a", "First answer", controls.packed(a), options),
@@ -163,8 +165,8 @@ def _two_answers(site: Site, where: Mapping[str, str], rows: Sequence[RolloutRow
     if a == b:
         difference = note("Both are the same answer: choose another one to see what changed.")
     else:
-        difference = _diff(site, a, b)
-    return el("section", el("h3", "Two answers, word by word"), form, difference)
+        difference = sides.shown(site, a, b)
+    return el("section", el("h3", "Two answers side by side"), form, difference)
 
 
 def _first_and_last(best: Sequence[RolloutRow]) -> tuple[RolloutKey, RolloutKey]:
@@ -186,25 +188,6 @@ def _best(rows: Sequence[RolloutRow]) -> list[RolloutRow]:
 
 def _when(key: RolloutKey) -> str:
     return f"step {key.step}" if key.source == "train" else f"{key.split} at {key.step}"
-
-
-def _diff(site: Site, a: RolloutKey, b: RolloutKey) -> Html:
-    first, second = (_answer(site, key) for key in (a, b))
-    heads = [el("p", el("span", f"{name}: "), link(controls.place(key), f"{key.run}, {_when(key)}, #{key.index}"),
-                el("span", "reward ", el("b", number(row.reward))),
-                el("span", f"{len(row.token_ids):,} tokens"), class_="v-facts")
-             for name, key, row in (("first", a, first), ("second", b, second))]
-    legend = el("p", el("del", "only in the first"), " ", el("ins", "only in the second"), class_="v-dim")
-    return el("div", *heads, legend if first.completion != second.completion else "",
-              diffs.words(first.completion, second.completion))
-
-
-def _answer(site: Site, key: RolloutKey) -> details.RolloutView:
-    view = details.group(site.library, key.run, key.source, key.step, key.group, key.split)
-    for rollout in view.rollouts:
-        if rollout.index == key.index:
-            return rollout
-    raise AppError(f"group {key.group!r} of run {key.run!r}, step {key.step}, has no answer {key.index}")
 
 
 def _visits(visited: History) -> Html:

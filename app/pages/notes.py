@@ -11,7 +11,7 @@ from typing import Any
 import gradio as gr
 from gradio.utils import get_upload_folder
 
-from .. import AppError, controls, details, exports, filters
+from .. import AppError, context, controls, exports, filters, flagging
 from ..html import Html, chip, el, empty, folded, join, link, note, number, table
 from ..notes import FLAGS, MOST_TEXT, Note
 from ..queries import RolloutKey
@@ -19,7 +19,6 @@ from ..rows import every_rollout
 from ..site import Site, same
 
 MOST_LISTED = 500
-_KINDS = {"good": "good", "bad": "bad", "look": "warn"}
 _FORMS = [("JSON lines: texts, rewards, parts", "jsonl"), ("Parquet: every column, tokens too", "parquet"),
           ("A set for vlrl sft: rows with these answers, and their media", "sft")]
 _WHICH = [("the notes listed above", "notes"), ("what the filters of the Rollouts page keep", "filter")]
@@ -98,7 +97,7 @@ def edited(site: Site, where: Mapping[str, str]) -> tuple[Html, Note | None] | N
     key = controls.rollout_of(where)
     if key is None:
         return None
-    view, rollout = _view_of(site, key)
+    view, rollout = flagging.answer(site, key)
     words = el("section", el("h3", "Answer ", link(controls.place(key), f"#{key.index} of group {key.group}"),
                              f", {key.run}, step {key.step}"),
                el("p", el("span", "sample ", link({"page": "history", "sample": view.sample_id}, view.sample_id)),
@@ -114,21 +113,13 @@ def _readable(site: Site, key: RolloutKey) -> Note | None:
         return None
 
 
-def _view_of(site: Site, key: RolloutKey) -> tuple[details.GroupView, details.RolloutView]:
-    view = details.group(site.library, key.run, key.source, key.step, key.group, key.split)
-    for rollout in view.rollouts:
-        if rollout.index == key.index:
-            return view, rollout
-    raise AppError(f"group {key.group!r} of run {key.run!r}, step {key.step}, has no answer {key.index}")
-
-
 def saved_note(site: Site, where: Mapping[str, str], flag: str, comment: str,
                loaded: tuple[str, str]) -> tuple[Html, tuple[str, str]]:
     """Writes what was changed against `loaded`, so that the other field keeps what another tab wrote; says so."""
     key = controls.rollout_of(where)
     if key is None:
         raise AppError("Open a rollout first: its card on the Rollouts page leads here.")
-    view, rollout = _view_of(site, key)
+    view, rollout = flagging.answer(site, key)
     stored = site.notes.put(key, flag=flag if flag != loaded[0] else None,
                             comment=comment if comment != loaded[1] else None,
                             sample=view.sample_id, reward=rollout.reward)
@@ -146,15 +137,14 @@ def shown(site: Site, where: Mapping[str, str]) -> tuple[Html, Html]:
         every, rows = site.notes.all(), listed_notes(site, where)
     except AppError:
         return Html(""), Html("")
-    runs = sorted({remark.key.run for remark in every})
     form = controls.form(
-        {"page": "notes"}, controls.field("find", "Find in comments or samples", where.get("find"), "search"),
+        {"page": "notes", **context.of(where)}, controls.field("find", "Find in comments or samples",
+                                                                  where.get("find"), "search"),
         controls.pick("mark", "Flag", where.get("mark"), [("", "any"), *((name, name) for name in FLAGS)]),
-        controls.pick("of", "Run", where.get("of"), [("", "every run"), *((run, run) for run in runs)]),
         label="Which notes")
     if not every:
         return Html(""), empty("There are no notes yet.", "Open an answer on the Rollouts page and follow “note” above "
-                               "it: flag it as good, bad or to look at, and say why.")
+                               "it: flag it as good, bad or unsure (g, b, s), and say why.")
     if not rows:
         return form, empty("No note fits these filters.", "Widen them above.")
     more = len(rows) - MOST_LISTED
@@ -166,12 +156,13 @@ def shown(site: Site, where: Mapping[str, str]) -> tuple[Html, Html]:
 
 def listed_notes(site: Site, where: Mapping[str, str]) -> list[Note]:
     """Returns the notes that the location's filters keep."""
-    return site.notes.all(run=where.get("of"), flag=where.get("mark"), text=where.get("find", ""))
+    return site.notes.all(run=None if "group" in where else where.get("run"), flag=where.get("mark"),
+                          text=where.get("find", ""))
 
 
 def _line(remark: Note) -> tuple[Any, ...]:
     key = remark.key
-    return (chip(remark.flag, _KINDS.get(remark.flag, "")) if remark.flag else "",
+    return (chip(remark.flag, flagging.KINDS.get(remark.flag, "")) if remark.flag else "",
             folded(remark.comment, 300) if remark.comment else "",
             link({"page": "history", "sample": remark.sample}, remark.sample), key.run, key.step,
             join([link(controls.place(key), f"open #{key.index}"), link(controls.place(key, "notes"), "edit")], " "),
@@ -217,6 +208,6 @@ def exported(site: Site, where: Mapping[str, str], which: str, form: str) -> tup
 def _filtered_notes(site: Site, where: Mapping[str, str]) -> list[Note]:
     """Returns what the filters of the Rollouts page keep, with the remarks on it."""
     remarks = {remark.key: remark for remark in site.notes.all()}
-    query = filters.query_of(where, list(remarks) if where.get("flag") == "yes" else None)
+    query = filters.query_of(where, list(remarks) if filters.needs_notes(where) else None)
     rows = every_rollout(site.index, query, exports.MOST_ROWS + 1)
     return [remarks.get(row.key) or Note(row.key, sample=row.sample_id, reward=row.reward) for row in rows]

@@ -105,7 +105,8 @@ class Page:
         task = where.get("task") or own or task or first
         if own and task == own and own not in [value for _, value in tasks]:  # listed by another run of the same task
             tasks = [(f"{title_of(of_own)}, as in run {run}", own), *tasks]
-        split, sample = where.get("split") or split or "heldout", where.get("sample") or sample or "#0"
+        split = where.get("split") or where.get("set") or split or "heldout"
+        sample = where.get("sample") or sample or "#0"
         most, heat = ((gr.skip(), gr.skip()) if task == before else  # what was set stays
                       self.play.tasks.usual(task, models.run_of(self.site.library, model)))
         return (gr.update(choices=known, value=model), gr.update(choices=tasks, value=task),

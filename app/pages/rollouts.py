@@ -9,7 +9,7 @@ from typing import Any
 
 import gradio as gr
 
-from .. import AppError, cards, details, film, filters, tokens, turns
+from .. import AppError, cards, details, film, filters, flagging, tokens, turns
 from ..controls import place, whole
 from ..details import GroupView, RolloutView
 from ..html import Html, chip, el, empty, join, link, note, number, visible
@@ -29,7 +29,10 @@ def build(site: Site) -> None:
     filter_form = gr.HTML(elem_id="v-filters", apply_default_css=False, js_on_load="vlrl.form(watch)")
     with gr.Row(elem_id="v-split"):
         listed = gr.HTML(elem_id="v-list", apply_default_css=False, js_on_load="vlrl.list(element, watch)")
-        opened = gr.HTML(elem_id="v-group", apply_default_css=False)
+        opened = gr.HTML(elem_id="v-group", apply_default_css=False, js_on_load="vlrl.found(watch)")
+    mark = gr.HTML("", elem_classes="v-hidden", js_on_load="vlrl.marks(props)")
+    said = gr.HTML(apply_default_css=False)
+    marked = gr.HTML("", elem_classes="v-hidden", js_on_load="vlrl.marked(props, watch)")
     digests = site.digests(3)
 
     def show(where: dict[str, str], *before: str) -> tuple[Any, ...]:
@@ -40,20 +43,21 @@ def build(site: Site) -> None:
 
     site.on_location(show, [filter_form, listed, opened, *digests], digests)
     site.on_tick(tick, [filter_form, listed, *digests[:2]], digests[:2])
+    site.on(mark.change, lambda text: flagging.written(site, text), [mark], [said, marked], queue=False,
+            show_progress="hidden", trigger_mode="multiple")
 
 
 def beside(site: Site, where: Mapping[str, str]) -> tuple[Html, Html]:
     """Returns the form and the list of a location."""
-    runs = [run.id for run in site.library.runs()]
-    if not runs:
+    if not site.library.runs():
         return Html(""), empty(f"There is no run in {site.library.root} yet.", join(
             ["Make one in a minute, on a CPU: ", el("code", "vlrl train configs/quickstart.yaml")]))
     try:
-        query = filters.query_of(where, site.notes.flagged() if where.get("flag") == "yes" else None)
+        query = filters.query_of(where, site.notes.flagged() if filters.needs_notes(where) else None)
         rows = _list(site, query, where)
-        return filters.form(runs, site.index.facets(query.runs, budget_s=0.0)), rows  # one page reads files once
+        return filters.form(site.index.facets(query.runs, budget_s=0.0)), rows  # one page reads files once
     except AppError as error:  # a filter that cannot be: the form stays, so that it can be corrected
-        return filters.form(runs, site.index.facets()), note(str(error), kind="bad")
+        return filters.form(site.index.facets()), note(str(error), kind="bad")
 
 
 # --- the list ---------------------------------------------------------------------------------------------------------
@@ -65,7 +69,11 @@ def _list(site: Site, query: Query, where: Mapping[str, str]) -> Html:
     page: Page[Any] = (site.index.rollouts if rollouts else site.index.groups)(query, number_, SIZE)
     row = _rollout_row if rollouts else _group_row
     open_key = _open_key(where)
-    rows = [row(one, where, open_key) for one in page.rows]
+    rewards = [r for one in page.rows for r in getattr(one, "rewards", ()) if r is not None]
+    notes = flagging.noted(site)
+    by_key = {key: [note_] for key, note_ in notes.items()} if rollouts else flagging.of_groups(notes)
+    scale = min([0.0, *rewards]), max([1e-9, *rewards])
+    rows = [row(one, where, open_key, scale, flagging.chips(by_key.get(one.key, ()))) for one in page.rows]
     notes = [note(words, kind="warn") for words in page.notes[:5]]
     notes += [note(f"{len(page.notes) - 5} more files were skipped.", kind="warn")] if len(page.notes) > 5 else []
     reading = el("p", f"Still reading {page.pending} files …", class_="v-dim") if page.pending else ""
@@ -87,11 +95,11 @@ def _count(page: Page[Any], rollouts: bool, where: Mapping[str, str]) -> Html:
     words = f"{page.total:,} {'rollout' if rollouts else 'group'}{'' if page.total == 1 else 's'}"
     active = filters.set_filters(where)
     location = {k: where[k] for k in ("run", "kind", "view", "order", "sort", "dir") if k in where}
-    away = f"take {active} filter{'s' if active > 1 else ''} away"
-    clear = link({"page": "rollouts", **location}, away) if active else ""
+    clear = link({"page": "rollouts", **location}, "take all away") if active > 1 else ""
     keys = el("span", el("kbd", "?"), " keys", class_="v-dim v-hint")
     export = link({**filters.keeps(where), "page": "notes", "pick": "filter"}, "export", title="these as a file")
-    return el("p", el("b", words), clear, export if page.total else "", keys, class_="v-count")
+    return join([el("p", el("b", words), *filters.chips(where), clear, export if page.total else "", keys,
+                    class_="v-count"), filters.presets(where)])
 
 
 def _pager(page: Page[Any], where: Mapping[str, str]) -> Html:
@@ -105,23 +113,26 @@ def _pager(page: Page[Any], where: Mapping[str, str]) -> Html:
     return el("nav", *links, class_="v-pager", aria_label="Pages of the list")
 
 
-def _group_row(row: GroupRow, where: Mapping[str, str], open_key: GroupKey | None) -> Html:
+def _group_row(row: GroupRow, where: Mapping[str, str], open_key: GroupKey | None, scale: tuple[float, float],
+               flags: Sequence[Html]) -> Html:
     spread = f"{number(row.mean)} ± {number(row.std)}" if row.n > 1 else number(row.mean)
     chips = [chip("zero variance", "warn") if row.zero_variance and row.n > 1 else "",
              chip(f"{row.truncated} cut off", "bad") if row.truncated else "",
              chip(f"{row.errors} errors", "bad") if row.errors else "",
-             chip(f"{row.hits} of {row.n} fit") if row.hits < row.n else ""]
+             chip(f"{row.hits} of {row.n} fit") if row.hits < row.n else "", *flags]
     return _row(filters.opened(where, row.key), _same(row.key, open_key), _picture(row.key.run, row.media),
-                row.sample_id, _place(row.key, where), spread, _bars(row.rewards), chips, _MARKUP.sub(" ", row.prompt))
+                row.sample_id, _place(row.key, where), spread, _bars(row.rewards, *scale), chips,
+                _MARKUP.sub(" ", row.prompt))
 
 
-def _rollout_row(row: RolloutRow, where: Mapping[str, str], open_key: GroupKey | None) -> Html:
+def _rollout_row(row: RolloutRow, where: Mapping[str, str], open_key: GroupKey | None, _: tuple[float, float],
+                 flags: Sequence[Html]) -> Html:
     part = where.get("part")
     chips = [chip(f"{part} {number(row.parts.get(part))}") if part else "", chip(f"{row.length:,} tokens"),
              chip(f"{row.turns} turns") if row.turns is not None else "",
              chip(f"tool errors: {row.tool_errors}", "bad") if row.tool_errors else "",
              chip("cut off", "bad") if row.truncated else "",
-             chip("error", "bad", (row.error or "")[:300]) if row.error else ""]
+             chip("error", "bad", (row.error or "")[:300]) if row.error else "", *flags]
     advantage = el("span", "A ", number(row.advantage, sign=True), class_="v-dim", title="advantage")
     advantage = advantage if row.key.source == "train" else Html("")  # an evaluation gives none
     is_open = _same(row.group, open_key) and where.get("rollout") == str(row.key.index)
@@ -149,12 +160,10 @@ def _picture(run: str, name: str | None) -> Html:
     return el("span", el("img", src=source, alt="", loading="lazy") if source else "", class_="v-thumb")
 
 
-def _bars(rewards: Sequence[float | None]) -> Html:
-    """Returns the group's rewards as small bars over each other's range."""
-    known = [r for r in rewards if r is not None]
-    if len(known) < 2:
+def _bars(rewards: Sequence[float | None], low: float, high: float) -> Html:
+    """Returns the group's rewards as small bars on the scale of the whole list."""
+    if sum(r is not None for r in rewards) < 2:
         return Html("")
-    low, high = min(0.0, *known), max(*known, 1e-9)
     bars = [el("i", style=f"height:{2 + 16 * (0 if r is None else (r - low) / (high - low or 1)):.0f}px",
                class_=None if r is not None else "v-off") for r in rewards[:32]]
     return el("span", *bars, class_="v-bars", aria_hidden="true")
@@ -190,8 +199,21 @@ def group(site: Site, where: Mapping[str, str]) -> Html:
     chosen = whole(where, "rollout")
     present = [r.index for r in view.rollouts]
     chosen = chosen if chosen in present else None
-    return el("div", _bar(site, view, chosen, where), cards.group(view, Served(), chosen, filters.keeps(where)),
+    neighbours = _neighbours(site, view.key, where)
+    flags = flagging.on_cards(site, view, chosen, _after(present, chosen, view.key, neighbours[1], where))
+    shown = cards.group(view, Served(), chosen, filters.keeps(where), notes=flags)
+    return el("div", _bar(site, view, chosen, where, neighbours), shown,
               _turns(site, view, chosen), _tokens(site, view, chosen, where), class_="v")
+
+
+def _after(present: Sequence[int], chosen: int | None, key: GroupKey, after: GroupKey | None,
+           where: Mapping[str, str]) -> dict[str, Any] | None:
+    """Returns the location of the answer after the chosen one (else the first), in the next group after the last."""
+    at = present.index(chosen) if chosen in present else 0
+    kept = {k: v for k, v in where.items() if k == "tokens"}
+    if at + 1 < len(present):
+        return {**filters.opened(where, key, present[at + 1]), **kept}
+    return {**filters.opened(where, after), **kept} if after else None
 
 
 def _same(key: GroupKey, opened: GroupKey | None) -> bool:
@@ -207,9 +229,10 @@ def _open_key(where: Mapping[str, str]) -> GroupKey | None:
     return GroupKey(where["run"], source, split, whole(where, "step") or 0, where["group"])
 
 
-def _bar(site: Site, view: GroupView, chosen: int | None, where: Mapping[str, str]) -> Html:
+def _bar(site: Site, view: GroupView, chosen: int | None, where: Mapping[str, str],
+         neighbours: tuple[GroupKey | None, GroupKey | None]) -> Html:
     """Ways on from here: to the list, the groups beside this one, the answers of the group."""
-    before, after = _neighbours(site, view.key, where)
+    before, after = neighbours
     present = [r.index for r in view.rollouts]
     at = present.index(chosen) if chosen in present else -1
     left = present[at - 1] if at > 0 else None
@@ -235,7 +258,7 @@ def _bar(site: Site, view: GroupView, chosen: int | None, where: Mapping[str, st
 def _neighbours(site: Site, key: GroupKey, where: Mapping[str, str]) -> tuple[GroupKey | None, GroupKey | None]:
     """Returns the groups before and after one in the list; none where the filters cannot be, which the list says."""
     try:
-        query = filters.query_of(where, site.notes.flagged() if where.get("flag") == "yes" else None)
+        query = filters.query_of(where, site.notes.flagged() if filters.needs_notes(where) else None)
         return site.index.neighbours(query, key)
     except AppError:
         return None, None

@@ -4,7 +4,7 @@ differently."""
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gradio as gr
@@ -27,13 +27,19 @@ _SMOOTH = 0.6
 _KINDS = {"running": "good", "failed": "bad", "stale": "warn", "interrupted": "warn"}
 _NUMBERS = ("step", "reward", "duration")
 _HEAD = ("", "run", "state", "task", "model", "step", "reward", "duration", "started")
+_SORTS: Mapping[str, Callable[[RunInfo], Any]] = {
+    "run": lambda r: r.id.lower(), "state": lambda r: r.state, "task": lambda r: r.task, "model": lambda r: r.model,
+    "step": lambda r: r.step, "reward": lambda r: r.reward, "duration": lambda r: r.duration_s,
+    "started": lambda r: r.started}
+_DOWN_FIRST = ("step", "reward", "duration", "started")
+_MOST_DIFFERENCES = 6
 
 
 def build(site: Site) -> None:
     """Builds the page, inside its column."""
     wrong = gr.HTML(elem_id="v-wrong", apply_default_css=False)
-    listed = gr.HTML(elem_id="v-runs", apply_default_css=False)
     gr.HTML(_form(), elem_id="v-runs-form", apply_default_css=False, js_on_load="vlrl.form(watch)")
+    listed = gr.HTML(elem_id="v-runs", apply_default_css=False)
     plots = charts("v-curves")
     below = gr.HTML(elem_id="v-diff", apply_default_css=False)
     digests, reader = site.digests(4), Reader(site.library)
@@ -51,14 +57,15 @@ def shown(site: Site, reader: Reader, where: Mapping[str, str]) -> tuple[str, st
     if not runs:
         return "", _nothing(site), "", ""
     known = [run.id for run in runs]
-    requested = unpacked(where.get("runs"))
+    requested = unpacked(where.get("runs")) or ((where["run"],) if where.get("run") else ())
     chosen = [run for run in dict.fromkeys(requested) if run in known][:MOST_CHOSEN] or ([] if requested else known[:1])
     try:
         smooth = min(0.99, max(0.0, float(where.get("smooth", _SMOOTH))))
     except ValueError:
         smooth = _SMOOTH
     figures = plots.over_steps(site.library, chosen, smooth, where.get("others") == "yes")
-    return _wrong(reader, chosen), _list(runs, chosen, where), chart_value(figures), _below(site, chosen, bool(figures))
+    return _wrong(site, reader, runs, chosen), _list(runs, chosen, where), chart_value(figures), _below(
+        site, chosen, bool(figures))
 
 
 def _nothing(site: Site) -> Html:
@@ -70,11 +77,37 @@ def _nothing(site: Site) -> Html:
 # --- what is wrong ----------------------------------------------------------------------------------------------------
 
 
-def _wrong(reader: Reader, chosen: Sequence[str]) -> Html:
+def _wrong(site: Site, reader: Reader, runs: Sequence[RunInfo], chosen: Sequence[str]) -> Html:
     """Returns what is to be said of the first of the chosen runs."""
     left = chosen[MOST_JUDGED:]
     more = el("p", f"Of {', '.join(left)} nothing is said here: choose {MOST_JUDGED} runs at most.", class_="v v-dim")
-    return join([*(_findings(run, diagnose(reader.of(run))) for run in chosen[:MOST_JUDGED]), more if left else ""])
+    infos = {run.id: run for run in runs}
+    return join([*(_findings(run, [*ends(infos[run]), *diagnose(reader.of(run)), *differs(site, runs, infos[run])])
+                   for run in chosen[:MOST_JUDGED]), more if left else ""])
+
+
+def ends(run: RunInfo) -> list[Finding]:
+    """Returns when a running run ends, at the speed of its last steps."""
+    if run.state != "running" or run.eta_s is None or run.steps is None:
+        return []
+    return [Finding("", f"It runs for another {duration(run.eta_s)}: {run.step or 0:,} of {run.steps:,} steps are "
+                    "done.")]
+
+
+def differs(site: Site, runs: Sequence[RunInfo], run: RunInfo) -> list[Finding]:
+    """Returns how a run was set otherwise than the one of its task that was started before it."""
+    earlier = [r for r in runs if r.task == run.task and r.id != run.id and not r.part_of and not run.part_of
+               and (r.started or 0.0) <= (run.started or 0.0)]
+    if not earlier or not run.task:
+        return []
+    before = max(earlier, key=lambda r: r.started or 0.0)
+    changed = [f"{name} {as_json(old)[:60]} → {as_json(new)[:60]}" for name, old, new in
+               site.library.diff(before.id, run.id)]
+    more = len(changed) - _MOST_DIFFERENCES
+    said = "; ".join(changed[:_MOST_DIFFERENCES]) + (f"; and {more} more" if more > 0 else "")
+    return [Finding("", f"Set otherwise than {before.id}, the run of this task before it: {said}." if changed else
+                    f"Set as {before.id}, the run of this task before it.", "",
+                    {"page": "compare", "a": before.id, "b": run.id})]
 
 
 def _findings(run: str, found: Sequence[Finding]) -> Html:
@@ -98,12 +131,27 @@ def _list(runs: Sequence[RunInfo], chosen: Sequence[str], where: Mapping[str, st
     words = where.get("find", "").lower().split()
     matching = [r for r in runs
                 if r.id in chosen or all(w in f"{r.id} {r.task} {r.model} {r.state}".lower() for w in words)]
+    by, down = where.get("by", ""), where.get("way") != "up"
+    if by in _SORTS:  # stages stand by their own numbers then
+        known = [run for run in matching if _SORTS[by](run) is not None]
+        matching = [*sorted(known, key=_SORTS[by], reverse=down), *(r for r in matching if _SORTS[by](r) is None)]
     lines = [_line(run, chosen, where) for run in matching[:MOST_RUNS]]
-    head = el("tr", *(el("th", name, class_="v-num" if name in _NUMBERS else None) for name in _HEAD))
+    head = el("tr", *(_heading(name, by, down, where) for name in _HEAD))
     grid = el("table", el("thead", head), el("tbody", *lines), class_="v-table v-runs")
     left = [f"{len(matching) - MOST_RUNS} more; find them by name."] if len(matching) > MOST_RUNS else []
     left += ["No run fits what you look for."] if not matching else []
     return el("div", el("div", grid, class_="v-scroll"), *(el("p", w, class_="v-dim") for w in left), class_="v")
+
+
+def _heading(name: str, by: str, down: bool, where: Mapping[str, str]) -> Html:
+    """Returns the head of a column; a click sorts by it, another one turns the order round."""
+    if name not in _SORTS:
+        return el("th", name)
+    way = ("up" if down else "down") if name == by else "down" if name in _DOWN_FIRST else "up"
+    arrow = (" ↓" if down else " ↑") if name == by else ""
+    return el("th", link({**where, "page": "runs", "by": name, "way": way}, name, arrow, data_replace=True),
+              class_="v-num" if name in _NUMBERS else None, scope="col",
+              aria_sort=("descending" if down else "ascending") if name == by else None)
 
 
 def _line(run: RunInfo, chosen: Sequence[str], where: Mapping[str, str]) -> Html:
@@ -116,7 +164,8 @@ def _line(run: RunInfo, chosen: Sequence[str], where: Mapping[str, str]) -> Html
     name = f"↳ {run.path.name}" if run.part_of else run.id if run.id != "." else run.path.name
     opens = link({"page": "rollouts", "run": run.id}, name, title=f"rollouts of {run.id}")
     begun = datetime.datetime.fromtimestamp(run.started).strftime("%Y-%m-%d %H:%M") if run.started else "–"
-    state = chip(run.state, _KINDS.get(run.state, ""))
+    left = f"{duration(run.eta_s)} left" if run.eta_s is not None else ""
+    state = join([chip(run.state, _KINDS.get(run.state, "")), el("span", left, class_="v-dim") if left else ""], " ")
     warned = chip("!", "warn", "\n".join(run.notes[:20])) if run.notes else ""
     steps = f"{'–' if run.step is None else run.step}/{'–' if run.steps is None else run.steps}"
     cells = [toggle, opens, join([state, warned], " "), run.task, run.model, steps, number(run.reward),

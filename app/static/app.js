@@ -3,9 +3,11 @@
 
 window.vlrl = (() => {
   const PAGES = document.currentScript.dataset.pages.split(" ");
+  const CONTEXT = ["run", "set", "from", "to"];  // kept from page to page: vlrl.app.context
   const POLL_MS = 3000, TYPING_MS = 350;
   const pages = {};  // name -> {props, trigger} of the page's location component
-  let turn = 0;
+  let turn = 0, answered = 0;  // number of the location asked for last, and of the one in view
+  const waiting = [];  // keys pressed in between
 
   // --- location ---
 
@@ -42,6 +44,7 @@ window.vlrl = (() => {
       const row = tab.closest("ul");  // on a phone the tabs scroll
       row.scrollLeft = tab.offsetLeft - (row.clientWidth - tab.offsetWidth) / 2;
     }
+    document.querySelectorAll(".v-tab").forEach(carry);
     fill(query);
     if (!pages[page]) return;  // it asks when it is there
     turn += 1;
@@ -62,7 +65,18 @@ window.vlrl = (() => {
     if (name === pageOf(here())) setTimeout(show, 0);
   }
 
-  addEventListener("popstate", show);
+  // The page shows what the address says: what was pressed meanwhile is meant for it.
+  function atAnswer(props, watch) {
+    watch("value", () => setTimeout(() => {
+      answered = parseInt(props.value);
+      while (waiting.length && answered === turn) follow(waiting.shift());
+    }, 0));
+  }
+
+  addEventListener("popstate", () => {
+    waiting.length = 0;
+    show();
+  });
   setInterval(() => {
     const shown = pages[pageOf(here())];
     if (shown && shown.props.value && !document.hidden) shown.trigger("tick");
@@ -70,10 +84,25 @@ window.vlrl = (() => {
 
   // --- links and forms ---
 
+  // A link to another page keeps the run, split and steps in view, where it names no run itself.
+  function carry(link) {
+    const to = new URLSearchParams(link.dataset.to = link.dataset.to || link.search || "?"), from = here();
+    if (pageOf(to) === pageOf(from) && !link.matches(".v-tab") || ["run", "runs", "a"].some(name => to.has(name))) return;
+    for (const name of CONTEXT) if (from.has(name) && !(name === "run" && from.get("in") === "all")) to.set(name, from.get(name));
+    const search = `?${to}`;
+    if (link.search !== search) link.search = search;
+  }
+  for (const kind of ["pointerover", "focusin"]) addEventListener(kind, event => {
+    const link = event.target.closest && event.target.closest("a.go");
+    if (link) carry(link);
+  });
+
   addEventListener("click", event => {
     const link = event.target.closest && event.target.closest("a.go");
     if (!link || event.button || event.ctrlKey || event.metaKey || event.shiftKey || event.altKey) return;
     event.preventDefault();
+    if (event.isTrusted) waiting.length = 0;
+    carry(link);
     visit(link.search, "replace" in link.dataset);
   });
 
@@ -94,7 +123,7 @@ window.vlrl = (() => {
   // What the address says goes into the fields, but not under somebody's fingers.
   function fill(query) {
     const all = query.get("in") === "all";
-    for (const form of root() ? root().querySelectorAll("form.go[data-drop]") : []) {
+    for (const form of document.querySelectorAll(`#v-context form.go, #${root() ? root().id : "none"} form.go[data-drop]`)) {
       for (const field of fields(form)) {
         if (field === document.activeElement && field.type !== "select-one") continue;
         const said = all && field.name === "run" ? "" : query.get(field.name) || field.dataset.default || "";
@@ -118,6 +147,7 @@ window.vlrl = (() => {
       if (at.top < frame.top || at.bottom > frame.bottom) box.scrollTop += at.top - frame.top - frame.height / 3;
     };
     watch("value", () => setTimeout(reveal, 0));
+    found(watch);
   }
 
   // An option that the server chooses is chosen, also where somebody chose another before.
@@ -140,6 +170,74 @@ window.vlrl = (() => {
     ask(event.target);
   });
 
+  // --- flags and comments ---
+
+  let marking = null, after = "", before = "";
+  const marks = props => { marking = props; };
+
+  // While it is written, keys wait; then comes `next`, or the same location with the note in its place.
+  function mark(form, asked, next) {
+    if (!marking || answered !== turn) return;
+    turn += 1;
+    [after, before] = [next, location.search];
+    marking.value = JSON.stringify({...asked, key: form.dataset.mark, n: turn});
+  }
+
+  function marked(props, watch) {
+    watch("value", () => setTimeout(() => {
+      if (parseInt(props.value) !== turn) return;
+      if (after && location.search === before && !props.value.includes("failed")) visit(after);
+      else show();
+    }, 0));
+  }
+
+  addEventListener("click", event => {
+    const button = event.target.closest && event.target.closest(".v-flags button");
+    if (!button) return;
+    const form = button.form, on = button.getAttribute("aria-pressed") === "true";
+    mark(form, {flag: on ? "" : button.dataset.flag}, on ? "" : form.dataset.next || "");
+  });
+  addEventListener("submit", event => {
+    if (!event.target.matches(".v-flags")) return;
+    event.preventDefault();
+    const field = event.target.elements.comment;
+    field.blur();
+    if (field.value.trim() !== field.dataset.note) mark(event.target, {comment: field.value}, "");
+  });
+
+  // --- what was searched for ---
+
+  // Marks where the search text is found in the list and in the open group; the page itself stays as it is.
+  function lightUp() {
+    if (!window.Highlight) return;
+    CSS.highlights.delete("v-found");
+    const text = here().get("text");
+    let pattern = null;
+    try { pattern = text && new RegExp(text, "gi"); } catch { return; }  // RE2 knows more than a browser
+    if (!pattern) return;
+    const ranges = [], nodes = [...document.querySelectorAll("#v-list .v-line2, #v-group .v-text")].flatMap(leaves);
+    for (const node of nodes) {
+      for (const hit of node.data.matchAll(pattern)) {
+        if (!hit[0] || ranges.length >= 5000) break;
+        const range = new Range();
+        range.setStart(node, hit.index);
+        range.setEnd(node, hit.index + hit[0].length);
+        ranges.push(range);
+      }
+    }
+    CSS.highlights.set("v-found", new Highlight(...ranges));
+  }
+
+  function leaves(box) {
+    const walker = document.createTreeWalker(box, NodeFilter.SHOW_TEXT), found = [];
+    while (walker.nextNode()) found.push(walker.currentNode);
+    return found;
+  }
+
+  function found(watch) {
+    watch("value", () => setTimeout(lightUp, 0));
+  }
+
   // --- keys ---
 
   const KEYS = {ArrowLeft: "h", ArrowRight: "l", ArrowDown: "j", ArrowUp: "k", Escape: "u"};
@@ -153,12 +251,21 @@ window.vlrl = (() => {
     row.scrollIntoView({block: "nearest"});
   }
 
-  function pressed(key, arrow) {
-    const links = [...root().querySelectorAll(`a.go[data-key~="${CSS.escape(key)}"]`)].filter(seen);
-    if (links.length) return links[0].click(), true;
+  const WAYS = "hjklnpgbs", MOST_WAITING = 50;
+
+  function follow(key) {
+    const link = [...root().querySelectorAll(`:is(a.go, .v-flags button)[data-key~="${CSS.escape(key)}"]`)].find(seen);
+    if (link) link.click();
+    return Boolean(link);
+  }
+
+  function pressed(key) {
     const inGroup = here().has("group"), rows = [...root().querySelectorAll("a.v-row")].filter(seen);
     if ((key === "j" || key === "k") && rows.length && !inGroup) return move(rows, key === "j" ? 1 : -1), true;
-    return false;
+    if (key === "u") waiting.length = 0;  // away from here, wherever that is
+    if (answered === turn || !WAYS.includes(key)) return follow(key);
+    if (waiting.length < MOST_WAITING) waiting.push(key);  // the links in view belong to the location before
+    return true;
   }
 
   function along(event) {  // tokens, and turns of an episode
@@ -168,6 +275,12 @@ window.vlrl = (() => {
     const next = one[by];
     if (next && next.hasAttribute("tabindex")) one.tabIndex = -1, next.tabIndex = 0, next.focus();
     return true;
+  }
+
+  function toAnswer() {
+    const final = root().querySelector(".v-chosen .v-final") || root().querySelector(".v-card .v-final");
+    if (final) final.scrollIntoView({block: "center", inline: "nearest"});
+    return Boolean(final);
   }
 
   function toTurns() {
@@ -189,6 +302,8 @@ window.vlrl = (() => {
     if (inGroup && (event.key === "ArrowUp" || event.key === "ArrowDown")) return;  // they scroll
     if (event.key === "?" && help) help.showModal();
     else if (event.key === "t" && toTurns()) event.preventDefault();
+    else if (event.key === "a" && toAnswer()) event.preventDefault();
+    else if (event.key === "c" && root().querySelector(".v-flags input")) root().querySelector(".v-flags input").focus();
     else if (event.key === "/" && root().querySelector("input[type=search]")) root().querySelector("input[type=search]").focus();
     else if (!pressed(KEYS[event.key] || event.key)) return;
     event.preventDefault();
@@ -296,5 +411,5 @@ window.vlrl = (() => {
 
   history.replaceState(null, "", `${location.pathname}${location.search && "?" + settled(here())}`);
   document.documentElement.dataset.page = pageOf(here());
-  return {page, visit, charts, form, list};
+  return {page, visit, charts, form, list, found, marks, marked, answered: atAnswer};
 })();

@@ -44,14 +44,14 @@ def overflow(page) -> int:
 def test_history_shows_a_prompt_over_runs_and_leads_to_its_groups(mine, page):
     page.goto(f"{mine[0]}?page=history&sample={SAMPLE}")
     below = page.locator("#v-page-history")
-    below.get_by_role("heading", name="Two answers, word by word").wait_for()
+    below.get_by_role("heading", name="Two answers side by side").wait_for()
     traces = drawn(page, "history-reward").locator(".js-plotly-plot").evaluate(
         "plot => plot.data.map(trace => [trace.name, trace.mode, trace.x.length])")
     assert ["boxes, mean", "lines+markers", 2] in traces and ["slow", "markers", 8] in traces
     assert below.locator("ins").count() and below.locator("del").count()
     below.get_by_label("Second answer").select_option(index=1)  # another answer: the address says which
     page.wait_for_url("**b=*")
-    below.get_by_label("Run", exact=True).select_option("slow")
+    page.locator("#v-context").get_by_label("Run", exact=True).select_option("slow")
     page.wait_for_url("**run=slow*")
     below.locator("td", has_text="boxes").first.wait_for(state="detached")
     below.locator("tbody a.go").first.click()
@@ -164,15 +164,15 @@ def test_two_tabs_do_not_overwrite_each_other(mine, page, chromium):
     with opened(chromium) as other:
         for tab in (page, other):
             tab.goto(url)
-            tab.get_by_label("look", exact=True).wait_for()
-        page.get_by_label("look", exact=True).check()
+            tab.get_by_label("unsure", exact=True).wait_for()
+        page.get_by_label("unsure", exact=True).check()
         page.get_by_role("button", name="Save the note").click()
         page.get_by_text("Saved.").wait_for()
         other.get_by_label("Comment", exact=True).fill("from the other tab")
         other.get_by_role("button", name="Save the note").click()
         other.get_by_text("Saved.").wait_for()
         line = other.locator("#v-notes tbody tr", has_text="from the other tab")
-        assert line.locator("td").first.inner_text() == "look"
+        assert line.locator("td").first.inner_text() == "unsure"
 
 
 def test_hostile_runs_stay_text_on_every_page(mine, page):
@@ -180,7 +180,7 @@ def test_hostile_runs_stay_text_on_every_page(mine, page):
     run = next(path.name for path in root.iterdir() if path.name.startswith("evil"))
     for where in ({"page": "history", "sample": made_runs.SCRIPT}, {"page": "curriculum", "run": run},
                   {"page": "history", "sample": "boxes-1", "run": run}, {"page": "compare", "a": run, "b": "boxes"},
-                  {"page": "notes", "find": made_runs.SCRIPT, "of": run},
+                  {"page": "notes", "find": made_runs.SCRIPT, "run": run},
                   {"page": "history", "a": "[1,2]", "sample": "x"}, {"page": "curriculum", "threshold": "1e999"},
                   {"page": "compare", "a": "../..", "b": "/etc"}, {"page": "compare", "a_step": "-1"},
                   {"page": "notes", "run": "../x", "step": "1", "group": "g", "rollout": "9" * 30}):
@@ -197,3 +197,27 @@ def test_pages_fit_a_narrow_screen(mine, phone, query):
     phone.locator(f"#v-page-{query[5:].partition('&')[0]} :is(h3, .v-tiles, .v-table)").first.wait_for()
     phone.wait_for_timeout(500)
     assert overflow(phone) <= 0
+
+
+def test_both_answers_stand_on_their_pictures_and_the_pair_stays_in_the_link(mine, page):
+    page.goto(f"{mine[0]}?page=compare&a=boxes")
+    pair = page.locator("#v-before-after")
+    pair.locator(".v-side").nth(1).wait_for()
+    assert pair.locator(".v-side").count() == 2 and pair.locator(".v-question").count() == 1
+    for side in (0, 1):  # its own answer and the target alone
+        marks = pair.locator(".v-side").nth(side).locator(".v-marks g")
+        assert sorted(set(marks.evaluate_all("all => all.map(g => g.dataset.vMark)"))) in (["0", "t"], ["t"])
+        image = pair.locator(".v-side").nth(side).locator("img").first
+        assert image.evaluate("i => i.decode().then(() => i.naturalWidth)")
+    assert pair.locator(".v-marks g[data-v-mark='0']").count()
+    sample = page.locator("#v-page-compare .v-halves table").last.locator("a.go").first
+    name = sample.inner_text()
+    sample.click()
+    page.wait_for_url("**pair=**")
+    pair.locator("h3", has_text=name).wait_for()
+    page.reload()
+    pair.locator("h3", has_text=name).wait_for()
+    pair.locator("h3 a").click()
+    here = page.locator("#v-page-history")
+    here.locator(".v-side").nth(1).wait_for()
+    assert here.locator(".v-side .v-frame").count() >= 2 and here.locator(".v-question").count() == 1

@@ -37,7 +37,7 @@ def look_around(page, address):
     expect(page.locator("#v-curves .v-plot .main-svg").first).to_be_visible()
     page.locator(".v-tab-rollouts").click()
     page.goto(f"{address}?page=rollouts&run=boxes&order=best")
-    expect(page.locator("#v-list .v-count")).to_contain_text("28 groups")
+    expect(page.locator("#v-list .v-count")).to_contain_text("16 groups")
     page.wait_for_function("document.querySelector('.v-row img')?.naturalWidth > 0")
     page.locator(".v-row").first.click()
     expect(page.locator(".v-group").first).to_be_visible()
@@ -64,7 +64,7 @@ def test_under_a_name_of_its_own_with_a_password(chromium, runs, names_host):
         page.goto(f"http://{name}:{port}/vlrl?page=rollouts&run=boxes")
         page.get_by_label("Password").fill("sesame")
         page.get_by_role("button").click()
-        expect(page.locator("#v-list .v-count")).to_contain_text("28 groups")
+        expect(page.locator("#v-list .v-count")).to_contain_text("16 groups")
         look_around(page, f"http://{name}:{port}/vlrl/")
 
 
@@ -80,7 +80,7 @@ def test_a_frame_shows_it_to_a_page_that_may_hold_it(chromium, runs):
         holder = f"http://127.0.0.1:{port}"
         with serving(runs, address=parsed("127.0.0.1", frames=(holder,))) as inner, opened(chromium) as page:
             page.goto(f"{holder}/?at={inner}?page=rollouts%26run=boxes")
-            expect(page.frame_locator("iframe").locator("#v-list .v-count")).to_contain_text("28 groups")
+            expect(page.frame_locator("iframe").locator("#v-list .v-count")).to_contain_text("16 groups")
         other = holder.replace("127.0.0.1", "localhost")  # the same page by another origin
         for frames, at in (((), holder), ((holder,), other)):
             with serving(runs, address=parsed("127.0.0.1", frames=frames)) as inner, chromium.new_page() as page:
@@ -126,6 +126,6 @@ def test_behind_nginx_with_tls_as_the_page_in_docs_says(chromium, runs, tmp_path
         page.goto(f"{address}?page=rollouts&run=boxes")
         page.get_by_label("Password").fill("sesame")
         page.get_by_role("button").click()
-        expect(page.locator("#v-list .v-count")).to_contain_text("28 groups")
+        expect(page.locator("#v-list .v-count")).to_contain_text("16 groups")
         assert page.context.cookies()[0]["secure"] and page.context.cookies()[0]["path"] == "/vlrl/"
         look_around(page, address)

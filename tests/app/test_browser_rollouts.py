@@ -1,5 +1,6 @@
 """The page of rollouts in a real browser."""
 
+import contextlib
 import io
 
 import pytest
@@ -8,8 +9,10 @@ from PIL import Image
 pytest.importorskip("gradio")
 pytest.importorskip("duckdb")
 from tests.app import made_runs
+from tests.app.conftest import opened, serving
 from vlrl.app.index import Index, Query
 from vlrl.app.library import Library
+from vlrl.app.notes import Notes
 
 expect = pytest.importorskip("playwright.sync_api").expect
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -24,8 +27,10 @@ def counted(page, words: str) -> None:
 
 def test_filter_and_sort(page, served):
     page.goto(f"{served}?page=rollouts&run=boxes")
+    counted(page, "16 groups")  # of training
+    page.locator("select[name=kind]").select_option("all")
     counted(page, "28 groups")
-    page.locator("select[name=kind]").select_option("train")
+    page.locator("select[name=kind]").select_option("")
     counted(page, "16 groups")
     page.locator("select[name=order]").select_option("worst")
     expect(page.locator(".v-row").first).to_be_visible()
@@ -34,15 +39,57 @@ def test_filter_and_sort(page, served):
     page.get_by_text("More filters").click()
     page.locator("input[name=rmin]").fill("0.9")
     page.wait_for_function("location.search.includes('rmin=0.9')")
-    expect(page.get_by_role("link", name="take 1 filter away")).to_be_visible()
+    expect(page.get_by_role("link", name="reward ≥ 0.9 ×")).to_be_visible()
     page.locator("select[name=view]").select_option("rollouts")
     counted(page, "rollouts")
     page.locator("select[name=sort]").select_option("reward")
     page.wait_for_function(f"{SORTED} && values.length > 5 && "
                            "values.every((v, i) => v >= 0.9 && (!i || v <= values[i - 1]))")
-    page.get_by_role("link", name="take 1 filter away").click()
+    page.get_by_role("link", name="reward ≥ 0.9 ×").click()
     counted(page, "64 rollouts")
     expect(page.locator("input[name=rmin]")).to_have_value("")
+
+
+def test_run_split_and_steps_are_kept_by_every_page(page, served):
+    page.goto(served)
+    bar = page.locator("#v-context")
+    bar.get_by_label("Run", exact=True).select_option("boxes")
+    bar.get_by_label("Steps from").fill("2")
+    page.wait_for_function("location.search.includes('from=2')")
+    expect(page.get_by_role("checkbox", name="curves of boxes", exact=True)).to_have_attribute("aria-checked", "true")
+    for name, shown in (("History", "Prompts whose answers differ most"), ("Compare", "heldout after step"),
+                        ("Curriculum", "groups drawn"), ("Rollouts", "8 groups")):
+        page.get_by_role("link", name=name, exact=True).click()
+        expect(page.locator(f"#v-page-{name.lower()}")).to_contain_text(shown)
+        assert "run=boxes" in page.url and "from=2" in page.url
+        expect(bar.get_by_label("Run", exact=True)).to_have_value("boxes")
+    page.locator(".v-row").first.click()
+    expect(page.locator(".v-card")).to_have_count(4)
+    page.locator(".v-facts a").first.click()  # its history
+    expect(page.locator("#v-page-history .v-tile, #v-page-history .v-list").first).to_be_visible()
+    page.get_by_role("link", name="Rollouts", exact=True).click()
+    counted(page, "groups")
+    page.get_by_role("link", name="steps ≥ 2 ×").click() if "from=2" in page.url else None
+    bar.get_by_label("Run", exact=True).select_option("")
+    counted(page, "groups")
+    page.wait_for_function("!location.search.includes('run=')")
+
+
+def test_what_is_often_asked_for(page, served, runs):
+    index = Index(Library(runs), budget_s=60)
+    page.goto(f"{served}?page=rollouts&run=boxes")
+    counted(page, "16 groups")
+    page.get_by_role("link", name="zero variance", exact=True).click()
+    equal = index.groups(Query(runs=("boxes",), source="train", alike=True)).total
+    counted(page, f"{equal} group")
+    page.get_by_role("link", name="malformed", exact=True).click()
+    counted(page, f"{index.groups(Query(runs=('boxes',), source='train', malformed=True)).total} group")
+    assert "alike" not in page.url
+    page.get_by_role("link", name="full reward, but unusual", exact=True).click()
+    counted(page, f"{index.rollouts(Query(runs=('boxes',), source='train', unusual=True)).total} rollout")
+    page.get_by_role("link", name="full reward, but unusual", exact=True).click()  # once more: everything
+    counted(page, "16 groups")
+    index.close()
 
 
 def test_free_text_is_a_regular_expression(page, served, runs):
@@ -145,6 +192,117 @@ def test_keys(page, served):
     expect(page.locator("#v-group")).to_be_hidden()
 
 
+@contextlib.contextmanager
+def locations_held(page):
+    """Holds back what asks for a location, but no tick; yields the requests. They go on at the end."""
+    kept, holding = [], True
+
+    def handle(route):
+        if holding and route.request.post_data_json.get("event_data") is None:
+            kept.append(route)
+        else:
+            route.continue_()
+
+    page.route("**/gradio_api/run/predict*", handle)
+    yield kept
+    holding = False
+    for route in kept:
+        route.continue_()
+
+
+def test_keys_pressed_before_the_answer_are_meant_for_it(page, served):
+    page.goto(f"{served}?page=rollouts&run=boxes&kind=train")
+    counted(page, "16 groups")
+    rows = page.locator(".v-row .v-line1")
+    names = rows.all_text_contents()
+    page.locator(".v-row").nth(1).click()
+    expect(page.locator(".v-card")).to_have_count(4)
+    opened_row = page.locator(".v-row.v-open .v-line1")
+    with locations_held(page) as kept:
+        page.keyboard.press("j")
+        expect(opened_row).to_have_text(names[2])  # a tick brought the list; the group beside it is still the old one
+        page.keyboard.press("k")
+        page.keyboard.press("j")
+        page.keyboard.press("j")
+        assert len(kept) == 1
+    expect(opened_row).to_have_text(names[3])
+    expect(page.locator("#v-group .v-facts")).to_contain_text(names[3].split()[0])
+    with locations_held(page):
+        page.keyboard.press("j")
+        page.keyboard.press("j")
+        page.keyboard.press("u")  # away at once, and nothing that waited comes after it
+        assert "group=" not in page.url
+    expect(page.locator("#v-group")).to_be_hidden()
+    counted(page, "16 groups")
+    expect(opened_row).to_have_count(0)
+    assert "group=" not in page.url
+
+
+def test_a_key_flags_an_answer_and_the_next_one_comes(chromium, tmp_path):
+    made_runs.write(tmp_path / "boxes", "boxes", steps=2, evaluate=False)
+    with serving(tmp_path) as address, opened(chromium) as page:
+        page.goto(f"{address}?page=rollouts&run=boxes")
+        counted(page, "8 groups")
+        page.locator(".v-row").first.click()
+        expect(page.locator(".v-card")).to_have_count(4)
+        flags = page.locator(".v-flags")
+        expect(flags).to_have_count(1)  # on the first card, as none is chosen
+        for key in "gbsgb":  # as fast as they come
+            page.keyboard.press(key)
+        expect(page.locator(".v-chosen")).to_have_id("v-answer-1")
+        expect(page.locator("#v-list .v-row").first).to_contain_text("2 good")
+        expect(page.locator("#v-list .v-row").nth(1)).to_contain_text("bad")
+        page.keyboard.press("k")
+        expect(page.locator("#v-answer-1 > .v-chips").first).to_have_text("bad")
+        expect(page.locator("#v-answer-0 button[data-flag=good]")).to_have_attribute("aria-pressed", "true")
+        page.keyboard.press("c")
+        page.keyboard.type("good <b>one</b>")
+        page.keyboard.press("Enter")
+        expect(flags.locator("input")).to_have_attribute("data-note", "good <b>one</b>")
+        page.keyboard.press("g")  # once more takes it away, and stays
+        expect(page.locator("#v-answer-0 button[data-flag=good]")).to_have_attribute("aria-pressed", "false")
+        found = {note.key[3:]: (note.flag, note.comment) for note in Notes(tmp_path).all()}
+        step, group = next(key[:2] for key, (_, words) in found.items() if words)
+        assert sorted(found[step, group, i] for i in range(4)) == [
+            ("", "good <b>one</b>"), ("bad", ""), ("good", ""), ("unsure", "")] and len(found) == 5
+        page.get_by_role("link", name="to review", exact=True).click()
+        counted(page, "8 groups")
+        expect(page.locator("#v-list .v-row", has_text="3 of 4 fit")).to_have_count(1)
+
+
+def test_a_flag_that_cannot_be_written_is_said(chromium, tmp_path):
+    made_runs.write(tmp_path / "boxes", "boxes", steps=1, evaluate=False)
+    (tmp_path / "notes.sqlite").mkdir()
+    with serving(tmp_path) as address, opened(chromium) as page:
+        page.goto(f"{address}?page=rollouts&run=boxes")
+        page.locator(".v-row").first.click()
+        expect(page.locator(".v-card")).to_have_count(4)
+        page.keyboard.press("g")
+        expect(page.locator("#v-page-rollouts [role=alert]")).to_contain_text("notes.sqlite is a link or a folder")
+        page.keyboard.press("l")
+        expect(page.locator(".v-chosen")).to_have_id("v-answer-0")  # it did not move on by itself
+
+
+def test_reading_an_answer(page, served):
+    page.goto(f"{served}?page=rollouts&run=boxes&text=could%20be%20(further|a)%20left&step=3&group=train-3-0")
+    expect(page.locator(".v-card")).to_have_count(4)
+    page.wait_for_function("CSS.highlights.get('v-found')?.size > 0")
+    hits = page.evaluate("[...CSS.highlights.get('v-found')].map(range => range.toString().toLowerCase())")
+    assert set(hits) == {"could be further left"}
+    marks = page.locator(".v-marks g:not(.v-of-t)")
+    own = marks.first.get_attribute("data-v-mark")
+    faint = "all => all.filter(g => getComputedStyle(g).opacity < .5).map(g => g.dataset.vMark)"
+    assert marks.evaluate_all(faint) == []
+    page.locator(f"#v-answer-{own}").hover()
+    others = set(marks.evaluate_all("all => all.map(g => g.dataset.vMark)")) - {own}
+    assert others and set(marks.evaluate_all(faint)) == others  # its own mark alone is bright
+    page.mouse.move(0, 0)
+    page.evaluate("scrollTo(0, 0)")
+    page.keyboard.press("a")
+    page.wait_for_function("""(r => r.top >= 0 && r.bottom <= innerHeight)(
+        document.querySelector('.v-card .v-final').getBoundingClientRect())""")
+
+
 def test_back_and_forward(page, served):
     page.goto(f"{served}?page=rollouts&run=boxes&kind=train")
     page.locator(".v-row").nth(3).click()
@@ -177,7 +335,7 @@ def test_a_click_is_one_round_trip(page, served):
 
 
 def test_pages_of_the_list(page, served):
-    page.goto(f"{served}?page=rollouts")
+    page.goto(f"{served}?page=rollouts&kind=all")
     counted(page, "122 groups")
     expect(page.locator(".v-pager")).to_contain_text("1 of 3")
     page.keyboard.press("n")
@@ -201,21 +359,19 @@ def test_clips_play_and_tracks_lie_over_frames(page, served):
 
 def test_narrow_and_dark(phone, served):
     phone.goto(f"{served}?page=rollouts&run=boxes")
-    counted(phone, "28 groups")
+    counted(phone, "16 groups")
     assert phone.evaluate("document.documentElement.scrollWidth") <= 400
     phone.get_by_text("More filters").click()
     assert phone.evaluate("document.documentElement.scrollWidth") <= 400
-    phone.locator(".v-row").nth(8).click()
+    phone.locator(".v-row").nth(3).click()
     expect(phone.locator(".v-card")).to_have_count(4)
     expect(phone.locator("#v-list")).to_be_hidden()
     assert phone.evaluate("document.documentElement.scrollWidth") <= 400
     phone.get_by_role("link", name="‹ list").click()
-    counted(phone, "28 groups")
+    counted(phone, "16 groups")
 
 
 def test_an_episode_is_walked_with_the_arrow_keys(page, tmp_path):
-    from tests.app.conftest import serving
-
     hostile = "<img src=x onerror=alert(1)>\u202e</article>"
     made = made_runs.zoomed(1, turns=64, text=hostile * 100)
     made_runs.RunFolder(tmp_path / "a").write_rollouts(0, 0, [made])
@@ -238,4 +394,5 @@ def test_an_episode_is_walked_with_the_arrow_keys(page, tmp_path):
         page.goto(f"{address}?page=rollouts&run=a&view=rollouts&tool=yes&tmin=64&end=limit")
         counted(page, "1 rollout")
         expect(page.locator(".v-row")).to_contain_text("tool errors: 1")
-        expect(page.get_by_role("link", name="take 3 filters away")).to_be_visible()
+        for words in ("tool errors ×", "turns ≥ 64 ×", "ended by limit ×"):
+            expect(page.get_by_role("link", name=words)).to_be_visible()

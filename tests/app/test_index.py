@@ -13,9 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.app import made_runs
-from vlrl.app import AppError, table
+from vlrl import store
+from vlrl.app import AppError, forms, table
 from vlrl.app.index import ORDERS, SORTS, GroupKey, Index, Query, RolloutKey
 from vlrl.app.library import Library
+from vlrl.app.table import is_malformed
 from vlrl.store import RunFolder
 
 
@@ -143,7 +145,12 @@ def test_groups_are_ordered_and_keep_statistics_of_all_answers(index, everything
 @pytest.mark.parametrize("descending", [True, False])
 def test_sorting_puts_what_is_missing_last(index, sort, descending):
     rows = index.rollouts(Query(sort=sort, part="iou", descending=descending), size=500).rows
-    value = {"step": lambda r: r.key.step, "index": lambda r: r.key.index, "part": lambda r: r.parts.get("iou")}.get(
+    if sort == "step":  # of the run that was started last first
+        runs = [info.id for info in index.library.runs()]
+        places = [(runs.index(r.key.run), -r.key.step if descending else r.key.step) for r in rows]
+        assert len({run for run, _ in places}) > 1 and places == sorted(places)
+        return
+    value = {"index": lambda r: r.key.index, "part": lambda r: r.parts.get("iou")}.get(
         sort, lambda r: getattr(r, sort))
     values = [value(row) for row in rows]
     held = [v for v in values if v is not None]
@@ -414,4 +421,35 @@ def test_many_threads_ask_while_a_run_writes(tmp_path):
     for thread in threads:
         thread.join()
     assert not failed and index.rollouts(Query()).total == 24
+    index.close()
+
+
+@pytest.mark.parametrize(("prompt", "answer", "wrong"), [
+    ("", "7", False), ("", "<answer>7</answer>", False), ("", "<think>a</think>\n<answer>7</answer>\n", False),
+    ("", "<answer>7", True), ("", "7</answer>", True), ("", "<answer>7</answer><answer>8</answer>", True),
+    ("", "so: <answer>7</answer>", True), ("", "<answer>7</answer> done", True),
+    ("Write <answer>...</answer>", "7", True), ("Go <think>\n", "a</think><answer>7</answer>", False),
+    ("Go <think>\n", "<answer>7</answer>", True), ("", "a</think><answer>7</answer>", True)])
+def test_malformed_is_what_the_card_of_an_answer_finds(prompt, answer, wrong):
+    column = [pa.array([text], pa.string()) for text in (answer, prompt, None)]
+    assert is_malformed(*column).to_pylist() == [wrong]
+    assert bool(forms.read(answer, prompt).problems) == wrong
+    assert is_malformed(column[0], column[1], pa.array(["an episode"])).to_pylist() == [False]
+
+
+def test_full_reward_but_unusual(tmp_path):
+    run = made_runs.RunFolder(tmp_path / "r")
+    run.create("task: {name: grounding}\n", 0)
+    rows = [{"schema": 1, "group_id": "g", "sample_id": "s", "task": "t", "index": i, "step": 0, "split": "train",
+             "completion": "<answer>7</answer>" if i != 5 else "<answer>7", "loss_mask": [True] * (10 if i else 300),
+             "reward": 1.0 if i < 40 else 0.0, "parts": [], "weights": []} for i in range(45)]
+    rows += [{**row, "group_id": "h", "task": "u", "reward": 0.0} for row in rows]  # nothing was earned there
+    file = run.path / "rollouts/step-000000-rank-00000.parquet"
+    file.parent.mkdir()
+    pq.write_table(pa.Table.from_pylist(rows, store.SCHEMA), file)
+    index = Index(Library(tmp_path))
+    found = {unusual: index.rollouts(Query(unusual=unusual), size=500) for unusual in (True, False)}
+    assert sorted((row.key.group, row.key.index) for row in found[True].rows) == [("g", 0), ("g", 5)]
+    assert found[False].total == 88 and index.groups(Query(unusual=True)).rows[0].hits == 2
+    assert index.rollouts(Query(malformed=True)).total == 2
     index.close()

@@ -94,7 +94,7 @@ def test_any_text_comes_back(words, number):
     with tempfile.TemporaryDirectory() as folder:
         kept = Notes(folder)
         key = KEY._replace(run=words, group=words, step=number)
-        found = kept.put(key, flag="look", comment=words, sample=words)
+        found = kept.put(key, flag="unsure", comment=words, sample=words)
         plain = words.encode("utf-8", "backslashreplace").decode()
         assert (found.key.run, found.key.group, found.sample, found.comment) == (plain, plain, plain, plain.strip())
         assert kept.get(key) == found and kept.all(text=words) is not None

@@ -228,7 +228,7 @@ def test_a_note_keeps_what_another_tab_wrote(site):
 
 
 def test_a_set_for_sft_takes_what_is_flagged_good(site, monkeypatch):
-    remark = Note(RolloutKey("a", "train", "train", 0, "g", 0), "look")
+    remark = Note(RolloutKey("a", "train", "train", 0, "g", 0), "unsure")
     monkeypatch.setattr(notes, "listed_notes", lambda *_: [remark])
     with pytest.raises(AppError, match="No answer is flagged good"):
         notes.exported(site, {}, "notes", "sft")

@@ -1,0 +1,39 @@
+"""The bar above all pages: which run, split and steps they show, chosen once. HTML alone, no Gradio.
+
+In a location `run`, `set` (split), `from` and `to` (steps) are this context. app.js lets links to other pages keep it
+where they name no run themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .controls import pick
+from .html import Html, el
+from .library import Library
+
+NAMES = ("run", "set", "from", "to")
+_OF_OTHERS = "at in source split step group rollout runs a b of a_step a_last b_step b_last"
+"""What a location holds that another context makes wrong."""
+_MOST_LOOKED_AT = 8  # runs whose splits are offered while none is chosen
+
+
+def of(where: Mapping[str, str]) -> dict[str, str]:
+    """Returns the context of a location."""
+    run_is_of_group = "group" in where and where.get("in") == "all"
+    return {name: where[name] for name in NAMES if where.get(name) and not (name == "run" and run_is_of_group)}
+
+
+def bar(library: Library) -> Html:
+    """Returns the form; app.js fills it from the location."""
+    runs = [run.id for run in library.runs()]
+    if not runs:
+        return Html("")
+    splits = dict.fromkeys(record["split"] for run in runs[:_MOST_LOOKED_AT] for record in library.evals(run))
+    shared = {"type": "number", "step": 1, "min": 0, "autocomplete": "off"}
+    steps = el("fieldset", el("legend", "Steps"),
+               el("input", name="from", placeholder="from", aria_label="Steps from", **shared),
+               el("input", name="to", placeholder="to", aria_label="Steps to", **shared), class_="v-range")
+    return el("form", pick("run", "Run", "", [("", "every run"), *((run, run) for run in runs)]),
+              pick("set", "Split", "", [("", "any"), *((s, s) for s in ("train", *splits) if s != "")]), steps,
+              class_="go v v-form v-context", data_drop=_OF_OTHERS, aria_label="On every page")

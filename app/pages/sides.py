@@ -1,0 +1,47 @@
+"""Two answers to one prompt side by side: what was asked, and on the picture what each of them marks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from .. import cards, controls, details, diffs, draw, flagging
+from ..html import Html, el, join, link, number
+from ..queries import GroupKey, RolloutKey
+from ..site import Site
+from .rollouts import Served
+
+
+def shown(site: Site, a: RolloutKey, b: RolloutKey, names: Sequence[str] = ("the first", "the second")) -> Html:
+    """Returns prompt and target, the picture with the marks of each answer, and their texts word by word. Raises
+    AppError when one is not there.
+    """
+    sides = [_answer(site, key) for key in (a, b)]
+    halves = [el("article", _head(name, view, rollout), draw.media(view, Served(), rollout.index),
+                 el("div", *(cards.part_chips(rollout)), class_="v-chips"), class_="v-side")
+              for name, (view, rollout) in zip(names, sides, strict=True)]
+    texts = [rollout.completion for _, rollout in sides]
+    legend = el("p", el("del", f"only in {names[0]}"), " ", el("ins", f"only in {names[1]}"), class_="v-dim")
+    return el("div", cards.question(sides[1][0]), el("div", *halves, class_="v-halves"),
+              legend if texts[0] != texts[1] else "", diffs.words(*texts))
+
+
+def best(site: Site, key: GroupKey) -> RolloutKey:
+    """Returns the best paid answer of a group. Raises AppError when it is not there."""
+    view = details.group(site.library, key.run, key.source, key.step, key.group, key.split)
+    return max(view.rollouts, key=lambda r: (not r.aside, r.reward is not None, r.reward or 0.0)).key
+
+
+def _answer(site: Site, key: RolloutKey) -> tuple[details.GroupView, details.RolloutView]:
+    """Returns the answer, and its group as if it had no other."""
+    view, rollout = flagging.answer(site, key)
+    view = details.with_marks(site.library, dataclasses.replace(view, rollouts=(rollout,)), site.trust_tasks)
+    return view, view.rollouts[0]
+
+
+def _head(name: str, view: details.GroupView, rollout: details.RolloutView) -> Html:
+    key = view.key
+    when = f"step {key.step}" if key.source == "train" else f"{key.split} after {key.step}"
+    return el("p", el("span", f"{name}: "), link(controls.place(rollout.key), f"{key.run}, {when}, #{rollout.index}"),
+              join([el("span", "reward ", el("b", number(rollout.reward))),
+                    el("span", f"{len(rollout.token_ids):,} tokens")]), class_="v-facts")
