@@ -1,6 +1,6 @@
 # vlrl on Debian 13 (Python 3.13), as an ordinary user:
 #   docker build -t vlrl .                                     PyTorch for CUDA, runs on a CPU too
-#   docker build -t vlrl --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cpu .     PyTorch for CPUs, 3 GB less
+#   docker build -t vlrl --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cpu .     PyTorch for CPUs, much smaller
 #   docker build -t vlrl --build-arg EXTRAS=app,vllm .         the extras of docs/install.md
 #   docker run --rm -v "$PWD/runs:/vlrl/runs" vlrl train configs/quickstart.yaml
 #   docker run --rm --gpus all --shm-size 8g ... vlrl train my.yaml          needs the NVIDIA Container Toolkit

@@ -119,7 +119,7 @@ def gradient(made: Scene, config: Config, off_policy: bool, gap: float = 0.3) ->
     if entropy and entropy.name in BEGUN:
         entropy.load_state_dict(BEGUN[entropy.name])
     use(policy, made.sampled)
-    policy.critic = make_critic(config.algo.critic, policy.base, policy.device)
+    policy.critic = make_critic(config.algo, policy.base, policy.device)
     groups = with_gap(made.groups, gap) if off_policy else made.groups
     groups = Credit(algorithm, config, policy)(groups, STEP)
     part = make_minibatch(policy, split(groups, 1)[0], config, "texts" in algorithm.objective.requires)

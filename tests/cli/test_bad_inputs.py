@@ -59,7 +59,7 @@ CASES = [
     ("score code.yaml", 1, "line 1: could not determine a constructor for the tag.*os.system"),
     ("score deep.yaml", 1, "deep.yaml: (nested too deeply|line 1: )"),
     ("score number.yaml", 1, "unknown setting '1': the name of a setting is a text"),
-    ("score compose.yaml", 1, "unknown setting 'services.web' .value {'image': 'nginx'}.. Known here: judge"),
+    ("score compose.yaml", 1, "unknown setting 'services.web' .value {'image': 'nginx'}.. Known here: reference"),
     ("score empty_section.yaml", 1, "train=None: write its settings below it, as 'key: value'.*Known: lr"),
     ("score lost.yaml", 1, "extends: 'quikstart.yaml' does not exist.*Did you mean 'quickstart.yaml'"),
     ("train", 2, "Missing argument 'CONFIG'"),

@@ -1,7 +1,6 @@
 """The short pages of docs/ and CONTRIBUTING.md agree with the code and one another."""
 
 import re
-import tomllib
 from importlib import import_module
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from vlrl import config
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 SHORT = {name: (DOCS / f"{name}.md").read_text(encoding="utf-8")
-         for name in ("README", "faq", "glossary", "python", "extras")}
+         for name in ("README", "faq", "glossary", "python", "install")}
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -41,11 +40,6 @@ def test_the_api_can_be_imported():
     for name in names:
         module, _, attribute = name.rpartition(".")
         assert hasattr(import_module(module), attribute), name
-
-
-def test_the_extras_are_those_of_the_package():
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-    assert [cell.strip(" `") for cell in first_cells(SHORT["extras"])] == ["demo", *(e for e in extras if e != "demo")]
 
 
 def test_terms_are_in_order():

@@ -24,7 +24,7 @@ class Scene:
         self.optimizer = torch.optim.SGD([self.weight], lr=1.0, momentum=0.5)
         policy = SimpleNamespace(shards=None, away=False, updating=False, save=self.save,
                                  trainable=lambda: [("w", self.weight)],
-                                 copied_weights=lambda: {"w": self.weight.detach().clone()},
+                                 copied_weights=lambda: {"w": self.weight.detach().clone()}, copied_head=dict,
                                  scaler=SimpleNamespace(state_dict=lambda: {"scale": 8.0}))
         algorithm = SimpleNamespace(moves_reference=False, state_dict=lambda policy: {"kl_coef": {"value": 0.25}})
         config = SimpleNamespace(save=SaveSettings(), store=SimpleNamespace(rollouts=True))
@@ -35,7 +35,7 @@ class Scene:
         self.rest = Rest(parts, path, self.lock, self.saver, 2)
         self.wrote(1)
 
-    def save(self, path, weights=None):
+    def save(self, path, weights=None, head=None):
         values = weights or {"w": self.weight.detach()}
         (path / "weights.json").write_text(json.dumps({name: w.tolist() for name, w in values.items()}))
 

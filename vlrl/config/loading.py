@@ -216,8 +216,9 @@ def shipped(name: str) -> Path | None:
 
 
 def shipped_configs() -> list[Path]:
-    """Returns every config that comes with vlrl; those of accelerate's launcher are none."""
-    return [path for path in sorted((vlrl.HOME / "configs").rglob("*.yaml")) if path.parent.name != "accelerate"]
+    """Returns every config that comes with vlrl; the files of launchers are none."""
+    return [path for path in sorted((vlrl.HOME / "configs").rglob("*.yaml"))
+            if path.parent.name not in ("accelerate", "skypilot")]
 
 
 def _read(path: Path, visited: tuple[Path, ...] = ()) -> dict[str, Any]:
