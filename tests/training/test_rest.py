@@ -124,7 +124,7 @@ def test_a_checkpoint_has_the_rollouts_of_every_rank(scene, monkeypatch, ranks, 
 
 
 def test_what_failed_to_be_saved_is_not_saved_again(scene, monkeypatch):
-    def full(path, weights=None):
+    def full(path, weights=None, head=None):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(scene.rest.parts.policy, "save", full)
