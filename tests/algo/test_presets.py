@@ -17,6 +17,13 @@ SMALL = ("rollout.prompts_per_step=4", "rollout.group_size=4", "rollout.max_new_
 OUTSIDE = {"rollout": {"temperature", "group_size", "forget", "branch", "updates", "minibatches"},
            "curriculum": {"keep"}}
 """What a preset may set besides the objective."""
+EXPLAINED = """from tasks.grounding import Grounding
+
+
+class Explained(Grounding):
+    def oracle(self, sample):
+        return f"<think>I look at the picture.</think>{super().oracle(sample)}"
+"""
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -41,8 +48,10 @@ def test_every_preset_trains(name, tmp_path):
     from tests.e2e.runs import metrics
     from vlrl.training.loop import train
 
-    train(config.load(FOLDER.parent / "quickstart.yaml", [f"extends=algorithms/{name}.yaml", *SMALL,
-                                                          f"run.dir={tmp_path}"]))
-    lines = metrics(tmp_path)
+    (tmp_path / "explained.py").write_text(EXPLAINED)  # a hint is the beginning of a given reasoning
+    task = [f"task.name={tmp_path / 'explained.py'}:Explained"] if name == "ghpo" else []
+    train(config.load(FOLDER.parent / "quickstart.yaml", [f"extends=algorithms/{name}.yaml", *SMALL, *task,
+                                                          f"run.dir={tmp_path / 'run'}"]))
+    lines = metrics(tmp_path / "run")
     assert len(lines) == 2 and all(math.isfinite(line["loss"]) and math.isfinite(line["grad_norm"]) for line in lines)
     assert lines[0]["reward/mean"] > 0 and any(line["grad_norm"] > 1e-6 for line in lines)
