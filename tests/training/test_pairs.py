@@ -121,7 +121,7 @@ def test_the_gradient_is_that_of_a_plain_forward_and_of_no_packing(made):
         total = total + torch.nn.functional.softplus(scores[1] - scores[0]) / len(groups)
     wanted = torch.autograd.grad(total, [*parameters.values(), head.weight], allow_unused=True)
     policy.model.train()
-    for tokens, order, more in ((10**6, 1, {}), (150, -1, {}), (300, 1, {"packing": "padded"})):
+    for tokens, order, more in ((10**6, 1, {}), (150, -1, {}), (300, 1, {"packing": "padded"}), (1, 1, {})):
         seen, stats = gradient(made, tokens, order, **more)
         assert stats["pairs/loss"] == pytest.approx(total.item(), abs=1e-5)
         assert 0 <= stats["pairs/accuracy"] <= 1 and stats["loss"] == 0
