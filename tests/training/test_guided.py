@@ -95,6 +95,14 @@ def test_sft_is_the_cross_entropy_under_the_prompt_alone(scene):
     assert stats["loss"] == pytest.approx(0.0, abs=1e-6)  # the objective's own
 
 
+def test_the_term_of_expo_fades_with_the_steps(scene):
+    policy, groups, folder = scene
+    config = of(folder, {"guided": {"loss": {"name": "expo", "decay": 200}}})
+    first, half, last = (update(policy, Recorder(policy), alone(groups), config, step)[0]["guided/loss"]
+                         for step in (0, 100, 200))
+    assert first > 0.01 and half == pytest.approx(first / 2, rel=1e-5) and last == 0
+
+
 def test_dpo_prefers_the_attempt_to_a_failure_of_its_group(scene):
     policy, groups, folder = scene
     algo = {"guided": {"loss": {"name": "dpo", "beta": 0.3}}}
