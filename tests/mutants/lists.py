@@ -690,7 +690,7 @@ STAGES = [
            "settings of a stage do nothing"),
 ]
 
-_LIKELY, _PAID, _PAIRS, _LEARNED, _SCORED, _ENSEMBLE, _KEPT, _PARTS = (
+_LIKELY, _PAID, _MARGIN, _LEARNED, _SCORED, _ENSEMBLE, _KEPT, _PARTS = (
     ("tests/rollout/test_likelihoods.py",), ("tests/task/test_likely_parts.py",), ("tests/algo/test_pairs.py",),
     ("tests/training/test_pairs.py",), ("tests/services/test_reward_model.py",), ("tests/rewards/test_ensembles.py",),
     ("tests/curriculum/test_filters.py",), ("tests/services/test_parts.py",))
@@ -721,15 +721,15 @@ SCORES = [
     Mutant("vlrl/curriculum/filters.py", "self.steps < self.start or ", "", _KEPT, "the first steps are filtered"),
     Mutant("vlrl/curriculum/filters.py", '{"mean": self.mean, "steps"', '{"mean": 0.0, "steps"', _KEPT,
            "a resumed run keeps every group"),
-    Mutant("vlrl/algo/pairs.py", "better - worse, max", "worse - better, max", _PAIRS,
+    Mutant("vlrl/algo/pairs.py", "better - worse, max", "worse - better, max", _MARGIN,
            "the worse answer scores higher"),
-    Mutant("vlrl/algo/pairs.py", "argsort(-x.rewards[here]", "argsort(x.rewards[here]", _PAIRS,
+    Mutant("vlrl/algo/pairs.py", "argsort(-x.rewards[here]", "argsort(x.rewards[here]", _MARGIN,
            "the worse answer counts as the better one"),
-    Mutant("vlrl/algo/pairs.py", "trained, \"amax\")", "trained, \"amin\")", _PAIRS,
+    Mutant("vlrl/algo/pairs.py", "trained, \"amax\")", "trained, \"amin\")", _MARGIN,
            "scores are read before the answer ends"),
-    Mutant("vlrl/algo/pairs.py", "logsigmoid(margin) * weights)", "logsigmoid(margin))", _PAIRS,
+    Mutant("vlrl/algo/pairs.py", "logsigmoid(margin) * weights)", "logsigmoid(margin))", _MARGIN,
            "the weight of a row does not count"),
-    Mutant("vlrl/algo/pairs.py", "x.total_sequences / 2", "x.total_sequences", _PAIRS, "the loss is half of itself"),
+    Mutant("vlrl/algo/pairs.py", "x.total_sequences / 2", "x.total_sequences", _MARGIN, "the loss is half of itself"),
     Mutant("vlrl/training/minibatch.py", "t.place if together else t.unit", "t.unit", _LEARNED,
            "a pair is cut in two by its micro-batches"),
     Mutant("vlrl/services/reward_model.py", "[float(values[-1]) for values in found]",

@@ -23,7 +23,7 @@ from vlrl.task.variants import second_attempts
 from vlrl.tools import rounds
 from vlrl.training import preferences
 from vlrl.training.advantages import Credit
-from vlrl.training.preferences import PairedSource, paired
+from vlrl.training.preferences import PreferenceSource, preferring
 from vlrl.types import Sample
 
 ROWS = [("aa", "bb bb bb"), ("c", "d e f")]
@@ -39,7 +39,7 @@ class Pairs(Task):
 
 @pytest.fixture(scope="module")
 def scene(tiny_models):
-    config = paired(settings(tiny_models[TWO[0]], train={"max_grad_norm": 1e9, "tokens_per_batch": 10**6}),
+    config = preferring(settings(tiny_models[TWO[0]], train={"max_grad_norm": 1e9, "tokens_per_batch": 10**6}),
                     Named(name="dpo", beta=0.3))
     policy, encode = load(config)
     policy.keep_reference()
@@ -53,7 +53,7 @@ def groups_of(scene, task):
     from vlrl.algo.algorithm import Algorithm
 
     policy, encode, config = scene
-    source = PairedSource.__new__(PairedSource)
+    source = PreferenceSource.__new__(PreferenceSource)
     source.task, source.encode, source.engine, source.config, source.step = task, encode, None, config, 0
     asked = [Asked(i, Draw(i, 0), s, encode(task, s)) for i, s in enumerate(task.samples("train"))]
     made = source._answer(Drawn({a.number: a.draw for a in asked}, len(asked), asked=asked), None)
@@ -140,4 +140,4 @@ def test_a_round_learns_to_prefer_short_answers(tiny_models, tmp_path):
     assert rows and all(r["rejected_tokens"] > r["tokens"] and r["rejected"] != r["solution"] for r in rows)
     losses = [line["guided/loss"] for line in RunFolder(folder).metrics()]
     assert losses[0] == pytest.approx(math.log(2), rel=1e-4) and losses[-1] < losses[0]
-    assert preferences.paired(config, Named(name="dpo")).algo.guided.loss.name == "dpo"
+    assert preferences.preferring(config, Named(name="dpo")).algo.guided.loss.name == "dpo"

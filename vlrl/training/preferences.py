@@ -25,7 +25,7 @@ from vlrl.training.sft import supervised
 from vlrl.types import GUIDED, Group, Rollout
 
 
-class PairedSource(GroupSource):
+class PreferenceSource(GroupSource):
     """Groups of a rejected answer, with the preferred one aside."""
 
     generates = False
@@ -39,10 +39,10 @@ class PairedSource(GroupSource):
 
 def train(config: Config, dpo: Named) -> Session:
     """Runs `config.steps` steps of rollout.prompts_per_step pairs; `dpo` is the loss with its options."""
-    return train_loop(paired(config, dpo), PairedSource)
+    return train_loop(preferring(config, dpo), PreferenceSource)
 
 
-def paired(config: Config, dpo: Named) -> Config:
+def preferring(config: Config, dpo: Named) -> Config:
     """Returns the settings of such a run: those of a supervised one, with the preference as its only gradient."""
     algo = AlgoSettings(advantage=Named(name="dr_grpo"), loss=Named(name="reinforce"),
                         guided=GuidedSettings(loss=dpo), aggregation=config.algo.aggregation)
