@@ -16,11 +16,13 @@ from vlrl.rewards.verdicts import read_fields
 from vlrl.services.judge import Judge
 from vlrl.services.replies import Place
 from vlrl.store import RunFolder
+from vlrl.task import load_class
 from vlrl.task.services import Question
 
 pytestmark = pytest.mark.vllm
 
 GRADES = "abcdefghij"
+FIELDS = {"grade": tuple(GRADES)}
 JUDGED = f'''
     needs = {{"judge": ("grade",)}}
 
@@ -113,7 +115,7 @@ def test_a_run_is_paid_by_what_the_model_says(judged):
     grades = [dict(row["parts"])["grade"] for row in table]
     assert len(table) == 20 and len({*grades}) > 1 and all(row["reward"] is not None for row in table)
     kept = [json.loads(line) for line in (judged.whole / "services/judge-rank-00000.jsonl").read_text().splitlines()]
-    said = {read_fields(one["text"], {"grade": tuple(GRADES)})["grade"] for one in kept}
+    said = {read_fields(one["text"], FIELDS)["grade"] for one in kept}
     assert {GRADES.index(grade) / 9 for grade in said} >= {*grades} and len(kept) == judged.asked
 
 
@@ -168,15 +170,17 @@ def test_a_run_outlives_its_judge(judged, tmp_path):
     assert RunFolder(folder).rollouts().equals(RunFolder(judged.whole).rollouts())
 
 
-def test_the_judge_of_a_run_is_the_server_s_model(judged, tmp_path):
-    """Asked once more, the server says what the run was told."""
+def test_the_server_says_again_what_the_run_was_told(judged, tmp_path):
+    """With the picture of each question, before the run as after it was killed and started again."""
     judged.server.ready()
-    row = RunFolder(judged.whole).rollouts().to_pylist()[0]
+    task = load_class(f"{judged.root}/shades.py:Shades")()
+    shown, rows = {s.id: s.media for s in task.samples("train")}, RunFolder(judged.whole).rollouts().to_pylist()[:4]
     judge = Judge(JudgeSettings(url=f"{judged.server.address}/v1", model=judged.server.model), tmp_path)
     try:
         assert judge.problem() == ""
-        question = Question(f"How good is {row['completion']!r}?", (), {"grade": tuple(GRADES)})
-        (first,), _ = judge.ask([question], Place("train", 0, 0))
-        assert read_fields(first, {"grade": tuple(GRADES)}) is not None
+        questions = [Question(f"How good is {row['completion']!r}?", shown[row["sample_id"]], FIELDS) for row in rows]
+        replies, failures = judge.ask(questions, Place("train", 0, 0))
     finally:
         judge.close()
+    grades = [GRADES.index(read_fields(text, FIELDS)["grade"]) / 9 for text in replies]
+    assert grades == [dict(row["parts"])["grade"] for row in rows] and not failures
