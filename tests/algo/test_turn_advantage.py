@@ -157,16 +157,16 @@ def test_on_plain_answers_it_is_gspo():
 
 
 def test_one_ratio_a_macro_action_by_hand():
-    """Two trained tokens each; the third token is not trained, a turn ends after four, an answer after six."""
-    logp = [0.3, -0.1, 9.0, 0.2, 0.05, 0.1, -0.4]
+    """Two trained tokens each; the second token is not trained, a turn ends after four, an answer after six."""
+    logp = [0.3, 9.0, -0.1, 0.2, 0.05, 0.1, -0.4]
     x = flat(logp, [0.0] * 7, adv=[1.0, 1.0, 1.0, 1.0, -1.0, -1.0, 2.0], rollout=[0] * 6 + [1],
-             mask=[1, 1, 0, 1, 1, 1, 1], turns=torch.tensor([0, 0, 0, 0, 1, 1, 0]))
+             mask=[1, 0, 1, 1, 1, 1, 1], turns=torch.tensor([0, 0, 0, 0, 1, 1, 0]))
     values, _ = ppo_macro(x, tokens=2, clip_low=0.5, clip_high=0.5)
-    trained, a, size = [0, 1, 3, 4, 5, 6], [1, 1, 1, -1, -1, 2], [2, 2, 1, 2, 2, 1]
+    trained, a, size = [0, 2, 3, 4, 5, 6], [1, 1, 1, -1, -1, 2], [2, 2, 1, 2, 2, 1]
     ratios = [math.exp(p) for p in (0.2, 0.2, 0.2, 0.15, 0.15, -0.4)]
     assert values[trained].tolist() == pytest.approx([-b * r / n for b, r, n in zip(a, ratios, size, strict=True)])
     slope = [-b * r for b, r in zip(a, ratios, strict=True)]
-    assert gradient(values, x) == pytest.approx([*slope[:2], 0.0, *slope[2:]])
+    assert gradient(values, x) == pytest.approx([slope[0], 0.0, *slope[1:]])
     clipped, told = ppo_macro(x, tokens=2, clip_low=0.05, clip_high=0.18)
     assert clipped[trained].tolist() == pytest.approx(
         [-0.59, -0.59, -1.18, ratios[3] / 2, ratios[3] / 2, -2 * ratios[5]])
