@@ -25,13 +25,14 @@ OUT = Path(__file__).parent / "results" / "judge_calls.md"
 
 
 class Server(ThreadingHTTPServer):
-    """Answers after a while; `slowest` is the longest while of a round."""
+    """Answers with a text after a while; `slowest` is the longest while of a round."""
 
     daemon_threads = True
     request_queue_size = 256
 
-    def __init__(self, seconds: float):
+    def __init__(self, seconds: float, text: str = "1.0"):
         super().__init__(("127.0.0.1", 0), Handler)
+        self.text = text
         self.seconds, self.waits, self.lock = seconds, random.Random(0), threading.Lock()
         self.slowest = 0.0
 
@@ -40,20 +41,26 @@ class Handler(BaseHTTPRequestHandler):
     server: Server
     protocol_version = "HTTP/1.1"
 
+    def do_GET(self) -> None:
+        self._send({"data": [{"id": "m"}]})
+
     def do_POST(self) -> None:
         start = time.perf_counter()
         self.rfile.read(int(self.headers["Content-Length"]))
         with self.server.lock:
             wait = self.server.seconds * self.server.waits.uniform(0.5, 1.0)
         time.sleep(wait)
-        reply = {"choices": [{"message": {"content": "1.0"}, "finish_reason": "stop"}]}
+        reply = {"choices": [{"message": {"content": self.server.text}, "finish_reason": "stop"}]}
+        self._send(reply)
+        with self.server.lock:
+            self.server.slowest = max(self.server.slowest, time.perf_counter() - start)
+
+    def _send(self, reply: dict[str, object]) -> None:
         body = json.dumps(reply).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
-        with self.server.lock:
-            self.server.slowest = max(self.server.slowest, time.perf_counter() - start)
 
     def log_message(self, format: str, *args: object) -> None:
         pass

@@ -230,7 +230,7 @@ def rollouts(groups, draw=0):
                   parts={"all": flat}, part_weights={"all": 1.0})
 
 
-WITHOUT_CRITIC = [name for name in ADVANTAGES if name not in ("gae", "turn_gae", "bilevel_gae")]  # see test_gae.py
+WITHOUT_CRITIC = [name for name in ADVANTAGES if not name.endswith("gae")]  # see test_gae.py
 
 
 def values(name, s):

@@ -11,7 +11,7 @@ import torch
 from tests.algo.flat import flat, random_step
 from tests.algo.made import scores
 from vlrl.algo.algorithm import Algorithm
-from vlrl.algo.gae import bilevel_gae, gae, turn_gae, value_loss
+from vlrl.algo.gae import bilevel_gae, gae, macro_gae, turn_gae, value_loss
 from vlrl.algo.inputs import ActionCredit
 from vlrl.config import validate
 from vlrl.errors import ConfigError
@@ -75,6 +75,19 @@ def test_bilevel_gae_by_hand():
     assert lists(found.targets) == [pytest.approx([a + 0.2, first + 0.4, NAN, NAN, b + 0.6, 1.5], nan_ok=True)]
 
 
+def test_macro_gae_by_hand():
+    found = macro_gae(judged(ONE, gamma=0.5, lam=0.5), tokens=2, normalize=False)
+    # V = .3 of the first two and .6 of the last token, rewards 0 and 1
+    assert lists(found.advantages) == [pytest.approx([0.25 * 0.4, 0.25 * 0.4, 0.4], abs=1e-12)]
+    assert lists(found.targets) == [pytest.approx([0.4, 0.4, 1.0])]
+    # a macro action ends with its turn: V = .3 and .7, rewards .5 and 1.5
+    found = macro_gae(judged(EPISODE, gamma=0.9, lam=0.5), tokens=3, normalize=False)
+    last = 1.5 - 0.7
+    first = 0.5 + 0.9 * 0.7 - 0.3 + 0.45 * last
+    assert lists(found.advantages) == [pytest.approx([first, first, 0, 0, last, last])]
+    assert lists(found.targets) == [pytest.approx([first + 0.3] * 2 + [NAN, NAN, 1.5, 1.5], nan_ok=True)]
+
+
 def test_the_kl_is_taken_off_each_token():
     s = judged(EPISODE, kl=[np.array([1.0, 2.0, 9.0, 9.0, 3.0, 4.0])], kl_coef=0.1)
     assert lists(gae(s, False).targets) == [pytest.approx([2 - 1.0, 2 - 0.9, NAN, NAN, 1.5 - 0.7, 1.5 - 0.4],
@@ -82,9 +95,11 @@ def test_the_kl_is_taken_off_each_token():
     assert lists(turn_gae(s, False).targets) == [pytest.approx([2 - 1.0, NAN, NAN, NAN, 1.5 - 0.7, NAN], nan_ok=True)]
     assert lists(bilevel_gae(s, normalize=False).targets) == [
         pytest.approx([2 - 0.3, 2 - 0.2, NAN, NAN, 1.5 - 0.7, 1.5 - 0.4], nan_ok=True)]
+    assert lists(macro_gae(s, tokens=2, normalize=False).targets) == [
+        pytest.approx([2 - 1.0, 2 - 1.0, NAN, NAN, 1.5 - 0.7, 1.5 - 0.7], nan_ok=True)]
 
 
-@pytest.mark.parametrize("rule", [gae, turn_gae, bilevel_gae])
+@pytest.mark.parametrize("rule", [gae, turn_gae, bilevel_gae, macro_gae])
 def test_what_has_no_decision_or_no_reward_teaches_nothing(rule):
     s = judged([*EPISODE, (None, *EPISODE[0][1:]), (1.0, [0, 0, 0], [(0, 3, 0.0)], [1.0, 2.0, 3.0]), *ONE])
     found, alone = rule(s), rule(judged([*EPISODE, *ONE]))
@@ -126,7 +141,7 @@ def summed(rewards, values, gamma, lam):
     return [sum((gamma * lam) ** (k - t) * deltas[k] for k in range(t, n)) for t in range(n)]
 
 
-def written_again(rollout, rule, gamma, lam, inner, kl, coef):
+def written_again(rollout, rule, gamma, lam, inner, kl, coef, size):
     """Advantage and target by token of one episode."""
     reward, mask, turns, values = rollout
     advantages, targets = {}, {}
@@ -148,6 +163,14 @@ def written_again(rollout, rule, gamma, lam, inner, kl, coef):
         for own, a, v in zip(tokens, found, worth, strict=True):
             advantages |= dict.fromkeys(own, a)
             targets[own[0]] = a + v
+    elif rule == "macro_gae":
+        parts = [(own[i:i + size], p if i + size >= len(own) else 0.0) for own, p in zip(tokens, paid, strict=True)
+                 for i in range(0, len(own), size)]
+        worth = [statistics.fmean(values[t] for t in own) for own, _ in parts]
+        found = summed([p - sum(cost[t] for t in own) for own, p in parts], worth, gamma, lam)
+        for (own, _), a, v in zip(parts, found, worth, strict=True):
+            advantages |= dict.fromkeys(own, a)
+            targets |= dict.fromkeys(own, a + v)
     else:
         by_turn = summed(paid, [values[own[-1]] for own in tokens], gamma, lam)
         for own, a in zip(tokens, by_turn, strict=True):
@@ -168,9 +191,14 @@ def test_as_written_down_again(seed):
     gamma, lam, inner = draw.choice([1.0, 0.9]), draw.choice([0.0, 0.5, 1.0]), (draw.choice([1.0, 0.7]), draw.random())
     kl = [np.array([draw.gauss(0, 1) for _ in mask]) for _, mask, *_ in rollouts]
     s = judged(rollouts, gamma=gamma, lam=lam, kl=kl, kl_coef=0.1)
-    found = {"gae": gae(s), "turn_gae": turn_gae(s), "bilevel_gae": bilevel_gae(s, *inner)}
+    size = draw.randint(1, 4)
+    found = {"gae": gae(s), "turn_gae": turn_gae(s), "bilevel_gae": bilevel_gae(s, *inner),
+             "macro_gae": macro_gae(s, size)}
+    one, plain = macro_gae(s, 1), found["gae"]  # a macro action of one token is a token
+    assert lists(one.advantages) == lists(plain.advantages)
+    assert all(np.array_equal(a, b, equal_nan=True) for a, b in zip(one.targets, plain.targets, strict=True))
     for rule, mine in found.items():
-        wanted = [written_again(r, rule, gamma, lam, inner, k, 0.1) for r, k in zip(rollouts, kl, strict=True)]
+        wanted = [written_again(r, rule, gamma, lam, inner, k, 0.1, size) for r, k in zip(rollouts, kl, strict=True)]
         everything = [a for advantages, _ in wanted for a in advantages.values()]
         mean = statistics.fmean(everything) if everything else 0.0
         scale = (statistics.variance(everything) + 1e-8) ** 0.5 if len(everything) > 1 else 1.0
@@ -220,7 +248,7 @@ def test_untrained_tokens_teach_the_critic_nothing():
 
 @pytest.mark.parametrize("algo, says", [
     *(({"advantage": name}, f"algo.advantage='{name}' needs.*algo.critic=null.*algo.critic={{}}.*algo.advantage=grpo")
-      for name in ("gae", "turn_gae", "bilevel_gae")),
+      for name in ("gae", "turn_gae", "bilevel_gae", "macro_gae")),
     ({"critic": {}}, "algo.critic is set, and algo.advantage='grpo' reads no values.*algo.critic=null"),
     ({"critic": {}, "advantage": "gigpo"}, "algo.advantage='gigpo' reads no values: set algo.advantage=gae"),
     ({"critic": {"lr": 0}, "advantage": "gae"}, "algo.critic.lr=0"),

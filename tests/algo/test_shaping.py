@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.algo.made import scores
-from vlrl.algo.shaping import SHAPINGS
+from vlrl.algo.shaping import SHAPINGS, CallCost
 
 HALF = (1 + math.cos(math.pi / 2)) / 2  # 0.5
 CASES = {
@@ -42,14 +42,27 @@ CASES = {
     "grsp, clusters": ("grsp", {"clusters": 2, "weight": 1.0}, [[1, 1, None]],
                        {"texts": ["a\n\nb", "a b c d\n\na b c d", "x"]},
                        [1 - (2 / 3 - 1 / 3) / math.sqrt(2), 1 + (2 / 3 - 1 / 3) / math.sqrt(2), None]),
+    # roots 0, 1, 2, 3, 4; with quantiles of .25 low = 1 and high = 3: C = 1, 1, .5, 0, 0; a wrong form stays
+    "call_cost": ("call_cost", {"alpha": 0.5, "quantile": 0.25}, [[1, 0, 1], [1, -1, None]],
+                  {"parts": {"cost": [0, 1, 4, 9, 16, 100]}}, [1, 0.5, 0.75, 0.5, -1, None]),
+    "call_cost, defaults": ("call_cost", {}, [[1, 0.5]], {"parts": {"cost": [0, 1]}}, [0.4 + 0.6, 0.2]),
+    "call_cost, equal": ("call_cost", {}, [[1, 0]], {"parts": {"cost": [4, 4]}}, [0.7, 0.3]),
+    "call_cost, a task without": ("call_cost", {"part": "price"}, [[1, 0.5]], {"parts": {"price": [4, None]}},
+                                  [0.7, 0.5]),
     "grsp, wrong answers": ("grsp", {"clusters": 1}, [[0, 1, 0]], {"texts": ["a", "a\n\nb", "a\n\nb\n\nc"]}, [0, 1, 0]),
 }
+
+
+def shape(name, s, **options):
+    """What a function, or a fresh object, makes of the rewards."""
+    found = SHAPINGS[name]
+    return found(**options)(s) if isinstance(found, type) else found(s, **options)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_by_hand(case):
     name, options, groups, more, expected = CASES[case]
-    found = SHAPINGS[name](scores(groups, **more), **options).tolist()
+    found = shape(name, scores(groups, **more), **options).tolist()
     assert found == pytest.approx([math.nan if e is None else e for e in expected], abs=1e-9, nan_ok=True)
 
 
@@ -68,16 +81,44 @@ TEXT = st.lists(st.sampled_from(["a", "b", " ", "\n", "\n\n", ".", "but ", "so "
 def test_for_any_answers(name, rows, seed):
     """Finite; unscorable stays unscorable; order inside a group does not matter; other groups do not either."""
     flat = [row for group in rows for row in group]
-    s = scores([[r for r, _, _ in g] for g in rows], lengths=[n for _, n, _ in flat], texts=[t for *_, t in flat])
-    found = SHAPINGS[name](s)
+    s = scores([[r for r, _, _ in g] for g in rows], lengths=[n for _, n, _ in flat], texts=[t for *_, t in flat],
+               parts={"cost": [n for _, n, _ in flat]})
+    found = shape(name, s)
     assert torch.equal(found.isnan(), s.rewards.isnan()) and not found.isinf().any()
     assert (found - s.rewards).nan_to_num().abs().max() < 15
     order = sorted(random.Random(seed).sample(range(len(flat)), len(flat)), key=lambda i: int(s.group[i]))
-    moved = replace(s, rewards=s.rewards[order], lengths=s.lengths[order], texts=[s.texts[i] for i in order])
-    assert torch.allclose(SHAPINGS[name](moved), found[order], equal_nan=True)
+    moved = replace(s, rewards=s.rewards[order], lengths=s.lengths[order], texts=[s.texts[i] for i in order],
+                    parts={"cost": s.parts["cost"][order]})
+    assert torch.allclose(shape(name, moved), found[order], equal_nan=True)
+    if name == "call_cost":  # what other groups cost is its measure
+        return
     first = scores([[r for r, _, _ in rows[0]]], lengths=[n for _, n, _ in rows[0]], texts=[t for *_, t in rows[0]])
-    assert torch.allclose(SHAPINGS[name](first), found[:len(rows[0])], equal_nan=True)
+    assert torch.allclose(shape(name, first), found[:len(rows[0])], equal_nan=True)
 
 
 def test_a_step_without_rollouts():
-    assert all(len(function(scores([], texts=[]))) == 0 for function in SHAPINGS.values())
+    assert all(len(shape(name, scores([], texts=[], parts={"cost": []}))) == 0 for name in SHAPINGS)
+
+
+def test_costs_are_measured_by_those_before_also_after_a_resume():
+    """Roots 0 and 2; then 1 lies in their middle. Of a window of two the first costs are forgotten."""
+    def at(cost):
+        return scores([[1.0]], parts={"cost": [cost]})
+
+    whole, short = CallCost(1.0, quantile=0.0), CallCost(1.0, window=2, quantile=0.0)
+    for made in (whole, short):
+        made(scores([[1.0, 1.0]], parts={"cost": [0, 4]}))
+    resumed = CallCost(1.0, quantile=0.0)
+    resumed.load_state_dict(whole.state_dict())
+    assert whole(at(1)).tolist() == resumed(at(1)).tolist() == [0.5]
+    assert short(at(1)).tolist() == [1.0]  # what it knows is 2 and 1
+    assert resumed.state_dict() == {"seen": [0, 2, 1]}
+
+
+def test_what_is_no_cost_is_refused():
+    with pytest.raises(ValueError, match="no reward part 'cost'; there are: price"):
+        CallCost()(scores([[1]], parts={"price": [1]}))
+    with pytest.raises(ValueError, match="'cost' is -2, and a cost is at least 0"):
+        CallCost()(scores([[1]], parts={"cost": [-2]}))
+    with pytest.raises(ValueError, match=r"quantile=0.5: .*below 0.5"):
+        CallCost(quantile=0.5)

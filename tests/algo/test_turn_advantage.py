@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.algo.flat import flat, gradient
+from tests.algo.flat import flat, gradient, random_step
 from tests.algo.made import scores
 from vlrl.algo import turn_advantage
 from vlrl.algo.inputs import ActionCredit
-from vlrl.algo.terms import gspo, gspo_turn
+from vlrl.algo.terms import gspo, gspo_turn, ppo_clip, ppo_macro
 from vlrl.algo.turn_advantage import gigpo, mobgrpo, turn_return
 
 
@@ -154,3 +154,32 @@ def test_on_plain_answers_it_is_gspo():
     x = flat([0.3, -0.1, 0.2, 0.5], [0.1] * 4, adv=[1.0, 1.0, -1.0, -1.0], rollout=[0, 0, 1, 1],
              turns=torch.tensor([0] * 4))
     assert gspo_turn(x, 0.1, 0.1)[0].tolist() == gspo(x, 0.1, 0.1)[0].tolist()
+
+
+def test_one_ratio_a_macro_action_by_hand():
+    """Two trained tokens each; the second token is not trained, a turn ends after four, an answer after six."""
+    logp = [0.3, 9.0, -0.1, 0.2, 0.05, 0.1, -0.4]
+    x = flat(logp, [0.0] * 7, adv=[1.0, 1.0, 1.0, 1.0, -1.0, -1.0, 2.0], rollout=[0] * 6 + [1],
+             mask=[1, 0, 1, 1, 1, 1, 1], turns=torch.tensor([0, 0, 0, 0, 1, 1, 0]))
+    values, _ = ppo_macro(x, tokens=2, clip_low=0.5, clip_high=0.5)
+    trained, a, size = [0, 2, 3, 4, 5, 6], [1, 1, 1, -1, -1, 2], [2, 2, 1, 2, 2, 1]
+    ratios = [math.exp(p) for p in (0.2, 0.2, 0.2, 0.15, 0.15, -0.4)]
+    assert values[trained].tolist() == pytest.approx([-b * r / n for b, r, n in zip(a, ratios, size, strict=True)])
+    slope = [-b * r for b, r in zip(a, ratios, strict=True)]
+    assert gradient(values, x) == pytest.approx([slope[0], 0.0, *slope[1:]])
+    clipped, told = ppo_macro(x, tokens=2, clip_low=0.05, clip_high=0.18)
+    assert clipped[trained].tolist() == pytest.approx(
+        [-0.59, -0.59, -1.18, ratios[3] / 2, ratios[3] / 2, -2 * ratios[5]])
+    assert told["clipped"][trained].tolist() == [True] * 3 + [False] * 3
+    far, _ = ppo_macro(flat([15.0, 15.0], [0.0, 0.0], adv=[-1.0, -1.0], turns=torch.tensor([0, 0])), 2)
+    assert far.tolist() == pytest.approx([math.exp(20) / 2] * 2)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_macro_actions_of_one_token_are_ppo(seed):
+    x = random_step(seed, gap=0.5)
+    one, plain = ppo_macro(x, tokens=1), ppo_clip(x)
+    kept = x.mask > 0
+    assert one[0][kept].tolist() == plain[0][kept].tolist() and gradient(one[0], x) == gradient(plain[0], x)
+    assert one[1]["clipped"][kept].tolist() == plain[1]["clipped"][kept].tolist()
+    assert ppo_macro(x, tokens=2)[0][kept].tolist() != plain[0][kept].tolist()

@@ -11,7 +11,7 @@ from vlrl.training import inert
 SHAPES = ["{name: overlong, limit: 8, buffer: 4}", "cosine"]
 """Two that change some reward, and take some across 0.4 and across the mean of its group."""
 SOLVED = "{name: oreal, weighted: false, negative: 0}"
-NEEDS = {**{name: ["algo.critic={}"] for name in ("gae", "turn_gae", "bilevel_gae")},
+NEEDS = {**{name: ["algo.critic={}"] for name in ("gae", "turn_gae", "bilevel_gae", "macro_gae")},
          "deepsearch": ["rollout.branch.search={}"]}
 COMBINATIONS = [
     *[([f"algo.advantage={name}", *NEEDS.get(name, ())], name not in inert.OF_OUTCOME)

@@ -236,3 +236,20 @@ def test_episodes_are_measured_into_sections_of_a_page(tmp_path):
     places = [page.index(f"## {episodes.TITLES[name]}\n") for name in ("arrival", "cache")]
     assert places == sorted(places) and "32 of 32 episodes are alike" in page
     assert episodes.put(page, "arrival", "## x\n\nnew\n").count("\n## ") == 2
+
+
+@pytest.mark.slow
+def test_services_are_measured_both_ways(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)  # one benchmark uses the other's server
+    services, out = module("services"), tmp_path / "services.md"
+    monkeypatch.setattr(services, "CASES", {"beside generation": ()})
+    words = "--rounds 1 --group 2 --seconds 0.1 --steps 2 --out".split()
+    monkeypatch.setattr(sys, "argv", ["services.py", *words, str(out)])
+    threads = torch.get_num_threads()
+    services.main()
+    torch.set_num_threads(threads)
+    text = out.read_text()
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ") and not line.startswith("| what")]
+    assert [row[1] for row in rows if "reward model" in row[0] or "log-prob" in row[0]] == ["2", "2", "8"]
+    asked = next(row for row in rows if row[0] == "| beside generation")
+    assert 0 < int(asked[1]) <= 64 and float(asked[3]) > 0 and "--seconds 0.1" in text

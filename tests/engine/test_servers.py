@@ -404,7 +404,7 @@ def test_a_server_that_hangs_is_started_again(tmp_path, monkeypatch, what):
         servers._start_s = PATIENT if "no sign of life" in line else servers._start_s
         said.append(line)
 
-    servers = vllm_launch.Servers([one], tmp_path / "key", say, silent_s=1.0)
+    servers = vllm_launch.Servers([one], say, silent_s=1.0)
     assert servers.start(PATIENT)
     hung = one.process
     if what == "server":

@@ -169,6 +169,16 @@ def test_which_evaluation_is_best(evals, best):
     assert (found and found["step"]) == best
 
 
+def test_an_evaluation_without_a_scorable_answer_is_not_best():
+    """The judge was away: nothing is known of a metric, until an evaluation that scored has another one."""
+    away = {"step": 0, "split": "heldout", "n": 2, "completion/length_mean": 3.0, "short": 0.1}
+    assert trackers.best_of([away], "heldout", "reward/mean") is None
+    scored = {**away, "step": 2, "reward/mean": 0.1}
+    assert trackers.best_of([away, scored], "heldout", "reward/mean") == scored
+    with pytest.raises(RunError, match=r"save.best='length' is no metric"):
+        trackers.best_of([away, scored], "heldout", "length")
+
+
 def test_of_a_loss_the_lowest_is_best():
     lines = [{"step": step, "split": "heldout", "loss": value} for step, value in ((0, 0.1), (1, 3.0), (2, 2.0))]
     assert trackers.best_of(lines, "heldout", "loss") == lines[2]

@@ -67,7 +67,7 @@ are spawned as a user's are, must not be left behind."""
 every_kind = pytest.mark.parametrize("served", KINDS, indirect=True)
 one_kind = pytest.mark.parametrize("served", ["qwen3_vl"], indirect=True)
 PLANTED = f"vllm_launch.EXTENSION = {planted!r}; "
-FORKED = "vllm_launch._PROGRAM = 'tests.vllm.forking'; "
+FORKED = "vllm_launch.PROGRAM = 'tests.vllm.forking'; "
 
 
 def serving(*settings: str) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from vlrl.algo import grouped
-from vlrl.algo.gae import bilevel_gae, gae, turn_gae
+from vlrl.algo.gae import bilevel_gae, gae, macro_gae, turn_gae
 from vlrl.algo.inputs import Scores, requires
 from vlrl.algo.token_advantage import reinforce_pp, tempo, whitened
 from vlrl.algo.tree_advantage import deepsearch, rose, treerl
@@ -213,7 +213,7 @@ ADVANTAGES = {
     "maxrl": maxrl, "w_reinforce": w_reinforce, "nsr": nsr, "ema_std": EmaStd, "tempo": tempo,
     "rose": rose, "treerl": treerl, "deepsearch": deepsearch,
     "gigpo": gigpo, "turn_return": turn_return, "mobgrpo": mobgrpo, "hierarchical": hierarchical, "thor": thor,
-    "gae": gae, "turn_gae": turn_gae, "bilevel_gae": bilevel_gae}
+    "gae": gae, "turn_gae": turn_gae, "bilevel_gae": bilevel_gae, "macro_gae": macro_gae}
 
 
 def _centred(s: Scores) -> torch.Tensor:

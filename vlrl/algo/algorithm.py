@@ -195,7 +195,7 @@ def _check_critic(advantage: Bound, algo: AlgoSettings) -> None:
                           "algo.advantage=grpo")
     if algo.critic is not None and not needed:
         raise ConfigError(f"algo.critic is set, and algo.advantage={advantage.name!r} reads no values: set "
-                          "algo.advantage=gae, turn_gae or bilevel_gae, or algo.critic=null")
+                          "algo.advantage=gae, turn_gae, bilevel_gae or macro_gae, or algo.critic=null")
 
 
 def _check_search(advantage: Bound, config: Config) -> None:

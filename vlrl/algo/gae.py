@@ -18,7 +18,7 @@ import torch
 from vlrl.algo.inputs import LossInputs, Metrics, Scores, requires
 from vlrl.algo.token_advantage import whitened
 from vlrl.algo.turn_advantage import rewards_of
-from vlrl.config.base import Fraction, NonNegative
+from vlrl.config.base import Fraction, NonNegative, Positive
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,6 +114,25 @@ def bilevel_gae(s: Scores, token_gamma: Fraction = 1.0, token_lam: Fraction = 1.
         found = np.concatenate([discounted(r, v, token_gamma, token_lam) for r, v in zip(
             np.split(rewards, d.first[1:]), np.split(d.values, d.first[1:]), strict=True)])
         return found, found + d.values
+
+    return _estimates(s, one, normalize, eps)
+
+
+@requires("turns", "values", "token_kl")
+def macro_gae(s: Scores, tokens: Positive = 5, normalize: bool = True, eps: NonNegative = 1e-8) -> Estimates:
+    """Returns on all tokens of a macro action its advantage by gae over macro actions, and as target that + its value.
+
+    A macro action is `tokens` trained tokens in a row, less at the end of a turn. Its reward is the sum of theirs, its
+    value the mean of theirs; gamma and lam count macro actions. With tokens=1 it is gae. MA-RLHF (arXiv 2410.02743)
+    with fixed n-grams and values of equal weights; its code takes the mean of the KL of the tokens, not their sum.
+    normalize: as in gae, over the tokens of all macro actions.
+    """
+    def one(d: _Decisions) -> Estimate:
+        first = np.concatenate([np.arange(a, b, tokens) for a, b in zip(d.first, d.last + 1, strict=True)])
+        sizes = np.diff(np.append(first, len(d.values)))
+        values = np.add.reduceat(d.values, first) / sizes
+        found = discounted(np.add.reduceat(d.paid - d.penalty, first), values, s.gamma, s.lam)
+        return found.repeat(sizes), (found + values).repeat(sizes)
 
     return _estimates(s, one, normalize, eps)
 

@@ -2,19 +2,20 @@
 
 What is stored as the reward is what the task paid. An answer is correct when the task says so
 (Task.correct); where `correct` or `part` is given, when its reward, or the raw part of that name, is above `correct`,
-0.5 by default. All of them look at one group at a time.
+0.5 by default. All but CallCost look at one group at a time.
 """
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import defaultdict, deque
+from typing import Any
 
 import torch
 
 from vlrl.algo import grouped
 from vlrl.algo.inputs import Scores, requires
-from vlrl.config.base import Count, NonNegative, Positive, Rate
+from vlrl.config.base import Count, Fraction, NonNegative, Positive, Rate
 
 
 @requires("local")
@@ -143,8 +144,52 @@ def grsp(s: Scores, weight: NonNegative = 0.1, clusters: Positive = 4, ratio: Ra
     return torch.where(right, s.rewards - weight * penalty, s.rewards)
 
 
-SHAPINGS = {"overlong": overlong, "kimi_length": kimi_length, "length_bonus": length_bonus, "cosine": cosine,
-            "dast": dast, "step_pruner": step_pruner, "grsp": grsp}
+class CallCost:
+    """(1 - alpha) R + alpha C for R >= 0, C = 1 - (root of cost - low) / (high - low) within [0, 1]; low and high are
+    quantiles of the roots of the last `window` costs, those of this step included. C is 0.5 where these are equal.
+
+    The cost of an answer is its raw reward part `part`, of weight 0 in the task, e.g. price x tokens of the models that
+    it called. A reward below 0 (a wrong form, in the paper) stays, and so does that of a task without the part.
+    Router-R1 (arXiv 2506.09033), constants of its code, whose alpha is 0 unless it is set.
+    """
+
+    requires = frozenset[str]()
+
+    def __init__(self, alpha: Fraction = 0.6, part: str = "cost", window: Positive = 1000, quantile: Fraction = 0.05):
+        if quantile >= 0.5:
+            raise ValueError(f"quantile={quantile:g}: the upper one is 1 - quantile, so it must be below 0.5")
+        self.alpha, self.part, self.quantile = alpha, part, quantile
+        self._seen: deque[float] = deque(maxlen=window)
+
+    def __call__(self, s: Scores) -> torch.Tensor:
+        """Raises ValueError where no answer has the part, and for a cost below 0."""
+        if self.part not in s.parts:
+            raise ValueError(f"no reward part '{self.part}'; there are: {', '.join(s.parts)}")
+        cost = s.parts[self.part]
+        if bool((cost < 0).any()):
+            raise ValueError(f"the reward part '{self.part}' is {float(cost.nan_to_num().min()):g}, and a cost is at "
+                             "least 0")
+        self._seen.extend(cost[~cost.isnan() & ~s.rewards.isnan()].sqrt().tolist())
+        known = torch.tensor(self._seen or [0.0], dtype=torch.float64)
+        low, high = torch.quantile(known, torch.tensor([self.quantile, 1 - self.quantile], dtype=torch.float64))
+        cheap = 1 - ((cost.sqrt() - low) / (high - low)).clamp(0, 1) if high - low >= 1e-8 else torch.where(
+            cost.isnan(), cost, 0.5)
+        paid = (1 - self.alpha) * s.rewards + self.alpha * cheap
+        return torch.where((s.rewards >= 0) & ~cost.isnan(), paid, s.rewards)
+
+    def state_dict(self) -> dict[str, list[float]]:
+        """Returns the costs seen."""
+        return {"seen": [*self._seen]}
+
+    def load_state_dict(self, state: dict[str, list[float]]) -> None:
+        """Takes what `state_dict` gave."""
+        self._seen.clear()
+        self._seen.extend(state["seen"])
+
+
+SHAPINGS: dict[str, Any] = {
+    "overlong": overlong, "kimi_length": kimi_length, "length_bonus": length_bonus, "cosine": cosine, "dast": dast,
+    "step_pruner": step_pruner, "grsp": grsp, "call_cost": CallCost}
 
 _TURNS = re.compile(r"\n\s*\n|(?=\b(?:but|wait|however|alternatively|hmm|so|therefore|thus|hence|then|next|also|first|"
                     r"second|third|finally|let me|let's)\b)", re.IGNORECASE)

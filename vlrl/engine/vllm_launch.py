@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,7 +36,7 @@ from vlrl.models.loading import compute_dtype, load_processor, skeleton
 from vlrl.store import files, lock
 
 MIDDLEWARE = "vlrl.engine.vllm_routes.Routes"
-_PROGRAM = "vlrl.engine.vllm_process"
+PROGRAM = "vlrl.engine.vllm_process"
 _POLL_S = 0.5
 _HEALTH_S = 5.0
 _GRACE_S = 30.0
@@ -78,9 +78,12 @@ class Servers:
     """The servers of a config. `say` prints what happens to them."""
 
     servers: list[Served]
-    key_file: Path
     say: Callable[[str], None]
+    key_file: Path | None = None
+    """Holds their key; None where it is in no file."""
     silent_s: float = _SILENT_S
+    back: str = "the trainer brings it the current weights"
+    """What is said of one that answers again."""
     _stopped: bool = False  # no threading.Event: a signal handler that sets it may wait for ever for its lock
     _signal: int = signal.SIGTERM
     _start_s: float = math.inf
@@ -128,7 +131,7 @@ class Servers:
             server.heard = now if status or not server.heard else server.heard
             if status == 200 and not server.healthy:
                 server.healthy, server.deaths = True, 0
-                self.say(f"{server.address} answers again; the trainer brings it the current weights")
+                self.say(f"{server.address} answers again; {self.back}")
             elif status == 503 and server.healthy:
                 self._bury(server, "lost its engine")
             elif now - server.heard > longest:
@@ -176,7 +179,7 @@ def prepare(config: Config, folder: Path, *, replicas: int = 1, host: str = "127
     that vlrl sets itself, for a port that is taken and for too few GPUs, or too little memory for the servers of a CPU.
     """
     for i in range(replicas):
-        _check_free(host, port + i)
+        check_free(host, port + i)
     folder.mkdir(parents=True, exist_ok=True)
     policy = _blueprint(config)
     arguments = _arguments(policy, config, folder / "model", episodes)
@@ -190,10 +193,10 @@ def prepare(config: Config, folder: Path, *, replicas: int = 1, host: str = "127
                            "VLLM_NO_USAGE_STATS": "1"}
     servers = []
     for i in range(replicas):
-        command = [sys.executable, "-m", _PROGRAM, *arguments, "--host", host, "--port", str(port + i)]
+        command = [sys.executable, "-m", PROGRAM, *arguments, "--host", host, "--port", str(port + i)]
         servers.append(Served(f"http://{_reached(host)}:{port + i}", f"http://{_reached(host, here=True)}:{port + i}",
                               command, shared | devices[i], folder / f"server-{port + i}.log"))
-    return Servers(servers, key_file, say, silent_s=max(_SILENT_S, config.engine.timeout_s))
+    return Servers(servers, say, key_file, silent_s=max(_SILENT_S, config.engine.timeout_s))
 
 
 def _blueprint(config: Config) -> Any:
@@ -232,17 +235,19 @@ def _arguments(policy: Any, config: Config, folder: Path, episodes: bool) -> lis
     return words
 
 
-def further_arguments(given: Sequence[str], taken: Sequence[str]) -> dict[str, str]:
+def further_arguments(given: Sequence[str], taken: Sequence[str],
+                      set_by: Mapping[str, str] = _SET_BY) -> dict[str, str]:
     """Returns {"--name": "value"} of NAME=VALUE or NAME. ConfigError for a name among `taken`, which vlrl sets
-    itself.
+    itself, or `set_by` a setting.
     """
     arguments: dict[str, str] = {}
     for text in given:
         word, _, value = text.partition("=")
-        name = "--" + word.strip().lstrip("-").replace("_", "-")
-        if name in taken or name in _SET_BY:
-            raise ConfigError(f"--vllm {text}: vlrl sets {name} itself, by {_SET_BY.get(name, 'what trainers need')}. "
-                              "Leave it out" + (f", or set {_SET_BY[name]}" if name in _SET_BY else ""))
+        option, dot, key = word.strip().lstrip("-").partition(".")  # the key of a config keeps its underscores
+        name = f"--{option.replace('_', '-')}{dot}{key}"
+        if name in taken or name in set_by:
+            raise ConfigError(f"--vllm {text}: vlrl sets {name} itself, by {set_by.get(name, 'what trainers need')}. "
+                              "Leave it out" + (f", or set {set_by[name]}" if name in set_by else ""))
         arguments[name] = value
     return arguments
 
@@ -331,7 +336,7 @@ def _reached(host: str, here: bool = False) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _check_free(host: str, port: int) -> None:
+def check_free(host: str, port: int) -> None:
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -51,8 +51,10 @@ def register(arguments: Sequence[str]) -> None:
     """Loads the model's class here; vLLM would start a process, without vlrl, for a look at it."""
     from vllm import ModelRegistry
 
-    folder = Path(dict(itertools.pairwise(arguments)).get("--model", ""))
-    for name in json.loads((folder / "config.json").read_text()).get("architectures", ()):
+    file = Path(dict(itertools.pairwise(arguments)).get("--model", "")) / "config.json"
+    if not file.is_file():  # a name of the hub
+        return
+    for name in json.loads(file.read_text()).get("architectures", ()):
         if name in ModelRegistry.models:
             ModelRegistry.register_model(name, ModelRegistry.models[name].load_model_cls())
 

@@ -53,10 +53,12 @@ def best_of(evals: Sequence[Mapping[str, Any]], split: str, metric: str) -> Mapp
     """Returns the line of eval.jsonl with the highest `metric` of a split (of `loss` the lowest), the first of several;
     None before any was trained.
 
-    Raises RunError for a metric that its lines do not have.
+    Raises RunError for a metric that its lines do not have; one in which no answer was scorable, as without a judge,
+    has few.
     """
     lines = [line for line in evals if line.get("split") == split]
-    if lines and not any(metric in line for line in lines):
+    scored = [line for line in lines if "reward/mean" in line or "completion/length_mean" not in line]
+    if scored and not any(metric in line for line in lines):
         names = sorted(k for k, v in lines[-1].items() if f"{k}/ci95_low" in lines[-1])
         raise RunError(f"save.best={metric!r} is no metric of eval.jsonl; those of {split} are {', '.join(names)}")
     values = [(line, line.get(metric)) for line in lines if line.get("step")]

@@ -29,7 +29,7 @@ from vlrl.task.tools import SUCCESS
 
 RATIO_OPTIONS: Mapping[str, Sequence[str]] = {
     "ppo_clip": (*CLIPS, "dual_clip", "delta"), "critique_grpo": CLIPS, "gspo": CLIPS, "gspo_token": CLIPS,
-    "gspo_turn": CLIPS,
+    "gspo_turn": CLIPS, "ppo_macro": ("tokens", *CLIPS),
     "cispo": ("cap", *CLIPS),
     "sapo": ("tau_positive", "tau_negative"), "gmpo": CLIPS,
     "vespo": ("k_positive", "lambda_positive", "k_negative", "lambda_negative"), "kimi": ("tau",),
@@ -385,7 +385,8 @@ def shaping(run: Run) -> Iterator[Inert]:
         values = _values(f"algo.shaping.{i}", named, SHAPINGS)
         why = ""
         # without its weight, step_pruner still withholds what wrong answers earned
-        if (values.get("weight") == 0 and named.name != "step_pruner") or values.get("bonus") == 0:
+        if (values.get("weight") == 0 and named.name != "step_pruner") or values.get("bonus") == 0 or (
+                values.get("alpha") == 0):
             why = "its weight is 0"
         elif named.name == "kimi_length" and values["after"] >= run.config.steps:
             why = f"it begins after {values['after']} steps, and steps={run.config.steps}"

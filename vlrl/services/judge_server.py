@@ -1,0 +1,80 @@
+"""A vLLM server for `services.judge`: what `vlrl serve --judge` starts. It has a model of its own, with its weights."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import torch
+
+from vlrl.config.services import JudgeSettings
+from vlrl.engine import vllm_launch
+from vlrl.engine.vllm_launch import Served, Servers
+from vlrl.engine.vllm_process import PARENT
+from vlrl.engine.vllm_server import EXTENSION
+from vlrl.errors import ConfigError
+from vlrl.services.chat import address_of, key_of
+from vlrl.store import checkpoint
+
+_SET_BY = {"--model": "services.judge.model", "--served-model-name": "services.judge.model", "--host": "--host",
+           "--port": "services.judge.url", "--api-key": "services.judge.key_env"}
+_HERE = ("127.0.0.1", "localhost", "::1")
+_PORT = 8001
+"""Beside the first server of a policy."""
+
+
+def prepare(settings: JudgeSettings, folder: Path, *, host: str = _HERE[0], port: int | None = None,
+            further: Sequence[str] = (), say: Callable[[str], None] = print) -> Servers:
+    """Returns vLLM's OpenAI-compatible server with the model services.judge.model, not started; its log goes to
+    `folder`. `further` are arguments of vLLM, NAME=VALUE or NAME.
+
+    Raises ConfigError without a model, for an adapter, a port that is taken or another than that of
+    services.judge.url, an address of another host, and one that others reach without a key.
+    """
+    place = _place(settings, host, port)
+    added = vllm_launch.further_arguments(further, (), _SET_BY)
+    key = key_of(settings.key_env, "services.judge.key_env")
+    if host not in _HERE and not key:
+        raise ConfigError(f"--host {host} without a key would have anyone use the judge: set services.judge.key_env to "
+                          "the environment variable that holds one")
+    model = _model(settings.model)
+    vllm_launch.check_free(host, place)
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", vllm_launch.PROGRAM, "--model", model, "--served-model-name", settings.model,
+               "--host", host, "--port", str(place), "--disable-uvicorn-access-log",
+               "--worker-extension-cls", EXTENSION, *([] if torch.cuda.device_count() else ["--enforce-eager"]),
+               *(word for name, value in added.items() for word in (name, value) if word)]
+    environment = {k: v for k, v in os.environ.items() if k != "VLLM_API_KEY"} | {
+        PARENT: str(os.getpid()), "VLLM_NO_USAGE_STATS": "1", **({"VLLM_API_KEY": key} if key else {}),
+        "VLLM_CPU_OMP_THREADS_BIND": os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "nobind")}
+    address = f"http://{'127.0.0.1' if host == '0.0.0.0' else f'[{host}]' if ':' in host else host}:{place}"
+    server = Served(address, address, command, environment, folder / f"judge-{place}.log")
+    return Servers([server], say, back="questions that wait for it are asked again")
+
+
+def _place(settings: JudgeSettings, host: str, port: int | None) -> int:
+    """Returns the port: that of services.judge.url, where there is one."""
+    if not settings.model:
+        raise ConfigError("--judge needs services.judge.model: the hub name, folder or run of the model that judges")
+    if not settings.url:
+        return port or _PORT
+    parts = urlsplit(address_of(settings.url, "services.judge.url"))
+    if parts.hostname not in _HERE and host in _HERE:
+        raise ConfigError(f"services.judge.url={settings.url} is another host than {host}: run this there, with --host "
+                          "0.0.0.0, or name http://127.0.0.1")
+    if parts.scheme != "http" or parts.path.strip("/") != "v1":
+        raise ConfigError(f"services.judge.url={settings.url}: vLLM answers at http://HOST:PORT/v1")
+    if port not in (None, parts.port):
+        raise ConfigError(f"--port {port} is another one than that of services.judge.url={settings.url}: leave it out")
+    return parts.port or 80
+
+
+def _model(name: str) -> str:
+    found = checkpoint.model_folder(name)
+    if (Path(found) / "adapter_config.json").is_file():
+        raise ConfigError(f"services.judge.model={name!r} is an adapter: merge it first, with model.name={name} "
+                          "model.lora.rank=0 steps=0")
+    return found
