@@ -22,7 +22,8 @@ from vlrl.data.solutions import read_solutions
 from vlrl.errors import ConfigError, TrainingError
 from vlrl.tools import distill
 from vlrl.tools.answers import Server
-from vlrl.tools.distill import Drawn, Order, Places, distilled, goes_on
+from vlrl.tools.distill import Order, Places, distilled, goes_on
+from vlrl.tools.drawn import Drawn
 
 TASK = '''
 from PIL import Image
@@ -199,8 +200,8 @@ def test_a_reply_that_stands_twice_counts_once(tmp_path):
     path.write_text("".join(json.dumps(one) + "\n" for one in ({"facts": {"x": 1}}, line, {**line, "text": "b"}))
                     + '{"number": 1, "ans')  # half a line of a killed process
     found = Drawn.of(path, {"x": 1})
-    assert found.replies == {(0, 0): line} and found.cost(Order())["tokens_in"] == 5
-    assert found.cost(Order(price_out=2e6))["price"] == pytest.approx(4.0)
+    assert found.replies == {(0, 0): line} and found.cost()["tokens_in"] == 5
+    assert found.cost(price_out=2e6)["price"] == pytest.approx(4.0)
 
 
 @pytest.mark.parametrize(("more", "order", "name", "message"), [
