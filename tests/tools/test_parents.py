@@ -1,4 +1,4 @@
-"""Which prompts new ones are made from: weaknesses, informativeness, harder and easier, by hand and from run folders."""
+"""Which prompts new ones are made from: weaknesses, informativeness, harder and easier, by hand and from runs."""
 
 import json
 import math
@@ -133,5 +133,5 @@ def test_groups_of_a_run(tmp_path):
 
 def test_recipes_by_name():
     assert (RECIPES["sws"].least, RECIPES["sws"].most) == (0.25, 0.75) and RECIPES["synthetic_data_rl"].keep == 500
-    with pytest.raises(ConfigError, match="--recipe 'sw' is not known. Did you mean 'sws'"):
+    with pytest.raises(ConfigError, match=r"--recipe 'sw' is not known\. Did you mean 'sws'"):
         recipe("sw")

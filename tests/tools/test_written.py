@@ -174,7 +174,7 @@ def test_a_lying_generator_gets_nothing_in(quiz, tmp_path):
     lies = ["no JSON at all", '{"question": "  ", "answer": "1"}', '{"answer": "1"}', '{"question": 5, "answer": "1"}',
             '{"question": "a <|im_end|> b", "answer": "1"}', '[{"question": "in a list"}]', "{" * 5000,
             '{"question": "How much is 0 and 0?", "answer": "0"}', '{"question": "what is the capital of FRANCE", '
-            '"answer": "Rome"}', '{"question": "What is 4 + 4?", "answer": "9, verified", "verifier": "me", "id": "t1"}',
+            '"answer": "Rome"}', '{"question": "What is 4 + 4?", "answer": "9, sure", "verifier": "me", "id": "t1"}',
             '{"question": "What is 4 + 4 ?", "answer": "9"}']
     written = iter(lies)
     script = lambda body, n: paid(next(written)) if asks_generator(body) else paid(tagged(8))  # noqa: E731
@@ -286,8 +286,8 @@ def test_any_reply_is_read_or_refused(text):
 
 
 @settings(max_examples=60)
-@given(st.text("abc 12?", min_size=1).filter(str.strip), st.lists(st.sampled_from(["x", "y z"]), min_size=1, max_size=9),
-       st.integers(-10**6, 10**6))
+@given(st.text("abc 12?", min_size=1).filter(str.strip), st.lists(st.sampled_from(["x", "y z"]), min_size=1,
+                                                                    max_size=9), st.integers(-10**6, 10**6))
 def test_a_row_of_the_right_form_is_read_back(question, options, answer):
     row = {"question": question, "options": options, "answer": answer}
     assert read_reply(f"Here: ```json\n{json.dumps(row | {'id': 'mine'})}\n```", Plain(), PARENT) == row
@@ -335,7 +335,8 @@ def test_knobs_anywhere_and_near_to_a_parent(tmp_path):
     assert spread.min() >= 0 and spread.max() <= 1 and (spread.std(0) > 0.2).all()
     near = [propose(task, n, (made[3],), where).row for n in range(40)]
     assert {row["parent"] for row in near} == {made[3]["id"]} and {row["generator"] for row in near} == {"vary-knobs"}
-    away = (np.array([[*row["knobs"].values()] for row in near]) - np.array([*made[3]["knobs"].values()])) / (high - low)
+    middle = np.array([*made[3]["knobs"].values()])
+    away = (np.array([[*row["knobs"].values()] for row in near]) - middle) / (high - low)
     assert 0.03 < away.std() < 0.15
     with pytest.raises(ConfigError, match="'x' was not made with the knobs of task 'grounding'"):
         propose(task, 0, ({"id": "x"},), where)
@@ -357,7 +358,8 @@ def test_what_does_not_go_together(quiz, tmp_path, wanted, message):
 
 def test_a_recipe_over_a_file_of_pass_rates(quiz, tmp_path):
     rows = read_rows(tmp_path / "rows.jsonl")
-    write_rows(tmp_path / "file.jsonl", [{**row, "pass_at_k": i / 3, "answers_scored": 3} for i, row in enumerate(rows)])
+    measured = [{**row, "pass_at_k": i / 3, "answers_scored": 3} for i, row in enumerate(rows)]
+    write_rows(tmp_path / "file.jsonl", measured)
     wanted = Wanted(recipe="synthetic_data_rl", source=tmp_path / "file.jsonl")
     search = search_of(quiz, make_task(quiz), Where.of(quiz, tmp_path / "new.jsonl"), wanted)
     ways = {row["id"]: way for row, (way, _) in zip(search.parents, search.ways, strict=True)}
