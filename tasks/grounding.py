@@ -116,6 +116,12 @@ class Grounding(RecipeTask):
         row, column = int(3 * (y1 + y2) / (2 * height)), int(3 * (x1 + x2) / (2 * width))
         return f"It is at the {_ROWS[min(row, 2)]} {_COLUMNS[min(column, 2)]} of the image."
 
+    def answered(self, row: Mapping[str, Any], parsed: Any) -> Mapping[str, Any] | None:
+        """Returns the row with a teacher's box, for recipes with one box."""
+        if self.used.target is not boxes.first_box or not parsed:
+            return None
+        return {**row, "boxes": [{"box": [float(v) for v in parsed], "label": boxes.name_of(row)}]}
+
     def metrics(self, sample: Sample, answer: Answer, parts: Parts) -> dict[str, float]:
         """Acc@.5 of recipes with one box, and the metric of `benchmark`."""
         if self.used.target is not boxes.first_box:

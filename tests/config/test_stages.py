@@ -71,10 +71,12 @@ def test_rounds_are_of_one_task(tmp_path):
         validate({"tasks": ["grounding", "digits"], "model": {"name": "m"}, "data": {"solutions": "x.jsonl"}})
 
 
-ROUNDS = {"raft": ("best", 8, "before", False), "expert_iteration": ("best", 96, "stage", True),
+ROUNDS = {"self_rehearsal": ("best", 1, "before", False), "raft": ("best", 8, "before", False),
+          "expert_iteration": ("best", 96, "stage", True),
           "kimi_shortest": ("shortest", 8, "before", False),
           "kimi_dpo": ("shortest", 8, "before", False)}
-RECIPES = {"vision_r1": "sft rl", "alphadrive": "sft rl", "curr_reft": "rl rl rl rounds",
+RECIPES = {"cft": "sft", "redistill": "rl rounds", "vision_r1": "sft rl", "alphadrive": "sft rl",
+           "curr_reft": "rl rl rl rounds",
            "kimi_long2short": "rounds merge rl"}
 
 
@@ -93,7 +95,8 @@ def test_rounds_lie_on_any_config(name):
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipes_of_several_stages(name):
     file = f"configs/stages/{name}.yaml"
-    whole = load("configs/quickstart.yaml", [f"extends=stages/{name}.yaml"]) if name.startswith("kimi") else load(file)
+    anywhere = name in ("kimi_long2short", "redistill")
+    whole = load("configs/quickstart.yaml", [f"extends=stages/{name}.yaml"]) if anywhere else load(file)
     stages = dict(zip([stage.name for stage, _ in stages_of(whole)], stages_of(whole), strict=True))
     assert " ".join(stage.kind for stage, _ in stages.values()) == RECIPES[name]
     assert {found.model.name for _, found in stages.values()} == {whole.model.name}

@@ -69,9 +69,9 @@ def run(words: Sequence[str], env: Mapping[str, str], cwd: Path, timeout: float,
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / name for name in ("stdout", "stderr")]
         with files[0].open("w") as stdout, files[1].open("w") as stderr:
-            ranks = [Process(words, {**env, **more}, cwd, stdout, stderr) for more in _ranks(processes)]
+            started = [Process(words, {**env, **more}, cwd, stdout, stderr) for more in ranks(processes)]
             end = time.monotonic() + timeout
-            codes = [process.wait(max(0.0, end - time.monotonic())) for process in ranks]
+            codes = [process.wait(max(0.0, end - time.monotonic())) for process in started]
         code = next((code for code in codes if code), 0)
         return subprocess.CompletedProcess(list(words), code, *(f.read_text(errors="replace") for f in files))
 
@@ -89,7 +89,8 @@ def _start_server() -> None:
             os.environ["OMP_NUM_THREADS"] = threads
 
 
-def _ranks(processes: int) -> list[dict[str, str]]:
+def ranks(processes: int) -> list[dict[str, str]]:
+    """Returns what torchrun adds to the environment of each rank."""
     if processes == 1:
         return [{}]
     with socket.socket() as free:

@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from tests.e2e import forked
 from tests.e2e.runs import ENV, ROOT, metrics, run, weights, write_config
@@ -76,3 +78,67 @@ def test_nothing_begins_where_a_later_stage_is_wrong(tiny_models, tmp_path):
         assert not (tmp_path / "run" / "cold").exists()
     dry = run(config, tmp_path / "run", *SMALL, *words, "--dry-run")
     assert dry.returncode == 1 and said.partition(": ")[2] in dry.stdout
+
+
+NUMBERS = ("reward/mean", "loss", "grad_norm", "kl", "entropy", "guided/loss", "reward/std")
+
+
+def start(config: Path, folder: Path, said: Path) -> list[forked.Process]:
+    """Starts the run as two ranks."""
+    with open(said, "w") as text:
+        return [forked.Process([str(ROOT / "train.py"), str(config), f"run.dir={folder}", *SMALL], {**ENV, **env},
+                               folder.parent, text, text) for env in forked.ranks(2)]
+
+
+def kill_both_when(config: Path, folder: Path, there: str) -> None:
+    """Starts two ranks and kills both once a file below their folder holds a whole line."""
+    said = folder.parent / "said.txt"
+    ranks, end = start(config, folder, said), time.monotonic() + 600
+    while not ((folder / there).exists() and b"\n" in (folder / there).read_bytes()):
+        assert all(rank.poll() is None for rank in ranks) and time.monotonic() < end, said.read_text()
+        time.sleep(0.005)
+    for rank in ranks:
+        rank.send_signal(signal.SIGKILL)
+    assert [rank.wait(60) for rank in ranks] == [-signal.SIGKILL] * 2
+
+
+def saved(folder: Path) -> dict[str, torch.Tensor]:
+    """The weights of the newest checkpoint of a stage, or those that a merge wrote."""
+    file = sorted([*folder.glob("checkpoints/step-*/*model.safetensors"), *folder.glob("model/*.safetensors")])[-1]
+    return load_file(file)
+
+
+def answers_of(folder: Path, number: int) -> list[dict]:
+    lines = (folder / f"own/round-{number:02d}/answers.jsonl").read_text().splitlines()[1:]
+    rows = [{k: v for k, v in json.loads(line).items() if isinstance(v, (str, int, bool))} for line in lines]
+    return sorted(rows, key=lambda row: (row["number"], row["index"]))
+
+
+def test_two_processes_give_what_one_gives_and_go_on_exactly(tiny_models, tmp_path):
+    """All kinds of stages by one process and by two: the same draws, answers and figures, and weights but for rounding;
+    two that are killed in RL and while a round draws end as two that are not, bit for bit."""
+    config = write_config(tmp_path, tiny_models["qwen3_vl"], STAGES)
+    one, two, broken = (tmp_path / name for name in ("one", "two", "broken"))
+    for folder, processes in ((one, 1), (two, 2)):
+        done = run(config, folder, *SMALL, processes=processes, timeout=900)
+        assert done.returncode == 0, done.stderr
+    for stage in ("cold", "rl", "last"):
+        for a, b in zip(metrics(one / stage), metrics(two / stage), strict=True):
+            for name in [n for n in NUMBERS if a.get(n) is not None]:
+                assert b[name] == pytest.approx(a[name], rel=1e-4, abs=1e-6), (stage, name)
+    for number in (1, 2):
+        assert answers_of(one, number) == answers_of(two, number)
+    for stage in ("cold", "rl", "own/round-02", "mean", "last"):
+        a, b = saved(one / stage), saved(two / stage)
+        assert a.keys() == b.keys()
+        apart = torch.cat([(a[name] - b[name]).abs().flatten() for name in a])
+        # a first step of Adam is lr x the gradient's sign, which rounding turns where the gradient is nearly 0
+        assert apart.mean() < 2e-6 and (apart > 1e-4).float().mean() < 1e-3, stage
+    for there in ("rl/metrics.jsonl", "own/round-01/answers.jsonl"):
+        kill_both_when(config, broken, there)
+    again = run(config, broken, *SMALL, processes=2, timeout=900)
+    assert again.returncode == 0, again.stderr
+    for stage, step in (("cold", 2), ("rl", 2), ("last", 1)):
+        assert weights(broken / stage, step) == weights(two / stage, step), stage
+        assert metrics(broken / stage) == metrics(two / stage)
+    assert [answers_of(broken, n) for n in (1, 2)] == [answers_of(two, n) for n in (1, 2)]

@@ -17,12 +17,17 @@ from PIL import Image
 from tests.e2e.runs import ENV, ROOT
 from tests.evaluation.http_stand_in import reply, served
 from vlrl import config as configs
+from vlrl.config import stages_of
 from vlrl.config.base import Named
+from vlrl.data import write_rows
 from vlrl.data.solutions import read_solutions
 from vlrl.errors import ConfigError, TrainingError
+from vlrl.task import task_samples
 from vlrl.tools import distill
 from vlrl.tools.answers import Server
-from vlrl.tools.distill import Drawn, Order, Places, distilled, goes_on
+from vlrl.tools.distill import Order, Places, distilled, goes_on
+from vlrl.tools.drawn import Drawn
+from vlrl.training.build_task import make_task
 
 TASK = '''
 from PIL import Image
@@ -199,8 +204,8 @@ def test_a_reply_that_stands_twice_counts_once(tmp_path):
     path.write_text("".join(json.dumps(one) + "\n" for one in ({"facts": {"x": 1}}, line, {**line, "text": "b"}))
                     + '{"number": 1, "ans')  # half a line of a killed process
     found = Drawn.of(path, {"x": 1})
-    assert found.replies == {(0, 0): line} and found.cost(Order())["tokens_in"] == 5
-    assert found.cost(Order(price_out=2e6))["price"] == pytest.approx(4.0)
+    assert found.replies == {(0, 0): line} and found.cost()["tokens_in"] == 5
+    assert found.cost(price_out=2e6)["price"] == pytest.approx(4.0)
 
 
 @pytest.mark.parametrize(("more", "order", "name", "message"), [
@@ -251,3 +256,25 @@ def test_a_killed_command_goes_on(config, tmp_path):
     assert found["next"].endswith(f"data.solutions={tmp_path / 'a.jsonl'}")
     whole = subprocess.run(words, env=ENV, cwd=ROOT, capture_output=True, timeout=200)
     assert whole.returncode == 1 and b"exists already" in whole.stderr
+
+
+def test_critiques_of_answers_to_one_problem(tmp_path):
+    """Critique fine-tuning: of each proposed answer only critiques that end in the right verdict are kept."""
+    proposed = {"12": "yes", "13": "no", "14": "no"}
+    write_rows(tmp_path / "proposed.jsonl", [
+        {"id": f"a{i}", "answer_type": "yes_no", "answer": right,
+         "question": f"5 + 7?\n\nAnswer: {answer}\n\nIs it right?"}
+        for i, (answer, right) in enumerate(proposed.items())])
+    config = configs.load("configs/stages/cft.yaml", [f"data.train={tmp_path}/proposed.jsonl"])
+
+    def critic(body, n):
+        answer = said(body).split("Answer: ")[1].split()[0]
+        return reply(f"<think>5 + 7 is 12, and it says {answer}.</think><answer>{'yes' if n % 2 else 'no'}</answer>")
+
+    found, rows, _ = ask(config, tmp_path, critic, Order(answers=2, choose=Named(name="all")), concurrency=1)
+    assert [(r["id"], r["solution"][-13:-9]) for r in rows] == [("a0", ">yes"), ("a1", "r>no"), ("a2", "r>no")]
+    assert found["right"] == 3 and found["answers"] == 6
+    ((stage, learning),) = stages_of(configs.load("configs/stages/cft.yaml", [
+        f"data.train={tmp_path}/proposed.jsonl", f"data.solutions={tmp_path}/a.jsonl"]))
+    samples = task_samples(make_task(learning), "train")
+    assert stage.kind == "sft" and [s["solution"] for s in samples] == [r["solution"] for r in rows]

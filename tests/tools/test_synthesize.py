@@ -18,10 +18,18 @@ from vlrl.data import read_rows, write_rows
 from vlrl.errors import ConfigError, DataError, TaskError
 from vlrl.tools import synthesize
 from vlrl.tools.explorers import Candidate, Search, propose
+from vlrl.tools.made_rows import Where
+from vlrl.tools.near import Held, distinct
 from vlrl.tools.prompttable import Measured
-from vlrl.tools.synthesize import Places, distinct, failed, gated, proposed
+from vlrl.tools.seed_rows import failed
+from vlrl.tools.synthesize import Places, gated, proposed
 
 TELL = lambda *_: None  # noqa: E731
+CONFIG = validate({"task": "x", "model": {"name": "x"}})
+
+
+def where(folder):
+    return Where(root=folder, folder=folder / "media")
 
 
 class Proposing(Number):
@@ -38,8 +46,8 @@ class Proposing(Number):
         return {"id": f"n{number}", "question": f"What is {number}{of}?", "generator": "count", "verifier": "sum"}
 
 
-def candidate(id, text, category=None):
-    return Candidate(number=0, row={"id": id, "instruction": text, "category": category})
+def candidate(id, text, category=None, number=0):
+    return Candidate(number=number, row={"id": id, "instruction": text, "category": category})
 
 
 def measured(*passed):
@@ -85,8 +93,7 @@ def test_a_search_goes_on_where_it_was_killed(tmp_path):
             asked.append(number)
             yield propose(task, number)
 
-    config = validate({"task": "x", "model": {"name": "x"}})
-    known, search = synthesize.facts(config, Search()), Search(candidates=7)
+    known, search = synthesize.facts(CONFIG, Search()), Search(candidates=7)
     with pytest.raises(KeyboardInterrupt):
         proposed(lambda numbers: explore(numbers, 3), search, part, known, TELL)
     with open(part, "a") as file:
@@ -96,7 +103,7 @@ def test_a_search_goes_on_where_it_was_killed(tmp_path):
     assert asked == [0, 1, 2, 3, 4, 5, 6] and found == [propose(task, n) for n in range(7)]
     assert told[0] == ("exploring", 3, 7) and told[-1] == ("exploring", 7, 7)
     assert proposed(explore, Search(candidates=4), part, known, TELL) == found[:4] and len(asked) == 7
-    other = synthesize.facts(config, Search(parents=({"id": "a"},)))
+    other = synthesize.facts(CONFIG, Search(parents=({"id": "a"},)))
     with pytest.raises(ConfigError, match="a search with other settings:\n  parents was"):
         proposed(explore, search, part, other, TELL)
 
@@ -112,15 +119,16 @@ LONG = "open the second tab then tick the box cats and then click the button sub
      {"near a held-out row": 1, "near-duplicate": 1}),
 ])
 def test_near_duplicates_are_refused(found, ids, counts):
-    rows, seen = distinct([candidate(*one) for one in found], [{"id": "held", "instruction": "click HELD"}])
-    assert [row["id"] for row in rows] == ids and seen == counts
+    held = Held((("click HELD", False),), (), frozenset({"held"}))
+    rows, seen = distinct([candidate(*one, number=i) for i, one in enumerate(found)], held, Number())
+    assert [row["id"] for row in rows.values()] == ids and seen == counts
 
 
 def test_the_same_words_of_another_category_are_another_prompt():
-    found = [candidate("a", "Click Go.", "one"), candidate("b", "Click Go.", "two"),
+    found = [candidate("a", "Click Go.", "one", 4), candidate("b", "Click Go.", "two", 7),
              Candidate(number=0, reason="nothing found"), Candidate(number=1, reason="page 'x': it crashed")]
-    rows, counts = distinct(found)
-    assert [row["id"] for row in rows] == ["a", "b"] and counts == {"nothing found": 1, "failed": 1}
+    rows, counts = distinct(found, Held(), Number())
+    assert {n: row["id"] for n, row in rows.items()} == {4: "a", 7: "b"} and counts == {"nothing found": 1, "failed": 1}
 
 
 # --- the gate ---------------------------------------------------------------------------------------------------------
@@ -142,7 +150,7 @@ def test_rows_say_how_they_were_made_and_how_often_they_were_solved(tmp_path):
     places, counts = Places(out=tmp_path / "goals.jsonl"), Counter({"near-duplicate": 2})
     kept, refused = gated(rows, [measured(True, False, False, False), measured(False, False), measured(None)],
                           Search(), counts)
-    for part in (places.candidates, places.answers):
+    for part in (places.candidates, places.answers(rows), places.answers(rows[1:])):
         part.touch()
     synthesize.write(places, kept, refused, counts, {"seed": 0})
     assert read_rows(places.out, "canonical") == [
@@ -151,13 +159,15 @@ def test_rows_say_how_they_were_made_and_how_often_they_were_solved(tmp_path):
         "never right", "none of its answers could be scored"]
     about = json.loads(places.about.read_text())
     assert about["candidates"] == {"near-duplicate": 2, "kept": 1, "never right": 1, "not measured": 1}
+    assert about["gates"] == {"candidates": 5, "found": 5, "distinct": 3, "verified": 3, "measured": 2, "kept": 1}
     assert about["kept_by_generator"] == {"walk": 1} and {*kept[0]} - {"id"} == {*about["columns"]}
     assert {path.name for path in tmp_path.iterdir()} == {"goals.about.json", "goals.jsonl", "goals.refused.jsonl"}
     other = Places(out=tmp_path / "none.jsonl")
     with pytest.raises(DataError, match=r"no candidate is kept \(never right 1\).*--failed .*none.refused.jsonl"):
         synthesize.write(other, [], refused[:1], {"never right": 1}, {})
-    assert not other.out.exists() and failed(other.refused, Number()) == ({k: v for k, v in refused[0].items() if k in
-                                                                         (*rows[0], "refused")},)
+    again = failed(other.refused, CONFIG, Number(), where(tmp_path))
+    assert not other.out.exists() and again == (
+        {k: v for k, v in refused[0].items() if k in (*rows[0], "refused")},)
 
 
 # --- what failed ------------------------------------------------------------------------------------------------------
@@ -168,13 +178,13 @@ def test_failures_of_a_file_and_of_a_run(tmp_path):
     lines = [{"id": "train-1", "pass_at_k": 0.0, "difficulty": 1.0}, {"id": "train-2", "pass_at_k": 0.5},
              {"id": "own", "question": "?", "pass_at_k": 0, "reward_mean": 0.1}, {"id": "none", "pass_at_k": None}]
     write_rows(tmp_path / "rows.jsonl", lines)
-    assert failed(tmp_path / "rows.jsonl", task) == (
+    assert failed(tmp_path / "rows.jsonl", CONFIG, task, where(tmp_path)) == (
         {"n": 1, "answer": "1", "id": "train-1"}, {"id": "own", "question": "?"})
     history = History(10)
     history.visit([3, 4, 5])
     history.pass_rate[[3, 4]], history.last[[3, 4]] = [0.0, 0.25], 0
     write_visited(tmp_path / "prompts.parquet", history, task.samples("train"))
-    assert failed(tmp_path, task) == ({"n": 3, "answer": "3", "id": "train-3"},)
+    assert failed(tmp_path, CONFIG, task, where(tmp_path)) == ({"n": 3, "answer": "3", "id": "train-3"},)
 
 
 @pytest.mark.parametrize(("lines", "why"), [
@@ -184,9 +194,9 @@ def test_failures_of_a_file_and_of_a_run(tmp_path):
 def test_files_without_failures_are_named(tmp_path, lines, why):
     write_rows(tmp_path / "rows.jsonl", lines)
     with pytest.raises(ConfigError, match=why):
-        failed(tmp_path / "rows.jsonl", Number())
+        failed(tmp_path / "rows.jsonl", CONFIG, Number(), where(tmp_path))
     with pytest.raises(ConfigError, match=r"prompts.parquet cannot be read"):
-        failed(tmp_path, Number())
+        failed(tmp_path, CONFIG, Number(), where(tmp_path))
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -235,7 +245,7 @@ def test_the_command_writes_rows_that_train(tmp_path, capsys):
     assert main(command) == 1 and "exists already: --force" in capsys.readouterr().err
     assert main([*command, "--force", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["kept"] == len(rows) and read_rows(out) == rows
-    assert main([*command, "--least", "0.9", "--most", "0.1"]) == 1
+    assert main([*command, "--force", "--least", "0.9", "--most", "0.1"]) == 1
     assert "nothing lies between" in capsys.readouterr().err
     assert main(["train", *words, "steps=1", f"data.train={out}", "data.own_samples=false", "eval.samples=0"]) == 0
     drawn = read_rows(out)[0]["id"]

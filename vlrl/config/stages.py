@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -60,15 +60,20 @@ class RoundsSettings(Settings):
     count: Positive = Field(default=3, description="Rounds.")
     prompts: Positive = Field(default=256, description="Prompts of a round, the first ones of the training rows; each "
                               "round goes on with those after them, from the beginning again when they end.")
-    answers: Positive = Field(default=8, description="Answers to a prompt, drawn at rollout.temperature.")
+    answers: Positive = Field(default=8, description="Answers to a prompt.")
+    temperature: Annotated[float, Field(ge=0, le=10)] | None = Field(
+        default=None, description="Sampling temperature of the answers; 0 = greedy, null = rollout.temperature.")
     choose: Named = Field(
         default=Named(name="best"), description="Which right answers to a prompt are kept: best, shortest, diverse, "
         "all, or own module:function.")
     least: Rate | None = Field(
         default=None, description="The reward from which an answer is right; null = as the task says (Task.correct).")
-    start: Literal["before", "stage"] = Field(
+    gold: bool = Field(
+        default=False, description="A prompt without a right answer is learned by its row's solution, or the task's "
+        "perfect answer, as in selective self-rehearsal.")
+    start: Literal["before", "stage", "start"] = Field(
         default="before", description="What a round trains: before = the weights of the round before; stage = those "
-        "that the stage began with, as in expert iteration.")
+        "that the stage began with, as in expert iteration; start = the model of the run, as in re-distillation.")
     keep_rows: bool = Field(
         default=False, description="A round learns the answers of all rounds before it too, each text once.")
     learn: Named = Field(

@@ -54,7 +54,7 @@ def read_fields(text: str, fields: Fields) -> dict[str, Any] | None:
     """Returns the fields of the last JSON object in a text that is none of another one; None where it lacks one, or
     has another value than is allowed. A thinking part before `</think>` is passed over.
     """
-    found = _last_object(text.rpartition("</think>")[2])
+    found = last_object(text.rpartition("</think>")[2])
     if found is None:
         return None
     out: dict[str, Any] = {}
@@ -74,7 +74,7 @@ def _allowed(value: Any, allowed: Sequence[Any]) -> Any:
     return next((known for known in allowed if known.casefold() == plain), None)
 
 
-def _last_object(text: str) -> dict[str, Any] | None:
+def last_object(text: str) -> dict[str, Any] | None:
     """Returns the last whole JSON object of a text, none that lies in another one."""
     decoder, at, found = json.JSONDecoder(), 0, None
     while (at := text.find("{", at)) >= 0:

@@ -19,6 +19,7 @@ import pkgutil
 import re
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, get_type_hints
@@ -163,6 +164,25 @@ class Task:
         The row has `generator` and `verifier`, texts that say how it was made and what checks it, and what is asked in
         a field that says so (`instruction`, `question` ...)."""
         raise NotImplementedError(f"task '{self.name}' proposes no prompts")
+
+    written_fields: ClassVar[Collection[str]] = ("question", "instruction", "expression", "caption", "text", "problem",
+                                                 "options", "answer")
+    """Fields of a row that a generator behind a server may write for a new prompt (`vlrl data synthesize --endpoint`);
+    what it writes as the answer only says of which kind the answer is."""
+
+    def solved(self, row: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Returns a row that a generator wrote with the answer that the task works out itself from what is asked; None
+        where it cannot, and answers of a teacher have to agree. DataError for a row that asks nothing that has one."""
+        return None
+
+    def answered(self, row: Mapping[str, Any], parsed: Any) -> Mapping[str, Any] | None:
+        """Returns the row with a teacher's answer, as `parse` reads it, for the right one; None where it is none."""
+        usable = isinstance(parsed, (str, int, float)) and not isinstance(parsed, bool) and parsed != ""
+        return {**row, "answer": parsed} if "answer" in row and usable else None
+
+    def placeholders(self, row: Mapping[str, Any]) -> Mapping[str, str]:
+        """Returns texts that templates may hold and that are made from other fields of the row."""
+        return {}
 
     stage_fields: ClassVar[Collection[str]] = ()
     """Fields of samples that a stage of curriculum.name=staged may set in training, for what help the environment or
@@ -391,7 +411,8 @@ def _sequence(found: Any) -> Sequence[Sample]:
 
 
 def generated(task: Task, index: int, knobs: Mapping[str, float]) -> Sample:
-    """Returns the sample that a task makes. Raises TaskError when `generate` fails or gives anything else."""
+    """Returns the sample that a task makes, with its `knobs` in the row. Raises TaskError when `generate` fails or
+    gives anything else."""
     try:
         found = task.generate(index, knobs)
     except VlrlError:
@@ -400,7 +421,7 @@ def generated(task: Task, index: int, knobs: Mapping[str, float]) -> Sample:
         raise TaskError(f"task '{task.name}': generate({index}, {dict(knobs)}) failed: {failure(error)}") from error
     if not isinstance(found, Sample):
         raise TaskError(f"task '{task.name}': generate returned {type(found).__name__}, expected a Sample")
-    return found
+    return replace(found, row={**found.row, "knobs": dict(knobs)})
 
 
 def task_messages(task: Task, sample: Sample) -> list[dict[str, Any]]:
@@ -567,7 +588,7 @@ def setting_names(cls: type[Task]) -> list[str]:
     names = {n for c in cls.__mro__ if issubclass(c, Task) for n, v in vars(c).items()
              if not n.startswith("_") and not callable(v) and not isinstance(v, (property, classmethod, staticmethod))}
     return sorted(names - {"name", "rewards", "outcome", "lives_outside", "needs", "knobs", "best_parts",
-                           "stage_fields"})
+                           "stage_fields", "written_fields"})
 
 
 def _checked(cls: type[Task], key: str, value: Any) -> Any:

@@ -115,10 +115,6 @@ class RecipeTask(Task):
         """Returns what is wrong with a row under any recipe, or None."""
         return None
 
-    def placeholders(self, row: Mapping[str, Any]) -> Mapping[str, str]:
-        """Texts that templates may hold and that are made from other fields of the row."""
-        return {}
-
     def score(self, sample: Sample, answer: Answer) -> Parts:
         return self.used.score(self, sample, answer)
 

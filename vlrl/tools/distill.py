@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -28,27 +27,22 @@ from vlrl.errors import ConfigError, DataError
 from vlrl.evaluation.answers import outcome
 from vlrl.evaluation.chat_prompts import ChatEncoder
 from vlrl.evaluation.endpoint import Endpoint, completion_of
-from vlrl.evaluation.rows import begun
 from vlrl.rollout.generate import make_group, sampling_of
 from vlrl.rollout.group_source import check_score_errors, check_service_errors
 from vlrl.rollout.selection import CHOICES, chosen, every
-from vlrl.services.chat import Reply
 from vlrl.services.provided import Provided, serving
-from vlrl.store.files import append_line, read_json, write_text
+from vlrl.store.files import read_json, write_text
 from vlrl.task import Task, task_samples
 from vlrl.task.environment import has_environment
 from vlrl.tools.answers import Server
+from vlrl.tools.drawn import Drawn, Tell
 from vlrl.tools.measure import task_facts
 from vlrl.training.build_task import make_task
 from vlrl.types import Group, Prompt, Request, Sample
 
-Tell = Callable[[str, int, int], None]
 _ROLLOUT = ("max_new_tokens", "stop")
 _STREAM = 13
 """First number of the keys of a teacher's answers."""
-_TOGETHER = 256
-"""Requests that are begun together."""
-_MILLION = 1e6
 _NAMED = 8
 """Reasons for rows left out that are told."""
 
@@ -90,47 +84,6 @@ def goes_on(places: Places) -> bool:
     return bool((read_json(places.about) or {}).get("unanswered"))
 
 
-@dataclass(eq=False)
-class Drawn:
-    """The replies so far, on the disk and here."""
-
-    path: Path
-    replies: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)
-    """(place of the row, which answer) -> line."""
-
-    def __post_init__(self) -> None:
-        self._lock = threading.Lock()
-
-    @classmethod
-    def of(cls, path: Path, facts: Mapping[str, Any]) -> Drawn:
-        """Returns what a file holds; it is begun where there is none. Raises ConfigError where its facts are others."""
-        found = cls(path)
-        for line in begun(path, facts, "answers of a teacher", "file"):
-            with contextlib.suppress(KeyError, TypeError):
-                found.replies.setdefault((line["number"], line["answer"]), line)  # each was paid once
-        return found
-
-    def add(self, number: int, answer: int, reply: Reply) -> None:
-        """Keeps a reply; called from any thread."""
-        line = {"number": number, "answer": answer, "text": reply.text, "finish_reason": reply.finish_reason,
-                "tokens_in": reply.tokens_in, "tokens_out": reply.tokens_out, "tries": reply.tries}
-        with self._lock:
-            append_line(self.path, json.dumps(line))
-            self.replies[number, answer] = line
-
-    def cost(self, order: Order) -> dict[str, Any]:
-        """Returns tokens, and the price of them where one is known; each reply counts once."""
-        lines = self.replies.values()
-        tokens = {name: sum(line[name] for line in lines) for name in ("tokens_in", "tokens_out")}
-        untold = sum(not (line["tokens_in"] and line["tokens_out"]) for line in lines)
-        out: dict[str, Any] = {"replies": len(lines), "retries": sum(line["tries"] - 1 for line in lines), **tokens,
-                               **({"replies_without_tokens": untold} if untold else {})}
-        if order.price_in is not None or order.price_out is not None:
-            out["price"] = (tokens["tokens_in"] * (order.price_in or 0.0)
-                            + tokens["tokens_out"] * (order.price_out or 0.0)) / _MILLION
-        return out
-
-
 def check(config: Config, order: Order, places: Places) -> Bound:
     """Returns what chooses among right answers. Raises ConfigError where nothing could be kept."""
     choose = bind("--choose", order.choose, CHOICES)
@@ -165,7 +118,7 @@ def distilled(config: Config, server: Server, order: Order, places: Places, tell
         rows, figures = work.verified(choose, services, str(teacher.model))
     write_rows(places.out, rows)
     found = {**figures, "kept": len(rows), "unanswered": failed, "left_out": len(work.left_out),
-             "cost": work.drawn.cost(order)}
+             "cost": work.drawn.cost(order.price_in, order.price_out)}
     about = {**found, "facts": facts, "endpoint": teacher.address, "answers_each": order.answers,
              "choose": order.choose.model_dump(), "least": order.least,
              "first_left_out": [*work.left_out.values()][:_NAMED]}
@@ -198,31 +151,16 @@ class _Work:
 
     def draw(self, teacher: Endpoint) -> int:
         """Has the missing answers drawn, each kept as it comes; returns how many the teacher did not give."""
-        wanted = [(place, sample, i) for place, sample in self.samples for i in range(self.order.answers)]
-        missing = [one for one in wanted if (one[0], one[2]) not in self.drawn.replies]
-        total, failed = len(wanted), 0
-        before = len(self.drawn.replies) - (total - len(missing))
-        self.tell("asking the teacher", total - len(missing), total)
+        wanted = [(place, i) for place, _ in self.samples for i in range(self.order.answers)]
+        return self.drawn.fill(teacher, wanted, self._requests, self.tell, "asking the teacher")
 
-        def keep(request: Request, index: int, reply: Reply) -> None:
-            _, place, answer = request.key
-            self.drawn.add(place, answer, reply)
-            self.tell("asking the teacher", len(self.drawn.replies) - before, total)
-
-        teacher.keep = keep
-        for start in range(0, len(missing), _TOGETHER):
-            made = teacher.generate(self._requests(missing[start:start + _TOGETHER]))
-            failed += sum(c.error is not None for (c,) in made)
-        self.tell("asking the teacher", total, total)
-        return failed
-
-    def _requests(self, wanted: Sequence[tuple[int, Sample, int]]) -> list[Request]:
+    def _requests(self, wanted: Sequence[tuple[int, int]]) -> list[Request]:
         """Returns a request for each answer to a row that can be asked."""
         sampling = sampling_of(self.config.rollout, self.order.temperature)
-        rows = {place: sample for place, sample, _ in wanted}
-        prompts = {place: self._prompt(place, sample) for place, sample in rows.items()}
-        return [Request(prompt=prompt, n=1, sampling=sampling, key=(_STREAM, place, answer), sample=sample)
-                for place, sample, answer in wanted if (prompt := prompts[place]) is not None]
+        rows = dict(self.samples)
+        prompts = {place: self._prompt(place, rows[place]) for place in dict.fromkeys(place for place, _ in wanted)}
+        return [Request(prompt=prompt, n=1, sampling=sampling, key=(_STREAM, place, answer), sample=rows[place])
+                for place, answer in wanted if (prompt := prompts[place]) is not None]
 
     def _prompt(self, place: int, sample: Sample) -> Prompt | None:
         try:
@@ -241,16 +179,16 @@ class _Work:
         counts = Counter[str]({"prompts": 0, "answers": 0, "right": 0, "solved": 0})
         for n, (place, sample) in enumerate(self.samples):
             self.tell("scoring", n, len(self.samples))
-            found = [(i, line) for i in range(self.order.answers) if (line := self.drawn.replies.get((place, i)))]
+            found = [(i, reply) for i in range(self.order.answers) if (reply := self.drawn.reply((place, i)))]
             prompt = self._prompt(place, sample) if found else None
             if prompt is None:
                 continue
-            group = make_group(self.task, sample, prompt, [completion_of(_reply(line)) for _, line in found],
+            group = make_group(self.task, sample, prompt, [completion_of(reply) for _, reply in found],
                                group_id=f"{place:08d}", split="train", step=0, served=services)
             groups.append(replace(group, prompt=replace(prompt, media=(), mm={})))  # the pictures are not kept
             scored = [{**outcome(self.task, group.sample, r.completion, r), "index": i,
-                       "tokens": line["tokens_out"] or len(line["text"])}
-                      for (i, line), r in zip(found, group.rollouts, strict=True)]
+                       "tokens": reply.tokens_out or len(reply.text)}
+                      for (i, reply), r in zip(found, group.rollouts, strict=True)]
             taken = chosen(scored, choose, self.order.least)
             right = len(chosen(scored, every, self.order.least))
             counts.update(prompts=1, answers=len(found), right=right, solved=right > 0)
@@ -260,10 +198,6 @@ class _Work:
         check_score_errors(groups, limits.score_errors, "scoring the teacher's answers", self.drawn.path)
         check_service_errors(groups, limits.service_errors, "scoring the teacher's answers", self.drawn.path)
         return rows, dict(counts)
-
-
-def _reply(line: Mapping[str, Any]) -> Reply:
-    return Reply(line["text"], line["finish_reason"], line["tokens_in"], line["tokens_out"])
 
 
 def _row(place: int, sample: Sample, row: Mapping[str, Any], answers: int, teacher: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Processes in which a task proposes new prompts, for `vlrl data synthesize`. They load no torch.
 
-    with explorers(config, Search(candidates=64)) as explore:
+    with explorers(config, Search(candidates=64), Where.of(config, Path("new.jsonl"))) as explore:
         for candidate in explore(range(64)): ...
 """
 
@@ -12,16 +12,23 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from vlrl.config.registry import failure
 from vlrl.config.schema import Config
 from vlrl.data import json_line
 from vlrl.errors import ConfigError, DataError, TaskError, VlrlError
 from vlrl.task import Task
+from vlrl.task.base import generated
+from vlrl.tools.made_rows import Where, row_of
 from vlrl.training.build_task import make_task
 
 Row = dict[str, Any]
+_STREAM = 23
+"""Second number of the random streams of knobs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +43,17 @@ class Search:
     """... to `most`."""
     parents: tuple[Mapping[str, Any], ...] = ()
     """Rows that are varied, in turn; () = the task explores."""
+    ways: tuple[tuple[str, Mapping[str, Any] | None], ...] = ()
+    """How each parent is varied, for a generator: one of parents.WAYS, and the second row of way "combined"; () = all
+    in way "similar"."""
+    keep: int | None = None
+    """Most rows that are kept, those of the lowest pass rate first; None = all, in their order."""
+
+    def parent(self, number: int) -> tuple[Mapping[str, Any], str, Mapping[str, Any] | None]:
+        """Returns the row that a candidate is made from, how, and the second row."""
+        place = number % len(self.parents)
+        way, other = self.ways[place] if self.ways else ("similar", None)
+        return self.parents[place], way, other
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,15 +66,24 @@ class Candidate:
     """Why there is no row."""
 
 
-def propose(task: Task, number: int, parents: Sequence[Mapping[str, Any]] = ()) -> Candidate:
-    """Returns what a task proposes for a number. Raises ConfigError for a task without proposals, TaskError for one
-    that fails."""
-    if getattr(task.propose, "__func__", None) is Task.propose:
-        raise ConfigError(f"task '{task.name}' proposes no prompts: write Task.propose (docs/write-a-task.md), or take "
-                          "a task that has it, such as web")
+_NEAR = 0.1
+"""Standard deviation of the knobs of a variation around those of its parent, as a share of their ranges."""
+
+
+def propose(task: Task, number: int, parents: Sequence[Mapping[str, Any]] = (), where: Where | None = None
+            ) -> Candidate:
+    """Returns what a task proposes for a number; of a task with knobs and no proposals a sample that it makes, whose
+    pictures are written to `where`. Raises ConfigError for a task with neither, TaskError for one that fails.
+    """
+    own = getattr(task.propose, "__func__", None) is not Task.propose
+    if not own and not task.knobs:
+        raise ConfigError(f"task '{task.name}' proposes no prompts: write Task.propose, or Task.knobs and "
+                          "Task.generate (docs/write-a-task.md), name a generator with --endpoint, or take a task that "
+                          "has them, such as web")
     parent = parents[number % len(parents)] if parents else None
     try:
-        row = task.propose(number, parent)
+        row = (task.propose(number, parent) if own else
+               _made(task, number, parent, where or Where(root=Path(), folder=Path("media"))))
     except DataError as error:
         return Candidate(number=number, reason=str(error))
     except VlrlError:
@@ -73,16 +100,35 @@ def propose(task: Task, number: int, parents: Sequence[Mapping[str, Any]] = ()) 
     return Candidate(number=number, row=row)
 
 
+def _made(task: Task, number: int, parent: Mapping[str, Any] | None, where: Where) -> Row:
+    """Returns a sample that the task makes: with knobs anywhere in their ranges, or near to those of the parent. Raises
+    ConfigError for a parent without knobs.
+    """
+    rng = np.random.default_rng([task.seed, _STREAM, number])
+    low, high = np.array([*task.knobs.values()], float).T
+    values = low + (high - low) * rng.random(len(low))
+    if parent is not None:
+        before = parent.get("knobs")
+        if not isinstance(before, Mapping) or {*before} != {*task.knobs}:
+            raise ConfigError(f"prompt {parent['id']!r} was not made with the knobs of task '{task.name}', so it "
+                              "cannot be varied: name a run with a sampler of knobs, or vary nothing")
+        middle = np.array([before[name] for name in task.knobs], float)
+        values = np.clip(middle + _NEAR * (high - low) * rng.standard_normal(len(low)), low, high)
+    knobs = dict(zip(task.knobs, values.round(6).tolist(), strict=True))
+    row = row_of(task, generated(task, number, knobs), where)
+    return {**row, "generator": "vary-knobs" if parent else "knobs", "verifier": f"made by task {task.name}"}
+
+
 Explore = Callable[[Sequence[int]], Iterable[Candidate]]
 """The candidates of these numbers, in order."""
 
 
 @contextmanager
-def explorers(config: Config, search: Search) -> Iterator[Explore]:
+def explorers(config: Config, search: Search, where: Where) -> Iterator[Explore]:
     """Yields what has `environment.workers` processes propose candidates. They have ended afterwards, with all that the
     task has started in them: a model can be loaded, and processes forked.
     """
-    with ProcessPoolExecutor(config.environment.workers, get_context("spawn"), _begin, (config, search)) as pool:
+    with ProcessPoolExecutor(config.environment.workers, get_context("spawn"), _begin, (config, search, where)) as pool:
         try:
             yield lambda numbers: pool.map(_explored, numbers)
         except BrokenProcessPool:
@@ -92,14 +138,14 @@ def explorers(config: Config, search: Search) -> Iterator[Explore]:
             pool.shutdown(cancel_futures=True)
 
 
-_exploring: list[tuple[Task, Search]] = []
-"""Of a process that proposes: its task, and what is looked for."""
+_exploring: list[tuple[Task, Search, Where]] = []
+"""Of a process that proposes: its task, what is looked for, and where pictures go."""
 
 
-def _begin(config: Config, search: Search) -> None:
-    _exploring[:] = [(make_task(config), search)]
+def _begin(config: Config, search: Search, where: Where) -> None:
+    _exploring[:] = [(make_task(config), search, where)]
 
 
 def _explored(number: int) -> Candidate:
-    ((task, search),) = _exploring
-    return propose(task, number, search.parents)
+    ((task, search, where),) = _exploring
+    return propose(task, number, search.parents, where)

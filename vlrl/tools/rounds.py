@@ -5,7 +5,8 @@
     round-01/                 the run folder of the supervised steps on them
     stages.json               the rounds, and what those that are finished left
 
-RAFT (arXiv 2304.06767), expert iteration (2403.04642), shortest rejection sampling (Kimi k1.5, 2501.12599).
+RAFT (arXiv 2304.06767), expert iteration (2403.04642), shortest rejection sampling (Kimi k1.5, 2501.12599), selective
+self-rehearsal (2409.04787), re-distillation (2505.17988).
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from vlrl.store import checkpoint
 from vlrl.store.stage_list import StageList, read_stages
 from vlrl.task import Task, task_samples
 from vlrl.task.environment import has_environment
+from vlrl.task.given import given_answer
 from vlrl.tools.export import merged
 from vlrl.tools.measure import Chosen, choose, model_facts, ready, task_facts
 from vlrl.training import preferences, sft
@@ -54,22 +56,27 @@ def check(config: Config) -> None:
     bind("rounds.learn", config.rounds.learn, LEARNS)
     if config.data.solutions:
         raise ConfigError(f"data.solutions={config.data.solutions!r} is what the rounds of a stage set: leave it out")
-    if not config.rollout.temperature and config.rounds.answers > 1:
-        raise ConfigError(f"rollout.temperature=0 draws one answer, and rounds.answers={config.rounds.answers} would "
+    if config.rounds.gold and config.rounds.learn.name == "dpo":
+        raise ConfigError("rounds.gold=true gives answers to which nothing was rejected, and rounds.learn=dpo learns "
+                          "from pairs: leave one of them out")
+    if config.rounds.temperature == 0 and config.rounds.answers > 1:
+        raise ConfigError(f"rounds.temperature=0 draws one answer, and rounds.answers={config.rounds.answers} would "
                           "all be the same: raise the one, or set the other to 1")
     if any(map(has_environment, make_task(config).members)):
         raise ConfigError(f"kind=rounds keeps answers as a row's `solution`, and the episodes of task "
                           f"{config.task_name!r} are no single answers: use kind=rl, or a task without an environment")
 
 
-def train(config: Config, say: Say = print) -> bool:
-    """Runs the rounds that are not finished; returns whether all are. Called on every process."""
+def train(config: Config, say: Say = print, first: str = "") -> bool:
+    """Runs the rounds that are not finished; returns whether all are. `first` is the model of the whole run. Called on
+    every process.
+    """
     folder, model = Path(config.run.dir), config.model.name
     known: StageList = comm.on_main(partial(_opened, folder, config.rounds.count))
     for number, (name, _) in enumerate(known.stages):
         if name not in known.done:
             said = _kept(config, model, folder, number, say)
-            start = config.model.name if config.rounds.start == "stage" else model
+            start = {"before": model, "stage": config.model.name, "start": first}[config.rounds.start]
             learning = _learning(config, start, folder / name)
             dpo = config.rounds.learn.name == "dpo"
             session = preferences.train(learning, config.rounds.learn) if dpo else sft.train(learning)
@@ -126,12 +133,13 @@ def _kept(config: Config, model: str, folder: Path, number: int, say: Say) -> di
 
 def _facts(config: Config, one: Chosen, number: int) -> dict[str, Any]:
     return {**task_facts(config, _ROLLOUT), "model": model_facts(config, one), "round": number,
-            "prompts": config.rounds.prompts, "answers": config.rounds.answers}
+            **{name: getattr(config.rounds, name) for name in ("prompts", "answers", "temperature")}}
 
 
 def _draw(config: Config, one: Chosen, number: int, file: RowFile) -> None:
-    drawing = Drawing(name="round", temperature=config.rollout.temperature, answers=config.rounds.answers,
-                      seeds=(config.seed + number,))
+    given = config.rounds.temperature
+    drawing = Drawing(name="round", temperature=config.rollout.temperature if given is None else given,
+                      answers=config.rounds.answers, seeds=(config.seed + number,))
     with ready(one.config, one) as prepared:
         own = Ready(config=config, task=prepared.task, prefetch=prepared.prefetch, engine=prepared.engine,
                     likelihoods=prepared.likelihoods, services=prepared.services)
@@ -155,14 +163,21 @@ def _write(config: Config, one: Chosen, number: int, place: Path, file: RowFile)
     """Writes the rows that are kept, and with rounds.keep_rows those of the rounds before too."""
     file.close()
     bound = bind("rounds.choose", config.rounds.choose, CHOICES)
-    places = [at for at, _ in _prompts(make_task(config), config, number)]
+    task = make_task(config)
+    prompts = _prompts(task, config, number)
     manifest = Path(one.name) / checkpoint.MANIFEST
     came = {"round": number + 1, "model": one.name,
             "step": checkpoint.step_of(Path(one.name)) if manifest.exists() else 0}
-    rows = [{"number": places[row["number"]], "id": row["sample"], "solution": row["answer"], "reward": row["reward"],
-             "correct": row["correct"], "tokens": row["tokens"], "answer": row["index"], "of": config.rounds.answers,
-             **lost, **came} for answers in _by_prompt(file.rows())
-            for row in chosen(answers, bound, config.rounds.least) for lost in _rejected(config, answers, row)]
+    rows = []
+    for answers in _by_prompt(file.rows()):
+        at, sample = prompts[answers[0]["number"]]
+        taken = chosen(answers, bound, config.rounds.least)
+        rows += [{"number": at, "id": row["sample"], "solution": row["answer"], "reward": row["reward"],
+                  "correct": row["correct"], "tokens": row["tokens"], "answer": row["index"],
+                  "of": config.rounds.answers, **lost, **came}
+                 for row in taken for lost in _rejected(config, answers, row)]
+        if config.rounds.gold and not taken and (text := given_answer(task, sample)):
+            rows.append({"number": at, "id": sample.id, "solution": text, "gold": True, **came})
     if config.rounds.keep_rows:
         write_rows(place / ALL_ROWS, _together([*_rows_before(place, number), *rows]))
     write_rows(place / ROWS, rows)
@@ -198,9 +213,11 @@ def _figures(config: Config, place: Path) -> dict[str, Any]:
     """Returns how many answers of a round are right, and how many were kept."""
     answers = _by_prompt(read_rows(place / ANSWERS))
     right = [[row for row in group if is_right(row, config.rounds.least)] for group in answers]
+    kept = _lines(place / ROWS)
+    gold = {"gold": sum(bool(row.get("gold")) for row in kept)} if config.rounds.gold else {}
     return {"prompts": len(answers), "answers": sum(map(len, answers)), "right": sum(map(len, right)),
             "solved": sum(map(bool, right)), "different": sum(len({row["answer"] for row in group}) for group in right),
-            "kept": len(_lines(place / ROWS))}
+            "kept": len(kept), **gold}
 
 
 def _learning(config: Config, model: str, place: Path) -> Config:

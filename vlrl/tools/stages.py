@@ -165,7 +165,7 @@ def _rl(own: Config, known: StageList, say: Say) -> bool:
 
 def _rounds(own: Config, known: StageList, say: Say) -> bool:
     comm.on_main(partial(_begun, own))
-    return rounds.train(own, say)
+    return rounds.train(own, say, _first(known))
 
 
 def _merge(own: Config, known: StageList, say: Say) -> bool:
@@ -174,8 +174,7 @@ def _merge(own: Config, known: StageList, say: Say) -> bool:
     if other in known.done:
         folder = Path(str(known.done[other]["model"]))
     else:
-        first = yaml.safe_load((known.folder / "config.yaml").read_text(encoding="utf-8"))["model"]["name"]
-        folder = Path(loading.resolve(first)) if other == "start" else Path(other)
+        folder = Path(loading.resolve(_first(known))) if other == "start" else Path(other)
 
     def write() -> None:
         _begun(own)
@@ -188,6 +187,11 @@ def _merge(own: Config, known: StageList, say: Say) -> bool:
 
     comm.on_main(write, "merging weights")
     return True
+
+
+def _first(known: StageList) -> str:
+    """Returns the model of the whole run."""
+    return str(yaml.safe_load((known.folder / "config.yaml").read_text(encoding="utf-8"))["model"]["name"])
 
 
 def _begun(own: Config) -> None:

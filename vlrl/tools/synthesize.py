@@ -1,43 +1,43 @@
-"""New training prompts that a task proposes, kept where a model is right at times: `vlrl data synthesize`.
+"""New training prompts, kept where a model is right at times: `vlrl data synthesize`. A task proposes them (by
+exploring, from failures, or with its knobs), or a model behind a server writes them (written.py).
 
-    with explorers(config, search) as explore:                                   # processes that have the task
-        found = proposed(explore, search, places.candidates, known, tell)        # by exploring, or from failures
-    rows, counts = distinct(found, heldout_rows(config))                         # without near-duplicates
+    with explorers(config, search, where) as explore:                            # processes that have the task
+        found = proposed(explore, search, places.candidates, known, tell)
+    rows, counts = distinct(found, held)                                         # without near-duplicates
     kept, refused = gated(rows, measured(ready, ..., samples), search, counts)   # 0 < pass rate < 1
 
 Tasks found by exploring and admitted by their live pass rate: MobileGUI-RL (arXiv 2507.05720). Tasks made from those at
 which the model fails, and filtered again: WebRL (arXiv 2411.02337), there by a critic's value in [.05, .75], here by
-the pass rate itself.
+the pass rate itself. Other recipes: parents.py.
 """
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from vlrl.config.registry import failure
 from vlrl.config.schema import Config
-from vlrl.data import json_line, make_sample, read_rows, write_rows
+from vlrl.data import json_line, make_sample, write_rows
 from vlrl.distributed import comm
-from vlrl.errors import ConfigError, DataError
+from vlrl.errors import DataError
 from vlrl.evaluation.rows import begun
 from vlrl.store import plain
-from vlrl.store.files import append_line, write_text
-from vlrl.task import Task, task_samples
+from vlrl.store.files import append_line, read_json, write_text
 from vlrl.tools import difficulty
 from vlrl.tools.explorers import Candidate, Explore, Row, Search, explorers
+from vlrl.tools.made_rows import Where
 from vlrl.tools.measure import Chosen, ready, task_facts
-from vlrl.tools.overlap import of_texts, text_of, words
-from vlrl.tools.prompttable import COLUMNS, Measured, data_file
+from vlrl.tools.near import Held, Shown, distinct
+from vlrl.tools.prompttable import COLUMNS, Measured
+from vlrl.tools.written import Files, Order, Writing
+from vlrl.training.build_task import make_task
 
 Tell = Callable[[str, int, int], None]
 FIELDS = {"generator": "how the prompt was made", "parent": "id of the prompt that it was made from, or null",
@@ -60,10 +60,20 @@ class Places:
         """What was proposed so far, until the end."""
         return self._beside("candidates.part.jsonl")
 
+    def answers(self, rows: Sequence[Row]) -> Path:
+        """What was answered so far to these rows, until the end."""
+        digest = hashlib.sha256("".join(map(json_line, rows)).encode()).hexdigest()
+        return self._beside(f"answers-{digest[:8]}.part.jsonl")
+
     @property
-    def answers(self) -> Path:
-        """What was answered so far, until the end."""
-        return self._beside("answers.part.jsonl")
+    def parts(self) -> list[Path]:
+        """What is there until the end."""
+        return [self.candidates, *self.out.parent.glob(f"{glob.escape(self.out.stem)}.answers-*.part.jsonl")]
+
+    @property
+    def replies(self) -> Files:
+        """What servers replied; it stays, as it was paid for."""
+        return Files(written=self._beside("written.jsonl"), votes=self._beside("votes.jsonl"))
 
     @property
     def refused(self) -> Path:
@@ -78,45 +88,23 @@ class Places:
 
 def facts(config: Config, search: Search) -> dict[str, Any]:
     """Returns what the candidates depend on, as JSON: a search goes on only where all of it is the same."""
-    parents = "".join(json_line(plain(row)) for row in search.parents)
+    parents = "".join(json_line(plain(row)) for row in search.parents) + json.dumps(plain(search.ways))
     return {**task_facts(config, ()), "parents": hashlib.sha256(parents.encode()).hexdigest()}
 
 
+def goes_on(places: Places) -> bool:
+    """Returns whether the file of rows is that of a command to which a server left some things unanswered."""
+    return bool((read_json(places.about) or {}).get("unanswered"))
+
+
+GATES = {"found": ("nothing found", "failed", "not answered", "malformed"),
+         "distinct": ("near a held-out row", "near-duplicate"),
+         "verified": ("refused by the task", "no majority", "not all votes"), "measured": ("not measured",),
+         "kept": ("never right", "always right", "outside the range", "beyond --keep")}
+"""Gate -> why candidates fall away at it."""
+
+
 # --- candidates -------------------------------------------------------------------------------------------------------
-
-
-def failed(source: Path, task: Task) -> tuple[Row, ...]:
-    """Returns the rows of a file, or the training prompts of a run folder, whose pass rate is 0.
-
-    A file has the column pass_at_k (`vlrl data difficulty`, or an earlier synthesis); a line of id and columns alone
-    stands for the sample of that id. Raises ConfigError where there is none.
-    """
-    rows = _of_run(source) if source.is_dir() else read_rows(source, "canonical")
-    never = {str(row["id"]): row for row in rows if "id" in row and row.get("pass_at_k") == 0}
-    if not never:
-        known = any(row.get("pass_at_k") is not None for row in rows)
-        raise ConfigError(f"--failed {source}: none of its {len(rows):,} prompts has a pass rate of 0" if known else
-                          f"--failed {source}: it has no column pass_at_k: name what `vlrl data difficulty` or `vlrl "
-                          "data synthesize` wrote, or the folder of a run")
-    bare = {name for name, row in never.items() if not {*row} - {"id", *COLUMNS}}
-    if bare:
-        own = {s.id: {**s.row, "id": s.id} for s in task_samples(task, "train") if s.id in bare}
-        if lost := sorted(bare - {*own}):
-            raise ConfigError(f"--failed {source}: {lost[0]!r} is no training sample of task '{task.name}': name the "
-                              "config that it was measured with")
-        never |= own
-    return tuple(plain({k: v for k, v in row.items() if k not in COLUMNS}) for row in never.values())
-
-
-def _of_run(folder: Path) -> list[Row]:
-    """Returns id and pass rate of the prompts that a run drew."""
-    path = folder / "prompts.parquet"
-    try:
-        table = pq.read_table(path, columns=["sample_id", "pass_rate"])
-    except (OSError, ValueError, pa.ArrowException) as error:
-        raise ConfigError(f"--failed {folder}: {path.name} cannot be read ({failure(error)}): name the folder of a run "
-                          "that has saved a checkpoint, or a file of rows") from None
-    return [{"id": row["sample_id"], "pass_at_k": row["pass_rate"]} for row in table.to_pylist() if row["sample_id"]]
 
 
 def proposed(explore: Explore, search: Search, part: Path, known: Mapping[str, Any], tell: Tell) -> list[Candidate]:
@@ -136,44 +124,6 @@ def proposed(explore: Explore, search: Search, part: Path, known: Mapping[str, A
     return [have[number] for number in range(search.candidates)]
 
 
-def distinct(found: Sequence[Candidate], heldout: Sequence[Mapping[str, Any]] = ()) -> tuple[list[Row], Counter[str]]:
-    """Returns the rows that are no near-duplicates, and a count of candidates by what became of them.
-
-    A near-duplicate says the same words, or has half of its 13-grams in one other text: that of a held-out row, or of
-    a candidate before it of the same category. The same id twice is one too.
-    """
-    rows, counts = list[Row](), Counter[str]()
-    known: dict[Any, list[str]] = {}
-    held = [text_of(row) for row in heldout]
-    ids = {str(row.get("id")) for row in heldout}
-    for one in found:
-        if one.row is None:
-            counts["nothing found" if one.reason == "nothing found" else "failed"] += 1
-            continue
-        text, same = text_of(one.row), known.setdefault(one.row.get("category"), [])
-        if _alike(text, held):
-            counts["near a held-out row"] += 1
-        elif one.row["id"] in ids or _alike(text, same):
-            counts["near-duplicate"] += 1
-        else:
-            rows.append(one.row)
-            same.append(text)
-            ids.add(one.row["id"])
-    return rows, counts
-
-
-def _alike(text: str, others: Sequence[str]) -> bool:
-    own = words(text)
-    whole = any(own and own == words(other) for other in others)
-    return whole or bool(of_texts([(str(i), other, True) for i, other in enumerate(others)], [("", text, True)]))
-
-
-def heldout_rows(config: Config) -> list[Row]:
-    """Returns the rows of data.heldout; [] where the task makes its held-out samples."""
-    file = data_file(config, "heldout")
-    return read_rows(file, config.data.format) if file and file.is_file() else []
-
-
 # --- the gate ---------------------------------------------------------------------------------------------------------
 
 
@@ -190,7 +140,10 @@ def verdict(measured: Measured, search: Search) -> str:
 
 def gated(rows: Sequence[Row], measurements: Sequence[Measured], search: Search, counts: Counter[str]
           ) -> tuple[list[Row], list[Row]]:
-    """Returns the rows that are kept and those that are not, with columns, these with `refused`; counts both."""
+    """Returns the rows that are kept and those that are not, with columns, these with `refused`; counts both.
+
+    With search.keep those of the lowest pass rates are kept, in the order of these.
+    """
     kept, refused = list[Row](), list[Row]()
     for row, one in zip(rows, measurements, strict=True):
         why, whole = verdict(one, search), {**row, **one.columns()}
@@ -199,22 +152,39 @@ def gated(rows: Sequence[Row], measurements: Sequence[Measured], search: Search,
             refused.append({**whole, "refused": one.reason or why})
         else:
             kept.append(whole)
-    return kept, refused
+    if search.keep is not None:
+        kept.sort(key=lambda row: row["pass_at_k"])
+        if beyond := kept[search.keep:]:
+            counts["kept"] -= len(beyond)
+            counts["beyond --keep"] += len(beyond)
+            refused += [{**row, "refused": "beyond --keep"} for row in beyond]
+    return kept[:search.keep], refused
+
+
+def gates(counts: Mapping[str, int]) -> dict[str, int]:
+    """Returns how many candidates passed each gate: found, distinct, verified, measured, kept."""
+    left, out = sum(counts.values()), {"candidates": sum(counts.values())}
+    for name, reasons in GATES.items():
+        left -= sum(counts.get(reason, 0) for reason in reasons)
+        out[name] = left
+    return out
 
 
 def write(places: Places, kept: Sequence[Row], refused: Sequence[Row], counts: Mapping[str, int],
-          known: Mapping[str, Any]) -> None:
-    """Writes the rows and what they are, each file whole or not at all, and removes the side files.
+          known: Mapping[str, Any], more: Mapping[str, Any] | None = None) -> None:
+    """Writes the rows and what they are, each file whole or not at all, and removes the side files; `more` are figures
+    of servers.
 
     Raises DataError, after the refused rows were written, where none is kept.
     """
     about = {"file": places.out.name, "columns": FIELDS, "made_with": known, "candidates": dict(counts),
-             "kept_by_generator": dict(sorted(Counter(row["generator"] for row in kept).items()))}
+             "gates": gates(counts),
+             "kept_by_generator": dict(sorted(Counter(row["generator"] for row in kept).items())), **(more or {})}
     write_text(places.about, json.dumps(plain(about), indent=1) + "\n")
     write_rows(places.refused, refused)
     if kept:
         write_rows(places.out, kept)
-    for part in (places.candidates, places.answers):
+    for part in places.parts:
         part.unlink(missing_ok=True)
     if not kept:
         told = ", ".join(f"{name} {count:,}" for name, count in counts.items())
@@ -222,26 +192,59 @@ def write(places: Places, kept: Sequence[Row], refused: Sequence[Row], counts: M
                         f"checkpoint, or vary those that are never right: --failed {os.fspath(places.refused)}")
 
 
-def synthesized(config: Config, chosen: Chosen, search: Search, answers: int, places: Places, tell: Tell
-                ) -> tuple[dict[str, int], list[Row]]:
-    """Looks for candidates, has the chosen model try each `answers` times, and writes what is kept. Returns candidates
-    by what became of them, and the rows. All processes call it; the first one explores.
+# --- all of it --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """What came of a synthesis."""
+
+    counts: dict[str, int]
+    """Candidates by what became of them."""
+    kept: list[Row]
+    unanswered: int = 0
+    """Replies that servers did not give."""
+    costs: dict[str, Any] = field(default_factory=dict)
+    """Of generator and teacher."""
+
+
+def synthesized(config: Config, chosen: Chosen, search: Search, answers: int, places: Places, tell: Tell,
+                order: Order | None = None) -> Made:
+    """Looks for candidates, or has the generator of an order write them, has the chosen model try each `answers` times,
+    and writes what is kept. All processes call it; the first one looks for them.
+
+    Raises DataError where none is kept, and what asking a server raises (written.Writing).
     """
-    known = facts(config, search)
-
-    def candidates() -> list[Candidate]:
-        with explorers(config, search) as explore:
-            return proposed(explore, search, places.candidates, known, tell)
-
-    rows, counts = distinct(comm.on_main(candidates, "looking for candidates"), heldout_rows(config))
+    known, where = facts(config, search), Where.of(config, places.out)
+    rows, counts, more = comm.on_main(lambda: _candidates(config, search, places, where, known, tell, order),
+                                      "looking for candidates")
     if not rows:
         raise DataError(f"none of {search.candidates:,} candidates can be tried: "
                         + ", ".join(f"{name} {count:,}" for name, count in counts.items()))
     scope = difficulty.Scope(answers=answers, split="candidates")
     asked = {**difficulty.facts(config, chosen, scope), **known}
     with ready(chosen.config, chosen) as prepared:
-        samples = [make_sample(prepared.task, row, places.out.parent) for row in rows]
-        measurements = difficulty.measured(prepared, scope, places.answers, asked, tell, samples)
+        samples = [make_sample(prepared.task, row, where.root) for row in rows]
+        measurements = difficulty.measured(prepared, scope, places.answers(rows), asked, tell, samples)
     kept, refused = gated(rows, measurements, search, counts)
-    comm.on_main(lambda: write(places, kept, refused, counts, asked))
-    return dict(counts), kept
+    comm.on_main(lambda: write(places, kept, refused, counts, asked, more))
+    return Made(counts=dict(counts), kept=kept, unanswered=more.get("unanswered", 0), costs=more.get("cost", {}))
+
+
+def _candidates(config: Config, search: Search, places: Places, where: Where, known: Mapping[str, Any], tell: Tell,
+                order: Order | None) -> tuple[list[Row], Counter[str], dict[str, Any]]:
+    """Returns the rows to be tried, the candidates that fell away before, and figures of servers."""
+    task = make_task(config)
+    writing = order and Writing(config=config, task=task, search=search, order=order, files=places.replies, where=where,
+                                known=known, tell=tell)
+    if writing:
+        found = writing.candidates()
+    else:
+        with explorers(config, search, where) as explore:
+            found = proposed(explore, search, places.candidates, known, tell)
+    given = search.parents if writing else ()
+    rows, counts = distinct(found, Held.of(config, task), task, Shown(config, task, where.root), given)
+    if not writing:
+        return [*rows.values()], counts, {}
+    verified, refused = writing.verified(rows)
+    return verified, counts + refused, {"unanswered": writing.unanswered, "cost": writing.costs}
