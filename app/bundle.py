@@ -98,13 +98,21 @@ def write(run: str | Path, folder: str | Path, groups: int = GROUPS, media: bool
     if importlib.util.find_spec("duckdb") is None:
         raise ConfigError("`vlrl report --bundle` needs duckdb, which is not installed: pip install 'vlrl[app]'")
     path = run_folder(Path(run))
-    hosts = [str((read_json(path / "heartbeat.json") or {}).get("host") or "")]
     target = _emptied(Path(folder))
-    made = _Bundle(path, target, Hidden(path, hosts), media)
+    made = _Bundle(path, target, _hidden(path), media)
     try:
         return made.write(groups)
     finally:
         made.index.close()
+
+
+def _hidden(path: Path) -> Hidden:
+    """Returns what hides this machine and those that the run was made on, as its files name them."""
+    library = Library(path)
+    said = [read_json(path / name) or {} for name in ("heartbeat.json", "env.json")] + library.alerts(RUN)
+    folders = [library.settings(RUN).get("run.dir"), *(record.get("run") for record in said)]
+    return Hidden(path, {host for record in said if isinstance(host := record.get("host"), str)},
+                  {Path(folder) for folder in folders if isinstance(folder, str) and folder.startswith("/")})
 
 
 def _emptied(folder: Path) -> Path:

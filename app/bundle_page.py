@@ -120,7 +120,7 @@ def _keys() -> Html:
 
 def readme(name: str) -> str:
     """Returns the README.md of the bundle, with the front matter of a static Space of Hugging Face."""
-    title = re.sub(r"[^\w .-]", " ", name)[:60].strip() or "run"
+    title = " ".join(re.sub(r"[^\w.-]", " ", name).split())[:60] or "run"
     return f"""---
 title: "{title}"
 sdk: static

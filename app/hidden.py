@@ -1,6 +1,6 @@
 """What a page for others must not tell: paths, names and secrets of the machine that a run was made on.
 
-    hide = Hidden(run_folder, hosts=["gpu-box-7"])
+    hide = Hidden(run_folder, ["gpu-box-7"])
     hide.words("cannot read /data/me/a.png")      # "cannot read …/a.png"
 
 Texts of prompts and answers are content and stay, but for names that this machine alone has; messages, settings and
@@ -33,11 +33,13 @@ _MOST_DEPTH = 50
 
 
 class Hidden:
-    """Takes out of texts and values what tells of the machine: the folder of the run and those above it, the home
-    folder, host names, and the values of environment variables that are called a key, token, password or secret."""
+    """Takes out of texts and values what tells of the machine: the folder of the run, `folders` and those above them,
+    the home folder, host names, and the values of environment variables that are called a key, token, password or
+    secret."""
 
-    def __init__(self, run: Path, hosts: Iterable[str] = (), environment: Mapping[str, str] = os.environ):
-        folders = [run.resolve(), Path(os.path.abspath(run)), Path.home()]
+    def __init__(self, run: Path, hosts: Iterable[str] = (), folders: Iterable[Path] = (),
+                 environment: Mapping[str, str] = os.environ):
+        folders = [run.resolve(), Path(os.path.abspath(run)), Path.home(), *folders]
         above = {str(one) for folder in folders for one in (folder, *folder.parents) if len(one.parts) > 2}
         secrets = {value for name, value in environment.items() if _SECRET_NAME.search(name) and len(value) >= _LEAST}
         names = {name for name in (socket.gethostname(), *hosts) if len(name) >= 4 and name != "localhost"}
