@@ -275,8 +275,8 @@ class _Bundle:
 
     def _left_out(self, shown: int, total: int) -> list[str]:
         """Returns what the bundle does not hold, in words."""
-        said = [f"{total - shown:,} of {total:,} groups: {shown:,} are here, the telling ones and as many from every time "
-                f"of the run as --groups {max(shown, 1)} leaves room for."] if total > shown else []
+        said = [f"{total - shown:,} of {total:,} groups: {shown:,} are here, the telling ones and as many from every "
+                f"time of the run as --groups {max(shown, 1)} leaves room for."] if total > shown else []
         said += [f"{self.cut:,} answers of groups with more than {_ANSWERS}."] if self.cut else []
         if not self.with_media:
             said += ["Pictures and clips: it was written with --no-media."]

@@ -21,8 +21,8 @@ from .report import RUN, before_after, could_not, header, section
 
 OURS = "<!-- written by `vlrl report --bundle` -->"
 """Line of a README.md that the next bundle may write anew."""
-POLICY = ("default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; base-uri 'none'; "
-          "form-action 'none'")
+POLICY = ("default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
+          "base-uri 'none'; form-action 'none'")
 """Scripts and pictures of the bundle alone: the page can neither run what a model wrote nor ask another server."""
 _PAGES = {"runs": "Overview", "rollouts": "Rollouts"}  # the names that app.js knows
 _KEYS = (("j ↓", "next row of the list; j in a group: the next group"), ("k ↑", "the row or group before"),
@@ -67,8 +67,8 @@ def _overview(name: str, library: Library, hide: Hidden, remarks: Sequence[str],
     told = replace(info, task=hide.words(info.task), model=hide.words(info.model))
     gains = before_after(library.folder(RUN), notes)
     return [header(name, told, hide.settings(library.settings(RUN))),
-            section("What is wrong here?", _findings(name, library, hide), "", "Nothing that it would be judged by: the "
-                    "run is too short, or all is well."),
+            section("What is wrong here?", _findings(name, library, hide), "",
+                    "Nothing that it would be judged by: the run is too short, or all is well."),
             gains,
             section("Curves over the steps", curves.of_run(library.metrics(RUN), library.evals(RUN)), "v-curves",
                     "No step has been finished yet."),
@@ -103,7 +103,8 @@ def _context(facets: Facets) -> Html:
                el("input", name="from", placeholder="from", aria_label="Steps from", **shared),
                el("input", name="to", placeholder="to", aria_label="Steps to", **shared), class_="v-range")
     return el("form", pick("set", "Split", "", [("", "any"), *((s, s) for s in facets.splits)]), steps,
-              class_="go v v-form v-context", data_drop="at source split step group rollout", aria_label="On both pages")
+              class_="go v v-form v-context", data_drop="at source split step group rollout",
+              aria_label="On both pages")
 
 
 def _without_notes(form: Html) -> Html:

@@ -104,9 +104,9 @@ def page(path: Path) -> str:
     info, run, name = library.run(RUN), library.folder(RUN), path.resolve().name
     notes: list[str] = []
     drawn = section("Curves over the steps", curves.of_run(library.metrics(RUN), library.evals(RUN)), "v-curves",
-                     "No step has been finished yet: curves appear with the first one.")
-    sections = [header(name, info, library.settings(RUN)), before_after(run, notes), drawn, _groups(library, run, notes),
-                _origin(path)]
+                    "No step has been finished yet: curves appear with the first one.")
+    sections = [header(name, info, library.settings(RUN)), before_after(run, notes), drawn,
+                _groups(library, run, notes), _origin(path)]
     remarks = list(dict.fromkeys([*library.notes(RUN), *run.notes, *notes]))
     sections.append(could_not(remarks))
     head = el("head", el("meta", charset="utf-8"), el("title", f"{name} · vlrl report"),

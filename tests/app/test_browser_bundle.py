@@ -133,8 +133,8 @@ cut=yes | cut=no&view=rollouts | form=no | form=yes&view=rollouts | odd=yes&view
 alike=yes | alike=no&kind=all | err=yes | err=no&view=rollouts | tool=yes&view=rollouts | tool=no&view=rollouts
 end=limit | end=turns&view=rollouts | end=length | tmin=3 | tmax=4&view=rollouts | cat=green | sample=boxes-3&kind=all
 part=iou&pmin=0.5&view=rollouts&sort=part | part=format&pmax=0.5 | part=iou&sort=part&view=rollouts&dir=up
-rmin=0.5&rmax=0.9&view=rollouts&sort=reward&dir=up | view=rollouts&sort=advantage&amin=0 | lmin=30&view=rollouts&sort=length
-view=rollouts&sort=sample_id&dir=up | view=rollouts&sort=category | view=rollouts&sort=index&at=2 | from=1&to=2
+rmin=0.5&rmax=0.9&view=rollouts&sort=reward&dir=up | view=rollouts&sort=advantage&amin=0
+lmin=30&view=rollouts&sort=length | view=rollouts&sort=sample_id&dir=up | view=rollouts&sort=category | view=rollouts&sort=index&at=2 | from=1&to=2
 text=green%7Cblue | text=GUESS%2C%20try%201&view=rollouts | text=%5EUnable | text=scor&kind=all | dmin=0.2
 view=rollouts&kind=all&at=3 | view=rollouts&sort=difficulty | step=2 | set=train | cut=yes&alike=no&order=worst | rmin=9
 """
@@ -151,7 +151,8 @@ def test_every_filter_and_order_shows_what_the_app_shows(page, address, run):
         page.goto(f"{address}?page=rollouts&run=boxes&{location}")
         counted(page, f"{found.total} {'rollout' if alone else 'group'}{'' if found.total == 1 else 's'}")
         expect(page.locator(".v-row")).to_have_count(len(found.rows))
-        shown = [dict(parse_qsl(urlsplit(a).query)) for a in page.locator(".v-row").evaluate_all("r => r.map(a => a.href)")]
+        links = page.locator(".v-row").evaluate_all("rows => rows.map(row => row.href)")
+        shown = [dict(parse_qsl(urlsplit(link).query)) for link in links]
         keys = [(s["source"], s["split"], int(s["step"]), s["group"], *([int(s["rollout"])] if alone else []))
                 for s in shown]
         assert keys == [tuple(row.key[1:]) for row in found.rows], location

@@ -32,7 +32,7 @@ def register(app: typer.Typer) -> None:
     app.command(epilog=examples(
         "vlrl report runs/quickstart                  writes runs/quickstart/report.html",
         "vlrl report runs/quickstart -o /tmp/q.html --open",
-        "vlrl report runs/quickstart --bundle page    a folder for a web server or a static Space, with filters"))(report)
+        "vlrl report runs/quickstart --bundle page    a folder for a web server or a Space, with filters"))(report)
     app.command(epilog=examples(
         "vlrl doctor",
         "vlrl doctor --json | jq '.findings[] | select(.verdict == \"error\")'"))(doctor)
