@@ -134,8 +134,9 @@ alike=yes | alike=no&kind=all | err=yes | err=no&view=rollouts | tool=yes&view=r
 end=limit | end=turns&view=rollouts | end=length | tmin=3 | tmax=4&view=rollouts | cat=green | sample=boxes-3&kind=all
 part=iou&pmin=0.5&view=rollouts&sort=part | part=format&pmax=0.5 | part=iou&sort=part&view=rollouts&dir=up
 rmin=0.5&rmax=0.9&view=rollouts&sort=reward&dir=up | view=rollouts&sort=advantage&amin=0
-lmin=30&view=rollouts&sort=length | view=rollouts&sort=sample_id&dir=up | view=rollouts&sort=category | view=rollouts&sort=index&at=2 | from=1&to=2
-text=green%7Cblue | text=GUESS%2C%20try%201&view=rollouts | text=%5EUnable | text=scor&kind=all | dmin=0.2
+lmin=30&view=rollouts&sort=length | view=rollouts&sort=sample_id&dir=up
+view=rollouts&sort=category | view=rollouts&sort=index&at=2
+from=1&to=2 | text=green%7Cblue | text=GUESS%2C%20try%201&view=rollouts | text=%5EUnable | text=scor&kind=all | dmin=0.2
 view=rollouts&kind=all&at=3 | view=rollouts&sort=difficulty | step=2 | set=train | cut=yes&alike=no&order=worst | rmin=9
 """
 
