@@ -24,7 +24,7 @@ LONG = 4_000
 """Characters from which a text is folded."""
 MOST = 200_000
 """Characters of one text that are shown at all."""
-_VOID = {"br", "hr", "img", "input", "source", "meta", "circle", "rect", "line", "polyline", "path"}
+_VOID = {"br", "hr", "img", "input", "link", "source", "meta", "circle", "rect", "line", "polyline", "path"}
 _ODD = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b\u200e\u200f"
                   r"\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff9-\ufffb\ufffe\uffff"
                   r"\ud800-\udfff\U000e0000-\U000e007f]")

@@ -10,7 +10,7 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ _TURNS = 8  # of an episode
 _FILMS, _FILM_PIXELS, _FILM_FRAMES, _FILM_BYTES = 3, 240, 24, 1 << 20
 _MOST_NOTES = 50
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-_RUN = "."  # the id of the run in the library of its own folder
+RUN = "."  # the id of the run in the library of its own folder
 
 
 class Inlined:
@@ -80,7 +80,7 @@ def as_data(picture: bytes, media_type: str = "") -> str:
 def write(run: str | Path, to: str | Path | None = None) -> Path:
     """Writes the report of a run folder, also of one that is still written to; returns where: RUN/report.html unless
     `to` names another file. Raises RunError when the folder is none of a run or the file cannot be written."""
-    path = _run_folder(Path(run))
+    path = run_folder(Path(run))
     target = Path(to) if to else path / "report.html"
     if target.is_dir():
         raise RunError(f"{target} is a folder: name a file for the report, e.g. {target / 'report.html'}")
@@ -88,7 +88,8 @@ def write(run: str | Path, to: str | Path | None = None) -> Path:
     return target
 
 
-def _run_folder(path: Path) -> Path:
+def run_folder(path: Path) -> Path:
+    """Returns the folder of one run. Raises RunError for one that holds several runs, or none."""
     from vlrl.tools.status import find, is_run
 
     if is_run(path):
@@ -100,14 +101,14 @@ def _run_folder(path: Path) -> Path:
 def page(path: Path) -> str:
     """Returns the report as the text of an HTML file."""
     library = Library(path)
-    info, run, name = library.run(_RUN), library.folder(_RUN), path.resolve().name
+    info, run, name = library.run(RUN), library.folder(RUN), path.resolve().name
     notes: list[str] = []
-    drawn = _section("Curves over the steps", curves.of_run(library.metrics(_RUN), library.evals(_RUN)), "v-curves",
-                     "No step has been finished yet: curves appear with the first one.")
-    sections = [_header(name, info, library), _before_after(run, notes), drawn, _groups(library, run, notes),
-                _origin(path)]
-    remarks = list(dict.fromkeys([*library.notes(_RUN), *run.notes, *notes]))
-    sections.append(_notes(remarks))
+    drawn = section("Curves over the steps", curves.of_run(library.metrics(RUN), library.evals(RUN)), "v-curves",
+                    "No step has been finished yet: curves appear with the first one.")
+    sections = [header(name, info, library.settings(RUN)), before_after(run, notes), drawn,
+                _groups(library, run, notes), _origin(path)]
+    remarks = list(dict.fromkeys([*library.notes(RUN), *run.notes, *notes]))
+    sections.append(could_not(remarks))
     head = el("head", el("meta", charset="utf-8"), el("title", f"{name} · vlrl report"),
               el("meta", name="viewport", content="width=device-width, initial-scale=1"),
               el("meta", http_equiv="Content-Security-Policy", content=_POLICY),
@@ -117,21 +118,23 @@ def page(path: Path) -> str:
         "utf-8", "replace").decode()
 
 
-def _section(title: str, pieces: Sequence[Html], class_: str, without: str) -> Html:
+def section(title: str, pieces: Sequence[Html], class_: str, without: str) -> Html:
+    """Returns a part of the page under its heading; `without` says why there are no pieces."""
     return el("section", el("h2", title), el("div", *pieces, class_=class_) if pieces else note(without))
 
 
 # --- sections ---------------------------------------------------------------------------------------------------------
 
 
-def _header(name: str, info: RunInfo, library: Library) -> Html:
-    """Returns what was trained on what, how it stands, and the settings that are not the defaults."""
+def header(name: str, info: RunInfo, set_to: Mapping[str, Any]) -> Html:
+    """Returns what was trained on what, how it stands, and which of the settings, by flat name, are not the defaults.
+    """
     steps = f"{'?' if info.step is None else info.step} of {'?' if info.steps is None else info.steps}"
     facts = {"state": info.state, "task": info.task or "?", "model": info.model or "?", "steps": steps,
              "last reward": number(info.reward), "duration": duration(info.duration_s) if info.duration_s else "–"}
     tiles = [el("div", el("span", key), el("b", value), class_="v-tile") for key, value in facts.items()]
     written = el("p", f"A report of a vlrl run, written {time.strftime('%Y-%m-%d %H:%M')}.", class_="v-dim")
-    changed = _changed(library.settings(_RUN))
+    changed = _changed(set_to)
     settings = (table(("setting", "value", "default"), changed) if changed else
                 note("Its settings are the defaults, or config.yaml cannot be read."))
     return el("header", el("h1", name), written, el("div", *tiles, class_="v-tiles"),
@@ -139,7 +142,7 @@ def _header(name: str, info: RunInfo, library: Library) -> Html:
                  open=len(changed) <= 4))
 
 
-def _changed(settings: dict[str, Any]) -> list[tuple[Any, Any, Any]]:
+def _changed(settings: Mapping[str, Any]) -> list[tuple[Any, Any, Any]]:
     """Returns (name, value, default) of what differs; the folder of the run says nothing."""
     from vlrl import config
 
@@ -152,14 +155,16 @@ def _changed(settings: dict[str, Any]) -> list[tuple[Any, Any, Any]]:
     return changes
 
 
-def _before_after(run: RunFolder, notes: list[str]) -> Html:
-    """Returns the first and the last evaluation of each split, and the gain over the same samples."""
-    changes = _attempted(lambda: gains(run), [], "the evaluations", notes)
+def before_after(run: RunFolder, notes: list[str]) -> Html:
+    """Returns the first and the last evaluation of each split, and the gain over the same samples. What cannot be read
+    is added to `notes`.
+    """
+    changes = attempted(lambda: gains(run), [], "the evaluations", notes)
     rows = [_gain_row(gain) for gain in changes if "completion/" not in gain.metric]
     steps = f", steps {changes[0].steps[0]} to {changes[0].steps[1]}" if changes else ""
     head = ("split", "metric", "n", "before", "after", "gain, 95 % interval")
     shown = [table(head, rows, (2, 3, 4, 5))] if rows else []
-    return _section(f"Before and after{steps}", shown, "", "No evaluation yet: eval.every says when there is one.")
+    return section(f"Before and after{steps}", shown, "", "No evaluation yet: eval.every says when there is one.")
 
 
 def _gain_row(row: Gain) -> tuple[Any, ...]:
@@ -174,17 +179,17 @@ def _gain_row(row: Gain) -> tuple[Any, ...]:
 
 def _groups(library: Library, run: RunFolder, notes: list[str]) -> Html:
     """Returns the groups that tell most, each with the reason."""
-    splits = list(dict.fromkeys(record["split"] for record in library.evals(_RUN)))
-    chosen = _attempted(lambda: telling.choose(run, splits), [], "the rollouts", notes)
+    splits = list(dict.fromkeys(record["split"] for record in library.evals(RUN)))
+    chosen = attempted(lambda: telling.choose(run, splits), [], "the rollouts", notes)
     addresses = Inlined(MediaStore(library))
     shown = []
     for one in chosen:
-        view = _attempted(lambda one=one: _view(library, one), None, f"group {one.group} of step {one.step}", notes)
+        view = attempted(lambda one=one: _view(library, one), None, f"group {one.group} of step {one.step}", notes)
         if view:
             shown.append(el("article", el("h3", one.why, class_="v-why"),
                             cards.group(view, addresses, links=False, most_frames=_FRAMES),
                             _turns(library, view, addresses), class_="v-telling"))
-    return _section(f"{len(shown)} telling groups" if shown else "Telling groups", shown, "",
+    return section(f"{len(shown)} telling groups" if shown else "Telling groups", shown, "",
                     "No rollouts yet: they appear with the first step, unless store.rollouts is off.")
 
 
@@ -208,11 +213,11 @@ def _view(library: Library, one: telling.Telling) -> GroupView:
     statistics.
     """
     split = one.split if one.source == "eval" else ""
-    view = with_marks(library, group(library, _RUN, one.source, one.step, one.group, split))
+    view = with_marks(library, group(library, RUN, one.source, one.step, one.group, split))
     if one.before is None:
         return view
     step, name = one.before
-    earlier = group(library, _RUN, one.source, step, name, split)
+    earlier = group(library, RUN, one.source, step, name, split)
     both = [dataclasses.replace(r, key=r.key._replace(index=i))
             for i, r in enumerate([*earlier.rollouts, *view.rollouts])]
     return dataclasses.replace(view, rollouts=tuple(both), mean=None, zero_variance=False)
@@ -231,10 +236,11 @@ def _origin(path: Path) -> Html:
         config = ""
     pieces = [el("details", el("summary", "Versions and machine"), table(("", ""), rows))] if rows else []
     pieces += [el("details", el("summary", "config.yaml"), folded(config, 20_000, "pre"))] if config else []
-    return _section("How it was made", pieces, "", "The run has neither env.json nor config.yaml.")
+    return section("How it was made", pieces, "", "The run has neither env.json nor config.yaml.")
 
 
-def _notes(remarks: Sequence[str]) -> Html:
+def could_not(remarks: Sequence[str]) -> Html:
+    """Returns the section on what could not be read; empty where everything could."""
     if not remarks:
         return Html("")
     left = len(remarks) - _MOST_NOTES
@@ -242,7 +248,7 @@ def _notes(remarks: Sequence[str]) -> Html:
     return el("section", el("h2", "What could not be read"), el("ul", *lines))
 
 
-def _attempted(read: Callable[[], Any], otherwise: Any, what: str, notes: list[str]) -> Any:
+def attempted(read: Callable[[], Any], otherwise: Any, what: str, notes: list[str]) -> Any:
     """Returns what `read` gives; where the run's files hold something else than they should, `otherwise` and a note."""
     try:
         return read()

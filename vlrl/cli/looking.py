@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vlrl.cli.common import AsJson, emit, examples
+from vlrl.errors import ConfigError
 
 if TYPE_CHECKING:
     from vlrl.tools.doctor import Finding
@@ -30,7 +31,8 @@ def register(app: typer.Typer) -> None:
         "vlrl status runs/quickstart --json | jq .state"))(status)
     app.command(epilog=examples(
         "vlrl report runs/quickstart                  writes runs/quickstart/report.html",
-        "vlrl report runs/quickstart -o /tmp/q.html --open"))(report)
+        "vlrl report runs/quickstart -o /tmp/q.html --open",
+        "vlrl report runs/quickstart --bundle page    a folder for a web server or a Space, with filters"))(report)
     app.command(epilog=examples(
         "vlrl doctor",
         "vlrl doctor --json | jq '.findings[] | select(.verdict == \"error\")'"))(doctor)
@@ -158,22 +160,55 @@ def report(
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", show_default=False,
                                                 help="Where to write it; report.html in the run folder if left out.")
                       ] = None,
+    bundle: Annotated[Path | None, typer.Option("--bundle", metavar="FOLDER", show_default=False,
+                                                help="Write a folder instead: the groups with their filters, for any "
+                                                     "web server, a static Space or from disk.")] = None,
+    groups: Annotated[int | None, typer.Option("--groups", min=1, max=100_000, show_default=False,
+                                               help="Most groups of a bundle, 300 if left out: the telling ones, and "
+                                                    "as many from every time of the run.")] = None,
+    media: Annotated[bool | None, typer.Option("--media/--no-media", show_default=False,
+                                               help="Whether a bundle has pictures; it has, if left out.")] = None,
     show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
 ) -> None:
     """Write one HTML file about a run that opens offline: curves, results before and after, telling answers with their
     pictures, settings and versions.
 
     It holds everything itself, asks for nothing over the network and runs no script, so it can be sent or archived.
+    With --bundle it is a folder to publish, which leaves out what tells of this machine.
     """
-    from vlrl.app.report import write  # pyright: ignore[reportMissingImports]  # on vlrl.__path__
-
-    written = write(run, output)
-    typer.echo(f"{written} ({written.stat().st_size / 1e6:.1f} MB)")
+    if bundle is not None:
+        written = _bundle(run, bundle, output, groups, media)
+    else:
+        written = _one_file(run, output, groups, media)
     if show:
         import webbrowser
 
         if not webbrowser.open(written.resolve().as_uri()):
             typer.echo("no browser could be opened: open the file by hand", err=True)
+
+
+def _one_file(run: Path, output: Path | None, groups: int | None, media: bool | None) -> Path:
+    from vlrl.app.report import write  # pyright: ignore[reportMissingImports]  # on vlrl.__path__
+
+    if groups is not None or media is not None:
+        raise ConfigError("--groups and --no-media are of a bundle: name its folder with --bundle FOLDER, or leave "
+                          "them out")
+    written = write(run, output)
+    typer.echo(f"{written} ({written.stat().st_size / 1e6:.1f} MB)")
+    return written
+
+
+def _bundle(run: Path, folder: Path, output: Path | None, groups: int | None, media: bool | None) -> Path:
+    """Writes a bundle and says what it leaves out; returns its page."""
+    from vlrl.app import bundle  # pyright: ignore[reportMissingImports]  # on vlrl.__path__
+
+    if output is not None:
+        raise ConfigError(f"--output {output} names one file, --bundle {folder} a folder: leave one of them out")
+    written = bundle.write(run, folder, groups or bundle.GROUPS, media is not False)
+    typer.echo(f"{written.folder} ({written.bytes / 1e6:.1f} MB, {written.groups:,} of {written.total:,} groups)")
+    for words in written.left_out:
+        typer.echo(f"  left out: {words}")
+    return written.folder / "index.html"
 
 
 def doctor(

@@ -1,0 +1,146 @@
+"""The page of a bundle (bundle.py) and the README.md that a static Space needs. HTML alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from vlrl.store.files import read_json
+
+from . import curves, filters
+from .controls import pick
+from .diagnosis import Finding, diagnose
+from .evidence import Reader
+from .hidden import Hidden
+from .html import Html, el, join, link, note, table
+from .index import Facets
+from .library import Library
+from .report import RUN, before_after, could_not, header, section
+
+OURS = "<!-- written by `vlrl report --bundle` -->"
+"""Line of a README.md that the next bundle may write anew."""
+POLICY = ("default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
+          "base-uri 'none'; form-action 'none'")
+"""Scripts and pictures of the bundle alone: the page can neither run what a model wrote nor ask another server."""
+_PAGES = {"runs": "Overview", "rollouts": "Rollouts"}  # the names that app.js knows
+_KEYS = (("j ↓", "next row of the list; j in a group: the next group"), ("k ↑", "the row or group before"),
+         ("Enter", "open the row"), ("h ←", "the answer before"), ("l →", "the next answer"),
+         ("u Esc", "back to the list"), ("a", "what the open answer says at its end"),
+         ("t", "the turns of an episode: ← → move"), ("n p", "next page of the list, the one before"),
+         ("/", "search"), ("?", "these keys"))
+_MOST_REMARKS = 20
+
+
+def page(name: str, library: Library, hide: Hidden, facets: Facets, remarks: Sequence[str], left_out: Sequence[str]
+         ) -> str:
+    """Returns index.html: an overview of the run `name`, and the places where bundle.js shows list and groups.
+
+    `remarks` say what could not be read, `left_out` what the bundle does not hold.
+    """
+    styles = [el("link", rel="stylesheet", href=f"{file}.css") for file in ("style", "app", "bundle")]
+    scripts = [el("script", src="app.js", data_pages=" ".join(_PAGES)),
+               *(el("script", src=src, defer=True) for src in ("bundle.js", "data/index.js"))]
+    head = el("head", el("meta", charset="utf-8"),
+              el("meta", http_equiv="Content-Security-Policy", content=POLICY),
+              el("meta", name="viewport", content="width=device-width, initial-scale=1"),
+              el("meta", name="referrer", content="no-referrer"), el("title", f"{name} · vlrl"),
+              el("link", rel="icon", href="data:,"), *styles, *scripts)
+    tabs = [el("li", link({"page": key}, words, class_=f"v-tab v-tab-{key}")) for key, words in _PAGES.items()]
+    top = el("div", el("nav", el("ul", *tabs), class_="v v-nav", aria_label="Pages"), id="v-top")
+    rollouts = [el("div", _without_notes(filters.form(facets)), id="v-filters"),
+                el("div", el("div", id="v-list"), el("div", id="v-group"), id="v-split")]
+    body = el("body", top, _keys(), el("div", _context(facets), id="v-context"),
+              el("noscript", note("Lists and groups need scripts, which are off. `vlrl report` without --bundle writes "
+                                  "one page that needs none.", kind="warn")),
+              el("main", el("div", *_overview(name, library, hide, remarks, left_out), class_="v v-page"),
+                 id="v-page-runs", class_="v-screen"),
+              el("main", *rollouts, id="v-page-rollouts", class_="v-screen"))
+    return f"<!doctype html>\n{el('html', head, body, lang='en', class_='v-report')}\n".encode(
+        "utf-8", "replace").decode()
+
+
+def _overview(name: str, library: Library, hide: Hidden, remarks: Sequence[str], left_out: Sequence[str]
+              ) -> list[Html]:
+    info, notes = library.run(RUN), list(remarks)
+    told = replace(info, task=hide.words(info.task), model=hide.words(info.model))
+    gains = before_after(library.folder(RUN), notes)
+    return [header(name, told, hide.settings(library.settings(RUN))),
+            section("What is wrong here?", _findings(name, library, hide), "",
+                    "Nothing that it would be judged by: the run is too short, or all is well."),
+            gains,
+            section("Curves over the steps", curves.of_run(library.metrics(RUN), library.evals(RUN)), "v-curves",
+                    "No step has been finished yet."),
+            section("How it was made", _versions(library), "", "The run does not say."),
+            section("What is left out here", [el("ul", *(el("li", words) for words in left_out), class_="v-list")], "",
+                    ""),
+            could_not([hide.words(words) for words in dict.fromkeys(notes)][:_MOST_REMARKS])]
+
+
+def _findings(name: str, library: Library, hide: Hidden) -> list[Html]:
+    """Returns what is to be said of the run, each line with the way to its groups."""
+    found: list[Finding] = diagnose(Reader(library).of(RUN))
+    lines = [el("li", join([hide.words(one.words), el("span", one.do, class_="v-dim") if one.do else "",
+                            link({**one.where, "run": name}, "its groups") if one.where else ""], " "),
+                class_=f"v-finding {one.kind}".strip()) for one in found]
+    return [el("ul", *lines, class_="v-findings")] if lines else []
+
+
+def _versions(library: Library) -> list[Html]:
+    """Returns versions alone: command, machine and environment stay where they are."""
+    env: Mapping[str, Any] = read_json(library.path(RUN) / "env.json") or {}
+    packages = env.get("packages")
+    rows = [("python", env.get("python")), *(packages.items() if isinstance(packages, dict) else ())]
+    rows = [(key, value) for key, value in rows if isinstance(value, str) and re.fullmatch(r"[\w.+ -]{1,60}", value)]
+    return [el("details", el("summary", "Versions"), table(("package", "version"), rows))] if rows else []
+
+
+def _context(facets: Facets) -> Html:
+    """Returns the bar above both pages: split and steps."""
+    shared = {"type": "number", "step": 1, "min": 0, "autocomplete": "off"}
+    steps = el("fieldset", el("legend", "Steps"),
+               el("input", name="from", placeholder="from", aria_label="Steps from", **shared),
+               el("input", name="to", placeholder="to", aria_label="Steps to", **shared), class_="v-range")
+    return el("form", pick("set", "Split", "", [("", "any"), *((s, s) for s in facets.splits)]), steps,
+              class_="go v v-form v-context", data_drop="at source split step group rollout",
+              aria_label="On both pages")
+
+
+def _without_notes(form: Html) -> Html:
+    """Returns the form of filters without the field for notes, which a bundle does not hold."""
+    return Html(re.sub(r'<label class="v-field"><span>Notes</span>.*?</label>', "", form, flags=re.S))
+
+
+def _keys() -> Html:
+    lines = [el("tr", el("td", join([el("kbd", key) for key in keys.split()], " ")), el("td", words))
+             for keys, words in _KEYS]
+    close = el("form", el("button", "Close"), method="dialog")
+    return el("dialog", el("h3", "Keys"), el("table", *lines), close, id="v-keys", class_="v", aria_label="Keys")
+
+
+def readme(name: str) -> str:
+    """Returns the README.md of the bundle, with the front matter of a static Space of Hugging Face."""
+    title = " ".join(re.sub(r"[^\w.-]", " ", name).split())[:60] or "run"
+    return f"""---
+title: "{title}"
+sdk: static
+app_file: index.html
+pinned: false
+---
+{OURS}
+# {title}
+
+A training run of vlrl: curves, results before and after, and groups of answers with filters. It is a folder of files:
+open `index.html` from disk, or serve the folder with any web server, under any path:
+
+    python -m http.server --bind 127.0.0.1
+
+As a static Space of Hugging Face (the lines above are its settings), once you are logged in:
+
+    hf repos create NAME --type space --space-sdk static
+    hf upload NAME . --repo-type space
+
+What is in it is public wherever the folder is: prompts, answers, data rows and pictures of the groups shown. Paths,
+addresses and names of the machine, and settings that hold keys, are left out.
+"""

@@ -1,0 +1,212 @@
+"""bundle.py: a run as a folder to publish. How it looks and filters: test_browser_bundle.py."""
+
+import json
+import re
+import shutil
+import socket
+from dataclasses import replace
+
+import pytest
+from PIL import Image
+
+pytest.importorskip("duckdb")
+from tests.app import made_runs
+from tests.app.markup import Markup
+from vlrl.app import bundle, bundle_page
+from vlrl.cli.main import main
+from vlrl.errors import RunError
+
+SECRET = "s3cret-of-the-judge-77"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run that tells of its machine wherever a run can: settings, errors, data rows, tools, alerts, prompts."""
+    folder = tmp_path_factory.mktemp("runs") / "boxes"
+    run = made_runs.write(folder, steps=3, settings={
+        "model": {"name": str(folder / "base-model")}, "data": {"train": "/data/jo/rows.jsonl"},
+        "alerts": {"webhook": "https://hooks.example.org/services/T0/B0"}})
+    beat = json.loads((folder / "heartbeat.json").read_text())
+    (folder / "heartbeat.json").write_text(json.dumps({**beat, "host": "gpu-box-7"}))
+    env = json.loads((folder / "env.json").read_text())
+    (folder / "env.json").write_text(json.dumps({**env, "host": "gpu-box-8", "command": ["/data/jo/bin/vlrl"]}))
+    group = made_runs.made_group("boxes", 1, 2)
+    told = f"cannot read {folder}/a.png on gpu-box-7, gpu-box-8, gpu-box-9, nor /mnt/nas/b.png: {SECRET}"
+    rollouts = tuple(replace(r, error=told) for r in group.rollouts)
+    asked = f"Look into {folder}/a.png and /scratch/jo-7/runs"
+    row = {**group.sample.row, "image": "/data/jo/images/a.png", "root": str(folder.parent), "api_key": "abc"}
+    run.write_rollouts(2, 1, [replace(group, id="told", rollouts=rollouts, sample=replace(group.sample, row=row),
+                                      prompt=replace(group.prompt, text=asked))])
+    called = [{"name": "open", "arguments": {"path": str(folder)}, "error": f"{told}"}]
+    run.write_rollouts(2, 2, [made_runs.zoomed(1, turns=3, calls=called)])
+    with open(folder / "alerts.jsonl", "a") as file:
+        file.write(json.dumps({"step": 1, "alert": "service_errors_above", "text": told,
+                               "run": "/scratch/jo-7/runs/boxes", "host": "gpu-box-9"}) + "\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def written(run, tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JUDGE_API_KEY", SECRET)
+        return bundle.write(run, tmp_path_factory.mktemp("b") / "page")
+
+
+def data(folder, name):
+    """What a piece of data holds."""
+    text = (folder / "data" / f"{name}.js").read_text(encoding="ascii")
+    found = re.fullmatch(rf'vlrlBundle\("{name}",(.*)\);\n', text)
+    assert found and "<" not in found[1]
+    return json.loads(found[1])
+
+
+def texts(folder):
+    """Every text of the bundle but the scripts and styles of vlrl itself, by path; of data what their JSON holds."""
+    return {str(p.relative_to(folder)): json.dumps(data(folder, p.stem), ensure_ascii=False) if p.parent.name == "data"
+            else p.read_text(encoding="utf-8") for p in folder.rglob("*")
+            if p.suffix in (".html", ".md", ".json") or p.parent.name == "data"}
+
+
+def test_everything_of_a_small_run(run, written):
+    assert (written.groups, written.total) == (26, 26)
+    index = data(written.folder, "index")
+    assert index["run"] == "boxes" and index["total"] == 26 and index["texts"] == 1
+    assert sum(len(group["answers"]) for group in index["groups"]) == 12 * 4 + 2 * 6 + 4 + 2
+    assert "to review" not in index["presets"] and "zero variance" in index["presets"]
+    said = {name: data(written.folder, name) for name in (g["n"] for g in index["groups"])}
+    assert all("v-card" in piece["html"] and not Markup(piece["html"]).odd for piece in said.values())
+    (episodes,) = [g for g in index["groups"] if g["group"] == "zoomed-1"]
+    assert set(said[episodes["n"]]["turns"]) == {"0", "1"} and [a["turns"] for a in episodes["answers"]] == [3, 3]
+    assert [(a["tools"], a["end"]) for a in episodes["answers"]] == [(3, "stop"), (3, "turns")]
+    page = Markup((written.folder / "index.html").read_text(encoding="utf-8"))
+    assert page.odd == ["doctype html"]
+    for words in ("boxes", "3 of 3", "What is wrong here?", "Before and after, steps 0 to 3", "Alert", "Reward last",
+                  "What is left out here"):
+        assert words in page.text, words
+    assert 'name="flag"' not in page.html and 'name="form"' in page.html
+    assert {p.name for p in written.folder.iterdir()} == {
+        "index.html", "README.md", "style.css", "app.css", "bundle.css", "app.js", "bundle.js", "data", "media",
+        bundle.MARK}
+
+
+def test_nothing_tells_of_the_machine(run, written):
+    every = texts(written.folder)
+    assert len(every) > 26
+    for secret in (str(run), str(run.parent), SECRET, "gpu-box-", "/data/jo", "jo-7", "/mnt/nas", "hooks.example.org",
+                   "python3", *([socket.gethostname()] if len(socket.gethostname()) > 6 else [])):
+        assert [name for name, text in every.items() if secret in text] == [], secret
+    absolute = re.compile(r"(?<![\w.:/<…\\])/(?:home|root|tmp|data|mnt|usr|var|opt|etc|work|private|Users)\b/?[\w.-]*")
+    assert {name: found for name, text in every.items() if (found := absolute.findall(text))} == {}
+    shown = "".join(every.values())
+    for left in ("…/b.png", "Look into …/a.png and …", "…/base-model", "…/rows.jsonl"):
+        assert left in shown, left
+
+
+def test_the_page_runs_scripts_of_the_bundle_alone_and_links_are_relative(written):
+    page = Markup((written.folder / "index.html").read_text(encoding="utf-8"))
+    (policy,) = [m["content"] for m in page.all("meta") if m.get("http-equiv")]
+    assert policy == bundle_page.POLICY and "script-src 'self';" in policy and "default-src 'none'" in policy
+    assert [s["src"] for s in page.all("script")] == ["app.js", "bundle.js", "data/index.js"]
+    pieces = [Markup(data(written.folder, f"g{i:05d}")["html"]) for i in range(written.groups)]
+    own = re.compile(r"\?|data:,$|media/[0-9a-f]{24}\.jpg$|[a-z]+\.(css|js)$|data/index\.js$")
+    for made in (page, *pieces):
+        assert not {"iframe", "object", "embed", "base"} & set(made.tags)
+        for attributes in made.attributes:
+            assert not any(name.startswith("on") for name in attributes)
+            for name in ("src", "href", "poster", "srcset", "action"):
+                assert own.match(attributes.get(name) or "?"), attributes
+    pictures = {i["src"] for made in pieces for i in made.all("img")}
+    assert pictures and all((written.folder / src).is_file() for src in pictures)
+
+
+def test_pictures_lose_what_a_camera_wrote(run, tmp_path):
+    again = tmp_path / "run"
+    shutil.copytree(run, again)
+    for file in (again / "media").glob("*.png"):
+        with Image.open(file) as image:
+            exif = image.getexif()
+            exif[0x010E] = "taken at 52.1 N"
+            image.save(file, exif=exif)
+    assert any(b"52.1 N" in f.read_bytes() for f in (again / "media").iterdir())
+    made = bundle.write(again, tmp_path / "b")
+    pictures = list((made.folder / "media").iterdir())
+    assert len(pictures) > 10 and not any(b"52.1 N" in f.read_bytes() for f in pictures)
+
+
+def test_a_limit_of_groups_keeps_the_telling_ones_and_says_what_is_missing(run, tmp_path):
+    made = bundle.write(run, tmp_path / "b", groups=18)
+    assert (made.groups, made.total) == (18, 26) and "8 of 26 groups: 18 are here" in made.left_out[0]
+    groups = data(made.folder, "index")["groups"]
+    assert {0, 1, 2} == {g["step"] for g in groups if g["source"] == "train"}
+    assert "8 of 26 groups" in (made.folder / "index.html").read_text(encoding="utf-8")
+    assert bundle.write(run, tmp_path / "b", groups=1).groups == 1
+    assert len(list((tmp_path / "b" / "data").iterdir())) == 3  # nothing of the bundle before
+
+
+def test_without_pictures(run, tmp_path):
+    made = bundle.write(run, tmp_path / "b", media=False)
+    assert list((made.folder / "media").iterdir()) == [] and "--no-media" in " ".join(made.left_out)
+    piece = data(made.folder, "g00000")["html"]
+    assert "<img" not in piece and "not stored" in piece and "v-marks" in piece
+
+
+def test_hostile_texts_stay_text(tmp_path):
+    made = bundle.write(made_runs.hostile(tmp_path), tmp_path / "b")
+    every = texts(made.folder)
+    assert "TOP-SECRET" not in json.dumps(every) and "evil" in every["README.md"]
+    groups = data(made.folder, "index")["groups"]
+    shown = [Markup(data(made.folder, g["n"])["html"]) for g in groups]
+    assert len(groups) > 10 and any("window.hacked=1" in s.text for s in shown)
+    for page in (*shown, Markup(every["index.html"])):
+        assert set(page.odd) <= {"doctype html"}
+        assert all("hacked" not in (s.get("src") or "data") for s in page.all("script"))
+        assert all(re.match(r"media/[0-9a-f]{24}\.jpg$", i["src"] or "") for i in page.all("img"))
+        assert not any(name.startswith("on") for attributes in page.attributes for name in attributes)
+    for words in ("What could not be read", "step-000010-rank-00000.parquet"):
+        assert words in Markup(every["index.html"]).text
+
+
+def test_front_matter_of_a_space(run, written, tmp_path):
+    import yaml
+
+    readme = (written.folder / "README.md").read_text(encoding="utf-8")
+    front = yaml.safe_load(readme.split("---\n")[1])
+    assert front == {"title": "boxes", "sdk": "static", "app_file": "index.html", "pinned": False}
+    assert yaml.safe_load(bundle_page.readme('a: "b"\n---\n# <x>').split("---\n")[1])["title"] == "a b --- x"
+    space = tmp_path / "space"  # a clone of a new Space
+    (space / ".git").mkdir(parents=True)
+    (space / "README.md").write_text("---\ntitle: Mine\nsdk: static\n---\n")
+    bundle.write(run, space)
+    assert (space / "README.md").read_text() == "---\ntitle: Mine\nsdk: static\n---\n" and (space / ".git").is_dir()
+
+
+def test_a_folder_of_somebody_else_is_left_alone(run, tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/mine.txt").write_text("mine")
+    with pytest.raises(RunError, match="holds files that are none of a bundle, such as 'data'"):
+        bundle.write(run, tmp_path)
+    assert (tmp_path / "data/mine.txt").read_text() == "mine" and not (tmp_path / bundle.MARK).exists()
+    (tmp_path / "file.txt").write_text("")
+    with pytest.raises(RunError, match="is a file: name a folder"):
+        bundle.write(run, tmp_path / "file.txt")
+    with pytest.raises(RunError, match="no folder of a run"):
+        bundle.write(tmp_path / "nothing", tmp_path / "b")
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_run_without_rollouts(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/metrics.jsonl").write_text('{"step": 0, "reward/mean": 0.5}\n')
+    made = bundle.write(tmp_path / "run", tmp_path / "b")
+    assert (made.groups, made.total) == (0, 0) and data(made.folder, "index")["groups"] == []
+    assert "Reward last 0.5" in Markup((made.folder / "index.html").read_text()).text
+
+
+def test_command(run, tmp_path, capsys):
+    assert main(["report", str(run), "--bundle", str(tmp_path / "b"), "--groups", "3", "--no-media"]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"b \(\d\.\d MB, 3 of 26 groups\)\n  left out: 23 of 26 groups", said) and "--no-media" in said
+    assert main(["report", str(run), "--groups", "3"]) == 1
+    assert "--bundle FOLDER" in capsys.readouterr().err
+    assert main(["report", str(run), "--bundle", str(tmp_path / "b"), "-o", str(tmp_path / "r.html")]) == 1
+    assert "leave one of them out" in capsys.readouterr().err
