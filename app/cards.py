@@ -57,7 +57,8 @@ def head(view: GroupView, links: Links = True) -> Html:
     facts += [el("span", view.category)] if view.category else []
     facts += [el("span", f"difficulty {number(view.difficulty)}")] if view.difficulty is not None else []
     notes = [note(words, kind="warn") for words in view.notes]
-    return el("header", el("div", *facts, class_="v-facts"), el("div", *_tiles(view), class_="v-tiles"), *notes)
+    title = el("h3", f"Group {key.group}", class_="v-unseen")
+    return el("header", title, el("div", *facts, class_="v-facts"), el("div", *_tiles(view), class_="v-tiles"), *notes)
 
 
 def _tiles(view: GroupView) -> list[Html]:
@@ -110,7 +111,7 @@ def strip(view: GroupView, chosen: int | None = None, links: Links = True,
     first = place - place % _MOST_CARDS  # the chosen answer is among those shown
     cards = [card(view, rollout, most, rollout.index == chosen, links, (notes or {}).get(rollout.index, ""))
              for rollout in view.rollouts[first:first + _MOST_CARDS]]
-    return el("div", *cards, _more(view, first, links), class_="v-strip", tabindex="0", role="list",
+    return el("div", *cards, _more(view, first, links), class_="v-strip", tabindex="0", role="group",
               aria_label="Answers of the group")
 
 
@@ -152,7 +153,7 @@ def card(view: GroupView, rollout: RolloutView, most: Mapping[str, float] | None
     return el("article", top, remark, el("div", *_chips(rollout), class_="v-chips"),
               _parts(rollout, most or _largest(view)), el("div", *broken, class_="v-chips") if broken else "", error,
               _text(form) if form else turns.lines(rollout), _parsed(view, rollout),
-              class_=f"v-card{' v-chosen' if chosen else ''}", role="listitem",
+              class_=f"v-card{' v-chosen' if chosen else ''}",
               id=f"v-answer-{rollout.index}", style=f"--v-c:{color(rollout.index)}",
               aria_current="true" if chosen else None)
 

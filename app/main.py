@@ -48,7 +48,8 @@ def blocks(site: Site) -> gr.Blocks:
     """Returns the whole app; which of its pages is in view is decided in the browser (static/app.js)."""
     with Pages(title="vlrl", analytics_enabled=False, fill_width=True) as app:
         links = [el("li", link({"page": name}, name.title(), class_=f"v-tab v-tab-{name}")) for name in PAGES]
-        gr.HTML(el("nav", el("ul", *links), class_="v v-nav", aria_label="Pages"), elem_id="v-top",
+        title = el("div", el("h1", "vlrl"), el("h2", "", id="v-title"), class_="v-unseen")  # app.js names the page
+        gr.HTML(join([title, el("nav", el("ul", *links), class_="v v-nav", aria_label="Pages")]), elem_id="v-top",
                 apply_default_css=False)
         gr.HTML(_keys(), apply_default_css=False)
         site.begin_all()

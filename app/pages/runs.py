@@ -146,7 +146,7 @@ def _list(runs: Sequence[RunInfo], chosen: Sequence[str], where: Mapping[str, st
 def _heading(name: str, by: str, down: bool, where: Mapping[str, str]) -> Html:
     """Returns the head of a column; a click sorts by it, another one turns the order round."""
     if name not in _SORTS:
-        return el("th", name)
+        return el("th", el("span", "curves", class_="v-unseen"), scope="col")
     way = ("up" if down else "down") if name == by else "down" if name in _DOWN_FIRST else "up"
     arrow = (" ↓" if down else " ↑") if name == by else ""
     return el("th", link({**where, "page": "runs", "by": name, "way": way}, name, arrow, data_replace=True),

@@ -35,6 +35,8 @@ window.vlrl = (() => {
     document.documentElement.dataset.page = page;
     document.documentElement.toggleAttribute("data-group", query.has("group"));
     document.title = `${query.get("run") || page} · vlrl`;
+    const title = document.getElementById("v-title");
+    if (title) title.textContent = page;
     for (const tab of document.querySelectorAll(".v-tab")) {
       if (!tab.classList.contains(`v-tab-${page}`)) {
         tab.removeAttribute("aria-current");
