@@ -19,6 +19,8 @@ KEYS = (("j ↓", "next row of the list; j in a group: the next group"), ("k ↑
         ("u Esc", "back to the list"), ("g b s", "flag the answer: good, bad, unsure; then comes the next"),
         ("c", "comment on the answer"),
         ("a", "what the open answer says at its end"),
+        ("r", "read: one answer as written and as Markdown; once more: all of them"),
+        ("o", "order of the answers: as drawn, best first, worst first"), ("y", "while reading: copy the answer"),
         ("t", "the turns of an episode: ← → move"),
         ("n p", "next page of the list, the one before"), ("/", "search"),
         ("?", "these keys"))

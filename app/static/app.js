@@ -4,10 +4,11 @@
 window.vlrl = (() => {
   const PAGES = document.currentScript.dataset.pages.split(" ");
   const CONTEXT = ["run", "set", "from", "to"];  // kept from page to page: vlrl.app.context
-  const POLL_MS = 3000, TYPING_MS = 350;
+  const POLL_MS = 3000, TYPING_MS = 350, PATIENCE_MS = 10_000;
   const pages = {};  // name -> {props, trigger} of the page's location component
   let turn = 0, answered = 0;  // number of the location asked for last, and of the one in view
   const waiting = [];  // keys pressed in between
+  let late = 0;  // the timer that ends the waiting
 
   // --- location ---
 
@@ -34,6 +35,7 @@ window.vlrl = (() => {
     const query = here(), page = pageOf(query);
     document.documentElement.dataset.page = page;
     document.documentElement.toggleAttribute("data-group", query.has("group"));
+    document.documentElement.toggleAttribute("data-reading", query.has("group") && query.get("read") === "yes");
     document.title = `${query.get("run") || page} · vlrl`;
     const title = document.getElementById("v-title");
     if (title) title.textContent = page;
@@ -51,6 +53,31 @@ window.vlrl = (() => {
     if (!pages[page]) return;  // it asks when it is there
     turn += 1;
     pages[page].props.value = `?${query}#${turn}`;  // the number makes every visit a change
+    wait();
+  }
+
+  // A request may be lost, or its answer: then keys act again on what is in view, and the page says so.
+  function wait() {
+    clearTimeout(late);
+    late = setTimeout(() => {
+      waiting.length = 0;
+      answered = turn;
+      unanswered(true);
+    }, PATIENCE_MS);
+  }
+
+  function unanswered(said) {
+    let box = document.getElementById("v-late");
+    if (!said) return box && box.remove();
+    if (box) return;
+    box = document.createElement("div");
+    const again = document.createElement("button");
+    Object.assign(box, {id: "v-late", className: "v v-note bad"});
+    box.setAttribute("role", "alert");
+    box.append(`The inspector has not answered for ${PATIENCE_MS / 1000} s: what is in view may be that of another ` +
+               "address. ", again);
+    Object.assign(again, {type: "button", textContent: "Ask again", onclick: () => (unanswered(false), show())});
+    document.body.append(box);
   }
 
   function visit(search, replace) {
@@ -71,6 +98,7 @@ window.vlrl = (() => {
   function atAnswer(props, watch) {
     watch("value", () => setTimeout(() => {
       answered = parseInt(props.value);
+      if (answered === turn) clearTimeout(late), unanswered(false);
       while (waiting.length && answered === turn) follow(waiting.shift());
     }, 0));
   }
@@ -183,6 +211,7 @@ window.vlrl = (() => {
     turn += 1;
     [after, before] = [next, location.search];
     marking.value = JSON.stringify({...asked, key: form.dataset.mark, n: turn});
+    wait();
   }
 
   function marked(props, watch) {
@@ -253,7 +282,7 @@ window.vlrl = (() => {
     row.scrollIntoView({block: "nearest"});
   }
 
-  const WAYS = "hjklnpgbs", MOST_WAITING = 50;
+  const WAYS = "hjklnpgbsro", MOST_WAITING = 50;
 
   function follow(key) {
     const link = [...root().querySelectorAll(`:is(a.go, .v-flags button)[data-key~="${CSS.escape(key)}"]`)].find(seen);
@@ -291,6 +320,9 @@ window.vlrl = (() => {
     return Boolean(turn);
   }
 
+  addEventListener("click", event => {
+    if (event.target.closest && event.target.closest(".v-jump")) toAnswer();
+  });
   addEventListener("keydown", event => {
     if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented || !root()) return;
     const help = document.getElementById("v-keys");
@@ -305,6 +337,7 @@ window.vlrl = (() => {
     if (event.key === "?" && help) help.showModal();
     else if (event.key === "t" && toTurns()) event.preventDefault();
     else if (event.key === "a" && toAnswer()) event.preventDefault();
+    else if (event.key === "y" && root().querySelector(".v-copy")) root().querySelector(".v-copy").click();
     else if (event.key === "c" && root().querySelector(".v-flags input")) root().querySelector(".v-flags input").focus();
     else if (event.key === "/" && root().querySelector("input[type=search]")) root().querySelector("input[type=search]").focus();
     else if (!pressed(KEYS[event.key] || event.key)) return;
