@@ -29,7 +29,7 @@ def ways(where: Mapping[str, Any]) -> list[Html]:
     first = where.get("first", "") if where.get("first", "") in ORDERS else ""
     after = list(ORDERS)[(list(ORDERS).index(first) + 1) % len(ORDERS)]
     reads = where.get("read") == "yes"
-    return [link({**where, "first": after}, ORDERS[first], data_key="o", data_replace=True,
+    return [link({**where, "first": after}, f"order: {ORDERS[first]}", data_key="o", data_replace=True,
                  title=f"order of the answers; then {ORDERS[after]} (o)"),
             link({**where, "read": "" if reads else "yes"}, "all answers" if reads else "read", data_key="r",
                  data_replace=True, title="all answers side by side (r)" if reads else

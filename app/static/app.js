@@ -3,7 +3,7 @@
 
 window.vlrl = (() => {
   const PAGES = document.currentScript.dataset.pages.split(" ");
-  const CONTEXT = ["run", "set", "from", "to"];  // kept from page to page: vlrl.app.context
+  const CONTEXT = ["run", "set", "from", "to", "by"];  // kept from page to page: vlrl.app.context
   const POLL_MS = 3000, TYPING_MS = 350, PATIENCE_MS = 10_000;
   const pages = {};  // name -> {props, trigger} of the page's location component
   let turn = 0, answered = 0;  // number of the location asked for last, and of the one in view
@@ -202,15 +202,17 @@ window.vlrl = (() => {
 
   // --- flags and comments ---
 
-  let marking = null, after = "", before = "";
-  const marks = props => { marking = props; };
+  const marking = {};  // kind -> props of the component that takes what is to be written
+  let after = "", before = "";
+  const marks = (props, kind = "") => { marking[kind] = props; };
 
   // While it is written, keys wait; then comes `next`, or the same location with the note in its place.
   function mark(form, asked, next) {
-    if (!marking || answered !== turn) return;
+    const to = marking[form.dataset.kind || ""];
+    if (!to || answered !== turn) return;
     turn += 1;
     [after, before] = [next, location.search];
-    marking.value = JSON.stringify({...asked, key: form.dataset.mark, n: turn});
+    to.value = JSON.stringify({...asked, by: here().get("by"), key: form.dataset.mark, n: turn});
     wait();
   }
 
@@ -226,14 +228,15 @@ window.vlrl = (() => {
     const button = event.target.closest && event.target.closest(".v-flags button");
     if (!button) return;
     const form = button.form, on = button.getAttribute("aria-pressed") === "true";
+    if (button.dataset.archived) return mark(form, {archived: on ? "" : "yes"}, "");
     mark(form, {flag: on ? "" : button.dataset.flag}, on ? "" : form.dataset.next || "");
   });
   addEventListener("submit", event => {
     if (!event.target.matches(".v-flags")) return;
     event.preventDefault();
-    const field = event.target.elements.comment;
+    const field = event.target.elements.comment || event.target.elements.tags;
     field.blur();
-    if (field.value.trim() !== field.dataset.note) mark(event.target, {comment: field.value}, "");
+    if (field.value.trim() !== field.dataset.note) mark(event.target, {[field.name]: field.value}, "");
   });
 
   // --- what was searched for ---
