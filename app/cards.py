@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -13,22 +13,26 @@ from .html import Html, as_json, chip, el, finite, folded, join, link, note, num
 from .marks import COLORS, color
 
 __all__ = ["COLORS", "card", "color", "group", "head", "strip"]
-_MOST_CARDS = 64
+MOST_CARDS = 64
+"""Answers that are shown side by side."""
+_MANY = 4
+"""Pictures from which on they stand in a grid beside the answers."""
 _LONG_PROMPT = 1200  # characters; a longer one is folded
 _MARKUP = re.compile(r"(<\|\w{1,40}\|>)")  # a chat template's own tokens
 Links = bool | Mapping[str, Any]
 
 
 def group(view: GroupView, addresses: draw.Addresses, chosen: int | None = None, links: Links = True,
-          most_frames: int = draw.FRAMES, notes: Mapping[int, Html] | None = None) -> Html:
+          most_frames: int = draw.FRAMES, notes: Mapping[int, Html] | None = None, answers: Html | None = None) -> Html:
     """Returns the whole group: head, question, pictures, answers. `chosen` is the index of the answer that stands out.
 
     `links` lead to the app's other pages and keep what a mapping holds of the location; a page read from disk has none
-    (False). `notes` stand on the cards, by index. See draw.media for the rest.
+    (False). `notes` stand on the cards, by index; `answers` takes the place of the cards. See draw.media for the rest.
     """
-    beside = " v-beside" if len(view.media) == 1 and view.media[0].kind != "video" else ""
+    pictures = len(view.media) if all(one.kind != "video" for one in view.media) else 0
+    beside = " v-beside" if pictures == 1 else " v-many" if pictures >= _MANY else ""
     return el("section", head(view, links), question(view), draw.media(view, addresses, chosen, most_frames),
-              strip(view, chosen, links, notes), class_=f"v v-group{beside}")
+              strip(view, chosen, links, notes) if answers is None else answers, class_=f"v v-group{beside}")
 
 
 def where(view: GroupView, **more: Any) -> dict[str, Any]:
@@ -57,7 +61,8 @@ def head(view: GroupView, links: Links = True) -> Html:
     facts += [el("span", view.category)] if view.category else []
     facts += [el("span", f"difficulty {number(view.difficulty)}")] if view.difficulty is not None else []
     notes = [note(words, kind="warn") for words in view.notes]
-    return el("header", el("div", *facts, class_="v-facts"), el("div", *_tiles(view), class_="v-tiles"), *notes)
+    title = el("h3", f"Group {key.group}", class_="v-unseen")
+    return el("header", title, el("div", *facts, class_="v-facts"), el("div", *_tiles(view), class_="v-tiles"), *notes)
 
 
 def _tiles(view: GroupView) -> list[Html]:
@@ -107,19 +112,19 @@ def strip(view: GroupView, chosen: int | None = None, links: Links = True,
     if not view.rollouts:
         return el("p", "The group has no answers.", class_="v-dim")
     most, place = _largest(view), next((i for i, r in enumerate(view.rollouts) if r.index == chosen), 0)
-    first = place - place % _MOST_CARDS  # the chosen answer is among those shown
+    first = place - place % MOST_CARDS  # the chosen answer is among those shown
     cards = [card(view, rollout, most, rollout.index == chosen, links, (notes or {}).get(rollout.index, ""))
-             for rollout in view.rollouts[first:first + _MOST_CARDS]]
-    return el("div", *cards, _more(view, first, links), class_="v-strip", tabindex="0", role="list",
+             for rollout in view.rollouts[first:first + MOST_CARDS]]
+    return el("div", *cards, _more(view, first, links), class_="v-strip", tabindex="0", role="group",
               aria_label="Answers of the group")
 
 
 def _more(view: GroupView, first: int, links: Links) -> Html:
     """Returns what a group of too many answers has before and after those shown, which begin at place `first`."""
-    left = len(view.rollouts) - len(view.rollouts[first:first + _MOST_CARDS])
+    left = len(view.rollouts) - len(view.rollouts[first:first + MOST_CARDS])
     if not left:
         return Html("")
-    begins = [view.rollouts[at].index for at in (first - _MOST_CARDS, first + _MOST_CARDS)
+    begins = [view.rollouts[at].index for at in (first - MOST_CARDS, first + MOST_CARDS)
               if 0 <= at < len(view.rollouts)] if links is not False else []
     ways = [_link(links, where(view, rollout=index), f"from #{index} on", "these answers") for index in begins]
     return el("p", join([f"{left} more answers, too many to show side by side.", *ways], " "), class_="v-dim")
@@ -135,9 +140,9 @@ def _largest(view: GroupView) -> dict[str, float]:
 
 
 def card(view: GroupView, rollout: RolloutView, most: Mapping[str, float] | None = None, chosen: bool = False,
-         links: Links = True, remark: Html | str = "") -> Html:
+         links: Links = True, remark: Html | str = "", tools: Html | None = None) -> Html:
     """Returns one answer: what was noted on it, reward and its parts, advantage, form, reasoning, answer, what was
-    read from it, error.
+    read from it, error. With `tools`, which stand above the text, it is shown whole, and drawn beside it.
     """
     form = None if turns.is_episode(rollout) else forms.read(
         rollout.completion, view.prompt, rollout.truncated, forms.usual([r.completion for r in view.rollouts]))
@@ -151,8 +156,8 @@ def card(view: GroupView, rollout: RolloutView, most: Mapping[str, float] | None
     error = note("Scorer: ", rollout.error, kind="bad") if rollout.error else ""
     return el("article", top, remark, el("div", *_chips(rollout), class_="v-chips"),
               _parts(rollout, most or _largest(view)), el("div", *broken, class_="v-chips") if broken else "", error,
-              _text(form) if form else turns.lines(rollout), _parsed(view, rollout),
-              class_=f"v-card{' v-chosen' if chosen else ''}", role="listitem",
+              _said(form, tools) if form else turns.lines(rollout), _parsed(view, rollout),
+              class_=f"v-card{' v-chosen' if chosen else ''}",
               id=f"v-answer-{rollout.index}", style=f"--v-c:{color(rollout.index)}",
               aria_current="true" if chosen else None)
 
@@ -215,17 +220,30 @@ def part_chips(rollout: RolloutView) -> list[Html]:
     return [chip(f"{name} {number(value)}") for name, value in rollout.parts.items()]
 
 
-def _text(form: forms.Form) -> Html:
-    """Reasoning that opens and closes, then the answer; tags in their places, what does not belong marked."""
+def _said(form: forms.Form, tools: Html | None) -> Html:
+    if tools is None:
+        return _text(form)
+    from . import prose  # of the extra `app`; the report has no need of it
+
+    halves = (("As written", lambda text: el("span", text)), ("As Markdown and LaTeX", prose.rendered))
+    return el("div", tools, *(el("section", el("h4", name), _text(form, body), aria_label=name)
+                              for name, body in halves), class_="v-both")
+
+
+def _text(form: forms.Form, body: Callable[[str], Html] | None = None) -> Html:
+    """Reasoning that opens and closes, then the answer; tags in their places, what does not belong marked. `body` makes
+    what stands between the tags.
+    """
+    body = body or (lambda text: folded(text, tag="span"))
     if not form.pieces:
         return el("p", "The answer is empty.", class_="v-dim")
     shown = [p for p in form.pieces if p.tag or p.kind != "outside" or p.bad]  # white space between tags says nothing
-    return el("div", *(_block(kind, list(run)) for kind, run in groupby(shown, key=lambda p: p.kind)), class_="v-said")
+    runs = groupby(shown, key=lambda p: p.kind)
+    return el("div", *(_block(kind, list(run), body) for kind, run in runs), class_="v-said")
 
 
-def _block(kind: str, run: Sequence[forms.Piece]) -> Html:
-    body = [el("code", p.text, class_=f"v-tag{' bad' if p.bad else ''}") if p.tag else folded(p.text, tag="span")
-            for p in run]
+def _block(kind: str, run: Sequence[forms.Piece], made: Callable[[str], Html]) -> Html:
+    body = [el("code", p.text, class_=f"v-tag{' bad' if p.bad else ''}") if p.tag else made(p.text) for p in run]
     if kind == "reasoning":
         return el("details", el("summary", "Reasoning"), el("div", *body, class_="v-text"), class_="v-think", open=True)
     outside = kind == "outside"

@@ -1,18 +1,19 @@
 """The bar above all pages: which run, split and steps they show, chosen once. HTML alone, no Gradio.
 
-In a location `run`, `set` (split), `from` and `to` (steps) are this context. app.js lets links to other pages keep it
+In a location `run`, `set` (split), `from` and `to` (steps), and `by` (who flags) are this context. app.js lets links to other pages keep it
 where they name no run themselves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
-from .controls import pick
+from .controls import field, pick
 from .html import Html, el
 from .library import Library
+from .notes import MOST_NAME
 
-NAMES = ("run", "set", "from", "to")
+NAMES = ("run", "set", "from", "to", "by")
 _OF_OTHERS = "at in source split step group rollout runs a b of a_step a_last b_step b_last"
 """What a location holds that another context makes wrong."""
 _MOST_LOOKED_AT = 8  # runs whose splits are offered while none is chosen
@@ -24,9 +25,9 @@ def of(where: Mapping[str, str]) -> dict[str, str]:
     return {name: where[name] for name in NAMES if where.get(name) and not (name == "run" and run_is_of_group)}
 
 
-def bar(library: Library) -> Html:
-    """Returns the form; app.js fills it from the location."""
-    runs = [run.id for run in library.runs()]
+def bar(library: Library, archived: Collection[str] = ()) -> Html:
+    """Returns the form; app.js fills it from the location. Runs that are archived come last."""
+    runs = sorted((run.id for run in library.runs()), key=lambda run: run in archived)
     if not runs:
         return Html("")
     splits = dict.fromkeys(record["split"] for run in runs[:_MOST_LOOKED_AT] for record in library.evals(run))
@@ -34,6 +35,9 @@ def bar(library: Library) -> Html:
     steps = el("fieldset", el("legend", "Steps"),
                el("input", name="from", placeholder="from", aria_label="Steps from", **shared),
                el("input", name="to", placeholder="to", aria_label="Steps to", **shared), class_="v-range")
-    return el("form", pick("run", "Run", "", [("", "every run"), *((run, run) for run in runs)]),
+    return el("form", pick("run", "Run", "", [("", "every run"), *(
+        (run, f"{run} (archived)" if run in archived else run) for run in runs)]),
               pick("set", "Split", "", [("", "any"), *((s, s) for s in ("train", *splits) if s != "")]), steps,
+              field("by", "Who flags", title="a name of yours: flags are kept by it, and you see your own alone",
+                    placeholder="no name", maxlength=str(MOST_NAME)),
               class_="go v v-form v-context", data_drop=_OF_OTHERS, aria_label="On every page")

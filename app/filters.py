@@ -8,13 +8,17 @@ of its own, so that opening a group leaves it as it is: `in=all` (every run), `k
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from . import context
 from .controls import decimal, field, pick
 from .html import Html, el, link
 from .index import ORDERS, SORTS, Facets, GroupKey, Query, RolloutKey
 from .queries import LIMITS
+
+if TYPE_CHECKING:
+    from .site import Site
 
 RANGES = {"steps": ("from", "to"), "reward": ("rmin", "rmax"), "part_range": ("pmin", "pmax"),
           "advantage": ("amin", "amax"), "length": ("lmin", "lmax"), "difficulty": ("dmin", "dmax"),
@@ -28,7 +32,8 @@ _NAMES = ("set", "part", "cut", "end", "tool", "err", "cat", "alike", "form", "o
 PRESETS: Mapping[str, Mapping[str, str]] = {
     "zero variance": {"alike": "yes"}, "cut off": {"cut": "yes"}, "malformed": {"form": "no"},
     "full reward, but unusual": {"odd": "yes", "view": "rollouts"}, "tool errors": {"tool": "yes", "view": "rollouts"},
-    "ended by a limit": {"end": "limit", "view": "rollouts"}, "to review": {"flag": "no", "order": "mixed"}}
+    "ended by a limit": {"end": "limit", "view": "rollouts"}, "to review": {"flag": "no", "order": "mixed"},
+    "to review by reward": {"flag": "no", "view": "rollouts", "sort": "reward"}}
 """What is often asked for -> its part of a location."""
 _ORDER_WORDS = {"step": "newest first", "best": "best first", "worst": "worst first", "mixed": "most mixed first"}
 _SORT_WORDS = {"index": "number in the group", "sample_id": "sample", "part": "reward part", "length": "length"}
@@ -72,6 +77,16 @@ def opened(where: Mapping[str, str], key: GroupKey, rollout: int | None = None) 
     target = {**filters, "page": "rollouts", "run": key.run, "source": key.source, "split": key.split, "step": key.step,
               "group": key.group}
     return target | ({} if filters.get("run") else {"in": "all"}) | ({} if rollout is None else {"rollout": rollout})
+
+
+def asked(site: Site, where: Mapping[str, str]) -> Query:
+    """Returns the query of a location, with the notes that it asks for, and without archived runs where it names no run.
+    Raises AppError as `query_of`.
+    """
+    query = query_of(where, site.notes.flagged(where.get("by", "")) if needs_notes(where) else None)
+    archived = site.archived() if not query.runs else set()
+    left = tuple(run.id for run in site.library.runs() if run.id not in archived) if archived else ()
+    return replace(query, runs=left) if left else query
 
 
 def needs_notes(where: Mapping[str, str]) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from . import AppError, controls, details
 from .details import GroupView, RolloutView
 from .html import Html, chip, el, note
-from .notes import FLAGS, MOST_TEXT, Note
+from .notes import FLAGS, MOST_TEXT, Label, Note
 from .queries import GroupKey, RolloutKey
 from .site import Site, query
 
@@ -19,11 +19,11 @@ KINDS = {"good": "good", "bad": "bad", "unsure": "warn"}
 _LETTERS = {"good": "g", "bad": "b", "unsure": "s"}
 
 
-def noted(site: Site, run: str | None = None) -> dict[RolloutKey, Note]:
-    """Returns the notes of one run or of all; none where the file of notes cannot be read, which the Notes page says.
+def noted(site: Site, run: str | None = None, by: str = "") -> dict[RolloutKey, Note]:
+    """Returns the notes of one run or of all, with `by` those of this annotator alone; none where the file of notes cannot be read, which the Notes page says.
     """
     try:
-        return {one.key: one for one in site.notes.all(run=run)}
+        return {one.key: one for one in site.notes.all(run=run, by=by)}
     except AppError:
         return {}
 
@@ -43,18 +43,34 @@ def of_groups(notes: Mapping[RolloutKey, Note]) -> dict[GroupKey, list[Note]]:
     return groups
 
 
-def on_cards(site: Site, view: GroupView, chosen: int | None, after: Mapping[str, Any] | None) -> dict[int, Html]:
+def on_cards(site: Site, view: GroupView, chosen: int | None, after: Mapping[str, Any] | None,
+             by: str = "") -> dict[int, Html]:
     """Returns what stands at the top of the cards: on the chosen one (else the first) buttons and a comment, on others
-    their notes. `after` is the location that a flag leads to.
+    their notes. `after` is the location that a flag leads to, `by` whose flags they are.
     """
-    notes = noted(site, view.key.run)
+    notes, own = noted(site, view.key.run, by), own_flags(site, view.key.run, by)
     current = next((r for r in view.rollouts if r.index == chosen), view.rollouts[0] if view.rollouts else None)
-    return {r.index: _form(r, notes.get(r.key), after) if r is current else
+    return {r.index: _form(r, own.get(r.key, ""), _comment(site, r.key), after) if r is current else
             el("div", *chips([notes[r.key]]), class_="v-chips") if r.key in notes else Html("") for r in view.rollouts}
 
 
-def _form(rollout: RolloutView, known: Note | None, after: Mapping[str, Any] | None) -> Html:
-    flag, comment = (known.flag, known.comment) if known else ("", "")
+def own_flags(site: Site, run: str, by: str) -> dict[RolloutKey, str]:
+    """Returns the flags of one annotator."""
+    try:
+        return {key: flags[by] for key, flags in site.notes.verdicts(run).items() if by in flags}
+    except AppError:
+        return {}
+
+
+def _comment(site: Site, key: RolloutKey) -> str:
+    try:
+        known = site.notes.get(key)
+    except AppError:
+        return ""
+    return known.comment if known else ""
+
+
+def _form(rollout: RolloutView, flag: str, comment: str, after: Mapping[str, Any] | None) -> Html:
     buttons = [el("button", name, " ", el("kbd", _LETTERS[name]), type="button", data_flag=name,
                   data_key=_LETTERS[name], class_=f"v-flag {KINDS[name]}",
                   aria_pressed="true" if name == flag else "false")
@@ -72,16 +88,46 @@ def written(site: Site, text: str) -> tuple[Html, str]:
     try:
         asked = json.loads(text or "")
         number, key, new = int(asked["n"]), controls.unpacked(asked["key"]), (asked.get("flag"), asked.get("comment"))
+        by = str(asked.get("by") or "").strip()
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
-        number, key, new = 0, None, (None, None)
+        number, key, new, by = 0, None, (None, None), ""
     try:
         if key is None or not all(value is None or isinstance(value, str) for value in new):
             raise AppError("A note could not be read: load the page again.")
         view, rollout = answer(site, key)
-        site.notes.put(key, flag=new[0], comment=new[1], sample=view.sample_id, reward=rollout.reward)
+        site.notes.put(key, flag=new[0], comment=new[1], sample=view.sample_id, reward=rollout.reward, by=by)
     except AppError as error:
         return note(str(error), kind="bad"), f"{number} failed"
     return Html(""), str(number)
+
+
+def labelled(site: Site, text: str) -> tuple[Html, str]:
+    """Writes what app.js asks for of a run, JSON of "key" (its id), "n", and "tags" (with commas) or "archived". Returns
+    as `written` does.
+    """
+    number = 0
+    try:
+        asked = json.loads(text or "")
+        number, run, tags = int(asked["n"]), asked["key"], asked.get("tags")
+        archived = {"yes": True, "": False}.get(asked.get("archived"))
+        site.library.run(run)
+        site.notes.label(run, tags=None if tags is None else str(tags).split(","), archived=archived)
+    except AppError as error:
+        return note(str(error), kind="bad"), f"{number} failed"
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
+        return note("A label could not be read: load the page again.", kind="bad"), f"{number} failed"
+    return Html(""), str(number)
+
+
+def label_form(run: str, label: Label) -> Html:
+    """Returns where a run's tags are written and where it is archived."""
+    tags = ", ".join(label.tags)
+    return el("form", el("label", "tags ", el("input", name="tags", value=tags, placeholder="with commas", autocomplete="off",
+                                              data_note=tags, maxlength="2000")),
+              el("button", "archived" if label.archived else "archive", type="button", data_archived="yes",
+                 class_="v-flag warn", aria_pressed="true" if label.archived else "false",
+                 title="archived runs are hidden from lists unless asked for"),
+              class_="v-flags v-labels", data_mark=run, data_kind="run", aria_label=f"Label of {run}")
 
 
 def answer(site: Site, key: RolloutKey) -> tuple[GroupView, RolloutView]:

@@ -19,6 +19,8 @@ KEYS = (("j ↓", "next row of the list; j in a group: the next group"), ("k ↑
         ("u Esc", "back to the list"), ("g b s", "flag the answer: good, bad, unsure; then comes the next"),
         ("c", "comment on the answer"),
         ("a", "what the open answer says at its end"),
+        ("r", "read: one answer as written and as Markdown; once more: all of them"),
+        ("o", "order of the answers: as drawn, best first, worst first"), ("y", "while reading: copy the answer"),
         ("t", "the turns of an episode: ← → move"),
         ("n p", "next page of the list, the one before"), ("/", "search"),
         ("?", "these keys"))
@@ -48,7 +50,8 @@ def blocks(site: Site) -> gr.Blocks:
     """Returns the whole app; which of its pages is in view is decided in the browser (static/app.js)."""
     with Pages(title="vlrl", analytics_enabled=False, fill_width=True) as app:
         links = [el("li", link({"page": name}, name.title(), class_=f"v-tab v-tab-{name}")) for name in PAGES]
-        gr.HTML(el("nav", el("ul", *links), class_="v v-nav", aria_label="Pages"), elem_id="v-top",
+        title = el("div", el("h1", "vlrl"), el("h2", "", id="v-title"), class_="v-unseen")  # app.js names the page
+        gr.HTML(join([title, el("nav", el("ul", *links), class_="v v-nav", aria_label="Pages")]), elem_id="v-top",
                 apply_default_css=False)
         gr.HTML(_keys(), apply_default_css=False)
         site.begin_all()

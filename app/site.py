@@ -30,13 +30,14 @@ import gradio as gr
 
 from vlrl.errors import VlrlError
 
-from . import context
+from . import AppError, context
 from .html import note
 
 if TYPE_CHECKING:
     from .index import Index
     from .library import Library
     from .media import MediaStore
+    from .notes import Label
 
 PAGES = ("runs", "rollouts", "history", "compare", "curriculum", "playground", "notes")
 _LONGEST = 8000  # characters of a query
@@ -65,6 +66,17 @@ class Site:
     _context: tuple[gr.HTML, gr.HTML] | None = None
     """The bar above all pages, and the digest of it."""
 
+    def labels(self) -> dict[str, Label]:
+        """Returns what is said of runs; nothing where the file of notes cannot be read, which the Notes page says."""
+        try:
+            return self.notes.labels() if self.notes else {}
+        except AppError:
+            return {}
+
+    def archived(self) -> set[str]:
+        """Returns the ids of the runs that are archived."""
+        return {run for run, label in self.labels().items() if label.archived}
+
     def begin_all(self) -> None:
         """Starts what stands above all pages; called before the first of them."""
         bar = gr.HTML(elem_id="v-context", apply_default_css=False, js_on_load="vlrl.form(watch)")
@@ -83,7 +95,7 @@ class Site:
         """Calls `fn(location, *inputs)` when the location names this page; its results go to `outputs`."""
         def with_context(query: str, before: str, *values: Any) -> tuple[Any, ...]:
             results = fn(location(query), *values)
-            return *same([before], [context.bar(self.library)]), *(results if len(outputs) > 1 else (results,))
+            return *same([before], [context.bar(self.library, self.archived())]), *(results if len(outputs) > 1 else (results,))
 
         shown = _shown(with_context, len(outputs) + 2)
 

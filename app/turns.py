@@ -168,7 +168,7 @@ def _turn(view: GroupView, place: int, turn: TurnView, addresses: draw.Addresses
 
 
 def _said(title: str, words: str, most: int) -> Html:
-    return el("div", el("h5", title), folded(words, _LEAST_TEXT, most=most))
+    return el("div", el("h4", title), folded(words, _LEAST_TEXT, most=most))
 
 
 def _call(call: Call, most: int) -> Html:

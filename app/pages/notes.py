@@ -11,7 +11,7 @@ from typing import Any
 import gradio as gr
 from gradio.utils import get_upload_folder
 
-from .. import AppError, context, controls, exports, filters, flagging
+from .. import AppError, agreement, context, controls, exports, filters, flagging
 from ..html import Html, chip, el, empty, folded, join, link, note, number, table
 from ..notes import FLAGS, MOST_TEXT, Note
 from ..queries import RolloutKey
@@ -122,7 +122,7 @@ def saved_note(site: Site, where: Mapping[str, str], flag: str, comment: str,
     view, rollout = flagging.answer(site, key)
     stored = site.notes.put(key, flag=flag if flag != loaded[0] else None,
                             comment=comment if comment != loaded[1] else None,
-                            sample=view.sample_id, reward=rollout.reward)
+                            sample=view.sample_id, reward=rollout.reward, by=where.get("by", ""))
     back = link(controls.place(key), "Back to the group")
     return el("p", "Saved. " if stored else "The note is empty and gone. ", back, class_="v v-dim", role="status"), (
         flag, comment)
@@ -151,13 +151,26 @@ def shown(site: Site, where: Mapping[str, str]) -> tuple[Html, Html]:
     left = note(f"{more:,} older notes are not listed; exports have them.") if more > 0 else ""
     head = ("flag", "comment", "sample", "run", "step", "answer", "reward", "changed")
     lines = [_line(remark) for remark in rows[:MOST_LISTED]]
-    return form, el("div", table(head, lines, numeric=(4, 6)), left, class_="v")
+    return form, el("div", table(head, lines, numeric=(4, 6)), left, _agreement(site), class_="v")
+
+
+def _agreement(site: Site) -> Html:
+    """Returns how far annotators agree on the answers that two of them flagged."""
+    found = agreement.pairs(site.notes.verdicts().values())
+    if not found:
+        return Html("")
+    rows = [(pair.a or "no name", pair.b or "no name", pair.n, f"{pair.same / pair.n:.0%}",
+             "–" if pair.kappa is None else number(pair.kappa)) for pair in found]
+    why = note("Kappa is the agreement beyond chance: 1 is full, 0 what chance alone gives. It is – where one flag alone "
+               "was given.")
+    head = ("annotator", "and", "answers both flagged", "the same flag", "Cohen's kappa")
+    return el("section", el("h3", "Agreement"), table(head, rows, numeric=(2, 3, 4)), why)
 
 
 def listed_notes(site: Site, where: Mapping[str, str]) -> list[Note]:
     """Returns the notes that the location's filters keep."""
     return site.notes.all(run=None if "group" in where else where.get("run"), flag=where.get("mark"),
-                          text=where.get("find", ""))
+                          text=where.get("find", ""), by=where.get("by", ""))
 
 
 def _line(remark: Note) -> tuple[Any, ...]:
@@ -207,7 +220,6 @@ def exported(site: Site, where: Mapping[str, str], which: str, form: str) -> tup
 
 def _filtered_notes(site: Site, where: Mapping[str, str]) -> list[Note]:
     """Returns what the filters of the Rollouts page keep, with the remarks on it."""
-    remarks = {remark.key: remark for remark in site.notes.all()}
-    query = filters.query_of(where, list(remarks) if filters.needs_notes(where) else None)
-    rows = every_rollout(site.index, query, exports.MOST_ROWS + 1)
+    remarks = {remark.key: remark for remark in site.notes.all(by=where.get("by", ""))}
+    rows = every_rollout(site.index, filters.asked(site, where), exports.MOST_ROWS + 1)
     return [remarks.get(row.key) or Note(row.key, sample=row.sample_id, reward=row.reward) for row in rows]

@@ -9,7 +9,7 @@ from typing import Any
 
 import gradio as gr
 
-from .. import AppError, cards, details, film, filters, flagging, tokens, turns
+from .. import AppError, cards, details, film, filters, flagging, reading, tokens, turns
 from ..controls import place, whole
 from ..details import GroupView, RolloutView
 from ..html import Html, chip, el, empty, join, link, note, number, visible
@@ -53,7 +53,7 @@ def beside(site: Site, where: Mapping[str, str]) -> tuple[Html, Html]:
         return Html(""), empty(f"There is no run in {site.library.root} yet.", join(
             ["Make one in a minute, on a CPU: ", el("code", "vlrl train configs/quickstart.yaml")]))
     try:
-        query = filters.query_of(where, site.notes.flagged() if filters.needs_notes(where) else None)
+        query = filters.asked(site, where)
         rows = _list(site, query, where)
         return filters.form(site.index.facets(query.runs, budget_s=0.0)), rows  # one page reads files once
     except AppError as error:  # a filter that cannot be: the form stays, so that it can be corrected
@@ -70,7 +70,7 @@ def _list(site: Site, query: Query, where: Mapping[str, str]) -> Html:
     row = _rollout_row if rollouts else _group_row
     open_key = _open_key(where)
     rewards = [r for one in page.rows for r in getattr(one, "rewards", ()) if r is not None]
-    notes = flagging.noted(site)
+    notes = flagging.noted(site, by=where.get("by", ""))
     by_key = {key: [note_] for key, note_ in notes.items()} if rollouts else flagging.of_groups(notes)
     scale = min([0.0, *rewards]), max([1e-9, *rewards])
     rows = [row(one, where, open_key, scale, flagging.chips(by_key.get(one.key, ()))) for one in page.rows]
@@ -192,7 +192,7 @@ def group(site: Site, where: Mapping[str, str]) -> Html:
         return Html("")
     try:
         stored = details.group(site.library, key.run, key.source, key.step, key.group, key.split)
-        view = details.with_marks(site.library, stored, site.trust_tasks)
+        view = reading.ordered(details.with_marks(site.library, stored, site.trust_tasks), where.get("first", ""))
     except AppError as error:
         back = link({**filters.keeps(where), "page": "rollouts"}, "‹ to the list", data_key="u")
         return el("div", el("nav", back, class_="v-bar"), note(str(error), kind="bad"), class_="v")
@@ -200,8 +200,10 @@ def group(site: Site, where: Mapping[str, str]) -> Html:
     present = [r.index for r in view.rollouts]
     chosen = chosen if chosen in present else None
     neighbours = _neighbours(site, view.key, where)
-    flags = flagging.on_cards(site, view, chosen, _after(present, chosen, view.key, neighbours[1], where))
-    shown = cards.group(view, Served(), chosen, filters.keeps(where), notes=flags)
+    flags = flagging.on_cards(site, view, chosen, _after(present, chosen, view.key, neighbours[1], where),
+                              where.get("by", ""))
+    one = reading.answer(view, chosen, filters.keeps(where), flags) if where.get("read") == "yes" else None
+    shown = cards.group(view, Served(), chosen, filters.keeps(where), notes=flags, answers=one)
     return el("div", _bar(site, view, chosen, where, neighbours), shown,
               _turns(site, view, chosen), _tokens(site, view, chosen, where), class_="v")
 
@@ -251,6 +253,7 @@ def _bar(site: Site, view: GroupView, chosen: int | None, where: Mapping[str, st
               to("↓ group", after, None, "j", "the next group", False),
               to("← answer", view.key if left is not None else None, left, "h", "the answer before", True),
               to("→ answer", view.key if right is not None else None, right, "l", "the next answer", True),
+              *reading.ways(where),
               link(place(shown, "notes"), "note", title="flag or comment on it") if shown else "",
               class_="v-bar", aria_label="Beside this group")
 
@@ -258,7 +261,7 @@ def _bar(site: Site, view: GroupView, chosen: int | None, where: Mapping[str, st
 def _neighbours(site: Site, key: GroupKey, where: Mapping[str, str]) -> tuple[GroupKey | None, GroupKey | None]:
     """Returns the groups before and after one in the list; none where the filters cannot be, which the list says."""
     try:
-        query = filters.query_of(where, site.notes.flagged() if filters.needs_notes(where) else None)
+        query = filters.asked(site, where)
         return site.index.neighbours(query, key)
     except AppError:
         return None, None

@@ -11,13 +11,14 @@ import gradio as gr
 
 from vlrl.monitoring.progress import duration
 
-from .. import plots
+from .. import flagging, plots
 from ..controls import field
 from ..diagnosis import Finding, diagnose
 from ..evidence import Reader
 from ..html import Html, as_json, chip, el, empty, join, link, note, number, table
 from ..library import RunInfo
 from ..marks import color
+from ..notes import Label
 from ..site import Site, chart_value, charts, packed, same, unpacked
 
 MOST_RUNS = 300
@@ -42,6 +43,9 @@ def build(site: Site) -> None:
     listed = gr.HTML(elem_id="v-runs", apply_default_css=False)
     plots = charts("v-curves")
     below = gr.HTML(elem_id="v-diff", apply_default_css=False)
+    mark = gr.HTML("", elem_classes="v-hidden", js_on_load="vlrl.marks(props, 'run')")
+    said = gr.HTML(apply_default_css=False)
+    marked = gr.HTML("", elem_classes="v-hidden", js_on_load="vlrl.marked(props, watch)")
     digests, reader = site.digests(4), Reader(site.library)
 
     def show(where: dict[str, str], *before: str) -> tuple[Any, ...]:
@@ -49,6 +53,8 @@ def build(site: Site) -> None:
 
     site.on_location(show, [wrong, listed, plots, below, *digests], digests)
     site.on_tick(show, [wrong, listed, plots, below, *digests], digests)
+    site.on(mark.change, lambda text: flagging.labelled(site, text), [mark], [said, marked], queue=False,
+            show_progress="hidden", trigger_mode="multiple")
 
 
 def shown(site: Site, reader: Reader, where: Mapping[str, str]) -> tuple[str, str, str, str]:
@@ -56,15 +62,16 @@ def shown(site: Site, reader: Reader, where: Mapping[str, str]) -> tuple[str, st
     runs = site.library.runs()
     if not runs:
         return "", _nothing(site), "", ""
-    known = [run.id for run in runs]
+    labels, known = site.labels(), [run.id for run in runs]
+    begins = [run for run in known if not labels.get(run, Label()).archived]
     requested = unpacked(where.get("runs")) or ((where["run"],) if where.get("run") else ())
-    chosen = [run for run in dict.fromkeys(requested) if run in known][:MOST_CHOSEN] or ([] if requested else known[:1])
+    chosen = [run for run in dict.fromkeys(requested) if run in known][:MOST_CHOSEN] or ([] if requested else begins[:1])
     try:
         smooth = min(0.99, max(0.0, float(where.get("smooth", _SMOOTH))))
     except ValueError:
         smooth = _SMOOTH
     figures = plots.over_steps(site.library, chosen, smooth, where.get("others") == "yes")
-    return _wrong(site, reader, runs, chosen), _list(runs, chosen, where), chart_value(figures), _below(
+    return _wrong(site, reader, runs, chosen, labels), _list(runs, chosen, where, labels), chart_value(figures), _below(
         site, chosen, bool(figures))
 
 
@@ -77,13 +84,14 @@ def _nothing(site: Site) -> Html:
 # --- what is wrong ----------------------------------------------------------------------------------------------------
 
 
-def _wrong(site: Site, reader: Reader, runs: Sequence[RunInfo], chosen: Sequence[str]) -> Html:
+def _wrong(site: Site, reader: Reader, runs: Sequence[RunInfo], chosen: Sequence[str],
+           labels: Mapping[str, Label]) -> Html:
     """Returns what is to be said of the first of the chosen runs."""
     left = chosen[MOST_JUDGED:]
     more = el("p", f"Of {', '.join(left)} nothing is said here: choose {MOST_JUDGED} runs at most.", class_="v v-dim")
     infos = {run.id: run for run in runs}
-    return join([*(_findings(run, [*ends(infos[run]), *diagnose(reader.of(run)), *differs(site, runs, infos[run])])
-                   for run in chosen[:MOST_JUDGED]), more if left else ""])
+    return join([*(_findings(run, [*ends(infos[run]), *diagnose(reader.of(run)), *differs(site, runs, infos[run])],
+                             flagging.label_form(run, labels.get(run, Label()))) for run in chosen[:MOST_JUDGED]), more if left else ""])
 
 
 def ends(run: RunInfo) -> list[Finding]:
@@ -110,7 +118,7 @@ def differs(site: Site, runs: Sequence[RunInfo], run: RunInfo) -> list[Finding]:
                     {"page": "compare", "a": before.id, "b": run.id})]
 
 
-def _findings(run: str, found: Sequence[Finding]) -> Html:
+def _findings(run: str, found: Sequence[Finding], label: Html) -> Html:
     """Returns the findings on a run, each with what to do and the way to its groups."""
     lines = []
     for finding in found:
@@ -120,33 +128,40 @@ def _findings(run: str, found: Sequence[Finding]) -> Html:
                                    " "), class_=f"v-finding {finding.kind}".strip()))
     said = el("ul", *lines, class_="v-findings") if lines else el(
         "p", "Nothing stands out in what it wrote so far.", class_="v-dim")
-    return el("section", el("h3", "What is wrong here? ", el("span", run, class_="v-dim")), said, class_="v",
+    return el("section", el("h3", "What is wrong here? ", el("span", run, class_="v-dim")), said, label, class_="v",
               aria_label=f"What is wrong with {run}")
 
 
 # --- the list ---------------------------------------------------------------------------------------------------------
 
 
-def _list(runs: Sequence[RunInfo], chosen: Sequence[str], where: Mapping[str, str]) -> Html:
+def _list(runs: Sequence[RunInfo], chosen: Sequence[str], where: Mapping[str, str],
+          labels: Mapping[str, Label]) -> Html:
     words = where.get("find", "").lower().split()
-    matching = [r for r in runs
-                if r.id in chosen or all(w in f"{r.id} {r.task} {r.model} {r.state}".lower() for w in words)]
+    offered = [r for r in runs if where.get("archived") == "yes" or r.id in chosen
+               or not labels.get(r.id, Label()).archived]
+    matching = [r for r in offered if r.id in chosen or all(w in _found_by(r, labels) for w in words)]
     by, down = where.get("by", ""), where.get("way") != "up"
     if by in _SORTS:  # stages stand by their own numbers then
         known = [run for run in matching if _SORTS[by](run) is not None]
         matching = [*sorted(known, key=_SORTS[by], reverse=down), *(r for r in matching if _SORTS[by](r) is None)]
-    lines = [_line(run, chosen, where) for run in matching[:MOST_RUNS]]
+    lines = [_line(run, chosen, where, labels.get(run.id, Label())) for run in matching[:MOST_RUNS]]
     head = el("tr", *(_heading(name, by, down, where) for name in _HEAD))
     grid = el("table", el("thead", head), el("tbody", *lines), class_="v-table v-runs")
     left = [f"{len(matching) - MOST_RUNS} more; find them by name."] if len(matching) > MOST_RUNS else []
     left += ["No run fits what you look for."] if not matching else []
+    left += [f"{len(runs) - len(offered)} archived, not listed: tick “archived” above."] if len(offered) < len(runs) else []
     return el("div", el("div", grid, class_="v-scroll"), *(el("p", w, class_="v-dim") for w in left), class_="v")
+
+
+def _found_by(run: RunInfo, labels: Mapping[str, Label]) -> str:
+    return " ".join([run.id, run.task, run.model, run.state, *labels.get(run.id, Label()).tags]).lower()
 
 
 def _heading(name: str, by: str, down: bool, where: Mapping[str, str]) -> Html:
     """Returns the head of a column; a click sorts by it, another one turns the order round."""
     if name not in _SORTS:
-        return el("th", name)
+        return el("th", el("span", "curves", class_="v-unseen"), scope="col")
     way = ("up" if down else "down") if name == by else "down" if name in _DOWN_FIRST else "up"
     arrow = (" ↓" if down else " ↑") if name == by else ""
     return el("th", link({**where, "page": "runs", "by": name, "way": way}, name, arrow, data_replace=True),
@@ -154,7 +169,7 @@ def _heading(name: str, by: str, down: bool, where: Mapping[str, str]) -> Html:
               aria_sort=("descending" if down else "ascending") if name == by else None)
 
 
-def _line(run: RunInfo, chosen: Sequence[str], where: Mapping[str, str]) -> Html:
+def _line(run: RunInfo, chosen: Sequence[str], where: Mapping[str, str], label: Label) -> Html:
     on = run.id in chosen
     others = [r for r in chosen if r != run.id] if on else [*chosen, run.id][-MOST_CHOSEN:]
     paint = f"background:{color(chosen.index(run.id))}" if on else None
@@ -168,7 +183,9 @@ def _line(run: RunInfo, chosen: Sequence[str], where: Mapping[str, str]) -> Html
     state = join([chip(run.state, _KINDS.get(run.state, "")), el("span", left, class_="v-dim") if left else ""], " ")
     warned = chip("!", "warn", "\n".join(run.notes[:20])) if run.notes else ""
     steps = f"{'–' if run.step is None else run.step}/{'–' if run.steps is None else run.steps}"
-    cells = [toggle, opens, join([state, warned], " "), run.task, run.model, steps, number(run.reward),
+    tags = [link({**where, "page": "runs", "find": tag}, tag, class_="v-chip", data_replace=True, title="runs with this tag")
+            for tag in label.tags] + ([chip("archived", "warn")] if label.archived else [])
+    cells = [toggle, join([opens, *tags], " "), join([state, warned], " "), run.task, run.model, steps, number(run.reward),
              duration(run.duration_s) if run.duration_s is not None else "–", begun]
     styles = ["", "v-name", "", "", "v-model", "v-num", "v-num", "v-num", "v-began"]
     return el("tr", *(el("td", cell, class_=style or None) for cell, style in zip(cells, styles, strict=True)),
@@ -180,7 +197,8 @@ def _form() -> Html:
                                                      step="0.02", data_default=str(_SMOOTH), value=str(_SMOOTH)),
                 class_="v-field")
     more = el("label", el("input", type="checkbox", name="others", value="yes"), " every metric", class_="v-check")
-    return el("form", field("find", "Find a run", "", "search"), slider, more, class_="go v v-form",
+    old = el("label", el("input", type="checkbox", name="archived", value="yes"), " archived", class_="v-check")
+    return el("form", field("find", "Find a run or a tag", "", "search"), old, slider, more, class_="go v v-form",
               data_drop="", aria_label="What is shown")
 
 

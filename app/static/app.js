@@ -3,11 +3,12 @@
 
 window.vlrl = (() => {
   const PAGES = document.currentScript.dataset.pages.split(" ");
-  const CONTEXT = ["run", "set", "from", "to"];  // kept from page to page: vlrl.app.context
-  const POLL_MS = 3000, TYPING_MS = 350;
+  const CONTEXT = ["run", "set", "from", "to", "by"];  // kept from page to page: vlrl.app.context
+  const POLL_MS = 3000, TYPING_MS = 350, PATIENCE_MS = 10_000;
   const pages = {};  // name -> {props, trigger} of the page's location component
   let turn = 0, answered = 0;  // number of the location asked for last, and of the one in view
   const waiting = [];  // keys pressed in between
+  let late = 0;  // the timer that ends the waiting
 
   // --- location ---
 
@@ -34,7 +35,10 @@ window.vlrl = (() => {
     const query = here(), page = pageOf(query);
     document.documentElement.dataset.page = page;
     document.documentElement.toggleAttribute("data-group", query.has("group"));
+    document.documentElement.toggleAttribute("data-reading", query.has("group") && query.get("read") === "yes");
     document.title = `${query.get("run") || page} · vlrl`;
+    const title = document.getElementById("v-title");
+    if (title) title.textContent = page;
     for (const tab of document.querySelectorAll(".v-tab")) {
       if (!tab.classList.contains(`v-tab-${page}`)) {
         tab.removeAttribute("aria-current");
@@ -49,6 +53,31 @@ window.vlrl = (() => {
     if (!pages[page]) return;  // it asks when it is there
     turn += 1;
     pages[page].props.value = `?${query}#${turn}`;  // the number makes every visit a change
+    wait();
+  }
+
+  // A request may be lost, or its answer: then keys act again on what is in view, and the page says so.
+  function wait() {
+    clearTimeout(late);
+    late = setTimeout(() => {
+      waiting.length = 0;
+      answered = turn;
+      unanswered(true);
+    }, PATIENCE_MS);
+  }
+
+  function unanswered(said) {
+    let box = document.getElementById("v-late");
+    if (!said) return box && box.remove();
+    if (box) return;
+    box = document.createElement("div");
+    const again = document.createElement("button");
+    Object.assign(box, {id: "v-late", className: "v v-note bad"});
+    box.setAttribute("role", "alert");
+    box.append(`The inspector has not answered for ${PATIENCE_MS / 1000} s: what is in view may be that of another ` +
+               "address. ", again);
+    Object.assign(again, {type: "button", textContent: "Ask again", onclick: () => (unanswered(false), show())});
+    document.body.append(box);
   }
 
   function visit(search, replace) {
@@ -69,6 +98,7 @@ window.vlrl = (() => {
   function atAnswer(props, watch) {
     watch("value", () => setTimeout(() => {
       answered = parseInt(props.value);
+      if (answered === turn) clearTimeout(late), unanswered(false);
       while (waiting.length && answered === turn) follow(waiting.shift());
     }, 0));
   }
@@ -172,15 +202,18 @@ window.vlrl = (() => {
 
   // --- flags and comments ---
 
-  let marking = null, after = "", before = "";
-  const marks = props => { marking = props; };
+  const marking = {};  // kind -> props of the component that takes what is to be written
+  let after = "", before = "";
+  const marks = (props, kind = "") => { marking[kind] = props; };
 
   // While it is written, keys wait; then comes `next`, or the same location with the note in its place.
   function mark(form, asked, next) {
-    if (!marking || answered !== turn) return;
+    const to = marking[form.dataset.kind || ""];
+    if (!to || answered !== turn) return;
     turn += 1;
     [after, before] = [next, location.search];
-    marking.value = JSON.stringify({...asked, key: form.dataset.mark, n: turn});
+    to.value = JSON.stringify({...asked, by: here().get("by"), key: form.dataset.mark, n: turn});
+    wait();
   }
 
   function marked(props, watch) {
@@ -195,14 +228,15 @@ window.vlrl = (() => {
     const button = event.target.closest && event.target.closest(".v-flags button");
     if (!button) return;
     const form = button.form, on = button.getAttribute("aria-pressed") === "true";
+    if (button.dataset.archived) return mark(form, {archived: on ? "" : "yes"}, "");
     mark(form, {flag: on ? "" : button.dataset.flag}, on ? "" : form.dataset.next || "");
   });
   addEventListener("submit", event => {
     if (!event.target.matches(".v-flags")) return;
     event.preventDefault();
-    const field = event.target.elements.comment;
+    const field = event.target.elements.comment || event.target.elements.tags;
     field.blur();
-    if (field.value.trim() !== field.dataset.note) mark(event.target, {comment: field.value}, "");
+    if (field.value.trim() !== field.dataset.note) mark(event.target, {[field.name]: field.value}, "");
   });
 
   // --- what was searched for ---
@@ -251,7 +285,7 @@ window.vlrl = (() => {
     row.scrollIntoView({block: "nearest"});
   }
 
-  const WAYS = "hjklnpgbs", MOST_WAITING = 50;
+  const WAYS = "hjklnpgbsro", MOST_WAITING = 50;
 
   function follow(key) {
     const link = [...root().querySelectorAll(`:is(a.go, .v-flags button)[data-key~="${CSS.escape(key)}"]`)].find(seen);
@@ -289,6 +323,9 @@ window.vlrl = (() => {
     return Boolean(turn);
   }
 
+  addEventListener("click", event => {
+    if (event.target.closest && event.target.closest(".v-jump")) toAnswer();
+  });
   addEventListener("keydown", event => {
     if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented || !root()) return;
     const help = document.getElementById("v-keys");
@@ -303,6 +340,7 @@ window.vlrl = (() => {
     if (event.key === "?" && help) help.showModal();
     else if (event.key === "t" && toTurns()) event.preventDefault();
     else if (event.key === "a" && toAnswer()) event.preventDefault();
+    else if (event.key === "y" && root().querySelector(".v-copy")) root().querySelector(".v-copy").click();
     else if (event.key === "c" && root().querySelector(".v-flags input")) root().querySelector(".v-flags input").focus();
     else if (event.key === "/" && root().querySelector("input[type=search]")) root().querySelector("input[type=search]").focus();
     else if (!pressed(KEYS[event.key] || event.key)) return;

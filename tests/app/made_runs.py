@@ -15,7 +15,7 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -278,6 +278,16 @@ def made_group(kind: str, number: int, step: int, *, split: str = "train", skill
     return Group(id=name, task=task, split=split, sample=Sample(id=row["id"], row=row), prompt=prompt,
                  rollouts=tuple(rollouts), weights={**dict.fromkeys(rollouts[0].parts, 1.0), "format": 0.1},
                  target=scene.target)
+
+
+def with_many_images(number: int, images: int = 12, texts: Sequence[str] = ()) -> Group:
+    """A group whose prompt shows many pictures; `texts` are what its answers say."""
+    group = made_group("boxes", number, 0)
+    shown = tuple(_media(_picture(300 + i, {"red": _box(random.Random(i))})) for i in range(images))
+    prompt = replace(group.prompt, media=shown, processed_sizes=((168, 112),) * images, visual_tokens=(24,) * images)
+    said = [replace(r, completion=completion(text, np.random.default_rng(0)), reward=i / 4, error=None)
+            for i, (r, text) in enumerate(zip(group.rollouts, texts, strict=False))]
+    return replace(group, id=f"many-{number}", prompt=prompt, rollouts=(*said, *group.rollouts[len(said):]))
 
 
 def zoomed(number: int, *, turns: int = 3, text: str = "look", calls: Any = None, size: int = 2) -> Group:

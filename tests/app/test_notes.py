@@ -110,7 +110,7 @@ def _sql(path, *lines):
 
 def _newer(path):
     Notes(path.parent).put(KEY, flag="good")
-    _sql(path, "PRAGMA user_version = 2")
+    _sql(path, "PRAGMA user_version = 3")
 
 
 def _trap(path):
@@ -121,7 +121,7 @@ def _trap(path):
 @pytest.mark.parametrize(("spoil", "words"), [
     (lambda path: path.write_bytes(b"no database" * 500), "file is not a database"),
     (lambda path: _sql(path, "CREATE TABLE notes (run TEXT)"), "is no file of notes: move it away"),
-    (_newer, r"newer vlrl \(version 2, this one reads 1\)"), (_trap, "is no file of notes"),
+    (_newer, r"newer vlrl \(version 3, this one reads 2\)"), (_trap, "is no file of notes"),
     (lambda path: path.symlink_to(path.with_name("elsewhere")), "is a link or a folder"),
     (lambda path: path.mkdir(), "is a link or a folder"),
 ], ids=["bytes", "other table", "newer", "trigger", "link", "folder"])

@@ -1,0 +1,138 @@
+"""Reading answers in a real browser: Markdown and LaTeX, order, copying; pictures that zoom; many pictures; patience."""
+
+import pytest
+
+pytest.importorskip("gradio")
+pytest.importorskip("duckdb")
+from tests.app import made_runs
+from tests.app.conftest import opened, serving
+
+expect = pytest.importorskip("playwright.sync_api").expect
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+HOSTILE = ("<think># Way\n\n<img src=x onerror=\"window.hacked=1\"> [here](http://127.0.0.2/a) "
+           "![p](http://127.0.0.2/p.png) <javascript:window.hacked=1>\n\n$\\href{javascript:window.hacked=1}{x}$ "
+           "$\\text{<script>window.hacked=1</script>}$</think>\n<answer>**$\\frac{1}{2}$**</answer>")
+TEXTS = ("<think>a</think><answer>low</answer>",
+         "<think>## Steps\n\n1. *left* of `b`\n2. so $x^2$\n\n| a | b |\n|---|---|\n| 1 | 2 |</think>\n"
+         "<answer>$$\\sqrt{2}$$</answer>", HOSTILE, "<think>b</think><answer>high</answer>")
+MANY = "page=rollouts&run=many&step=0&group=many-1"
+
+
+@pytest.fixture(scope="module")
+def mine(tmp_path_factory):
+    """The address of an inspector over a group of twelve pictures whose rewards rise, and one of a single picture."""
+    root = tmp_path_factory.mktemp("reading") / "runs"
+    made_runs.write(root / "boxes", "boxes", steps=2, evaluate=False)
+    made_runs.RunFolder(root / "many").write_rollouts(0, 0, [made_runs.with_many_images(1, texts=TEXTS)])
+    with serving(root) as address:
+        yield address
+
+
+def test_an_answer_is_read_as_written_and_as_meant(mine, page):
+    page.goto(f"{mine}?{MANY}&rollout=1")
+    expect(page.locator(".v-card")).to_have_count(4)
+    page.keyboard.press("r")
+    expect(page.locator(".v-card")).to_have_count(1)
+    assert not page.locator("#v-list").is_visible()
+    written, meant = page.locator(".v-both > section").all()
+    expect(written).to_contain_text("## Steps")
+    assert [meant.locator(tag).count() for tag in ("ol li", "em", "td", "code:not(.v-tag)")] == [2, 1, 2, 1]
+    assert "Steps" in meant.locator(".v-head-h2").inner_text() and "##" not in meant.inner_text()
+    sizes = meant.locator("math").evaluate_all("all => all.map(m => [m.localName, m.getBoundingClientRect().width > 5])")
+    assert sizes == [["math", True]] * 2 and meant.locator("msqrt, msup").count() == 2
+    width = page.locator(".v-both").evaluate("e => e.getBoundingClientRect().width")
+    assert width > 1100 or page.locator(".v-many").count()
+    page.keyboard.press("l")  # the next answer, read as well
+    expect(page.locator("#v-answer-2 .v-both")).to_be_visible()
+    page.keyboard.press("r")
+    expect(page.locator(".v-card")).to_have_count(4)
+
+
+def test_what_a_model_wrote_loads_and_runs_nothing(mine, page):  # a request to another host fails the fixture, too
+    page.goto(f"{mine}?{MANY}&rollout=2&read=yes")
+    meant = page.locator(".v-both > section").nth(1)
+    expect(meant.locator("mfrac")).to_have_count(1)
+    assert meant.locator("img, a, script, [href], [src], [onerror]").count() == 0
+    expect(meant).to_contain_text("[here](http://127.0.0.2/a)")
+    expect(meant).to_contain_text("<script>window.hacked=1</script>")
+    assert page.evaluate("window.hacked") is None
+
+
+def test_copy_order_and_the_way_to_the_answer(mine, chromium):
+    with opened(chromium, permissions=["clipboard-read", "clipboard-write"], viewport={"width": 1280, "height": 500}) as page:
+        page.goto(f"{mine}?{MANY}&rollout=1&read=yes")
+        picks = page.locator(".v-reads .v-pick")
+        expect(picks).to_have_text(["#0 0", "#1 0.25", "#2 0.5", "#3 0.75"])
+        page.keyboard.press("y")
+        expect(page.locator(".v-tools [role=status]")).to_have_text("copied")
+        assert page.evaluate("navigator.clipboard.readText()") == TEXTS[1]
+        page.evaluate("scrollTo(0, 0)")
+        page.get_by_role("button", name="to the answer").click()
+        page.wait_for_function("""(r => r.top >= 0 && r.bottom <= innerHeight)(
+            document.querySelector('.v-card .v-final').getBoundingClientRect())""")
+        page.keyboard.press("o")
+        expect(picks.first).to_have_text("#3 0.75")  # the best
+        page.keyboard.press("h")  # before #1 stands #2 now
+        expect(page.locator("#v-answer-2 .v-both")).to_be_visible()
+        page.keyboard.press("o")
+        expect(picks.first).to_have_text("#0 0")  # the worst
+        page.keyboard.press("r")
+        expect(page.locator(".v-strip .v-card .v-reward").first).to_have_text("0")
+
+
+def test_twelve_pictures_stand_in_a_grid_with_the_answers_in_view(mine, page):
+    page.goto(f"{mine}?{MANY}")
+    expect(page.locator(".v-pic")).to_have_count(12)
+    page.locator(".v-pic img").last.evaluate("i => i.decode()")
+    boxes = page.locator(".v-pic .v-frame").evaluate_all("all => all.map(e => e.getBoundingClientRect().toJSON())")
+    assert all(0 < b["top"] and b["bottom"] < 900 and b["width"] > 80 for b in boxes)
+    assert len({round(b["left"]) for b in boxes}) >= 3 and len({round(b["top"]) for b in boxes}) >= 3
+    answers = page.locator(".v-card .v-reward").evaluate_all("all => all.map(e => e.getBoundingClientRect().bottom)")
+    assert len(answers) == 4 and max(answers) < 900
+
+
+def test_a_picture_zooms_by_wheel_about_the_pointer_moves_and_fits(mine, page):
+    page.goto(f"{mine}?page=rollouts&run=boxes&step=1&group=train-1-5")
+    box, frame = page.locator(".v-pic .v-zoom").first, page.locator(".v-pic .v-frame").first
+    expect(frame).to_be_visible()
+    frame.scroll_into_view_if_needed()
+    before = frame.bounding_box()
+    x, y = before["x"] + before["width"] * 0.7, before["y"] + before["height"] * 0.4
+    page.mouse.move(x, y)
+    page.mouse.wheel(0, -500)
+    page.wait_for_function("document.querySelector('.v-pic .v-zoom').dataset.scale > 1.5")
+    now = frame.bounding_box()
+    assert now["width"] > 1.5 * before["width"] and abs(box.bounding_box()["height"] - before["height"]) < 4
+    assert (x - now["x"]) / now["width"] == pytest.approx(0.7, abs=0.02)  # what lies under the pointer stays there
+    assert (y - now["y"]) / now["height"] == pytest.approx(0.4, abs=0.02)
+    marks = page.locator(".v-pic .v-marks").first.bounding_box()
+    assert marks["width"] == pytest.approx(now["width"], abs=1)
+    page.mouse.down()
+    page.mouse.move(x - 40, y - 20, steps=4)
+    page.mouse.up()
+    moved = frame.bounding_box()
+    assert now["x"] - moved["x"] == pytest.approx(40, abs=2) and now["y"] - moved["y"] == pytest.approx(20, abs=2)
+    page.get_by_role("button", name="fit").click()
+    assert frame.bounding_box()["width"] == pytest.approx(before["width"], abs=2)
+    assert page.get_by_role("button", name="fit").count() == 0
+    page.mouse.move(5, 5)
+    page.mouse.wheel(0, 200)  # the page scrolls, and what comes under the pointer with it does not zoom
+    assert page.locator("[data-scale]").count() == 0
+
+
+def test_a_request_that_is_lost_is_said_and_keys_work_again(mine, chromium):
+    with opened(chromium) as page:
+        page.goto(f"{mine}?page=rollouts&run=boxes&kind=train")
+        page.locator(".v-row").first.click()
+        expect(page.locator(".v-card")).to_have_count(4)
+        held = []
+        page.route("**/gradio_api/run/predict*", lambda route: held.append(route))  # neither answered nor refused
+        page.keyboard.press("j")
+        page.keyboard.press("l")  # waits for the group
+        late = page.locator("#v-late")
+        expect(late).to_contain_text("has not answered for 10 s")
+        page.unroute("**/gradio_api/run/predict*")
+        page.keyboard.press("l")  # acts on what is in view
+        expect(page.locator(".v-chosen")).to_have_id("v-answer-0")
+        expect(late).to_have_count(0)
+        assert held
