@@ -14,6 +14,11 @@ import numpy as np
 import pytest
 import torch
 
+from vlrl import config as configs
+from vlrl.data import coordinates
+from vlrl.task import load_class
+from vlrl.task.base import task_messages
+
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -253,3 +258,36 @@ def test_services_are_measured_both_ways(tmp_path, monkeypatch):
     assert [row[1] for row in rows if "reward model" in row[0] or "log-prob" in row[0]] == ["2", "2", "8"]
     asked = next(row for row in rows if row[0] == "| beside generation")
     assert 0 < int(asked[1]) <= 64 and float(asked[3]) > 0 and "--seconds 0.1" in text
+
+
+def test_arms_of_given_answers_are_configs(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    made = module("demonstrations")
+    monkeypatch.setattr(made, "heeding", lambda family, runs: "embedded/tiny-qwen3-vl")
+    found = {name: list(made.experiments(name, tmp_path)) for name in ("mixing", "shots", "jitter")}
+    assert {name: [len(one.arms) for one in each] for name, each in found.items()} == {
+        "mixing": [11, 11], "shots": [3], "jitter": [5, 5]}
+    for one in (one for each in found.values() for one in each):
+        for words in one.arms.values():
+            configs.load(one.config, [*words, *one.settings])
+
+
+def test_boxes_that_are_off_are_so_by_their_share(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    made = module("demonstrations")
+    texts = {share: made.jittered("configs/quickstart.yaml", share, tmp_path / "rows.jsonl").read_text()
+             for share in (0.0, 0.3)}
+    true, off = ([json.loads(json.loads(line)["solution"]) for line in text.splitlines()] for text in texts.values())
+    gaps = np.abs(np.array(true) - np.array(off)) / np.tile(np.diff(np.array(true).reshape(-1, 2, 2), axis=1)[:, 0], 2)
+    assert len(true) == made.STEPS * made.PROMPTS and 0.1 < gaps.mean() < 0.2 and gaps.max() < 0.32
+
+
+@pytest.mark.parametrize("name", ["ToldDigits", "ToldGrounding"])
+def test_told_prompts_hold_what_a_second_attempt_is_told_and_no_picture(name):
+    task = load_class(f"{FOLDER / 'heeding.py'}:{name}")(**({"drawn": True} if "Grounding" in name else {}))
+    task.coordinates = coordinates.make("norm1000")
+    samples = [task.samples("train")[i] for i in range(40)]
+    texts = [task_messages(task, sample)[-1]["content"] for sample in samples]
+    said = ["".join(part.get("text", "") for part in text) for text in texts]
+    assert sum("correct answer is" in text for text in said) > 4 and sum("This answer was given" in t for t in said) > 4
+    assert {sample.media[0].source.getcolors()[0][1] for sample in samples} == {(128, 128, 128)}
