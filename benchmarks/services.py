@@ -130,18 +130,17 @@ def _completion(tokens: np.ndarray) -> Completion:
 
 CASES = {
     "one question at a time, after generation": ("services.judge.concurrency=1", "rollout.score_ahead=false"),
-    "one question at a time, beside generation": ("services.judge.concurrency=1",),
     "64 at a time, after generation": ("rollout.score_ahead=false",),
     "64 at a time, beside generation": (),
     "64 at a time, a step ahead beside the update": ("async.max_staleness=1", "algo.correction=token_truncate")}
 
 
-Step = tuple[float, float]
-"""Medians over all steps but the first: its seconds, and the questions that were asked."""
+Steps = tuple[list[float], float]
+"""Of all steps but the first the seconds of each, and the median of the questions that were asked."""
 
 
-def steps_beside(seconds: float, steps: int, folder: Path, *words: str) -> Step:
-    """Returns what a step takes beside a judge that takes so long."""
+def steps_beside(seconds: float, steps: int, folder: Path, *words: str) -> Steps:
+    """Returns what steps take beside a judge that takes so long."""
     server = Server(seconds, '{"verdict": "yes"}')
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
@@ -149,27 +148,30 @@ def steps_beside(seconds: float, steps: int, folder: Path, *words: str) -> Step:
             *SMALL, f"steps={steps}", f"run.dir={folder}", "task.parts=[judge]", *words, "services.judge.model=m",
             f"services.judge.url=http://127.0.0.1:{server.server_address[1]}/v1"]))
         lines = run.folder.metrics()[1:]
-        return (statistics.median(line["time/total_s"] for line in lines),
-                statistics.median(line["judge/calls"] for line in lines))
+        return ([line["time/total_s"] for line in lines], statistics.median(line["judge/calls"] for line in lines))
     finally:
         server.shutdown()
         server.server_close()
 
 
-def of_judge(seconds: float, steps: int, root: Path) -> list[tuple[str, Step, Step]]:
-    """Returns (case, a step beside a judge that answers at once, and beside the slow one)."""
+def of_judge(seconds: float, steps: int, root: Path) -> list[tuple[str, Steps, Steps]]:
+    """Returns (case, steps beside a judge that answers at once, and beside the slow one)."""
     out = []
     for i, (name, words) in enumerate(CASES.items()):
         fast, slow = (steps_beside(s, steps, root / f"{i}-{s:g}", *words) for s in (0.0, seconds))
         out.append((name, fast, slow))
-        print(f"{name}: {fast[0]:.2f} s, {slow[0]:.2f} s", flush=True)
+        print(f"{name}: {_spread(fast[0])} s, {_spread(slow[0])} s", flush=True)
     return out
 
 
 # --- the report -------------------------------------------------------------------------------------------------------
 
 
-def report(scored: Sequence[tuple[str, int, list[list[float]]]], judged: Sequence[tuple[str, Step, Step]],
+def _spread(seconds: Sequence[float]) -> str:
+    return f"{statistics.median(seconds):.2f} ({min(seconds):.2f}, {max(seconds):.2f})"
+
+
+def report(scored: Sequence[tuple[str, int, list[list[float]]]], judged: Sequence[tuple[str, Steps, Steps]],
            given: argparse.Namespace) -> str:
     lines = ["# Rewards that ask a model", "",
              f"`python benchmarks/services.py --rounds {given.rounds} --group {given.group} "
@@ -185,11 +187,13 @@ def report(scored: Sequence[tuple[str, int, list[list[float]]]], judged: Sequenc
                      f"{statistics.median(ratios):.1f} ({min(ratios):.1f}, {max(ratios):.1f}) |")
     lines += ["", "## Waiting for a slow judge", "",
               f"64 answers a step; a server takes {given.seconds / 2:g} to {given.seconds:g} s for each question that "
-              "it was not asked before. Waiting: what a step takes more than beside a judge that answers at once.", "",
+              "it was not asked before. Waiting: what a step takes more than beside a judge that answers at once, by "
+              "the medians over steps (least, most), whose spread is that of the machine.", "",
               "| questions | asked in a step | s of a step, judge at once | s, slow judge | share spent waiting |",
               "|---|---|---|---|---|"]
-    lines += [f"| {name} | {calls:.0f} | {fast:.2f} | {slow:.2f} | {max(slow - fast, 0) / slow:.0%} |"
-              for name, (fast, _), (slow, calls) in judged]
+    for name, (fast, _), (slow, calls) in judged:
+        share = 1 - statistics.median(fast) / statistics.median(slow)
+        lines.append(f"| {name} | {calls:.0f} | {_spread(fast)} | {_spread(slow)} | {share:.0%} |")
     return "\n".join([*lines, ""])
 
 

@@ -22,6 +22,18 @@ REPLACED = "replaced"
 """Variant of an answer whose place in the group a second attempt has taken (algo.guided.use); stored beside it."""
 
 Parts = dict[str, float | None]
+
+
+@dataclass(frozen=True)
+class StepValues:
+    """What a reward part is worth at each step of an answer; as a number, which the part is, their mean."""
+
+    values: tuple[float, ...]
+    ends: tuple[int, ...]
+    """Where each step ends, in characters of the answer's text; rising."""
+
+    def __float__(self) -> float:
+        return float(np.mean(self.values)) if self.values else 0.0
 """Raw reward parts by name, each in its natural range; None marks a rollout that cannot be scored."""
 
 
@@ -453,6 +465,8 @@ class Rollout:
     parts: Parts = field(default_factory=dict)
     reward: float | None = None
     """None = unscorable: left out of the group's statistics, advantage 0."""
+    steps: StepValues | None = None
+    """Of the first of its parts that is given by steps; None without one."""
     correct: bool | None = None
     """What Task.correct says of it; None where that is not known."""
     parsed: Any = None

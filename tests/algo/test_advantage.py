@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.algo.made import scores
-from vlrl.algo import advantage, token_advantage, tree_advantage
+from vlrl.algo import advantage, token_advantage, tree_advantage, turn_advantage
 from vlrl.algo.advantage import ADVANTAGES, EmaStd
 from vlrl.types import SearchNode
 
@@ -227,7 +227,8 @@ def rollouts(groups, draw=0):
     flat = [r for g in groups for r in g]
     tokens = [[rng.randrange(3) for _ in range(rng.randint(1, 5))] for _ in flat]
     return scores(groups, lengths=[len(t) for t in tokens], greedy=[0.25] * len(flat), tokens=tokens,
-                  parts={"all": flat}, part_weights={"all": 1.0})
+                  parts={"all": flat}, part_weights={"all": 1.0},
+                  steps=[[(0, len(t), 0.1 * sum(t))] for t in tokens])
 
 
 WITHOUT_CRITIC = [name for name in ADVANTAGES if not name.endswith("gae")]  # see test_gae.py
@@ -251,7 +252,7 @@ def test_for_any_rewards(name, groups, seed):
     for group in groups:
         own, at = found[at:at + len(group)], at + len(group)
         assert all(a == 0 for a, r in zip(own, group, strict=True) if r is None)
-        if name not in (*NO_BASELINE, "rose") and len({r for r in group if r is not None}) < 2:
+        if name not in (*NO_BASELINE, "rose", "clip_delta") and len({r for r in group if r is not None}) < 2:
             assert not any(own), "a group without preference"  # to rose lengths are one
         if name in CENTRED:
             assert abs(sum(own)) < 1e-6 * max(1, *map(abs, own)), "the sum of a group"
@@ -259,7 +260,7 @@ def test_for_any_rewards(name, groups, seed):
     order.sort(key=lambda i: int(s.group[i]))
     moved = replace(s, rewards=s.rewards[order], lengths=s.lengths[order], tokens=[s.tokens[i] for i in order],
                     masks=[s.masks[i] for i in order], turns=[s.turns[i] for i in order],
-                    parts={"all": s.parts["all"][order]})
+                    steps=[s.steps[i] for i in order], parts={"all": s.parts["all"][order]})
     assert values(name, moved) == pytest.approx([found[i] for i in order], rel=1e-6, abs=1e-7)
 
 
@@ -285,6 +286,27 @@ def test_tempo_moves_credit_between_answers_but_makes_none(seed, size):
     s = scores([rewards], tokens=[[rng.randrange(2) for _ in range(4)] for _ in rewards])
     total = torch.stack(token_advantage.tempo(s)).sum(0)
     assert total.abs().max() < 1e-6
+
+
+def test_clip_delta_by_hand():
+    """eta = .5, the mean of .2, .8, .5; what is above it, or of an unscorable answer, earns nothing."""
+    s = scores([[1, 0, None]], masks=[np.array(m, bool) for m in ([1, 1, 0, 1, 1], [1, 1], [1])],
+               steps=[[(0, 2, 0.2), (2, 4, 0.8)], [(0, 1, 0.5)], [(0, 1, -9.0)]])
+    found = token_advantage.clip_delta(s, normalize=False)
+    assert [a.tolist() for a in found] == [pytest.approx([0.5 - 0.03] * 2 + [0, 0.5, 0.5]), [-0.5, -0.5], [0]]
+    raised = token_advantage.clip_delta(s, scale=2.0, eta=0.6, eps=0.0)
+    a = 0.5 / 0.5 ** 0.5
+    assert [x.tolist() for x in raised[:2]] == [pytest.approx([a - 0.8] * 2 + [0, a, a]), pytest.approx([-a - 0.2, -a])]
+
+
+def test_repeated_good_steps_earn_nothing(caplog):
+    once, often = (scores([[1, 0]], masks=[np.ones(6, bool)] * 2, steps=[steps, [(0, 6, 0.1)]])
+                   for steps in ([(0, 6, 0.9)], [(0, 2, 0.9), (2, 4, 0.9), (4, 6, 0.9)]))
+    assert [token_advantage.clip_delta(s, eta=0.5)[0].tolist() for s in (once, often)] == [
+        token_advantage.clip_delta(replace(once, steps=[[], []]), eta=0.5)[0].tolist()] * 2
+    turn_advantage._told.clear()
+    token_advantage.clip_delta(replace(once, steps=[[], []]))
+    assert "no answer has values of steps" in caplog.text
 
 
 def test_a_step_without_rollouts():

@@ -690,6 +690,7 @@ STAGES = [
            "settings of a stage do nothing"),
 ]
 
+_STEPS, _SERVED = ("tests/training/test_steps.py",), ("tests/services/test_judge_server.py",)
 _LIKELY, _PAID, _MARGIN, _LEARNED, _SCORED, _ENSEMBLE, _KEPT, _PARTS = (
     ("tests/rollout/test_likelihoods.py",), ("tests/task/test_likely_parts.py",), ("tests/algo/test_pairs.py",),
     ("tests/training/test_pairs.py",), ("tests/services/test_reward_model.py",), ("tests/rewards/test_ensembles.py",),
@@ -751,6 +752,28 @@ SCORES = [
     Mutant("vlrl/task/compared_parts.py", "found[i].append(float((said or {})[f\"answer_{place + 1}\"]))",
            "found[place].append(float((said or {})[f\"answer_{place + 1}\"]))", _PARTS,
            "grades go to the answers in the order of the question"),
+    Mutant("vlrl/training/advantages.py", "bisect_left(places, end, key", "bisect_left(places, end + 1, key", _STEPS,
+           "a step takes the first token of the next one"),
+    Mutant("vlrl/training/advantages.py", "[*zip([0, *ends], ends, rollout.steps.values",
+           "[*zip(ends, ends, rollout.steps.values", _STEPS, "steps have no tokens"),
+    Mutant("vlrl/task/scoring.py", "problem, correct, steps)", "problem, correct)", _STEPS,
+           "values of steps are lost before the advantage"),
+    Mutant("vlrl/task/scored_parts.py", "text[:end] for _, end in own", "text[start:end] for start, end in own",
+           _SCORED, "a step is scored without what comes before it"),
+    Mutant("vlrl/task/scored_parts.py", "(text[a:b] for (a, _), (_, b)", "(text[a:b] for (a, b), _", _SCORED,
+           "the hierarchical reward model sees no pairs"),
+    Mutant("vlrl/task/scored_parts.py", "if len(values) == len(texts) else None", "", _SCORED,
+           "an answer with a step that has no score is paid for the others"),
+    Mutant("vlrl/services/judge_server.py", 'if k != "VLLM_API_KEY"', "", _SERVED,
+           "a judge takes a key that its settings do not name"),
+    Mutant("vlrl/services/judge_server.py", "if host not in _HERE and not key:", "if False:", _SERVED,
+           "anyone in the network uses the judge"),
+    Mutant("vlrl/engine/vllm_launch.py", "option.replace('_', '-')}{dot}{key}",
+           "(option + dot + key).replace('_', '-')}", _SERVED, "vLLM's nested arguments are not known to it"),
+    Mutant("vlrl/monitoring/trackers.py", 'if "reward/mean" in line or "completion/length_mean" not in line',
+           "if True",
+           ("tests/training/test_checkpointing.py::test_an_evaluation_without_a_scorable_answer_is_not_best",),
+           "a judge that is away at the first evaluation stops the run"),
 ]
 
 _TAKEN, _AGAIN = ("tests/store/test_stored_rollouts.py",), ("tests/training/test_stored.py",)

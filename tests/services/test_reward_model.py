@@ -13,6 +13,7 @@ from vlrl.rewards.text import parse_answer
 from vlrl.services.provided import Provided
 from vlrl.services.replies import Place
 from vlrl.services.reward_model import RewardModel
+from vlrl.task.judge_prompts import asked
 from vlrl.task.scoring import score_group
 from vlrl.task.services import Services
 
@@ -68,6 +69,38 @@ def test_a_text_is_scored_once(folders, monkeypatch):
     assert len(seen) == 3 and first[0] == first[3] and len(model._known) == 2
     assert made("the picture", (), ["a cat"]) == first[:1] and len(seen) == 3
     assert made("the picture", (), ["a dog on the road"]) == first[1:2] and len(seen) == 4  # it was forgotten
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_the_process_of_an_answer_is_scored_step_by_step(folders, pairs):
+    """Texts up to the end of each step; or steps and pairs by themselves (HRM). The part is their mean; they stay."""
+    task = task_of({"name": "process", "pairs": pairs}, rewards={"accuracy": 0, "format": 0})
+    texts = ["a cat\n\ntwo cars\n\n on the road", "a dog", ""]
+    given = Provided(scorer=scorer(folders / "chat")).at(Place("train", 2, 2))
+    sample = task.sample_from_row(ROW)
+    found = score_group(task, sample, [parse_answer(t) for t in texts], 2, Services(given=given.services))
+
+    def one(text):
+        return own(folders / "chat", [f"user {asked(task, sample)} assistant {text} "], False)[0]
+
+    if pairs:
+        steps, both = [one(t) for t in ("a cat", "two cars", " on the road")], [
+            one("a cat\n\ntwo cars"), one("two cars\n\n on the road")]
+        wanted = [(steps[0] + both[0]) / 2, (steps[1] + both[1]) / 2, steps[2]]
+    else:
+        wanted = [one(texts[0][:end]) for end in (5, 15, 29)]
+    assert found[0].steps.values == pytest.approx(wanted, abs=1e-5) and found[0].steps.ends == (5, 15, 29)
+    assert found[0].reward == found[0].parts["process"] == pytest.approx(np.mean(wanted), abs=1e-5)
+    assert found[1].steps.values == pytest.approx([one("a dog")], abs=1e-5) and np.std(wanted) > 1e-3
+    assert found[2].steps.values == () and found[2].parts["process"] == 0
+
+
+def test_an_answer_with_a_step_without_a_score_is_unscorable(folders):
+    task = task_of({"name": "process"}, rewards={"accuracy": 0, "format": 0})
+    given = Provided(scorer=scorer(folders / "plain")).at(Place("train", 2, 2))
+    found = score_group(task, task.sample_from_row(ROW), [parse_answer("a cat\n\n" + "a dog " * 30)], 2,
+                        Services(given=given.services))
+    assert found[0].reward is None and found[0].steps is None and given.problem.startswith("service: reward_model:")
 
 
 def test_what_has_no_score_is_said_and_counted(folders):

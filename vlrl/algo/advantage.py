@@ -15,7 +15,7 @@ import torch
 from vlrl.algo import grouped
 from vlrl.algo.gae import bilevel_gae, gae, macro_gae, turn_gae
 from vlrl.algo.inputs import Scores, requires
-from vlrl.algo.token_advantage import reinforce_pp, tempo, whitened
+from vlrl.algo.token_advantage import clip_delta, reinforce_pp, tempo, whitened
 from vlrl.algo.tree_advantage import deepsearch, rose, treerl
 from vlrl.algo.turn_advantage import gigpo, hierarchical, mobgrpo, thor, turn_return
 from vlrl.config.base import Beta, NonNegative, Rate
@@ -210,7 +210,7 @@ class EmaStd:
 ADVANTAGES = {
     "grpo": grpo, "dr_grpo": dr_grpo, "batch_std": batch_std, "gdpo": gdpo, "rloo": rloo, "reinforce_pp": reinforce_pp,
     "reinforce_pp_baseline": reinforce_pp_baseline, "remax": remax, "gpg": gpg, "opo": opo, "pass_at_k": pass_at_k,
-    "maxrl": maxrl, "w_reinforce": w_reinforce, "nsr": nsr, "ema_std": EmaStd, "tempo": tempo,
+    "maxrl": maxrl, "w_reinforce": w_reinforce, "nsr": nsr, "ema_std": EmaStd, "tempo": tempo, "clip_delta": clip_delta,
     "rose": rose, "treerl": treerl, "deepsearch": deepsearch,
     "gigpo": gigpo, "turn_return": turn_return, "mobgrpo": mobgrpo, "hierarchical": hierarchical, "thor": thor,
     "gae": gae, "turn_gae": turn_gae, "bilevel_gae": bilevel_gae, "macro_gae": macro_gae}

@@ -65,6 +65,9 @@ class Scores:
     """[R, T] bool, the trained tokens, likewise, or for functions that require "turns" or "nodes"."""
     turns: Sequence[Sequence[ActionCredit]] = ()
     """[R] the actions of each episode in order, for functions that require "turns"; one for a plain answer."""
+    steps: Sequence[Sequence[tuple[int, int, float]]] = ()
+    """[R] of each step of an answer its tokens, start and end, and its value (types.StepValues), for functions that
+    require "steps"; none of an answer without."""
     nodes: Sequence[Sequence[SearchNode]] = ()
     """[R] the nodes of a tree search that each answer goes through, in order, for functions that require "nodes"; none
     of an answer that was written in one go."""
@@ -214,9 +217,10 @@ def requires(*what: str) -> Callable[[Any], Any]:
     """Says what a function needs beyond the rewards or log-probabilities that are there; braces hold its options.
 
     "reference", "entropy", "stat:<name>", "old_stat:<name>"; before the loss "greedy", "tokens", "texts", "token_kl",
-    "turns", "plans" = the plan of each turn, "values" = those of algo.critic, "parts" = reads the reward parts instead
-    of the reward, "local" = the groups of its own process suffice; "step" = its `prepare` needs the current
-    log-probabilities (and entropy, statistics) of the whole optimizer step, which costs a pass without gradient before
+    "turns", "plans" = the plan of each turn, "steps" = values of steps, "values" = those of algo.critic, "parts" =
+    reads the reward parts instead of the reward, "local" = the groups of its own process suffice; "step" = its
+    `prepare` needs the current log-probabilities (and entropy, statistics) of the whole optimizer step, which costs a
+    pass without gradient before
     it. A `prepare` without "step" gets zeros for them and costs nothing.
     """
     def mark(function: Any) -> Any:

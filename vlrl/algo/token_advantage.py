@@ -10,6 +10,7 @@ import torch
 from vlrl.algo import grouped
 from vlrl.algo.inputs import Scores, requires
 from vlrl.algo.tree_advantage import members, nodes_of
+from vlrl.algo.turn_advantage import tell
 from vlrl.config.base import Fraction, NonNegative
 
 
@@ -57,6 +58,30 @@ def whitened(values: torch.Tensor, weights: torch.Tensor, eps: float) -> torch.T
     mean = (filled * weights).sum() / total
     variance = ((filled - mean) ** 2 * weights).sum() / (total - 1)
     return (values - mean) * (variance + eps).rsqrt()
+
+
+@requires("steps")
+def clip_delta(s: Scores, scale: NonNegative = 0.1, eta: float | None = None, normalize: bool = True,
+               eps: NonNegative = 1e-4) -> list[torch.Tensor]:
+    """A + scale * min(r_k - eta, 0) on the tokens of step k of an answer, r_k its value, eta their mean over all steps
+    of the training step; A, R - mean of the group, alone where there is no step. normalize: A / (std + eps).
+
+    Clip and Delta (arXiv 2410.15115): Clip pays c_k = min(r_k - eta, 0), Delta c_k - c_{k+1} and the last c. From step
+    k on these add up to c_k, so that repeating a good step earns nothing.
+    """
+    base = grouped.centred(s.rewards, s.group)
+    base = base / (grouped.std(s.rewards, s.group) + eps) if normalize else base
+    known = [value for own, r in zip(s.steps, s.rewards.tolist(), strict=True) if r == r for *_, value in own]
+    if not known and bool((~s.rewards.isnan()).any()):
+        tell("algo.advantage=clip_delta: no answer has values of steps, so this acts as grpo: add task.parts=[process]")
+    eta = eta if eta is not None or not known else float(np.mean(known))
+    out = []
+    for value, mask, own in zip(base.tolist(), s.masks, s.steps, strict=True):
+        tokens = torch.full((len(mask),), value if value == value else 0.0, dtype=torch.float64)
+        for start, end, r in own if value == value else ():
+            tokens[start:end] += scale * min(r - float(eta or 0.0), 0.0)
+        out.append(torch.where(torch.from_numpy(np.asarray(mask, bool)), tokens, 0.0))
+    return out
 
 
 @requires("local", "tokens")

@@ -41,7 +41,7 @@ def gigpo(s: Scores, weight: NonNegative = 1.0, gamma: Fraction = 0.95, normaliz
         (int(s.group[i]), s.turns[i][t].anchor) if s.turns[i][t].anchor is not None else ("alone", i, t)
         for i, t in turns]
     if any(len(own) > 1 for own in s.turns) and all(a.anchor is None for own in s.turns for a in own[1:]):
-        _tell("algo.advantage=gigpo: no Step has a state, so turns after the first have the advantage of their episode "
+        tell("algo.advantage=gigpo: no Step has a state, so turns after the first have the advantage of their episode "
               "alone: return Step(..., state=...) from the environment")
     step = _normalized(_flat(_returns(s, gamma)), _numbered(keys), normalize, eps)
     values = _zeroed(episode)[_episode_of(s)] + weight * _zeroed(step)
@@ -91,7 +91,7 @@ def thor(s: Scores, part: str = "tool_success", weight: NonNegative = 1.0, eps: 
     steps = [[turn.parts.get(part, math.nan) if reward == reward else math.nan for turn in own]
              for own, reward in zip(s.turns, s.rewards.tolist(), strict=True)]
     if s.turns and all(part not in turn.parts for own in s.turns for turn in own):
-        _tell(f"algo.advantage=thor: no turn has the reward part {part!r}, so turns have the advantage of their "
+        tell(f"algo.advantage=thor: no turn has the reward part {part!r}, so turns have the advantage of their "
               "episode alone: name it in the rewards of a task with tools, or name another by algo.advantage.part")
     called = _zeroed(_normalized(_flat(steps), s.group[_episode_of(s)], True, eps))
     return _on_tokens(s, _zeroed(_normalized(s.rewards, s.group, True, eps))[_episode_of(s)] + weight * called)
@@ -115,7 +115,7 @@ def hierarchical(s: Scores, gamma: Fraction = 1.0, same_plan: bool = False, norm
     places = [place for own in _subgoals(s) for place in own]
     group, returns = s.group[_episode_of(s)], _flat(_returns(s, gamma))
     if s.turns and not any(plan for _, _, plan in places):
-        _tell("algo.advantage=hierarchical: no action has a <plan>...</plan>, so each turn has its return to go "
+        tell("algo.advantage=hierarchical: no action has a <plan>...</plan>, so each turn has its return to go "
               "against the same turn of the other episodes: ask for plans in the prompt")
     macro_key = _numbered([(int(g), number) if place == 0 else ("none", i)
                            for i, (g, (number, place, _)) in enumerate(zip(group, places, strict=True))])
@@ -225,7 +225,8 @@ def _on_tokens(s: Scores, values: torch.Tensor, plans: torch.Tensor | None = Non
     return out
 
 
-def _tell(text: str) -> None:
+def tell(text: str) -> None:
+    """Warns once."""
     if text not in _told:
         _told.add(text)
         _log.warning(text)

@@ -330,7 +330,7 @@ def make_group(task: Task, sample: Sample, prompt: Prompt, completions: Sequence
     scored = [(_unanswered(task, s, given), marks) for s, marks in scored] if given else scored
     scored = [(unscored(s, c.error), marks) for (_, c), (s, marks) in zip([*members, *aside], scored, strict=True)]
     rollouts = [Rollout(group_id=group_id, index=i, completion=c, parts=s.parts, reward=s.reward,
-                        correct=s.correct, parsed=s.parsed, error=s.error,
+                        steps=s.steps, correct=s.correct, parsed=s.parsed, error=s.error,
                         variant=name if c.kept_at is None else KEPT,
                         train_prompt=prompt if name else None, marks=marks,
                         policy_step=policy_step if c.kept_at is None else c.kept_at)

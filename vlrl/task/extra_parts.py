@@ -32,13 +32,13 @@ from vlrl.task.compared_parts import pairwise, principles, tournament
 from vlrl.task.judged_parts import cascade, general_verdict, judge, reasoned, rubric
 from vlrl.task.likely_parts import consistency, likelihood
 from vlrl.task.part import ATTRIBUTE, Offer
-from vlrl.task.scored_parts import reward_model
+from vlrl.task.scored_parts import process, reward_model
 from vlrl.types import Answer, Parts, Sample
 
 PARTS: Mapping[str, Callable[..., list[Parts]]] = {
     "judge": judge, "cascade": cascade, "general_verdict": general_verdict, "rubric": rubric, "pairwise": pairwise,
     "tournament": tournament, "principles": principles, "consistency": consistency, "likelihood": likelihood,
-    "reasoned": reasoned, "reward_model": reward_model}
+    "reasoned": reasoned, "reward_model": reward_model, "process": process}
 """By name."""
 
 

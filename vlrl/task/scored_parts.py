@@ -1,20 +1,23 @@
 """Parts of `task.parts` that a reward model gives; see extra_parts.py.
 
     reward_model    the score of an answer, of several models the mean, the smallest, or the mean less their spread
+    process         the mean score of the steps of an answer, which algo.advantage=clip_delta sees one by one
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from vlrl.rewards.ensembles import ENSEMBLES, spread
+from vlrl.rewards.ensembles import ENSEMBLES, mean, spread
+from vlrl.rewards.process import steps_of, with_pairs
 from vlrl.task.base import Task
 from vlrl.task.judge_prompts import asked
 from vlrl.task.part import part
-from vlrl.types import Answer, Parts, Sample
+from vlrl.types import Answer, Parts, Sample, StepValues
 
 
 @part({"reward_model": 1.0, "reward_spread": 0.0}, needs=("reward_model",))
@@ -28,3 +31,30 @@ def reward_model(task: Task, sample: Sample, answers: Sequence[Answer], services
     found = services.reward_model(asked(task, sample), tuple(sample.media) if media else (), texts)
     return [{"reward_model": None, "reward_spread": None} if scores is None else
             {"reward_model": ENSEMBLES[combine](scores, lam), "reward_spread": spread(scores)} for scores in found]
+
+
+@part({"process": 1.0}, needs=("reward_model",))
+def process(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *, pairs: bool = False,
+            media: bool = True) -> list[Any]:
+    """Mean over the steps of an answer, its paragraphs, of the score by services.reward_model of the text up to the end
+    of the step; of an ensemble the mean. 0 for an answer without a step. The steps are kept: types.StepValues.
+
+    With `pairs` the score of each step by itself and that of it and the next one as one text, in the mean: HRM, the
+    hierarchical reward model (arXiv 2503.13551).
+    """
+    cuts = [steps_of(a.text) for a in answers]
+    asked_for: list[list[str]] = []
+    for answer, own in zip(answers, cuts, strict=True):
+        text = answer.text
+        asked_for.append([text[:end] for _, end in own] if not pairs else [
+            *(text[start:end] for start, end in own), *(text[a:b] for (a, _), (_, b) in pairwise(own))])
+    found = iter(services.reward_model(asked(task, sample), tuple(sample.media) if media else (),
+                                       [text for texts in asked_for for text in texts]))
+    out: list[Any] = []
+    for own, texts in zip(cuts, asked_for, strict=True):
+        scores = [next(found) for _ in texts]
+        values = [mean(score) for score in scores if score is not None]
+        each = with_pairs(values[:len(own)], values[len(own):]) if pairs else values
+        ends = tuple(end for _, end in own)
+        out.append({"process": StepValues(tuple(each), ends) if len(values) == len(texts) else None})
+    return out

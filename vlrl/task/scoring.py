@@ -14,7 +14,7 @@ from vlrl.errors import TaskError, TrainingError
 from vlrl.task.base import Task, check_parts, check_shape, reaches
 from vlrl.task.environment import has_environment
 from vlrl.task.services import Services, without_absent
-from vlrl.types import Answer, Parts, Sample
+from vlrl.types import Answer, Parts, Sample, StepValues
 
 _MOST_MARKS = 1000
 _watch: Callable[[int], str | None] | None = None
@@ -42,6 +42,8 @@ class Scored:
     error: str | None = None
     correct: bool | None = None
     """What Task.correct says; None where the answer is unscorable."""
+    steps: StepValues | None = None
+    """Of the first part that is given by steps."""
 
 
 Marked = list[tuple[Scored, list[Any] | None]]
@@ -176,7 +178,8 @@ def _finish(task: Task, sample: Sample, answer: Answer, parts: Parts | None, err
     if reward is None:
         return Scored(clean, None, parsed, error or problem)
     correct, problem = _correct(task, sample, answer, clean)
-    return Scored(clean, reward, parsed, error or problem, correct)
+    steps = next((given for given in parts.values() if isinstance(given, StepValues)), None)
+    return Scored(clean, reward, parsed, error or problem, correct, steps)
 
 
 def _correct(task: Task, sample: Sample, answer: Answer, parts: Parts) -> tuple[bool | None, str | None]:

@@ -8,6 +8,7 @@ several processes gives each rollout what a step of one does.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,6 +27,7 @@ from vlrl.distributed import comm
 from vlrl.errors import ConfigError, VlrlError, did_you_mean
 from vlrl.models.policy import Policy
 from vlrl.models.reference import Reference
+from vlrl.models.token_text import Texts
 from vlrl.task import Task
 from vlrl.task.variants import GREEDY
 from vlrl.training.values import critic_metrics, judged
@@ -60,7 +62,8 @@ class Credit:
         if self.algorithm.config.algo.critic and self.policy:
             groups = judged(self.policy, groups, self.algorithm)
         read = self._plan if "plans" in needs else None
-        own = [_facts(g, needs, kl[i] if kl else None, self.task, read) for i, g in enumerate(groups)]
+        cut = self._steps if "steps" in needs else None
+        own = [_facts(g, needs, kl[i] if kl else None, self.task, read, cut) for i, g in enumerate(groups)]
         gathered = [own] if all("local" in f.requires for f in functions) else comm.gather(own)
         everyone = sorted((f for part in gathered for f in part), key=lambda f: f.id)
         found = comm.together(lambda: self._found(everyone, step))
@@ -116,6 +119,16 @@ class Credit:
     def _plan(self, tokens: np.ndarray) -> tuple[int, int]:
         assert self.policy, "plans are read by the tokenizer of a policy"
         return plan_of(self.policy.processor.tokenizer.batch_decode([[t] for t in tokens.tolist()]))
+
+    def _steps(self, rollout: Rollout) -> list[tuple[int, int, float]]:
+        """Returns the tokens of each step of an answer, and its value."""
+        if rollout.steps is None:
+            return []
+        assert self.policy, "steps are found by the tokenizer of a policy"
+        tokens, decode = rollout.completion.tokens, Texts(self.policy).decode
+        places = range(len(tokens) + 1)
+        ends = [bisect_left(places, end, key=lambda k: len(decode(tokens[:k]))) for end in rollout.steps.ends]
+        return [*zip([0, *ends], ends, rollout.steps.values, strict=False)]
 
     def _kl(self, groups: Sequence[Group]) -> list[list[np.ndarray]]:
         """[group][rollout] -> [T] log p(sampler) - log p(reference), at the temperature that sampled.
@@ -190,12 +203,13 @@ class _Facts:
     values: Sequence[np.ndarray] = ()
     turns: Sequence[Sequence[ActionCredit]] = ()
     nodes: Sequence[Sequence[SearchNode]] = ()
+    steps: Sequence[Sequence[tuple[int, int, float]]] = ()
     kl: Sequence[np.ndarray] = ()
     texts: Sequence[str] = ()
 
 
 def _facts(group: Group, needs: frozenset[str], kl: Sequence[np.ndarray] | None, task: Task | None,
-           plan: Plan | None = None) -> _Facts:
+           plan: Plan | None = None, cut: Callable[[Rollout], list[tuple[int, int, float]]] | None = None) -> _Facts:
     """Returns the arrays that no function requires are left out: they would travel between processes."""
     rollouts, masks = group.rollouts, [r.completion.loss_mask for r in group.rollouts]
     greedy = next((r.reward for r in group.aside if r.variant == GREEDY), None)
@@ -206,7 +220,8 @@ def _facts(group: Group, needs: frozenset[str], kl: Sequence[np.ndarray] | None,
         outcome=[bool(r.correct) for r in rollouts],
         kl_sums=[float(k[m].sum()) for k, m in zip(kl, masks, strict=True)] if kl is not None else (),
         tokens=[r.completion.tokens for r in rollouts] if "tokens" in needs else (),
-        masks=masks if {"tokens", "turns", "nodes"} & needs else (),
+        masks=masks if {"tokens", "turns", "nodes", "steps"} & needs else (),
+        steps=[cut(r) for r in rollouts] if cut else (),
         values=[r.values for r in rollouts if r.values is not None] if "values" in needs else (),
         turns=[_actions(r, _turn_weights(r, group, task), plan) for r in rollouts] if "turns" in needs else (),
         nodes=[r.completion.nodes for r in rollouts] if "nodes" in needs else (),
@@ -262,6 +277,7 @@ def _scores(groups: Sequence[_Facts], max_length: int, kl_coef: float, step: int
         tokens=[t for g in groups for t in g.tokens], masks=[m for g in groups for m in g.masks],
         values=[v for g in groups for v in g.values],
         turns=[t for g in groups for t in g.turns], nodes=[n for g in groups for n in g.nodes],
+        steps=[s for g in groups for s in g.steps],
         kl=[k for g in groups for k in g.kl],
         texts=[t for g in groups for t in g.texts], kl_coef=kl_coef,
         max_length=max_length, step=step, seed=seed)

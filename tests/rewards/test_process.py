@@ -1,0 +1,29 @@
+"""Steps of a reasoning, and what their scores make of an answer."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vlrl.rewards.process import steps_of, with_pairs
+
+
+@pytest.mark.parametrize(("text", "steps"), [
+    ("", []), (" \n\n ", []), ("one", ["one"]), ("one\ntwo\n \n\nthree", ["one\ntwo", "three"]),
+    ("\n\n a\n\n\nb\n", [" a", "b\n"])])
+def test_steps_are_paragraphs(text, steps):
+    assert [text[a:b].strip("\n") for a, b in steps_of(text)] == [s.strip("\n") for s in steps]
+
+
+@given(st.lists(st.sampled_from(["a", "b ", "\n", "\n\n", " ", "\t", "\u2028"]), max_size=30).map("".join))
+def test_steps_of_any_text(text):
+    """They rise, hold all that is written, and no empty line."""
+    spans = steps_of(text)
+    places = [place for span in spans for place in span]
+    assert places == sorted(places) and all(text[a:b].strip() for a, b in spans)
+    assert sum(len("".join(text[a:b].split())) for a, b in spans) == len("".join(text.split()))
+    assert all("\n\n" not in text[a:b].strip("\n") for a, b in spans)
+
+
+def test_pairs_by_hand():
+    assert with_pairs([1.0, 2.0, 3.0], [5.0, 0.0]) == [3.0, 1.0, 3.0]
+    assert with_pairs([4.0], []) == [4.0] and with_pairs([], []) == []
