@@ -412,8 +412,8 @@ def test_a_killed_command_goes_on_and_pays_once(tmp_path):
                     (tmp_path / file).exists() and len((tmp_path / file).read_bytes().splitlines()) >= lines):
                 time.sleep(0.05)
             os.kill(process.pid, signal.SIGKILL)
-            said = process.communicate()
-            assert process.returncode == -signal.SIGKILL and time.monotonic() < end, said
+            printed = process.communicate()
+            assert process.returncode == -signal.SIGKILL and time.monotonic() < end, printed
             assert not (tmp_path / "new.jsonl").exists()
             gate["after"] = after
             hold.set()
