@@ -615,6 +615,12 @@ ATTEMPTS = [
            "nodes and their values are not in the rollout files"),
 ]
 
+_PARENTS = ("tests/tools/test_parents.py",)
+_VOTES, _LIES, _HELD, _KNOBS = (tuple(f"tests/tools/test_written.py::{name}" for name in names) for names in (
+    ("test_more_than_half_of_the_answers_have_to_agree", "test_what_was_cut_off_agrees_with_nothing"),
+    ("test_a_lying_generator_gets_nothing_in", "test_a_reply_that_was_cut_off_is_no_prompt"),
+    ("test_a_lying_generator_gets_nothing_in", "test_a_picture_of_a_heldout_row_is_refused"),
+    ("test_knobs_anywhere_and_near_to_a_parent",)))
 _SHOWN, _LOSS, _CHOSEN, _ROWS, _LISTED, _STAGED, _TAUGHT, _PAIRS = (
     ("tests/training/test_demonstrations.py",), ("tests/training/test_heldout_loss.py",),
     ("tests/rollout/test_selection.py",), ("tests/data/test_solutions.py",), ("tests/tools/test_stages.py",),
@@ -653,6 +659,30 @@ STAGES = [
            "a reply that stands twice counts as the later one"),
     Mutant("vlrl/tools/distill.py", "self.drawn.reply((place, i))", "self.drawn.reply((0, i))", _TAUGHT,
            "answers to other rows are scored"),
+    Mutant("vlrl/tools/written.py", "2 * agree > self.order.votes", "2 * agree >= self.order.votes", _VOTES,
+           "half of a teacher's answers are enough"),
+    Mutant("vlrl/tools/written.py", "r.correct is True and not r.completion.truncated", "r.correct is True", _VOTES,
+           "answers that were cut off agree"),
+    Mutant("vlrl/tools/written.py", 'if reply.finish_reason == "stop" else None', "if reply else None", _LIES,
+           "rows that were cut off enter"),
+    Mutant("vlrl/tools/written.py", " and shown(value) == value", "", _LIES,
+           "marks of a chat template enter prompts"),
+    Mutant("vlrl/tools/near.py", "if id in near:", "if not id:", _HELD, "held-out rows enter"),
+    Mutant("vlrl/tools/near.py", "if one.sha256 in found", "if one.id in found", _HELD, "held-out pictures enter"),
+    Mutant("vlrl/tools/explorers.py", "_NEAR * (high - low)", "0 * (high - low)", _KNOBS,
+           "variations have the knobs of their parent"),
+    Mutant("vlrl/tools/synthesize.py", 'kept.sort(key=lambda row: row["pass_at_k"])', "pass",
+           ("tests/tools/test_synthesize.py",), "the first rows are kept in place of the hardest"),
+    Mutant("vlrl/tools/parents.py", "known.max() >= WEAK", "known.max() > WEAK", _PARENTS,
+           "prompts that were half right are weak"),
+    Mutant("vlrl/tools/parents.py", "max(visit.rewards) - min(visit.rewards)", "max(visit.rewards)", _PARENTS,
+           "eva varies what is always solved"),
+    Mutant("vlrl/tools/parents.py", "replace=False, p=values / values.sum())", "replace=False)", _PARENTS,
+           "eva draws evenly"),
+    Mutant("vlrl/tools/parents.py", "if last[id] > WEAK", "if last[id] >= WEAK", _PARENTS,
+           "what is half right is made harder"),
+    Mutant("vlrl/tools/rounds.py", "if config.rounds.gold and not taken and (", "if config.rounds.gold and (",
+           ("tests/tools/test_rounds.py",), "given answers are learned beside right own ones"),
     Mutant("vlrl/rollout/selection.py", "(factor if is_right(row, least) else 1.0)", "factor", _CHOSEN,
            "a short answer is not preferred to wrong ones that are a little longer"),
     Mutant("vlrl/rollout/selection.py", 'and row.get("reward") is not None and row["tokens"]', 'and row["tokens"]',

@@ -145,6 +145,14 @@ def test_what_is_kept(passed, search, verdict):
     assert synthesize.verdict(measured(*passed), search) == verdict
 
 
+def test_the_lowest_pass_rates_are_kept_first():
+    rows, counts = [{"id": str(i)} for i in range(4)], Counter()
+    rates = [measured(True, True, False), measured(False), measured(True, False, False), measured(True, False)]
+    kept, refused = gated(rows, rates, Search(keep=2), counts)
+    assert [row["id"] for row in kept] == ["2", "3"] and counts == {"kept": 2, "never right": 1, "beyond --keep": 1}
+    assert [(row["id"], row["refused"]) for row in refused] == [("1", "never right"), ("0", "beyond --keep")]
+
+
 def test_rows_say_how_they_were_made_and_how_often_they_were_solved(tmp_path):
     rows = [{"id": str(i), "generator": "walk", "verifier": "rule", "parent": None} for i in range(3)]
     places, counts = Places(out=tmp_path / "goals.jsonl"), Counter({"near-duplicate": 2})

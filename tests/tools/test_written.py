@@ -10,6 +10,8 @@ import threading
 import time
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +23,9 @@ from vlrl import config as configs
 from vlrl.cli.main import main
 from vlrl.data import read_rows, write_rows
 from vlrl.errors import ConfigError, TrainingError
+from vlrl.store.run_folder import SCHEMA
 from vlrl.task import Task
+from vlrl.task.base import generated
 from vlrl.tools import synthesize
 from vlrl.tools.answers import Server
 from vlrl.tools.explorers import Candidate, Search, propose
@@ -165,6 +169,19 @@ def test_answers_that_were_cut_off_count_for_nothing(quiz, tmp_path):
     with served(script) as server:
         rows, counts = all_of(writing(quiz, tmp_path, server.url, 2, votes=2))
     assert rows == [] and counts == {"no majority": 2}
+
+
+def test_what_was_cut_off_agrees_with_nothing(quiz, tmp_path):
+    """One whole answer among four that are the same."""
+    def script(body, number):
+        found = honest(body, number)
+        if not asks_generator(body) and number > 1:
+            found["choices"][0]["finish_reason"] = "length"
+        return found
+
+    with served(script) as server:
+        rows, counts = all_of(writing(quiz, tmp_path, server.url, 1, votes=4, concurrency=1))
+    assert rows == [] and counts == {"no majority": 1}
 
 
 def test_a_lying_generator_gets_nothing_in(quiz, tmp_path):
@@ -342,6 +359,20 @@ def test_knobs_anywhere_and_near_to_a_parent(tmp_path):
         propose(task, 0, ({"id": "x"},), where)
 
 
+def test_samples_of_a_run_with_knobs_are_varied_by_their_knobs(tmp_path):
+    config = configs.load(ROOT / "configs/quickstart.yaml", [f"run.dir={tmp_path}/r", "task.drawn=true"])
+    task, where = make_task(config), Where(root=tmp_path, folder=tmp_path / "new_media")
+    sample = generated(task, 7, {name: low for name, (low, _) in task.knobs.items()})
+    rows = [{"schema": 1, "step": 0, "group_id": "g", "index": i, "sample_id": sample.id, "split": "train", "reward":
+             float(i), "correct": bool(i), "sample": json.dumps(dict(sample.row))} for i in range(2)]
+    (tmp_path / "run/rollouts").mkdir(parents=True)
+    pq.write_table(pa.Table.from_pylist(rows, SCHEMA), tmp_path / "run/rollouts/step-000000-rank-00000.parquet")
+    search = search_of(config, task, where, Wanted(recipe="eva", source=tmp_path / "run"))
+    assert search.candidates == 4 and [row["id"] for row in search.parents] == [sample.id]
+    made = propose(task, 1, search.parents, where).row
+    assert made["parent"] == sample.id and made["generator"] == "vary-knobs" and (tmp_path / made["image"]).is_file()
+
+
 @pytest.mark.parametrize(("wanted", "message"), [
     (Wanted(recipe="sws"), "give both"), (Wanted(source="runs/a"), "give both"),
     (Wanted(recipe="sws", source="file"), "a file of pass rates does not tell"),
@@ -399,7 +430,7 @@ def test_a_killed_command_goes_on_and_pays_once(tmp_path):
             hold.wait(600)
         if asks_generator(body):
             return paid(json.dumps({"question": f"Say the word number {number} of {len(said(body))}.", "answer": "1"}))
-        return paid(tagged("no")[:10])
+        return paid(tagged("no"))
 
     with served(script) as server:
         command = [sys.executable, "-m", "vlrl", "data", "synthesize", *words, "--endpoint", server.url, "--candidates",
@@ -412,8 +443,8 @@ def test_a_killed_command_goes_on_and_pays_once(tmp_path):
                     (tmp_path / file).exists() and len((tmp_path / file).read_bytes().splitlines()) >= lines):
                 time.sleep(0.05)
             os.kill(process.pid, signal.SIGKILL)
-            said = process.communicate()
-            assert process.returncode == -signal.SIGKILL and time.monotonic() < end, said
+            printed = process.communicate()
+            assert process.returncode == -signal.SIGKILL and time.monotonic() < end, printed
             assert not (tmp_path / "new.jsonl").exists()
             gate["after"] = after
             hold.set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from vlrl.tools.explorers import Candidate, Row
 from vlrl.tools.overlap import Picture, of_pictures, of_texts, picture, text_of, words
 from vlrl.types import Media, Sample
 
+Tell = Callable[[str, int, int], None]
 _REASONS = ("nothing found", "not answered", "malformed")
 
 
@@ -32,14 +33,19 @@ class Held:
     ids: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, config: Config, task: Task) -> Held:
-        """Returns those of the held-out split, where there is one; a bad row is passed over."""
+    def of(cls, config: Config, task: Task, tell: Tell = lambda *_: None) -> Held:
+        """Returns those of the held-out split, where there is one; a bad row is passed over. Pictures are those of
+        data.heldout: where a task draws its held-out samples, new ones are drawn apart from them.
+        """
         own = getattr(task.samples, "__func__", None) is not Task.samples
         samples = task_samples(task, "heldout") if config.data.heldout or own else ()
         known = [s for i in range(len(samples)) if (s := readable(samples, i))]
-        shown = Shown(config, task, Path())
-        return cls(tuple((asked(task, s.row), bool(s.media)) for s in known),
-                   tuple(one for s in known for one in shown.of(s)), frozenset(s.id for s in known))
+        shown, pictures = Shown(config, task, Path()), list[Picture]()
+        for done, sample in enumerate(known if config.data.heldout else ()):
+            tell("reading held-out media", done, len(known))
+            pictures += shown.of(sample)
+        return cls(tuple((asked(task, s.row), bool(s.media)) for s in known), tuple(pictures),
+                   frozenset(s.id for s in known))
 
 
 @dataclass(frozen=True)
@@ -120,8 +126,14 @@ def _near_heldout(rows: Sequence[Row], held: Held, task: Task, shown: Shown | No
     near = {id for id, text, with_media in texts if not with_media and (*words(text),) in whole}
     grams = of_texts([(str(i), text, True) for i, (text, _) in enumerate(held.texts)],
                      [(id, text, True) for id, text, _ in texts])
+    return near | {one.heldout for one in grams} | _shows_heldout(rows, held, shown)
+
+
+def _shows_heldout(rows: Sequence[Row], held: Held, shown: Shown | None) -> set[str]:
     pictures = [one for row in rows for one in shown.of_row(row)] if shown and held.pictures else []
-    return near | {one.heldout for one in grams} | {one.heldout for one in of_pictures(held.pictures, pictures)}
+    each = {one.sha256: one for one in pictures}  # many rows ask about one picture
+    found = {one.heldout for one in of_pictures(held.pictures, [replace(o, id=name) for name, o in each.items()])}
+    return {one.id for one in pictures if one.sha256 in found}
 
 
 def _media(row: Mapping[str, Any]) -> tuple[str, ...]:

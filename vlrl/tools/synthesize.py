@@ -243,7 +243,7 @@ def _candidates(config: Config, search: Search, places: Places, where: Where, kn
         with explorers(config, search, where) as explore:
             found = proposed(explore, search, places.candidates, known, tell)
     given = search.parents if writing else ()
-    rows, counts = distinct(found, Held.of(config, task), task, Shown(config, task, where.root), given)
+    rows, counts = distinct(found, Held.of(config, task, tell), task, Shown(config, task, where.root), given)
     if not writing:
         return [*rows.values()], counts, {}
     verified, refused = writing.verified(rows)
