@@ -65,11 +65,12 @@ def dump(run: Path, to: Path) -> None:
     folder = RunFolder(run)
     splits = {record["split"] for record in _lines(to / "eval.jsonl")}
     rows = folder.rollouts(columns=list(_COLUMNS)).to_pylist()
-    rows += [row for split in sorted(splits) for row in folder.rollouts(split=split, columns=list(_COLUMNS)).to_pylist()]
+    for split in sorted(splits):
+        rows += folder.rollouts(split=split, columns=list(_COLUMNS)).to_pylist()
     with open(to / "answers.jsonl", "w", encoding="utf-8") as file:
         for row in rows:
             media = next((m["path"] for m in row["media"] or () if m["path"]), None)
-            parts = {name: value for name, value in row["parts"] or ()}
+            parts = dict(row["parts"] or ())
             file.write(json.dumps({**row, "parts": parts, "media": media and media.removeprefix("media/")}) + "\n")
 
 
@@ -137,8 +138,8 @@ def to_inspect(folder: Path) -> None:
     for source, step, rows in [("train", None, _of(folder, "train")), *(t for t in _tables(folder) if t[0] != "train")]:
         name = "train" if step is None else f"{source}-after-{step}"
         samples = [_sample(folder, row) for row in rows]
-        spec = log.EvalSpec(created="2026-01-01T00:00:00+00:00", task=name, dataset=_dataset(name, rows), model="vlrl/run",
-                            config=log.EvalConfig(epochs=max(s.epoch for s in samples)))
+        spec = log.EvalSpec(created="2026-01-01T00:00:00+00:00", task=name, model="vlrl/run",
+                            dataset=_dataset(name, rows), config=log.EvalConfig(epochs=max(s.epoch for s in samples)))
         results = log.EvalResults(total_samples=len(samples), completed_samples=len(samples), scores=[log.EvalScore(
             name=part, scorer=part, metrics={"mean": log.EvalMetric(name="mean", value=_mean(samples, part))})
             for part in samples[0].scores])
