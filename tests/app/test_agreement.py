@@ -1,4 +1,4 @@
-"""Agreement between annotators, by hand and by scikit-learn; whose flags they are; tags of runs and what is archived."""
+"""Agreement between annotators, by hand and by scikit-learn; whose flags they are; tags of runs and the archive."""
 
 import json
 import math
@@ -87,7 +87,8 @@ def test_tags_and_the_archive_are_kept_apart_from_the_run(tmp_path):
 
 
 @pytest.mark.parametrize("asked", [{"key": "none", "n": 1, "tags": "x"}, {"key": "a", "n": 1, "tags": "x" * 99},
-                                   {"key": "a", "n": 1, "archived": []}, {"key": "a", "n": 1, "tags": [1] * 5000}, [], {}])
+                                   {"key": "a", "n": 1, "archived": []}, {"key": "a", "n": 1, "tags": [1] * 5000}, [],
+                                   {}])
 def test_a_label_that_cannot_be_written_is_said(tmp_path, asked):
     from vlrl.app.index import Index
     from vlrl.app.library import Library

@@ -11,11 +11,12 @@ from tests.app.views import group, rollout
 from vlrl.app import prose, reading
 from vlrl.app.prose import formula, rendered
 
-TAGS = set("div p ul ol li blockquote em strong s table thead tbody tr th td pre code br hr span".split()) | prose._MATH_TAGS
+TAGS = set("div p ul ol li blockquote em strong s table thead tbody tr th td pre code br hr "
+           "span".split()) | prose._MATH_TAGS
 NAMES = {"class", "title", *prose._WORDS, *prose._SIZES}
 PIECES = ["# h", "\n", "\n\n", "- a", "1. b", "> ", "*", "**", "_", "`", "```", "|a|b|\n|-|-|\n", "[x](http://e.com/)",
-          "![i](javascript:x)", "<img src=x onerror=alert(1)>", "<script>", "</div>", "<!--", "&lt;", "&#106;", "$", "$$",
-          "\\(", "\\)", "\\[", "\\]", "\\frac", "\\href{javascript:x}", "\\text{<b>}", "\\color{url(x)}", "{", "}", "^",
+          "![i](javascript:x)", "<img src=x onerror=alert(1)>", "<script>", "</div>", "<!--", "&lt;", "&#106;", "$",
+          "$$", "\\(", "\\)", "\\[", "\\]", "\\frac", "\\href{javascript:x}", "\\text{<b>}", "\\color{url(x)}", "{", "}", "^",
           "_", "\\begin{matrix}", "\\end{matrix}", "&", "\\\\", "\\left(", "\u202e", "[r]: http://e.com", "x", " "]
 
 
@@ -45,7 +46,8 @@ def test_a_formula_that_stands_alone(text):
     assert f'<math display="block">{X2}</math>' in rendered(text)
 
 
-@pytest.mark.parametrize("latex", ["\\newcommand{\\a}{\\a\\a}\\a", "\\frac", "x^2^3", "\\left(", "x" * 3000, "\\def\\a{b}", " "])
+@pytest.mark.parametrize("latex", ["\\newcommand{\\a}{\\a\\a}\\a", "\\frac", "x^2^3", "\\left(", "x" * 3000,
+                                   "\\def\\a{b}", " "])
 def test_a_formula_that_cannot_be_read_stays_text(latex):
     assert formula(latex) == f'<code class="v-tag">${latex}$</code>'
 
