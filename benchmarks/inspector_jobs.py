@@ -1,7 +1,7 @@
 """Five jobs done in the inspector by a script in Chromium: how many actions each takes, and how many seconds.
 
     vlrl train configs/quickstart.yaml steps=10 eval.every=5 task.rewards.iou=0 task.rewards.format=1 run.dir=runs/form
-    python benchmarks/inspector_jobs.py runs/form [--before CHECKOUT] [--json OUT]
+    python benchmarks/inspector_jobs.py runs/form [--before CHECKOUT] [--only WORD] [--json OUT]
 
 An action is a click, a key, or a field that is set or chosen from. A job begins on the page that the inspector opens
 with and ends when what it asks for is in view; its seconds are those of the script, which does not think. `--before`
@@ -237,13 +237,15 @@ def _served(checkout: Path, run: Path) -> Iterator[str]:
             server.wait(20)
 
 
-def measure(checkout: Path, run: Path, old: bool) -> dict[str, Any]:
-    """Returns {job: {"actions", "seconds"}}."""
+def measure(checkout: Path, run: Path, old: bool, only: str = "") -> dict[str, Any]:
+    """Returns {job: {"actions", "seconds"}} of the jobs whose name holds `only`."""
     program = next(filter(None, map(shutil.which, BROWSERS)), None)
     found: dict[str, Any] = {}
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=program, args=list(FLAGS))
         for name, jobs in JOBS.items():
+            if only not in name:
+                continue
             with _served(checkout, run) as address:
                 page = browser.new_page(viewport={"width": 1280, "height": 900})
                 page.set_default_timeout(WAIT_MS)
@@ -265,11 +267,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("--before", type=Path, help="checkout of commit 194ac16")
+    parser.add_argument("--only", default="", help="a part of a job's name")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
-    found = {"now": measure(HERE, asked.run.resolve(), old=False)}
+    found = {"now": measure(HERE, asked.run.resolve(), old=False, only=asked.only)}
     if asked.before:
-        found["before"] = measure(asked.before.resolve(), asked.run.resolve(), old=True)
+        found["before"] = measure(asked.before.resolve(), asked.run.resolve(), old=True, only=asked.only)
     if asked.json:
         asked.json.write_text(json.dumps(found, indent=1) + "\n")
 

@@ -16,7 +16,8 @@ TAGS = set("div p ul ol li blockquote em strong s table thead tbody tr th td pre
 NAMES = {"class", "title", *prose._WORDS, *prose._SIZES}
 PIECES = ["# h", "\n", "\n\n", "- a", "1. b", "> ", "*", "**", "_", "`", "```", "|a|b|\n|-|-|\n", "[x](http://e.com/)",
           "![i](javascript:x)", "<img src=x onerror=alert(1)>", "<script>", "</div>", "<!--", "&lt;", "&#106;", "$",
-          "$$", "\\(", "\\)", "\\[", "\\]", "\\frac", "\\href{javascript:x}", "\\text{<b>}", "\\color{url(x)}", "{", "}", "^",
+          "$$", "\\(", "\\)", "\\[", "\\]", "\\frac", "\\href{javascript:x}", "\\text{<b>}", "\\color{url(x)}", "{",
+          "}", "^",
           "_", "\\begin{matrix}", "\\end{matrix}", "&", "\\\\", "\\left(", "\u202e", "[r]: http://e.com", "x", " "]
 
 
