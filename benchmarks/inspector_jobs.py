@@ -113,7 +113,7 @@ def flag_and_export(hands: Hands) -> None:
     """A key flags an answer, and the next one comes."""
     _open_run(hands)
     hands.click("#v-list .v-row")
-    hands.see(".v-flags")
+    hands.see(".v-card .v-flags")
     for _ in range(5):
         hands.key("g")
     hands.see("#v-list .v-row", "5 good")  # of a group of six and more
