@@ -2,8 +2,9 @@
 
     library -> index -> details      what run folders hold, as frozen dataclasses
     textfiles, queries, table        safe jsonl and YAML; duckdb over rollout files
-    insight, rows, media, notes      what is computed from it, pictures, flags and comments; exports
+    insight, rows, media, notes      what is computed from it, pictures, flags and comments; exports, agreement
     html, marks, draw, forms, cards  the same as HTML, without Gradio; tokens, diffs, style.css
+    prose, reading                   Markdown and LaTeX of a model as known elements alone; one answer at full width
     curves, telling, report          the page of a report; film: an episode as a GIF or MP4
     site, pages, server, main        the Gradio app; guard, controls, filters, plots, figures, static/
     playground                       one model in memory, answers as they are written: asking, models, jobs, live

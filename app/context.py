@@ -1,6 +1,7 @@
 """The bar above all pages: which run, split and steps they show, chosen once. HTML alone, no Gradio.
 
-In a location `run`, `set` (split), `from` and `to` (steps), and `by` (who flags) are this context. app.js lets links to other pages keep it
+In a location `run`, `set` (split), `from` and `to` (steps), and `by` (who flags) are this context. app.js lets links
+to other pages keep it
 where they name no run themselves.
 """
 

@@ -80,8 +80,8 @@ def opened(where: Mapping[str, str], key: GroupKey, rollout: int | None = None) 
 
 
 def asked(site: Site, where: Mapping[str, str]) -> Query:
-    """Returns the query of a location, with the notes that it asks for, and without archived runs where it names no run.
-    Raises AppError as `query_of`.
+    """Returns the query of a location, with the notes that it asks for, and without archived runs where it names no
+    run. Raises AppError as `query_of`.
     """
     query = query_of(where, site.notes.flagged(where.get("by", "")) if needs_notes(where) else None)
     archived = site.archived() if not query.runs else set()

@@ -20,7 +20,8 @@ _LETTERS = {"good": "g", "bad": "b", "unsure": "s"}
 
 
 def noted(site: Site, run: str | None = None, by: str = "") -> dict[RolloutKey, Note]:
-    """Returns the notes of one run or of all, with `by` those of this annotator alone; none where the file of notes cannot be read, which the Notes page says.
+    """Returns the notes of one run or of all, with `by` those of this annotator alone; none where the file of notes
+    cannot be read, which the Notes page says.
     """
     try:
         return {one.key: one for one in site.notes.all(run=run, by=by)}
@@ -102,8 +103,8 @@ def written(site: Site, text: str) -> tuple[Html, str]:
 
 
 def labelled(site: Site, text: str) -> tuple[Html, str]:
-    """Writes what app.js asks for of a run, JSON of "key" (its id), "n", and "tags" (with commas) or "archived". Returns
-    as `written` does.
+    """Writes what app.js asks for of a run, JSON of "key" (its id), "n", and "tags" (with commas) or "archived".
+    Returns as `written` does.
     """
     number = 0
     try:
@@ -122,8 +123,9 @@ def labelled(site: Site, text: str) -> tuple[Html, str]:
 def label_form(run: str, label: Label) -> Html:
     """Returns where a run's tags are written and where it is archived."""
     tags = ", ".join(label.tags)
-    return el("form", el("label", "tags ", el("input", name="tags", value=tags, placeholder="with commas", autocomplete="off",
-                                              data_note=tags, maxlength="2000")),
+    field = el("input", name="tags", value=tags, placeholder="with commas", autocomplete="off", data_note=tags,
+               maxlength="2000")
+    return el("form", el("label", "tags ", field),
               el("button", "archived" if label.archived else "archive", type="button", data_archived="yes",
                  class_="v-flag warn", aria_pressed="true" if label.archived else "false",
                  title="archived runs are hidden from lists unless asked for"),

@@ -94,8 +94,8 @@ class Notes:
         return notes[0] if notes else None
 
     def all(self, run: str | None = None, flag: str | None = None, text: str = "", by: str = "") -> list[Note]:
-        """Notes, the last changed first: of one run, with one flag, with a text in comment or sample id. With `by` those
-        that this annotator flagged, with their own flags.
+        """Notes, the last changed first: of one run, with one flag, with a text in comment or sample id. With `by`
+        those that this annotator flagged, with their own flags.
         """
         if by:
             own = self.verdicts(run)
@@ -135,7 +135,8 @@ class Notes:
 
         Raises AppError for a tag above MOST_NAME, more than MOST_TAGS, and a folder that cannot be written.
         """
-        words = None if tags is None else list(dict.fromkeys(utf8(" ".join(tag.split())) for tag in tags if tag.strip()))
+        words = None if tags is None else list(dict.fromkeys(
+            utf8(" ".join(tag.split())) for tag in tags if tag.strip()))
         if words and (len(words) > MOST_TAGS or max(map(len, words)) > MOST_NAME):
             raise AppError(f"{len(words)} tags, the longest of {max(map(len, words))} characters, are too many or too "
                            f"long: at most {MOST_TAGS} of {MOST_NAME} characters")

@@ -1,9 +1,9 @@
 """Markdown and LaTeX that a model wrote, as HTML. What it wrote is hostile: it becomes known elements alone.
 
 Markdown is read into tokens (CommonMark and tables), and only the tokens of _TAGS become elements, with no attribute.
-Raw HTML, links and pictures stay the text that they are, so nothing can be loaded or followed. A formula becomes MathML,
-which browsers draw without a script; of its tree only known elements and attributes of known form are taken over, and
-one that cannot be read stays text.
+Raw HTML, links and pictures stay the text that they are, so nothing can be loaded or followed. A formula becomes
+MathML, which browsers draw without a script; of its tree only known elements and attributes of known form are taken
+over, and one that cannot be read stays text.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _math(node: Element) -> Html:
     if node.tag not in _MATH_TAGS:
         return join(children)
     kept = {name: value for name, value in node.attrib.items()
-            if name in _WORDS and _WORD.fullmatch(value) or name in _SIZES and _SIZE.fullmatch(value)}
+            if (name in _WORDS and _WORD.fullmatch(value)) or (name in _SIZES and _SIZE.fullmatch(value))}
     return el(node.tag, html.unescape(node.text or ""), *children, **kept)
 
 
@@ -136,8 +136,8 @@ def _inline(state: StateInline, silent: bool) -> bool:
     begin = state.pos + len(opens)
     end = state.src.find(closes, begin, min(state.posMax, begin + _MOST_FORMULA))
     content = state.src[begin:end]
-    if end <= begin or opens == "$" and (content[0].isspace() or content[-1].isspace()
-                                         or state.src[end + 1:end + 2].isdigit()):
+    if end <= begin or (opens == "$" and (content[0].isspace() or content[-1].isspace()
+                                         or state.src[end + 1:end + 2].isdigit())):
         return False
     if not silent:
         token = state.push("formula", "", 0)

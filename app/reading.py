@@ -43,8 +43,9 @@ def answer(view: GroupView, chosen: int | None, links: Mapping[str, Any], notes:
     one = next((r for r in view.rollouts if r.index == chosen), view.rollouts[0] if view.rollouts else None)
     if one is None:
         return cards.strip(view)
-    others = [link({**links, **cards.where(view, rollout=r.index)}, _swatch(r), f"#{r.index} ", el("b", number(r.reward)),
-                   class_="v-pick", data_replace=True, aria_current="true" if r is one else None)
+    others = [link({**links, **cards.where(view, rollout=r.index)}, _swatch(r), f" #{r.index} ",
+                   el("b", number(r.reward)), class_="v-pick", data_replace=True,
+                   aria_current="true" if r is one else None)
               for r in view.rollouts[:cards.MOST_CARDS]]
     tools = el("div", el("button", "copy ", el("kbd", "y"), type="button", class_="v-tool v-copy",
                          data_copy=one.completion),

@@ -95,7 +95,8 @@ class Site:
         """Calls `fn(location, *inputs)` when the location names this page; its results go to `outputs`."""
         def with_context(query: str, before: str, *values: Any) -> tuple[Any, ...]:
             results = fn(location(query), *values)
-            return *same([before], [context.bar(self.library, self.archived())]), *(results if len(outputs) > 1 else (results,))
+            bar = same([before], [context.bar(self.library, self.archived())])
+            return *bar, *(results if len(outputs) > 1 else (results,))
 
         shown = _shown(with_context, len(outputs) + 2)
 

@@ -161,8 +161,8 @@ def _agreement(site: Site) -> Html:
         return Html("")
     rows = [(pair.a or "no name", pair.b or "no name", pair.n, f"{pair.same / pair.n:.0%}",
              "–" if pair.kappa is None else number(pair.kappa)) for pair in found]
-    why = note("Kappa is the agreement beyond chance: 1 is full, 0 what chance alone gives. It is – where one flag alone "
-               "was given.")
+    why = note("Kappa is the agreement beyond chance: 1 is full, 0 what chance alone gives. It is – where one flag "
+               "alone was given.")
     head = ("annotator", "and", "answers both flagged", "the same flag", "Cohen's kappa")
     return el("section", el("h3", "Agreement"), table(head, rows, numeric=(2, 3, 4)), why)
 

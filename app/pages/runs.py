@@ -65,7 +65,8 @@ def shown(site: Site, reader: Reader, where: Mapping[str, str]) -> tuple[str, st
     labels, known = site.labels(), [run.id for run in runs]
     begins = [run for run in known if not labels.get(run, Label()).archived]
     requested = unpacked(where.get("runs")) or ((where["run"],) if where.get("run") else ())
-    chosen = [run for run in dict.fromkeys(requested) if run in known][:MOST_CHOSEN] or ([] if requested else begins[:1])
+    chosen = [run for run in dict.fromkeys(requested) if run in known][:MOST_CHOSEN]
+    chosen = chosen or ([] if requested else begins[:1])
     try:
         smooth = min(0.99, max(0.0, float(where.get("smooth", _SMOOTH))))
     except ValueError:
@@ -90,8 +91,10 @@ def _wrong(site: Site, reader: Reader, runs: Sequence[RunInfo], chosen: Sequence
     left = chosen[MOST_JUDGED:]
     more = el("p", f"Of {', '.join(left)} nothing is said here: choose {MOST_JUDGED} runs at most.", class_="v v-dim")
     infos = {run.id: run for run in runs}
-    return join([*(_findings(run, [*ends(infos[run]), *diagnose(reader.of(run)), *differs(site, runs, infos[run])],
-                             flagging.label_form(run, labels.get(run, Label()))) for run in chosen[:MOST_JUDGED]), more if left else ""])
+    said = {run: [*ends(infos[run]), *diagnose(reader.of(run)), *differs(site, runs, infos[run])]
+            for run in chosen[:MOST_JUDGED]}
+    return join([*(_findings(run, found, flagging.label_form(run, labels.get(run, Label())))
+                   for run, found in said.items()), more if left else ""])
 
 
 def ends(run: RunInfo) -> list[Finding]:
@@ -150,7 +153,8 @@ def _list(runs: Sequence[RunInfo], chosen: Sequence[str], where: Mapping[str, st
     grid = el("table", el("thead", head), el("tbody", *lines), class_="v-table v-runs")
     left = [f"{len(matching) - MOST_RUNS} more; find them by name."] if len(matching) > MOST_RUNS else []
     left += ["No run fits what you look for."] if not matching else []
-    left += [f"{len(runs) - len(offered)} archived, not listed: tick “archived” above."] if len(offered) < len(runs) else []
+    hidden = len(runs) - len(offered)
+    left += [f"{hidden} archived, not listed: tick “archived” above."] if hidden else []
     return el("div", el("div", grid, class_="v-scroll"), *(el("p", w, class_="v-dim") for w in left), class_="v")
 
 
@@ -183,10 +187,11 @@ def _line(run: RunInfo, chosen: Sequence[str], where: Mapping[str, str], label: 
     state = join([chip(run.state, _KINDS.get(run.state, "")), el("span", left, class_="v-dim") if left else ""], " ")
     warned = chip("!", "warn", "\n".join(run.notes[:20])) if run.notes else ""
     steps = f"{'–' if run.step is None else run.step}/{'–' if run.steps is None else run.steps}"
-    tags = [link({**where, "page": "runs", "find": tag}, tag, class_="v-chip", data_replace=True, title="runs with this tag")
-            for tag in label.tags] + ([chip("archived", "warn")] if label.archived else [])
-    cells = [toggle, join([opens, *tags], " "), join([state, warned], " "), run.task, run.model, steps, number(run.reward),
-             duration(run.duration_s) if run.duration_s is not None else "–", begun]
+    tags = [link({**where, "page": "runs", "find": tag}, tag, class_="v-chip", data_replace=True,
+                 title="runs with this tag") for tag in label.tags]
+    tags += [chip("archived", "warn")] if label.archived else []
+    cells = [toggle, join([opens, *tags], " "), join([state, warned], " "), run.task, run.model, steps,
+             number(run.reward), duration(run.duration_s) if run.duration_s is not None else "–", begun]
     styles = ["", "v-name", "", "", "v-model", "v-num", "v-num", "v-num", "v-began"]
     return el("tr", *(el("td", cell, class_=style or None) for cell, style in zip(cells, styles, strict=True)),
               class_="v-on" if on else None)

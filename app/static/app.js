@@ -8,7 +8,7 @@ window.vlrl = (() => {
   const pages = {};  // name -> {props, trigger} of the page's location component
   let turn = 0, answered = 0;  // number of the location asked for last, and of the one in view
   const waiting = [];  // keys pressed in between
-  let late = 0;  // the timer that ends the waiting
+  let late = 0, lost = false;  // the timer that ends the waiting; whether it did
 
   // --- location ---
 
@@ -56,14 +56,19 @@ window.vlrl = (() => {
     wait();
   }
 
-  // A request may be lost, or its answer: then keys act again on what is in view, and the page says so.
+  // A request may be lost, or its answer: then the page says so, and the next key acts on what is in view. An answer that
+  // is only late still gets the keys that waited for it.
   function wait() {
     clearTimeout(late);
-    late = setTimeout(() => {
-      waiting.length = 0;
-      answered = turn;
-      unanswered(true);
-    }, PATIENCE_MS);
+    lost = false;
+    late = setTimeout(() => unanswered(lost = true), PATIENCE_MS);
+  }
+
+  function giveUp() {
+    if (!lost) return;
+    lost = false;
+    waiting.length = 0;
+    answered = turn;
   }
 
   function unanswered(said) {
@@ -98,7 +103,7 @@ window.vlrl = (() => {
   function atAnswer(props, watch) {
     watch("value", () => setTimeout(() => {
       answered = parseInt(props.value);
-      if (answered === turn) clearTimeout(late), unanswered(false);
+      if (answered === turn) clearTimeout(late), unanswered(lost = false);
       while (waiting.length && answered === turn) follow(waiting.shift());
     }, 0));
   }
@@ -208,6 +213,7 @@ window.vlrl = (() => {
 
   // While it is written, keys wait; then comes `next`, or the same location with the note in its place.
   function mark(form, asked, next) {
+    giveUp();
     const to = marking[form.dataset.kind || ""];
     if (!to || answered !== turn) return;
     turn += 1;
@@ -296,6 +302,7 @@ window.vlrl = (() => {
   function pressed(key) {
     const inGroup = here().has("group"), rows = [...root().querySelectorAll("a.v-row")].filter(seen);
     if ((key === "j" || key === "k") && rows.length && !inGroup) return move(rows, key === "j" ? 1 : -1), true;
+    giveUp();
     if (key === "u") waiting.length = 0;  // away from here, wherever that is
     if (answered === turn || !WAYS.includes(key)) return follow(key);
     if (waiting.length < MOST_WAITING) waiting.push(key);  // the links in view belong to the location before

@@ -17,7 +17,7 @@ from vlrl.task.chromium import BROWSERS, FLAGS
 
 UPLOADING = "warning: Method not implemented."
 """Gradio says so whenever a file was uploaded."""
-WAIT_MS = 25_000
+WAIT_MS = 180_000
 """For an event in the page: a first page takes a minute where many tests share the cores."""
 HAS_CHROMIUM = any(map(shutil.which, BROWSERS))
 

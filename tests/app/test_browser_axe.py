@@ -6,6 +6,7 @@ pytest.importorskip("gradio")
 pytest.importorskip("duckdb")
 from tests.app import made_runs
 from tests.app.conftest import opened, serving
+from tests.app.test_browser_reading import TEXTS
 
 expect = pytest.importorskip("playwright.sync_api").expect
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-core is not installed")
@@ -17,6 +18,8 @@ PAGES = {
     "nothing": ("page=rollouts&rmin=99", "#v-list .v-empty"),
     "group": (GROUP, ".v-card"),
     "answer": (f"{GROUP}&rollout=2", ".v-chosen"),
+    "pictures": ("page=rollouts&run=many&step=0&group=many-1", ".v-many .v-pic"),
+    "reading": ("page=rollouts&run=many&step=0&group=many-1&rollout=1&read=yes", ".v-both"),
     "episode": ("page=rollouts&run=film&step=0&group=zoomed-1&rollout=1", ".v-turns .v-turn"),
     "clip": ("page=rollouts&run=clips&step=1&group=train-1-5", ".v-timeline"),
     "history": ("page=history&sample=boxes-100", "#v-page-history .v-side"),
@@ -37,10 +40,13 @@ def mine(tmp_path_factory):
     root = tmp_path_factory.mktemp("axe") / "runs"
     made_runs.write(root / "clips", "clips", steps=2)
     made_runs.RunFolder(root / "film").write_rollouts(0, 0, [made_runs.zoomed(1, turns=4)])
+    made_runs.RunFolder(root / "many").write_rollouts(0, 0, [made_runs.with_many_images(1, texts=TEXTS)])
     made_runs.write(root / "slow", "boxes", steps=2, seed=1)
     made_runs.write(root / "boxes", "boxes", steps=2)
-    Notes(root).put(RolloutKey("boxes", "train", "train", 1, "train-1-5", 1), flag="good", comment="so it is",
-                    sample="boxes-5")
+    notes, key = Notes(root), RolloutKey("boxes", "train", "train", 1, "train-1-5", 1)
+    for name in ("anna", "ben"):
+        notes.put(key, flag="good", comment="so it is", sample="boxes-5", by=name)
+    notes.label("boxes", tags=("baseline",), archived=True)
     with serving(root) as address:
         yield address
 

@@ -1,4 +1,4 @@
-"""Reading answers in a real browser: Markdown and LaTeX, order, copying; pictures that zoom; many pictures; patience."""
+"""Reading answers in a real browser: Markdown and LaTeX, order, copying; pictures that zoom; grids; patience."""
 
 import pytest
 
@@ -38,7 +38,8 @@ def test_an_answer_is_read_as_written_and_as_meant(mine, page):
     expect(written).to_contain_text("## Steps")
     assert [meant.locator(tag).count() for tag in ("ol li", "em", "td", "code:not(.v-tag)")] == [2, 1, 2, 1]
     assert "Steps" in meant.locator(".v-head-h2").inner_text() and "##" not in meant.inner_text()
-    sizes = meant.locator("math").evaluate_all("all => all.map(m => [m.localName, m.getBoundingClientRect().width > 5])")
+    sizes = meant.locator("math").evaluate_all(
+        "all => all.map(m => [m.localName, m.getBoundingClientRect().width > 5])")
     assert sizes == [["math", True]] * 2 and meant.locator("msqrt, msup").count() == 2
     width = page.locator(".v-both").evaluate("e => e.getBoundingClientRect().width")
     assert width > 1100 or page.locator(".v-many").count()
@@ -59,7 +60,8 @@ def test_what_a_model_wrote_loads_and_runs_nothing(mine, page):  # a request to 
 
 
 def test_copy_order_and_the_way_to_the_answer(mine, chromium):
-    with opened(chromium, permissions=["clipboard-read", "clipboard-write"], viewport={"width": 1280, "height": 500}) as page:
+    allowed = ["clipboard-read", "clipboard-write"]
+    with opened(chromium, permissions=allowed, viewport={"width": 1280, "height": 500}) as page:
         page.goto(f"{mine}?{MANY}&rollout=1&read=yes")
         picks = page.locator(".v-reads .v-pick")
         expect(picks).to_have_text(["#0 0", "#1 0.25", "#2 0.5", "#3 0.75"])
@@ -85,7 +87,7 @@ def test_twelve_pictures_stand_in_a_grid_with_the_answers_in_view(mine, page):
     expect(page.locator(".v-pic")).to_have_count(12)
     page.locator(".v-pic img").last.evaluate("i => i.decode()")
     boxes = page.locator(".v-pic .v-frame").evaluate_all("all => all.map(e => e.getBoundingClientRect().toJSON())")
-    assert all(0 < b["top"] and b["bottom"] < 900 and b["width"] > 80 for b in boxes)
+    assert all(b["top"] > 0 and b["bottom"] < 900 and b["width"] > 80 for b in boxes)
     assert len({round(b["left"]) for b in boxes}) >= 3 and len({round(b["top"]) for b in boxes}) >= 3
     answers = page.locator(".v-card .v-reward").evaluate_all("all => all.map(e => e.getBoundingClientRect().bottom)")
     assert len(answers) == 4 and max(answers) < 900

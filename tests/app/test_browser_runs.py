@@ -244,3 +244,43 @@ def test_location_survives_odd_names(page, served):
     where = json.dumps("../../etc/passwd")
     page.goto(f"{served}?page=rollouts&run=boxes&step=1&group={where}&split=%3Cscript%3E")
     expect(page.locator("#v-group [role=alert]")).to_be_visible()
+
+
+def test_tags_find_runs_and_archived_ones_are_hidden_unless_asked(chromium, tmp_path):
+    for name in ("old", "new"):
+        made_runs.write(tmp_path / name, steps=1, prompts=1, evaluate=False)
+    config = (tmp_path / "old/config.yaml").read_bytes()
+    with serving(tmp_path) as address, opened(chromium) as page:
+        page.goto(f"{address}?page=runs&runs=old")
+        rows, label = page.locator("#v-runs tbody tr"), page.locator("form.v-labels")
+        label.locator("input").fill(f"base line, {made_runs.SCRIPT[:40]}")
+        label.locator("input").press("Enter")
+        expect(rows.locator("a.v-chip")).to_have_text(["base line", made_runs.SCRIPT[:40]])
+        label.get_by_role("button", name="archive").click()
+        expect(label.get_by_role("button")).to_have_attribute("aria-pressed", "true")
+        expect(rows).to_have_count(2)  # it is chosen
+        page.goto(address)
+        expect(rows).to_have_count(1)
+        expect(page.locator("#v-runs")).to_contain_text("1 archived, not listed")
+        page.get_by_label("archived").check()
+        expect(rows).to_have_count(2)
+        page.get_by_label("Find a run").fill("base line")
+        expect(rows.filter(has_text="base line")).to_have_count(1)
+        page.goto(f"{address}?page=rollouts")
+        expect(page.locator("#v-list .v-count")).to_contain_text("1 group")  # of the other run
+        assert page.evaluate("window.hacked") is None and (tmp_path / "old/config.yaml").read_bytes() == config
+
+
+def test_two_annotators_flag_the_same_answers_and_see_how_far_they_agree(chromium, tmp_path):
+    made_runs.write(tmp_path / "boxes", "boxes", steps=1, evaluate=False)
+    with serving(tmp_path) as address, opened(chromium) as page:
+        for name, keys in (("anna", "ggb"), ("ben", "gbb")):
+            page.goto(f"{address}?page=rollouts&run=boxes&step=0&group=train-0-0&by={name}")
+            expect(page.locator(".v-card")).to_have_count(4)
+            assert page.locator("button[data-flag][aria-pressed=true]").count() == 0  # not the other's flags
+            page.keyboard.type(keys)
+            expect(page.locator("#v-list .v-row.v-open")).to_contain_text(f"{keys.count('b')} bad")
+            expect(page.locator(".v-chosen")).to_have_id("v-answer-3")
+        page.goto(f"{address}?page=notes")
+        line = page.locator("#v-notes section tbody tr")
+        expect(line.locator("td")).to_have_text(["anna", "ben", "3", "67%", "0.4"])

@@ -124,8 +124,8 @@ def test_groups_of_every_task(kind, number):
 
 VALUES = st.one_of(TEXTS, st.none(), st.floats(), st.lists(TEXTS, max_size=2),
                    st.dictionaries(TEXTS, TEXTS, max_size=2))
-TAGS = set("section header article div span b i a p pre code h4 h5 details summary input label figure figcaption img h3 "
-           "svg g title rect text style".split())
+TAGS = set("section header article div span b i a p pre code h4 h5 details summary input label figure figcaption img "
+           "h3 svg g title rect text style".split())
 
 
 @settings(deadline=None, max_examples=20)
