@@ -144,8 +144,8 @@ def table(one: Experiment, done: Mapping[tuple[str, int], Path], seeds: int) -> 
              f"| arm | before | after, by seed | mean | against {first} [95 %] | acting (seed 0) |", "|---" * 6 + "|"]
     for arm in one.arms:
         values = [ends(done[arm, seed], one.metric) for seed in range(seeds)]
-        sides = [[Side(folders(done[name, seed])[1].path) for seed in range(seeds)] for name in (first, arm)]
-        found = compare(*sides, metric=one.metric).metrics[one.metric].difference
+        a, b = ([Side(folders(done[name, seed])[1].path) for seed in range(seeds)] for name in (first, arm))
+        found = compare(a, b, metric=one.metric).metrics[one.metric].difference
         against = "" if arm == first else f"{found.mean:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
         after = [value[1] for value in values]
         lines.append(f"| {arm} | {values[0][0]:.3f} | {', '.join(f'{v:.3f}' for v in after)} | {np.mean(after):.3f} | "

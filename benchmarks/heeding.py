@@ -22,17 +22,21 @@ _Digits: type[Task] = load_class("digits")
 _Grounding: type[Task] = load_class("grounding")
 
 
-class _Told:
+class _Told(Task):
     """Behind each question stands one of `kinds`, drawn by the sample's id; the answer is the given one. The picture is
     blank."""
 
     kinds: tuple[str, ...]
 
-    def samples(self: Any, split: str) -> Sequence[Sample]:
+    def wrong(self, sample: Sample, stream: random.Random) -> str:
+        """Returns an answer that is wrong."""
+        raise NotImplementedError
+
+    def samples(self, split: str) -> Sequence[Sample]:
         seen = super().samples(split)
         return Drawn(len(seen), lambda i: _blank(seen[i]))
 
-    def messages(self: Any, sample: Sample) -> Any:
+    def messages(self, sample: Sample) -> Any:
         stream = random.Random(f"told/{sample.id}")
         wrong = Answer(text=self.wrong(sample, stream))
         tried = Tried(self, sample, (wrong,), (False,))

@@ -50,7 +50,7 @@ class Handler(BaseHTTPRequestHandler):
         with self.server.lock:
             wait = self.server.seconds * self.server.waits.uniform(0.5, 1.0)
         time.sleep(wait)
-        reply = {"choices": [{"message": {"content": self.server.text}, "finish_reason": "stop"}]}
+        reply: dict[str, object] = {"choices": [{"message": {"content": self.server.text}, "finish_reason": "stop"}]}
         self._send(reply)
         with self.server.lock:
             self.server.slowest = max(self.server.slowest, time.perf_counter() - start)

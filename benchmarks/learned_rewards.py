@@ -122,7 +122,8 @@ def agreement(run: RunFolder, step: int) -> float:
     table = run.rollouts(step, split="heldout", columns=["parts"]).to_pylist()
     parts = [dict(row["parts"]) for row in table]
     both = [pair for p in parts if None not in (pair := (p.get("reward_model"), p.get("accuracy")))]
-    return float(spearmanr(*zip(*both, strict=True)).statistic)
+    found: Any = spearmanr([a for a, _ in both], [b for _, b in both])
+    return float(found.statistic)
 
 
 def care(runs: Path, seeds: int) -> str:
@@ -140,7 +141,8 @@ def care(runs: Path, seeds: int) -> str:
             ends = [run.evals()[i]["accuracy"] for i in (0, -1)]
             lines.append(f"| {arm} | {seed} | {ends[0]:.3f} | {ends[1]:.3f} | {consistent(run, range(10)):.3f} | "
                          f"{consistent(run, range(30, 40)):.3f} |")
-    found = compare(*([Side(f) for f in done[arm]] for arm in arms), metric="accuracy").metrics["accuracy"].difference
+    a, b = ([Side(f) for f in done[arm]] for arm in arms)
+    found = compare(a, b, metric="accuracy").metrics["accuracy"].difference
     return "\n".join([*lines, "", f"Accuracy, grpo_care - grpo: {found.mean:+.3f} [{found.low:+.3f}, "
                       f"{found.high:+.3f}]"])
 
