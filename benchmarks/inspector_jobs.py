@@ -159,7 +159,7 @@ def old_cheats(hands: Hands) -> None:
         hands.asked(f"{name}={value}")
     hands.choose("sort", "reward")
     hands.asked("sort=reward")
-    most = hands.see("#v-list .v-row .v-value b").first.inner_text()
+    most = hands.see("#v-list .v-rollouts .v-row .v-value b").first.inner_text()
     hands.click(hands.page.get_by_text("More filters"))
     hands.write("rmin", str(float(most) - 0.01))
     hands.asked("rmin=")
