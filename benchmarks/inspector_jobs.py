@@ -159,7 +159,7 @@ def old_cheats(hands: Hands) -> None:
         hands.asked(f"{name}={value}")
     hands.choose("sort", "reward")
     hands.asked("sort=reward")
-    most = hands.see("#v-list .v-row .v-value b").first.inner_text()
+    most = hands.see("#v-list .v-rollouts .v-row .v-value b").first.inner_text()
     hands.click(hands.page.get_by_text("More filters"))
     hands.write("rmin", str(float(most) - 0.01))
     hands.asked("rmin=")
@@ -170,16 +170,16 @@ def old_cheats(hands: Hands) -> None:
 
 
 def old_before_after(hands: Hands) -> None:
-    """The picture stands in each visit's group: one after the other."""
-    hands.tab("Compare")
-    row = "#v-page-compare .v-halves table tbody tr"
-    hands.see(row)
-    hands.click(hands.page.locator(row).first.locator("a.go").nth(1))
+    """The picture stands in each visit's group: one after the other, of a sample whose id is known."""
+    hands.tab("History")
+    hands.see("#v-page-history .v-form")
+    hands.write("sample", "heldout-000000")
+    visits = "#v-page-history table tbody a.go"
+    hands.click(hands.see(visits))
     hands.see("#v-group .v-frame")
     hands.page.go_back()
     hands.actions += 1
-    hands.see(row)
-    hands.click(hands.page.locator(row).first.locator("a.go").nth(2))
+    hands.click(hands.see(visits).last)
     hands.see("#v-group .v-frame")
 
 
