@@ -217,7 +217,7 @@ def test_what_belongs_to_other_second_attempts_is_named(words, named):
 OTHER = {"clip_low": 0.9, "clip_high": 9.0, "dual_clip": 1.1, "delta": 1.06, "cap": 1.1, "tau_positive": 3.0,
          "tau_negative": 2.0, "k_positive": 1.0, "lambda_positive": 1.0, "k_negative": 1.0, "lambda_negative": 1.0,
          "tau": 0.5, "delta_low": 0.01, "delta_high": 0.01, "pre_clip": 1.1, "share": 0.5, "coef": 3.0,
-         "decay": 7, "floor": 0.99}
+         "decay": 7, "floor": 0.99, "tokens": 2}
 """A value of each option that differs from its default."""
 WIDE = {"kl_cov": {"share": 0.3}, "clip_cov": {"share": 0.3, "cov_low": -1.0}, "stable_reinforce": {"sigma": 1.0}}
 """Options with which a few tokens are enough."""
