@@ -39,6 +39,7 @@ MOST_TAGS = 20
 VERSION = 2
 _OLD_NAME = "look"  # of the flag unsure, in files of earlier versions
 _WAIT_S = 5.0
+_CHANGING_S = 1.0
 _COLUMNS = ("run", "source", "split", "step", "group_id", "rollout", "flag", "comment", "sample", "reward", "changed")
 _KEYS = _COLUMNS[:6]
 """As the fields of RolloutKey; `group` and `index` are words of SQL."""
@@ -207,21 +208,27 @@ class Notes:
                         for statement in (_TABLE, *_NEW_TABLES):
                             base.execute(statement)
                         base.execute(f"PRAGMA user_version = {VERSION}")
+                else:
+                    base.execute("BEGIN")  # what is read is of one moment
                 with base:
                     yield base
         except (sqlite3.Error, OverflowError) as error:
             raise AppError(_reason(error, self.path)) from None
 
     def _connect(self, mode: str) -> sqlite3.Connection:
-        """Returns a folder that cannot be written has no room for WAL's own files: there the file is read as it
-        lies.
+        """Returns the opened file. A folder that cannot be written has no room for WAL's own files: there the file is
+        read as it lies.
         """
-        try:
-            return self._connected(f"mode={mode}")
-        except sqlite3.OperationalError as error:
-            if mode != "ro" or not _is_read_only(error):
-                raise
-            return self._connected("mode=ro&immutable=1")
+        end = time.monotonic() + _CHANGING_S
+        while True:
+            try:
+                return self._connected(f"mode={mode}")
+            except sqlite3.OperationalError as error:
+                if mode != "ro" or not _is_read_only(error):
+                    raise
+            if time.monotonic() > end or not os.access(self.path.parent, os.W_OK):
+                return self._connected("mode=ro&immutable=1")
+            time.sleep(0.01)  # another program makes or removes WAL's files just now
 
     def _connected(self, options: str) -> sqlite3.Connection:
         base = sqlite3.connect(f"file:{quote(str(self.path))}?{options}", uri=True, timeout=_WAIT_S,
@@ -229,7 +236,9 @@ class Notes:
         try:
             base.execute("PRAGMA trusted_schema = OFF")  # the file may come from anyone
             base.text_factory = lambda text: text.decode("utf-8", "replace")
+            base.execute("BEGIN")  # another program may write the tables just now
             _version(base, self.path)
+            base.execute("COMMIT")
         except BaseException:
             base.close()
             raise

@@ -368,3 +368,14 @@ run: {{dir: {tmp_path}/runs/sft}}
     trained = RunFolder(tmp_path / "runs/sft")
     assert trained.metrics()[0]["loss"] > 0
     assert {row["completion"] for row in trained.rollouts(0).to_pylist()} == {text for text, in right.values()}
+
+
+def test_a_file_is_read_while_others_begin_it(tmp_path):
+    def use(folder, i):
+        Notes(folder).put(KEY._replace(index=i % 8), flag="good") if i % 3 else Notes(folder).all()
+
+    for turn in range(20):
+        (folder := tmp_path / str(turn)).mkdir()
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(use, [folder] * 32, range(32)))
+        assert {n.key.index for n in Notes(folder).all()} == set(range(8))
