@@ -6,6 +6,7 @@ picture shows it large; boxes to tick hide the marks of single answers. Both wor
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -19,6 +20,7 @@ FRAMES = 64
 """Sampled frames of a video that are shown."""
 _MOST_LABELS = 60
 _MOST_TOGGLES = 64
+_MOST_MOVING = 200
 _MOVING = (".webp", ".gif")  # videos that a browser shows as pictures
 
 
@@ -89,8 +91,10 @@ def _one(view: GroupView, place: int, all_shapes: Sequence[Shape], addresses: Ad
     one, many = view.media[place], len(view.media) > 1
     caption = join([f"{one.kind} {place + 1}" if many else "", *_facts(one)], " · ")
     if one.kind == "video":
-        shown = frames(view, one, all_shapes, addresses, chosen, most_frames)
-        return _video(view, one, all_shapes, addresses, el("figcaption", caption), shown)
+        source = addresses.video(view.key.run, one.name) if one.name else None
+        plays = bool(source and not one.name.lower().endswith(_MOVING))
+        shown = frames(view, one, all_shapes, addresses, chosen, most_frames, plays)
+        return _video(view, one, all_shapes, source, chosen, el("figcaption", caption), shown)
     return picture(view, one, all_shapes, addresses, f"image {place + 1} of the prompt", chosen, caption)
 
 
@@ -176,14 +180,14 @@ def _words(shape: Shape) -> str:
     return words.strip()
 
 
-def _group(shape: Shape, unit: float, chosen: int | None, label: Any) -> Html:
+def _group(shape: Shape, unit: float, chosen: int | None, label: Any = "", **attributes: Any) -> Html:
     """Returns a mark with its label; one of an answer that is not the chosen one is faint."""
     key = "t" if shape.rollout is None else str(shape.rollout)
     faint = chosen is not None and shape.rollout is not None and shape.rollout != chosen
     lines = [_DRAWN[shape.kind](shape, unit, kind) for kind in ("v-halo", "v-line")]
     classes = f"v-of-{key}{' v-target' if shape.rollout is None else ''}{' v-faint' if faint else ''}"
     return el("g", el("title", f"{_words(shape)} · {shape.label}"), *lines, label, data_v_mark=key, class_=classes,
-              style=f"--v-c:{shape.color}")
+              style=f"--v-c:{shape.color}", **attributes)
 
 
 def _box(shape: Shape, unit: float, kind: str) -> Html:
@@ -245,17 +249,15 @@ def _meet(a: Box, b: Box) -> bool:
 # --- video ------------------------------------------------------------------------------------------------------------
 
 
-def _video(view: GroupView, one: MediaView, all_shapes: Sequence[Shape], addresses: Addresses, caption: Html,
-           shown: Html) -> Html:
-    run, name = view.key.run, one.name
-    width, height = _size(view, one, all_shapes)
-    shape = f"--v-ratio:{width / height:.6g}"
-    source = addresses.video(run, name) if name else None
-    if source and name and name.lower().endswith(_MOVING):
+def _video(view: GroupView, one: MediaView, all_shapes: Sequence[Shape], source: str | None, chosen: int | None,
+           caption: Html, shown: Html) -> Html:
+    size = _size(view, one, all_shapes)
+    shape = f"--v-ratio:{size[0] / size[1]:.6g}"
+    if source and one.name and one.name.lower().endswith(_MOVING):
         player = el("img", src=source, alt="the clip", loading="lazy", class_="v-player", style=shape)
     elif source:
-        player = el("video", src=source, controls=True, preload="metadata", muted=True, playsinline=True,
-                    class_="v-player", style=shape)
+        clip = el("video", src=source, controls=True, preload="metadata", muted=True, playsinline=True)
+        player = el("div", clip, _moving(all_shapes, size, chosen, one.timestamps), class_="v-player", style=shape)
     else:
         player = ""
     spans = [s for s in all_shapes if s.kind == "span"]
@@ -263,10 +265,30 @@ def _video(view: GroupView, one: MediaView, all_shapes: Sequence[Shape], address
     return el("figure", player, caption, line, shown, class_="v-pic v-clip")
 
 
+def _moving(all_shapes: Sequence[Shape], size: Box, chosen: int | None, timestamps: Sequence[float]) -> Html:
+    """Returns the boxes of tracks over a clip; clips.js moves each to where it is when the clip plays, and hides one
+    that has none within half the distance of two sampled frames. At most 200 boxes of a track, evenly spread.
+    """
+    times = [t for t in timestamps if finite(t) is not None]
+    tracks = [s for s in all_shapes if s.kind == "track"]
+    if not tracks or len(times) < 2:
+        return Html("")
+    gap, marks = (times[-1] - times[0]) / (len(times) - 1), []
+    for shape in tracks[:_MOST_LABELS]:
+        last = max(len(shape.at) - 1, 1)
+        timed = [(times[0] + (times[-1] - times[0]) * i / last if t is None else t, box)
+                 for i, (t, box) in enumerate(shape.at)][::-(-len(shape.at) // _MOST_MOVING)]
+        places = json.dumps([[round(v, 3) for v in (t, *box)] for t, box in timed])
+        first = Shape("box", timed[0][1], shape.label, shape.rollout, shape.media, shape.score)
+        marks.append(_group(first, max(size) / 38, chosen, data_v_track=places))
+    return el("svg", *marks, class_="v-marks", data_v_gap=gap, viewBox=f"0 0 {size[0]:.6g} {size[1]:.6g}",
+              preserveAspectRatio="none", aria_hidden="true", xmlns="http://www.w3.org/2000/svg")
+
+
 def frames(view: GroupView, one: MediaView, all_shapes: Sequence[Shape], addresses: Addresses,
-           chosen: int | None = None, most: int = FRAMES) -> Html:
+           chosen: int | None = None, most: int = FRAMES, plays: bool = False) -> Html:
     """Returns the sampled frames side by side with their seconds, under the boxes of tracks; other marks on the
-    first.
+    first. With a clip that `plays`, the seconds are buttons that lead it there.
     """
     times = [t for t in one.timestamps if finite(t) is not None]
     if not times:
@@ -282,8 +304,10 @@ def frames(view: GroupView, one: MediaView, all_shapes: Sequence[Shape], address
         here += [Shape("box", box, s.label, s.rollout, s.media, s.score) for s in all_shapes
                  if s.kind == "track" and (box := at_frame(s.at, i, times))]
         time = f"{number(times[i], '.2f')} s"
+        words = el("button", time, type="button", class_="v-seek", data_at=times[i],
+                   title="show the clip there") if plays else time
         shown.append(el("figure", _framed(source, size, here, chosen, f"frame at {time}", small=True),
-                        el("figcaption", time), class_="v-still"))
+                        el("figcaption", words), class_="v-still"))
     scores = [el("span", el("i", class_="v-swatch", style=f"background:{s.color}"), f"#{s.rollout} {s.score}",
                  class_=f"v-of-{s.rollout}") for s in all_shapes if s.kind == "track" and s.rollout is not None]
     more = f"{len(places)} of {len(times)} frames" if len(places) < len(times) else ""
@@ -315,7 +339,7 @@ def timeline(all_shapes: Sequence[Shape], duration: float | None, ticks: Sequenc
     axis = [el("span", f"{number(whole * i / 4, '.3g')} s") for i in range(5)]
     return el("div", *rows, el("div", el("span"), el("div", *marks, class_="v-ticks"), el("span"), class_="v-span-row"),
               el("div", el("span"), el("div", *axis, class_="v-axis"), el("span"), class_="v-span-row"),
-              class_="v-timeline")
+              class_="v-timeline", data_v_seconds=whole)
 
 
 def _row(key: int | None, spans: Sequence[Shape], whole: float) -> Html:
@@ -327,7 +351,8 @@ def _row(key: int | None, spans: Sequence[Shape], whole: float) -> Html:
         wrong = " v-inverted" if shape.at[0] >= shape.at[1] else ""
         words = f"{number(shape.at[0], '.6g')} to {number(shape.at[1], '.6g')} s"
         bars.append(el("i", class_=f"v-bar-span{kind}{late}{wrong}", title=words, role="img", aria_label=words,
-                       style=f"left:{min(start, end):.3f}%;width:{abs(end - start):.3f}%;--v-c:{shape.color}"))
+                       data_at=min(shape.at), style=f"left:{min(start, end):.3f}%;width:{abs(end - start):.3f}%;"
+                                                    f"--v-c:{shape.color}"))
     name = "target" if key is None else f"#{key}"
     return el("div", el("span", name), el("div", *bars, class_="v-lane"), el("span", spans[0].score),
               class_=f"v-span-row v-of-{'t' if key is None else key}")

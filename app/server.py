@@ -46,11 +46,12 @@ TYPES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".web
 """Suffix -> media type; a file with another suffix is not served."""
 _STATIC = {"app.js": (HERE / "static" / "app.js", "text/javascript"),
            "pictures.js": (HERE / "static" / "pictures.js", "text/javascript"),
+           "clips.js": (HERE / "static" / "clips.js", "text/javascript"),
            "app.css": (HERE / "static" / "app.css", "text/css"), "style.css": (STYLE, "text/css")}
 _HEAD = "".join(('<link rel="icon" href="favicon.ico">',  # from the page, which may lie below the path of a proxy
                  *(f'<link rel="stylesheet" href="vlrl/static/{name}">' for name in ("style.css", "app.css")),
                  f'<script src="vlrl/static/app.js" data-pages="{" ".join(PAGES)}"></script>',
-                 '<script src="vlrl/static/pictures.js"></script>'))
+                 *(f'<script src="vlrl/static/{name}"></script>' for name in ("pictures.js", "clips.js"))))
 _MEDIA_HEADERS = {"Cache-Control": "private, max-age=3600", "Content-Security-Policy": "default-src 'none'; sandbox"}
 _ABSENT = ('<svg xmlns="http://www.w3.org/2000/svg" width="320" height="200" viewBox="0 0 320 200"><rect width="320" '
            'height="200" fill="#8884"/><text x="160" y="105" text-anchor="middle" font-family="sans-serif" '

@@ -337,6 +337,12 @@ def _environment() -> dict[str, Any]:
     return files.environment(0)
 
 
+def tracked() -> Group:
+    """A group that follows a shape through a clip that lies in a file."""
+    group = made_group("clips", 0, 0)
+    return replace(group, id="tracked", prompt=replace(group.prompt, media=(_clip(1),)))
+
+
 def write(path: Path, kind: str = "boxes", *, steps: int = 4, prompts: int = 4, state: str = "finished",
           planned: int | None = None, seed: int = 0, gain: float = 0.6, settings: Mapping[str, Any] | None = None,
           evaluate: bool = True) -> RunFolder:

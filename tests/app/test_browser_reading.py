@@ -23,6 +23,8 @@ def mine(tmp_path_factory):
     """The address of an inspector over a group of twelve pictures whose rewards rise, and one of a single picture."""
     root = tmp_path_factory.mktemp("reading") / "runs"
     made_runs.write(root / "boxes", "boxes", steps=2, evaluate=False)
+    made_runs.write(root / "clips", "clips", steps=1, evaluate=False)
+    made_runs.RunFolder(root / "clips").write_rollouts(1, 0, [made_runs.tracked()])
     made_runs.RunFolder(root / "many").write_rollouts(0, 0, [made_runs.with_many_images(1, texts=TEXTS)])
     with serving(root) as address:
         yield address
@@ -138,3 +140,43 @@ def test_a_request_that_is_lost_is_said_and_keys_work_again(mine, chromium):
         expect(page.locator(".v-chosen")).to_have_id("v-answer-0")
         expect(late).to_have_count(0)
         assert held
+
+
+@pytest.mark.parametrize("group", ["step=1&group=tracked", "step=0&group=train-0-1"])
+def test_a_clip_is_led_by_its_timeline_spans_and_frames(mine, page, group):
+    page.goto(f"{mine}?page=rollouts&run=clips&{group}")
+    expect(page.locator(".v-clip video").first).to_be_visible()
+    page.wait_for_function("document.querySelector('.v-clip video').readyState >= 1")
+    seek = page.locator(".v-seek").nth(2)
+    seek.click()
+    at = float(seek.get_attribute("data-at"))
+    page.wait_for_function(f"Math.abs(document.querySelector('.v-clip video').currentTime - {at}) < 1e-3")
+    (boxes_follow if "tracked" in group else along)(page, at)
+
+
+def along(page, at):
+    """The playhead stands at the time, a span and a place of a lane lead there."""
+    whole = float(page.locator(".v-timeline").get_attribute("data-v-seconds"))
+    head = "parseFloat(document.querySelector('.v-timeline').style.getPropertyValue('--v-at'))"
+    page.wait_for_function(f"Math.abs({head} - {100 * at / whole}) < .1")
+    bar = page.locator(".v-bar-span").first
+    bar.click()
+    start = float(bar.get_attribute("data-at"))
+    page.wait_for_function(f"Math.abs(document.querySelector('.v-clip video').currentTime - {start}) < 1e-3")
+    ticks = page.locator(".v-ticks")
+    box = ticks.bounding_box()
+    ticks.click(position={"x": box["width"] / 4, "y": 3})
+    page.wait_for_function(f"Math.abs({head} - 25) < 1")
+
+
+def boxes_follow(page, at):
+    """The box of the target over the clip is that of the frame at this time, and moves with it."""
+    box = page.locator(".v-player g.v-of-t rect.v-line").first
+    still = page.locator(".v-still").nth(2).locator("g.v-of-t rect").first
+    at_two = "([box, still]) => ['x', 'y', 'width', 'height'].every(n => Math.abs(box.getAttribute(n) - still" \
+             ".getAttribute(n)) < .01)"
+    page.wait_for_function(at_two, arg=[box.element_handle(), still.element_handle()])
+    page.locator(".v-seek").nth(5).click()
+    other = page.locator(".v-still").nth(5).locator("g.v-of-t rect").first
+    page.wait_for_function(at_two, arg=[box.element_handle(), other.element_handle()])
+    assert box.get_attribute("x") != still.get_attribute("x")

@@ -1,5 +1,7 @@
 """draw.py and marks.py: marks over pictures, and how well they meet the target."""
 
+import json
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -110,7 +112,12 @@ def test_tracks_over_the_frames():
     answer = mark("track", [[0, [0, 0, 10, 5]], [1, [10, 0, 20, 10]]])
     made = drawn(rollout(0, [answer, target]), media=(clip(0, 1, 2),))
     assert "#0 IoU 0.75" in made.text
-    assert by_mark(made) == ["t", "0", "t", "0"]  # two frames with boxes, none at 2 s
+    assert by_mark(made) == ["t", "0"] * 3  # over the clip, and two frames with boxes; none at 2 s
+    moving = [json.loads(a["data-v-track"]) for a in made.all("g") if "data-v-track" in a]
+    assert moving == [[[0, 0, 0, 10, 10], [1, 10, 0, 20, 10]], [[0, 0, 0, 10, 5], [1, 10, 0, 20, 10]]]
+    assert [b["data-at"] for b in made.all("button")] == ["0", "1", "2"]
+    still = drawn(rollout(0, [answer, target]), media=(clip(0, 1, 2, name="a.webp"),))
+    assert by_mark(still) == ["t", "0"] * 2 and not still.all("button")
     assert "2.00 s" in made.text and "3 frames sampled" in made.text
     few = draw.media(group(media=(clip(*range(100)),)), Plain(), most_frames=4)
     assert [i["src"] for i in Markup(few).all("img")] == ["/frame?0", "/frame?25", "/frame?50", "/frame?75"]
