@@ -25,6 +25,8 @@ import gradio as gr
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import FileResponse, Response
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from vlrl.errors import ConfigError, RunError
 
@@ -80,6 +82,7 @@ def create(root: str | Path, *, address: Address | None = None, password: str | 
     with ThreadPoolExecutor(1) as pool:  # this thread may have a running event loop already
         interface = pool.submit(asyncio.run, _mounted(app, site, address.root_path)).result()
     app.add_middleware(Guard, address=address, password=password, head=_HEAD + _in_view())
+    app.add_middleware(_Zipped)
     return app, interface
 
 
@@ -105,6 +108,20 @@ def serve(root: str | Path, *, host: str = "127.0.0.1", port: int | None = None,
             name = "127.0.0.1" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
             started(f"http://{name}:{taken}{address.root_path}/", taken)
         server.run(sockets=[listener])
+
+
+class _Zipped:
+    """Compresses the page, what it asks for and its scripts, for browsers that take it. Never a stream of events, which
+    has to arrive as it is made, nor a clip, of which parts are asked for.
+    """
+
+    def __init__(self, app: ASGIApp):
+        self.app, self.zipped = app, GZipMiddleware(app, minimum_size=2000, compresslevel=6)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        wanted = scope["type"] == "http" and (path.endswith(("/", "/run/predict")) or "/vlrl/static/" in path)
+        await (self.zipped if wanted else self.app)(scope, receive, send)
 
 
 async def _mounted(app: FastAPI, site: Site, root_path: str) -> gr.Blocks:

@@ -278,7 +278,7 @@ def _token(rollout: RolloutView, n: Numbers, i: int, word: str, view: View, text
     tip = _tip(rollout, n, i, word, texts)
     feed = "\n" * word.count("\n")  # a line feed is seen as a sign, and still ends the line
     text = visible(word).replace("\n", "↵").replace("\t", "⇥") if word else "∅"
-    return el("span", text + feed, class_=" ".join(k for k in kinds if k), data_tip=tip, aria_label=tip,
+    return el("span", text + feed, class_=" ".join(k for k in kinds if k), aria_label=tip,
               tabindex="0" if i == 0 else "-1", role="note",
               style=f"--v-s:{100 * strength:.0f}%" if strength >= 0.005 else None)
 

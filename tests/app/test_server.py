@@ -85,6 +85,18 @@ def test_media_have_fixed_types_and_parts(client, runs):
     assert frame.headers["content-type"] == "image/jpeg"
 
 
+def test_pages_are_compressed_and_clips_are_not(client, runs):
+    """The client takes gzip unless told otherwise, and unpacks it."""
+    for path in ("/", "/vlrl/static/app.js", "/vlrl/static/style.css"):
+        packed, plain = client.get(path), client.get(path, headers={"Accept-Encoding": "identity"})
+        assert packed.headers["content-encoding"] == "gzip" and "content-encoding" not in plain.headers
+        assert packed.content == plain.content and int(packed.headers["content-length"]) < len(plain.content) / 2
+    clip = next(p for p in (runs / "sweep" / "clips" / "media").iterdir() if p.suffix == ".webm")
+    part = client.get("/vlrl/media", params={"run": "sweep/clips", "name": clip.name}, headers={"Range": "bytes=0-99"})
+    assert part.status_code == 206 and part.content == clip.read_bytes()[:100]
+    assert "content-encoding" not in part.headers
+
+
 def test_a_missing_picture_is_an_empty_one_to_the_page(client):
     answer = client.get("/vlrl/media", params={"run": "boxes", "name": "0.png"}, headers={"Sec-Fetch-Dest": "image"})
     assert answer.status_code == 200 and "no picture stored" in answer.text

@@ -105,7 +105,7 @@ def test_pointing_shows_the_numbers(texts, encode):
     count = len(ids)
     found = spans(answer(rollout(ids, loss_mask=np.ones(count, bool), clipped=np.zeros(count, bool), top_ids=tops[0],
                                  top_logprobs=tops[1], logprobs=np.full(count, -0.5)), "logprob", texts))
-    tip = found[0]["data-tip"]
+    tip = found[0]["aria-label"]
     assert tip.splitlines()[:2] == [f"token 1 of {count} · id {ids[0]} · “<”", "log p −0.5000 (p 0.607)"]
     assert "likeliest:\n  “<”  −0.100 (p 0.905)\n  “⟨#1000000⟩”" in tip
     assert [a["tabindex"] for a in found] == ["0"] + ["-1"] * (count - 1)
