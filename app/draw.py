@@ -92,7 +92,7 @@ def _one(view: GroupView, place: int, all_shapes: Sequence[Shape], addresses: Ad
     caption = join([f"{one.kind} {place + 1}" if many else "", *_facts(one)], " · ")
     if one.kind == "video":
         source = addresses.video(view.key.run, one.name) if one.name else None
-        plays = bool(source and not one.name.lower().endswith(_MOVING))
+        plays = bool(source and not str(one.name).lower().endswith(_MOVING))
         shown = frames(view, one, all_shapes, addresses, chosen, most_frames, plays)
         return _video(view, one, all_shapes, source, chosen, el("figcaption", caption), shown)
     return picture(view, one, all_shapes, addresses, f"image {place + 1} of the prompt", chosen, caption)
