@@ -22,6 +22,7 @@ REPLACED = "replaced"
 """Variant of an answer whose place in the group a second attempt has taken (algo.guided.use); stored beside it."""
 
 Parts = dict[str, float | None]
+"""Raw reward parts by name, each in its natural range; None marks a rollout that cannot be scored."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,6 @@ class StepValues:
 
     def __float__(self) -> float:
         return float(np.mean(self.values)) if self.values else 0.0
-"""Raw reward parts by name, each in its natural range; None marks a rollout that cannot be scored."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -220,8 +220,7 @@ def requires(*what: str) -> Callable[[Any], Any]:
     "turns", "plans" = the plan of each turn, "steps" = values of steps, "values" = those of algo.critic, "parts" =
     reads the reward parts instead of the reward, "local" = the groups of its own process suffice; "step" = its
     `prepare` needs the current log-probabilities (and entropy, statistics) of the whole optimizer step, which costs a
-    pass without gradient before
-    it. A `prepare` without "step" gets zeros for them and costs nothing.
+    pass without gradient before it. A `prepare` without "step" gets zeros for them and costs nothing.
     """
     def mark(function: Any) -> Any:
         function.requires = frozenset(what)
