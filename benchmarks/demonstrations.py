@@ -84,6 +84,8 @@ def experiments(name: str, runs: Path) -> Iterator[Experiment]:
                              [f"model.name={heeding(family, runs)}", *REASONED[family]])
         elif name == "shots" and family == "digits":
             yield Experiment("shots", path, metric, SHOTS, ["task.shots=4"])
+            yield Experiment("shots-own-words", path, metric, SHOTS,
+                             [f"{HEEDING}:ReasonedDigits", "task.thinking=both", "task.shots=4"])
         elif name == "jitter" and family == "grounding":
             for share in (0.1, 0.3):
                 off = jittered(path, share, runs / f"jittered-{share}.jsonl")

@@ -14,11 +14,11 @@ from PIL import Image
 from vlrl.data import Drawn
 from vlrl.rollout.guidance import WORDS, Tried
 from vlrl.task import Task, load_class
-from vlrl.task.base import guided_messages
+from vlrl.task.asked import guided_messages
 from vlrl.tools.tiny_models import THOUGHTS
 from vlrl.types import Answer, Media, Sample
 
-_Digits: type[Task] = load_class("digits")
+_Digits: Any = load_class("digits")
 _Grounding: type[Task] = load_class("grounding")
 
 
@@ -58,6 +58,8 @@ class ReasonedDigits(_Digits):
     thinking: str = "thinking"
 
     def oracle(self, sample: Sample) -> str:
+        if not self.thinks(sample):
+            return super().oracle(sample)
         label = int(sample["label"])
         thought = random.Random(f"thought/{sample.id}").choice(THOUGHTS[label])
         return f"<think>{thought}</think><answer>{label}</answer>"

@@ -17,7 +17,7 @@ import torch
 from vlrl import config as configs
 from vlrl.data import coordinates
 from vlrl.task import load_class
-from vlrl.task.base import task_messages
+from vlrl.task.asked import task_messages
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
@@ -266,7 +266,7 @@ def test_arms_of_given_answers_are_configs(tmp_path, monkeypatch):
     monkeypatch.setattr(made, "heeding", lambda family, runs: "embedded/tiny-qwen3-vl")
     found = {name: list(made.experiments(name, tmp_path)) for name in ("mixing", "shots", "jitter")}
     assert {name: [len(one.arms) for one in each] for name, each in found.items()} == {
-        "mixing": [11, 11], "shots": [3], "jitter": [5, 5]}
+        "mixing": [11, 11], "shots": [3, 3], "jitter": [5, 5]}
     for one in (one for each in found.values() for one in each):
         for words in one.arms.values():
             configs.load(one.config, [*words, *one.settings])

@@ -29,7 +29,8 @@ from vlrl.rollout.generate import Answering
 from vlrl.rollout.group_source import GroupSource, first_samples
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.store import RunFolder
-from vlrl.task.base import Task, task_messages, task_oracle, task_samples
+from vlrl.task.asked import task_messages, task_oracle, task_samples
+from vlrl.task.base import Task
 from vlrl.task.mixture import Mixture, Turns, one_task
 from vlrl.task.services import served
 from vlrl.task.variants import has_variants

@@ -25,7 +25,7 @@ from vlrl.data import read_rows, write_rows
 from vlrl.errors import ConfigError, TrainingError
 from vlrl.store.run_folder import SCHEMA
 from vlrl.task import Task
-from vlrl.task.base import generated
+from vlrl.task.asked import generated
 from vlrl.tools import synthesize
 from vlrl.tools.answers import Server
 from vlrl.tools.explorers import Candidate, Search, propose

@@ -16,7 +16,7 @@ from vlrl.curriculum import Draw
 from vlrl.errors import ConfigError, DataError
 from vlrl.models.packing import make_batch, pieces_of
 from vlrl.rollout.generate import Asked
-from vlrl.rollout.group_source import Drawn
+from vlrl.rollout.group_source import Draws
 from vlrl.store import RunFolder
 from vlrl.task import Task
 from vlrl.task.variants import second_attempts
@@ -56,7 +56,7 @@ def groups_of(scene, task):
     source = PreferenceSource.__new__(PreferenceSource)
     source.task, source.encode, source.engine, source.config, source.step = task, encode, None, config, 0
     asked = [Asked(i, Draw(i, 0), s, encode(task, s)) for i, s in enumerate(task.samples("train"))]
-    made = source._answer(Drawn({a.number: a.draw for a in asked}, len(asked), asked=asked), None)
+    made = source._answer(Draws({a.number: a.draw for a in asked}, len(asked), asked=asked), None)
     return Credit(Algorithm(config), config, policy, task)([*made.values()], 0)
 
 

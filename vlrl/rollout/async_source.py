@@ -32,7 +32,7 @@ from vlrl.engine.base import Done, Engine
 from vlrl.errors import ConfigError, TrainingError
 from vlrl.monitoring.metrics import Clock
 from vlrl.rollout.episodes import EpisodeEngine
-from vlrl.rollout.group_source import Drawn, GroupSource
+from vlrl.rollout.group_source import Draws, GroupSource
 from vlrl.rollout.partial import Held, completion_of, completion_state, draw_of, draw_state
 from vlrl.types import Completion, Group, Request
 
@@ -41,7 +41,7 @@ Made = dict[tuple[int, ...], Sequence[Completion]]
 
 
 @dataclass(eq=False, kw_only=True)
-class Batch(Drawn):
+class Batch(Draws):
     """What was drawn for a step that is still to come; in a resumed run it is encoded when it is used."""
 
     step: int
@@ -142,20 +142,20 @@ class Pipelined(GroupSource):
         finally:
             batch.span = start, time.perf_counter()
 
-    def _draw(self, wanted: int, held: Mapping[int, Held]) -> Drawn:
+    def _draw(self, wanted: int, held: Mapping[int, Held]) -> Draws:
         """The first draws of a step are those begun for it; refills are drawn here and now, by current weights."""
         if self.queue and self.queue[0].step == self.step:
             return self.queue.popleft()
         self._ready()
         return super()._draw(wanted, held)
 
-    def _encode(self, drawn: Drawn) -> None:
+    def _encode(self, drawn: Draws) -> None:
         if not drawn.encoded:
             super()._encode(drawn)
             if isinstance(drawn, Batch) and not drawn.made:  # its generation had failed when the checkpoint was written
                 self._ready()
 
-    def _answer(self, drawn: Drawn, tokens: int | None) -> dict[int, Group | Held]:
+    def _answer(self, drawn: Draws, tokens: int | None) -> dict[int, Group | Held]:
         if not isinstance(drawn, Batch) or not (drawn.work or drawn.made):
             return super()._answer(drawn, tokens)
         groups: Sequence[Group | Held] | None = drawn.work.result() if drawn.work else None

@@ -56,7 +56,7 @@ class Rejected:
 
 
 @dataclass(eq=False)
-class Drawn:
+class Draws:
     """Draws that are answered together: drawn, then encoded, then answered."""
 
     draws: Mapping[int, Draw]
@@ -173,7 +173,7 @@ class GroupSource:
     def _probes(self) -> list[Draw]:
         return self.sampler.probes(self.step) if isinstance(self.sampler, Probing) else []
 
-    def _round(self, drawn: Drawn, tokens: int | None = None) -> tuple[dict[int, Group], dict[int, Outcome]]:
+    def _round(self, drawn: Draws, tokens: int | None = None) -> tuple[dict[int, Group], dict[int, Outcome]]:
         """This process's groups of some draws by number, and the outcomes of all draws, which the sampler observes.
 
         Groups of which an answer has not ended after `tokens` more have no outcome yet.
@@ -191,18 +191,18 @@ class GroupSource:
         comm.on_main(lambda: self._observe([*outcomes.values()]))
         return groups, outcomes
 
-    def _draw(self, wanted: int, held: Mapping[int, Held]) -> Drawn:
+    def _draw(self, wanted: int, held: Mapping[int, Held]) -> Draws:
         """`wanted` groups: those held over, and new draws for the others."""
         fresh = max(0, wanted - len(held))
         return self._numbered(comm.on_main(partial(self._next, fresh)) if fresh else [], held)
 
-    def _numbered(self, draws: Sequence[Draw], held: Mapping[int, Held] | None = None) -> Drawn:
+    def _numbered(self, draws: Sequence[Draw], held: Mapping[int, Held] | None = None) -> Draws:
         """New draws beside groups that go on."""
         draws = self.horizon.within(draws, self.step)
         first, self.drawn, held = self.drawn, self.drawn + len(draws), held or {}
-        return Drawn({**{h.number: h.draw for h in held.values()}, **dict(enumerate(draws, first))}, len(draws), held)
+        return Draws({**{h.number: h.draw for h in held.values()}, **dict(enumerate(draws, first))}, len(draws), held)
 
-    def _encode(self, drawn: Drawn) -> None:
+    def _encode(self, drawn: Draws) -> None:
         """Encodes this process's share of the draws, and begins with that of the next step."""
         mine = list(drawn.draws.items())[comm.rank()::comm.world()]
 
@@ -224,7 +224,7 @@ class GroupSource:
         drawn.encoded = True
         self._look_ahead()
 
-    def _answer(self, drawn: Drawn, tokens: int | None) -> dict[int, Group | Held]:
+    def _answer(self, drawn: Draws, tokens: int | None) -> dict[int, Group | Held]:
         """Groups of this process by number."""
         asked, answering = drawn.asked, self.answering
         groups = answering.groups(asked, self.step, tokens) if asked or answering.collective else []
@@ -280,7 +280,7 @@ class GroupSource:
                     wanted |= {key: show for _, key, show in self._variants(draw, self._sample(draw), step)}
         return wanted
 
-    def _share_outcomes(self, drawn: Drawn, groups: Mapping[int, Group]) -> dict[int, Outcome]:
+    def _share_outcomes(self, drawn: Draws, groups: Mapping[int, Group]) -> dict[int, Outcome]:
         """Returns the outcome of every draw of every process by number, in draw order."""
         share = {n: Outcome(drawn.draws[n], tuple(g.rewards), tuple(r.correct for r in g.rollouts), _surprise(g),
                             any(r.completion.episode_id for r in g.rollouts))

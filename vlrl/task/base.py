@@ -8,18 +8,14 @@
         def score(self, sample, answer): ...                    # raw parts
         def oracle(self, sample): ...                           # a perfect answer
 
-`load("grounding")`, `load("my_pkg.my_file:MyTask")` and `load("path/file.py:MyTask")` give an instance.
+`vlrl.task.load` gives an instance, the functions of `task/asked.py` call it and check what it returns.
 """
 
 from __future__ import annotations
 
-import importlib
-import inspect
-import pkgutil
 import re
 import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, get_type_hints
@@ -27,13 +23,11 @@ from typing import Any, ClassVar, get_type_hints
 import pydantic
 
 from vlrl.config.base import refuse_bool
-from vlrl.config.registry import MissingFile, failure, file_module
-from vlrl.errors import ConfigError, TaskError, VlrlError, did_you_mean
+from vlrl.errors import ConfigError, did_you_mean
 from vlrl.task.combine import Weight, checked_weights, make_combine, make_gate, weight_at
 from vlrl.task.environment import Environment
-from vlrl.task.row_files import forget, refuse_unread, unread
 from vlrl.task.tools import Tool
-from vlrl.types import Answer, Coordinates, Observation, Parts, Sample, Variant
+from vlrl.types import Answer, Coordinates, Parts, Sample, Variant
 
 _OUTCOMES = ("accuracy", "correct")
 """Reward parts that are a task's outcome by their name, where it says nothing else."""
@@ -371,218 +365,6 @@ def _marked(text: str, kinds: list[str]) -> list[dict[str, Any]]:
     return [part for part in content if part.get("text") != ""]
 
 
-def task_samples(task: Task, split: str) -> Sequence[Sample]:
-    """Returns the samples of a split, as a sequence; with data.own_samples=false the rows of `data.<split>` where a
-    task would make its own, and of the training split with data.solutions those that it names.
-
-    Raises TaskError when `samples` fails or gives anything else, ConfigError when it leaves a file of rows unread.
-    """
-    replaced = task.data is not None and not task.data.own_samples and not task.labels
-    if replaced:
-        forget(task, split)
-    try:
-        found = _sequence(Task.samples(task, split) if replaced and split == "train" else task.samples(split))
-        if replaced and unread(task, split):
-            found = _sequence(Task.samples(task, split))
-        refuse_unread(task, split)
-    except VlrlError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise TaskError(f"task '{task.name}': samples({split!r}) failed: {failure(error)}") from error
-    drawn = not isinstance(found, (list, tuple))  # made when asked for, so not looked at here
-    wrong = "" if drawn else next((type(s).__name__ for s in found if not isinstance(s, Sample)), "")
-    if wrong:
-        raise TaskError(f"task '{task.name}': samples({split!r}) holds {wrong}, expected a sequence of Sample")
-    if split == "train" and task.data is not None and task.data.solutions:
-        from vlrl.data.solutions import with_solutions
-
-        return with_solutions(found, task.data.solutions)
-    return found
-
-
-def _sequence(found: Any) -> Sequence[Sample]:
-    """Returns what has a length and places as it is, a generator as a tuple."""
-    if not isinstance(found, (str, bytes, Mapping, type)):
-        if hasattr(found, "__len__") and hasattr(found, "__getitem__"):
-            return found
-        if isinstance(found, Iterable) and not isinstance(found, (set, frozenset)):  # a set has no fixed order
-            return tuple(found)
-    raise TypeError(f"it returned {type(found).__name__}, expected a sequence of Sample")
-
-
-def generated(task: Task, index: int, knobs: Mapping[str, float]) -> Sample:
-    """Returns the sample that a task makes, with its `knobs` in the row. Raises TaskError when `generate` fails or
-    gives anything else."""
-    try:
-        found = task.generate(index, knobs)
-    except VlrlError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise TaskError(f"task '{task.name}': generate({index}, {dict(knobs)}) failed: {failure(error)}") from error
-    if not isinstance(found, Sample):
-        raise TaskError(f"task '{task.name}': generate returned {type(found).__name__}, expected a Sample")
-    return replace(found, row={**found.row, "knobs": dict(knobs)})
-
-
-def task_messages(task: Task, sample: Sample) -> list[dict[str, Any]]:
-    """Returns the chat messages of a sample, and in the last one what its environment showed first.
-
-    Raises TaskError when `messages` fails or gives anything else.
-    """
-    task = task.of(sample)
-    found = _asked(task, "messages", sample)
-    wrong = [m for m in found if not _is_message(m)] if isinstance(found, (list, tuple)) else [found]
-    if wrong:
-        raise TaskError(f"task '{task.name}': messages of sample '{sample.id}' holds {str(wrong[0])[:80]!r}, expected "
-                        '{"role": ..., "content": a text or a list of {"type": ..., "text": ...}}')
-    return _opened(list(found), sample.opening)
-
-
-def guided_messages(messages: Sequence[dict[str, Any]], guidance: str) -> list[dict[str, Any]]:
-    """Returns chat messages with a text behind what the last one says."""
-    *before, last = messages
-    content = [{"type": "text", "text": last["content"]}] if isinstance(last["content"], str) else [*last["content"]]
-    text = "\n\n" + guidance
-    if content and content[-1].get("type") == "text":
-        text = content.pop()["text"] + text
-    return [*before, {**last, "content": [*content, {"type": "text", "text": text}]}]
-
-
-def _opened(messages: list[dict[str, Any]], opening: Observation | None) -> list[dict[str, Any]]:
-    if opening is None or not (opening.text or opening.media) or not messages:
-        return messages
-    *before, last = messages
-    content = [{"type": "text", "text": last["content"]}] if isinstance(last["content"], str) else last["content"]
-    return [*before, {**last, "content": [*content, *({"type": m.kind} for m in opening.media),
-                                          {"type": "text", "text": opening.text}]}]
-
-
-def task_oracle(task: Task, sample: Sample) -> str | None:
-    """Returns the perfect answer to a sample. Raises TaskError when `oracle` fails or gives anything but a text or
-    None.
-    """
-    text = _asked(task, "oracle", sample)
-    if text is not None and not isinstance(text, str):
-        raise TaskError(f"task '{task.name}': oracle of sample '{sample.id}' gave {type(text).__name__}, expected the "
-                        "text of an answer, or None")
-    return text
-
-
-def task_oracle_actions(task: Task, sample: Sample) -> list[str]:
-    """Returns the actions of a perfect episode; [] = not known. Raises TaskError when `oracle_actions` fails or gives
-    no texts.
-    """
-    actions = _asked(task, "oracle_actions", sample) or ()
-    if not isinstance(actions, (list, tuple)) or not all(isinstance(text, str) for text in actions):
-        raise TaskError(f"task '{task.name}': oracle_actions of sample '{sample.id}' gave {str(actions)[:80]!r}, "
-                        "expected a list of texts")
-    return list(actions)
-
-
-def task_target(task: Task, sample: Sample) -> Any:
-    """Returns what the parsed answer is compared with. Raises TaskError when `target` fails."""
-    return _asked(task, "target", sample)
-
-
-def _asked(task: Task, method: str, sample: Sample) -> Any:
-    task = task.of(sample)
-    try:
-        return getattr(task, method)(sample)
-    except VlrlError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise TaskError(f"task '{task.name}': {method} of sample '{sample.id}' failed: {failure(error)}") from error
-
-
-def _is_message(message: Any) -> bool:
-    if not isinstance(message, Mapping) or "role" not in message:
-        return False
-    content = message.get("content")
-    return isinstance(content, str) or (isinstance(content, (list, tuple)) and all(
-        isinstance(part, Mapping) and isinstance(part.get("text", ""), str) and
-        ("text" in part if part.get("type") == "text" else "type" in part) for part in content))
-
-
-def load(name: str, settings: Mapping[str, Any] | None = None,
-         change: Callable[[type[Task]], type[Task]] = lambda cls: cls) -> Task:
-    """Returns a task by built-in name, `module:Class` or `path/file.py:Class`, with its own settings applied; `change`
-    makes another class of the one that was found.
-
-    Raises ConfigError when there is no such task or setting.
-    """
-    cls = change(load_class(name))
-    try:
-        return cls(**dict(settings or {}))
-    except VlrlError:
-        raise
-    except (Exception, SystemExit) as error:  # its __init__ is anyone's code
-        raise ConfigError(f"task.name={name!r}: {failure(error)}") from error
-
-
-def load_class(name: str) -> type[Task]:
-    """Returns the class behind a task name; see `load`."""
-    location, _, attribute = name.partition(":")
-    if location.endswith(".py"):
-        module = _imported(lambda: file_module(Path(location)), name)
-    elif attribute or "." in location:
-        module = _import(location, name)
-    else:
-        module = _builtin(location)
-    found = getattr(module, attribute, None) if attribute else _only_task(module, name)
-    if not (inspect.isclass(found) and issubclass(found, Task) and found is not Task):
-        near = did_you_mean(attribute, [n for n, v in vars(module).items()
-                                        if inspect.isclass(v) and issubclass(v, Task) and v is not Task])
-        raise ConfigError(f"task.name={name!r}: {location} has no Task class '{attribute}'.{near}")
-    if not found.__dict__.get("name"):
-        found.name = location.rpartition(".")[2] if not location.endswith(".py") else Path(location).stem
-    return found
-
-
-def builtin_names() -> list[str]:
-    """Returns names of the tasks that come with vlrl."""
-    folder = importlib.import_module("vlrl.tasks").__path__
-    return sorted(m.name for m in pkgutil.iter_modules(folder) if not m.name.startswith("_"))
-
-
-def _builtin(name: str):
-    if name not in builtin_names():
-        near = did_you_mean(name, builtin_names())
-        raise ConfigError(f"task.name={name!r}: no built-in task of that name.{near} Built in: "
-                          f"{', '.join(builtin_names())}; your own: path/file.py:Class or module:Class.")
-    return _imported(lambda: importlib.import_module(f"vlrl.tasks.{name}"), name)
-
-
-def _import(location: str, name: str):
-    return _imported(lambda: importlib.import_module(location), name)
-
-
-def _imported(run: Callable[[], Any], name: str) -> Any:
-    """Returns the result of `run`, which imports anyone's code; ConfigError with file and line when that fails."""
-    try:
-        return run()
-    except MissingFile as error:
-        raise ConfigError(f"task.name={name!r}: {error}") from None
-    except (VlrlError, KeyboardInterrupt):
-        raise
-    except BaseException as error:  # sys.exit, and what a test framework raises
-        what = failure(error)
-        if what.startswith("ModuleNotFoundError"):  # the module itself, not one that it imports
-            what += ". A module must be importable; for a file write path/file.py:Class."
-        raise ConfigError(f"task.name={name!r}: {what}") from error
-
-
-def _only_task(module: Any, name: str) -> type[Task] | None:
-    own = [v for v in vars(module).values()
-           if inspect.isclass(v) and issubclass(v, Task) and v is not Task and v.__module__ == module.__name__]
-    if not own:
-        raise ConfigError(f"task.name={name!r}: no class there is a Task: write `class Mine(Task)`, or begin with "
-                          "`vlrl tasks new`")
-    if len(own) > 1:
-        raise ConfigError(f"task.name={name!r}: {len(own)} tasks are there, {' and '.join(c.__name__ for c in own)}; "
-                          f"name one, as {name}:{own[0].__name__}")
-    return own[0]
-
-
 def setting_names(cls: type[Task]) -> list[str]:
     """Returns the task's own settings and those of every task: what may stand after `task.`, apart from rewards."""
     names = {n for c in cls.__mro__ if issubclass(c, Task) for n, v in vars(c).items()
@@ -603,26 +385,3 @@ def _checked(cls: type[Task], key: str, value: Any) -> Any:
         raise ConfigError(f"task.{key}={value!r}: {error.errors()[0]['msg']}") from None
     except ValueError as error:
         raise ConfigError(f"task.{key}={value!r}: {error}") from None
-
-
-def check_shape(task: Task, parts: Any, method: str) -> None:
-    """Raises TaskError when what `method` returned is not a mapping with names as keys."""
-    if not isinstance(parts, Mapping):
-        raise TaskError(f"task '{task.name}': {method} returned {type(parts).__name__}, expected {{part: number}}")
-    odd = [name for name in parts if not isinstance(name, str)]
-    if odd:
-        raise TaskError(f"task '{task.name}': {method} returned the part name {odd[0]!r} ({type(odd[0]).__name__}), "
-                        "expected {part: number}")
-
-
-def check_parts(task: Task, parts: Mapping[str, Any]) -> None:
-    """Raises TaskError when `score` returned other parts than `rewards` names."""
-    check_shape(task, parts, "score")
-    unknown, missing = set(parts) - set(task.weights), set(task.weights) - set(parts)
-    if unknown:
-        part = sorted(unknown)[0]
-        raise TaskError(f"task '{task.name}': score returned the part '{part}', which rewards does not name."
-                        f"{did_you_mean(part, task.weights)} Add it to rewards, or put it in metrics().")
-    if missing:
-        raise TaskError(f"task '{task.name}': score left out the part '{sorted(missing)[0]}' that rewards names; "
-                        "return every part, None when it cannot be scored.")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from vlrl.task.base import Task, task_oracle
+from vlrl.task.asked import task_oracle
+from vlrl.task.base import Task
 from vlrl.types import Sample
 
 

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from vlrl.rewards.verdicts import Fields, form, quoted
-from vlrl.task.base import Task, task_messages, task_target
+from vlrl.task.asked import task_messages, task_target
+from vlrl.task.base import Task
 from vlrl.types import Sample
 
 VERDICT: Fields = {"verdict": ("yes", "no")}

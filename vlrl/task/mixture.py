@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from vlrl.errors import ConfigError, DataError, VlrlError, did_you_mean
-from vlrl.task.base import Task, generated, task_samples
+from vlrl.task.asked import generated, task_samples
+from vlrl.task.base import Task
 from vlrl.task.row_files import not_read, unread
 from vlrl.types import Answer, Parts, Sample, SampleSequence, Variant
 

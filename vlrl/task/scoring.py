@@ -11,7 +11,8 @@ from typing import Any
 
 from vlrl.config.registry import place
 from vlrl.errors import TaskError, TrainingError
-from vlrl.task.base import Task, check_parts, check_shape, reaches
+from vlrl.task.asked import check_parts, check_shape
+from vlrl.task.base import Task, reaches
 from vlrl.task.environment import has_environment
 from vlrl.task.services import Services, without_absent
 from vlrl.types import Answer, Parts, Sample, StepValues

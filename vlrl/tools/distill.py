@@ -35,8 +35,8 @@ from vlrl.store.files import read_json, write_text
 from vlrl.task import Task, task_samples
 from vlrl.task.environment import has_environment
 from vlrl.tools.answers import Server
-from vlrl.tools.drawn import Drawn, Tell
 from vlrl.tools.measure import task_facts
+from vlrl.tools.replies import Replies, Tell
 from vlrl.training.build_task import make_task
 from vlrl.types import Group, Prompt, Request, Sample
 
@@ -112,13 +112,13 @@ def distilled(config: Config, server: Server, order: Order, places: Places, tell
                                      concurrency=server.concurrency, option=server.option)) as teacher:
         facts = {**task_facts(config, _ROLLOUT), "teacher": teacher.model, "temperature": order.temperature}
         work = _Work(config=config, task=task, samples=[*_samples(task, config, order.rows)], order=order, tell=tell,
-                     drawn=Drawn.of(places.drawn, facts), encode=ChatEncoder(config))
+                     replies=Replies.of(places.drawn, facts), encode=ChatEncoder(config))
         failed = work.draw(teacher)
     with serving(config, task) as services:
         rows, figures = work.verified(choose, services, str(teacher.model))
     write_rows(places.out, rows)
     found = {**figures, "kept": len(rows), "unanswered": failed, "left_out": len(work.left_out),
-             "cost": work.drawn.cost(order.price_in, order.price_out)}
+             "cost": work.replies.cost(order.price_in, order.price_out)}
     about = {**found, "facts": facts, "endpoint": teacher.address, "answers_each": order.answers,
              "choose": order.choose.model_dump(), "least": order.least,
              "first_left_out": [*work.left_out.values()][:_NAMED]}
@@ -144,7 +144,7 @@ class _Work:
     samples: Sequence[tuple[int, Sample]]
     order: Order
     tell: Tell
-    drawn: Drawn
+    replies: Replies
     encode: ChatEncoder
     left_out: dict[int, str] = field(default_factory=dict)
     """Place of a row that could not be asked -> why."""
@@ -152,7 +152,7 @@ class _Work:
     def draw(self, teacher: Endpoint) -> int:
         """Has the missing answers drawn, each kept as it comes; returns how many the teacher did not give."""
         wanted = [(place, i) for place, _ in self.samples for i in range(self.order.answers)]
-        return self.drawn.fill(teacher, wanted, self._requests, self.tell, "asking the teacher")
+        return self.replies.fill(teacher, wanted, self._requests, self.tell, "asking the teacher")
 
     def _requests(self, wanted: Sequence[tuple[int, int]]) -> list[Request]:
         """Returns a request for each answer to a row that can be asked."""
@@ -179,7 +179,7 @@ class _Work:
         counts = Counter[str]({"prompts": 0, "answers": 0, "right": 0, "solved": 0})
         for n, (place, sample) in enumerate(self.samples):
             self.tell("scoring", n, len(self.samples))
-            found = [(i, reply) for i in range(self.order.answers) if (reply := self.drawn.reply((place, i)))]
+            found = [(i, reply) for i in range(self.order.answers) if (reply := self.replies.reply((place, i)))]
             prompt = self._prompt(place, sample) if found else None
             if prompt is None:
                 continue
@@ -195,8 +195,8 @@ class _Work:
             rows += [_row(place, sample, row, self.order.answers, teacher) for row in taken]
         self.tell("scoring", len(self.samples), len(self.samples))
         limits = self.config.limits
-        check_score_errors(groups, limits.score_errors, "scoring the teacher's answers", self.drawn.path)
-        check_service_errors(groups, limits.service_errors, "scoring the teacher's answers", self.drawn.path)
+        check_score_errors(groups, limits.score_errors, "scoring the teacher's answers", self.replies.path)
+        check_service_errors(groups, limits.service_errors, "scoring the teacher's answers", self.replies.path)
         return rows, dict(counts)
 
 

@@ -22,7 +22,7 @@ from vlrl.config.schema import Config
 from vlrl.data import json_line
 from vlrl.errors import ConfigError, DataError, TaskError, VlrlError
 from vlrl.task import Task
-from vlrl.task.base import generated
+from vlrl.task.asked import generated
 from vlrl.tools.made_rows import Where, row_of
 from vlrl.training.build_task import make_task
 

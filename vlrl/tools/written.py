@@ -29,11 +29,11 @@ from vlrl.services.provided import Provided, serving
 from vlrl.task import Task
 from vlrl.task.environment import has_environment
 from vlrl.tools.answers import Server
-from vlrl.tools.drawn import Drawn, Place, Tell
 from vlrl.tools.explorers import Candidate, Row, Search
 from vlrl.tools.made_rows import Where, child
 from vlrl.tools.measure import task_facts
 from vlrl.tools.parents import WAYS
+from vlrl.tools.replies import Place, Replies, Tell
 from vlrl.types import Completion, Prompt, Request, Rollout, Sample, Sampling
 
 _ROLLOUT = ("max_new_tokens", "stop")
@@ -164,12 +164,12 @@ class Writing:
         Raises ConfigError where the server refuses key, path or model, TrainingError where it answers nothing at all.
         """
         with _asking(self.config, self.order.generator) as server:
-            drawn = Drawn.of(self.files.written, {**self.known, "generator": server.model,
+            replies = Replies.of(self.files.written, {**self.known, "generator": server.model,
                                                   "temperature": self.order.temperature})
             wanted = [(number, 0) for number in range(self.search.candidates)]
-            self.unanswered += drawn.fill(server, wanted, self._requests, self.tell, "asking the generator")
-            self.costs["generator"] = drawn.cost(self.order.price_in, self.order.price_out)
-            return [self._candidate(number, drawn, str(server.model)) for number, _ in wanted]
+            self.unanswered += replies.fill(server, wanted, self._requests, self.tell, "asking the generator")
+            self.costs["generator"] = replies.cost(self.order.price_in, self.order.price_out)
+            return [self._candidate(number, replies, str(server.model)) for number, _ in wanted]
 
     def _requests(self, wanted: Sequence[Place]) -> list[Request]:
         sampling = Sampling(max_new_tokens=_WRITTEN, temperature=self.order.temperature)
@@ -187,8 +187,8 @@ class Writing:
     def _sample(self, row: Mapping[str, Any]) -> Sample:
         return checked_sample(self.task, row, self.where.root)
 
-    def _candidate(self, number: int, drawn: Drawn, generator: str) -> Candidate:
-        reply = drawn.reply((number, 0))
+    def _candidate(self, number: int, replies: Replies, generator: str) -> Candidate:
+        reply = replies.reply((number, 0))
         if reply is None:
             return Candidate(number=number, reason="not answered")
         row, way, _ = self.search.parent(number)
@@ -224,16 +224,16 @@ class Writing:
         sampling = sampling_of(self.config.rollout, self.order.temperature)
         with (_asking(self.config, self.order.teacher or self.order.generator) as server,
               serving(self.config, self.task) as services):
-            drawn = Drawn.of(self.files.votes, {**self.known, **task_facts(self.config, _ROLLOUT), "teacher":
+            replies = Replies.of(self.files.votes, {**self.known, **task_facts(self.config, _ROLLOUT), "teacher":
                                                 server.model, "temperature": self.order.temperature})
             wanted = [(number, vote) for number in asked for vote in range(self.order.votes)]
-            self.unanswered += drawn.fill(server, wanted, lambda places: [
+            self.unanswered += replies.fill(server, wanted, lambda places: [
                 Request(prompt=asked[n][1], n=1, sampling=sampling, key=(_TEACHER, n, vote)) for n, vote in places],
                 self.tell, "asking the teacher")
-            self.costs["teacher"] = drawn.cost(self.order.price_in, self.order.price_out)
+            self.costs["teacher"] = replies.cost(self.order.price_in, self.order.price_out)
             for number, (row, prompt) in asked.items():
                 votes = [completion_of(reply) for vote in range(self.order.votes)
-                         if (reply := drawn.reply((number, vote)))]
+                         if (reply := replies.reply((number, vote)))]
                 found = self.majority(row, prompt, votes, services)
                 if found:
                     out[number] = {**found[0],

@@ -17,7 +17,7 @@ from vlrl.config.schema import Config
 from vlrl.errors import DataError
 from vlrl.rollout.demonstrations import demonstrated
 from vlrl.rollout.generate import Asked
-from vlrl.rollout.group_source import Drawn, GroupSource
+from vlrl.rollout.group_source import Draws, GroupSource
 from vlrl.rollout.partial import Held
 from vlrl.training.loop import train as train_loop
 from vlrl.training.session import Session
@@ -30,7 +30,7 @@ class PreferenceSource(GroupSource):
 
     generates = False
 
-    def _answer(self, drawn: Drawn, tokens: int | None) -> dict[int, Group | Held]:
+    def _answer(self, drawn: Draws, tokens: int | None) -> dict[int, Group | Held]:
         lost = [*map(_rejected, drawn.asked)]
         better, worse = (demonstrated(self.task, self.encode, self.engine, self.config, asked, self.step)
                          for asked in (drawn.asked, lost))

@@ -19,7 +19,7 @@ from vlrl.config.schema import (
     SaveSettings,
 )
 from vlrl.rollout.demonstrations import demonstrated
-from vlrl.rollout.group_source import Drawn, GroupSource
+from vlrl.rollout.group_source import Draws, GroupSource
 from vlrl.rollout.pairs import paired
 from vlrl.rollout.partial import Held
 from vlrl.training.loop import train as train_loop
@@ -32,7 +32,7 @@ class SupervisedSource(GroupSource):
 
     generates = False
 
-    def _answer(self, drawn: Drawn, tokens: int | None) -> dict[int, Group | Held]:
+    def _answer(self, drawn: Draws, tokens: int | None) -> dict[int, Group | Held]:
         groups = demonstrated(self.task, self.encode, self.engine, self.config, drawn.asked, self.step)
         return {a.number: group for a, group in zip(drawn.asked, groups, strict=True)}
 
@@ -42,7 +42,7 @@ class PairSource(GroupSource):
 
     generates = False
 
-    def _answer(self, drawn: Drawn, tokens: int | None) -> dict[int, Group | Held]:
+    def _answer(self, drawn: Draws, tokens: int | None) -> dict[int, Group | Held]:
         groups = paired(self.task, self.encode, drawn.asked, self.step)
         return {a.number: group for a, group in zip(drawn.asked, groups, strict=True)}
 

@@ -1,7 +1,7 @@
 """Replies of a server that costs something, each on the disk as it comes: asked for once, counted once.
 
-    drawn = Drawn.of(Path("answers.drawn.jsonl"), facts)       # of an earlier process too
-    missing = drawn.fill(endpoint, [(7, 0), (7, 1)], requests, tell, "asking the teacher")
+    replies = Replies.of(Path("answers.drawn.jsonl"), facts)       # of an earlier process too
+    missing = replies.fill(endpoint, [(7, 0), (7, 1)], requests, tell, "asking the teacher")
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MILLION = 1e6
 
 
 @dataclass(eq=False)
-class Drawn:
+class Replies:
     """The replies so far, on the disk and here."""
 
     path: Path
@@ -39,7 +39,7 @@ class Drawn:
         self._lock = threading.Lock()
 
     @classmethod
-    def of(cls, path: Path, facts: Mapping[str, Any]) -> Drawn:
+    def of(cls, path: Path, facts: Mapping[str, Any]) -> Replies:
         """Returns what a file holds; it is begun where there is none. Raises ConfigError where its facts are others."""
         found = cls(path)
         for line in begun(path, facts, "answers of a teacher", "file"):

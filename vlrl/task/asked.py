@@ -1,0 +1,172 @@
+"""What a task says of its samples: its methods are called here, and what they return is checked.
+
+Tasks are anyone's code: whatever they raise, and whatever has the wrong form, is a TaskError that names the task, the
+method and the sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from vlrl.config.registry import failure
+from vlrl.errors import TaskError, VlrlError, did_you_mean
+from vlrl.task.base import Task
+from vlrl.task.row_files import forget, refuse_unread, unread
+from vlrl.types import Observation, Sample
+
+
+def task_samples(task: Task, split: str) -> Sequence[Sample]:
+    """Returns the samples of a split, as a sequence; with data.own_samples=false the rows of `data.<split>` where a
+    task would make its own, and of the training split with data.solutions those that it names.
+
+    Raises TaskError when `samples` fails or gives anything else, ConfigError when it leaves a file of rows unread.
+    """
+    replaced = task.data is not None and not task.data.own_samples and not task.labels
+    if replaced:
+        forget(task, split)
+    try:
+        found = _sequence(Task.samples(task, split) if replaced and split == "train" else task.samples(split))
+        if replaced and unread(task, split):
+            found = _sequence(Task.samples(task, split))
+        refuse_unread(task, split)
+    except VlrlError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise TaskError(f"task '{task.name}': samples({split!r}) failed: {failure(error)}") from error
+    drawn = not isinstance(found, (list, tuple))  # made when asked for, so not looked at here
+    wrong = "" if drawn else next((type(s).__name__ for s in found if not isinstance(s, Sample)), "")
+    if wrong:
+        raise TaskError(f"task '{task.name}': samples({split!r}) holds {wrong}, expected a sequence of Sample")
+    if split == "train" and task.data is not None and task.data.solutions:
+        from vlrl.data.solutions import with_solutions
+
+        return with_solutions(found, task.data.solutions)
+    return found
+
+
+def _sequence(found: Any) -> Sequence[Sample]:
+    """Returns what has a length and places as it is, a generator as a tuple."""
+    if not isinstance(found, (str, bytes, Mapping, type)):
+        if hasattr(found, "__len__") and hasattr(found, "__getitem__"):
+            return found
+        if isinstance(found, Iterable) and not isinstance(found, (set, frozenset)):  # a set has no fixed order
+            return tuple(found)
+    raise TypeError(f"it returned {type(found).__name__}, expected a sequence of Sample")
+
+
+def generated(task: Task, index: int, knobs: Mapping[str, float]) -> Sample:
+    """Returns the sample that a task makes, with its `knobs` in the row. Raises TaskError when `generate` fails or
+    gives anything else."""
+    try:
+        found = task.generate(index, knobs)
+    except VlrlError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise TaskError(f"task '{task.name}': generate({index}, {dict(knobs)}) failed: {failure(error)}") from error
+    if not isinstance(found, Sample):
+        raise TaskError(f"task '{task.name}': generate returned {type(found).__name__}, expected a Sample")
+    return replace(found, row={**found.row, "knobs": dict(knobs)})
+
+
+def task_messages(task: Task, sample: Sample) -> list[dict[str, Any]]:
+    """Returns the chat messages of a sample, and in the last one what its environment showed first.
+
+    Raises TaskError when `messages` fails or gives anything else.
+    """
+    task = task.of(sample)
+    found = _asked(task, "messages", sample)
+    wrong = [m for m in found if not _is_message(m)] if isinstance(found, (list, tuple)) else [found]
+    if wrong:
+        raise TaskError(f"task '{task.name}': messages of sample '{sample.id}' holds {str(wrong[0])[:80]!r}, expected "
+                        '{"role": ..., "content": a text or a list of {"type": ..., "text": ...}}')
+    return _opened(list(found), sample.opening)
+
+
+def guided_messages(messages: Sequence[dict[str, Any]], guidance: str) -> list[dict[str, Any]]:
+    """Returns chat messages with a text behind what the last one says."""
+    *before, last = messages
+    content = [{"type": "text", "text": last["content"]}] if isinstance(last["content"], str) else [*last["content"]]
+    text = "\n\n" + guidance
+    if content and content[-1].get("type") == "text":
+        text = content.pop()["text"] + text
+    return [*before, {**last, "content": [*content, {"type": "text", "text": text}]}]
+
+
+def _opened(messages: list[dict[str, Any]], opening: Observation | None) -> list[dict[str, Any]]:
+    if opening is None or not (opening.text or opening.media) or not messages:
+        return messages
+    *before, last = messages
+    content = [{"type": "text", "text": last["content"]}] if isinstance(last["content"], str) else last["content"]
+    return [*before, {**last, "content": [*content, *({"type": m.kind} for m in opening.media),
+                                          {"type": "text", "text": opening.text}]}]
+
+
+def task_oracle(task: Task, sample: Sample) -> str | None:
+    """Returns the perfect answer to a sample. Raises TaskError when `oracle` fails or gives anything but a text or
+    None.
+    """
+    text = _asked(task, "oracle", sample)
+    if text is not None and not isinstance(text, str):
+        raise TaskError(f"task '{task.name}': oracle of sample '{sample.id}' gave {type(text).__name__}, expected the "
+                        "text of an answer, or None")
+    return text
+
+
+def task_oracle_actions(task: Task, sample: Sample) -> list[str]:
+    """Returns the actions of a perfect episode; [] = not known. Raises TaskError when `oracle_actions` fails or gives
+    no texts.
+    """
+    actions = _asked(task, "oracle_actions", sample) or ()
+    if not isinstance(actions, (list, tuple)) or not all(isinstance(text, str) for text in actions):
+        raise TaskError(f"task '{task.name}': oracle_actions of sample '{sample.id}' gave {str(actions)[:80]!r}, "
+                        "expected a list of texts")
+    return list(actions)
+
+
+def task_target(task: Task, sample: Sample) -> Any:
+    """Returns what the parsed answer is compared with. Raises TaskError when `target` fails."""
+    return _asked(task, "target", sample)
+
+
+def _asked(task: Task, method: str, sample: Sample) -> Any:
+    task = task.of(sample)
+    try:
+        return getattr(task, method)(sample)
+    except VlrlError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise TaskError(f"task '{task.name}': {method} of sample '{sample.id}' failed: {failure(error)}") from error
+
+
+def _is_message(message: Any) -> bool:
+    if not isinstance(message, Mapping) or "role" not in message:
+        return False
+    content = message.get("content")
+    return isinstance(content, str) or (isinstance(content, (list, tuple)) and all(
+        isinstance(part, Mapping) and isinstance(part.get("text", ""), str) and
+        ("text" in part if part.get("type") == "text" else "type" in part) for part in content))
+
+
+def check_shape(task: Task, parts: Any, method: str) -> None:
+    """Raises TaskError when what `method` returned is not a mapping with names as keys."""
+    if not isinstance(parts, Mapping):
+        raise TaskError(f"task '{task.name}': {method} returned {type(parts).__name__}, expected {{part: number}}")
+    odd = [name for name in parts if not isinstance(name, str)]
+    if odd:
+        raise TaskError(f"task '{task.name}': {method} returned the part name {odd[0]!r} ({type(odd[0]).__name__}), "
+                        "expected {part: number}")
+
+
+def check_parts(task: Task, parts: Mapping[str, Any]) -> None:
+    """Raises TaskError when `score` returned other parts than `rewards` names."""
+    check_shape(task, parts, "score")
+    unknown, missing = set(parts) - set(task.weights), set(task.weights) - set(parts)
+    if unknown:
+        part = sorted(unknown)[0]
+        raise TaskError(f"task '{task.name}': score returned the part '{part}', which rewards does not name."
+                        f"{did_you_mean(part, task.weights)} Add it to rewards, or put it in metrics().")
+    if missing:
+        raise TaskError(f"task '{task.name}': score left out the part '{sorted(missing)[0]}' that rewards names; "
+                        "return every part, None when it cannot be scored.")

@@ -1,0 +1,94 @@
+"""Tasks by name: `load("grounding")`, `load("my_pkg.my_file:MyTask")` and `load("path/file.py:MyTask")`."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from vlrl.config.registry import MissingFile, failure, file_module
+from vlrl.errors import ConfigError, VlrlError, did_you_mean
+from vlrl.task.base import Task
+
+
+def load(name: str, settings: Mapping[str, Any] | None = None,
+         change: Callable[[type[Task]], type[Task]] = lambda cls: cls) -> Task:
+    """Returns a task by built-in name, `module:Class` or `path/file.py:Class`, with its own settings applied; `change`
+    makes another class of the one that was found.
+
+    Raises ConfigError when there is no such task or setting.
+    """
+    cls = change(load_class(name))
+    try:
+        return cls(**dict(settings or {}))
+    except VlrlError:
+        raise
+    except (Exception, SystemExit) as error:  # its __init__ is anyone's code
+        raise ConfigError(f"task.name={name!r}: {failure(error)}") from error
+
+
+def load_class(name: str) -> type[Task]:
+    """Returns the class behind a task name; see `load`."""
+    location, _, attribute = name.partition(":")
+    if location.endswith(".py"):
+        module = _imported(lambda: file_module(Path(location)), name)
+    elif attribute or "." in location:
+        module = _import(location, name)
+    else:
+        module = _builtin(location)
+    found = getattr(module, attribute, None) if attribute else _only_task(module, name)
+    if not (inspect.isclass(found) and issubclass(found, Task) and found is not Task):
+        near = did_you_mean(attribute, [n for n, v in vars(module).items()
+                                        if inspect.isclass(v) and issubclass(v, Task) and v is not Task])
+        raise ConfigError(f"task.name={name!r}: {location} has no Task class '{attribute}'.{near}")
+    if not found.__dict__.get("name"):
+        found.name = location.rpartition(".")[2] if not location.endswith(".py") else Path(location).stem
+    return found
+
+
+def builtin_names() -> list[str]:
+    """Returns names of the tasks that come with vlrl."""
+    folder = importlib.import_module("vlrl.tasks").__path__
+    return sorted(m.name for m in pkgutil.iter_modules(folder) if not m.name.startswith("_"))
+
+
+def _builtin(name: str):
+    if name not in builtin_names():
+        near = did_you_mean(name, builtin_names())
+        raise ConfigError(f"task.name={name!r}: no built-in task of that name.{near} Built in: "
+                          f"{', '.join(builtin_names())}; your own: path/file.py:Class or module:Class.")
+    return _imported(lambda: importlib.import_module(f"vlrl.tasks.{name}"), name)
+
+
+def _import(location: str, name: str):
+    return _imported(lambda: importlib.import_module(location), name)
+
+
+def _imported(run: Callable[[], Any], name: str) -> Any:
+    """Returns the result of `run`, which imports anyone's code; ConfigError with file and line when that fails."""
+    try:
+        return run()
+    except MissingFile as error:
+        raise ConfigError(f"task.name={name!r}: {error}") from None
+    except (VlrlError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # sys.exit, and what a test framework raises
+        what = failure(error)
+        if what.startswith("ModuleNotFoundError"):  # the module itself, not one that it imports
+            what += ". A module must be importable; for a file write path/file.py:Class."
+        raise ConfigError(f"task.name={name!r}: {what}") from error
+
+
+def _only_task(module: Any, name: str) -> type[Task] | None:
+    own = [v for v in vars(module).values()
+           if inspect.isclass(v) and issubclass(v, Task) and v is not Task and v.__module__ == module.__name__]
+    if not own:
+        raise ConfigError(f"task.name={name!r}: no class there is a Task: write `class Mine(Task)`, or begin with "
+                          "`vlrl tasks new`")
+    if len(own) > 1:
+        raise ConfigError(f"task.name={name!r}: {len(own)} tasks are there, {' and '.join(c.__name__ for c in own)}; "
+                          f"name one, as {name}:{own[0].__name__}")
+    return own[0]
