@@ -1,5 +1,6 @@
 """`vlrl serve --chat` in a process of its own: what it answers and refuses; another harness gets the same score."""
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -8,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from typing import Any
 
 import httpx
 import pytest
@@ -17,6 +19,7 @@ from tests.cli.test_training import call
 from tests.e2e.runs import ENV, ROOT
 from vlrl.cli.main import main
 from vlrl.evaluation.rows import read_rows
+from vlrl.tools.record import Server
 
 pytestmark = pytest.mark.slow
 CONFIG = "configs/quickstart.yaml"
@@ -108,3 +111,11 @@ def test_another_harness_gives_the_same_score(served, tmp_path, capsys):
 def test_what_does_not_go_with_it(capsys, words, said):
     assert main(["serve", CONFIG, "--chat", *words]) == 1
     assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_calls_that_come_together_wait_their_turn():
+    """64 connections while the server takes none: each is held by the kernel, and none is dropped."""
+    made: Any = None
+    with Server(0, "key", made) as server, contextlib.ExitStack() as opened:
+        for _ in range(64):
+            opened.enter_context(socket.create_connection(server.server_address[:2], timeout=0.9))

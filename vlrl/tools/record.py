@@ -76,6 +76,7 @@ class Server(ThreadingHTTPServer):
     """An HTTP server over a recorder, or over a model that answers without recording, on 127.0.0.1."""
 
     daemon_threads = True
+    request_queue_size = 256  # with Python's 5, calls that come together are dropped by the kernel and wait for seconds
 
     def __init__(self, port: int, key: str, made: Recorder | Chat):
         try:
