@@ -27,7 +27,7 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["torch", "transformers", "vlrl.cli.main", "vlrl.cli.training", "vlrl.cli.evaluating",
                                  "vlrl.training.loop",
                                  "vlrl.training.session", "vlrl.training.build", "vlrl.engine.hf", "vlrl.evaluation",
-                                 "tests.e2e.forked"])
+                                 "tests.e2e.preloaded", "tests.e2e.forked"])
 
 
 class Process:
