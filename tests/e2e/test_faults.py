@@ -226,8 +226,8 @@ def test_two_runs_on_one_folder(scene, tmp_path):
 def test_stuck(scene, tmp_path):
     config, whole = scene
     words = ("limits.score_s=0", "rollout.score_ahead=false")
-    done = run(config, tmp_path / "run", "limits.stuck_s=60", *words, FAULT="stuck")
-    assert done.returncode == 1 and "nothing has happened for more than limits.stuck_s=60 seconds" in done.stderr
+    done = run(config, tmp_path / "run", "limits.stuck_s=30", *words, FAULT="stuck")
+    assert done.returncode == 1 and "nothing has happened for more than limits.stuck_s=30 seconds" in done.stderr
     assert "in score" in (tmp_path / "run/stuck-rank-00000.txt").read_text()
     goes_on(config, tmp_path / "run", whole, *words)
 
