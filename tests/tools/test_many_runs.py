@@ -8,6 +8,7 @@ import sys
 import time
 
 import numpy as np
+import psutil
 import pytest
 
 from tests.e2e import forked
@@ -283,8 +284,12 @@ def test_a_killed_sweep_goes_on_where_it_was(tiny_models, tmp_path, monkeypatch,
     while len(RunFolder(second).metrics()) < 3:
         assert broken.poll() is None and time.monotonic() < end
         time.sleep(0.05)
+    (child,) = psutil.Process(broken.pid).children()
     broken.kill()
     assert broken.wait(60) == -signal.SIGKILL
+    while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < end, "its run goes on"
+        time.sleep(0.05)
     assert main([*given, "-o", str(tmp_path / "broken"), "--json"]) == 0
     again = capsys.readouterr().out
     assert "going on from" in (tmp_path / "broken" / "tuning" / "0001-0.log").read_text()
