@@ -661,7 +661,7 @@ def main(modules: list[str]) -> int:
     names = dict.fromkeys(name for module in modules for name in TESTS.get(module, [module]))
     trial = Trial(modules)
     with contextlib.redirect_stdout(io.StringIO()) as told:
-        code = pytest.main(["-q", "-p", "no:cacheprovider", "-m", "not slow", "-W",
+        code = pytest.main(["-q", "-p", "no:cacheprovider", "-m", "not slow", "--tb=native", "-W",
                             "ignore::pytest.PytestAssertRewriteWarning", f"--rootdir={ROOT}",
                             *(f"{ROOT}/tests/algo/test_{name}.py" for name in names)], plugins=[trial])
     if code:

@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 from argparse import Namespace
 from dataclasses import replace
@@ -14,6 +13,8 @@ import numpy as np
 import pytest
 import torch
 
+from tests.e2e import forked
+from tests.e2e.runs import ENV, ROOT
 from vlrl import config as configs
 from vlrl.data import coordinates
 from vlrl.task import load_class
@@ -148,8 +149,8 @@ def test_gpu_update_on_a_cpu(gpu_update, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_gpu_update_tiny_from_the_command_line(tmp_path):
     out = tmp_path / "out.md"
-    command = [sys.executable, FOLDER / "gpu_update.py", "--tiny", "--mode", "full", "--rounds", "1", "--out", out]
-    subprocess.run(command, check=True, capture_output=True)
+    words = [FOLDER / "gpu_update.py", "--tiny", "--mode", "full", "--rounds", "1", "--out", out]
+    forked.run(words, ENV, ROOT, 600).check_returncode()
     text = out.read_text()
     for said in ("## full", "| padded |", "| packed, merged |", "aten::mm", torch.__version__, "MFU over"):
         assert said in text
@@ -236,7 +237,7 @@ def test_planted_faults_of_environments_are_counted(tmp_path):
 def test_episodes_are_measured_into_sections_of_a_page(tmp_path):
     episodes, out = module("episodes"), tmp_path / "page.md"
     words = ["cache", "arrival", "--waiting", "4", "--wait-s", "0.02", "--rounds", "1", "--sizes", "1"]
-    subprocess.run([sys.executable, FOLDER / "episodes.py", *words, "--words", "4", "--out", out], check=True)
+    forked.run([FOLDER / "episodes.py", *words, "--words", "4", "--out", out], ENV, ROOT, 600).check_returncode()
     page = out.read_text()
     places = [page.index(f"## {episodes.TITLES[name]}\n") for name in ("arrival", "cache")]
     assert places == sorted(places) and "32 of 32 episodes are alike" in page

@@ -203,16 +203,16 @@ FOREIGN = {"…: Input should be …"}
 """Messages of pydantic."""
 
 
-def templates() -> list[str]:
+def templates() -> set[str]:
     """Every text in the source, with NUL for what an f-string fills in."""
-    found = []
+    found = set()
     for path in [*(ROOT / "vlrl").rglob("*.py"), *(ROOT / "tasks").glob("*.py"), *(ROOT / "app").rglob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.JoinedStr):
-                found.append("".join(str(v.value) if isinstance(v, ast.Constant) else "\0" for v in node.values))
+                found.add("".join(str(v.value) if isinstance(v, ast.Constant) else "\0" for v in node.values))
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found.append(node.value)
-    return found
+                found.add(node.value)
+    return {text for text in found if len(text) > 12}  # as every message
 
 
 def pattern(message: str) -> re.Pattern:

@@ -32,9 +32,20 @@ NAMES = ("eval", "exec", "compile", "__import__")
 CALLS = {"os.system": "starts a shell", "os.popen": "starts a shell", "torch.load": "unpickles", "yaml.unsafe_load": "",
          "yaml.full_load": "", "tempfile.mktemp": "guessable", "ssl._create_unverified_context": ""}
 
+TOLD = {"weights_only", "Loader", "allow_pickle", "shell", "trust_remote_code", "verify"}
+
 
 def findings(path: Path) -> set[tuple[str, str]]:
     return {(path.relative_to(ROOT).as_posix(), what) for what in unsafe(ast.parse(path.read_text(encoding="utf-8")))}
+
+
+def dotted(node):
+    """`a.b.c` as it is written; "" for what is called without a name."""
+    names = []
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *names[::-1]]) if isinstance(node, ast.Name) else ""
 
 
 def unsafe(tree):
@@ -43,8 +54,8 @@ def unsafe(tree):
             modules = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""]
             yield from (f"imports {m}" for m in modules if m.split(".")[0] in UNSAFE)
         if isinstance(node, ast.Call):
-            name = ast.unparse(node.func)
-            given = {k.arg: ast.unparse(k.value) for k in node.keywords}
+            name = dotted(node.func)
+            given = {k.arg: ast.unparse(k.value) for k in node.keywords if k.arg in TOLD}
             if name in NAMES or (name in CALLS and not (name == "torch.load" and given.get("weights_only") == "True")):
                 yield f"calls {name}"
             if name == "yaml.load" and "loader" not in given.get("Loader", "").lower():

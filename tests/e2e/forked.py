@@ -8,6 +8,7 @@ process tree are what a test is about are started by `subprocess` instead.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import multiprocessing
 import os
 import runpy
@@ -27,7 +28,7 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["torch", "transformers", "vlrl.cli.main", "vlrl.cli.training", "vlrl.cli.evaluating",
                                  "vlrl.training.loop",
                                  "vlrl.training.session", "vlrl.training.build", "vlrl.engine.hf", "vlrl.evaluation",
-                                 "tests.e2e.forked"])
+                                 "tests.e2e.preloaded", "tests.e2e.forked"])
 
 
 class Process:
@@ -81,7 +82,8 @@ def _start_server() -> None:
     threads = os.environ.get("OMP_NUM_THREADS")
     os.environ["OMP_NUM_THREADS"] = "1"
     try:
-        forkserver.ensure_running()
+        with contextlib.chdir(Path(__file__).resolve().parents[2]):  # where it finds `tests`, wherever a test is
+            forkserver.ensure_running()
     finally:
         if threads is None:
             del os.environ["OMP_NUM_THREADS"]

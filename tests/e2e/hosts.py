@@ -62,9 +62,6 @@ class Hosts:
         """What is sent is lost from here on; nobody is told, as when a switch dies."""
         ip("-n", self.names[0], "link", "set", self.interfaces[0], "down")
 
-    def mend(self) -> None:
-        ip("-n", self.names[0], "link", "set", self.interfaces[0], "up")
-
     def start(self, host: int, command: Sequence[str], output: Path, **env: str) -> subprocess.Popen:
         """Starts a command on a host; stdout and stderr go to `output`."""
         with open(output, "w") as file:

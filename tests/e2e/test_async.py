@@ -12,8 +12,9 @@ from vlrl.evaluation import report
 from vlrl.store import RunFolder
 
 pytestmark = pytest.mark.slow
-ASYNC = ("extends=algorithms/decoupled_ppo.yaml", "rollout.minibatches=1", "steps=12", "save.every=3", "eval.every=4",
-         "log.samples_every=0")
+STEPS = 9
+ASYNC = ("extends=algorithms/decoupled_ppo.yaml", "rollout.minibatches=1", f"steps={STEPS}", "save.every=3",
+         "eval.every=4", "log.samples_every=0")
 CASES = {"one": ("async.max_staleness=1",),
          "three, refilled": ("async.max_staleness=3", "curriculum.keep=mixed", "curriculum.max_refills=1",
                              "rollout.group_size=2", "rollout.max_new_tokens=2"),
@@ -25,45 +26,56 @@ def rollouts(folder):
     return RunFolder(folder).rollouts().to_pylist()
 
 
-def assert_same(one, other, steps):
-    assert weights(one, steps) == weights(other, steps)
+@pytest.fixture(scope="module")
+def plain(tiny_models, tmp_path_factory):
+    """The config, and the folder of an undisturbed run of the case "one"."""
+    folder = tmp_path_factory.mktemp("plain")
+    config = write_config(folder, tiny_models["qwen3_vl"])
+    done = run(config, folder / "whole", *ASYNC, *CASES["one"])
+    assert done.returncode == 0, done.stderr
+    return config, folder / "whole"
+
+
+def assert_same(one, other):
+    assert weights(one, STEPS) == weights(other, STEPS)
     assert metrics(one) == metrics(other)
     assert metrics(one, "eval.jsonl") == metrics(other, "eval.jsonl")
     assert RunFolder(one).rollouts().equals(RunFolder(other).rollouts())
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_kill_and_resume_is_exact(tiny_models, tmp_path, case):
-    config = write_config(tmp_path, tiny_models["qwen3_vl"])
-    whole, broken, words = tmp_path / "whole", tmp_path / "broken", (*ASYNC, *CASES[case])
-    done = run(config, whole, *words)
-    assert done.returncode == 0, done.stderr
-    assert kill_after(config, broken, 5, *words) == -signal.SIGKILL
+def test_kill_and_resume_is_exact(plain, tmp_path, case):
+    config, whole = plain
+    broken, words = tmp_path / "broken", (*ASYNC, *CASES[case])
+    if case != "one":
+        whole = tmp_path / "whole"
+        done = run(config, whole, *words)
+        assert done.returncode == 0, done.stderr
+    assert kill_after(config, broken, 4, *words) == -signal.SIGKILL
     if case == "three, refilled":  # once more, from the resumed run
-        assert kill_after(config, broken, 8, *words) == -signal.SIGKILL
+        assert kill_after(config, broken, 7, *words) == -signal.SIGKILL
     again = run(config, broken, *words)
     assert again.returncode == 0, again.stderr
     assert "going on from" in again.stdout
-    assert_same(whole, broken, 12)
+    assert_same(whole, broken)
     ages = {(r["step"], r["step"] - r["policy_step"]) for r in rollouts(whole)}
     if case == "three, refilled":
         assert ages >= {(0, 0), (1, 1), (2, 2), (3, 3), (4, 1)} and max(age for _, age in ages) == 3
         assert any(m["curriculum/refills"] for m in metrics(whole))
     else:
-        assert ages == {(step, min(step, 1)) for step in range(12)}
+        assert ages == {(step, min(step, 1)) for step in range(STEPS)}
     lines = metrics(whole)
     assert all(m["async/staleness_max"] <= 3 for m in lines)
     assert all(m["correction/weight"] != 1 and m["mismatch/kl"] > 1e-5 for m in lines[1:])
 
 
-def test_ctrl_c_saves_what_is_drawn_ahead(tiny_models, tmp_path):
-    config, words = write_config(tmp_path, tiny_models["qwen3_vl"]), (*ASYNC, *CASES["one"], "save.every=0")
-    assert run(config, tmp_path / "whole", *words).returncode == 0
+def test_ctrl_c_saves_what_is_drawn_ahead(plain, tmp_path):
+    (config, whole), words = plain, (*ASYNC, *CASES["one"], "save.every=0")
     assert kill_after(config, tmp_path / "broken", 3, *words, how=signal.SIGINT) == 130
     assert RunFolder(tmp_path / "broken").last_heartbeat()["state"] == "interrupted"
     done = run(config, tmp_path / "broken", *words)
     assert done.returncode == 0 and "going on from" in done.stdout, done.stderr
-    assert_same(tmp_path / "whole", tmp_path / "broken", 12)
+    assert_same(whole, tmp_path / "broken")
 
 
 def test_weights_that_stay_give_the_run_without_it(tiny_models, tmp_path):
@@ -74,25 +86,23 @@ def test_weights_that_stay_give_the_run_without_it(tiny_models, tmp_path):
         done = run(config, tmp_path / name, *words, more)
         assert done.returncode == 0, done.stderr
     columns = ("step", "group_id", "index", "sample_id", "completion", "token_ids", "parts", "reward", "advantage")
-    found, plain = ([[r[c] for c in columns] for r in rollouts(tmp_path / name)] for name in ("on", "off"))
-    assert found == plain
+    found, other = ([[r[c] for c in columns] for r in rollouts(tmp_path / name)] for name in ("on", "off"))
+    assert found == other
     scores = [[(e["step"], e["reward/mean"]) for e in metrics(tmp_path / name, "eval.jsonl")] for name in ("on", "off")]
-    assert scores[0] == scores[1] and [step for step, _ in scores[0]] == [0, 4, 8, 12]
+    assert scores[0] == scores[1] and [step for step, _ in scores[0]] == [0, 4, 8, STEPS]
     assert not (tmp_path / "off" / "timeline.jsonl").exists()
 
 
-def test_the_timeline_shows_generation_beside_the_update(tiny_models, tmp_path):
-    config = write_config(tmp_path, tiny_models["qwen3_vl"])
-    done = run(config, tmp_path / "run", *ASYNC, *CASES["one"])
-    assert done.returncode == 0, done.stderr
-    lines = [json.loads(line) for line in (tmp_path / "run" / "timeline.jsonl").read_text().splitlines()]
+def test_the_timeline_shows_generation_beside_the_update(plain):
+    _, whole = plain
+    lines = [json.loads(line) for line in (whole / "timeline.jsonl").read_text().splitlines()]
     assert all(0 <= r["end"] - r["start"] < 300 and r["start"] > 1e9 for r in lines)
     ahead = {r["step"]: r for r in lines if r["phase"] == "ahead"}
     train = {r["step"]: r for r in lines if r["phase"] == "train"}  # the last span of a step: the update
-    assert [*ahead] == [*range(1, 12)] and [*train] == [*range(12)]
+    assert [*ahead] == [*range(1, STEPS)] and [*train] == [*range(STEPS)]
     for step, r in ahead.items():
         assert r["start"] < train[step - 1]["end"] and r["end"] < train[step]["start"]
-    assert all(m["time/ahead_s"] > 0 for m in RunFolder(tmp_path / "run").metrics() if m["step"])
+    assert all(m["time/ahead_s"] > 0 for m in RunFolder(whole).metrics() if m["step"])
 
 
 def test_two_processes_draw_what_one_does(tiny_models, tmp_path, staleness=2):

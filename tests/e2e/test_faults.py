@@ -13,7 +13,8 @@ import time
 import pytest
 from PIL import Image
 
-from tests.e2e.runs import ENV, ROOT, TRAIN, metrics, run, weights
+from tests.e2e import forked
+from tests.e2e.runs import ENV, ROOT, metrics, run, weights
 from tests.monitoring.test_alerts import Server
 from vlrl.store import RunFolder
 
@@ -208,16 +209,15 @@ def test_scored_in_the_training_process_all_is_the_same(scene, tmp_path):
 def test_two_runs_on_one_folder(scene, tmp_path):
     config, whole = scene
     folder = tmp_path / "run"
-    first = subprocess.Popen([*TRAIN, str(config), f"run.dir={folder}", "limits.score_s=0"],
-                             env={**ENV, "FAULT": f"wait:{tmp_path}"}, text=True, stdout=subprocess.PIPE,
-                             stderr=subprocess.PIPE, cwd=tmp_path)
+    with (tmp_path / "said.txt").open("w") as said:
+        first = forked.Process([str(ROOT / "train.py"), str(config), f"run.dir={folder}", "limits.score_s=0"],
+                               {**ENV, "FAULT": f"wait:{tmp_path}"}, tmp_path, said, said)
     end = time.monotonic() + 300
     while not (tmp_path / "waiting").exists() and first.poll() is None and time.monotonic() < end:
         time.sleep(0.05)
     second = run(config, folder)
     (tmp_path / "go").touch()
-    _, said = first.communicate(timeout=300)
-    assert first.returncode == 0, said
+    assert first.wait(300) == 0, (tmp_path / "said.txt").read_text()
     assert second.returncode == 1 and f"is in use by process {first.pid} on" in second.stderr
     same(folder, whole)
 
@@ -226,8 +226,8 @@ def test_two_runs_on_one_folder(scene, tmp_path):
 def test_stuck(scene, tmp_path):
     config, whole = scene
     words = ("limits.score_s=0", "rollout.score_ahead=false")
-    done = run(config, tmp_path / "run", "limits.stuck_s=60", *words, FAULT="stuck")
-    assert done.returncode == 1 and "nothing has happened for more than limits.stuck_s=60 seconds" in done.stderr
+    done = run(config, tmp_path / "run", "limits.stuck_s=30", *words, FAULT="stuck")
+    assert done.returncode == 1 and "nothing has happened for more than limits.stuck_s=30 seconds" in done.stderr
     assert "in score" in (tmp_path / "run/stuck-rank-00000.txt").read_text()
     goes_on(config, tmp_path / "run", whole, *words)
 

@@ -14,18 +14,19 @@ pytestmark = pytest.mark.slow
 def test_kill_and_resume_is_exact(tiny_models, tmp_path):
     config = write_config(tmp_path, tiny_models["qwen3_vl"])
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    done = run(config, whole)
+    words = ("steps=12", "save.every=3", "eval.every=6", "rollout.prompts_per_step=2")
+    done = run(config, whole, *words)
     assert done.returncode == 0, done.stderr
-    assert kill_after(config, broken, 10) == -signal.SIGKILL
-    assert kill_after(config, broken, 13) == -signal.SIGKILL  # once more, from the resumed run
-    again = run(config, broken)
+    assert kill_after(config, broken, 5, *words) == -signal.SIGKILL
+    assert kill_after(config, broken, 8, *words) == -signal.SIGKILL  # once more, from the resumed run
+    again = run(config, broken, *words)
     assert again.returncode == 0, again.stderr
     assert "going on from" in again.stdout
-    assert weights(whole, 20) == weights(broken, 20)
-    assert [m["step"] for m in metrics(broken)] == list(range(20))
+    assert weights(whole, 12) == weights(broken, 12)
+    assert [m["step"] for m in metrics(broken)] == list(range(12))
     assert metrics(whole) == metrics(broken)
     assert metrics(whole, "eval.jsonl") == metrics(broken, "eval.jsonl")
-    assert [e["step"] for e in metrics(whole, "eval.jsonl")] == [0, 10, 20]
+    assert [e["step"] for e in metrics(whole, "eval.jsonl")] == [0, 6, 12]
     assert RunFolder(whole).rollouts().equals(RunFolder(broken).rollouts())
 
 

@@ -1,12 +1,11 @@
 """The config of the web task runs: episodes in a real browser are sampled, paid and learned from."""
 
 import shutil
-import subprocess
-import sys
 
 import pytest
 
-from tests.e2e.runs import ROOT
+from tests.e2e import forked
+from tests.e2e.runs import ENV, ROOT
 from vlrl import config as configs
 from vlrl.store import RunFolder
 from vlrl.task.chromium import BROWSERS
@@ -39,9 +38,10 @@ def test_its_demonstrations_are_learned_from(tmp_path):
 
 def test_the_cold_start_is_asked_as_an_episode_is(tmp_path):
     """benchmarks/web_start.py: single answers to first screenshots, of which the prompt is that of a first turn."""
-    command = [sys.executable, ROOT / "benchmarks" / "web_start.py", "--out", tmp_path / "start", "--screenshots", "2",
-               "--processes", "1", "--steps", "1", "1"]
-    subprocess.run([*map(str, command)], cwd=ROOT, check=True, capture_output=True)
+    words = [str(ROOT / "benchmarks" / "web_start.py"), "--out", str(tmp_path / "start"), "--screenshots", "2",
+             "--processes", "1", "--steps", "1", "1"]
+    done = forked.run(words, ENV, ROOT, 900)
+    assert done.returncode == 0, done.stderr
     start = {row["prompt"] for row in RunFolder(tmp_path / "start").rollouts().to_pylist()}
     config = configs.load(ROOT / "configs" / "web.yaml", [
         *SMALL, "eval.samples=0", f"model.name={tmp_path}/start", "task.pages=[click-test]", f"run.dir={tmp_path}/run"])

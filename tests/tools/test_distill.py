@@ -4,16 +4,14 @@ import base64
 import contextlib
 import io
 import json
-import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 
 import pytest
 from PIL import Image
 
+from tests.e2e import forked
 from tests.e2e.runs import ENV, ROOT
 from tests.evaluation.http_stand_in import reply, served
 from vlrl import config as configs
@@ -230,32 +228,33 @@ def test_a_killed_command_goes_on(config, tmp_path):
         answered.append(number(body))
         return right(body)
 
-    words = [sys.executable, "-m", "vlrl", "data", "distill", str(tmp_path / "sums.yaml"), "-o",
+    words = ["-m", "vlrl", "data", "distill", str(tmp_path / "sums.yaml"), "-o",
              str(tmp_path / "a.jsonl"), "--concurrency", "2", "--json", "--price-in", "1"]
     with served(script) as server:
         words += ["--endpoint", server.url]
-        process = subprocess.Popen(words, env=ENV, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        with (tmp_path / "said.txt").open("w") as text:
+            process = forked.Process(words, ENV, ROOT, text, text)
         drawn = tmp_path / "a.drawn.jsonl"
         end = time.monotonic() + 120
         while not drawn.exists() or len(drawn.read_bytes().splitlines()) < 6:
-            assert process.poll() is None and time.monotonic() < end, process.communicate()
+            assert process.poll() is None and time.monotonic() < end, (tmp_path / "said.txt").read_text()
             time.sleep(0.05)
-        os.kill(process.pid, signal.SIGKILL)
-        process.communicate()
+        process.send_signal(signal.SIGKILL)
+        assert process.wait(60) == -signal.SIGKILL
         assert not (tmp_path / "a.jsonl").exists()
         kept = {json.loads(line)["number"] for line in drawn.read_bytes().splitlines()[1:]}
         hold.set()
         time.sleep(0.5)
         before = len(server.asked)
-        done = subprocess.run(words, env=ENV, cwd=ROOT, capture_output=True, timeout=200)
+        done = forked.run(words, ENV, ROOT, 200)
         assert done.returncode == 0, done.stderr
         again = [number(body) for _, _, body in server.asked[before:]]
         assert sorted(again) == sorted({*range(12)} - kept)
     found = json.loads(done.stdout)
     assert found["kept"] == 12 and found["cost"]["replies"] == 12 and found["cost"]["tokens_in"] == 240
     assert found["next"].endswith(f"data.solutions={tmp_path / 'a.jsonl'}")
-    whole = subprocess.run(words, env=ENV, cwd=ROOT, capture_output=True, timeout=200)
-    assert whole.returncode == 1 and b"exists already" in whole.stderr
+    whole = forked.run(words, ENV, ROOT, 200)
+    assert whole.returncode == 1 and "exists already" in whole.stderr
 
 
 def test_critiques_of_answers_to_one_problem(tmp_path):

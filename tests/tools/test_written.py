@@ -2,10 +2,7 @@
 right."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 
@@ -17,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from tests.e2e import forked
 from tests.e2e.runs import ENV, ROOT
 from tests.evaluation.http_stand_in import reply, served
 from vlrl import config as configs
@@ -423,7 +421,7 @@ def test_a_killed_command_goes_on_and_pays_once(tmp_path):
     config.write_text(f"extends: quickstart.yaml\ntask: {tmp_path}/luck.py:Luck\n")
     words = [str(config), "rollout.max_new_tokens=6", f"run.dir={tmp_path}/run", "data.workers=0",
              f"data.train={tmp_path}/rows.jsonl", "rollout.group_size=4", "rollout.prompts_per_step=2"]
-    hold, gate = threading.Event(), {"after": 3}
+    hold, gate, said_in = threading.Event(), {"after": 3}, tmp_path / "said.txt"
 
     def script(body, number):
         if number >= gate["after"]:
@@ -433,24 +431,24 @@ def test_a_killed_command_goes_on_and_pays_once(tmp_path):
         return paid(tagged("no"))
 
     with served(script) as server:
-        command = [sys.executable, "-m", "vlrl", "data", "synthesize", *words, "--endpoint", server.url, "--candidates",
+        command = ["-m", "vlrl", "data", "synthesize", *words, "--endpoint", server.url, "--candidates",
                    "6", "--votes", "2", "--answers", "8", "-o", str(tmp_path / "new.jsonl"), "--concurrency", "1",
                    "--json", "--price-out", "1"]
         for file, lines, after in (("new.written.jsonl", 4, 9), ("new.votes.jsonl", 3, 10**9)):
-            process = subprocess.Popen(command, env=ENV, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            with said_in.open("w") as printed:
+                process = forked.Process(command, ENV, ROOT, printed, printed)
             end = time.monotonic() + 600
             while process.poll() is None and time.monotonic() < end and not (
                     (tmp_path / file).exists() and len((tmp_path / file).read_bytes().splitlines()) >= lines):
                 time.sleep(0.05)
-            os.kill(process.pid, signal.SIGKILL)
-            printed = process.communicate()
-            assert process.returncode == -signal.SIGKILL and time.monotonic() < end, printed
+            process.send_signal(signal.SIGKILL)
+            assert process.wait(60) == -signal.SIGKILL and time.monotonic() < end, said_in.read_text()
             assert not (tmp_path / "new.jsonl").exists()
             gate["after"] = after
             hold.set()
             time.sleep(0.3)
             hold.clear()
-        done = subprocess.run(command, env=ENV, cwd=ROOT, capture_output=True, timeout=900)
+        done = forked.run(command, ENV, ROOT, 900)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["cost"]["generator"]["replies"] == 6 and found["cost"]["teacher"]["replies"] == 12

@@ -49,7 +49,7 @@ def read_plan(text: str, negation: bool = False) -> dict[str, list[str]]:
 
     With `negation` a text that says what not to do ("do not STOP, LEFT_TURN") holds none.
     """
-    words = set() if negation and any(map(denies, _CLAUSE.split(text))) else set(_WORD.findall(text))
+    words = set() if negation and any(map(denies, {*_CLAUSE.split(text)})) else set(_WORD.findall(text))
     return {head: [word for word in known if word in words] for head, known in HEADS.items()}
 
 
