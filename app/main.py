@@ -56,9 +56,10 @@ def blocks(site: Site) -> gr.Blocks:
         gr.HTML(_keys(), apply_default_css=False)
         site.begin_all()
         for name in PAGES:
-            with gr.Column(elem_id=f"v-page-{name}", elem_classes="v-screen"):
+            with gr.Column(elem_id=f"v-page-{name}", elem_classes="v-screen") as column:
                 site.begin(name)
                 importlib.import_module(f"{__package__}.pages.{name}").build(site)
+            site.end(name, column)
     return app
 
 

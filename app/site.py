@@ -20,7 +20,7 @@ import hashlib
 import inspect
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -91,6 +91,17 @@ class Site:
         self._answers[page] = gr.HTML("", elem_classes="v-hidden", js_on_load="vlrl.answered(props, watch)")
         self._messages[page] = gr.Column(elem_id=f"v-messages-{page}", elem_classes="v-messages")
 
+    def end(self, page: str, column: gr.Column) -> None:
+        """Ends a page: a browser fetches Gradio's files of what is in its column when it is visited first. (Those of a
+        component that is not visible are left; of one that merely stands in such a column they are not.)
+        """
+        later = [b for b in _within(column) if b.visible is True and not isinstance(b, gr.HTML | gr.Column | gr.State)]
+        for block in later:
+            block.visible = False
+        if later:
+            self._locations[page].change(None, None, later, js=f"() => vlrl.first({json.dumps(page)}, {len(later)})",
+                                         **_PRIVATE)
+
     def on_location(self, fn: Callable[..., Any], outputs: Sequence[Any], inputs: Sequence[Any] = ()) -> None:
         """Calls `fn(location, *inputs)` when the location names this page; its results go to `outputs`."""
         def with_context(query: str, before: str, *values: Any) -> tuple[Any, ...]:
@@ -132,6 +143,13 @@ class Site:
         """Where one listener says what went wrong: what works says nothing about what does not."""
         with self._messages[self.page]:
             return gr.HTML("", elem_classes="v-message")
+
+
+def _within(block: Any) -> Iterator[Any]:
+    """Yields what stands in a block, at any depth."""
+    for child in getattr(block, "children", ()):
+        yield child
+        yield from _within(child)
 
 
 def charts(elem_id: str) -> gr.HTML:

@@ -99,6 +99,13 @@ window.vlrl = (() => {
     if (name === pageOf(here())) setTimeout(show, 0);
   }
 
+  // Returns that n components are to be shown, when a page is visited first.
+  function first(name, n) {
+    const seen = pages[name].visited;
+    pages[name].visited = true;
+    return seen ? [] : Array(n).fill({__type__: "update", visible: true});
+  }
+
   // The page shows what the address says: what was pressed meanwhile is meant for it.
   function atAnswer(props, watch) {
     watch("value", () => setTimeout(() => {
@@ -456,5 +463,5 @@ window.vlrl = (() => {
 
   history.replaceState(null, "", `${location.pathname}${location.search && "?" + settled(here())}`);
   document.documentElement.dataset.page = pageOf(here());
-  return {page, visit, charts, form, list, found, marks, marked, answered: atAnswer};
+  return {page, visit, first, charts, form, list, found, marks, marked, answered: atAnswer};
 })();
