@@ -153,16 +153,21 @@ def _within(block: Any) -> Iterator[Any]:
 
 
 def charts(elem_id: str) -> gr.HTML:
-    """Plots drawn by plotly.js; its value is what `chart_value` makes."""
+    """Plots drawn by static/plots.js; its value is what `chart_value` makes."""
     return gr.HTML("", elem_id=elem_id, html_template='<div class="v-charts"></div>', apply_default_css=False,
                    js_on_load="vlrl.charts(element, props, watch)")
 
 
 def chart_value(figures: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the value of `charts`: figures of {"id", "title", "data": plotly traces, "layout"}.
+    """Returns the value of `charts`: figures of {"id", "title", "data": traces, "layout"}.
 
-    A point whose `customdata` is a query, as `query` makes it, opens that location when it is clicked. Colours of axes
-    and text follow the page. Figures keep their zoom while their id stays the same.
+    A trace has a "name" and as many "x" as "y" (null: none), drawn by its "mode" ("lines", "markers", or both joined by
+    +), "line" {"color", "width", "dash": dot, "shape": hv} and "marker" {"color", "size", "opacity", "symbol": circle,
+    diamond, square}; "error_y" {"array", "arrayminus"} are lengths of bars, "stackgroup" fills it above those before.
+    One with "z" [y][x] in [0, 1] is cells, whose "text" are counts. "tip" is a word before its values. The layout has
+    "xaxis", "yaxis" and, for traces whose "yaxis" is y2, "yaxis2": {"title": {"text"}, "range", "rangemode": tozero,
+    "type": category}; "height" in pixels, "showlegend". A click on a point opens the query in its trace's
+    "customdata", or "meta" {"go"} with {x} for its place. Figures keep their zoom while their id stays the same.
     """
     from vlrl.store import plain
 
