@@ -23,7 +23,8 @@ KEYS = (("j ↓", "next row of the list; j in a group: the next group"), ("k ↑
         ("o", "order of the answers: as drawn, best first, worst first"), ("y", "while reading: copy the answer"),
         ("t", "the turns of an episode: ← → move"),
         ("n p", "next page of the list, the one before"), ("/", "search"),
-        ("?", "these keys"))
+        ("← → ↑ ↓", "in a plot: from point to point and curve to curve; Enter opens"),
+        ("+ - 0", "in a plot: nearer, farther, all"), ("?", "these keys"))
 
 
 class Pages(gr.Blocks):

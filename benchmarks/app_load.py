@@ -1,12 +1,12 @@
 """What a browser fetches for the first look at each page of the inspector, beyond an empty page of Gradio.
 
     vlrl train configs/quickstart.yaml steps=10 eval.every=5 run.dir=runs/quickstart
-    python benchmarks/app_load.py runs/quickstart [--before CHECKOUT] [--out benchmarks/results/app_load_cpu.md]
+    python benchmarks/app_load.py runs/quickstart [--checkout FOLDER]
 
 Bytes are those on the wire, headers and compression included, and requests all that were answered, as Chromium's
-debugging protocol tells them with the cache off, until the page is in view and nothing more came for some seconds. Pages
-ask again every few seconds whether anything changed; that is switched off here. The empty page is `gr.Blocks()` with
-system fonts, as the inspector has them.
+debugging protocol tells them with the cache off, until the page is in view and nothing more came for some seconds. That
+pages ask again every few seconds whether anything changed is switched off here. The empty page is `gr.Blocks()` with system
+fonts, as the inspector has them. The other checkout is one to compare with.
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ PAGES = {"runs": ("page=runs&runs={run}", "#v-curves .v-chart svg"), "rollouts":
          "curriculum": ("page=curriculum&run={run}", "#v-curriculum-charts svg"),
          "playground": ("page=playground", "#v-play-ask"), "notes": ("page=notes", "#v-export")}
 """Name -> its address, and what is in view when it is there."""
-LIMITS = (0.8, 15)
-"""MB and requests."""
 Load = tuple[float, int, int]
 """MB, requests, of them pictures of the run."""
 
@@ -74,7 +72,6 @@ def measure(browser: Browser, checkout: Path, run: Path) -> dict[str, Load]:
         group = first_group(browser, address, run.name)
         for name, (query, shown) in PAGES.items():
             found[name] = load(browser, f"{address}?{query.format(run=run.name, group=group)}", shown)
-            print(name, found[name], flush=True)
     return found
 
 
@@ -89,39 +86,21 @@ def empty(browser: Browser) -> Load:
     return found
 
 
-def written(base: Load, now: dict[str, Load], before: dict[str, Load]) -> str:
-    """Returns the results as a page."""
-    heads = ["page", "MB", "requests", "of them the run's pictures"] + ["MB before", "requests before"] * bool(before)
-    rows = [heads, ["---"] * len(heads)]
-    for name, one in now.items():
-        both = [one] + [before[name]] * bool(before)
-        cells = [[f"{size - base[0]:.3f}", f"{count - base[1]}", *([f"{pictures}"] if i == 0 else [])]
-                 for i, (size, count, pictures) in enumerate(both)]
-        rows.append([name, *sum(cells, [])])
-    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    return ("# What the inspector's pages fetch on a first visit (CPU)\n\n```bash\npython benchmarks/app_load.py RUN "
-            f"--before CHECKOUT\n```\n\nBeyond an empty page of Gradio {gr.__version__}, which fetches {base[0]:.3f} MB in "
-            f"{base[1]} requests; compressed, the cache off, 1280 x 900 pixels. The aim is {LIMITS[0]} MB and {LIMITS[1]} "
-            f"requests.\n\n{table}\n")
-
-
 def main() -> None:
-    """Measures and tells."""
+    """Prints a line a page, beyond the empty one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
-    parser.add_argument("--before", type=Path, help="another checkout")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--checkout", type=Path, default=HERE)
     asked = parser.parse_args()
     program = next(filter(None, map(shutil.which, BROWSERS)), None)
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=program, args=list(FLAGS))
-        base, now = empty(browser), measure(browser, HERE, asked.run.resolve())
-        before = measure(browser, asked.before.resolve(), asked.run.resolve()) if asked.before else {}
+        size, count, _ = empty(browser)
+        print(f"An empty page fetches {size:.3f} MB in {count} requests. Beyond it:\n")
+        print("| page | MB | requests | of them the run's pictures |\n|---|---|---|---|")
+        for name, one in measure(browser, asked.checkout.resolve(), asked.run.resolve()).items():
+            print(f"| {name} | {one[0] - size:.3f} | {one[1] - count} | {one[2]} |")
         browser.close()
-    text = written(base, now, before)
-    if asked.out:
-        asked.out.write_text(text)
-    print(text)
 
 
 if __name__ == "__main__":

@@ -184,9 +184,7 @@ def old_before_after(hands: Hands) -> None:
 
 
 def old_flag_and_export(hands: Hands) -> None:
-    """Training alone, as a greedy evaluation has one answer a group. A note is a page of its own: there, flagged, saved,
-    and back.
-    """
+    """Training alone: its groups have several answers. A note is a page of its own: there, flagged, saved, and back."""
     _open_run(hands)
     hands.choose("kind", "train")
     hands.asked("kind=train")

@@ -69,7 +69,7 @@ def test_why_does_this_run_stall(keys):
 @pytest.mark.parametrize(("preset", "asks"), [("full reward, but unusual", "odd"), ("zero variance", "alike")])
 def test_answers_that_cheat_and_groups_without_variance(keys, preset, asks):
     open_run(keys)
-    follow(keys, keys.get_by_role("link", name=preset))
+    follow(keys, keys.get_by_role("link", name=preset, exact=True))
     keys.wait_for_url(f"**{asks}=yes**")
     expect(keys.locator("#v-list .v-count")).to_be_visible()
 
