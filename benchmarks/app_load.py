@@ -5,8 +5,8 @@
 
 Bytes are those on the wire, headers and compression included, and requests all that were answered, as Chromium's
 debugging protocol tells them with the cache off, until the page is in view and nothing more came for some seconds. That
-pages ask again every few seconds whether anything changed is switched off here. The empty page is `gr.Blocks()` with system
-fonts, as the inspector has them. The other checkout is one to compare with.
+pages ask again every few seconds whether anything changed is switched off here. The empty page is `gr.Blocks()` with
+system fonts, as the inspector has them. The other checkout is one to compare with.
 """
 
 from __future__ import annotations

@@ -325,6 +325,17 @@ window.vlrl = (() => {
     return true;
   }
 
+  function beside(event) {  // Gradio gives each radio button a name of its own: a browser's arrows would not choose
+    const set = event.target.matches("input[type=radio]") && event.target.closest("fieldset, .block");
+    const by = {ArrowUp: -1, ArrowLeft: -1, ArrowDown: 1, ArrowRight: 1}[event.key];
+    if (!set || !by) return false;
+    const all = [...set.querySelectorAll("input[type=radio]")];
+    const next = all[(all.indexOf(event.target) + by + all.length) % all.length];
+    next.focus();
+    next.click();
+    return true;
+  }
+
   function toAnswer() {
     const final = root().querySelector(".v-chosen .v-final") || root().querySelector(".v-card .v-final");
     if (final) final.scrollIntoView({block: "center", inline: "nearest"});
@@ -344,6 +355,7 @@ window.vlrl = (() => {
     if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented || !root()) return;
     const help = document.getElementById("v-keys");
     if (help && help.open) return;  // Escape closes it
+    if (beside(event)) return event.preventDefault();
     if (writes(event.target)) {
       if (event.key === "Escape") event.target.blur();
       return;

@@ -188,12 +188,12 @@ vlrl.charts = (() => {
     height: Math.max(0.5, y.at(0) - y.at(1) - 1), class: "v-cell", "fill-opacity": round(100 * p.z) / 100});
 
   // What is said of a point.
-  function said({layout, names, figure}, point) {
+  function said({layout, names}, point) {
     const {trace} = point, place = `${title(layout.xaxis)} ${names ? names[point.x] : numberText(point.x)}`;
-    if (trace.z) return [`${Math.round(100 * point.z)} %, ${point.words} groups`, `${title(layout.yaxis)}: ${trace.y[point.y]}`, place];
+    if (trace.z) return [`${Math.round(100 * point.z)} %: ${point.words} group${point.words === 1 ? "" : "s"}`, `${title(layout.yaxis)}: ${trace.y[point.y]}`, place];
     const interval = point.high > point.low ? ` [${numberText(point.low)}, ${numberText(point.high)}]` : "";
     const kind = trace.tip ? `${trace.tip} ` : "";
-    return [`${kind}${numberText(point.value)}${interval}`, place, ...(figure.data.length > 1 || trace.name ? [trace.name] : [])];
+    return [`${kind}${numberText(point.value)}${interval}`, place, trace.name];
   }
 
   // --- one plot ---
@@ -403,7 +403,10 @@ vlrl.charts = (() => {
       const lines = rows.slice(0, MOST_ROWS).map(point => html("tr", {}, ...said(this.drawn, point).reverse().map(
         text => html("td", {textContent: text}))));
       const more = rows.length > MOST_ROWS ? html("caption", {textContent: `the first ${MOST_ROWS} of ${rows.length}`}) : "";
-      const grid = html("div", {className: "v-scroll", tabIndex: 0}, html("table", {className: "v-table"}, more, ...lines));
+      const heads = this.drawn.cells ? ["place", "class", "share"] : ["curve", "place", "value"];
+      const head = html("thead", {}, html("tr", {}, ...heads.map(text => html("th", {textContent: text, scope: "col"}))));
+      const grid = html("div", {className: "v-scroll", tabIndex: 0},
+                        html("table", {className: "v-table"}, more, head, html("tbody", {}, ...lines)));
       grid.setAttribute("aria-label", `numbers of ${this.figure.title}`);
       grid.setAttribute("role", "region");
       this.numbers.append(grid);
