@@ -23,7 +23,8 @@ KEYS = (("j ↓", "next row of the list; j in a group: the next group"), ("k ↑
         ("o", "order of the answers: as drawn, best first, worst first"), ("y", "while reading: copy the answer"),
         ("t", "the turns of an episode: ← → move"),
         ("n p", "next page of the list, the one before"), ("/", "search"),
-        ("?", "these keys"))
+        ("← → ↑ ↓", "in a plot: from point to point and curve to curve; Enter opens"),
+        ("+ - 0", "in a plot: nearer, farther, all"), ("?", "these keys"))
 
 
 class Pages(gr.Blocks):
@@ -56,9 +57,10 @@ def blocks(site: Site) -> gr.Blocks:
         gr.HTML(_keys(), apply_default_css=False)
         site.begin_all()
         for name in PAGES:
-            with gr.Column(elem_id=f"v-page-{name}", elem_classes="v-screen"):
+            with gr.Column(elem_id=f"v-page-{name}", elem_classes="v-screen") as column:
                 site.begin(name)
                 importlib.import_module(f"{__package__}.pages.{name}").build(site)
+            site.end(name, column)
     return app
 
 

@@ -1,4 +1,5 @@
-"""Curves of runs over their steps, laid over each other, as plotly figures. Imports no Gradio and no plotly.
+"""Curves of runs over their steps, laid over each other, as figures of vlrl.app.site.chart_value. Imports no
+Gradio.
 
     figures = over_steps(library, ["quickstart", "other"], smooth=0.6)      # for vlrl.app.site.chart_value
 """
@@ -9,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
-from .html import esc, finite
+from .html import finite, visible
 from .library import Library
 from .marks import color
 
@@ -81,7 +82,7 @@ def _figure(id: str, title: str, traces: list[dict[str, Any]]) -> dict[str, Any]
     values = [value for trace in traces for value in trace["y"]]
     bars = any(length for trace in traces for length in trace.get("error_y", {}).get("array", ()))
     low, high = min(values), max(values)
-    if high - low <= 1e-9 * abs(high) and high and not bars:  # plotly would draw it between -1 and 1, as if it were 0
+    if high - low <= 1e-9 * abs(high) and high and not bars:
         layout["yaxis"] = {"range": sorted((0.5 * high, 1.5 * high))}
     return {"id": id, "title": title, "data": traces, "layout": layout}
 
@@ -113,20 +114,13 @@ def _traces(run: str, paint: str, curve: Curve, smooth: float) -> list[dict[str,
     """Returns the values, and over them, paler then, their mean."""
     if not curve.steps:
         return []
-    tip = f"%{{y:.4g}}<br>step %{{x}}<extra>{_plain(run)}</extra>"
-    shared = {"type": "scatter", "x": curve.steps, "name": _plain(run), "meta": {"go": opens(run)},
+    shared = {"x": curve.steps, "name": visible(run), "meta": {"go": opens(run)},
               "mode": "lines" if len(curve.steps) > 50 else "lines+markers", "marker": {"color": paint, "size": 4}}
     if not smooth or len(curve.steps) < 3:
-        return [{**shared, "y": curve.values, "line": {"color": paint, "width": 1.8}, "hovertemplate": tip}]
-    raw = {**shared, "y": curve.values, "line": {"color": paint, "width": 1}, "opacity": 0.35,
-           "hovertemplate": f"raw {tip}"}
+        return [{**shared, "y": curve.values, "line": {"color": paint, "width": 1.8}}]
+    raw = {**shared, "y": curve.values, "line": {"color": paint, "width": 1}, "opacity": 0.35, "tip": "raw"}
     return [raw, {**shared, "y": smoothed(curve.values, smooth), "line": {"color": paint, "width": 2},
-                  "hovertemplate": f"smoothed {tip}"}]
-
-
-def _plain(text: str) -> str:
-    """Returns text for plotly, which reads tags and %{...} in labels."""
-    return str(esc(text[:80])).replace("%{", "% {")
+                  "tip": "smoothed"}]
 
 
 def opens(run: str, source: str = "train", split: str = "") -> str:
@@ -151,13 +145,10 @@ def _evaluated(run: str, paint: str, lines: Sequence[Mapping[str, Any]], name: s
                   for line in lines if line["split"] == split and (value := finite(line.get(name))) is not None]
         if not points:
             continue
-        label = f"{run}, {split}"
-        bars = {"type": "data", "symmetric": False, "thickness": 1.2, "width": 3, "color": paint,
-                "array": [0.0 if high is None else max(0.0, high - value) for _, value, _, high in points],
+        bars = {"array": [0.0 if high is None else max(0.0, high - value) for _, value, _, high in points],
                 "arrayminus": [0.0 if low is None else max(0.0, value - low) for _, value, low, _ in points]}
-        traces.append({"type": "scatter", "mode": "lines+markers", "x": [f[0] for f in points],
-                       "y": [f[1] for f in points], "error_y": bars, "name": _plain(label),
+        traces.append({"mode": "lines+markers", "x": [f[0] for f in points],
+                       "y": [f[1] for f in points], "error_y": bars, "name": visible(f"{run}, {split}"),
                        "line": {"color": paint, "dash": "dot", "width": 1}, "meta": {"go": opens(run, "eval", split)},
-                       "marker": {"color": paint, "size": 7, "symbol": _SYMBOLS[place % len(_SYMBOLS)]},
-                       "hovertemplate": f"%{{y:.4g}} after step %{{x}}<extra>{_plain(label)}</extra>"})
+                       "marker": {"color": paint, "size": 7, "symbol": _SYMBOLS[place % len(_SYMBOLS)]}})
     return traces

@@ -1,6 +1,6 @@
 """`vlrl report RUN`: one HTML file that tells what a run did and opens anywhere, without a request or a script.
 
-Curves are SVG drawn by curves.py: plotly's library alone has 4.8 MB and needs scripts, all curves together some 100 kB.
+Curves are SVG drawn by curves.py: it runs no script, and all curves together have some 100 kB.
 """
 
 from __future__ import annotations

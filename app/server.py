@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import importlib.util
 import os
 import shutil
 import socket
@@ -46,14 +45,12 @@ TYPES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".web
          ".bmp": "image/bmp", ".tif": "image/tiff", ".tiff": "image/tiff", ".mp4": "video/mp4", ".m4v": "video/mp4",
          ".mkv": "video/x-matroska", ".webm": "video/webm", ".mov": "video/quicktime", ".avi": "video/x-msvideo"}
 """Suffix -> media type; a file with another suffix is not served."""
-_STATIC = {"app.js": (HERE / "static" / "app.js", "text/javascript"),
-           "pictures.js": (HERE / "static" / "pictures.js", "text/javascript"),
-           "clips.js": (HERE / "static" / "clips.js", "text/javascript"),
-           "app.css": (HERE / "static" / "app.css", "text/css"), "style.css": (STYLE, "text/css")}
-_HEAD = "".join(('<link rel="icon" href="favicon.ico">',  # from the page, which may lie below the path of a proxy
-                 *(f'<link rel="stylesheet" href="vlrl/static/{name}">' for name in ("style.css", "app.css")),
-                 f'<script src="vlrl/static/app.js" data-pages="{" ".join(PAGES)}"></script>',
-                 *(f'<script src="vlrl/static/{name}"></script>' for name in ("pictures.js", "clips.js"))))
+_STATIC = {"app.js": (("app.js", "plots.js", "pictures.js", "clips.js"), "text/javascript"),
+           "app.css": ((STYLE, "app.css"), "text/css")}
+"""Name -> the files, of static/ where they have no folder, that are sent as one."""
+_HEAD = ('<link rel="icon" href="favicon.ico">'  # from the page, which may lie below the path of a proxy
+         '<link rel="stylesheet" href="vlrl/static/app.css">'
+         f'<script src="vlrl/static/app.js" data-pages="{" ".join(PAGES)}"></script>')
 _MEDIA_HEADERS = {"Cache-Control": "private, max-age=3600", "Content-Security-Policy": "default-src 'none'; sandbox"}
 _ABSENT = ('<svg xmlns="http://www.w3.org/2000/svg" width="320" height="200" viewBox="0 0 320 200"><rect width="320" '
            'height="200" fill="#8884"/><text x="160" y="105" text-anchor="middle" font-family="sans-serif" '
@@ -170,20 +167,11 @@ def _add_files(app: FastAPI, site: Site) -> None:
 
     @app.get("/vlrl/static/{name}")
     def own(name: str) -> Response:
-        if name == "plotly.js":
-            return FileResponse(_plotly(), media_type="text/javascript", headers={"Cache-Control": "max-age=86400"})
         if name not in _STATIC:
             return Response("no such file", status_code=404, media_type="text/plain")
-        path, kind = _STATIC[name]
-        return FileResponse(path, media_type=kind, headers={"Cache-Control": "no-cache"})
-
-
-def _plotly() -> Path:
-    """plotly.min.js of the plotly package, which is not imported for it."""
-    spec = importlib.util.find_spec("plotly")
-    if spec is None or spec.origin is None:
-        raise ConfigError("plotly draws the curves and is not installed: pip install 'vlrl[app]'")
-    return Path(spec.origin).parent / "package_data" / "plotly.min.js"
+        files, kind = _STATIC[name]
+        text = "\n".join((HERE / "static" / file).read_text() for file in files)
+        return Response(text, media_type=kind, headers={"Cache-Control": "no-cache"})
 
 
 def _absent(destination: str) -> Response:

@@ -20,7 +20,7 @@ import hashlib
 import inspect
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -91,6 +91,17 @@ class Site:
         self._answers[page] = gr.HTML("", elem_classes="v-hidden", js_on_load="vlrl.answered(props, watch)")
         self._messages[page] = gr.Column(elem_id=f"v-messages-{page}", elem_classes="v-messages")
 
+    def end(self, page: str, column: gr.Column) -> None:
+        """Ends a page: a browser fetches Gradio's files of what is in its column when it is visited first. (Those of a
+        component that is not visible are left; of one that merely stands in such a column they are not.)
+        """
+        later = [b for b in _within(column) if b.visible is True and not isinstance(b, gr.HTML | gr.Column | gr.State)]
+        for block in later:
+            block.visible = False
+        if later:
+            self._locations[page].change(None, None, later, js=f"() => vlrl.first({json.dumps(page)}, {len(later)})",
+                                         **_PRIVATE)
+
     def on_location(self, fn: Callable[..., Any], outputs: Sequence[Any], inputs: Sequence[Any] = ()) -> None:
         """Calls `fn(location, *inputs)` when the location names this page; its results go to `outputs`."""
         def with_context(query: str, before: str, *values: Any) -> tuple[Any, ...]:
@@ -134,17 +145,29 @@ class Site:
             return gr.HTML("", elem_classes="v-message")
 
 
+def _within(block: Any) -> Iterator[Any]:
+    """Yields what stands in a block, at any depth."""
+    for child in getattr(block, "children", ()):
+        yield child
+        yield from _within(child)
+
+
 def charts(elem_id: str) -> gr.HTML:
-    """Plots drawn by plotly.js; its value is what `chart_value` makes."""
+    """Plots drawn by static/plots.js; its value is what `chart_value` makes."""
     return gr.HTML("", elem_id=elem_id, html_template='<div class="v-charts"></div>', apply_default_css=False,
                    js_on_load="vlrl.charts(element, props, watch)")
 
 
 def chart_value(figures: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the value of `charts`: figures of {"id", "title", "data": plotly traces, "layout"}.
+    """Returns the value of `charts`: figures of {"id", "title", "data": traces, "layout"}.
 
-    A point whose `customdata` is a query, as `query` makes it, opens that location when it is clicked. Colours of axes
-    and text follow the page. Figures keep their zoom while their id stays the same.
+    A trace has a "name" and as many "x" as "y" (null: none), drawn by its "mode" ("lines", "markers", or both joined by
+    +), "line" {"color", "width", "dash": dot, "shape": hv} and "marker" {"color", "size", "opacity", "symbol": circle,
+    diamond, square}; "error_y" {"array", "arrayminus"} are lengths of bars, "stackgroup" fills it above those before.
+    One with "z" [y][x] in [0, 1] is cells, whose "text" are counts. "tip" is a word before its values. The layout has
+    "xaxis", "yaxis" and, for traces whose "yaxis" is y2, "yaxis2": {"title": {"text"}, "range", "rangemode": tozero,
+    "type": category}; "height" in pixels, "showlegend". A click on a point opens the query in its trace's
+    "customdata", or "meta" {"go"} with {x} for its place. Figures keep their zoom while their id stays the same.
     """
     from vlrl.store import plain
 

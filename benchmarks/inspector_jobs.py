@@ -184,8 +184,10 @@ def old_before_after(hands: Hands) -> None:
 
 
 def old_flag_and_export(hands: Hands) -> None:
-    """A note is a page of its own: there, flagged, saved, and back."""
+    """Training alone: its groups have several answers. A note is a page of its own: there, flagged, saved, and back."""
     _open_run(hands)
+    hands.choose("kind", "train")
+    hands.asked("kind=train")
     hands.click("#v-list .v-row")
     for number in range(5):
         hands.see(".v-card")
@@ -215,7 +217,7 @@ JOBS: dict[str, tuple[Callable[[Hands], None], Callable[[Hands], None]]] = {
 
 
 @contextlib.contextmanager
-def _served(checkout: Path, run: Path) -> Iterator[str]:
+def served(checkout: Path, run: Path) -> Iterator[str]:
     """The address of a checkout's inspector over a copy of the run."""
     with tempfile.TemporaryDirectory() as folder, socket.socket() as free:
         shutil.copytree(run, Path(folder) / run.name, ignore=shutil.ignore_patterns("checkpoints"))
@@ -246,7 +248,7 @@ def measure(checkout: Path, run: Path, old: bool, only: str = "") -> dict[str, A
         for name, jobs in JOBS.items():
             if only not in name:
                 continue
-            with _served(checkout, run) as address:
+            with served(checkout, run) as address:
                 page = browser.new_page(viewport={"width": 1280, "height": 900})
                 page.set_default_timeout(WAIT_MS)
                 page.goto(address)

@@ -178,10 +178,10 @@ def _interval(value: Interval, sign: bool = False) -> str:
 def _scatter(result: Comparison, request: Request) -> dict[str, Any]:
     pairs = result.pairs[:MOST_DRAWN // 2] + result.pairs[MOST_DRAWN // 2:][-MOST_DRAWN // 2:]
     low, high = (least([v for pair in pairs for v in (pair.a, pair.b)]) for least in (min, max))
-    points = {"type": "scatter", "mode": "markers", "name": "sample", "x": [pair.a for pair in pairs],
+    points = {"mode": "markers", "name": "sample", "x": [pair.a for pair in pairs],
               "y": [pair.b for pair in pairs], "customdata": [query(controls.place(pair.key_b)) for pair in pairs],
               "marker": {"color": color(0), "size": 6, "opacity": 0.6}}
-    even = {"type": "scatter", "mode": "lines", "name": "equal", "x": [low, high], "y": [low, high],
+    even = {"mode": "lines", "name": "equal", "x": [low, high], "y": [low, high],
             "hoverinfo": "skip", "showlegend": False, "line": {"dash": "dot", "color": "#888", "width": 1}}
     return figure("compare-pairs", "Reward of each sample: above the line B is better", [points, even], "reward of B",
                   x="reward of A")

@@ -17,7 +17,6 @@ from . import charted
 MOST_LINES = 12
 """Categories that are drawn, the most often drawn ones; the table has all."""
 MOST_ROWS = 300
-_BLUES = [[0, "rgba(76,141,255,0)"], [0.05, "rgba(76,141,255,.12)"], [1, "rgba(76,141,255,1)"]]
 
 
 def build(site: Site) -> None:
@@ -78,7 +77,7 @@ def figures(summary: Curriculum) -> list[dict[str, Any]]:
     plots = [_heat_map(summary, spans), _wasted(summary, spans)] if summary.bins else []
     lines = sorted(summary.categories, key=lambda c: -c.groups)[:MOST_LINES]
     if len(summary.categories) > 1:
-        shares = [{"type": "scatter", "mode": "lines", "name": label(c.name), "x": spans, "y": c.share,
+        shares = [{"mode": "lines", "name": label(c.name), "x": spans, "y": c.share,
                    "stackgroup": "a", "line": {"color": color(i), "width": 1}} for i, c in enumerate(lines)]
         passes = [line(c.name, spans, c.pass_rates, i) for i, c in enumerate(lines)]
         plots += [figure("curriculum-draws", "Weight of each category: its share of the groups drawn", shares, "share",
@@ -105,12 +104,9 @@ def _heat_map(summary: Curriculum, spans: Sequence[str]) -> dict[str, Any]:
     counts = [[row[i] for row in summary.counts] for i in range(classes)]
     links = [[query({"page": "rollouts", "run": summary.run, "kind": "train", "from": first, "to": last})
               for first, last in summary.bins]] * classes
-    trace = {"type": "heatmap", "customdata": links, "x": list(spans), "y": names, "z": shares, "text": counts,
-             "zmin": 0, "zmax": 1,
-             "colorscale": _BLUES, "xgap": 1, "ygap": 1, "colorbar": {"thickness": 10, "tickformat": ".0%"},
-             "hovertemplate": "steps %{x}<br>pass rate %{y}<br>%{text} groups, %{z:.0%}<extra></extra>"}
+    trace = {"customdata": links, "x": list(spans), "y": names, "z": shares, "text": counts}
     return figure("curriculum-heat", "Pass rates of the groups drawn: only those between 0 and 1 teach", [trace],
-                  "pass rate of a group", type="category")
+                  "pass rate of a group")
 
 
 def _wasted(summary: Curriculum, spans: Sequence[str]) -> dict[str, Any]:
@@ -118,7 +114,7 @@ def _wasted(summary: Curriculum, spans: Sequence[str]) -> dict[str, Any]:
               "scoring failed": summary.errors}
     traces = [line(name, spans, values, i) for i, (name, values) in enumerate(series.items())
               if any(v is not None for v in values)]
-    right = {"overlaying": "y", "side": "right", "rangemode": "tozero", "showgrid": False, "title": {"text": "groups"}}
+    right = {"rangemode": "tozero", "title": {"text": "groups"}}
     if any(summary.dropped):
         traces.append(line("groups dropped per step (right)", spans, summary.dropped, 3, yaxis="y2"))
     plot = figure("curriculum-wasted", "Rollouts that teach nothing or little", traces, "share of rollouts",

@@ -140,7 +140,7 @@ def figures(visited: History, rows: Sequence[RolloutRow]) -> list[dict[str, Any]
 
 
 def _trace(name: str, points: Sequence[tuple[Any, float | None]], tone: str, **more: Any) -> dict[str, Any]:
-    return {"type": "scatter", "name": label(name), "x": [key.step for key, _ in points],
+    return {"name": label(name), "x": [key.step for key, _ in points],
             "y": [value for _, value in points], "customdata": [query(controls.place(key)) for key, _ in points],
             "marker": {"color": tone}, **more}
 

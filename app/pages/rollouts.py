@@ -27,7 +27,7 @@ _MARKUP = re.compile(r"<\|\w{1,40}\|>(?:(?:system|user|assistant)\b)?")  # what 
 def build(site: Site) -> None:
     """Builds the page, inside its column."""
     filter_form = gr.HTML(elem_id="v-filters", apply_default_css=False, js_on_load="vlrl.form(watch)")
-    with gr.Row(elem_id="v-split"):
+    with gr.Column(elem_id="v-split"):
         listed = gr.HTML(elem_id="v-list", apply_default_css=False, js_on_load="vlrl.list(element, watch)")
         opened = gr.HTML(elem_id="v-group", apply_default_css=False, js_on_load="vlrl.found(watch)")
     mark = gr.HTML("", elem_classes="v-hidden", js_on_load="vlrl.marks(props)")

@@ -1,4 +1,4 @@
-// The browser's side of the inspector: location, links, forms, keys and plots. No library but plotly.js.
+// The browser's side of the inspector: location, links, forms and keys.
 "use strict";
 
 window.vlrl = (() => {
@@ -97,6 +97,13 @@ window.vlrl = (() => {
   function page(name, props, trigger) {
     pages[name] = {props, trigger};
     if (name === pageOf(here())) setTimeout(show, 0);
+  }
+
+  // Returns that n components are to be shown, when a page is visited first.
+  function first(name, n) {
+    const seen = pages[name].visited;
+    pages[name].visited = true;
+    return seen ? [] : Array(n).fill({__type__: "update", visible: true});
   }
 
   // The page shows what the address says: what was pressed meanwhile is meant for it.
@@ -318,6 +325,17 @@ window.vlrl = (() => {
     return true;
   }
 
+  function beside(event) {  // Gradio gives each radio button a name of its own: a browser's arrows would not choose
+    const set = event.target.matches("input[type=radio]") && event.target.closest("fieldset, .block");
+    const by = {ArrowUp: -1, ArrowLeft: -1, ArrowDown: 1, ArrowRight: 1}[event.key];
+    if (!set || !by) return false;
+    const all = [...set.querySelectorAll("input[type=radio]")];
+    const next = all[(all.indexOf(event.target) + by + all.length) % all.length];
+    next.focus();
+    next.click();
+    return true;
+  }
+
   function toAnswer() {
     const final = root().querySelector(".v-chosen .v-final") || root().querySelector(".v-card .v-final");
     if (final) final.scrollIntoView({block: "center", inline: "nearest"});
@@ -337,6 +355,7 @@ window.vlrl = (() => {
     if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented || !root()) return;
     const help = document.getElementById("v-keys");
     if (help && help.open) return;  // Escape closes it
+    if (beside(event)) return event.preventDefault();
     if (writes(event.target)) {
       if (event.key === "Escape") event.target.blur();
       return;
@@ -354,107 +373,7 @@ window.vlrl = (() => {
     event.preventDefault();
   });
 
-  // --- plots ---
-
-  let plotly = null;
-  const drawn = new Map();  // element -> figure, of those on the page
-  const inView = new IntersectionObserver(entries => entries.forEach(e => e.isIntersecting && draw(e.target)),
-                                          {rootMargin: "200px"});
-  const sized = new ResizeObserver(entries => entries.forEach(e => {
-    if (e.target._fullLayout && e.contentRect.width) Plotly.Plots.resize(e.target);
-  }));
-
-  function library() {
-    plotly = plotly || new Promise((resolve, reject) => {
-      const script = document.createElement("script");
-      Object.assign(script, {src: "vlrl/static/plotly.js", onload: resolve, onerror: reject});
-      document.head.append(script);
-    });
-    return plotly;
-  }
-
-  function look() {
-    const style = getComputedStyle(document.body), read = name => style.getPropertyValue(name).trim();
-    const text = read("--body-text-color") || style.color, grid = read("--border-color-primary") || "#8884";
-    const axis = {gridcolor: grid, zerolinecolor: grid, linecolor: grid, automargin: true,
-                  exponentformat: "power"};
-    return {axis, layout: {paper_bgcolor: "transparent", plot_bgcolor: "transparent", height: 220, showlegend: false,
-                           font: {color: text, size: 11, family: style.fontFamily}, hovermode: "closest",
-                           margin: {l: 44, r: 10, t: 6, b: 28}, dragmode: "zoom",
-                           hoverlabel: {bgcolor: read("--background-fill-primary") || "#fff", bordercolor: grid,
-                                        font: {color: text}}}};
-  }
-
-  async function draw(plot) {
-    const figure = drawn.get(plot);
-    if (!figure || plot.drawn === figure || !plot.offsetWidth) return;
-    plot.drawn = figure;
-    await library();
-    const {axis, layout} = look(), own = figure.layout || {};
-    const axes = Object.fromEntries(["xaxis", "yaxis", ...Object.keys(own).filter(k => /^[xy]axis\d+$/.test(k))]
-      .map(name => [name, {...axis, ...own[name], title: {font: {size: 11}, standoff: 6, ...(own[name] || {}).title}}]));
-    await Plotly.react(plot, structuredClone(figure.data), {...layout, uirevision: figure.id, ...own, ...axes},
-                       {displaylogo: false, displayModeBar: false, responsive: false});
-    if (!plot.listens) {
-      plot.listens = true;
-      plot.on("plotly_click", click => {
-        const point = click.points[0];
-        const to = typeof point.customdata === "string" ? point.customdata : (point.data.meta || {}).go;
-        if (to) visit(to.replaceAll("{x}", encodeURIComponent(point.x)));
-      });
-      sized.observe(plot);
-    }
-  }
-
-  function card(figure) {
-    const made = document.createElement("figure"), title = document.createElement("figcaption");
-    const plot = document.createElement("div");
-    made.className = "v-chart";
-    made.dataset.id = figure.id;
-    plot.className = "v-plot";
-    made.append(title, plot);
-    inView.observe(plot);
-    return made;
-  }
-
-  function charts(element, props, watch) {
-    const update = () => {
-      const box = element.querySelector(".v-charts"), figures = props.value ? JSON.parse(props.value) : [];
-      const before = new Map([...box.children].map(child => [child.dataset.id, child]));
-      const wanted = figures.map(figure => {
-        const made = before.get(figure.id) || card(figure), plot = made.querySelector(".v-plot");
-        before.delete(figure.id);
-        made.querySelector("figcaption").textContent = figure.title;
-        plot.setAttribute("role", "img");
-        plot.setAttribute("aria-label", figure.title);
-        plot.style.height = `${(figure.layout || {}).height || 220}px`;
-        drawn.set(plot, figure);
-        return made;
-      });
-      for (const gone of before.values()) {
-        const plot = gone.querySelector(".v-plot");
-        drawn.delete(plot);
-        if (plot._fullLayout) Plotly.purge(plot);
-        gone.remove();
-      }
-      wanted.forEach((made, i) => box.children[i] === made || box.insertBefore(made, box.children[i] || null));
-      for (const made of wanted) {
-        const plot = made.querySelector(".v-plot");
-        if (plot.drawn) draw(plot);  // the observer calls for the others
-        else inView.unobserve(plot), inView.observe(plot);
-      }
-    };
-    watch("value", update);
-    update();
-  }
-
-  const again = () => drawn.forEach((figure, plot) => {
-    if (plot.drawn) plot.drawn = null, inView.unobserve(plot), inView.observe(plot);
-  });
-  addEventListener("DOMContentLoaded", () =>
-    new MutationObserver(again).observe(document.body, {attributes: true, attributeFilter: ["class"]}));
-
   history.replaceState(null, "", `${location.pathname}${location.search && "?" + settled(here())}`);
   document.documentElement.dataset.page = pageOf(here());
-  return {page, visit, charts, form, list, found, marks, marked, answered: atAnswer};
+  return {page, visit, first, form, list, found, marks, marked, answered: atAnswer};
 })();

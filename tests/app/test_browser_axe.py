@@ -77,7 +77,7 @@ def test_no_page_violates_a_rule_of_axe(mine, chromium, name, scheme):
         page.locator(shown).first.scroll_into_view_if_needed()
         expect(page.locator(shown).first).to_be_visible()
         if "chart" in shown:
-            expect(page.locator(".main-svg").first).to_be_visible()  # plots are drawn as they come into view
+            expect(page.locator(".v-drawn").first).to_be_visible()  # plots are drawn as they come into view
         if name == "list":
             page.keyboard.press("?")
             assert violations(page) == []

@@ -14,6 +14,11 @@ from tests.app.conftest import opened, serving
 
 pytestmark = pytest.mark.browser
 SAMPLE = "boxes-1"
+AT = """(card, [trace, point]) => {
+    const box = card.querySelector(".v-plot").getBoundingClientRect(), {plot} = card;
+    const [x, y] = plot.pixel(plot.drawn.series[trace].points[point]);
+    return [box.left + x, box.top + y]; }"""
+"""Where a point of a plot is in the window."""
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +38,7 @@ def drawn(page, name):
     """Waits until the plot of this id has its marks."""
     figure = page.locator(f'.v-chart[data-id="{name}"]')
     figure.scroll_into_view_if_needed()
-    figure.locator(".main-svg").first.wait_for()
+    figure.locator(".v-drawn").first.wait_for()
     return figure
 
 
@@ -45,8 +50,8 @@ def test_history_shows_a_prompt_over_runs_and_leads_to_its_groups(mine, page):
     page.goto(f"{mine[0]}?page=history&sample={SAMPLE}")
     below = page.locator("#v-page-history")
     below.get_by_role("heading", name="Two answers side by side").wait_for()
-    traces = drawn(page, "history-reward").locator(".js-plotly-plot").evaluate(
-        "plot => plot.data.map(trace => [trace.name, trace.mode, trace.x.length])")
+    traces = drawn(page, "history-reward").evaluate(
+        "card => card.plot.figure.data.map(trace => [trace.name, trace.mode, trace.x.length])")
     assert ["boxes, mean", "lines+markers", 2] in traces and ["slow", "markers", 8] in traces
     assert below.locator("ins").count() and below.locator("del").count()
     below.get_by_label("Second answer").select_option(index=1)  # another answer: the address says which
@@ -63,11 +68,7 @@ def test_history_shows_a_prompt_over_runs_and_leads_to_its_groups(mine, page):
 
 def test_a_point_of_the_history_opens_its_rollout(mine, page):
     page.goto(f"{mine[0]}?page=history&sample={SAMPLE}&run=boxes")
-    plot = drawn(page, "history-reward").locator(".js-plotly-plot")
-    x, y = plot.evaluate("""plot => {
-        const axes = plot._fullLayout, trace = plot.data[0], box = plot.getBoundingClientRect();
-        return [box.left + axes.xaxis._offset + axes.xaxis.d2p(trace.x[0]),
-                box.top + axes.yaxis._offset + axes.yaxis.d2p(trace.y[0])]}""")
+    x, y = drawn(page, "history-reward").evaluate(AT, [0, 0])
     page.mouse.move(x, y)
     page.mouse.click(x, y)
     page.wait_for_url("**page=rollouts&run=boxes&source=train&split=train&step=**")
@@ -97,10 +98,18 @@ def test_curriculum_draws_and_its_heat_map_leads_to_the_rollouts(mine, page):
     page.goto(f"{mine[0]}?page=curriculum&run=boxes")
     here = page.locator("#v-page-curriculum")
     here.get_by_role("heading", name="Categories").wait_for()
-    plot = drawn(page, "curriculum-heat").locator(".js-plotly-plot")
-    sums = plot.evaluate("plot => plot.data[0].x.map((_, i) => plot.data[0].z.reduce((all, row) => all + row[i], 0))")
-    assert sums == pytest.approx([1.0] * 4)
-    assert "from=0" in plot.evaluate("plot => plot.data[0].customdata[0][0]")
+    heat = drawn(page, "curriculum-heat")
+    shades = heat.locator("g .v-cell").evaluate_all(
+        "cells => cells.map(cell => [cell.getAttribute('x'), Number(cell.getAttribute('fill-opacity'))])")
+    for place in {x for x, _ in shades}:
+        assert sum(share for x, share in shades if x == place) == pytest.approx(1, abs=0.02)
+    assert len({x for x, _ in shades}) == 4
+    heat.locator(".v-plot").focus()
+    page.keyboard.press("ArrowRight")
+    heat.get_by_text("pass rate of a group: 0", exact=True).wait_for()
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("ArrowRight")
+    heat.get_by_text("step 1", exact=True).wait_for()
     here.get_by_label("An answer passes from reward").fill("0.2")
     page.wait_for_url("**threshold=0.2")
     here.locator(".v-tile", has_text="passes").get_by_text("from reward 0.2", exact=True).wait_for()

@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 def look_around(page, address):
     """Curves, a list, a group with its picture, and a file that is made: whatever has an address of its own."""
     page.goto(f"{address}?page=runs&runs=boxes")
-    expect(page.locator("#v-curves .v-plot .main-svg").first).to_be_visible()
+    expect(page.locator("#v-curves .v-plot .v-drawn").first).to_be_visible()
     page.locator(".v-tab-rollouts").click()
     page.goto(f"{address}?page=rollouts&run=boxes&order=best")
     expect(page.locator("#v-list .v-count")).to_contain_text("16 groups")

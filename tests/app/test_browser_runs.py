@@ -18,7 +18,8 @@ from vlrl.app.library import Library
 
 expect = pytest.importorskip("playwright.sync_api").expect
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
-PLOTTED = "#v-curves .v-plot .main-svg"
+PLOTTED = "#v-curves .v-plot .v-drawn"
+DATA = "document.querySelector('.v-chart').plot.figure.data"
 
 
 def test_the_list_tells_how_each_run_stands(page, runs, served):
@@ -69,10 +70,10 @@ def test_chosen_runs_are_laid_over_each_other(page, served):
     expect(page.get_by_role("checkbox", name="curves of boxes-slow")).to_have_attribute("aria-checked", "true")
     assert page.url.endswith("runs=boxes%2Cboxes-slow")
     expect(page.locator("#v-diff")).to_contain_text("train.lr")
-    page.wait_for_function("document.querySelector('.v-plot').data.filter(t => t.name === 'boxes-slow').length === 2")
-    colours = page.evaluate("[...new Set(document.querySelector('.v-plot').data.map(t => t.line.color))]")
+    page.wait_for_function(f"{DATA}.filter(t => t.name === 'boxes-slow').length === 2")
+    colours = page.evaluate(f"[...new Set({DATA}.map(t => t.line.color))]")
     assert len(colours) == 2  # one a run
-    bars = page.evaluate("document.querySelector('.v-plot').data.filter(t => t.error_y).map(t => t.error_y.array)")
+    bars = page.evaluate(f"{DATA}.filter(t => t.error_y).map(t => t.error_y.array)")
     assert bars and all(len(lengths) == 2 for lengths in bars)  # evaluations before and after, with intervals
     titles = page.locator(".v-chart figcaption").all_text_contents()
     for wanted in ("Reward", "Reward part: iou", "Answer length (tokens)", "Entropy (nats a token)", "Tokens a second",
@@ -84,8 +85,8 @@ def test_smoothing(page, served):
     page.goto(f"{served}?page=runs&runs=boxes")
     expect(page.locator(PLOTTED).first).to_be_visible()
     page.locator("input[name=smooth]").fill("0")
-    page.wait_for_function("document.querySelector('.v-plot').data.filter(t => !t.error_y).length === 1")
-    assert page.evaluate("document.querySelector('.v-plot').data.filter(t => !t.error_y)[0].y.length") == 4
+    page.wait_for_function(f"{DATA}.filter(t => !t.error_y).length === 1")
+    assert page.evaluate(f"{DATA}.filter(t => !t.error_y)[0].y.length") == 4
 
 
 def test_a_learning_rate_that_stays_is_a_level_line_at_its_value(chromium, tmp_path):
@@ -94,14 +95,13 @@ def test_a_learning_rate_that_stays_is_a_level_line_at_its_value(chromium, tmp_p
         run.append_metrics({"step": step, "lr": 2e-4, "kl": 1e-7 * step})
     with serving(tmp_path) as address, opened(chromium) as page:
         page.goto(f"{address}?page=runs&runs=one")
-        plot = "document.querySelector('.v-chart[data-id=lr] .v-plot')"
-        page.wait_for_function(f"{plot}?.querySelector('.ytick')")
-        drawn = page.evaluate(f"{plot}.data.map(t => [...new Set(t.y)])")
+        card = "document.querySelector('.v-chart[data-id=lr]')"
+        page.wait_for_function(f"{card}?.querySelector('.v-ytick')")
+        drawn = page.evaluate(f"{card}.plot.figure.data.map(t => [...new Set(t.y)])")
         assert drawn == [[2e-4], [2e-4]]  # raw and smoothed
-        ticks = page.evaluate(f"[...{plot}.querySelectorAll('.ytick')].map(tick => tick.textContent)")
-        ticks = [text.replace("\u200b", "") for text in ticks]
-        assert "2×10−4" in ticks and not [text for text in ticks if "μ" in text or "n" in text or len(text) > 9]
-        low, high = page.evaluate(f"{plot}._fullLayout.yaxis.range")
+        ticks = page.evaluate(f"[...{card}.querySelectorAll('.v-ytick')].map(tick => tick.textContent)")
+        assert "2×10⁻⁴" in ticks and not [text for text in ticks if "μ" in text or "n" in text or len(text) > 9]
+        low, high = page.evaluate(f"[{card}.plot.space.y.low, {card}.plot.space.y.high]")
         assert low < 2e-4 < high < 1e-3
 
 
@@ -137,13 +137,13 @@ def test_a_point_opens_the_rollouts_of_its_step(page, served):
     page.goto(f"{served}?page=runs&runs=boxes&smooth=0")
     expect(page.locator(PLOTTED).first).to_be_visible()
     at = page.evaluate("""() => {
-        const plot = document.querySelector('.v-plot'), full = plot._fullLayout, box = plot.getBoundingClientRect();
-        const trace = plot.data.find(t => !t.error_y);
-        return [box.x + full._size.l + full.xaxis.c2p(2), box.y + full._size.t + full.yaxis.c2p(trace.y[2])]; }""")
+        const {plot} = document.querySelector(".v-chart"), box = plot.box.getBoundingClientRect();
+        const [x, y] = plot.pixel(plot.drawn.series.find(s => !s.trace.error_y).points[2]);
+        return [box.x + x, box.y + y]; }""")
     page.evaluate("new Promise(done => setTimeout(done, 300))")
     page.mouse.move(*at)
     page.mouse.move(at[0] + 1, at[1])
-    expect(page.locator(".hovertext").first).to_be_visible()
+    expect(page.locator(".v-tip:visible")).to_contain_text("step 2")
     page.mouse.click(at[0] + 1, at[1])
     expect(page.locator("#v-list .v-count")).to_contain_text("4 groups")
     assert "from=2&to=2" in page.url and "run=boxes" in page.url
@@ -165,7 +165,7 @@ def test_a_run_that_goes_on_is_followed(chromium, tmp_path):
         page.locator("input[name=find]").fill("on")
         subprocess.run([sys.executable, "-c", script, str(tmp_path / "one")], check=True)
         expect(page.locator("#v-runs")).to_contain_text("3/9", timeout=20_000)
-        page.wait_for_function("document.querySelector('.v-plot').data[0].x.length === 3")
+        page.wait_for_function(f"{DATA}[0].x.length === 3")
         same = page.evaluate("[document.querySelector('#v-runs table').same, document.querySelector('.v-plot').same]")
         assert same == [1, 1]  # nothing was put there anew: no flicker
         assert page.locator("input[name=find]").input_value() == "on"
@@ -190,7 +190,7 @@ def test_narrow_and_dark(phone, served):
     expect(phone.locator(PLOTTED).first).to_be_visible()
     assert phone.evaluate("document.documentElement.scrollWidth") <= 400
     ground, text = phone.evaluate("""[getComputedStyle(document.body).backgroundColor,
-                                      document.querySelector('.v-plot .xtick text').style.fill]""")
+                                      getComputedStyle(document.querySelector('.v-plot .v-xtick')).fill]""")
     assert max(map(int, re.findall(r"\d+", ground)[:3])) < 60 < min(map(int, re.findall(r"\d+", text)[:3]))
     phone.emulate_media(color_scheme="light")
     phone.reload()

@@ -190,7 +190,7 @@ def test_curriculum_figures_of_known_counts():
     assert heat["customdata"][2][1] == "?page=rollouts&run=r&kind=train&from=4&to=7"
     assert [t["name"] for t in made["curriculum-wasted"]["data"]] == [
         "in groups of equal rewards", "cut off", "groups dropped per step (right)"]
-    assert made["curriculum-weights"]["data"][0]["name"] == "curriculum/&lt;b&gt;"
+    assert made["curriculum-weights"]["data"][0]["name"] == "curriculum/<b>"
     assert made["curriculum-epoch"]["data"][0]["y"] == [0.1, 0.9]
 
 

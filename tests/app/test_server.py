@@ -87,7 +87,7 @@ def test_media_have_fixed_types_and_parts(client, runs):
 
 def test_pages_are_compressed_and_clips_are_not(client, runs):
     """The client takes gzip unless told otherwise, and unpacks it."""
-    for path in ("/", "/vlrl/static/app.js", "/vlrl/static/style.css"):
+    for path in ("/", "/vlrl/static/app.js", "/vlrl/static/app.css"):
         packed, plain = client.get(path), client.get(path, headers={"Accept-Encoding": "identity"})
         assert packed.headers["content-encoding"] == "gzip" and "content-encoding" not in plain.headers
         assert packed.content == plain.content and int(packed.headers["content-length"]) < len(plain.content) / 2

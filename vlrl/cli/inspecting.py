@@ -13,7 +13,7 @@ import typer
 from vlrl.cli.common import examples
 from vlrl.errors import ConfigError
 
-_NEEDED = ("gradio", "duckdb", "plotly")
+_NEEDED = ("gradio", "duckdb")
 
 
 def register(app: typer.Typer) -> None:

@@ -86,7 +86,7 @@ def _quiet() -> Iterator[None]:
 # --- versions ---------------------------------------------------------------------------------------------------------
 
 _OPTIONAL = {"vllm": "fast generation on NVIDIA GPUs", "bitsandbytes": "QLoRA", "imagehash": "vlrl data split",
-             "scikit-learn": "the digits task", "gradio": "vlrl app", "duckdb": "vlrl app", "plotly": "vlrl app",
+             "scikit-learn": "the digits task", "gradio": "vlrl app", "duckdb": "vlrl app",
              "tensorboard": "log.trackers", "wandb": "log.trackers", "trackio": "log.trackers",
              "mlflow": "log.trackers",
              "flash-attn": "not needed: attention is PyTorch's own",
