@@ -1,5 +1,5 @@
 # vlrl from a fresh checkout: `make demo` trains a small model, `make test` runs the fast tests. Both set up first.
-# Needed: Python 3.11 or newer, git, make. Everything is installed into .venv/ and nowhere else.
+# Needed: Python 3.11 or newer with its venv, git, make. Everything is installed into .venv/ and nowhere else.
 
 VENV  ?= .venv
 # The first Python of at least 3.11; another one: make demo PYTHON=/path/to/python3.12
@@ -81,6 +81,10 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 	@start=$$(date +%s); \
 	say() { echo "[set-up $$(( $$(date +%s) - start )) s] $$1"; }; \
 	test -x $(BIN)/python || { say 'making $(VENV) ...'; "$(PYTHON)" -m venv $(VENV) || { rm -rf $(VENV); exit 1; }; }; \
+	$(BIN)/python -m pip --version > /dev/null 2>&1 || { say 'adding pip to $(VENV) ...'; \
+	  $(BIN)/python -m ensurepip > /dev/null || { \
+	    echo 'the Python of $(VENV) has neither pip nor ensurepip; Debian and Ubuntu have it in a package of its own:' \
+	         'apt-get install python3-venv, then rm -rf $(VENV)' >&2; exit 1; }; }; \
 	say 'installing PyTorch (the largest part) ...' && $(PIP) torch && \
 	say 'installing the rest of pyproject.toml ...' && $(PIP) -e '.[dev]' && \
 	touch $(STAMP) && say 'done; the next call skips this'

@@ -1,8 +1,11 @@
 """The cache of rows that are being written: what was written stays, also when the space grows."""
 
+import functools
+
+import pytest
 import torch
 
-from vlrl.engine.cache import ROOM, RoomyLayer
+from vlrl.engine.cache import ROOM, RoomyLayer, cache_argument
 
 
 def test_a_layer_keeps_its_tokens_when_it_grows_and_when_rows_leave():
@@ -16,3 +19,19 @@ def test_a_layer_keeps_its_tokens_when_it_grows_and_when_rows_leave():
         keys, values = layer.update(tokens[:, :, t:t + 1], -tokens[:, :, t:t + 1])
         assert torch.equal(keys, tokens[:, :, :t + 1]) and torch.equal(values, -keys)
     assert layer.get_seq_length() == number
+
+
+class Renamed:
+    @functools.wraps(lambda self, input_ids, cache=None, **kwargs: None)
+    def forward(self, *args, **kwargs):
+        """As transformers wraps it, for callers who give the former name."""
+
+
+class Former:
+    def forward(self, input_ids, past_key_values=None, **kwargs):
+        ...
+
+
+@pytest.mark.parametrize("model, name", [(Renamed, "cache"), (Former, "past_key_values")])
+def test_the_cache_goes_under_the_name_that_the_model_has(model, name):
+    assert cache_argument(model) == name

@@ -7,6 +7,8 @@ that is most of what is held.
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -108,6 +110,12 @@ def _padded(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return out
 
 
+@functools.cache
+def cache_argument(model: type) -> str:
+    """Returns the name of the cache in the forward of a class of models; transformers renames it to `cache`."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+
+
 class CopiedRows:
     """Rows that each hold a copy of their prompt.
 
@@ -118,10 +126,10 @@ class CopiedRows:
         self._cache, self._mask = cache, mask
         self.select(owner)
 
-    def inputs(self) -> dict[str, Any]:
-        """Forward keywords for one more token of every row; call once per token."""
+    def inputs(self, argument: str) -> dict[str, Any]:
+        """Forward keywords for one more token of every row; call once per token. `argument` is `cache_argument`'s."""
         self._mask = F.pad(self._mask, (0, 1), value=1)
-        return {"past_key_values": self._cache, "attention_mask": self._mask}
+        return {argument: self._cache, "attention_mask": self._mask}
 
     def select(self, rows: torch.Tensor) -> None:
         """Keeps (or repeats) rows."""
@@ -146,9 +154,9 @@ class SharedRows:
         self._prompts, self._answers = PromptCache(layers, bias, owner), answers
         self._mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)  # 4-D: used as given, no mask is built
 
-    def inputs(self) -> dict[str, Any]:
-        """Forward keywords for one more token of every row."""
-        return {"past_key_values": self._answers, "attention_mask": self._mask, "prefix_layout": self._prompts}
+    def inputs(self, argument: str) -> dict[str, Any]:
+        """Forward keywords for one more token of every row. `argument` is `cache_argument`'s."""
+        return {argument: self._answers, "attention_mask": self._mask, "prefix_layout": self._prompts}
 
     def row(self, place: int, own: int) -> list[Pair]:
         """Returns keys and values [1, H_kv, n, d] of each layer of a row: its prompt, and the first `own` tokens after

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 
 from vlrl.engine.base import Done, Watch
-from vlrl.engine.cache import CopiedRows, SharedRows, revived, roomy_cache, side_by_side, spread
+from vlrl.engine.cache import CopiedRows, SharedRows, cache_argument, revived, roomy_cache, side_by_side, spread
 from vlrl.engine.capacity import Capacity, Job, automatic, batches, begin_alike, chunks, cut
 from vlrl.engine.living import Kept, LivingCaches
 from vlrl.engine.writing import Writing, Written
@@ -193,7 +193,7 @@ class HFEngine:
         A compiled or captured forward belongs here; shapes change with `cache_rows.select` and as the cache grows.
         """
         return self.policy.model(input_ids=token[:, None], position_ids=self._at(position), use_cache=True,
-                                 logits_to_keep=1, **cache_rows.inputs()).logits[:, -1]
+                                 logits_to_keep=1, **cache_rows.inputs(self._cache_argument)).logits[:, -1]
 
     def _prefill_all(self, prompts: Sequence[tuple[Prompt, Kept | None]]
                      ) -> tuple[torch.Tensor, Any, torch.Tensor, torch.Tensor]:
@@ -231,10 +231,14 @@ class HFEngine:
         attention = torch.from_numpy(mask).to(device)
         at = torch.from_numpy(positions if len(positions) > 1 else positions[0]).to(device)
         cache = revived([k.layers for k in kept], self._text_config) if kept else roomy_cache(self._text_config)
-        out = self.policy.model(**inputs, attention_mask=attention, position_ids=at, past_key_values=cache,
-                                use_cache=True, logits_to_keep=1)
+        out = self.policy.model(**inputs, attention_mask=attention, position_ids=at, use_cache=True, logits_to_keep=1,
+                                **{self._cache_argument: cache})
         following = torch.tensor([p.next_position for p in prompts], device=device)
         return out.logits[:, -1], cache, attention, following
+
+    @property
+    def _cache_argument(self) -> str:
+        return cache_argument(type(self.policy.base))
 
     @property
     def _text_config(self) -> Any:
