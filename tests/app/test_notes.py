@@ -1,6 +1,5 @@
 """notes.py and exports.py: remarks survive what others do to the file, and what is exported can be used."""
 
-import contextlib
 import json
 import sqlite3
 import subprocess
@@ -63,7 +62,7 @@ def test_many_tabs_write_at_once_and_nobody_is_told_of_a_lock(tmp_path):
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(write, range(64)))
     assert {(n.key.index, n.flag, n.comment) for n in Notes(tmp_path).all()} == {(i, "good", f"c{i}") for i in range(8)}
-    with contextlib.closing(sqlite3.connect(tmp_path / notes.FILE)) as base, base:
+    with sqlite3.connect(tmp_path / notes.FILE) as base:
         assert base.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     base.close()
 
