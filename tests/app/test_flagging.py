@@ -1,5 +1,6 @@
 """Flags where the answers are, filters as chips, and the bar above all pages, without a browser."""
 
+import contextlib
 import json
 import re
 import sqlite3
@@ -60,7 +61,7 @@ def test_reviewing_leaves_out_what_has_a_note(site):
 
 def test_notes_of_earlier_versions_are_unsure(site):
     site.notes.put(KEY, flag="bad")
-    with sqlite3.connect(site.notes.path) as base:
+    with contextlib.closing(sqlite3.connect(site.notes.path)) as base, base:
         base.execute("UPDATE notes SET flag = 'look'")
     assert [note.flag for note in site.notes.all(flag="unsure")] == ["unsure"]
     assert site.notes.all(flag="bad") == [] and site.notes.all()[0].flag == "unsure"

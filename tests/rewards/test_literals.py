@@ -21,7 +21,10 @@ from vlrl.rewards.literals import (
     ("{'a': 'say \"hi\"'}", {"a": 'say "hi"'}),
     ('{"a": "it\'s"}', {"a": "it's"}), ("[1, 2", None), ("[1, x]", None), ("", None), ("5", None), ("None", None),
     ("[__import__('os').system('x')]", None), ("[1, 2] done", None), ("{'a': 'it\\'s'}", None), ("[" * 50_000, None),
-    ("[" * 50_000 + "]" * 50_000, None), ("[" + "9" * 5000 + "]", None)])
+    ("[" * 50_000 + "]" * 50_000, None), ("[" * 300 + "]" * 300, None),
+    ('{"a": ' * 300 + "1" + "}" * 300, None), ("[[1], " * 2 + "[]" + "]" * 2, [[1], [[1], []]]),
+
+    ("[" + "9" * 5000 + "]", None)])
 def test_read_literal(text, value):
     assert read_literal(text) == value
 

@@ -9,6 +9,8 @@ from typing import Any
 from vlrl.rewards.text import between
 
 _LONGEST = 20_000
+_DEEPEST = 200
+"""Lists and objects within one another. Python 3.14 reads some ten thousand, on which what comes after would fail."""
 MOST = 1000
 """Detections of one answer that are looked at."""
 _NUMBERS = (int, float)
@@ -92,9 +94,21 @@ def decimals(text: str, most: int = 64) -> list[float]:
 
 def _json(text: str) -> Any:
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return None
+    return value if text.count("[") + text.count("{") <= _DEEPEST or _shallow(value) else None
+
+
+def _shallow(value: Any) -> bool:
+    """Returns whether a value of JSON has at most `_DEEPEST` levels, without recursion."""
+    level = [value]
+    for _ in range(_DEEPEST + 1):
+        level = [inner for outer in level if isinstance(outer, (list, dict))
+                 for inner in (outer.values() if isinstance(outer, dict) else outer)]
+        if not level:
+            return True
+    return False
 
 
 def _as_json(found: re.Match[str]) -> str:
