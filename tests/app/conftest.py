@@ -107,6 +107,10 @@ def opened(chromium, host="127.0.0.1", **options):
                    and urlsplit(url).hostname != host]
         assert foreign == []
         assert [line for line in said if line != UPLOADING] == []
+    except BaseException:
+        with contextlib.suppress(Exception):  # a closed page shows nothing
+            print(page.url, said, asked[-9:], page.locator("body").inner_text(timeout=9000)[:2000], sep="\n")
+        raise
     finally:
         context.close()
 
