@@ -91,7 +91,10 @@ def chromium():
 
 @contextlib.contextmanager
 def opened(chromium, host="127.0.0.1", **options):
-    """A page; at its end nothing stands in its console and nothing was asked of another host than `host`."""
+    """A page; at its end nothing stands in its console and nothing was asked of another host than `host`. Where a test
+    fails, what the page saw is printed."""
+    from playwright.sync_api import Error
+
     context = chromium.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
     context.set_default_timeout(WAIT_MS)
     said, asked = [], []
@@ -107,8 +110,8 @@ def opened(chromium, host="127.0.0.1", **options):
                    and urlsplit(url).hostname != host]
         assert foreign == []
         assert [line for line in said if line != UPLOADING] == []
-    except BaseException:
-        with contextlib.suppress(Exception):  # a closed page shows nothing
+    except Exception:
+        with contextlib.suppress(Error):  # a closed page has no text
             print(page.url, said, asked[-9:], page.locator("body").inner_text(timeout=9000)[:2000], sep="\n")
         raise
     finally:
