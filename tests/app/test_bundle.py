@@ -119,6 +119,7 @@ def test_the_page_runs_scripts_of_the_bundle_alone_and_links_are_relative(writte
     assert pictures and all((written.folder / src).is_file() for src in pictures)
 
 
+@pytest.mark.slow
 def test_pictures_lose_what_a_camera_wrote(run, tmp_path):
     again = tmp_path / "run"
     shutil.copytree(run, again)
@@ -133,6 +134,7 @@ def test_pictures_lose_what_a_camera_wrote(run, tmp_path):
     assert len(pictures) > 10 and not any(b"52.1 N" in f.read_bytes() for f in pictures)
 
 
+@pytest.mark.slow
 def test_a_limit_of_groups_keeps_the_telling_ones_and_says_what_is_missing(run, tmp_path):
     made = bundle.write(run, tmp_path / "b", groups=18)
     assert (made.groups, made.total) == (18, 26) and "8 of 26 groups: 18 are here" in made.left_out[0]
@@ -143,6 +145,7 @@ def test_a_limit_of_groups_keeps_the_telling_ones_and_says_what_is_missing(run, 
     assert len(list((tmp_path / "b" / "data").iterdir())) == 3  # nothing of the bundle before
 
 
+@pytest.mark.slow
 def test_without_pictures(run, tmp_path):
     made = bundle.write(run, tmp_path / "b", media=False)
     assert list((made.folder / "media").iterdir()) == [] and "--no-media" in " ".join(made.left_out)
@@ -150,6 +153,7 @@ def test_without_pictures(run, tmp_path):
     assert "<img" not in piece and "not stored" in piece and "v-marks" in piece
 
 
+@pytest.mark.slow
 def test_hostile_texts_stay_text(tmp_path):
     made = bundle.write(made_runs.hostile(tmp_path), tmp_path / "b")
     every = texts(made.folder)
@@ -166,6 +170,7 @@ def test_hostile_texts_stay_text(tmp_path):
         assert words in Markup(every["index.html"]).text
 
 
+@pytest.mark.slow
 def test_front_matter_of_a_space(run, written, tmp_path):
     import yaml
 

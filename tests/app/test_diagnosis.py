@@ -165,6 +165,7 @@ _names = st.sampled_from(["kl", "entropy", "groups/zero_variance_frac", "reward/
                           "completion/truncated_frac", "completion/length_mean", "reward/mean/ci95_low"])
 
 
+@pytest.mark.slow
 @given(st.lists(st.dictionaries(_names, _any), max_size=12),
        st.lists(st.tuples(st.integers(0, 2), st.floats(allow_nan=False, allow_infinity=False), st.integers(0, 99)),
                 max_size=40))

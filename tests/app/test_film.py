@@ -150,6 +150,7 @@ def test_any_name_is_one_of_a_file(run, sample):
         assert not {*'/\\"\r\n; '} & {*name} and not name.startswith(".")
 
 
+@pytest.mark.slow
 def test_the_app_saves_it(shown, stored):
     from vlrl.app import server
 

@@ -399,6 +399,7 @@ def test_runs_not_asked_for_leave_a_table_that_is_too_large(tmp_path, monkeypatc
     index.close()
 
 
+@pytest.mark.slow
 def test_many_threads_ask_while_a_run_writes(tmp_path):
     run = small(tmp_path / "a")
     index, _ = opened(tmp_path)

@@ -370,6 +370,7 @@ run: {{dir: {tmp_path}/runs/sft}}
     assert {row["completion"] for row in trained.rollouts(0).to_pylist()} == {text for text, in right.values()}
 
 
+@pytest.mark.slow
 def test_a_file_is_read_while_others_begin_it(tmp_path):
     def use(folder, i):
         Notes(folder).put(KEY._replace(index=i % 8), flag="good") if i % 3 else Notes(folder).all()

@@ -194,6 +194,7 @@ def test_samples_by_place_and_by_id(play):
 # --- answers ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_answers_stream_in_and_are_scored(play, monkeypatch):
     job, told = play.answer(ask()), []
     tell = job.tell

@@ -195,6 +195,7 @@ def test_a_terminal_without_unicode(words, capsys, monkeypatch):
     assert main(words.split()) == 0 and written.getvalue().isascii() and not capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_working_directory_that_is_gone(tmp_path):
     script = f"mkdir {tmp_path}/gone && cd {tmp_path}/gone && rmdir {tmp_path}/gone && exec {sys.executable} -m vlrl"
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}

@@ -153,6 +153,7 @@ def test_an_evaluation_of_another_start_does_not_stay(config, tmp_path, capsys):
     assert first["step"] == 0 and first["vowels"] > 0
 
 
+@pytest.mark.slow
 def test_steps_without_a_mixed_group_are_still_counted(config, tmp_path):
     task = task_file(tmp_path, "return {'vowels': 0.5, 'short': 0.0}")
     words = (config, f"run.dir={tmp_path}/run", f"task={task}", "steps=1", "eval.samples=0", "curriculum.keep=mixed",

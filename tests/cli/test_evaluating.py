@@ -52,6 +52,7 @@ def worked_out(body, number):
     return str(n + 1 if body["temperature"] == 0 or body["seed"] % 2 == 0 else n)
 
 
+@pytest.mark.slow
 def test_a_server_at_several_settings(sums, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("A_KEY", "key-of-the-server")
     with served(worked_out) as server:
@@ -84,6 +85,7 @@ def test_a_server_at_several_settings(sums, tmp_path, capsys, monkeypatch):
         p.read_text() for p in folder.iterdir() if p.suffix != ".png")
 
 
+@pytest.mark.slow
 def test_each_wording_and_what_a_server_did_not_answer(sums, tmp_path, capsys):
     with served(lambda body, n: 400 if "9+1" in str(body["messages"]) else worked_out(body, n)) as server:
         words = ["eval", *sums, "--endpoint", server.url, "--each-wording", "-o", tmp_path / "out"]
@@ -99,6 +101,7 @@ def test_each_wording_and_what_a_server_did_not_answer(sums, tmp_path, capsys):
         assert len(server.asked) == 2 and "no answer" not in err
 
 
+@pytest.mark.slow
 def test_what_the_answers_depend_on_may_not_change(sums, tmp_path, capsys):
     """Another limit, another environment, another model of the server: refused by name, and nothing is asked."""
     with served(worked_out) as server:

@@ -89,6 +89,7 @@ def test_actions_from_a_pipe(lamp, capsys, monkeypatch):
     assert all(word in out for word in ("turn 2 of 8", "Level 2", "nearer 1", "turn-1-0.png", "2.000"))
 
 
+@pytest.mark.slow
 def test_limits_end_an_episode(lamp, capsys, monkeypatch):
     found = played(capsys, monkeypatch, [*lamp, "episode.max_turns=2", "--index", "1"], "up\n\nup\n\nup")
     assert found["ended"] == "turns" and len(found["turns"]) == 2 and found["reward"] == 2.0
@@ -111,6 +112,7 @@ def test_perfect_actions(lamp, capsys, monkeypatch):
     assert call(capsys, monkeypatch, [*lamp, "--oracle", "--answer", "up"])[0] == 2
 
 
+@pytest.mark.slow
 def test_a_session_of_episodes(lamp, capsys, monkeypatch):
     text = "up\n\n:again\n:oracle\nup\n\nup\n\n\nup\n\n:quit\n"
     code, out = typed(monkeypatch, capsys, lamp, text)

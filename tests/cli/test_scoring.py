@@ -217,6 +217,7 @@ _texts = st.text(st.characters(), max_size=40) | st.sampled_from(
      "<answer>[1,2,3,4]</answer>"])
 
 
+@pytest.mark.slow
 @examples(max_examples=50, deadline=None)
 @given(_texts, st.sampled_from([*MUG, "coordinates", "processed_size", "meta", "weight"]), _json_values)
 def test_hostile_rows_and_texts_give_valid_json(text, field, value):

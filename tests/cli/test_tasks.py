@@ -36,6 +36,7 @@ def folder(tmp_path, monkeypatch):
 # --- list -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_list_shows_every_task_with_parts_settings_and_configs(capsys):
     code, out, _ = run(capsys, "list")
     assert code == 0 and all(f"{name}: " in out for name in builtin_names())
@@ -157,6 +158,7 @@ def leaky(folder):
     return folder
 
 
+@pytest.mark.slow
 def test_check_names_what_is_wrong_and_exits_with_1(capsys, leaky):
     code, out, err = run(capsys, "check", "leaky.py", "task.extra=2", "--processes", 1)
     assert code == 1 and err == ""
@@ -175,6 +177,7 @@ def write(path, *rows):
     return path
 
 
+@pytest.mark.slow
 def test_errors_of_the_verifier_are_listed_with_rates(capsys, folder):
     scaffold.create("foo", folder, "rows")
     row = {"id": "new", "question": "Which shape is this?", "answer": "square"}

@@ -174,6 +174,7 @@ def checked(change=lambda made, index, knobs: made(index, knobs), **other):
     return [s.id for s in samples], [str(f) for f in found.all()]
 
 
+@pytest.mark.slow
 def test_the_contract_of_tasks_with_knobs():
     ids, found = checked()
     assert not found and ids[:2] == ["train-000000", "train-000039"] and len(ids) == 12

@@ -275,6 +275,7 @@ JSON = st.recursive(st.one_of(st.none(), st.booleans(), st.integers(), st.floats
 NAMES = sorted({name for _, record, _ in CASES.values() for name in record} | {"annotations", "completions", "actions"})
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(sorted(CASES)), st.dictionaries(st.sampled_from(NAMES), JSON, max_size=3), st.data())
 def test_no_record_raises_anything_but_what_is_wrong_with_it(case, changed, data):

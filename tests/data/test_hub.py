@@ -186,6 +186,7 @@ def test_data_check_reads_it_too(here):
     assert found.exit_code and isinstance(found.exception, ConfigError) and "There are: train" in str(found.exception)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(st.text(max_size=30)), st.recursive(st.none() | st.text(max_size=9), lambda inner: st.lists(
     inner, max_size=3) | st.dictionaries(st.sampled_from(["config_name", "data_files", "split", "path", "data_dir"]),

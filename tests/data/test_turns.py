@@ -141,6 +141,7 @@ PIECES = st.lists(st.sampled_from(["<image>", "red ", "Is it", " two\n", "?"]), 
     lambda pieces: any(piece.strip() for piece in pieces if piece != "<image>"))
 
 
+@pytest.mark.slow
 @given(st.lists(PIECES, min_size=1, max_size=5).filter(lambda turns: len(turns) % 2 == 1), st.booleans())
 def test_whatever_is_interleaved_keeps_its_order(turns, as_parts):
     """The messages hold the texts and images of all turns as they were given, but for space."""

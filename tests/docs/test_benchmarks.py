@@ -59,6 +59,7 @@ def test_scaling_fits_lines(scaling):
     assert all("1.00 x (1.00 x by least values; 1.00 x" in line for line in said[1:])
 
 
+@pytest.mark.slow
 def test_draws_of_stored_rollouts(tmp_path, monkeypatch):
     out = tmp_path / "draws.json"
     monkeypatch.setattr(sys, "argv", ["stored_draws.py", "--rollouts", "512", "--tokens", "8", "--json", str(out)])
@@ -85,6 +86,7 @@ def test_scaling_writes_its_report(scaling, tmp_path):
     assert text.count("| step |") == 6 and "--rounds 1" in text and torch.__version__ in text
 
 
+@pytest.mark.slow
 def test_the_true_value_of_every_state_leaves_the_least_noise():
     """Of all rules of credit on the chain; and it is right wherever the turn that decides is paid."""
     chain = module("turn_credit")
@@ -261,6 +263,7 @@ def test_services_are_measured_both_ways(tmp_path, monkeypatch):
     assert 0 < int(asked[1]) <= 64 and float(asked[3].split()[0]) > 0 and "--seconds 0.1" in text
 
 
+@pytest.mark.slow
 def test_arms_of_given_answers_are_configs(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
     made = module("demonstrations")
@@ -273,6 +276,7 @@ def test_arms_of_given_answers_are_configs(tmp_path, monkeypatch):
             configs.load(one.config, [*words, *one.settings])
 
 
+@pytest.mark.slow
 def test_boxes_that_are_off_are_so_by_their_share(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
     made = module("demonstrations")

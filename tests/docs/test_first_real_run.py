@@ -121,6 +121,7 @@ def test_no_other_place_has_figures_of_memory(tables):
             assert any(words in line for words in NO_ESTIMATES), f"{path.name}: {line.strip()}"
 
 
+@pytest.mark.slow
 def test_the_example_of_vllm_fits_where_it_says(tables):
     found = tables.told("configs/models/qwen2_5_vl_7b.yaml task=grounding extends=engines/vllm.yaml --gpu-memory 80")
     assert found["fits"] and found["engine"]

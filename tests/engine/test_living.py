@@ -69,6 +69,7 @@ def prefills(policy, work):
         hook.remove()
 
 
+@pytest.mark.slow
 def test_living_caches_give_the_log_probabilities_of_prompts_read_anew(tiny):
     policy, encode = tiny
     (anew, *_), all_read = prefills(policy, lambda: play(policy, encode, alive=False))

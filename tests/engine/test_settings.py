@@ -199,6 +199,7 @@ def small(tmp_path, model, *words: str) -> config.Config:
                 f"run.dir={tmp_path}/run", *words, path=path)
 
 
+@pytest.mark.slow
 def test_a_run_syncs_before_it_generates_and_closes_at_the_end(recorded, tiny_models, tmp_path):
     loop.train(small(tmp_path, tiny_models["qwen3_vl"]))
     whole = ["sync 0", "generate", "generate", "sync 1", "generate", "sync 2", "generate", "close"]

@@ -132,6 +132,7 @@ def test_a_stale_weight_shows_in_the_first_turn(played):
     assert first_difference(play.policy, play.encode, prompt, completion, EXACT) is None
 
 
+@pytest.mark.slow
 def test_windows_of_the_history_are_read_as_sampled(played, monkeypatch):
     play, *_ = played
     for prompt, completion in windowed(play, monkeypatch):

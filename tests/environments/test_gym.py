@@ -258,6 +258,7 @@ def test_fractions_are_no_black_picture():
     assert picture(np.zeros((1, 2)), "frame").getpixel((0, 0)) == (0, 0, 0)
 
 
+@pytest.mark.slow
 def test_no_torch_is_loaded():
     code = ("import sys; from vlrl.environments.gym import GymEnvironment as G; G('FrozenLake-v1').reset(1); "
             "import vlrl.environments.openenv, vlrl.environments.mcp; print('torch' in sys.modules)")

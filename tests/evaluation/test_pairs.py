@@ -173,6 +173,7 @@ def test_order_of_the_other_side_changes_nothing():
     assert {(a.id, b.row) for a, b in pair(first, second).pairs} == {(i.id, i.row) for i in first}
 
 
+@pytest.mark.slow
 def test_it_loads_no_torch():
     code = "import sys, vlrl.evaluation.pairs; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -48,6 +48,7 @@ def test_cot_pass_at_k_of_planted_verdicts():
     assert not any(name.startswith(("cot", "judge")) for name in means(result([row(0, "x", True)])))
 
 
+@pytest.mark.slow
 def test_a_judge_is_asked_for_right_answers_once(sums, tmp_path, capsys):  # noqa: F811
     """Answers to even questions are right, to 0, 4 and 8 by a reason that the judge accepts; 10 is not read."""
     def answers(body, number):

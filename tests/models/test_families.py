@@ -126,6 +126,7 @@ def test_max_pixels_makes_fewer_tokens(tiny_models, family):
     assert policy.logprobs(batch, 1.0).logprobs.isfinite().all()  # the model counts tiles as its processor does
 
 
+@pytest.mark.slow
 def test_a_limit_is_the_references_and_the_exported_models_too(tiny_models, tmp_path):
     """LLaVA-OneVision's model has the tilings of its processor in its own config."""
     folder = tiny_models["llava_onevision"]
@@ -162,6 +163,7 @@ def test_min_pixels_makes_more_tiles(tiny_models):
     assert encode(Ask(), SAMPLES["image"]).visual_tokens > make(folder)[1](Ask(), SAMPLES["image"]).visual_tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_clips_of_unequal_length_and_images_of_unequal_size_share_a_batch(tiny_models, family):
     policy, encode = make(tiny_models[family], train=["language", "merger", "vision"])

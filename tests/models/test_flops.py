@@ -56,6 +56,7 @@ MODELS = {"all": {"train": ["language", "merger", "vision"]}, "merger": {"train"
           "lora": {"lora": {"rank": 4}}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_matrix_products_are_those_that_torch_counts(tiny_models, family):
     for learns, settings in MODELS.items() if family == "qwen3_vl" else [("all", MODELS["all"])]:

@@ -65,6 +65,7 @@ def test_chunks_equal_the_whole(learns, bias, rows, temperature):
     assert_equal(*inputs(bias=bias, learns=learns), BANNED, temperature, rows)
 
 
+@pytest.mark.slow
 @examples(deadline=None)
 @given(n=st.integers(1, 40), width=st.integers(1, 20), vocabulary=st.integers(2, 90), rows=st.integers(1, 50),
        temperature=st.floats(0.1, 3), banned=st.integers(0, 1), learns=st.booleans(), seed=st.integers(0, 9))
@@ -219,6 +220,7 @@ def test_every_family(tiny_models, monkeypatch, family, model):
     assert rows[0] == 1 and len(rows) > 2 and max(rows) <= 5  # the model's own layer saw one row
 
 
+@pytest.mark.slow
 def test_adapted_output_layer_and_autocast(tiny_models, monkeypatch):
     folder = tiny_models["qwen3_vl"]
     policy, encode = load(settings(folder, model={"name": str(folder), "dtype": "bfloat16"}))

@@ -180,6 +180,7 @@ def test_encoder_decoders_are_refused():
         family_of(Florence2Config())
 
 
+@pytest.mark.slow
 def test_a_run_says_that_its_family_is_in_no_table(tmp_path, capsys):
     folder = others.build("gemma3", tmp_path / "model")
     words = ["steps=1", "eval.every=0", "eval.samples=2", "save.every=0", "rollout.max_new_tokens=4"]

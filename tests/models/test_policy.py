@@ -54,6 +54,7 @@ def adapter(tiny_models, tmp_path_factory):
     return folder, logits(policy, encode)
 
 
+@pytest.mark.slow
 def test_full_fine_tuning_of_an_adapter_trains_and_saves_the_whole_model(adapter, tmp_path):
     folder, expected = adapter
     config = settings(folder, algo={"kl_coef": 0.1})
@@ -266,6 +267,7 @@ def misplaced(named):
     return [name for name, tensor in named if tensor.data_ptr() % 64]
 
 
+@pytest.mark.slow
 def test_what_comes_from_files_has_memory_as_what_is_made(tiny_models, tmp_path):
     """Kernels of CPUs answer differently in the last bits at other addresses."""
     folder = tiny_models["qwen3_vl"]

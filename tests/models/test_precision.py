@@ -66,6 +66,7 @@ def rescale(policy, scale):
 # --- float16 and bfloat16 ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype, mismatch", [("float16", 1e-5), ("bfloat16", 1e-3)])
 def test_three_steps(tiny_models, dtype, mismatch):
     config, policy, encode = make(tiny_models["qwen3_vl"], dtype=dtype)

@@ -166,6 +166,7 @@ def test_obstacles_that_are_none(obstacle):
 NUMBERS = st.floats(-2000, 2000)
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @example([(0.0, 0.0)], [[[0.0, 0.0], [-1.4e-291, 0.0], [-1.4e-291, 1.0], [-2.3e-309, -1.0]]])
 @example([(0.0, 0.0)], [[[0.0, 0.0], [0.0, 0.0], [-1.4e-291, 0.0]], [[0.0, 0.0], [-1.4e-291, 1.0], [-2.3e-309, -1.0]]])

@@ -45,6 +45,7 @@ def credited(group, values=(1.0, -0.5, 0.25)):
     return dataclasses.replace(group, rollouts=tuple(rollouts))
 
 
+@pytest.mark.slow
 def test_a_turn_is_asked_under_the_prompt_and_the_last_observations(scene):
     policy, encode, groups, folder = scene
     for last in (1, 2):
@@ -111,6 +112,7 @@ def test_the_gradient_is_that_of_rows_made_by_hand(scene, aggregation):
         assert_close(found, by_hand.steps[0], 2e-5)
 
 
+@pytest.mark.slow
 def test_what_looks_at_a_whole_sequence_sees_the_whole_episode(scene):
     """GSPO has one ratio for each rollout: rows of an episode are never parted, wherever the micro-batches are cut."""
     policy, _, groups, folder = scene
@@ -214,6 +216,7 @@ def test_the_reference_reads_episodes_as_they_were_played(moved):
     assert abs(credit.metrics()["kl"]) < 1e-5
 
 
+@pytest.mark.slow
 def test_corrections_kl_and_entropy_count_actions_alone(moved):
     policy, groups, folder, before = moved
     config = settings(folder, algo={"kl_coef": 0.1, "correction": "token_truncate"})

@@ -50,6 +50,7 @@ def test_the_judge_of_the_test_can_be_fooled():
     assert sum(p["verdict"] == "yes" for p in open_prompt) > 150
 
 
+@pytest.mark.slow
 def test_200_injections_move_the_reward_no_more_than_plain_error(tmp_path):
     task = task_of("judge", rewards={"accuracy": 0, "format": 0, "judge": 1})
     wrong = [str(10 + i) for i in range(200)]

@@ -173,6 +173,7 @@ scorer(Odd(), SAMPLE, answers("loop"), [], 3, Services())
 """
 
 
+@pytest.mark.slow
 def test_killed_with_the_training_process():
     process = subprocess.Popen([sys.executable, "-c", ENDING], stdout=subprocess.PIPE, text=True, cwd=ROOT)
     pids = [int(pid) for pid in process.stdout.readline().split()]

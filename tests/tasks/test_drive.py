@@ -58,6 +58,7 @@ def frames(observations):
     return [sha256(o.media[0].source.tobytes() + o.text.encode()).hexdigest() for o in observations]
 
 
+@pytest.mark.slow
 def test_the_same_scene_and_decisions_show_the_same_pictures():
     task = drive()
     actions = ["ACCELERATE, STRAIGHT", "no decision", "DECELERATE, LEFT_CHANGE"]
@@ -118,6 +119,7 @@ def test_hostile_texts_brake_the_vehicle(actions):
     assert steps[-1].info["speed"] < 0.1 and not any(s.parts["format"] for s in steps)
 
 
+@pytest.mark.slow
 def test_its_config_pays_less_for_a_brake_that_is_no_decision():
     """Else misspelt words become the brake, as they did in runs (benchmarks/results/drive_cpu.md)."""
     task = make_task(configs.load(ROOT / "configs" / "drive.yaml"))

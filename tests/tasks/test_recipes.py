@@ -151,6 +151,7 @@ def bounded(texts):
             json.dumps(found.parsed, allow_nan=False)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(TEXTS.map(lambda text: [text]))
 def test_parts_are_bounded(texts):

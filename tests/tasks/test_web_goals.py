@@ -128,6 +128,7 @@ def test_a_stage_asks_for_a_number_of_sub_goals(wrong):
 WORDS = st.sampled_from(["check", "actions", "kind", "role", "name", "value", "verb", "point", "text"])
 
 
+@pytest.mark.slow
 @given(st.recursive(st.none() | st.booleans() | st.floats() | st.text(),
                     lambda inner: st.lists(inner) | st.dictionaries(WORDS, inner)))
 def test_no_goals_raise_anything_else(told):

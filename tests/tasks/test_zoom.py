@@ -38,6 +38,7 @@ def test_scenes_are_the_same_for_the_same_place():
     assert full.size == (256, 256) and all(0 <= v <= 64 for v in box) and 21 <= box[2] - box[0] <= 26
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["digit", "count"])
 def test_a_crop_can_be_read_and_the_whole_cannot(kind):
     """By a classifier that is even told where to look."""

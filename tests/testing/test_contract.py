@@ -167,6 +167,7 @@ class Hashed(Task):
 '''
 
 
+@pytest.mark.slow
 def test_samples_that_depend_on_the_hash_seed_are_found(tmp_path):
     from vlrl.task import load
 

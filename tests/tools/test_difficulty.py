@@ -205,6 +205,7 @@ def words(tmp_path):
             "rollout.max_new_tokens=6", f"run.dir={tmp_path}/run"]
 
 
+@pytest.mark.slow
 def test_the_command_writes_rows_that_train(words, tmp_path, capsys):
     assert main(["data", "difficulty", *words, "--answers", "2"]) == 0
     said, out = capsys.readouterr().out, tmp_path / "rows.difficulty.jsonl"

@@ -93,6 +93,7 @@ def test_a_plan_counts_turns():
     assert one.seconds == single.seconds and one.memory.training == single.memory.training
 
 
+@pytest.mark.slow
 def test_the_command_plays_and_tells(words, capsys):
     assert main(["plan", THREE, *words, "--json"]) in (0, 1)
     found = json.loads(capsys.readouterr().out)

@@ -181,6 +181,7 @@ LENGTHS = {"rollout": {"group_size": 4, "prompts_per_step": 2, "max_new_tokens":
            "train": {"tokens_per_batch": 128}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [
     {"lora": {"rank": 8}}, {"train": ["language", "merger", "vision"], "gradient_checkpointing": True}],
     ids=["lora", "full, checkpointing"])

@@ -84,6 +84,7 @@ def test_answers_side_by_side_by_hand():
     assert found.side_by_side == int((0.15 * 80 * GIB - weights - 1.5 * GIB) // (36_864 * (1536 / 8 + 512)))
 
 
+@pytest.mark.slow
 def test_seconds_by_hand():
     card = Card("slow", tflops=1.0, bandwidth=1.0, gib=80)
     config = configs.load(THREE, [*WORDS, "engine=vllm", "engine.max_seqs=256", "model.gradient_checkpointing=false"])
@@ -171,6 +172,7 @@ def test_the_hf_engine_gathers_the_whole_model_to_generate():
 # --- what to change --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_change_it_names_fits_when_it_is_made():
     words = [*WORDS, "model.lora.rank=0"]
     before = plan.plan(configs.load(SEVEN, words), 1, H100)
@@ -190,6 +192,7 @@ def test_several_changes_where_none_alone_is_enough():
     assert plan.plan(configs.load(SEVEN, [*words, *found.words]), 1, RTX_4090).fits
 
 
+@pytest.mark.slow
 def test_it_plans_nothing_that_the_run_would_refuse():
     shards, spread = ("train.sharding=fsdp2", "model.lora.quantize=nf4"), ("engine=vllm", "engine.tensor_parallel=2")
     for words in (shards, spread, ("train.sharding=zero3", "engine=vllm_server"), ("train.sharding=zero2",
@@ -210,6 +213,7 @@ def test_no_advice_that_the_run_would_refuse():
         ("model.lora.rank=32", "engine=vllm_server", "engine.memory=0.9")]
 
 
+@pytest.mark.slow
 def test_no_advice_to_spread_an_engine_of_each_process():
     words = [*WORDS, "engine=vllm", "engine.memory=0.05"]
     found = planadvice.changes(THREE, words, plan.plan(configs.load(THREE, words), 8, H100))
@@ -252,6 +256,7 @@ def run(capsys, *words):
     return code, *capsys.readouterr()
 
 
+@pytest.mark.slow
 def test_the_command_says_whether_it_fits(capsys):
     code, out, _ = run(capsys, THREE, *WORDS, "--gpus", "8", "--gpu-memory", "80")
     assert code == 0 and "of 80: fits" in out and "8 x H100" in out and "engine.name=hf" in out

@@ -136,6 +136,7 @@ def test_the_tokenizer_was_trained_on_the_tasks_own_prompts():
     assert load_task("digits", {"thinking": "thinking"}).templates[0] == tiny_models.DIGIT_THINK
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config, metric", [("configs/quickstart.yaml", "iou"),
                                             ("configs/classification/digits.yaml", "accuracy")])
 def test_shipped_checkpoint_scores_what_was_recorded(tmp_path, config, metric):
@@ -153,6 +154,7 @@ def pixels(media):
     return [frame.tobytes() for frame in (media.source if media.kind == "video" else [media.source])]
 
 
+@pytest.mark.slow
 def test_cold_start_examples_are_a_function_of_their_place(monkeypatch):
     pytest.importorskip("highway_env")
     monkeypatch.setattr(cold_start, "PLANS", 2)

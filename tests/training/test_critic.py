@@ -40,6 +40,7 @@ def other(folder, **more):
     return settings(folder, **{"algo": CRITIC, **more})
 
 
+@pytest.mark.slow
 def test_the_gradient_does_not_depend_on_packing_order_and_micro_batches(made):
     policy, groups, folder = made
     (whole,), stats, _ = learned(policy, groups, other(folder, train={"tokens_per_batch": 10**6, "max_grad_norm": 1e9}))
@@ -149,6 +150,7 @@ def test_metrics_by_hand(made):
     assert np.allclose(advantages, (raw - raw.mean()) / np.sqrt(raw.var(ddof=1) + 1e-8), atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("history", ["full", "last:1"])
 def test_turns_of_episodes(tiny_models, history):
     """The critic of turns is trained on the first token of each action alone, also where history is cut."""

@@ -80,6 +80,7 @@ def other(tiny_models, tmp_path_factory):
                  "store.media=none")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [False, True])
 def test_checkpoints_load_with_the_usual_libraries(tiny_models, tmp_path, short, lora):
     from peft import PeftModel
@@ -110,6 +111,7 @@ def test_same_seed_same_weights_other_seed_others(tiny_models, tmp_path, short, 
     assert not all((a == b).all() for a, b in zip(sums[0], sums[2], strict=True))
 
 
+@pytest.mark.slow
 def test_other_weights_in_the_task_file_are_told_on_resume(tiny_models, tmp_path, monkeypatch, capsys):
     start(tmp_path, tiny_models["qwen3_vl"], "steps=1", "eval.samples=0")
     start(tmp_path, tiny_models["qwen3_vl"], "steps=1", "eval.samples=0")

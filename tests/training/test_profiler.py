@@ -123,6 +123,7 @@ def test_the_peak_of_a_known_card(monkeypatch, name, tflops):
     assert found.tflops == tflops and name in found.source
 
 
+@pytest.mark.slow
 def test_profile_of_a_run(tiny_models, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(profiler, "peak_of", lambda *_: Peak(0.01, "said so"))
     monkeypatch.setattr(profiler.Profiled, "_trace", lambda self: None)

@@ -33,6 +33,7 @@ def made(tiny_models, tmp_path_factory):
     return path, root / "command", run
 
 
+@pytest.mark.slow
 def test_importing_and_reading_load_no_torch(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 0, "reward/mean": 0.5}\n')
     code = ("import sys, vlrl\nassert not {'torch', 'pyarrow', 'pydantic'} & {*sys.modules}\n"
@@ -115,6 +116,7 @@ def test_evaluate_gives_the_numbers_of_the_run(made):
         vlrl.evaluate(run.path, eval={"samples": 0})
 
 
+@pytest.mark.slow
 def test_a_stopped_run_is_an_interrupt(made, monkeypatch, tmp_path):
     from vlrl.training.session import Session
 

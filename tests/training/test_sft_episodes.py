@@ -53,6 +53,7 @@ def test_a_demonstration_is_what_a_rollout_would_be(given):
         assert rollout.reward == pytest.approx((1 + 3 + 2) / 8)
 
 
+@pytest.mark.slow
 def test_actions_are_learned(tiny_models, tmp_path):
     session = train(settings(tmp_path / "run", tiny_models["qwen3_vl"], steps=3, eval={"samples": 0}))
     losses = [line["loss"] for line in session.folder.metrics()]

@@ -191,6 +191,7 @@ def test_truncated_answers_can_be_masked(scene):
     assert gradients(policy, cut, masking)[0] == []  # nothing to learn from: no optimizer step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [{"lora": {"rank": 4}}, {}], ids=["lora", "full"])
 def test_kl_to_the_reference(tiny_models, model):
     """Zero at the start, above zero once the policy has moved."""

@@ -29,6 +29,7 @@ def snapshot(policy):
 # --- NaN and infinity -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("advantage", [math.nan, math.inf, 1e38])
 def test_a_step_that_is_not_finite_is_left_out_and_counted(scene, advantage, caplog):
     policy, groups, folder = scene
