@@ -8,6 +8,9 @@ which changes no score and adds zeros to the output; these are cut off. The KV c
 Random state (`keep_apart`): its sampler draws a number per answer from torch's global generator in every step, also
 where each answer has a seed of its own and the number is not used. Beside an update (async.*) that would move the
 dropout of the training thread.
+
+Waiting (`wait_asleep`): an engine and its worker look into their shared memory without a pause for a second after each
+message, each on a core of its own. On a machine without a GPU these are the cores that compute.
 """
 
 from __future__ import annotations
@@ -17,6 +20,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+
+SPIN_S = 0.001
+"""Seconds that a process of an engine looks for the next message before it sleeps until one comes."""
 
 
 def widen() -> None:
@@ -89,3 +95,22 @@ class _Torch:
     def randint(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """As torch's, from a generator of its own."""
         return torch.randint(*args, **{"generator": self._own, **kwargs})
+
+
+def wait_asleep() -> None:
+    """Has engine and worker processes that wait for each other sleep, in this process; nothing on a GPU."""
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return
+    from vllm.distributed.device_communicators import shm_broadcast as module
+
+    if not issubclass(module.SpinCondition, _Asleep):
+        module.SpinCondition = type("SpinCondition", (_Asleep, module.SpinCondition), {})
+
+
+class _Asleep:
+    """vLLM's SpinCondition with another time to spin."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments, busy_loop_s=SPIN_S)

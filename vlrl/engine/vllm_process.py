@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vlrl import _torchcodec
+from vlrl.engine.vllm_cpu_patches import wait_asleep
 
 PARENT = "VLRL_PARENT"
 """Environment variable: the process id of who started the server."""
@@ -64,6 +65,7 @@ def main() -> None:
     if parent := os.environ.pop(PARENT, ""):
         end_with(int(parent))
     lead()
+    wait_asleep()
     register(sys.argv[1:])
     runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")
 
@@ -71,5 +73,6 @@ def main() -> None:
 if __name__ == "__mp_main__":
     end_with(os.getppid(), signal.SIGKILL)
     lead()
+    wait_asleep()
 if __name__ == "__main__":
     main()
