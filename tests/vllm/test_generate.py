@@ -269,3 +269,17 @@ def test_a_start_that_fails_names_the_setting(tiny, tmp_path):
     config = tiny.config.model_copy(update={"engine": tiny.config.engine.model_copy(update={"memory": 50.0})})
     with pytest.raises(ConfigError, match=r"engine\.memory=50"):
         VLLMEngine(tiny.policy, config, tmp_path)
+
+
+def test_processes_of_an_engine_wait_asleep(installed, monkeypatch):
+    """On a CPU; a reader of vLLM's own looks for the next message for a whole second."""
+    from vllm.distributed.device_communicators import shm_broadcast
+
+    from vlrl.engine.vllm_cpu_patches import SPIN_S, wait_asleep
+
+    monkeypatch.setattr(shm_broadcast, "SpinCondition", shm_broadcast.SpinCondition)  # put back at the end
+    for _ in range(2):
+        wait_asleep()
+    writer = shm_broadcast.MessageQueue(1, 1)
+    reader = shm_broadcast.MessageQueue.create_from_handle(writer.export_handle(), 0)
+    assert reader._spin_condition.busy_loop_s == SPIN_S
