@@ -13,11 +13,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 from PIL import Image
 
 from vlrl.models import families
 from vlrl.tools import tiny_families
 from vlrl.types import Media, Sample
+
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")  # how long a test takes depends on what runs beside it
 
 FAMILIES = tuple(tiny_families.FAMILIES)
 TWO = ("qwen3_vl", "qwen2_5_vl")

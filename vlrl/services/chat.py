@@ -106,7 +106,6 @@ class ChatClient:
         self._timeout_s, self._retries, self._wait_s = timeout_s, retries, wait_s
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._http = httpx.Client(headers=headers, trust_env=False, follow_redirects=False,
-                                  verify=not self.address.startswith("http:"),  # which needs no list of authorities
                                   timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, CONNECT_S), pool=None),
                                   limits=httpx.Limits(max_connections=None, max_keepalive_connections=connections))
         self.closed = threading.Event()
