@@ -32,6 +32,7 @@ LONGEST = 60.0
 STEP = 0.25
 """Seconds between the moments at which a trajectory is tried for collisions."""
 _WORD = re.compile(r"[A-Z]+(?:_[A-Z]+)*", re.ASCII)
+_KNOWN = frozenset(word for known in HEADS.values() for word in known)
 _CLAUSE = re.compile(r"[,;.:\n]|\b(?:and|but|then)\b", re.IGNORECASE)
 _TURNING = 0.05
 """Metres in a step below which a vehicle keeps its heading."""
@@ -49,7 +50,9 @@ def read_plan(text: str, negation: bool = False) -> dict[str, list[str]]:
 
     With `negation` a text that says what not to do ("do not STOP, LEFT_TURN") holds none.
     """
-    words = set() if negation and any(map(denies, {*_CLAUSE.split(text)})) else set(_WORD.findall(text))
+    words = _KNOWN.intersection(_WORD.findall(text))
+    if words and negation and any(map(denies, {*_CLAUSE.split(text)})):
+        words = set()
     return {head: [word for word in known if word in words] for head, known in HEADS.items()}
 
 
