@@ -406,7 +406,7 @@ def test_parts_are_bounded(texts):
 
 
 @pytest.mark.slow
-@settings(max_examples=2_000, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(st.lists(TEXTS, min_size=1, max_size=2))
 def test_parts_are_bounded_over_many_texts(texts):
     bounded(texts)
