@@ -722,6 +722,9 @@ def main(words: list[str]) -> int:
     if code:
         print(output)
     print("\n".join(trial.alive) or "every mutant died")
+    others = sum(trial.killers.get(mutant) != test for mutant, test in trial.seen.items())
+    if others and not given.write:
+        print(f"{others} were seen by another test than {KILLERS.name} says, which takes long: --write notes it")
     if given.write:
         known = noted() | trial.seen
         KILLERS.write_text(json.dumps({told(row): known[told(row)] for row in MUTANTS if told(row) in known}, indent=0)

@@ -371,7 +371,6 @@ def killed_at(folder: Path, seconds: float, after: int = 0) -> int:
     return int(lines[-1]) if lines else 0
 
 
-@pytest.mark.slow
 def test_kill_at_random_moments(tmp_path):
     rng = random.Random(0)
     reported = 0
