@@ -371,10 +371,11 @@ def killed_at(folder: Path, seconds: float, after: int = 0) -> int:
     return int(lines[-1]) if lines else 0
 
 
+@pytest.mark.slow
 def test_kill_at_random_moments(tmp_path):
     rng = random.Random(0)
     reported = 0
-    for i in range(6):  # a busy machine may save nothing in the time of a later one
+    for i in range(20):  # a busy machine may save nothing in the time of a later one
         reported = max(reported, killed_at(tmp_path, rng.uniform(0, 0.25), after=int(i == 0)))
         found = checkpoint.latest(tmp_path, full=True)
         assert found.warnings == () and found.step in (reported, reported + 1)

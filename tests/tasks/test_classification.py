@@ -387,7 +387,8 @@ def test_there_is_a_config_for_each_published_recipe():
 
 
 PIECES = ["<think>", "</think>", "<answer>", "</answer>", "<confidence>", "</confidence>", "0.5", "1", "Tabby cat",
-          "dog", "water", "lily", "_", ",", ";", "\n", " ", ".", "is a", "cat", "kitty", "\0", "🙂", "\ud800", "[", "'"]
+          "dog", "water", "lily", "_", ",", ";", "\n", " ", ".", "is a", "cat", "kitty", "\0", "🙂", "\ud800", "[", "'",
+          "<answer>dog</answer>", "<confidence>-7</confidence>"]  # whole: of their parts few texts have one
 TEXTS = st.lists(st.sampled_from(PIECES), max_size=14).map("".join) | st.text(max_size=60)
 
 
