@@ -1,6 +1,7 @@
 """Mistakes that the goldens must see: each is put into a copy of a module's source, and its tests have to fail.
 
     python -m tests.algo.mutants [MODULE ...]     tells which mutants live; exit code 1 when one does
+    python -m tests.algo.mutants --write          also notes in killers.json which test saw each; it is the first to run
 
 A row is (module of vlrl.algo, function or Class.method, text in it, what it becomes). The text stands there once,
 docstring apart.
@@ -8,26 +9,35 @@ docstring apart.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import gc
 import importlib
 import io
+import json
+import os
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+import hypothesis
 import pytest
+import torch
 from _pytest.runner import runtestprotocol
 
 from tests.mutants import running
 
+Row = tuple[str, str, str, str]
 ROOT = running.ROOT
 TESTS = {"clip": ["terms"], "terms": ["terms", "turn_advantage"], "turn_advantage": ["turn_advantage", "turn_levels"],
          "inputs": ["outcome", "terms", "group_terms", "aggregation", "weights", "correction"],
          "grouped": ["outcome", "advantage"], "token_advantage": ["advantage"], "tree_advantage": ["advantage"]}
 """Whose tests look at a module that has none of its own name."""
+KILLERS = Path(__file__).with_name("killers.json")
+"""By mutant the test that saw it. Where that one no longer does, the others of the module are tried."""
 
-MUTANTS: list[tuple[str, str, str, str]] = [
+MUTANTS: list[Row] = [
     # objective, entropy, control, reference, statistics
     ("objective", "Objective.__call__", "per_token * factor", "per_token + factor"),
     ("objective", "Objective.__call__", "kl_coef * kl", "kl"),
@@ -591,15 +601,25 @@ def mutated(module: str, function: str, old: str, new: str) -> str:
     return running.mutated(_file(module), old, new, function)
 
 
+def told(row: Row) -> str:
+    """A mutant as a line."""
+    return f"{row[0]}.{row[1]}: {row[2]!r} -> {row[3]!r}"
+
+
+def noted() -> dict[str, str]:
+    """By mutant the test that saw it, from `tests/algo` on."""
+    return json.loads(KILLERS.read_text(encoding="utf-8")) if KILLERS.exists() else {}
+
+
 def _file(module: str) -> Path:
     return ROOT / "vlrl" / "algo" / f"{module}.py"
 
 
-def put(module: str, source: str) -> None:
+def put(module: str, code: types.CodeType) -> None:
     """Gives the functions and classes of a loaded module the code of another source, wherever they are known."""
     loaded = importlib.import_module(f"vlrl.algo.{module}")
     made = types.ModuleType(loaded.__name__)
-    exec(compile(source, f"{module}.py", "exec"), vars(made))
+    exec(code, vars(made))
     for name, new in vars(made).items():
         old = getattr(loaded, name, None)
         if getattr(new, "__module__", None) != loaded.__name__:
@@ -614,60 +634,115 @@ def put(module: str, source: str) -> None:
 
 
 class Trial:
-    """A pytest plugin: collects once, then runs the tests of a module again for each of its mutants."""
+    """A pytest plugin: collects once, then runs tests of a module again for each of its mutants.
 
-    def __init__(self, modules: list[str]):
-        self.modules, self.alive = modules, []
+    The first is the one that saw the mutant last time (`killers`), then all, those first that take the least time.
+    """
+
+    def __init__(self, modules: list[str], killers: Mapping[str, str]):
+        self.modules, self.killers, self.alive = modules, killers, []
+        self.seen: dict[str, str] = {}
+        """By mutant the test that saw it."""
+        self._seconds: dict[pytest.Item, float] = {}
+        """Of the tests that passed without a mutant."""
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        gc.disable()  # it would make each process copy the memory that it shares with this one
         for module in self.modules:
             files = {f"test_{name}" for name in TESTS.get(module, [module])}
-            items = [item for item in session.items if item.path.stem in files]
-            seconds = {item: sum(report.duration for report in reports) for item, reports in _run(items)}
-            if len(seconds) < len(items):
-                self.alive.append(f"the tests of {module} fail without a mutant")
-                continue
-            for row in (row for row in MUTANTS if row[0] == module):
-                name = row[1].partition(".")[0].lower()
-                first = sorted(items, key=lambda item: (name not in item.nodeid, seconds[item]))
-                if _pass(first, module, mutated(*row)):
-                    self.alive.append(f"{row[0]}.{row[1]}: {row[2]!r} -> {row[3]!r}")
+            tests = {_name(item): item for item in session.items if item.path.stem in files}
+            rows = [row for row in MUTANTS if row[0] == module]
+            known = dict.fromkeys(tests[name] for row in rows if (name := self.killers.get(told(row))) in tests)
+            if self._sound(known):
+                for row in rows:
+                    self._try(row, tests)
         return True
+
+    def _try(self, row: Row, tests: Mapping[str, pytest.Item]) -> None:
+        code = compile(mutated(*row), f"{row[0]}.py", "exec")
+        known = tests.get(self.killers.get(told(row), ""))
+        by = _killer([known], row[0], code) if known else None
+        if by is None and self._sound(tests.values()):
+            by = _killer(sorted(tests.values(), key=self._seconds.__getitem__), row[0], code)
+        if by is None:
+            self.alive.append(told(row))
+        else:
+            self.seen[told(row)] = by
+
+    def _sound(self, items: Iterable[pytest.Item]) -> bool:
+        """Whether tests pass without a mutant."""
+        new = [item for item in items if item not in self._seconds]
+        self._seconds |= {item: sum(report.duration for report in reports) for item, reports in _run(new)}
+        failed = next((_name(item) for item in new if item not in self._seconds), None)
+        if failed:
+            self.alive.append(f"{failed} fails without a mutant")
+        return failed is None
+
+
+def _name(item: pytest.Item) -> str:
+    return item.nodeid.removeprefix("tests/algo/")
 
 
 def _run(items: list[pytest.Item]) -> Iterator[tuple[pytest.Item, list[pytest.TestReport]]]:
     """Yields each test with its reports, up to the first that fails, which is left out."""
-    for item, after in zip(items, [*items[1:], None], strict=True):
+    for item, after in zip(items, [*items[1:], None], strict=False):
         reports = runtestprotocol(item, log=False, nextitem=after)
         if any(report.failed for report in reports):
             return
         yield item, reports
 
 
-def _pass(items: list[pytest.Item], module: str, source: str) -> bool:
-    """Whether the tests pass with that source of the module; in a process of its own, up to the first that fails."""
-    compile(source, module, "exec")
+def _killer(items: list[pytest.Item], module: str, code: types.CodeType) -> str | None:
+    """The first of the tests that fails with that code of the module, in a process of its own; None when all pass."""
+    reader, writer = os.pipe()
 
     def passes() -> bool:
-        put(module, source)
-        return len(list(_run(items))) == len(items)
+        put(module, code)
+        passed = len(list(_run(items)))
+        os.write(writer, b"." * passed)
+        return passed == len(items)
 
-    return running.forked(passes)
+    died = not running.forked(passes)
+    os.close(writer)
+    with open(reader, "rb") as told_by_it:
+        passed = len(told_by_it.read())
+    return _name(items[passed]) if died else None
 
 
-def main(modules: list[str]) -> int:
+def main(words: list[str]) -> int:
     """Tells which mutants of the modules (default: of all) live."""
-    modules = modules or list(dict.fromkeys(row[0] for row in MUTANTS))
-    names = dict.fromkeys(name for module in modules for name in TESTS.get(module, [module]))
-    trial = Trial(modules)
-    with contextlib.redirect_stdout(io.StringIO()) as told:
-        code = pytest.main(["-q", "-p", "no:cacheprovider", "-m", "not slow", "--tb=native", "-W",
+    every = list(dict.fromkeys(row[0] for row in MUTANTS))
+    parser = argparse.ArgumentParser(prog="python -m tests.algo.mutants", description=__doc__)
+    parser.add_argument("modules", nargs="*", metavar="MODULE", help=f"of vlrl.algo; all by default: {' '.join(every)}")
+    parser.add_argument("--write", action="store_true", help=f"write to {KILLERS.name} which test saw each mutant")
+    given = parser.parse_args(words)
+    modules = given.modules or every
+    trial = Trial(modules, noted())
+    code, output = _pytest(trial, dict.fromkeys(name for module in modules for name in TESTS.get(module, [module])))
+    if code:
+        print(output)
+    print("\n".join(trial.alive) or "every mutant died")
+    others = sum(trial.killers.get(mutant) != test for mutant, test in trial.seen.items())
+    if others and not given.write:
+        print(f"{others} were seen by another test than {KILLERS.name} says, which takes long: --write notes it")
+    if given.write:
+        known = noted() | trial.seen
+        KILLERS.write_text(json.dumps({told(row): known[told(row)] for row in MUTANTS if told(row) in known}, indent=0)
+                           + "\n", encoding="utf-8")
+    return 1 if code or trial.alive else 0
+
+
+def _pytest(trial: Trial, names: Iterable[str]) -> tuple[int, str]:
+    """Runs the trial on tests of these names; returns pytest's exit code and output."""
+    torch.set_num_threads(1)  # a forked process waits for ever for the threads of the one that it is forked from
+    hypothesis.settings.register_profile("mutants", derandomize=True, database=None, phases=(
+        hypothesis.Phase.explicit, hypothesis.Phase.generate))  # that a test fails is enough; no simpler case is asked
+    hypothesis.settings.load_profile("mutants")
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        code = pytest.main(["-q", "-p", "no:cacheprovider", "-m", "not slow", "--tb=native", "--assert=plain", "-W",
                             "ignore::pytest.PytestAssertRewriteWarning", f"--rootdir={ROOT}",
                             *(f"{ROOT}/tests/algo/test_{name}.py" for name in names)], plugins=[trial])
-    if code:
-        print(told.getvalue())
-    print("\n".join(trial.alive) or "every mutant died")
-    return 1 if code or trial.alive else 0
+    return code, output.getvalue()
 
 
 if __name__ == "__main__":

@@ -12,6 +12,12 @@ def test_mutants_are_mistakes_that_can_be_made():
     assert all(mutants.mutated(*row) for row in mutants.MUTANTS)
 
 
+def test_it_is_noted_which_test_saw_each():
+    """The slow test takes three times as long where it is not."""
+    assert mutants.noted().keys() == {mutants.told(row) for row in mutants.MUTANTS}, \
+        "run python -m tests.algo.mutants --write"
+
+
 @pytest.mark.long
 @pytest.mark.slow
 def test_every_mutant_dies():

@@ -1,13 +1,14 @@
 """checkpoint.py: exact, whole or not at all, whatever is killed, damaged or full."""
 
 import json
+import multiprocessing
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -336,58 +337,53 @@ def test_disk_full(tmp_path, by):
 
 # --- kill -------------------------------------------------------------------------------------------------------------
 
-LOOP = """
-import sys
-from pathlib import Path
-import torch
-from vlrl.store import checkpoint
-folder = Path(sys.argv[1])
-step = checkpoint.latest(folder, full=True).step
-print("ready", flush=True)
-while True:
-    step += 1
-    def write(path):
-        for i in range(4):
-            (path / f"model-{i}.bin").write_bytes(step.to_bytes(4, "little") * 20_000)
-    checkpoint.save(folder, step, write, {"step": step, "w": torch.full((2000,), step)}, keep=2)
-    checkpoint.save(folder, step, write, {"step": step, "w": torch.full((2000,), step)}, keep=2)
-    print(step, flush=True)
-"""
+
+def write(path: Path, step: int) -> None:
+    for i in range(4):
+        (path / f"model-{i}.bin").write_bytes(step.to_bytes(4, "little") * 20_000)
+
+
+def save_for_ever(folder: Path, told: int) -> None:
+    """Saves step after step, each twice, and writes to the pipe `told` which are done."""
+    step = checkpoint.latest(folder, full=True).step
+    os.write(told, b"ready\n")
+    while True:
+        step += 1
+        for _ in range(2):
+            checkpoint.save(folder, step, partial(write, step=step),
+                            {"step": step, "w": torch.full((2000,), step)}, keep=2)
+        os.write(told, b"%d\n" % step)
 
 
 def killed_at(folder: Path, seconds: float, after: int = 0) -> int:
-    """Runs the loop of saves until it is killed, `seconds` after as many saves; returns the last step it reported."""
-    process = subprocess.Popen([sys.executable, "-c", LOOP, str(folder)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "ready\n"
-    lines = [process.stdout.readline() for _ in range(after)]
-    time.sleep(seconds)
-    process.send_signal(signal.SIGKILL)
-    lines += process.communicate()[0].split("\n")[:-1]
+    """Saves in a process until it is killed, `seconds` after as many saves; returns the last step it reported."""
+    reader, writer = os.pipe()
+    process = multiprocessing.get_context("fork").Process(target=save_for_ever, args=(folder, writer))
+    process.start()
+    os.close(writer)
+    with open(reader, encoding="ascii") as told:
+        assert told.readline() == "ready\n"
+        lines = [told.readline() for _ in range(after)]
+        time.sleep(seconds)
+        process.kill()
+        lines += told.read().split("\n")[:-1]
+    process.join()
     return int(lines[-1]) if lines else 0
 
 
-def check_kills(folder: Path, times: int) -> None:
+@pytest.mark.slow
+def test_kill_at_random_moments(tmp_path):
     rng = random.Random(0)
     reported = 0
-    for i in range(times):  # a busy machine may save nothing in the time of a later one
-        reported = max(reported, killed_at(folder, rng.uniform(0, 0.25), after=int(i == 0)))
-        found = checkpoint.latest(folder, full=True)
+    for i in range(20):  # a busy machine may save nothing in the time of a later one
+        reported = max(reported, killed_at(tmp_path, rng.uniform(0, 0.25), after=int(i == 0)))
+        found = checkpoint.latest(tmp_path, full=True)
         assert found.warnings == () and found.step in (reported, reported + 1)
         reported = found.step
         if found.path:
             saved = checkpoint.load_state(found.path)
             assert saved["step"] == found.step and (saved["w"] == found.step).all()
             assert (found.path / "model-3.bin").read_bytes() == found.step.to_bytes(4, "little") * 20_000
-        for path in folder.glob("step-*"):
+        for path in tmp_path.glob("step-*"):
             assert checkpoint.problems(path) == []
     assert reported > 0
-
-
-@pytest.mark.slow
-def test_kill_at_random_moments(tmp_path):
-    check_kills(tmp_path, 2)
-
-
-@pytest.mark.slow
-def test_kill_at_many_random_moments(tmp_path):
-    check_kills(tmp_path, 6)

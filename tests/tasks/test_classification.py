@@ -387,7 +387,8 @@ def test_there_is_a_config_for_each_published_recipe():
 
 
 PIECES = ["<think>", "</think>", "<answer>", "</answer>", "<confidence>", "</confidence>", "0.5", "1", "Tabby cat",
-          "dog", "water", "lily", "_", ",", ";", "\n", " ", ".", "is a", "cat", "kitty", "\0", "🙂", "\ud800", "[", "'"]
+          "dog", "water", "lily", "_", ",", ";", "\n", " ", ".", "is a", "cat", "kitty", "\0", "🙂", "\ud800", "[", "'",
+          "<answer>dog</answer>", "<confidence>-7</confidence>"]  # whole: of their parts few texts have one
 TEXTS = st.lists(st.sampled_from(PIECES), max_size=14).map("".join) | st.text(max_size=60)
 
 
@@ -406,7 +407,7 @@ def test_parts_are_bounded(texts):
 
 
 @pytest.mark.slow
-@settings(max_examples=2_000, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(st.lists(TEXTS, min_size=1, max_size=2))
 def test_parts_are_bounded_over_many_texts(texts):
     bounded(texts)

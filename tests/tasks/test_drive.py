@@ -286,10 +286,10 @@ def test_it_says_what_is_missing(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("actions", "each", "least"), [("meta", 4, 30), ("waypoints", 2, 24)])
+@pytest.mark.parametrize(("actions", "each", "least"), [("meta", 2, 16), ("waypoints", 1, 13)])
 def test_the_expert_arrives_in_most_scenes(actions, each, least):
     task = drive(seconds=10, actions=actions)
-    samples = task.samples("train")[:40]
+    samples = task.samples("train")[:20]
     arrived = Counter(s["scenario"] for s in samples if task.oracle_actions(s) is not None)
     assert all(arrived[scenario] >= each for scenario in SCENARIOS) and arrived.total() >= least
 

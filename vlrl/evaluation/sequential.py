@@ -75,7 +75,13 @@ class Sequential:
     decisions: dict[Pair, str] = field(default_factory=dict)
     """Of decided pairs the higher one; "" after the last block where no difference is shown."""
     _scores: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    _largest: dict[str, float] = field(default_factory=dict)
+    """By algorithm its largest |score| so far."""
     _tests: dict[Hypothesis, _Test] = field(default_factory=dict)
+    _drawn: dict[tuple[str, ...], list[np.ndarray]] = field(default_factory=dict)
+    """By group for each block [permutations]: the largest |sum of differences| up to it, in drawn labellings."""
+    _sums: dict[tuple[str, ...], np.ndarray] = field(default_factory=dict)
+    """By group [permutations, algorithms]: the sums of means up to the last of these blocks."""
 
     def __post_init__(self) -> None:
         if not 2 <= len(set(self.names)) == len(self.names) <= MOST:
@@ -108,6 +114,7 @@ class Sequential:
             if block.shape != (self.n,) or not np.isfinite(block).all():
                 raise ValueError(f"block {len(self.looks) + 1} of {name!r} needs {self.n} finite scores, not {values}")
             self._scores[name].append(block)
+            self._largest[name] = max(self._largest.get(name, 0.0), float(np.abs(block).max()))
         look = self._look(self.undecided)
         self.looks.append(look)
         self.decisions |= look.decided
@@ -152,26 +159,35 @@ class Sequential:
         permutation 0 is the true labelling.
         """
         scores = [np.concatenate(block) for block in zip(*(self._scores[name] for name in group), strict=True)]
-        stream = sum(2 ** self.names.index(name) for name in group)
-        drawn = _permutations(len(group), self.n, len(scores), self.resamples, (self.seed, stream), alone)
-        sums = np.cumsum([values[at].reshape(len(at), len(group), self.n).mean(axis=2)
-                          for values, at in zip(scores, drawn, strict=True)], axis=0)
-        return self._rounded(sums.max(axis=2) - sums.min(axis=2), group)
+        if alone and math.comb(2 * self.n, self.n) ** len(scores) <= self.resamples:
+            means = [self._means(values, at) for values, at in
+                     zip(scores, _all_labellings(self.n, len(scores)), strict=True)]
+            return self._rounded(np.ptp(np.cumsum(means, axis=0), axis=2), group)
+        drawn = self._drawn.setdefault(group, [])
+        for block, values in enumerate(scores[len(drawn):], len(drawn)):
+            stream = sum(2 ** self.names.index(name) for name in group)
+            at = _labellings(len(values), self.resamples, (self.seed, stream, block))
+            self._sums[group] = self._sums.get(group, 0.0) + self._means(values, at)
+            drawn.append(np.ptp(self._sums[group], axis=1))
+        return self._rounded(drawn, group)
+
+    def _means(self, values: np.ndarray, at: np.ndarray) -> np.ndarray:
+        """Returns [permutations, algorithms]: the means of a block under these labellings."""
+        return values[at].reshape(len(at), -1, self.n).mean(axis=2)
 
     def _sum(self, pair: Pair) -> float:
         """Returns the signed sum of a pair."""
         means = [np.sum([block.mean() for block in self._scores[name]]) for name in pair]
         return float(self._rounded(means[0] - means[1], pair))
 
-    def _rounded(self, sums: np.ndarray | float, group: Sequence[str]) -> np.ndarray:
+    def _rounded(self, sums: np.ndarray | list[np.ndarray] | float, group: Sequence[str]) -> np.ndarray:
         """Makes equal sums equal that were added in another order."""
         scale = self._scale(group)
         return np.round(np.asarray(sums) / scale, 12) * scale
 
-
     def _scale(self, names: Sequence[str]) -> float:
         """Returns the largest score so far; it grows, so that a sum is rounded otherwise after a further block."""
-        return max(1e-300, *(float(np.abs(block).max()) for name in names for block in self._scores[name]))
+        return max(1e-300, *(self._largest[name] for name in names))
 
 
 def hypotheses(names: Sequence[str]) -> list[Hypothesis]:
@@ -201,21 +217,20 @@ def _threshold(top: np.ndarray, started: int, level: float) -> tuple[float, floa
 
 
 @lru_cache(maxsize=64)
-def _permutations(groups: int, n: int, blocks: int, resamples: int, seed: tuple[int, int],
-                  alone: bool) -> tuple[np.ndarray, ...]:
-    """Returns for each block [permutations, groups * n] places: a block's scores, taken at these, are those of the
-    first algorithm, then of the second ... under permuted labels; the first row is the true labelling. Of two
-    `alone` all labellings of all blocks, if they are at most `resamples`.
+def _labellings(size: int, resamples: int, seed: tuple[int, ...]) -> np.ndarray:
+    """Returns [resamples, size] places: a block's scores, taken at these, are those of the first algorithm, then of the
+    second ... under permuted labels; the first row is the true labelling.
     """
-    size, splits = groups * n, math.comb(2 * n, n)
-    if alone and splits ** blocks <= resamples:
-        one = np.array([[*chosen, *sorted({*range(size)} - {*chosen})]
-                        for chosen in itertools.combinations(range(size), n)])  # the first chooses 0 .. n - 1
-        places = np.array(list(itertools.product(range(splits), repeat=blocks)))
-        return tuple(one[places[:, block]] for block in range(blocks))
-    found = []
-    for block in range(blocks):
-        drawn = np.random.default_rng((*seed, block)).permuted(np.tile(np.arange(size), (resamples, 1)), axis=1)
-        drawn[0] = np.arange(size)
-        found.append(drawn)
-    return tuple(found)
+    drawn = np.random.default_rng(seed).permuted(np.tile(np.arange(size), (resamples, 1)), axis=1)
+    drawn[0] = np.arange(size)
+    return drawn
+
+
+@lru_cache(maxsize=8)
+def _all_labellings(n: int, blocks: int) -> tuple[np.ndarray, ...]:
+    """Returns the same for each block of two algorithms: all labellings of all blocks."""
+    size = 2 * n
+    one = np.array([[*chosen, *sorted({*range(size)} - {*chosen})]
+                    for chosen in itertools.combinations(range(size), n)])  # the first chooses 0 .. n - 1
+    places = np.array(list(itertools.product(range(len(one)), repeat=blocks)))
+    return tuple(one[places[:, block]] for block in range(blocks))
