@@ -194,7 +194,7 @@ def test_an_episode_shows_its_turns(page, address):
 
 
 def test_on_a_phone(chromium, address):
-    with opened(chromium, viewport={"width": 390, "height": 844}, color_scheme="dark") as page:
+    with opened(chromium, width=390, height=844, color_scheme="dark") as page:
         for query in ("", "?page=rollouts", "?page=rollouts&view=rollouts&cut=yes", "?page=rollouts&tmin=6"):
             page.goto(f"{address}{query}")
             expect(page.locator("#v-list .v-row").first if query else page.locator("h1")).to_be_visible()

@@ -77,6 +77,19 @@ def run(words: Sequence[str], env: Mapping[str, str], cwd: Path, timeout: float,
         return subprocess.CompletedProcess(list(words), code, *(f.read_text(errors="replace") for f in files))
 
 
+def in_place_of_subprocess_run(command: Sequence[str | Path], *, env: Mapping[str, str] | None = None,
+                               cwd: str | Path = ".", timeout: float = 600, check: bool = False,
+                               **_: object) -> subprocess.CompletedProcess:
+    """As `subprocess.run` of a Python program whose output is captured, for code that starts one: the test puts this
+    in its place. Raises subprocess.TimeoutExpired, and CalledProcessError where it is to check.
+    """
+    assert command[0] == sys.executable, command
+    done = run([str(word) for word in command[1:]], os.environ if env is None else env, Path(cwd).absolute(), timeout)
+    if check:
+        done.check_returncode()
+    return done
+
+
 def _start_server() -> None:
     """Starts the process that is forked, with one thread as torch learns when it is imported."""
     threads = os.environ.get("OMP_NUM_THREADS")

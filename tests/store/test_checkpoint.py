@@ -6,7 +6,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.e2e import forked
 from vlrl.errors import RunError, TrainingError
 from vlrl.store import checkpoint
 
@@ -305,9 +305,10 @@ except RunError as error:
 """
 
 
-def check_full(folder: Path, limit: int, by: str) -> None:
-    done = subprocess.run([sys.executable, "-c", SAVE, str(folder), str(limit), by], capture_output=True, text=True,
-                          check=False)
+def check_full(root: Path, limit: int, by: str) -> None:
+    program, folder = root / "save.py", root / "checkpoints"
+    program.write_text(SAVE)
+    done = forked.run([str(program), str(folder), str(limit), by], os.environ, root, 600)
     assert done.returncode == 0, done.stderr
     for words in ("step-000020", "bytes", "are free", "step-000010 is intact", "save.keep"):
         assert words in done.stdout
@@ -329,7 +330,7 @@ def test_disk_full(tmp_path, by):
                                    capture_output=True).returncode:
         pytest.skip("needs the right to mount a small disk")
     try:
-        check_full(tmp_path / "checkpoints", 0, by)
+        check_full(tmp_path, 0, by)
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)
 
@@ -357,12 +358,18 @@ while True:
 
 def killed_at(folder: Path, seconds: float, after: int = 0) -> int:
     """Runs the loop of saves until it is killed, `seconds` after as many saves; returns the last step it reported."""
-    process = subprocess.Popen([sys.executable, "-c", LOOP, str(folder)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "ready\n"
-    lines = [process.stdout.readline() for _ in range(after)]
+    program, said = folder.parent / "loop.py", folder.parent / "said"
+    program.write_text(LOOP)
+    with said.open("w") as output:
+        process = forked.Process([str(program), str(folder)], os.environ, folder.parent, output, output)
+    while said.read_text().count("\n") <= after:
+        assert process.poll() is None, said.read_text()
+        time.sleep(0.01)
     time.sleep(seconds)
     process.send_signal(signal.SIGKILL)
-    lines += process.communicate()[0].split("\n")[:-1]
+    assert process.wait(60) == -signal.SIGKILL
+    ready, *lines = said.read_text().split("\n")[:-1]
+    assert ready == "ready"
     return int(lines[-1]) if lines else 0
 
 
@@ -385,9 +392,4 @@ def check_kills(folder: Path, times: int) -> None:
 
 @pytest.mark.slow
 def test_kill_at_random_moments(tmp_path):
-    check_kills(tmp_path, 2)
-
-
-@pytest.mark.slow
-def test_kill_at_many_random_moments(tmp_path):
-    check_kills(tmp_path, 6)
+    check_kills(tmp_path / "checkpoints", 6)
