@@ -1,6 +1,7 @@
 """An inspector that is really served, and a real browser that forgives nothing."""
 
 import contextlib
+import functools
 import shutil
 import socket
 import threading
@@ -84,21 +85,33 @@ def chromium():
     expect.set_options(timeout=WAIT_MS)  # of every test: the machine may be busy
     program = next(filter(None, map(shutil.which, BROWSERS)), None)
     with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=program, args=list(FLAGS))
+        browser = driver.chromium.launch(executable_path=program, args=[*FLAGS, "--renderer-process-limit=1"])
         yield browser
         browser.close()
+        _context.cache_clear()
+
+
+@functools.cache
+def _context(chromium, **options):
+    """The window whose tabs are opened with these options. Its first tab stays, on an empty page of 127.0.0.1: the
+    others then share its process, which saves a third of opening a page, with their scripts compiled once."""
+    context = chromium.new_context(**options)
+    context.set_default_timeout(WAIT_MS)
+    first = context.new_page()
+    first.route("http://127.0.0.1/", lambda route: route.fulfill(body=""))
+    first.goto("http://127.0.0.1/")
+    return context
 
 
 @contextlib.contextmanager
-def opened(chromium, host="127.0.0.1", **options):
-    """A page; at its end nothing stands in its console and nothing was asked of another host than `host`. Where a test
-    fails, what the page saw is printed."""
+def opened(chromium, host="127.0.0.1", width=1280, height=900, **options):
+    """A page in a new tab; at its end nothing stands in its console and nothing was asked of another host than `host`.
+    Where a test fails, what the page saw is printed."""
     from playwright.sync_api import Error
 
-    context = chromium.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
-    context.set_default_timeout(WAIT_MS)
     said, asked = [], []
-    page = context.new_page()
+    page = _context(chromium, **options).new_page()
+    page.set_viewport_size({"width": width, "height": height})
     page.on("console", lambda message: said.append(f"{message.type}: {message.text}")
             if message.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: said.append(f"error: {error}"))
@@ -115,7 +128,8 @@ def opened(chromium, host="127.0.0.1", **options):
             print(page.url, said, asked[-9:], page.locator("body").inner_text(timeout=9000)[:2000], sep="\n")
         raise
     finally:
-        context.close()
+        page.context.clear_cookies()
+        page.close()
 
 
 @pytest.fixture
@@ -127,5 +141,5 @@ def page(chromium):
 @pytest.fixture
 def phone(chromium):
     """A narrow page that prefers dark."""
-    with opened(chromium, viewport={"width": 400, "height": 800}, color_scheme="dark") as page:
+    with opened(chromium, width=400, height=800, color_scheme="dark") as page:
         yield page

@@ -65,7 +65,8 @@ def test_under_a_name_of_its_own_with_a_password(chromium, runs, names_host):
         page.get_by_label("Password").fill("sesame")
         page.get_by_role("button").click()
         expect(page.locator("#v-list .v-count")).to_contain_text("16 groups")
-        look_around(page, f"http://{name}:{port}/vlrl/")
+        if not names_host:  # what else has an address does not depend on who names the host
+            look_around(page, f"http://{name}:{port}/vlrl/")
 
 
 def test_a_proxy_whose_name_is_not_allowed_is_told_the_option(chromium, runs):

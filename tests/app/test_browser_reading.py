@@ -62,8 +62,8 @@ def test_what_a_model_wrote_loads_and_runs_nothing(mine, page):  # a request to 
 
 
 def test_copy_order_and_the_way_to_the_answer(mine, chromium):
-    allowed = ["clipboard-read", "clipboard-write"]
-    with opened(chromium, permissions=allowed, viewport={"width": 1280, "height": 500}) as page:
+    allowed = ("clipboard-read", "clipboard-write")
+    with opened(chromium, permissions=allowed, height=500) as page:
         page.goto(f"{mine}?{MANY}&rollout=1&read=yes")
         picks = page.locator(".v-reads .v-pick")
         expect(picks).to_have_text(["#0 0", "#1 0.25", "#2 0.5", "#3 0.75"])

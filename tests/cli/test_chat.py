@@ -16,6 +16,7 @@ import pytest
 
 from benchmarks.external_harness import compare, items
 from tests.cli.test_training import call
+from tests.e2e import forked
 from tests.e2e.runs import ENV, ROOT
 from vlrl.cli.main import main
 from vlrl.evaluation.rows import read_rows
@@ -32,10 +33,9 @@ def served(tmp_path_factory):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    with (root / "log").open("wb") as log:
-        process = subprocess.Popen([sys.executable, "-m", "vlrl", "serve", CONFIG, "--chat", "--port", str(port),
-                                    "--folder", str(root / "own"), f"run.dir={root}/run"], stdout=log,
-                                   stderr=subprocess.STDOUT, env=ENV, cwd=ROOT)
+    with (root / "log").open("w") as log:
+        process = forked.Process(["-m", "vlrl", "serve", CONFIG, "--chat", "--port", str(port), "--folder",
+                                  str(root / "own"), f"run.dir={root}/run"], ENV, ROOT, log, log)
     said, end = lambda: (root / "log").read_text(), time.monotonic() + 600
     try:
         while "ready" not in said():
@@ -49,7 +49,7 @@ def served(tmp_path_factory):
         assert process.wait(120) == 130, said()
     finally:
         process.kill()
-        process.wait()
+        process.wait(60)
 
 
 def asked(client, **body):

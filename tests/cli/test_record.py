@@ -2,15 +2,16 @@
 
 import http.client
 import json
+import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 
 import httpx
 import pytest
 
+from tests.e2e import forked
+from tests.e2e.runs import ROOT
 from tests.rollout.test_recording import answered, url, user
 from vlrl.cli.main import main
 from vlrl.store import RunFolder
@@ -27,9 +28,9 @@ def served(tiny_models, tmp_path_factory):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    with (root / "log").open("wb") as log:
-        process = subprocess.Popen([sys.executable, "-m", "vlrl", "serve", str(config), "--record", "--port", str(port),
-                                    "--folder", str(folder)], stdout=log, stderr=subprocess.STDOUT)
+    with (root / "log").open("w") as log:
+        process = forked.Process(["-m", "vlrl", "serve", str(config), "--record", "--port", str(port),
+                                  "--folder", str(folder)], os.environ, ROOT, log, log)
     said, end = lambda: (root / "log").read_text(), time.monotonic() + 600
     try:
         while "ready" not in said():
@@ -45,7 +46,7 @@ def served(tiny_models, tmp_path_factory):
         assert process.wait(120) == 130, said()
     finally:
         process.kill()
-        process.wait()
+        process.wait(60)
     rows = {r["episode_id"]: r for r in RunFolder(folder).rollouts().to_pylist()}
     assert "the server ended" in rows["left"]["error"] and rows["left"]["reward"] is None
 
@@ -85,9 +86,8 @@ def test_vlrl_score_and_the_app_read_it(served):
     client, folder, _ = served
     client.post("/v1/chat/completions", json={"messages": [user("x")], "metadata": {"episode_id": "two"}})
     assert client.post("/v1/episodes/two/reward", json={"reward": 0}).status_code == 200
-    done = subprocess.run([sys.executable, "-m", "vlrl", "score", str(folder.path / "config.yaml"), "--run",
-                           str(folder.path), "--json"],
-                          capture_output=True, text=True)
+    words = ["score", str(folder.path / "config.yaml"), "--run", str(folder.path), "--json"]
+    done = forked.run(["-m", "vlrl", *words], os.environ, ROOT, 600)
     assert done.returncode == 0 and json.loads(done.stdout)["rollouts"] >= 1, done.stderr
     from vlrl.app.library import Library
 

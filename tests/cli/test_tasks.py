@@ -82,7 +82,7 @@ def test_a_new_task_trains_and_its_test_passes(folder, kind):
     scaffold.create("foo", folder, kind)
     env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_foo.py"], check=True, env=env)
-    words = ["steps=2", "rollout.prompts_per_step=4", "eval.samples=4", "log.samples_every=1"]
+    words = ["steps=2", "rollout.prompts_per_step=2", "rollout.group_size=2", "eval.samples=2", "log.samples_every=1"]
     forked.run(["-m", "vlrl", "train", "foo.yaml", *words], env, folder, 300).check_returncode()
     run_folder = RunFolder(folder / "runs" / "foo")
     assert [line["step"] for line in run_folder.metrics()] == [0, 1]

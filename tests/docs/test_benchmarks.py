@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import subprocess
 import sys
 from argparse import Namespace
 from dataclasses import replace
@@ -149,10 +150,12 @@ def test_gpu_update_on_a_cpu(gpu_update, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_gpu_update_tiny_from_the_command_line(tmp_path):
+def test_gpu_update_tiny_from_the_command_line(gpu_update, tmp_path, monkeypatch):
     out = tmp_path / "out.md"
-    words = [FOLDER / "gpu_update.py", "--tiny", "--mode", "full", "--rounds", "1", "--out", out]
-    forked.run(words, ENV, ROOT, 600).check_returncode()
+    words = ["--tiny", "--mode", "full", "--rounds", "1", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", ["gpu_update.py", *words])
+    monkeypatch.setattr(subprocess, "run", forked.in_place_of_subprocess_run)
+    assert gpu_update.main() == 0
     text = out.read_text()
     for said in ("## full", "| padded |", "| packed, merged |", "aten::mm", torch.__version__, "MFU over"):
         assert said in text
@@ -166,6 +169,7 @@ def test_engines_are_compared_and_runs_are_kept(tmp_path, monkeypatch):
     words = ["--engines", "hf", "--seeds", "1", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out.md"),
              "steps=2", "rollout.prompts_per_step=2", "rollout.group_size=2", "eval.samples=4"]
     monkeypatch.setattr(sys, "argv", ["engines.py", *words])
+    monkeypatch.setattr(subprocess, "run", forked.in_place_of_subprocess_run)
     with patch.dict(os.environ):
         engines.main()
         first = (tmp_path / "out.md").read_text()
@@ -186,8 +190,11 @@ def test_a_soak_shows_what_grows(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(soak, "FIRST", 2)
     out = tmp_path / "soak.md"
     monkeypatch.setattr(sys, "argv", ["soak.py", str(FOLDER.parent / "configs/quickstart.yaml"), "eval.samples=4",
-                                      "rollout.prompts_per_step=4", "--hours", "0.01", "--folder",
+                                      "rollout.prompts_per_step=4", "--hours", "0.006", "--folder",
                                       str(tmp_path / "run"), "--out", str(out)])
+    forked.run(["-m", "platform"], ENV, ROOT, 600)  # what it forks from is there before the clock of --hours starts
+    monkeypatch.setattr(soak, "subprocess", Namespace(Popen=lambda command, stdout, stderr, cwd, env: forked.Process(
+        command[1:], env, cwd, stdout, stderr)))
     soak.main()
     page = out.read_text()
     assert all(f"| {name}" in page for name in ("memory, MiB", "file handles", "threads", "processes"))

@@ -2,9 +2,11 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 
+from tests.e2e import forked
 from tests.e2e.runs import ROOT
 
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
@@ -16,10 +18,22 @@ def test_they_are_kept_without_outputs(path):
     assert all(not cell.get("outputs") and cell.get("execution_count") is None for cell in cells)
 
 
+class Kernel(forked.Process):
+    """A kernel as Jupyter would start it, forked: what is tested are the notebooks."""
+
+    stdin = stdout = stderr = None
+
+    def __init__(self, command, env, cwd, **_):
+        with Path(cwd, "kernel.log").open("w") as log:
+            own = {**env, "JPY_PARENT_PID": str(os.getpid())}  # it ends where that process is gone
+            super().__init__(command[1:], own, Path(cwd), log, log, start_new_session=True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_they_run(path, tmp_path, monkeypatch):
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    monkeypatch.setattr("jupyter_client.provisioning.local_provisioner.launch_kernel", Kernel)
     monkeypatch.setenv("STEPS", "2")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))

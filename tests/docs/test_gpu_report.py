@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.docs.test_benchmarks import FOLDER, module
+from tests.e2e import forked
 from vlrl.models import attention
 
 DONE = """
@@ -92,9 +93,10 @@ def test_a_side_without_memory_is_a_row(parts, tmp_path, monkeypatch, side, erro
 
 
 @pytest.mark.slow
-def test_a_step_that_hangs_or_ends_is_said(parts, tmp_path):
+def test_a_step_that_hangs_or_ends_is_said(parts, tmp_path, monkeypatch):
     import gpu_step
 
+    monkeypatch.setattr(gpu_step.subprocess, "run", forked.in_place_of_subprocess_run)
     step = gpu_step.Step("vlrl", "lora", "tiny", 3, tmp_path)  # without a model
     assert "not done within 0 s" in step.measured(0.01)["error"]
     assert "FileNotFoundError" in step.measured(60)["error"]
@@ -117,7 +119,10 @@ def test_memory_of_a_step_is_its_own(parts, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_step_stands_beside_its_plan(parts, tmp_path):
+def test_a_step_stands_beside_its_plan(parts, tmp_path, monkeypatch):
+    import gpu_step
+
+    monkeypatch.setattr(gpu_step.subprocess, "run", forked.in_place_of_subprocess_run)
     _, part = run(parts, tmp_path, "plan")
     (row,) = part["rows"]
     assert row["measured / plan"] == pytest.approx(row["s a step"] / row["plan: s"])

@@ -22,24 +22,29 @@ import traceback
 from collections.abc import Mapping, Sequence
 from multiprocessing import forkserver
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["torch", "transformers", "vlrl.cli.main", "vlrl.cli.training", "vlrl.cli.evaluating",
                                  "vlrl.training.loop",
                                  "vlrl.training.session", "vlrl.training.build", "vlrl.engine.hf", "vlrl.evaluation",
                                  "tests.e2e.preloaded", "tests.e2e.forked"])
+_SUBPROCESS_RUN = subprocess.run
 
 
 class Process:
     """A program that runs: `words` are those after `python`, so `train.py ...` or `-m module ...`."""
 
-    def __init__(self, words: Sequence[str], env: Mapping[str, str], cwd: Path, stdout: IO, stderr: IO):
+    def __init__(self, words: Sequence[str], env: Mapping[str, str], cwd: Path, stdout: IO, stderr: IO,
+                 start_new_session: bool = False):
         self.words = [str(word) for word in words]
         _start_server()
-        self._process = _CONTEXT.Process(target=_main, args=(self.words, dict(env), str(cwd), stdout.name, stderr.name))
+        self._process = _CONTEXT.Process(target=_main, args=(self.words, dict(env), str(cwd), stdout.name, stderr.name,
+                                                           start_new_session))
         self._process.start()
         self.pid = self._process.pid or 0
+        while start_new_session and self.poll() is None and os.getpgid(self.pid) != self.pid:
+            time.sleep(0.01)  # who ends its group may not end ours
 
     def poll(self) -> int | None:
         """Returns the exit code, minus the signal's number where one ended it; None while it runs."""
@@ -60,6 +65,12 @@ class Process:
     def send_signal(self, number: int) -> None:
         os.kill(self.pid, number)
 
+    def terminate(self) -> None:
+        self._process.terminate()
+
+    def kill(self) -> None:
+        self._process.kill()
+
 
 def run(words: Sequence[str], env: Mapping[str, str], cwd: Path, timeout: float,
         processes: int = 1) -> subprocess.CompletedProcess:
@@ -75,6 +86,19 @@ def run(words: Sequence[str], env: Mapping[str, str], cwd: Path, timeout: float,
             codes = [process.wait(max(0.0, end - time.monotonic())) for process in started]
         code = next((code for code in codes if code), 0)
         return subprocess.CompletedProcess(list(words), code, *(f.read_text(errors="replace") for f in files))
+
+
+def in_place_of_subprocess_run(command: Sequence[str | Path], **options: Any) -> subprocess.CompletedProcess:
+    """As `subprocess.run`, which a test replaces by it in code that starts Python programs and reads what they say:
+    these are forked. Raises subprocess.TimeoutExpired, and CalledProcessError where it is to check.
+    """
+    if command[0] != sys.executable:
+        return _SUBPROCESS_RUN(command, **options)
+    done = run([str(word) for word in command[1:]], options.get("env") or os.environ,
+               Path(options.get("cwd") or ".").absolute(), options.get("timeout") or 600)
+    if options.get("check"):
+        done.check_returncode()
+    return done
 
 
 def _start_server() -> None:
@@ -103,7 +127,9 @@ def ranks(processes: int) -> list[dict[str, str]]:
             for rank in range(processes)]
 
 
-def _main(words: list[str], env: dict[str, str], cwd: str, stdout: str, stderr: str) -> None:
+def _main(words: list[str], env: dict[str, str], cwd: str, stdout: str, stderr: str, start_new_session: bool) -> None:
+    if start_new_session:
+        os.setsid()
     for number, path in ((1, stdout), (2, stderr)):
         file = os.open(path, os.O_WRONLY | os.O_APPEND)
         os.dup2(file, number)
