@@ -1,6 +1,5 @@
 """Runs that several files of tests compare with."""
 
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,11 +7,11 @@ import pytest
 
 from tests.e2e.runs import FEW, ROOT, run, write_config
 
-TWO = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(ROOT / "train.py")]
+TWO = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(ROOT / "train.py")]
 
 
 class Pair(NamedTuple):
-    """A run of two processes on one host with the words FEW: its config, launcher, and folder."""
+    """A run of two processes on one host with the words FEW: its config, torchrun's words, and folder."""
 
     config: Path
     launcher: list[str]

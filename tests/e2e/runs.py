@@ -63,14 +63,11 @@ save: {{every: 5}}
     return config
 
 
-def run(config: Path, folder: Path, *words: str, launcher: list[str] | None = None, processes: int = 1,
-        timeout: int = 300, **env: str) -> subprocess.CompletedProcess:
-    """Runs train.py to its end, under a launcher or as so many ranks without one; its output is in the result."""
-    words = (str(config), f"run.dir={folder}", *words)
-    if launcher is None:
-        return forked.run([str(ROOT / "train.py"), *words], {**ENV, **env}, folder.parent, timeout, processes)
-    return subprocess.run([*launcher, *words], env={**ENV, **env}, text=True, capture_output=True, timeout=timeout,
-                          cwd=folder.parent)
+def run(config: Path, folder: Path, *words: str, processes: int = 1, timeout: int = 300,
+        **env: str) -> subprocess.CompletedProcess:
+    """Runs train.py to its end, as so many ranks without a launcher; its output is in the result."""
+    words = (str(ROOT / "train.py"), str(config), f"run.dir={folder}", *words)
+    return forked.run(words, {**ENV, **env}, folder.parent, timeout, processes)
 
 
 def kill_after(config: Path, folder: Path, lines: int, *words: str, how: int = signal.SIGKILL,

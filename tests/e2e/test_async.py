@@ -144,9 +144,9 @@ def test_an_error_in_the_thread_of_one_process_ends_all(tiny_models, tmp_path):
 
 @pytest.mark.long
 def test_held_out_iou_rises(tmp_path):
-    done = run(ROOT / "configs" / "quickstart.yaml", tmp_path / "run", "steps=30", "eval.samples=128",
-               "async.max_staleness=1", "extends=algorithms/decoupled_ppo.yaml", "rollout.minibatches=1",
-               timeout=900)
+    done = run(ROOT / "configs" / "quickstart.yaml", tmp_path / "run", "steps=18", "eval.samples=128",
+               "eval.every=0", "async.max_staleness=1", "extends=algorithms/decoupled_ppo.yaml",
+               "rollout.minibatches=1", timeout=900)
     assert done.returncode == 0, done.stderr
     (row,) = [g for g in report.gains(RunFolder(tmp_path / "run")) if g.metric == "iou"]
-    assert row.gain.low > 0.02
+    assert row.gain.low > 0.02  # .044, of a gain of .073

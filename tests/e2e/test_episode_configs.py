@@ -47,7 +47,7 @@ def test_an_expert_is_learned_from(tmp_path):
 @pytest.mark.slow
 def test_a_reward_teaches_it_to_recall(tmp_path):
     """On held-out sequences, in few of the config's steps."""
-    config = configs.load(ROOT / "configs" / "recall.yaml", ["steps=10", "eval.every=10", "eval.samples=64",
+    config = configs.load(ROOT / "configs" / "recall.yaml", ["steps=7", "eval.samples=64", "eval.every=0",
                                                              f"run.dir={tmp_path}/run"])
     first, *_, last = RunFolder(train(config).folder.path).evals()
-    assert last["accuracy"] > first["accuracy"] + 0.25
+    assert last["accuracy"] > first["accuracy"] + 0.25  # from .34 to .70 and more

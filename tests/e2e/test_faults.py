@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import time
 
 import pytest
@@ -170,8 +169,8 @@ def test_reward_collapse(scene, tmp_path):
 
 def test_out_of_memory_in_generation_and_update(scene, tmp_path):
     config, whole = scene
-    launcher = [sys.executable, "-c", STARVED]
-    done = run(config, tmp_path / "run", launcher=launcher, PYTHONPATH=str(ROOT))
+    (tmp_path / "starved.py").write_text(STARVED)
+    done = forked.run([tmp_path / "starved.py", config, f"run.dir={tmp_path}/run"], ENV, tmp_path, 300)
     assert done.returncode == 0, done.stderr
     assert "answers side by side: from here on" in done.stderr and "out of memory in the update" in done.stderr
     found, expected = metrics(tmp_path / "run"), metrics(whole)
@@ -262,7 +261,7 @@ def test_disk_full(scene, disk):
 def test_read_only(scene, disk):
     (disk / "run").mkdir()
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
-    done = run(scene[0], disk / "run", launcher=[sys.executable, str(ROOT / "train.py")])
+    done = run(scene[0], disk / "run")
     assert done.returncode == 1 and "cannot write" in done.stderr and "Read-only file system" in done.stderr
 
 

@@ -4,20 +4,18 @@ to what the undisturbed run leaves (torchrun, gloo)."""
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 
-from tests.e2e.runs import ENV, ROOT, metrics, run, weights
+from tests.e2e import forked
+from tests.e2e.conftest import TWO
+from tests.e2e.runs import ENV, metrics, run, weights
 from tests.e2e.test_sharding import ZERO
 from tests.training.test_emergency_checkpoint import STEPS, write
 from vlrl.store import RunFolder
 
 pytestmark = pytest.mark.slow
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
-            str(ROOT / "train.py")]
 ALONE = ("limits.score_s=0", "rollout.score_ahead=false")
 
 
@@ -87,8 +85,7 @@ def test_an_error_of_all_that_hold_shards(config, sharded, tmp_path):
 
 
 def test_one_of_those_that_hold_shards_is_killed(config, tmp_path):
-    done = run(config, tmp_path / "run", *ALONE, "train.sharding=fsdp2", launcher=TORCHRUN, ACCELERATE_USE_CPU="true",
-               FAULT=f"kill:{tmp_path}/run")
+    done = start(config, tmp_path / "run", *ALONE, "train.sharding=fsdp2", FAULT=f"kill:{tmp_path}/run")
     (said,) = errors(done)
     assert done.returncode == 1 and "for rank 1 (no sign of life" in said, done.stderr
     assert "2 of the 2 completed steps are lost, since each process holds a part of the weights" in said
@@ -97,8 +94,9 @@ def test_one_of_those_that_hold_shards_is_killed(config, tmp_path):
 
 def test_a_process_is_killed(config, whole, tmp_path):
     """Under torchrun, which ends the other."""
-    done = run(config, tmp_path / "run", *ALONE, launcher=TORCHRUN, ACCELERATE_USE_CPU="true",
-               FAULT=f"kill:{tmp_path}/run")
+    words = [*TWO, str(config), f"run.dir={tmp_path}/run", *ALONE]
+    env = {**ENV, "ACCELERATE_USE_CPU": "true", "FAULT": f"kill:{tmp_path}/run"}
+    done = forked.run(words, env, tmp_path, 300)
     (said,) = errors(done)
     assert done.returncode == 1 and "for rank 1 (no sign of life" in said, done.stderr
     assert "The 2 completed steps are saved in" in said and steps(tmp_path / "run") == ["step-000002"]
@@ -108,18 +106,17 @@ def test_a_process_is_killed(config, whole, tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_launcher_is_told_to_stop(config, whole, tmp_path, number):
     """torchrun hands it on to every process."""
-    folder = tmp_path / "run"
-    process = subprocess.Popen(
-        [*TORCHRUN, str(config), f"run.dir={folder}", *ALONE, "save.grace=600"], cwd=tmp_path, text=True,
-        env={**ENV, "ACCELERATE_USE_CPU": "true", "FAULT": f"wait:{tmp_path}"}, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE)
+    folder, said = tmp_path / "run", tmp_path / "said.txt"
+    words = [*TWO, str(config), f"run.dir={folder}", *ALONE, "save.grace=600"]
+    env = {**ENV, "ACCELERATE_USE_CPU": "true", "FAULT": f"wait:{tmp_path}"}
+    with open(said, "w") as text:
+        process = forked.Process(words, env, tmp_path, text, text)
     waiting, end = tmp_path / "waiting", time.monotonic() + 300
     while not waiting.exists() and process.poll() is None and time.monotonic() < end:
         time.sleep(0.05)
     process.send_signal(number)
     (tmp_path / "go").touch()
-    _, said = process.communicate(timeout=300)
-    assert process.returncode, said
-    assert steps(folder) == ["step-000003"], said
+    assert process.wait(300), said.read_text()
+    assert steps(folder) == ["step-000003"], said.read_text()
     assert RunFolder(folder).last_heartbeat()["state"] == "interrupted" and not os.path.exists(folder / "run.lock")
     goes_on(config, folder, whole, *ALONE)

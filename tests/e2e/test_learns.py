@@ -17,9 +17,10 @@ def gain(folder, metric):
 
 @pytest.mark.long
 def test_held_out_iou_rises(tmp_path):
-    done = run(QUICKSTART, tmp_path / "run", "steps=30", "eval.samples=128", timeout=900)
+    done = run(QUICKSTART, tmp_path / "run", "steps=18", "eval.samples=128", "eval.every=0",
+               timeout=900)
     assert done.returncode == 0, done.stderr
-    assert gain(tmp_path / "run", "iou").low > 0.02
+    assert gain(tmp_path / "run", "iou").low > 0.02  # .044, of a gain of .073
     assert all(m["mismatch/kl"] < 1e-4 for m in metrics(tmp_path / "run"))
     assert (tmp_path / "run" / "reward.png").is_file() and "Evaluation before and after" in done.stdout
 

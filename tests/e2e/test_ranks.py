@@ -2,8 +2,6 @@
 
 import re
 import signal
-import subprocess
-import sys
 
 import psutil
 import pytest
@@ -15,16 +13,15 @@ pytestmark = pytest.mark.slow
 
 
 ALONE = ("dally", "impatient", "patient", "leave", "transport")
-"""A launcher has nothing to do: no rank ends before the message, or one ends well, or the message comes at once."""
+"""Without a launcher: no rank ends before the message, or one ends well, or the message comes at once."""
 
 
 def outcome(how):
     if how in ALONE:
         done = forked.run(["-m", "tests.e2e.ranks", how], ENV, ROOT, 300, processes=2)
     else:
-        done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
-                               "-m", "tests.e2e.ranks", how], cwd=ROOT, env={**ENV, "ACCELERATE_USE_CPU": "true"},
-                              timeout=300, text=True, capture_output=True)
+        done = forked.run(["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m",
+                           "tests.e2e.ranks", how], {**ENV, "ACCELERATE_USE_CPU": "true"}, ROOT, 300)
     return done, re.findall(r"^error: .*$", done.stderr, re.MULTILINE)
 
 
@@ -60,19 +57,26 @@ def test_what_rank_0_does_alone_may_take_longer_than_the_limit():
 @pytest.mark.long
 def test_a_run_whose_ranks_are_killed_and_stopped_goes_on_exactly(pair):
     """Rank 0 holds the lock and writes; a rank that is stopped hangs with open connections."""
-    folder, limit = pair.config.parent / "struck", "limits.collective_s=20"
-    for lines, number, how in ((1, 0, signal.SIGKILL), (3, 1, signal.SIGSTOP)):
-        command = [*pair.launcher, str(pair.config), f"run.dir={folder}", *FEW, limit]
-        said = folder.with_name(f"struck-{number}.txt")
-        with open(said, "w") as text, subprocess.Popen(command, env={**ENV, "ACCELERATE_USE_CPU": "true"},
-                                                       cwd=folder.parent, stdout=text, stderr=text) as both:
-            wait_for(folder, lines, [both], said.read_text)
-            (rank,) = [p for p in psutil.Process(both.pid).children() if p.environ().get("RANK") == str(number)]
-            rank.send_signal(how)
-            assert both.wait(300) != 0
-        missing = rf"^error: rank {1 - number} waited \d+ s in .* for rank {number} \(no sign of life from host "
-        assert re.search(missing, said.read_text(), re.MULTILINE)
-        assert not rank.is_running()
+    folder = pair.config.parent / "struck"
+    words = [str(pair.config), f"run.dir={folder}", *FEW, "limits.collective_s=20"]
+    said = [folder.with_name(f"struck-{number}.txt") for number in range(2)]
+    with open(said[0], "w") as text:
+        ranks = [forked.Process([str(ROOT / "train.py"), *words], {**ENV, **env}, folder.parent, text, text)
+                 for env in forked.ranks(2)]
+    wait_for(folder, 1, ranks, said[0].read_text)
+    ranks[0].send_signal(signal.SIGKILL)
+    assert [rank.wait(300) for rank in ranks] == [-signal.SIGKILL, 1]
+    with open(said[1], "w") as text:
+        both = forked.Process([*pair.launcher, *words], {**ENV, "ACCELERATE_USE_CPU": "true"}, folder.parent, text,
+                              text)
+    wait_for(folder, 3, [both], said[1].read_text)
+    (rank,) = [p for p in psutil.Process(both.pid).children() if p.environ().get("RANK") == "1"]
+    rank.send_signal(signal.SIGSTOP)
+    assert both.wait(300) != 0 and not rank.is_running()  # torchrun has ended it
+    store = r"^error: rank 1 waited \d+ s in .* the launcher's store at \S+ does not answer either"  # rank 0 held it
+    rank_1 = r"^error: rank 0 waited \d+ s in .* for rank 1 \(no sign of life from host "
+    for text, missing in zip(said, (store, rank_1), strict=True):
+        assert re.search(missing, text.read_text(), re.MULTILINE), text.read_text()
     done = run(pair.config, folder, *FEW, processes=2)
     assert done.returncode == 0 and "going on from" in done.stdout, done.stderr
     assert_same_run(folder, pair.whole)

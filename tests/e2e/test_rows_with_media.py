@@ -4,6 +4,8 @@ import hashlib
 import io
 import json
 import signal
+import subprocess
+import sys
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,13 +13,14 @@ import pytest
 from PIL import Image
 
 from tests.data.hub_server import hub as serving
-from tests.e2e.runs import TRAIN, assert_same_run, kill_after, metrics, run, weights
+from tests.e2e.runs import ENV, ROOT, assert_same_run, kill_after, metrics, run, weights
 from vlrl.app.details import group
 from vlrl.app.library import Library
 from vlrl.store import RunFolder
 from vlrl.tools.dataconvert import convert
 
 pytestmark = pytest.mark.slow
+RUNS = "import json, sys; from vlrl.cli.main import train; sys.exit(any([train(r) for r in json.loads(sys.argv[1])]))"
 
 
 def table(shade=80):
@@ -78,15 +81,18 @@ def test_a_data_set_of_the_hub_keeps_its_commit(easy, tmp_path):
     with serving() as hub:
         first = hub.put("org/easy", {"data/train-00000-of-00001.parquet": table(), "easy.py": b"raise SystemExit(9)"})
 
-        def start(folder, *words):
-            done = run(easy, tmp_path / folder, *words, launcher=TRAIN, HF_ENDPOINT=hub.url, HF_HUB_OFFLINE="0")
+        def start(*runs):
+            """In a new interpreter, as the Hub's address is read when its library is imported."""
+            words = [[str(easy), f"run.dir={tmp_path / folder}", f"data.train={data}", steps]
+                     for folder, data, steps in runs]
+            done = subprocess.run([sys.executable, "-c", RUNS, json.dumps(words)], timeout=300, text=True,
+                                  capture_output=True, cwd=ROOT,
+                                  env={**ENV, "HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0"})
             assert done.returncode == 0, done.stderr
-            return done
 
-        start("begun", "data.train=org/easy@train", "steps=2")
+        start(("begun", "org/easy@train", "steps=2"))
         second = hub.put("org/easy", {"data/train-00000-of-00001.parquet": table(200)})
-        start("begun", "data.train=org/easy@train", "steps=4")
-        start("whole", f"data.train=org/easy@train#{first}", "steps=4")
+        start(("begun", "org/easy@train", "steps=4"), ("whole", f"org/easy@train#{first}", "steps=4"))
         others = [asked for asked in hub.asked if "/org/easy/" not in asked or asked.endswith(".py")]
         assert {*others} <= {"GET /api/agent-harnesses"}  # what the library asks its Hub about itself
     assert metrics(tmp_path / "begun") == metrics(tmp_path / "whole")

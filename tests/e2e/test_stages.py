@@ -41,11 +41,18 @@ def kill_when(config: Path, folder: Path, there: str) -> None:
     assert process.wait(60) == -signal.SIGKILL
 
 
-def test_kill_in_any_stage_is_exact(tiny_models, tmp_path):
-    config = write_config(tmp_path, tiny_models["qwen3_vl"], STAGES)
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    done = run(config, whole, *SMALL)
+@pytest.fixture(scope="module")
+def undisturbed(tiny_models, tmp_path_factory):
+    """The config, and the folder of a run of one process."""
+    folder = tmp_path_factory.mktemp("stages")
+    config = write_config(folder, tiny_models["qwen3_vl"], STAGES)
+    done = run(config, folder / "whole", *SMALL)
     assert done.returncode == 0, done.stderr
+    return config, folder / "whole"
+
+
+def test_kill_in_any_stage_is_exact(undisturbed, tmp_path):
+    (config, whole), broken = undisturbed, tmp_path / "broken"
     for there in ("rl/metrics.jsonl", "own/round-01/answers.jsonl", "mean/config.yaml"):
         kill_when(config, broken, there)
     again = run(config, broken, *SMALL)
@@ -114,14 +121,12 @@ def answers_of(folder: Path, number: int) -> list[dict]:
     return sorted(rows, key=lambda row: (row["number"], row["index"]))
 
 
-def test_two_processes_give_what_one_gives_and_go_on_exactly(tiny_models, tmp_path):
+def test_two_processes_give_what_one_gives_and_go_on_exactly(undisturbed, tmp_path):
     """All kinds of stages by one process and by two: the same draws, answers and figures, and weights but for rounding;
     two that are killed in RL and while a round draws end as two that are not, bit for bit."""
-    config = write_config(tmp_path, tiny_models["qwen3_vl"], STAGES)
-    one, two, broken = (tmp_path / name for name in ("one", "two", "broken"))
-    for folder, processes in ((one, 1), (two, 2)):
-        done = run(config, folder, *SMALL, processes=processes, timeout=900)
-        assert done.returncode == 0, done.stderr
+    (config, one), two, broken = undisturbed, tmp_path / "two", tmp_path / "broken"
+    done = run(config, two, *SMALL, processes=2, timeout=900)
+    assert done.returncode == 0, done.stderr
     for stage in ("cold", "rl", "last"):
         for a, b in zip(metrics(one / stage), metrics(two / stage), strict=True):
             for name in [n for n in NUMBERS if a.get(n) is not None]:
