@@ -241,7 +241,7 @@ def values(name, s):
     return found.tolist() if isinstance(found, torch.Tensor) else [float(f.sum()) for f in found]
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @pytest.mark.parametrize("name", WITHOUT_CRITIC)
 @given(groups=GROUPS, seed=st.integers(0, 99))
 def test_for_any_rewards(name, groups, seed):
@@ -264,7 +264,7 @@ def test_for_any_rewards(name, groups, seed):
     assert values(name, moved) == pytest.approx([found[i] for i in order], rel=1e-6, abs=1e-7)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(groups=GROUPS, factor=st.floats(0.5, 20), shift=st.floats(-3, 3))
 def test_scale_and_shift(groups, factor, shift):
     """Divided by a std, no factor of the rewards is seen; centred, no shift."""
@@ -277,7 +277,7 @@ def test_scale_and_shift(groups, factor, shift):
                           atol=1e-6)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(seed=st.integers(0, 10**6), size=st.integers(2, 8))
 def test_tempo_moves_credit_between_answers_but_makes_none(seed, size):
     """Where all answers are equally long, the corrections of every token sum to 0 over the group."""

@@ -36,7 +36,7 @@ def test_a_constant_length_of_ones_own():
     assert AGGREGATIONS["constant"](torch.tensor(LOSS).double(), x, length=64).item() == pytest.approx(2 / 128)
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(st.integers(0, 10 ** 6), st.randoms(use_true_random=False))
 @pytest.mark.parametrize("name", AGGREGATIONS)
 def test_shares_of_batches_add_up(name, seed, random):

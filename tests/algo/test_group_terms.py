@@ -91,7 +91,7 @@ def test_pacs_against_the_reference():
     assert run(term, x)[0].tolist() == run(bound(LOSSES, "pacs"), flat(**PACS, rewards=[1.0, 0.0]))[0].tolist()
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.integers(0, 10 ** 6), st.booleans())
 def test_pacs_has_the_gradient_of_the_whole_batch(seed, unscorable):
     """Each rollout alone, with what was prepared, against autograd through every group's scores at once."""

@@ -36,7 +36,7 @@ def test_compensation_becomes_rare():
     assert steps(decay=1, floor=0.1)[:3] == [5, 15, 25] and len(steps(decay=1, floor=1.0)) == 60
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.lists(st.tuples(st.sampled_from([0.0, 1.0, None]), st.integers(0, 9)), min_size=1, max_size=8),
        st.floats(0, 1), st.randoms())
 def test_for_any_group(rows, keep, rng):

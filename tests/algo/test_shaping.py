@@ -74,7 +74,7 @@ def test_reasoning_is_what_counts():
 TEXT = st.lists(st.sampled_from(["a", "b", " ", "\n", "\n\n", ".", "but ", "so "]), max_size=20).map("".join)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @pytest.mark.parametrize("name", SHAPINGS)
 @given(rows=st.lists(st.lists(st.tuples(st.one_of(st.none(), st.floats(-2, 2)), st.integers(0, 12), TEXT), min_size=1,
                               max_size=5), min_size=1, max_size=3), seed=st.integers(0, 99))

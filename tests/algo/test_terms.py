@@ -222,7 +222,7 @@ FROM_REWARDS = {"supervised", "nft", "pacs"}
 """They do not look at the advantages."""
 
 
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=3)
 @given(st.integers(0, 10 ** 6))
 @pytest.mark.parametrize("name", sorted(set(LOSSES) - FROM_REWARDS - {"rover", "kimi", "kl_cov", "mdpo"}))
 def test_no_advantage_no_gradient(name, seed):
@@ -238,7 +238,7 @@ def test_no_advantage_no_gradient_at_the_weights_that_sampled(name):
     assert gradient(run(bound(LOSSES, name), x)[0], x) == pytest.approx([0.0] * len(x.mask), abs=1e-12)
 
 
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=3)
 @given(st.integers(0, 10 ** 6), st.randoms(use_true_random=False))
 @pytest.mark.parametrize("name", sorted(LOSSES))
 def test_order_and_batches_change_nothing(name, seed, random):

@@ -42,7 +42,7 @@ def test_tags_that_the_other_answers_have_are_expected():
     assert made.text.count("<think> is missing") == 1
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @example("</think><think>a")
 @given(st.lists(st.sampled_from(["<think>", "</think>", "<answer>", "</answer>", "<glue>", "</glue>", "a", " ", "\n"]),
                 max_size=9).map("".join))
@@ -128,7 +128,7 @@ TAGS = set("section header article div span b i a p pre code h4 h5 details summa
            "h3 svg g title rect text style".split())
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(TEXTS, VALUES, st.one_of(st.none(), st.floats()))
 def test_hostile_groups_stay_text(text, value, number):
     answer = rollout(0, [mark("box", [1, 2, 3, 4], label=text), value], completion=text, parts={text: number},

@@ -86,7 +86,7 @@ def test_what_is_not_there_is_said(library, asked, words):
         group(library, *asked)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.text(alphabet=st.characters(exclude_categories=[]), max_size=40))
 def test_group_and_sample_ids_may_hold_any_character(tmp_path_factory, text):
     made = made_runs.made_group("boxes", 1, 0)

@@ -30,7 +30,7 @@ def test_words_by_hand():
 WORDS = st.lists(st.sampled_from(["a", "b ", "<b>", "\n", "</div>", "&amp;", "12", "é "]), max_size=12).map("".join)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(WORDS, WORDS)
 def test_both_sides_come_back(before, after):
     if before != after:

@@ -150,7 +150,7 @@ EXACT = [mark(kind, at, role, media=place) for kind, at in [
     for role in ("answer", "target") for place in (0, 1)]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.lists(st.one_of(MARKS, st.sampled_from(EXACT)), max_size=6),
        st.sampled_from([(0.0,), (), (1.0, 1.0), (0.0, float("nan"), 2.0), (3.0, 1.0, 2.0)]),
        st.sampled_from([(64, 48), None, (0, 0), (1, 10 ** 6)]),

@@ -96,7 +96,7 @@ def test_the_run_of_a_group_opened_from_all_is_not_the_context():
 
 @given(st.dictionaries(st.sampled_from(["run", "set", "from", "to", "rmin", "part", "text", "alike", "end", "flag"]),
                        st.text(max_size=20)))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_chips_and_presets_are_safe_for_any_text(where):
     shown = "".join([*filters.chips(where), filters.presets(where)])
     assert re.sub(r"</?(?:a|nav)(?: [\w-]+=\"[^\"<>]*\"| [\w-]+)*>", "", shown).count("<") == 0

@@ -202,7 +202,7 @@ hostile_text = st.one_of(st.text(max_size=30), st.sampled_from([
 bound = st.one_of(st.none(), st.floats(), st.integers(-10**30, 10**30))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(query=st.builds(
     Query, source=st.none() | hostile_text, split=st.none() | hostile_text, category=st.none() | hostile_text,
     sample_id=st.none() | hostile_text, part=st.none() | hostile_text, text=st.none() | hostile_text,
@@ -217,7 +217,7 @@ def test_no_value_of_a_query_becomes_sql(index, everything, query):
 
 
 @given(run=hostile_text, source=hostile_text, group=hostile_text)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_keys_are_values_too(index, run, source, group):
     key = GroupKey(run, source, group, 0, group)
     assert index.neighbours(Query(), key) == (None, None)

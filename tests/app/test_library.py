@@ -161,7 +161,7 @@ def test_no_folder_is_an_error(tmp_path):
 # --- hostile ----------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.one_of(st.text(), st.sampled_from([
     "..", "../boxes", "/etc", "boxes/", "./boxes", "sweep", "boxes/../boxes", "boxes/media", "\0", "a" * 5000, "~",
     "%2e"]), st.integers(), st.none(), st.lists(st.text())))
@@ -172,7 +172,7 @@ def test_only_listed_ids_are_runs(library, id):
         library.run(id)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.one_of(st.text(), st.sampled_from([
     "../boxes-slow/config.yaml", "../../../../../../../etc/passwd", "/etc/passwd", "media", "..", "\0", "a" * 5000])))
 def test_files_lie_inside(library, name):

@@ -86,7 +86,7 @@ def test_a_picture_has_one_frame(run):
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.one_of(st.text(), st.none(), st.integers(), st.sampled_from([
     "../config.yaml", "media/../../secret.png", "/etc/passwd", "media//etc/passwd", "..", ".", "", "media/",
     "\\..\\x.png", ".hidden.png", "media/media/red.png", "\0.png", "a" * 300, "ä" * 200 + ".png", "http://x/y.png",
@@ -194,7 +194,7 @@ def test_the_hostile_run_shows_nothing_of_others(tmp_path):
     assert len(rows) == 14 and [p.parent for p in served] == [path / "media"]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.text(alphabet=st.characters(exclude_categories=[])), st.text())
 def test_addresses_hold_any_name(run_id, name):
     address = url(run_id, name, 64)

@@ -88,7 +88,7 @@ def test_what_cannot_be_kept_is_refused(tmp_path, put, words):
     assert not (tmp_path / notes.FILE).exists()
 
 
-@hypothesis_settings(max_examples=25, deadline=None)
+@hypothesis_settings(max_examples=25)
 @given(words=st.text(st.characters(), max_size=40), number=st.integers(-2**63, 2**63 - 1))
 def test_any_text_comes_back(words, number):
     with tempfile.TemporaryDirectory() as folder:

@@ -59,7 +59,7 @@ def test_a_formula_brings_no_address_and_no_style():
     assert "<script>" in made.text and not made.odd
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.sampled_from(PIECES), max_size=25).map("".join) | st.text(max_size=60))
 def test_any_text_becomes_known_elements_alone(text):
     made = Markup(rendered(text))

@@ -142,7 +142,7 @@ ANY_TURN = st.fixed_dictionaries({
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(ANY_TURN, min_size=1, max_size=4), st.sampled_from(["original", "processed", "norm1"]))
 def test_nothing_in_turns_breaks_a_page_or_becomes_a_tag(given, convention):
     one = episode(*given)

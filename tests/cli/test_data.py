@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -274,7 +274,7 @@ KEYS = st.one_of(st.none(), st.integers(0, 30))
 ROWS = st.lists(st.tuples(KEYS, KEYS, KEYS, st.sampled_from("abc")), min_size=2, max_size=60)
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50)
 @given(ROWS, st.floats(0.05, 0.5), st.integers(0, 3), st.randoms(use_true_random=False))
 def test_no_group_and_no_file_is_on_both_sides(drawn, share, seed, rng: random.Random):
     rows = [plain(f"r{i}", *(f"{m}.png" for m in {a, b} - {None}), category=c, group_key=g)
@@ -293,7 +293,7 @@ def test_no_group_and_no_file_is_on_both_sides(drawn, share, seed, rng: random.R
     assert {r.id for r in split(rows, share, seed=seed, near_duplicates=False).heldout} == held
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=12, unique=True), st.integers(0, 8), st.data())
 def test_near_pairs_are_those_of_brute_force(hashes, distance, data):
     for _ in range(12):  # neighbours of what is there, a few bits away

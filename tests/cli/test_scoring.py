@@ -218,7 +218,7 @@ _texts = st.text(st.characters(), max_size=40) | st.sampled_from(
 
 
 @pytest.mark.slow
-@examples(max_examples=50, deadline=None)
+@examples(max_examples=50)
 @given(_texts, st.sampled_from([*MUG, "coordinates", "processed_size", "meta", "weight"]), _json_values)
 def test_hostile_rows_and_texts_give_valid_json(text, field, value):
     rows = [{"sample": MUG, "completions": [text, {"text": text}]},
@@ -354,7 +354,7 @@ def test_the_template_of_a_visit_is_read_off_the_stored_prompt(tmp_path):
 
 @given(st.lists(st.tuples(st.sampled_from([0.0, 1.0, 2.0, 1e308]), st.sampled_from([0.0, -1e308, 1.0, None])),
                 min_size=2, max_size=7))
-@examples(max_examples=60, deadline=None)
+@examples(max_examples=60)
 def test_rank_correlation_is_kendalls_tau_b(pairs):
     old, new = zip(*pairs, strict=True)
     group = rescore.Rescored("g", "s", 0, [""] * len(pairs), list(old), list(new), [], [], [], [], True)

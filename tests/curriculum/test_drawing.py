@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
@@ -63,7 +63,6 @@ def streamed(size, buffer, seed=0, epoch=0):
     return Uniform(prompts).order(epoch)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 5000), st.integers(1, 6000), st.integers(0, 3))
 def test_a_streamed_order_has_every_row_once(size, buffer, epoch):
     order = streamed(size, buffer, epoch=epoch)

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from typer.testing import CliRunner
@@ -193,7 +193,6 @@ def test_data_convert_writes_all_kinds_as_files(tmp_path):
             load(m, LIMITS, VideoSampling()).sha256 for m in after.media]
 
 
-@settings(deadline=None)
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text() | st.binary(max_size=60),
                     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4)))
 def test_any_value_of_a_row_becomes_plain(value):

@@ -6,7 +6,7 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -276,7 +276,7 @@ NAMES = sorted({name for _, record, _ in CASES.values() for name in record} | {"
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100)
 @given(st.sampled_from(sorted(CASES)), st.dictionaries(st.sampled_from(NAMES), JSON, max_size=3), st.data())
 def test_no_record_raises_anything_but_what_is_wrong_with_it(case, changed, data):
     format, record, _ = CASES[case]

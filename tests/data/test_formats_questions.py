@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.data.test_formats import CASES, JSON, one, save
@@ -264,7 +264,7 @@ NAMES = sorted({name for _, record, _ in QUESTIONS.values() for name in record}
                | {name for record, _ in OTHERS.values() for name in record})
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50)
 @given(st.sampled_from(sorted(QUESTIONS)), st.dictionaries(st.sampled_from(NAMES), JSON, max_size=3), st.data())
 def test_no_record_raises_anything_but_what_is_wrong_with_it(case, changed, data):
     format, record, _ = QUESTIONS[case]

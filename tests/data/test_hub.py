@@ -7,7 +7,7 @@ import logging
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from typer.testing import CliRunner
@@ -187,7 +187,6 @@ def test_data_check_reads_it_too(here):
 
 
 @pytest.mark.slow
-@settings(deadline=None)
 @given(st.lists(st.text(max_size=30)), st.recursive(st.none() | st.text(max_size=9), lambda inner: st.lists(
     inner, max_size=3) | st.dictionaries(st.sampled_from(["config_name", "data_files", "split", "path", "data_dir"]),
                                          inner, max_size=4)), st.text(max_size=8), st.text(max_size=8))

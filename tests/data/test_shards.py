@@ -8,7 +8,7 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -116,7 +116,6 @@ def test_broken_shards(tmp_path):
     assert "occurs twice" in str(first) and "'1.json': not JSON" in str(second) and third["answer"] == "a2"
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=1500), st.integers(0, 4))
 def test_any_bytes_are_a_shard_or_an_error(tmp_path_factory, data, blocks):
     path = tmp_path_factory.getbasetemp() / "any.tar"

@@ -9,7 +9,7 @@ import time
 
 import httpx
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from websockets.sync.server import serve
 
@@ -408,7 +408,7 @@ JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats(allow_
                     lambda inner: st.lists(inner, max_size=9) | st.dictionaries(WORD, inner, max_size=2), max_leaves=8)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40)
 @given(st.dictionaries(WORD, JSON, max_size=3))
 def test_any_observation_is_shown_or_wrong(fields):
     try:

@@ -7,7 +7,6 @@ import pytest
 import torch
 from accelerate import Accelerator
 from hypothesis import given
-from hypothesis import settings as examples
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -66,7 +65,6 @@ def test_chunks_equal_the_whole(learns, bias, rows, temperature):
 
 
 @pytest.mark.slow
-@examples(deadline=None)
 @given(n=st.integers(1, 40), width=st.integers(1, 20), vocabulary=st.integers(2, 90), rows=st.integers(1, 50),
        temperature=st.floats(0.1, 3), banned=st.integers(0, 1), learns=st.booleans(), seed=st.integers(0, 9))
 def test_any_shape(n, width, vocabulary, rows, temperature, banned, learns, seed):

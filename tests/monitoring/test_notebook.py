@@ -28,7 +28,7 @@ def test_the_page_says_how_far_it_is():
     assert "> 3 x<" in page(3, None, "x", [])
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.floats(), st.floats()), max_size=6))
 def test_any_points_give_finite_places(points):
     assert "nan" not in curve(points) and "inf" not in curve(points)

@@ -68,7 +68,7 @@ def test_the_table_has_every_answer_and_part():
                       "part/iou": [0.5, 0.5], "part/format": [1, 1, 1, 1]}
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.text("|<>`*&#[\\\n ab"), min_size=2, max_size=2))
 @example(["a | b", "<b>`x`\n\n"])
 def test_no_text_can_be_another_cell(texts):

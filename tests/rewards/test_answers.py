@@ -150,7 +150,7 @@ PIECES = st.sampled_from(["A", "B.", "(C)", " ", ",", "3", "-2.5", "1e9", "1,200
 TEXT = st.lists(PIECES, max_size=12).map("".join) | st.text(max_size=40)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(TEXT, TEXT)
 def test_scores_are_bounded_and_never_raise(text, truth):
     scorers = (*answers.STRICT.values(), answers.edit_similarity, answers.near_number,
@@ -163,7 +163,7 @@ def test_scores_are_bounded_and_never_raise(text, truth):
     assert answers.rouge(text, truth) == pytest.approx(answers.rouge(truth, text))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1) | st.none()), max_size=8), st.randoms())
 def test_consistency_is_order_free(pairs, random):
     right, likely = [a for a, _ in pairs], [p for _, p in pairs]

@@ -56,7 +56,7 @@ def test_calibration_error_by_hand():
     assert calibration_error([1, 0.05], [0.5, 0.55]) == pytest.approx(0.5)  # 1 is in the last bin
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.sampled_from(["<think>", "</think>", "<answer>", "</answer>", "<confidence>", "</confidence>", "0.5",
                                  "<analysis>", "</analysis>", "9" * 400, "a", " ", "\ud800"])).map("".join) | st.text())
 def test_any_text_is_read(text):

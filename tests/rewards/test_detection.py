@@ -57,7 +57,7 @@ def test_average_precision_by_hand(found, truths, expected):
     assert average_precision(found, truths) == pytest.approx(expected, abs=1e-9)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(detections(), detections())
 def test_average_precision_is_that_of_pycocotools(found, truths):
     if truths:
@@ -110,7 +110,7 @@ def test_greedy_matching_goes_by_confidence():
     assert calibration([], []) == 0
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(detections(), detections())
 def test_all_stay_bounded(found, truths):
     assert 0 <= average_precision(found, truths) <= 1

@@ -167,7 +167,7 @@ NUMBERS = st.floats(-2000, 2000)
 
 
 @pytest.mark.slow
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @example([(0.0, 0.0)], [[[0.0, 0.0], [-1.4e-291, 0.0], [-1.4e-291, 1.0], [-2.3e-309, -1.0]]])
 @example([(0.0, 0.0)], [[[0.0, 0.0], [0.0, 0.0], [-1.4e-291, 0.0]], [[0.0, 0.0], [-1.4e-291, 1.0], [-2.3e-309, -1.0]]])
 @given(st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=6), st.lists(st.lists(

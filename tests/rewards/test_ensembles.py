@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from vlrl.rewards.ensembles import ENSEMBLES, spread
@@ -20,7 +20,6 @@ def test_by_hand(name, lam, wanted):
     assert spread(SCORES) == pytest.approx(math.sqrt(14 / 3), abs=1e-9)
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=6), st.floats(0, 10), st.integers(1, 5))
 def test_caution_never_pays_more_and_equal_members_change_nothing(scores, lam, count):
     assert all(ENSEMBLES[name](scores, lam) <= ENSEMBLES["mean"](scores, lam) + 1e-6 for name in ENSEMBLES)

@@ -64,7 +64,7 @@ def test_unions_by_hand(spans, truth, iou, iop):
     assert interval_precision(spans, truth) == pytest.approx(iop, abs=1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(SPANS, SPANS)
 def test_unions_equal_cells_of_a_grid(a, b):
     grid = np.arange(-5, 40) + 0.5
@@ -77,7 +77,7 @@ def test_unions_equal_cells_of_a_grid(a, b):
     assert union_iou(merged(a), a) == pytest.approx(float(cells[0].any() or not a))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(ANY, max_size=3), st.lists(ANY, min_size=2, max_size=2), st.floats(1e-3, 1e6))
 def test_bounded_whatever_the_numbers(a, b, duration):
     assert 0 <= temporal_iou(a, b) <= 1 and 0 <= union_iou([a], [b]) <= 1 and 0 <= interval_precision([b], [a]) <= 1
@@ -145,7 +145,7 @@ PIECES = ["3", "7.5", "1:02", " to ", " and ", "-", ",", "[", "]", "(", ")", "{"
           '"end_time": ', "s", " seconds", "nan", "1e999", "9" * 40, ":", ".", "~", " ", "\n", "٣", "\ud800", "'"]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.sampled_from(PIECES), max_size=20).map("".join) | st.text(max_size=60))
 def test_reading_never_raises(text):
     found = [*read_spans(text), *([last_span(text)] if last_span(text) else []), *(span_list(text) or [])]

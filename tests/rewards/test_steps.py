@@ -105,7 +105,7 @@ def test_gui_act(right, given, values):
     assert tuple(steps.gui_act_step(right, given, ELEMENTS).values()) == pytest.approx(values, abs=1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.text("<answer>'click': [{}]1,2\n \u0664", max_size=80), st.text(max_size=20), st.sampled_from(
     ["click", "type", "scroll", "tap", "input", "wait"]))
 def test_any_text_is_read_and_scored(text, other, kind):

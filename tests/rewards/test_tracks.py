@@ -49,7 +49,7 @@ def test_boxes_by_second(found, expected):
     assert read_keyed_boxes(found) == expected
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.none() | st.lists(st.floats(), max_size=5), max_size=4), st.text(max_size=40))
 def test_bounded_whatever_the_boxes(track, text):
     truth = [A, None, B, A][:len(track)]

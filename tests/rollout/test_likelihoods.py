@@ -147,7 +147,7 @@ def test_what_stands_in_place_keeps_the_tokens_before_it(reader):
 
 
 @given(before=st.text(max_size=30), text=st.text(max_size=12))
-@hypothesis_settings(deadline=None, max_examples=60)
+@hypothesis_settings(max_examples=60)
 def test_any_text_in_place_is_found_again(reader, before, text):
     encode, read = reader
     decode = encode.processor.tokenizer.decode

@@ -75,7 +75,7 @@ def test_nothing_leaves_its_quotes(text):
 
 
 @given(st.text(max_size=400))
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_any_text_is_shown_and_quoted(text):
     made = shown(text)
     assert all(c in "\n\t" or unicodedata.category(c) not in ("Cf", "Cc", "Cs", "Co", "Cn") for c in made)
@@ -95,7 +95,7 @@ def test_long_texts_are_cut_in_the_middle():
 
 
 @given(st.text(max_size=300))
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_any_reply_is_read_or_not(text):
     found = read_fields(text, VERDICT)
     assert found is None or found["verdict"] in ("yes", "no")

@@ -112,7 +112,7 @@ def test_files_that_cannot_be_taken(tmp_path):
     assert read_stored(tmp_path / "other", LIMITS, 100)[0].num_rows == 0
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.dictionaries(st.sampled_from(["token_ids", "loss_mask", "logprobs", "trainer_logprobs"]),
                        st.lists(st.one_of(st.none(), st.floats(width=32), st.integers(-3, 40)), max_size=4)),
        st.dictionaries(st.sampled_from(["reward", "split", "finish_reason", "completion", "error"]),

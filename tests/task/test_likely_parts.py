@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.services.test_parts import ROW, task_of
@@ -27,7 +27,6 @@ def test_what_the_reasoning_adds():
     assert debiased(reasoned, None) == pytest.approx([0.9, 0.5, 0.2, 0], abs=1e-9)
 
 
-@settings(deadline=None)
 @given(st.lists(st.lists(st.floats(-50, 0), max_size=5), max_size=5), st.lists(st.floats(-50, 0), max_size=5))
 def test_any_likelihoods_pay_within_bounds(reasoned, alone):
     paid = debiased(reasoned, alone)

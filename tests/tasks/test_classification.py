@@ -400,14 +400,14 @@ def bounded(texts):
                 json.dumps(s.parsed, allow_nan=False)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(TEXTS.map(lambda text: [text]))
 def test_parts_are_bounded(texts):
     bounded(texts)
 
 
 @pytest.mark.slow
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(st.lists(TEXTS, min_size=1, max_size=2))
 def test_parts_are_bounded_over_many_texts(texts):
     bounded(texts)

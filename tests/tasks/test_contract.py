@@ -6,7 +6,7 @@ import sys
 from functools import cache
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from vlrl import testing
@@ -80,7 +80,6 @@ def test_the_contract_over_more_samples_and_processes(case, tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", builtin_names())
-@settings(deadline=None)
 @given(st.text() | st.lists(st.sampled_from(PIECES)).map("".join))
 def test_no_text_raises(tmp_path_factory, name, text):
     for variant in range(len(VARIANTS.get(name, [{}]))):

@@ -104,7 +104,7 @@ def test_way_points_that_are_read(text, expected):
         assert read_decision(written(read), "waypoints") == read
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.text() | st.lists(st.sampled_from(["KEEP", "STOP", ", ", "STRAIGHT", "[[", "1,", "9e9", "]]", "<answer>"]),
                             ).map("".join), st.sampled_from(["meta", "waypoints"]))
 def test_no_text_raises(text, actions):

@@ -130,7 +130,7 @@ def test_groups_by_hand():
     assert [s.reward for s in scored("alphadrive", ROW, keep)] == [pytest.approx(2.44)]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.permutations(range(6)))
 def test_the_order_of_a_group_does_not_matter(order):
     texts = [think("KEEP, LEFT_TURN"), think("KEEP, STOP, LEFT_TURN"), "KEEP", "", think("STOP, STRAIGHT"), "STOP"]
@@ -210,14 +210,14 @@ def bounded(texts):
             assert all(map(math.isfinite, task.metrics(sample, parse_answer(text), found.parts).values()))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(TEXTS, min_size=1, max_size=3))
 def test_parts_are_bounded(texts):
     bounded(texts)
 
 
 @pytest.mark.slow
-@settings(max_examples=2_000, deadline=None)
+@settings(max_examples=2_000)
 @given(st.lists(TEXTS, min_size=1, max_size=2))
 def test_parts_are_bounded_over_many_texts(texts):
     bounded(texts)

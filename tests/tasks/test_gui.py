@@ -300,7 +300,7 @@ def test_glm_writes_up_to_999():
     assert paid == [{"accuracy": pytest.approx(50 / 50.05, abs=1e-3)}, {"accuracy": 0}]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(1, 4000), st.integers(1, 4000), st.floats(0, 1), st.floats(0, 1),
        st.sampled_from(["norm1000", "norm999", "norm1", "original"]))
 def test_a_click_by_point_is_right_at_its_point(width, height, x, y, convention):

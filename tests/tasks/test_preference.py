@@ -219,14 +219,14 @@ def bounded(texts):
             assert s.parts["accuracy"] == float(s.parsed == 2)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(TEXTS, min_size=1, max_size=2))
 def test_parts_are_bounded(texts):
     bounded(texts)
 
 
 @pytest.mark.slow
-@settings(max_examples=2_000, deadline=None)
+@settings(max_examples=2_000)
 @given(st.lists(TEXTS, min_size=1, max_size=2))
 def test_parts_are_bounded_over_many_texts(texts):
     bounded(texts)

@@ -393,14 +393,14 @@ def bounded(texts):
                 json.dumps(s.parsed, allow_nan=False)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(st.lists(TEXTS, min_size=2, max_size=2))
 def test_parts_are_bounded(texts):
     bounded(texts)
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(TEXTS, min_size=2, max_size=2))
 def test_parts_are_bounded_over_many_texts(texts):
     bounded(texts)

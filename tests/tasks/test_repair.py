@@ -86,7 +86,7 @@ def test_it_ends_when_right_or_after_the_last_attempt():
     assert made_worse.parts["improvement"] < 0 and made_worse.reward == made_worse.parts["final"] == 0
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(0, 39), st.text() | st.lists(st.integers(0, 1000), max_size=5).map(str),
        st.sampled_from(["parts", "verdict"]))
 def test_the_message_is_one_of_a_few_whatever_the_target(place, text, message):

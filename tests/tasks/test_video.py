@@ -351,14 +351,14 @@ def bounded(texts, recipes):
                 json.dumps(result.parsed, allow_nan=False)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(TEXTS.map(lambda text: [text]))
 def test_parts_are_bounded(texts):
     bounded(texts, TABLES)
 
 
 @pytest.mark.slow
-@settings(max_examples=2_000, deadline=None)
+@settings(max_examples=2_000)
 @given(TEXTS.map(lambda text: [text]))
 def test_parts_are_bounded_over_many_texts(texts):
     bounded(texts, ROWS)

@@ -300,7 +300,7 @@ PIECES = ["<think>", "</think>", "<answer>", "</answer>", "<glue>", "</glue>", "
           "]", "{", "}", "<timestep>", "</timestep>", "null", "\ud800", "\0"]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.lists(st.sampled_from(PIECES), max_size=9).map("".join), min_size=1, max_size=2))
 def test_parts_are_bounded(texts):
     for recipe, row in ROWS.items():

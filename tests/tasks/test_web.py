@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from vlrl.data import coordinates
@@ -113,7 +113,6 @@ ACTIONS = st.one_of(
 
 
 @pytest.mark.parametrize("form", actions.FORMS)
-@settings(deadline=None)
 @given(ACTIONS)
 def test_what_is_written_is_read_again(form, action):
     """To a thousandth of the page, in every form; a written action is the form and nothing else."""
@@ -133,7 +132,6 @@ PIECES = ["click", "type", "(", ")", "[", "]", "{", "}", "'", '"', "\\", "Action
 
 
 @pytest.mark.parametrize("form", actions.FORMS)
-@settings(deadline=None)
 @given(st.text() | st.lists(st.sampled_from(PIECES)).map("".join))
 def test_no_text_raises(form, text):
     task = load("web", {"form": form})

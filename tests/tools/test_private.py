@@ -67,7 +67,7 @@ def test_this_machine(tmp_path, monkeypatch):
     assert {str(tmp_path), str(Path.home()), "node17"} <= words.keys()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.text(), st.text())
 def test_nothing_of_the_machine_is_left(before, after):
     for word in WORDS.words:
