@@ -57,7 +57,7 @@ window.vlrl = (() => {
   }
 
   // A request may be lost, or its answer: then the page says so, and the next key acts on what is in view. An answer that
-  // is only late still gets the keys that waited for it.
+  // is only late still gets the keys that waited for it. Gradio asks nothing more before an answer: only a new page does.
   function wait() {
     clearTimeout(late);
     lost = false;
@@ -81,7 +81,7 @@ window.vlrl = (() => {
     box.setAttribute("role", "alert");
     box.append(`The inspector has not answered for ${PATIENCE_MS / 1000} s: what is in view may be that of another ` +
                "address. ", again);
-    Object.assign(again, {type: "button", textContent: "Ask again", onclick: () => (unanswered(false), show())});
+    Object.assign(again, {type: "button", textContent: "Load again", onclick: () => location.reload()});
     document.body.append(box);
   }
 

@@ -142,6 +142,19 @@ def test_a_request_that_is_lost_is_said_and_keys_work_again(mine, chromium):
         assert held
 
 
+def test_after_a_request_that_is_lost_the_page_can_be_loaded_again(mine, page):
+    page.goto(f"{mine}?page=rollouts&run=boxes&kind=train")
+    page.locator(".v-row").first.click()
+    expect(page.locator(".v-card")).to_have_count(4)
+    before, held = page.locator(".v-card").all_inner_texts(), []
+    page.route("**/gradio_api/run/predict*", lambda route: route.continue_() if held else held.append(route))
+    page.keyboard.press("j")
+    page.get_by_role("button", name="Load again").click()
+    expect(page.locator(".v-card")).not_to_have_text(before, use_inner_text=True)
+    expect(page.locator(".v-card")).to_have_count(4)
+    assert held and page.locator("#v-late").count() == 0
+
+
 @pytest.mark.parametrize("group", ["step=1&group=tracked", "step=0&group=train-0-1"])
 def test_a_clip_is_led_by_its_timeline_spans_and_frames(mine, page, group):
     page.goto(f"{mine}?page=rollouts&run=clips&{group}")
