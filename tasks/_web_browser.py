@@ -202,10 +202,12 @@ class Pages:
         if tab not in self.tabs:
             raise BrowserLost("the page was closed to make room")
         self.tabs[tab] = self.tabs.pop(tab)
+        end = self._loop.time() + self.settings.seconds
+        late = f"the page did not answer within {self.settings.seconds:g} s"
         try:
             return await asyncio.wait_for(work(), self.settings.seconds)
         except TimeoutError:
-            tab.failed = f"the page did not answer within {self.settings.seconds:g} s"
+            tab.failed = late
         except PageFailed as error:
             tab.failed = str(error)
         except Error as error:
@@ -215,7 +217,8 @@ class Pages:
             if lost:
                 await self._drop(tab)
                 raise BrowserLost(_ENDED) from None
-            tab.failed = "the page has crashed" if tab.crashed else _first_line(error)
+            by_itself = self._loop.time() < end  # what is given up may end with an error of its own
+            tab.failed = "the page has crashed" if tab.crashed else _first_line(error) if by_itself else late
         await self._drop(tab)
         raise PageFailed(tab.failed)
 

@@ -99,7 +99,6 @@ def recording(x):
     return -x.logprobs * x.advantages, {}
 
 
-@pytest.mark.slow
 def test_rollouts_bring_it_along(tiny_models):
     """From the task's verdict to the advantage and the loss."""
     config = settings(tiny_models["qwen2_5_vl"], algo={"loss": "tests.algo.test_outcome:recording"})

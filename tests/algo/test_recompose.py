@@ -96,7 +96,6 @@ def test_policy_filtration_by_hand():
     assert (pf_ppo(s) == pf_ppo(s)).all()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "expected"), [
     ("best_random", [1 / 6, 4 / 6, 1 / 6]), ("square", [1 / 6, 4 / 6, 1 / 6]), ("best_worst", [0, 0.5, 0.5])])
 def test_policy_filtration_draws_by_its_weights(policy, expected):

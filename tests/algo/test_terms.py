@@ -94,7 +94,6 @@ def test_second_attempts_in_a_group_by_hand():
     assert metrics["guided/term"].item() == pytest.approx(p / (p + 0.2) - 2 * q / 0.3, abs=1e-5)
 
 
-@pytest.mark.slow
 def test_second_attempts_in_a_group_token_by_token():
     """200 random optimizer steps against an implementation of one token at a time."""
     for seed in range(200):
@@ -183,7 +182,6 @@ def test_mdpo_by_hand():
         assert metrics["mdpo/t"].item() == pytest.approx(3 * t)
 
 
-@pytest.mark.slow
 def test_mdpo_begins_with_the_plain_gradient():
     """At the weights that sampled; one optimizer step later it is another, on each of 200 batches as by loops."""
     for seed in range(200):

@@ -200,7 +200,6 @@ def test_it_goes_on_exactly(kind, options, tmp_path):
         assert whole == resumed(kind, prompts, options, 10, 3, tmp_path / str(at), at)
 
 
-@pytest.mark.slow
 @given(st.lists(st.integers(1, 8), max_size=6), st.integers(0, 3), st.sampled_from([
     lambda rows: Staged(rows, FORMS), lambda rows: Staged(rows, CARRYING), Retrospective]))
 def test_upcoming_is_what_next_gives_and_none_twice(counts, seed, make):

@@ -102,7 +102,6 @@ def test_lora(tiny_models, family, target):
     assert_equal(policy, *groups(policy, encode, MIXED))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_gradient_checkpointing(tiny_models, family):
     policy, encode = load(tiny_models[family], train=["language", "merger", "vision"], gradient_checkpointing=True)

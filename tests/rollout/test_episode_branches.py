@@ -48,7 +48,6 @@ def parents(group, roots=2):
         yield c, *max(((common(c.tokens, other.tokens), other) for other in done[:i]), key=lambda found: found[0])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("history", ["full", "last:1"])
 def test_branches_share_turns_and_their_world(tiny, history):
     groups, told = drawn(tiny, episode={"history": history})
@@ -84,7 +83,6 @@ def test_log_probabilities_are_those_of_the_trainer(tiny, monkeypatch):
         assert batch.tokens < len(group.prompt) + sum(len(c.tokens) for c in done)
 
 
-@pytest.mark.slow
 def test_they_are_drawn_again_alike(tiny):
     one, two = drawn(tiny)[0], drawn(tiny)[0]
     assert all(a.completion.tokens.tolist() == b.completion.tokens.tolist()

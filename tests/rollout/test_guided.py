@@ -206,7 +206,6 @@ class Told(Acting):
         return "Write vowels."
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("history", ["full", "last:1"])
 def test_episodes_are_played_again_from_the_same_start(tiny, history):
     policy, encode, _ = tiny

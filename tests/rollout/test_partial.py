@@ -275,7 +275,6 @@ def test_vlrl_sft_refuses_it(tiny_models, tmp_path):
 # --- whole runs ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_steps_without_a_whole_group_go_by(tiny_models, tmp_path):
     """The weights stay as they are, and what is held over at the end is counted."""
     from vlrl.config import load as load_config

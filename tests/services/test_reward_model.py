@@ -124,7 +124,6 @@ def test_what_gives_no_score_is_refused(folders, name, said):
         scorer(folders / name)
 
 
-@pytest.mark.slow
 def test_a_model_without_a_head_is_refused(tiny_models):
     with pytest.raises(ConfigError, match=r"services\.reward_model\.name=.*(cannot be loaded|lacks)"):
         scorer(tiny_models["qwen3_vl"])

@@ -179,7 +179,6 @@ def test_a_lock_that_another_host_has_just_made_is_not_written_over(tmp_path, mo
     assert path.read_text() == other
 
 
-@pytest.mark.slow
 def test_of_many_takers_of_a_stale_lock_one_wins(tmp_path):
     (tmp_path / "run.lock").write_text(json.dumps(lock.myself() | {"pid": 2**22 + 1}))
     code = HOLD.replace("time.sleep(600)", "sys.stdin.read()")

@@ -59,7 +59,6 @@ def test_a_run_ends_with_the_error_of_its_last_write(tiny_models, tmp_path, monk
     assert not [t for t in threading.enumerate() if t.name.startswith(("writer", "prefetch"))]
 
 
-@pytest.mark.slow
 def test_what_came_before_an_error_is_on_disk(tiny_models, tmp_path, monkeypatch):
     update, write = loop.update, RunFolder.write_rollouts
     held = threading.Event()

@@ -118,7 +118,6 @@ def test_samples_go_through_the_tasks_in_turn():
         found[7]
 
 
-@pytest.mark.slow
 @given(st.lists(st.integers(1, 7), min_size=1, max_size=5))
 def test_every_sample_of_every_task_comes_once(sizes):
     found = Turns({f"t{k}": [Sample(id=str(i)) for i in range(n)] for k, n in enumerate(sizes)})

@@ -121,7 +121,6 @@ def test_calls_that_are_none_are_named_to_the_model(text, says):
     assert step.observation.text.startswith("Error: ") and len(step.observation.text) < 1200
 
 
-@pytest.mark.slow
 def test_a_tool_that_fails_or_returns_what_cannot_be_shown():
     lazy = io.BytesIO()
     Image.effect_noise((64, 64), 40).save(lazy, "PNG")

@@ -209,7 +209,6 @@ def test_files_without_failures_are_named(tmp_path, lines, why):
 
 # --- the command ------------------------------------------------------------------------------------------------------
 
-@pytest.mark.slow
 def test_a_process_that_explores_loads_no_torch():
     code = "import sys, vlrl.tools.explorers; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

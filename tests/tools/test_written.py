@@ -357,7 +357,6 @@ def test_knobs_anywhere_and_near_to_a_parent(tmp_path):
         propose(task, 0, ({"id": "x"},), where)
 
 
-@pytest.mark.slow
 def test_samples_of_a_run_with_knobs_are_varied_by_their_knobs(tmp_path):
     config = configs.load(ROOT / "configs/quickstart.yaml", [f"run.dir={tmp_path}/r", "task.drawn=true"])
     task, where = make_task(config), Where(root=tmp_path, folder=tmp_path / "new_media")

@@ -109,7 +109,6 @@ def test_a_copy_needs_its_size_and_a_quarter(monkeypatch, free, fit):
     assert fits(small, {"optimizer": {"state": {0: (torch.zeros(10, dtype=torch.float64), 3)}}}) == fit
 
 
-@pytest.mark.slow
 def test_an_error_in_the_background_ends_the_run_at_the_next_step(tiny_models, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "checkpoints").write_text("a file where the folder should be")

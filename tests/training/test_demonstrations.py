@@ -110,7 +110,6 @@ def test_at_a_share_of_0_it_is_the_objective_bit_for_bit(scene):
     assert {k: v for k, v in again.items() if not k.startswith("demonstrations/")} == stats
 
 
-@pytest.mark.slow
 def test_the_gradient_does_not_depend_on_micro_batches(scene, monkeypatch):
     policy, groups, shown, folder = scene
     config, small = of(folder, CHORD), of(folder, CHORD, {"tokens_per_batch": 60})

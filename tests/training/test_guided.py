@@ -60,7 +60,6 @@ def alone(groups):
     return [replace(g, rollouts=tuple(replace(r, advantage=0.0) for r in g.rollouts)) for g in groups]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("algo", [SFT, DPO], ids=["sft", "dpo"])
 def test_the_gradient_does_not_depend_on_packing_order_and_micro_batches(scene, algo):
     policy, groups, folder = scene
@@ -104,7 +103,6 @@ def test_the_term_of_expo_fades_with_the_steps(scene):
     assert first > 0.01 and half == pytest.approx(first / 2, rel=1e-5) and last == 0
 
 
-@pytest.mark.slow
 def test_dpo_prefers_the_attempt_to_a_failure_of_its_group(scene):
     policy, groups, folder = scene
     algo = {"guided": {"loss": {"name": "dpo", "beta": 0.3}}}
@@ -139,7 +137,6 @@ def test_the_words_of_the_guidance_are_not_in_it(scene):
     assert again["guided/logratio"] == pytest.approx(stats["guided/logratio"] + 1, abs=1e-5)
 
 
-@pytest.mark.slow
 def test_wrong_attempts_and_plain_groups_change_nothing(scene):
     policy, groups, folder = scene
     (plain,), stats, _ = gradients(policy, groups[:2], of(folder, {}))
@@ -169,7 +166,6 @@ def test_truncated_attempts_are_left_out_where_the_objective_leaves_them_out(sce
     assert make_second(policy, split(cut, 1)[0], config, Algorithm(config)) is None
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("last", [False, True])
 def test_too_little_memory_begins_the_optimizer_step_again(scene, monkeypatch, last):
     """In the objective, or in the last micro-batch of the attempts, with the gradients of all others in place."""

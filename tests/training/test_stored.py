@@ -76,7 +76,6 @@ def norm(gradients):
     return torch.stack([g.norm() for g in gradients.values()]).norm().item()
 
 
-@pytest.mark.slow
 def test_the_gradient_is_the_sum_of_both(scene):
     policy, _, groups, moved, folder = scene
     (both,), stats = stepped(policy, groups[:3], moved, of(folder, {**TRUNCATED, "coef": 0.5}))
@@ -116,7 +115,6 @@ def test_without_weight_or_without_answers_it_is_the_objective_bit_for_bit(scene
     assert show(3, lambda: 1 / 0) == [] and show.metrics() == {}
 
 
-@pytest.mark.slow
 def test_the_gradient_does_not_depend_on_micro_batches(scene, monkeypatch):
     policy, _, groups, moved, folder = scene
     policy.keep_reference(str(folder))
@@ -153,7 +151,6 @@ def test_each_optimizer_step_has_its_groups(scene):
     assert len(steps) == 2 and stats["stored/applied"] == 1
 
 
-@pytest.mark.slow
 def test_answers_of_other_weights_are_left_out(scene):
     """Log-probabilities that no weights near the policy's would give; all of them, or those of one group."""
     policy, _, groups, moved, folder = scene
