@@ -260,8 +260,7 @@ def test_options_of_a_comparison_that_cannot_act(capsys, words, name):
 
 
 def finish_forked(jobs, parallel=1, tell=None):
-    """As many_runs.finish, which the killed sweep, the one after it and the comparison below use, but the imports are
-    done."""
+    """As many_runs.finish, which the killed sweep and the comparison below use, but the imports are done."""
     for job in jobs:
         if not many_runs.finished(job.folder):
             job.folder.parent.mkdir(parents=True, exist_ok=True)
@@ -291,11 +290,9 @@ def test_a_killed_sweep_goes_on_where_it_was(tiny_models, tmp_path, monkeypatch,
     while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < end, "its run goes on"
         time.sleep(0.05)
-    again = subprocess.run([sys.executable, "-m", "vlrl", *given, "-o", str(tmp_path / "broken"), "--json"], env=ENV,
-                           capture_output=True, text=True, timeout=1800)
-    assert again.returncode == 0, again.stderr
+    assert main([*given, "-o", str(tmp_path / "broken"), "--json"]) == 0
     assert "going on from" in (tmp_path / "broken" / "tuning" / "0001-0.log").read_text()
-    one, other = json.loads(whole), json.loads(again.stdout)
+    one, other = json.loads(whole), json.loads(capsys.readouterr().out)
     assert {**one, "folder": ""} == {**other, "folder": ""} and one["runs"] == 4
 
 
