@@ -113,4 +113,4 @@ class _Asleep:
     """vLLM's SpinCondition with another time to spin."""
 
     def __init__(self, **arguments: Any) -> None:
-        super().__init__(**arguments, busy_loop_s=SPIN_S)
+        super().__init__(**arguments, busy_loop_s=SPIN_S)  # pyright: ignore[reportCallIssue]
