@@ -76,6 +76,11 @@ def serving(*settings: str) -> list[str]:
             "from vlrl.cli.main import main; raise SystemExit(main())"]
 
 
+def heeding() -> None:
+    """A command below nohup is started deaf to a closed terminal."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 def serving_environment() -> dict[str, str]:
     """That of `vlrl serve`: servers find the tests, and their engines are processes of their own."""
     environment = {k: v for k, v in os.environ.items() if k != "VLLM_ENABLE_V1_MULTIPROCESSING"}
@@ -96,7 +101,7 @@ def served(request, installed, tiny_models, tmp_path_factory):
     program = serving(PLANTED, *([FORKED] if ENDS[kind] != "SIGKILL" else []))
     with (root / "serve.log").open("wb") as log:
         serve = subprocess.Popen([*program, "serve", str(config), "--replicas", "2" if kind == "qwen3_vl" else "1",
-                                  "--port", str(port)], stdout=log, stderr=subprocess.STDOUT,
+                                  "--port", str(port)], stdout=log, stderr=subprocess.STDOUT, preexec_fn=heeding,
                                  env=serving_environment() | {"VLRL_PLANTED": str(root / "planted")})
     said = lambda: (root / "serve.log").read_text()  # noqa: E731
     try:
