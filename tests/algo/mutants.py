@@ -601,12 +601,12 @@ def mutated(module: str, function: str, old: str, new: str) -> str:
     return running.mutated(_file(module), old, new, function)
 
 
-def told(row: Row) -> str:
+def line_of(row: Row) -> str:
     """A mutant as a line."""
     return f"{row[0]}.{row[1]}: {row[2]!r} -> {row[3]!r}"
 
 
-def noted() -> dict[str, str]:
+def read_killers() -> dict[str, str]:
     """By mutant the test that saw it, from `tests/algo` on."""
     return json.loads(KILLERS.read_text(encoding="utf-8")) if KILLERS.exists() else {}
 
@@ -641,7 +641,7 @@ class Trial:
 
     def __init__(self, modules: list[str], killers: Mapping[str, str]):
         self.modules, self.killers, self.alive = modules, killers, []
-        self.seen: dict[str, str] = {}
+        self.killed_by: dict[str, str] = {}
         """By mutant the test that saw it."""
         self._seconds: dict[pytest.Item, float] = {}
         """Of the tests that passed without a mutant."""
@@ -652,7 +652,7 @@ class Trial:
             files = {f"test_{name}" for name in TESTS.get(module, [module])}
             tests = {_name(item): item for item in session.items if item.path.stem in files}
             rows = [row for row in MUTANTS if row[0] == module]
-            known = dict.fromkeys(tests[name] for row in rows if (name := self.killers.get(told(row))) in tests)
+            known = dict.fromkeys(tests[name] for row in rows if (name := self.killers.get(line_of(row))) in tests)
             if self._sound(known):
                 for row in rows:
                     self._try(row, tests)
@@ -660,14 +660,14 @@ class Trial:
 
     def _try(self, row: Row, tests: Mapping[str, pytest.Item]) -> None:
         code = compile(mutated(*row), f"{row[0]}.py", "exec")
-        known = tests.get(self.killers.get(told(row), ""))
+        known = tests.get(self.killers.get(line_of(row), ""))
         by = _killer([known], row[0], code) if known else None
         if by is None and self._sound(tests.values()):
             by = _killer(sorted(tests.values(), key=self._seconds.__getitem__), row[0], code)
         if by is None:
-            self.alive.append(told(row))
+            self.alive.append(line_of(row))
         else:
-            self.seen[told(row)] = by
+            self.killed_by[line_of(row)] = by
 
     def _sound(self, items: Iterable[pytest.Item]) -> bool:
         """Whether tests pass without a mutant."""
@@ -704,8 +704,8 @@ def _killer(items: list[pytest.Item], module: str, code: types.CodeType) -> str 
 
     died = not running.forked(passes)
     os.close(writer)
-    with open(reader, "rb") as told_by_it:
-        passed = len(told_by_it.read())
+    with open(reader, "rb") as output:
+        passed = len(output.read())
     return _name(items[passed]) if died else None
 
 
@@ -717,18 +717,18 @@ def main(words: list[str]) -> int:
     parser.add_argument("--write", action="store_true", help=f"write to {KILLERS.name} which test saw each mutant")
     given = parser.parse_args(words)
     modules = given.modules or every
-    trial = Trial(modules, noted())
+    trial = Trial(modules, read_killers())
     code, output = _pytest(trial, dict.fromkeys(name for module in modules for name in TESTS.get(module, [module])))
     if code:
         print(output)
     print("\n".join(trial.alive) or "every mutant died")
-    others = sum(trial.killers.get(mutant) != test for mutant, test in trial.seen.items())
+    others = sum(trial.killers.get(mutant) != test for mutant, test in trial.killed_by.items())
     if others and not given.write:
         print(f"{others} were seen by another test than {KILLERS.name} says, which takes long: --write notes it")
     if given.write:
-        known = noted() | trial.seen
-        KILLERS.write_text(json.dumps({told(row): known[told(row)] for row in MUTANTS if told(row) in known}, indent=0)
-                           + "\n", encoding="utf-8")
+        known = read_killers() | trial.killed_by
+        ordered = {line: known[line] for line in map(line_of, MUTANTS) if line in known}
+        KILLERS.write_text(json.dumps(ordered, indent=0) + "\n", encoding="utf-8")
     return 1 if code or trial.alive else 0
 
 

@@ -14,7 +14,7 @@ def test_mutants_are_mistakes_that_can_be_made():
 
 def test_it_is_noted_which_test_saw_each():
     """The slow test takes three times as long where it is not."""
-    assert mutants.noted().keys() == {mutants.told(row) for row in mutants.MUTANTS}, \
+    assert mutants.read_killers().keys() == {mutants.line_of(row) for row in mutants.MUTANTS}, \
         "run python -m tests.algo.mutants --write"
 
 
