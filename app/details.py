@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from vlrl.data.coordinates import CONVENTIONS
 from vlrl.errors import VlrlError
 from vlrl.models.model_config import family_convention
-from vlrl.store import SCHEMA, as_schema, plain
+from vlrl.store import SCHEMA, as_schema, plain, utf8
 from vlrl.task import builtin_names, load_class
 from vlrl.task.scoring import overlay_marks
 from vlrl.types import Sample
@@ -150,7 +150,7 @@ def group(library: Library, run: str, source: str, step: int, group_id: str, spl
     """
     if source not in SOURCES:
         raise AppError(f"source {str(source)[:100]!r} is unknown: one of {', '.join(SOURCES)}")
-    folder = library.folder(run)
+    folder, group_id = library.folder(run), utf8(str(group_id))  # as it was written
     rows: list[dict[str, Any]] = []
     for file, steps, file_split in folder.rollout_files(SOURCES[source]):
         if step not in steps or len(rows) >= MOST_ANSWERS:

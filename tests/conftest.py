@@ -1,5 +1,7 @@
 """Shared fixtures: tiny models of real architectures, saved once per test session."""
 
+import atexit
+import copy
 import gc
 import os
 
@@ -7,9 +9,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,7 +49,9 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_sessionfinish() -> None:
-    gc.unfreeze()  # what looks for references sees none from frozen objects
+    """Leaves the search for garbage to the end of the process, which makes one anyway, and one of frozen objects none."""
+    gc.freeze()
+    atexit.register(gc.unfreeze)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -70,6 +75,35 @@ def pytest_collection_finish() -> None:
         import typer.main
 
         typer.main.get_command = cache(typer.main.get_command)  # most of a short command: making all of them
+    if "httpx" in sys.modules:
+        import ssl
+
+        ssl.create_default_context = _read_once(ssl.create_default_context)
+    if loading := sys.modules.get("vlrl.models.loading"):
+        loading._load_whole = _copies(loading._load_whole)
+
+
+def _read_once(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a `create_default_context` that reads the 140 certificates of a file once, which takes 20 ms."""
+    kept = cache(lambda cafile: make(cafile=cafile))
+    return lambda *args, **more: kept(more["cafile"]) if not args and set(more) == {"cafile"} else make(*args, **more)
+
+
+def _copies(load: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a `_load_whole` that reads a folder of the CPU once while its files stay as they are, and copies that."""
+    kept: dict[Any, Any] = {}
+
+    def copied(name: str, dtype: Any, what: str, quantized: Any, device: Any) -> Any:
+        if quantized is not None or (device is not None and device.type != "cpu") or not Path(name).is_dir():
+            return load(name, dtype, what, quantized, device)
+        files = tuple((path.name, path.stat().st_mtime_ns, path.stat().st_size) for path in sorted(Path(name).iterdir()))
+        if (name, dtype, files) not in kept:
+            if len(kept) > 20:
+                kept.clear()
+            kept[name, dtype, files] = load(name, dtype, what, quantized, device)
+        return copy.deepcopy(kept[name, dtype, files])
+
+    return copied
 
 
 class TinyModels(dict):

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.app import made_runs
@@ -87,6 +87,7 @@ def test_what_is_not_there_is_said(library, asked, words):
 
 
 @settings(max_examples=8)
+@example("\ud800")
 @given(st.text(alphabet=st.characters(exclude_categories=[]), max_size=40))
 def test_group_and_sample_ids_may_hold_any_character(tmp_path_factory, text):
     made = made_runs.made_group("boxes", 1, 0)

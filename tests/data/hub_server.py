@@ -136,6 +136,8 @@ class Hub:
 def hub() -> Iterator[Hub]:
     """Serves a Hub until the block ends."""
     class Handler(BaseHTTPRequestHandler):
+        disable_nagle_algorithm = True  # its answers are written in two parts
+
         def do_GET(self) -> None:
             served.asked.append(f"{self.command} {self.path}")
             status, headers, body = served.answer(self.path)
@@ -184,7 +186,7 @@ def hub() -> Iterator[Hub]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     served = Hub(f"http://127.0.0.1:{server.server_address[1]}")
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
         yield served

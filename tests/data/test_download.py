@@ -20,7 +20,7 @@ from PIL import Image
 
 from vlrl.config import validate
 from vlrl.config.schema import DataSettings, LimitsSettings
-from vlrl.data import sample_from_row
+from vlrl.data import download, sample_from_row
 from vlrl.data.download import Guard, Policy, checked, fetched, is_public, shown
 from vlrl.data.media import Access, load
 from vlrl.errors import ConfigError, DataError, RunError
@@ -38,6 +38,8 @@ def png(size=(6, 4)) -> bytes:
 
 class Handler(BaseHTTPRequestHandler):
     """Answers with what `server.pages` has for the path: (status, headers, body or function of the handler)."""
+
+    disable_nagle_algorithm = True  # its answers are written in two parts
 
     def do_GET(self):
         self.server.asked.append((self.path, dict(self.headers)))
@@ -64,7 +66,7 @@ class Server(ThreadingHTTPServer):
         self.pages, self.asked, self.left = pages, [], threading.Event()
         if context:
             self.socket = context.wrap_socket(self.socket, server_side=True)
-        threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
 
     def handle_error(self, request, client_address):
         pass
@@ -87,7 +89,8 @@ def serve():
 
 
 @pytest.fixture
-def policy(tmp_path):
+def policy(tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "_PAUSE_S", 0.05)
     return lambda *hosts, guard=LOOPBACK: Policy(hosts or ("http://127.0.0.1",), tmp_path / "cache", guard)
 
 

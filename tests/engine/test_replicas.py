@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from tests.conftest import noise
-from vlrl.engine import vllm_wire
+from vlrl.engine import replicas, vllm_wire
 from vlrl.engine.client import Client, Unavailable
 from vlrl.engine.replicas import Call, Replica, Replicas, _Run, _Task
 from vlrl.engine.vllm_routes import KEY, WEIGHTS, Routes
@@ -36,6 +36,7 @@ class Stub:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True  # its answers are written in two parts
 
             def setup(self):
                 super().setup()
@@ -101,7 +102,9 @@ _clients = []
 
 
 @pytest.fixture(autouse=True)
-def closed_clients():
+def closed_clients(monkeypatch):
+    monkeypatch.setattr(replicas, "_PAUSES", (0.05, 10.0))
+    monkeypatch.setattr(replicas, "_LOOK_S", 0.1)
     yield
     while _clients:
         _clients.pop().close()

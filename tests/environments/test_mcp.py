@@ -221,7 +221,7 @@ class Clinging(Endless):
 def test_a_server_that_does_not_let_go_is_left(monkeypatch):
     monkeypatch.setattr(mcp, "_CLOSE_S", 0.5)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Clinging) as serving:
-        thread = threading.Thread(target=serving.serve_forever)
+        thread = threading.Thread(target=serving.serve_forever, args=(0.01,))
         thread.start()
         environment = McpEnvironment(f"http://127.0.0.1:{serving.server_address[1]}/mcp", parts=PARTS, **PATIENT)
         try:
@@ -238,7 +238,7 @@ def test_a_server_that_does_not_let_go_is_left(monkeypatch):
                                             ({"packed": True}, "an answer that is compressed")], ids=["long", "packed"])
 def test_an_answer_without_an_end_is_not_read(arguments, why):
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Endless) as serving:
-        thread = threading.Thread(target=serving.serve_forever)
+        thread = threading.Thread(target=serving.serve_forever, args=(0.01,))
         thread.start()
         environment = McpEnvironment(f"http://127.0.0.1:{serving.server_address[1]}/mcp", parts=PARTS, **PATIENT)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

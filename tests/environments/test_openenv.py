@@ -283,7 +283,7 @@ class Web(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def web():
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Web) as serving:
-        thread = threading.Thread(target=serving.serve_forever)
+        thread = threading.Thread(target=serving.serve_forever, args=(0.01,))
         thread.start()
         Web.serving = serving
         yield f"http://127.0.0.1:{serving.server_address[1]}"
@@ -303,9 +303,9 @@ def test_no_redirect_no_proxy_and_no_endless_body(web, monkeypatch):
 
 
 def test_a_letter_at_a_time_is_no_answer(web, monkeypatch):
-    monkeypatch.setattr(openenv, "_CONNECT_S", 1.0)
-    with pytest.raises(Wrong, match="slow/schema: no answer within 1 s"):
-        openenv.action_schema(f"{web}/slow", 1.0)
+    monkeypatch.setattr(openenv, "_CONNECT_S", 0.4)
+    with pytest.raises(Wrong, match="slow/schema: no answer within 0.4 s"):
+        openenv.action_schema(f"{web}/slow", 0.4)
     assert not healthy(f"{web}/slow")
 
 

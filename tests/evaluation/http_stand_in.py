@@ -46,6 +46,7 @@ class StandIn(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     server: StandIn
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # its answers are written in two parts
 
     def do_GET(self) -> None:
         self.send(200, json.dumps({"data": [{"id": name} for name in self.server.models]}).encode())

@@ -20,7 +20,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self, how="ok"):
         super().__init__(("127.0.0.1", 0), Handler)
         self.how, self.seen, self.free = how, [], threading.Event()
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
 
     @property
     def url(self):
@@ -39,6 +39,8 @@ class Server(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
+    disable_nagle_algorithm = True  # its answers are written in two parts
+
     def do_POST(self):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         self.server.seen.append((self.path, self.headers["Content-Type"], json.loads(body)))
@@ -188,7 +190,7 @@ def test_what_it_keeps_does_not_grow_and_the_best_is_kept(tmp_path):
 def test_a_webhook_that_fails_is_told_once_and_harms_nothing(tmp_path, how, reason):
     said = []
     with Server(how) as server:
-        found = alerts(tmp_path, said, kl_above=1, webhook=server.url, webhook_timeout_s=0.5)
+        found = alerts(tmp_path, said, kl_above=1, webhook=server.url, webhook_timeout_s=0.2)
         for step in range(4):
             found.check({"step": step, "kl": 2.0 * (step % 2 == 0)})
         assert {path for path, *_ in server.wait(2)} == {"/hook"}

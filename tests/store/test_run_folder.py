@@ -327,7 +327,7 @@ for write in (lambda: run.append_metrics({{"step": 1, "x": "y" * 200}}), lambda:
 
 def test_a_folder_that_hosts_do_not_share_is_found_out(tmp_path):
     found = {"started": "now", "host": "a"}
-    writer = threading.Timer(0.5, files.write_text, (tmp_path / "env.json", json.dumps(found)))
+    writer = threading.Timer(0.1, files.write_text, (tmp_path / "env.json", json.dumps(found)))
     writer.start()
     files.await_shared(tmp_path / "env.json", found)  # shows after a while
     with pytest.raises(RunError, match="is not the folder in which rank 0 wrote"):

@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from vlrl import Environment, Media, Observation, Sample, Step, Task, testing
+from vlrl.testing import episodes
 
 FRESH = itertools.count()
 
@@ -92,7 +93,8 @@ def test_a_sound_one_passes():
     (Raises, "environment", "step: "), (Generous, "hostile", "hostile actions earn 1, the perfect episode 1"),
     (Leaves, "close", "the process 'sleep' goes on"), (CannotClose, "close", "close: "),
     (Unreadable, "media", "an observation shows what cannot be read")])
-def test_broken_environments_are_found(world, check, says):
+def test_broken_environments_are_found(world, check, says, monkeypatch):
+    monkeypatch.setattr(episodes, "_LEAVE_S", 0.2)
     findings, _ = found(world)
     assert says in findings[check], findings
 

@@ -44,6 +44,8 @@ MOST_URL = 4096
 """Characters of a URL."""
 TRIES = 3
 """Times that an address is asked that fails for a moment: a broken connection, an answer 429 or 5xx."""
+_PAUSE_S = 0.5
+"""Seconds before the second time, doubled before the third."""
 _REDIRECTS = (301, 302, 303, 307, 308)
 _AGAIN = (429, 500, 502, 503, 504)
 _BROKEN = re.compile(r"closed connection|disconnected")  # what h11 and httpcore say then
@@ -155,7 +157,7 @@ def fetched(remote: Remote, most_bytes: int, seconds: float) -> Path:
             if kept.stat().st_size > most_bytes:
                 raise _too_large(remote.url, most_bytes)
             return kept
-    deadline, pause = time.monotonic() + seconds, 0.5
+    deadline, pause = time.monotonic() + seconds, _PAUSE_S
     for left in reversed(range(TRIES)):
         try:
             return _fetch(remote, most_bytes, deadline, entry)

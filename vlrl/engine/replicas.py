@@ -26,6 +26,8 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 _PAUSES = (0.25, 10.0)
 """Seconds before the first repetition and the longest."""
+_LOOK_S = 1.0
+"""Seconds after which it is looked whether the run is given up, though nothing was reported."""
 
 
 @dataclass(eq=False)
@@ -353,7 +355,7 @@ class _Run(Generic[T]):
 
     def _next_event(self) -> None:
         """Waits for the next report, or until a pause is over."""
-        now, ends = time.monotonic(), [time.monotonic() + 1.0]
+        now, ends = time.monotonic(), [time.monotonic() + _LOOK_S]
         ends += [call.not_before for _, _, call in self._waiting if call.not_before > now]
         ends += [r.retry_at for r in self._pool.replicas if not r.ready and not r.checking]
         try:

@@ -34,6 +34,8 @@ _HOSTILE_S = 60.0
 _TURNS = 50
 _MORE = 3
 """Further episodes that are played where processes are left."""
+_LEAVE_S = 2.0
+"""Seconds in which what an episode has started ends after it was closed."""
 _END_S = 30.0
 """Seconds in which what environments share ends after their process."""
 _SEED = 17
@@ -90,7 +92,7 @@ def _left(host: Environments) -> list[psutil.Process]:
     for number in host.processes:
         with suppress(psutil.Error):
             started += psutil.Process(number).children(recursive=True)
-    return psutil.wait_procs(started, timeout=2)[1]
+    return psutil.wait_procs(started, timeout=_LEAVE_S)[1]
 
 
 def _name(process: psutil.Process) -> str:
