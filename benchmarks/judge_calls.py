@@ -40,6 +40,7 @@ class Server(ThreadingHTTPServer):
 class Handler(BaseHTTPRequestHandler):
     server: Server
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # its answers are written in two parts
 
     def do_GET(self) -> None:
         self._send({"data": [{"id": "m"}]})

@@ -49,7 +49,7 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_sessionfinish() -> None:
-    """Leaves the search for garbage to the end of the process, which makes one anyway, and one of frozen objects none."""
+    """Leaves the search for garbage to the end of the process, which makes one anyway."""
     gc.freeze()
     atexit.register(gc.unfreeze)
 
@@ -96,7 +96,8 @@ def _copies(load: Callable[..., Any]) -> Callable[..., Any]:
     def copied(name: str, dtype: Any, what: str, quantized: Any, device: Any) -> Any:
         if quantized is not None or (device is not None and device.type != "cpu") or not Path(name).is_dir():
             return load(name, dtype, what, quantized, device)
-        files = tuple((path.name, path.stat().st_mtime_ns, path.stat().st_size) for path in sorted(Path(name).iterdir()))
+        found = [(path.name, path.stat()) for path in sorted(Path(name).iterdir())]
+        files = tuple((file, stat.st_mtime_ns, stat.st_size) for file, stat in found)
         if (name, dtype, files) not in kept:
             if len(kept) > 20:
                 kept.clear()

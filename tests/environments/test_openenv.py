@@ -304,7 +304,7 @@ def test_no_redirect_no_proxy_and_no_endless_body(web, monkeypatch):
 
 def test_a_letter_at_a_time_is_no_answer(web, monkeypatch):
     monkeypatch.setattr(openenv, "_CONNECT_S", 0.4)
-    with pytest.raises(Wrong, match="slow/schema: no answer within 0.4 s"):
+    with pytest.raises(Wrong, match=r"slow/schema: no answer within 0\.4 s"):
         openenv.action_schema(f"{web}/slow", 0.4)
     assert not healthy(f"{web}/slow")
 

@@ -2,9 +2,12 @@
 
 import base64
 import io
+import socket
+import threading
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import hypothesis
 import pytest
 from hypothesis import strategies as st
@@ -17,6 +20,7 @@ from vlrl.engine.turns import first_difference
 from vlrl.rollout.chat_messages import Refused, contradiction, read, same
 from vlrl.rollout.recording import Recorder
 from vlrl.store import RunFolder
+from vlrl.tools import record
 
 
 def url(seed, size=(56, 84)):
@@ -167,3 +171,19 @@ def test_limits(made, parts):
     again.chat("c", {"messages": [user("x")]})
     again.close()
     assert {r["group_id"] for r in made.folder.rollouts().to_pylist()} == {"00000000", "00000001", "00000002"}
+
+
+def test_an_answer_over_http_is_sent_at_once():
+    """Its head and its body are two writes: the kernel holds the second one back for 40 ms unless told not to."""
+    class Server(record.Server):
+        def get_request(self):
+            self.taken = super().get_request()
+            return self.taken
+
+    with Server(0, "key", None) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        with httpx.Client(trust_env=False) as client:
+            assert client.get(f"http://127.0.0.1:{server.server_address[1]}/health").json() == {"status": "ok"}
+            told = server.taken[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        server.shutdown()
+    assert told

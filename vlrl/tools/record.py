@@ -99,6 +99,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: Server  # pyright: ignore[reportIncompatibleVariableOverride]
     protocol_version = "HTTP/1.1"
     timeout: ClassVar[float] = _SILENT_S  # pyright: ignore[reportIncompatibleVariableOverride]
+    disable_nagle_algorithm = True  # else the kernel keeps the second part of an answer back for 40 ms
 
     def do_GET(self) -> None:
         self._reply(self._get)
