@@ -80,7 +80,7 @@ def pytest_collection_finish() -> None:
 
         ssl.create_default_context = _read_once(ssl.create_default_context)
     if loading := sys.modules.get("vlrl.models.loading"):
-        loading._load_whole = _copies(loading._load_whole)
+        loading._load_whole = _copies(loading._load_whole, loading.resolve)
 
 
 def _read_once(make: Callable[..., Any]) -> Callable[..., Any]:
@@ -89,14 +89,15 @@ def _read_once(make: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args, **more: kept(more["cafile"]) if not args and set(more) == {"cafile"} else make(*args, **more)
 
 
-def _copies(load: Callable[..., Any]) -> Callable[..., Any]:
+def _copies(load: Callable[..., Any], resolve: Callable[[str], str]) -> Callable[..., Any]:
     """Returns a `_load_whole` that reads a folder of the CPU once while its files stay as they are, and copies that."""
     kept: dict[Any, Any] = {}
 
     def copied(name: str, dtype: Any, what: str, quantized: Any, device: Any) -> Any:
-        if quantized is not None or (device is not None and device.type != "cpu") or not Path(name).is_dir():
+        folder = Path(resolve(name))
+        if quantized is not None or (device is not None and device.type != "cpu") or not folder.is_dir():
             return load(name, dtype, what, quantized, device)
-        found = [(path.name, path.stat()) for path in sorted(Path(name).iterdir())]
+        found = [(path.name, path.stat()) for path in sorted(folder.iterdir())]
         files = tuple((file, stat.st_mtime_ns, stat.st_size) for file, stat in found)
         if (name, dtype, files) not in kept:
             if len(kept) > 20:
