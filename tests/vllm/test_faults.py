@@ -3,9 +3,8 @@ twice, and the run is the undisturbed one. The tests go on from each other's ser
 
 import contextlib
 import json
+import os
 import signal
-import subprocess
-import sys
 import threading
 from types import SimpleNamespace
 
@@ -13,6 +12,7 @@ import numpy as np
 import psutil
 import pytest
 
+from tests.e2e import forked
 from tests.e2e.runs import ROOT, metrics, weights
 from tests.vllm.test_server import FORKED, PATIENT, free_ports, serving, serving_environment, until
 from vlrl import config as configs
@@ -51,7 +51,7 @@ train(config.load(sys.argv[1], sys.argv[2:]))
 """A trainer that is killed when the first answers of step 2 are there, and others are being written."""
 
 
-HASTY = "vllm_launch._SILENT_S = 5.0; "
+HASTY = "vllm_launch._SILENT_S = 5.0\n"
 """Five seconds are a long silence."""
 
 
@@ -60,11 +60,11 @@ class Serve:
 
     def __init__(self, root, name, replicas, *more, settings=""):
         self.log, self.about = root / f"{name}.log", root / name / "servers.json"
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [*serving(FORKED, settings), "serve", QUICKSTART, "--replicas", str(replicas), "--port",
-                 str(free_ports()), "--folder", str(root / name), f"run.dir={root / 'run'}", *SMALL[1:], *more],
-                stdout=log, stderr=subprocess.STDOUT, env=serving_environment())
+        with self.log.open("w") as log:
+            self.process = forked.Process(
+                [serving(root, FORKED, settings), "serve", QUICKSTART, "--replicas", replicas, "--port", free_ports(),
+                 "--folder", root / name, f"run.dir={root / 'run'}", *SMALL[1:], *more],
+                serving_environment(), ROOT, log, log)
 
     def ready(self):
         """Waits until all answer; their settings for a run."""
@@ -189,7 +189,9 @@ def kills(server, i, count=3):
 def test_a_killed_trainer_goes_on_with_the_servers_it_left(served, start, undisturbed, kind):
     more, name = {"plain": (), "ahead": ASYNC}[kind], f"killed-{kind}"
     words = [*RUN, *served.both, *more, f"run.dir={served.root / name}"]
-    died = subprocess.run([sys.executable, "-c", DIES, QUICKSTART, *words], capture_output=True, timeout=PATIENT)
+    program = served.root / "dies.py"
+    program.write_text(DIES)
+    died = forked.run([program, QUICKSTART, *words], os.environ, ROOT, PATIENT)
     assert died.returncode == -signal.SIGKILL, died.stderr
     assert len(metrics(served.root / name)) in {"plain": (2,), "ahead": (1, 2)}[kind]
     assert_same(undisturbed[kind], start(name, *served.both, *more))

@@ -2,14 +2,14 @@
 
 import json
 import signal
-import subprocess
 from types import SimpleNamespace
 
 import httpx
 import psutil
 import pytest
 
-from tests.e2e import runs
+from tests.e2e import forked, runs
+from tests.e2e.runs import ROOT
 from tests.vllm.test_server import FORKED, PATIENT, free_ports, serving, serving_environment, until
 from vlrl.config.services import JudgeSettings
 from vlrl.rewards.verdicts import read_fields
@@ -43,10 +43,10 @@ class Server:
         self.log, self.model, self.address = root / "serve.log", str(model), f"http://127.0.0.1:{free_ports()}"
         further = [word for name in ("max-model-len=1024", "dtype=float32", "max-num-seqs=8", *TERSE)
                    for word in ("--vllm", name)]
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [*serving(FORKED), "serve", str(config), "--judge", "--folder", str(root / "judge"), *further,
-                 *self.words], stdout=log, stderr=subprocess.STDOUT, env=serving_environment())
+        with self.log.open("w") as log:
+            self.process = forked.Process(
+                [serving(root, FORKED), "serve", config, "--judge", "--folder", root / "judge", *further, *self.words],
+                serving_environment(), ROOT, log, log)
 
     @property
     def words(self):
@@ -153,9 +153,9 @@ def test_a_run_outlives_its_judge(judged, tmp_path):
         process.suspend()
     words = (*judged.server.words, f"services.judge.cache={tmp_path}", "services.judge.retries=20", "eval.samples=0")
     folder = judged.root / "outlives"
-    with (judged.root / "outlives.log").open("wb") as log:
-        run = subprocess.Popen([*runs.TRAIN, str(judged.config), f"run.dir={folder}", *runs.FEW, *words], env=runs.ENV,
-                               stdout=log, stderr=subprocess.STDOUT, cwd=judged.root)
+    with (judged.root / "outlives.log").open("w") as log:
+        run = forked.Process([ROOT / "train.py", judged.config, f"run.dir={folder}", *runs.FEW, *words], runs.ENV,
+                             judged.root, log, log)
     try:
         runs.wait_for(folder, 2, [run], lambda: (judged.root / "outlives.log").read_text())
         until(lambda: any(c.status == psutil.CONN_ESTABLISHED and c.raddr and c.raddr.port == port

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from tests.e2e import forked
 from tests.e2e.runs import ENV, ROOT, TASK, metrics, weights
 from tests.vllm.noting import Noting
 from tests.vllm.test_server import FORKED, PATIENT, free_ports, serving, serving_environment, until
@@ -75,25 +76,23 @@ def one(config, folder, *words):
     return ran(train(loaded, make_session=Noting).folder.path, 1)
 
 
-def torchrun(config, folder, *words, fault=""):
-    """Runs two processes to their end; exit code and what they printed are in the result."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    environment = {**ENV, "ACCELERATE_USE_CPU": "true", "PYTHONPATH": str(ROOT), "FAULT": fault}
-    return subprocess.run([*launcher, str(ROOT / "tests/vllm/noting.py"), str(config), f"run.dir={folder}", *words,
-                           "log.samples_every=0"], env=environment, text=True, capture_output=True, timeout=PATIENT,
-                          cwd=folder.parent)
+def program(config, folder, *words):
+    return [str(ROOT / "tests/vllm/noting.py"), str(config), f"run.dir={folder}", *words, "log.samples_every=0"]
 
 
 def two(config, folder, *words):
-    """A run of two processes."""
-    done = torchrun(config, folder, *words)
+    """A run of two processes, with no launcher."""
+    done = forked.run(program(config, folder, *words), ENV, folder.parent, PATIENT, processes=2)
     assert done.returncode == 0, done.stderr
     return ran(folder, 2)
 
 
 def failing(config, folder, *words, fault):
-    """What two processes print when one of them meets `fault`."""
-    done = torchrun(config, folder, *words, fault=fault)
+    """What two processes print when one of them meets `fault`, and torchrun ends the other."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    environment = {**ENV, "ACCELERATE_USE_CPU": "true", "PYTHONPATH": str(ROOT), "FAULT": fault}
+    done = subprocess.run([*launcher, *program(config, folder, *words)], env=environment, text=True,
+                          capture_output=True, timeout=PATIENT, cwd=folder.parent)
     assert done.returncode != 0 and "loop.py" not in done.stderr, done.stderr  # no traceback of vlrl's
     return done.stderr
 
@@ -174,10 +173,9 @@ def served(installed, tiny_models, tmp_path_factory):
     root = tmp_path_factory.mktemp("served")
     config = write_config(root, tiny_models["qwen3_vl"], {"name": "vllm_server"})
     port, about = free_ports(), root / "servers" / "servers.json"
-    with (root / "serve.log").open("wb") as log:
-        serve = subprocess.Popen([*serving(FORKED), "serve", str(config), *LEARNS["lora"], "--replicas",
-                                  "2", "--port", str(port), "--folder", str(root / "servers")],
-                                 stdout=log, stderr=subprocess.STDOUT, env=serving_environment())
+    with (root / "serve.log").open("w") as log:
+        serve = forked.Process([serving(root, FORKED), "serve", config, *LEARNS["lora"], "--replicas", 2, "--port",
+                                port, "--folder", root / "servers"], serving_environment(), ROOT, log, log)
     try:
         until(lambda: about.exists() or serve.poll() is not None, "the servers do not start")
         assert serve.poll() is None, (root / "serve.log").read_text()

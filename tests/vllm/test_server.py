@@ -19,6 +19,8 @@ import pytest
 import torch
 
 from tests.conftest import SAMPLES
+from tests.e2e import forked
+from tests.e2e.runs import ROOT
 from tests.engine.test_proof import perturb
 from tests.helpers import Vowels, load, settings
 from tests.vllm.conftest import trainer_logprobs, untied
@@ -66,19 +68,19 @@ ENDS = {"qwen3_vl": "SIGHUP", "qwen2_5_vl untied": "SIGKILL"}
 are spawned as a user's are, must not be left behind."""
 every_kind = pytest.mark.parametrize("served", KINDS, indirect=True)
 one_kind = pytest.mark.parametrize("served", ["qwen3_vl"], indirect=True)
-PLANTED = f"vllm_launch.EXTENSION = {planted!r}; "
-FORKED = "vllm_launch.PROGRAM = 'tests.vllm.forking'; "
+PLANTED = f"vllm_launch.EXTENSION = {planted!r}\n"
+FORKED = "vllm_launch.PROGRAM = 'tests.vllm.forking'\n"
 
 
-def serving(*settings: str) -> list[str]:
-    """The command `vlrl` with something set before."""
-    return [sys.executable, "-c", f"from vlrl.engine import vllm_launch; {''.join(settings)}"
-            "from vlrl.cli.main import main; raise SystemExit(main())"]
+def serving(root: Path, *settings: str) -> Path:
+    """A program in a folder that is the command `vlrl` with something set before.
 
-
-def heeding() -> None:
-    """A command below nohup is started deaf to a closed terminal."""
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    A command below nohup is started deaf to a closed terminal; this one heeds it.
+    """
+    program = root / "serving.py"
+    program.write_text("import signal\nfrom vlrl.cli.main import main\nfrom vlrl.engine import vllm_launch\n"
+                       f"signal.signal(signal.SIGHUP, signal.SIG_DFL)\n{''.join(settings)}raise SystemExit(main())\n")
+    return program
 
 
 def serving_environment() -> dict[str, str]:
@@ -98,11 +100,15 @@ def served(request, installed, tiny_models, tmp_path_factory):
                                   "engine": {"name": "vllm_server", "max_model_len": 256, "max_seqs": 32},
                                   "rollout": {"max_new_tokens": 64}, "run": {"dir": str(root / "run")}}))
     port, about = free_ports(), root / "run-servers" / "servers.json"
-    program = serving(PLANTED, *([FORKED] if ENDS[kind] != "SIGKILL" else []))
-    with (root / "serve.log").open("wb") as log:
-        serve = subprocess.Popen([*program, "serve", str(config), "--replicas", "2" if kind == "qwen3_vl" else "1",
-                                  "--port", str(port)], stdout=log, stderr=subprocess.STDOUT, preexec_fn=heeding,
-                                 env=serving_environment() | {"VLRL_PLANTED": str(root / "planted")})
+    spawned = ENDS[kind] == "SIGKILL"
+    words = [serving(root, PLANTED, *([] if spawned else [FORKED])), "serve", config, "--replicas",
+             "2" if kind == "qwen3_vl" else "1", "--port", port]
+    environment = serving_environment() | {"VLRL_PLANTED": str(root / "planted")}
+    with (root / "serve.log").open("w") as log:
+        if spawned:
+            serve = subprocess.Popen([sys.executable, *map(str, words)], stdout=log, stderr=log, env=environment)
+        else:
+            serve = forked.Process(words, environment, ROOT, log, log)
     said = lambda: (root / "serve.log").read_text()  # noqa: E731
     try:
         until(lambda: about.exists() or serve.poll() is not None, "the servers do not start")
