@@ -63,7 +63,8 @@ class Process:
         return self._process.exitcode
 
     def send_signal(self, number: int) -> None:
-        os.kill(self.pid, number)
+        if self.poll() is None:
+            os.kill(self.pid, number)
 
     def terminate(self) -> None:
         self._process.terminate()
