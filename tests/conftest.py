@@ -1,24 +1,21 @@
 """Shared fixtures: tiny models of real architectures, saved once per test session."""
 
 import atexit
-import copy
 import gc
 import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import random
-import sys
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from PIL import Image
 
+from tests import once
 from vlrl.models import families
 from vlrl.tools import tiny_families
 from vlrl.types import Media, Sample
@@ -66,46 +63,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
 
 
 def pytest_collection_finish() -> None:
-    """Saves what hundreds of tests would do again; a process of a user does each once."""
-    if "transformers" in sys.modules:
-        from transformers import PreTrainedConfig
-
-        PreTrainedConfig.__repr__ = object.__repr__  # half of loading a tiny model: the text of an unprinted log line
-    if "typer" in sys.modules:
-        import typer.main
-
-        typer.main.get_command = cache(typer.main.get_command)  # most of a short command: making all of them
-    if "httpx" in sys.modules:
-        import ssl
-
-        ssl.create_default_context = _read_once(ssl.create_default_context)
-    if loading := sys.modules.get("vlrl.models.loading"):
-        loading._load_whole = _copies(loading._load_whole, loading.resolve)
-
-
-def _read_once(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a `create_default_context` that reads the 140 certificates of a file once, which takes 20 ms."""
-    kept = cache(lambda cafile: make(cafile=cafile))
-    return lambda *args, **more: kept(more["cafile"]) if not args and set(more) == {"cafile"} else make(*args, **more)
-
-
-def _copies(load: Callable[..., Any], resolve: Callable[[str], str]) -> Callable[..., Any]:
-    """Returns a `_load_whole` that reads a folder of the CPU once while its files stay as they are, and copies that."""
-    kept: dict[Any, Any] = {}
-
-    def copied(name: str, dtype: Any, what: str, quantized: Any, device: Any) -> Any:
-        folder = Path(resolve(name))
-        if quantized is not None or (device is not None and device.type != "cpu") or not folder.is_dir():
-            return load(name, dtype, what, quantized, device)
-        found = [(path.name, path.stat()) for path in sorted(folder.iterdir())]
-        files = tuple((file, stat.st_mtime_ns, stat.st_size) for file, stat in found)
-        if (name, dtype, files) not in kept:
-            if len(kept) > 20:
-                kept.clear()
-            kept[name, dtype, files] = load(name, dtype, what, quantized, device)
-        return copy.deepcopy(kept[name, dtype, files])
-
-    return copied
+    once.install()
 
 
 class TinyModels(dict):

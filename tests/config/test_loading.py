@@ -87,7 +87,7 @@ def test_values_at_the_edge_are_taken(file):
     ("seed: !!timestamp soon\n", "cannot read config"),
     ("seed: \x01\n", "cannot read config"),
     ("? [a]\n: 1\n", "cannot read config"),
-    ("a: " + "[" * 2000, "cannot read config"),
+    ("a: " + "[" * 1200, "cannot read config"),
     ("1: 2\n", "1"),
     ("extends: " + "x" * 5000, "does not exist"),
 ])

@@ -121,7 +121,7 @@ def test_an_answer_that_hangs_or_ends_the_process(scorer, text, why, caplog):
 
 
 def test_a_group_that_hangs(scorer):
-    scorer.seconds = 0.4  # for each of its answers
+    scorer.seconds = 0.2  # for each of its answers
     found, _ = scored(scorer, "one", "group")
     assert all(s.reward is None and "TimeoutError" in s.error for s, _ in found)
 
