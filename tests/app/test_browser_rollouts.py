@@ -266,7 +266,7 @@ def test_a_key_flags_an_answer_and_the_next_one_comes(chromium, tmp_path):
         assert sorted(found[step, group, i] for i in range(4)) == [
             ("", "good <b>one</b>"), ("bad", ""), ("good", ""), ("unsure", "")] and len(found) == 5
         page.get_by_role("link", name="to review", exact=True).click()
-        counted(page, "8 groups")
+        counted(page, "7 groups")  # not the one whose four answers all have a flag or a comment
         expect(page.locator("#v-list .v-row", has_text="3 of 4 fit")).to_have_count(1)
 
 
