@@ -83,7 +83,7 @@ def test_an_unscorable_episode_is_in_no_statistic():
 
 
 def test_without_states_gigpo_says_so_and_gives_turns_their_episode(caplog):
-    turn_advantage._told.clear()
+    turn_advantage._warned.clear()
     s = episodes([[(1.0, [(0.0, ""), (1.0, None)]), (0.0, [(0.0, ""), (0.0, None)])]])
     found = by_turn(s, gigpo(s, normalize=False, gamma=1.0))
     assert found == [[1.0, 0.5], [-1.0, -0.5]]

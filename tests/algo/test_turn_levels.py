@@ -68,7 +68,7 @@ def test_hierarchical_by_hand():
 
 
 def test_without_plans_it_is_turn_return_and_says_so(caplog):
-    turn_advantage._told.clear()
+    turn_advantage._warned.clear()
     s = planned([[(1.0, [(0.0, None), (0.5, None)]), (0.0, [(0.2, None), (0.0, None)])]])
     assert by_turn(s, hierarchical(s)) == by_turn(s, turn_return(s))
     assert "no action has a <plan>" in caplog.text
@@ -93,7 +93,7 @@ def test_thor_by_hand():
 
 
 def test_without_its_part_thor_says_so(caplog):
-    turn_advantage._told.clear()
+    turn_advantage._warned.clear()
     s = called([[(1.0, [True]), (0.0, [False])]])
     assert by_turn(s, thor(s)) == by_turn(s, thor(s, "ran", weight=0.0))
     assert "no turn has the reward part 'tool_success'" in caplog.text

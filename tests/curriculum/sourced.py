@@ -108,8 +108,8 @@ def step_of(source: GroupSource, step: int) -> dict[str, Any]:
     groups = source.next_groups(4, step)
     trained, dropped = (sorted(itertools.chain(*comm.gather([_told(g) for g in some])))
                         for some in (groups, source.dropped))
-    return {"trained": trained, "dropped": dropped, "held": [*source.held], "reasons": sorted(source.rejected.take()),
-            "metrics": source.metrics()}
+    return {"trained": trained, "dropped": dropped, "held": [*source.carried_over],
+            "reasons": sorted(source.rejected.take()), "metrics": source.metrics()}
 
 
 def _told(group) -> list[Any]:

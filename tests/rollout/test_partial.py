@@ -172,7 +172,7 @@ def test_groups_wait_until_all_answers_have_ended():
     expected = simulated(7, 4)
     for step, (whole, held) in enumerate(expected):
         groups = s.next_groups(4, step)
-        assert [g.sample["n"] for g in groups] == whole and len(s.held) == held == s.metrics()["partial/held"]
+        assert [g.sample["n"] for g in groups] == whole and len(s.carried_over) == held == s.metrics()["partial/held"]
         for g in groups:
             needed = [parts_of(g.sample["n"], r.index) for r in g.rollouts]
             begun = step + 1 - max(needed)
@@ -199,8 +199,8 @@ def test_without_long_answers_nothing_is_held_over():
 def test_groups_that_are_not_kept_are_refilled_beside_those_held_over():
     """keep=mixed drops what is whole; what is underway is not drawn for again in the same step."""
     s = partial_source(curriculum={"keep": "mixed", "max_refills": 2})
-    assert s.next_groups(4, 0) == [] and len(s.held) + len(s.dropped) == s.drawn
-    assert len(s.held) == 4 or s.tally.metrics()["curriculum/refills"] == 2
+    assert s.next_groups(4, 0) == [] and len(s.carried_over) + len(s.dropped) == s.drawn
+    assert len(s.carried_over) == 4 or s.tally.metrics()["curriculum/refills"] == 2
 
 
 def test_what_is_held_over_is_in_the_checkpoint(tmp_path):
@@ -210,7 +210,7 @@ def test_what_is_held_over_is_in_the_checkpoint(tmp_path):
             a.next_groups(4, step)
         path = save(tmp_path / str(stop), stop, lambda folder: None, {"source": a.state_dict()}, 1)
         b.load_state_dict(load_state(path)["source"])
-        assert list(b.held) == list(a.held)
+        assert list(b.carried_over) == list(a.carried_over)
         for step in range(stop, stop + 3):
             for g, h in zip(a.next_groups(4, step), b.next_groups(4, step), strict=True):
                 assert (g.id, g.sample.id, g.rewards) == (h.id, h.sample.id, h.rewards)
@@ -227,11 +227,11 @@ def test_what_is_held_over_is_in_the_checkpoint(tmp_path):
 def test_a_sample_that_is_gone_leaves_its_group_out():
     s = partial_source(data={"quarantine": True})
     s.next_groups(4, 0)
-    number, lost = next((k, h) for k, h in s.held.items())
+    number, lost = next((k, h) for k, h in s.carried_over.items())
     BAD[lost.draw.index] = DataError("gone.png cannot be read")
     for step in range(1, 5):
         assert f"{number:08d}" not in [g.id for g in s.next_groups(4, step)]
-    assert s.metrics()["prompts/rejected"] >= 1 and number not in s.held
+    assert s.metrics()["prompts/rejected"] >= 1 and number not in s.carried_over
 
 
 # --- settings --------------------------------------------------------------------------------------------------------

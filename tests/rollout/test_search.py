@@ -140,7 +140,7 @@ def test_a_common_beginning_is_read_once(tiny, searched, monkeypatch):
 def test_packed_is_padded(tiny, searched):
     """Of searched and kept answers, whose log-probabilities under the sampler nobody knows."""
     policy, _, config = tiny
-    groups = [replace(g, rollouts=(*g.rollouts[:3], replace(g.rollouts[3], completion=search._kept(
+    groups = [replace(g, rollouts=(*g.rollouts[:3], replace(g.rollouts[3], completion=search._cached_answer(
         g.rollouts[3].completion.tokens, g.rollouts[3].completion.loss_mask, "", "stop", 0)))) for g in searched[0]]
     groups = credit(groups, deepsearch)
     assert any(len(set(r.advantage.tolist())) > 1 for g in groups for r in g.rollouts)
@@ -268,7 +268,7 @@ def test_what_nobody_can_judge_is_answered_and_not_remembered():
 def test_a_resumed_search_remembers():
     finder = Searching(config_of(hard=0.25))
     finder.generate(Rolls(), [request_of(i, i + 1) for i in range(6)], *judged(lambda k: k % 9 == 0), 2)
-    assert any(v.kept for v in finder.visits.values())
+    assert any(v.cached for v in finder.visits.values())
     again = Searching(config_of(hard=0.25))
     again.load_state_dict(checkpoint._decode(*checkpoint.freeze(finder.state_dict())))
     assert again.state_dict().keys() == finder.state_dict().keys() and list(again.visits) == list(finder.visits)

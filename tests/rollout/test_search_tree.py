@@ -63,21 +63,21 @@ def searched():
 def test_a_search_by_hand():
     tree, nodes = searched()
     assert tree.current is nodes["h"]
-    assert [next(k for k, n in nodes.items() if n is end) for end in tree.found] == ["d", "f", "j"]
+    assert [next(k for k, n in nodes.items() if n is end) for end in tree.ends] == ["d", "f", "j"]
     value = {"a": 1 / 2, "b": -1 / 2, "c": 3 / 4, "d": -1, "e": 0, "f": 1, "g": -3 / 4, "h": 0, "i": 0, "j": -1}
     visits = {"a": 3, "b": 2, "c": 2, "d": 1, "e": 0, "f": 1, "g": 2, "h": 1, "i": 0, "j": 1}
     assert {k: n.value for k, n in nodes.items()} == pytest.approx(value)
     assert {k: n.visits for k, n in nodes.items()} == visits
     assert (tree.root.value, tree.root.visits) == (0.25, 3) and nodes["a"].q == pytest.approx(1 / 6)
-    answer = tree.found[1].completion()
+    answer = tree.ends[1].completion()
     assert [(n.start, n.end, n.value, n.visits) for n in answer.nodes] == [
         (0, 2, pytest.approx(1 / 2), 3), (2, 4, pytest.approx(3 / 4), 2), (4, 6, 1.0, 1)]
     assert answer.tokens.tolist() == [1, 1, 3, 3, 6, 6] and answer.turns == ()
 
 
 def credited(tree, temperature, rewards=None):
-    answers = [end.completion() for end in tree.found]
-    rewards = rewards or [float(end.right) for end in tree.found]
+    answers = [end.completion() for end in tree.ends]
+    rewards = rewards or [float(end.right) for end in tree.ends]
     s = scores([rewards], tokens=[c.tokens for c in answers], nodes=[c.nodes for c in answers])
     return [values.tolist() for values in deepsearch(s, temperature)]
 
@@ -122,7 +122,7 @@ def test_entropy_counts_in_the_choice_of_the_frontier():
 def test_which_end_is_backed_up(ends, first):
     tree = tree_of(width=3)
     children = grow(tree, *(([i], entropy, right) for i, (entropy, right) in enumerate(ends, 1)))
-    assert tree.found == [children[first]] and tree.current is None
+    assert tree.ends == [children[first]] and tree.current is None
     worth = {True: 1.0, False: -1.0, None: 0.0}[ends[first][1]]
     assert (tree.root.visits, tree.root.value) == (1, worth / 2)
 
@@ -130,12 +130,12 @@ def test_which_end_is_backed_up(ends, first):
 def test_what_was_passed_over_comes_last_and_then_the_root_again():
     tree = tree_of(width=3)
     first, second, third = grow(tree, ([1], 2.0, False), ([2], 1.0, False), ([3], 3.0, True))
-    assert tree.found == [third] and tree.settle() and tree.settle() and not tree.settle()
-    assert tree.found == [third, second, first] and tree.root.value == 0.5  # nothing negative replaces it
+    assert tree.ends == [third] and tree.settle() and tree.settle() and not tree.settle()
+    assert tree.ends == [third, second, first] and tree.root.value == 0.5  # nothing negative replaces it
     tree.again()
     assert tree.current is tree.root
     *_, again = grow(tree, ([1], 2.0, False))
-    assert tree.found[-1] is again and len(tree.root.children) == 4
+    assert tree.ends[-1] is again and len(tree.root.children) == 4
 
 
 def test_an_answer_ends_at_the_limit():
@@ -165,14 +165,14 @@ class Play:
 
 def ours(play, settings, wanted):
     tree, count = Tree(settings, EMPTY), 0
-    while len(tree.found) < wanted:
+    while len(tree.ends) < wanted:
         node = tree.current
         drawn = play.pieces(node.written.tokens.tolist(), count)
         count += 1
         made = [piece(node.written, [token], entropy, ends) for token, entropy, ends, _ in drawn]
         ends = tree.grow(made, 99)
         tree.judge(ends, [right for _, _, ended, right in drawn if ended])
-        while len(tree.found) < wanted and tree.current is None and tree.settle():
+        while len(tree.ends) < wanted and tree.current is None and tree.settle():
             pass
         tree.again()
     return tree
@@ -246,10 +246,10 @@ def test_another_way_finds_the_same(seed):
                        by_depth=float(rng.random()), least=float(rng.random() / 2))
     play, wanted = Play(seed, s.width, s.depth), int(rng.integers(1, 9))
     tree, (nodes, order, line) = ours(play, s, wanted), theirs(play, s, wanted)
-    assert [tuple(end.written.tokens.tolist()) for end in tree.found] == [nodes[k]["path"] for k in order]
+    assert [tuple(end.written.tokens.tolist()) for end in tree.ends] == [nodes[k]["path"] for k in order]
     worth = {True: 1.0, False: -1.0, None: 0.0}
     mean = np.mean([worth[nodes[k]["right"]] for k in order])
-    for end, k, found in zip(tree.found, order, credited(tree, 1.0, [0.0] * wanted), strict=True):
+    for end, k, found in zip(tree.ends, order, credited(tree, 1.0, [0.0] * wanted), strict=True):
         mine, other = end.completion().nodes, [nodes[x] for x in line(k)[1:]]
         assert [n.visits for n in mine] == [x["n"] for x in other]
         assert [n.value for n in mine] == pytest.approx([x["v"] for x in other], abs=1e-6)

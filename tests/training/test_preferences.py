@@ -56,7 +56,7 @@ def groups_of(scene, task):
     source = PreferenceSource.__new__(PreferenceSource)
     source.task, source.encode, source.engine, source.config, source.step = task, encode, None, config, 0
     asked = [Asked(i, Draw(i, 0), s, encode(task, s)) for i, s in enumerate(task.samples("train"))]
-    made = source._answer(Draws({a.number: a.draw for a in asked}, len(asked), asked=asked), None)
+    made = source._answer(Draws({a.number: a.draw for a in asked}, len(asked), accepted=asked), None)
     return Credit(Algorithm(config), config, policy, task)([*made.values()], 0)
 
 

@@ -147,7 +147,7 @@ class Relift:
     def __init__(self, size: Positive = 128, lr: Rate = 1e-6, entropy: NonNegative = 0.001):
         self.size, self.lr, self.entropy = size, lr, entropy
         self.buffer: list[int] = []
-        self.made: torch.optim.AdamW | None = None
+        self._optimizer: torch.optim.AdamW | None = None
         self._state: dict[str, Any] = {}
 
     def shares(self, step: int, seed: int) -> tuple[float, float]:
@@ -174,21 +174,21 @@ class Relift:
 
     def optimizer(self, weights: Sequence[torch.nn.Parameter]) -> torch.optim.Optimizer:
         """Returns that of the supervised steps."""
-        if self.made is None:
-            self.made = torch.optim.AdamW(weights, lr=self.lr, weight_decay=0.0)
+        if self._optimizer is None:
+            self._optimizer = torch.optim.AdamW(weights, lr=self.lr, weight_decay=0.0)
             if self._state:
-                self.made.load_state_dict(self._state)
-        return self.made
+                self._optimizer.load_state_dict(self._state)
+        return self._optimizer
 
     def metrics(self, step: int) -> dict[str, float]:
         return {"demonstrations/buffer": float(len(self.buffer))}
 
     def state_dict(self) -> dict[str, Any]:
-        state = self.made.state_dict() if self.made else self._state
+        state = self._optimizer.state_dict() if self._optimizer else self._state
         return {"buffer": [*self.buffer], **({"optimizer": state} if state else {})}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.buffer, self._state, self.made = [*state["buffer"]], state.get("optimizer", {}), None
+        self.buffer, self._state, self._optimizer = [*state["buffer"]], state.get("optimizer", {}), None
 
 
 MIXES = {"chord": Chord, "chord_phi": ChordPhi, "sasr": Sasr, "relift": Relift}

@@ -71,8 +71,8 @@ def gae(s: Scores, normalize: bool = True, eps: NonNegative = 1e-8) -> Estimates
     the targets are those before. GAE (arXiv 1506.02438) eq. 16, PPO (1707.06347) eq. 11.
     """
     def one(d: _Decisions) -> Estimate:
-        found = discounted(d.paid - d.penalty, d.values, s.gamma, s.lam)
-        return found, found + d.values
+        advantages = discounted(d.paid - d.penalty, d.values, s.gamma, s.lam)
+        return advantages, advantages + d.values
 
     return _estimates(s, one, normalize, eps)
 
@@ -88,9 +88,9 @@ def turn_gae(s: Scores, normalize: bool = True, eps: NonNegative = 1e-8) -> Esti
     """
     def one(d: _Decisions) -> Estimate:
         values, targets = d.values[d.first], np.full(len(d.values), np.nan)
-        found = discounted(np.add.reduceat(d.paid - d.penalty, d.first), values, s.gamma, s.lam)
-        targets[d.first] = found + values
-        return found.repeat(d.sizes), targets
+        advantages = discounted(np.add.reduceat(d.paid - d.penalty, d.first), values, s.gamma, s.lam)
+        targets[d.first] = advantages + values
+        return advantages.repeat(d.sizes), targets
 
     return _estimates(s, one, normalize, eps)
 
@@ -111,9 +111,9 @@ def bilevel_gae(s: Scores, token_gamma: Fraction = 1.0, token_lam: Fraction = 1.
         turns = discounted(np.add.reduceat(d.paid, d.first), values, s.gamma, s.lam)
         rewards = -d.penalty
         rewards[d.last] += turns + values  # no value follows within the turn, so its advantage is that of the turn
-        found = np.concatenate([discounted(r, v, token_gamma, token_lam) for r, v in zip(
+        advantages = np.concatenate([discounted(r, v, token_gamma, token_lam) for r, v in zip(
             np.split(rewards, d.first[1:]), np.split(d.values, d.first[1:]), strict=True)])
-        return found, found + d.values
+        return advantages, advantages + d.values
 
     return _estimates(s, one, normalize, eps)
 
@@ -131,8 +131,8 @@ def macro_gae(s: Scores, tokens: Positive = 5, normalize: bool = True, eps: NonN
         first = np.concatenate([np.arange(a, b, tokens) for a, b in zip(d.first, d.last + 1, strict=True)])
         sizes = np.diff(np.append(first, len(d.values)))
         values = np.add.reduceat(d.values, first) / sizes
-        found = discounted(np.add.reduceat(d.paid - d.penalty, first), values, s.gamma, s.lam)
-        return found.repeat(sizes), (found + values).repeat(sizes)
+        advantages = discounted(np.add.reduceat(d.paid - d.penalty, first), values, s.gamma, s.lam)
+        return advantages.repeat(sizes), (advantages + values).repeat(sizes)
 
     return _estimates(s, one, normalize, eps)
 
@@ -171,12 +171,12 @@ def _estimates(s: Scores, one: Callable[[_Decisions], Estimate], normalize: bool
     """
     trained = [np.flatnonzero(mask) if reward == reward else np.zeros(0, np.int64)
                for mask, reward in zip(s.masks, s.rewards.tolist(), strict=True)]
-    found = [one(_decisions(s, i, places)) if len(places) else (np.zeros(0), np.zeros(0))
-             for i, places in enumerate(trained)]
-    flat = torch.from_numpy(np.concatenate([np.zeros(0), *(advantages for advantages, _ in found)]))
+    estimates = [one(_decisions(s, i, places)) if len(places) else (np.zeros(0), np.zeros(0))
+                 for i, places in enumerate(trained)]
+    flat = torch.from_numpy(np.concatenate([np.zeros(0), *(advantages for advantages, _ in estimates)]))
     flat = whitened(flat, torch.ones_like(flat), eps) if normalize else flat
     advantages, targets = [], []
-    for mask, places, own, (_, target) in zip(s.masks, trained, flat.split([len(p) for p in trained]), found,
+    for mask, places, own, (_, target) in zip(s.masks, trained, flat.split([len(p) for p in trained]), estimates,
                                               strict=True):
         advantages.append(torch.zeros(len(mask), dtype=torch.float64))
         targets.append(torch.full((len(mask),), torch.nan, dtype=torch.float64))

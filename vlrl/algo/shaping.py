@@ -159,7 +159,7 @@ class CallCost:
         if quantile >= 0.5:
             raise ValueError(f"quantile={quantile:g}: the upper one is 1 - quantile, so it must be below 0.5")
         self.alpha, self.part, self.quantile = alpha, part, quantile
-        self._seen: deque[float] = deque(maxlen=window)
+        self._costs: deque[float] = deque(maxlen=window)
 
     def __call__(self, s: Scores) -> torch.Tensor:
         """Raises ValueError where no answer has the part, and for a cost below 0."""
@@ -169,8 +169,8 @@ class CallCost:
         if bool((cost < 0).any()):
             raise ValueError(f"the reward part '{self.part}' is {float(cost.nan_to_num().min()):g}, and a cost is at "
                              "least 0")
-        self._seen.extend(cost[~cost.isnan() & ~s.rewards.isnan()].sqrt().tolist())
-        known = torch.tensor(self._seen or [0.0], dtype=torch.float64)
+        self._costs.extend(cost[~cost.isnan() & ~s.rewards.isnan()].sqrt().tolist())
+        known = torch.tensor(self._costs or [0.0], dtype=torch.float64)
         low, high = torch.quantile(known, torch.tensor([self.quantile, 1 - self.quantile], dtype=torch.float64))
         cheap = 1 - ((cost.sqrt() - low) / (high - low)).clamp(0, 1) if high - low >= 1e-8 else torch.where(
             cost.isnan(), cost, 0.5)
@@ -179,12 +179,12 @@ class CallCost:
 
     def state_dict(self) -> dict[str, list[float]]:
         """Returns the costs seen."""
-        return {"seen": [*self._seen]}
+        return {"seen": [*self._costs]}
 
     def load_state_dict(self, state: dict[str, list[float]]) -> None:
         """Takes what `state_dict` gave."""
-        self._seen.clear()
-        self._seen.extend(state["seen"])
+        self._costs.clear()
+        self._costs.extend(state["seen"])
 
 
 SHAPINGS: dict[str, Any] = {

@@ -163,11 +163,11 @@ class CoPG:
 
     def pull(self, x: Stored) -> torch.Tensor:
         """Returns [R] sum over the others of the group of R_b - R_b'."""
-        kept = x.kept.to(x.rewards.dtype)
-        worth = (x.rewards - self.beta * x.gain) * kept
+        retained = x.kept.to(x.rewards.dtype)
+        worth = (x.rewards - self.beta * x.gain) * retained
         groups = int(x.group.max()) + 1 if len(x.group) else 0
-        total, count = (worth.new_zeros(groups).index_add(0, x.group, v)[x.group] for v in (worth, kept))
-        return (count * worth - total) * kept
+        total, count = (worth.new_zeros(groups).index_add(0, x.group, v)[x.group] for v in (worth, retained))
+        return (count * worth - total) * retained
 
     def loss(self, x: Stored) -> torch.Tensor:
         return -(self.pull(x) * x.weights * x.sums(x.logprobs)).sum() / max(x.total_pairs, 1.0)
@@ -251,5 +251,5 @@ SCHEDULES: dict[str, Any] = {"constant": constant, "growing": growing}
 
 def whole_step(x: Stored, rule: Any) -> Stored:
     """Returns the answers of a whole optimizer step with those of `keep` alone kept."""
-    kept = x.kept & rule.keep(x) if hasattr(rule, "keep") else x.kept
-    return replace(x, kept=kept, mask=x.mask * kept[x.answer])
+    retained = x.kept & rule.keep(x) if hasattr(rule, "keep") else x.kept
+    return replace(x, kept=retained, mask=x.mask * retained[x.answer])

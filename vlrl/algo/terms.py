@@ -42,11 +42,11 @@ def critique_grpo(x: LossInputs, shape: _AboveZero = 0.1, clip_low: Reach = 0.2,
 
     Critique-GRPO (arXiv 2506.03106). For algo.guided.use=join.
     """
-    found, metrics = surrogate(x, x.log_ratio.exp(), clip_low, clip_high)
+    clipped_term, metrics = surrogate(x, x.log_ratio.exp(), clip_low, clip_high)
     if x.guided is None:
-        return found, metrics
+        return clipped_term, metrics
     guided, p = x.spread(x.guided), x.logprobs.exp()
-    term = torch.where(guided, -x.advantages * p / (p + shape), found)
+    term = torch.where(guided, -x.advantages * p / (p + shape), clipped_term)
     clipped = metrics["clipped"] & ~guided
     return term, {**metrics, "clipped": clipped, "guided/term": (term.detach() * guided * x.mask).sum()}
 

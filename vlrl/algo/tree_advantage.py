@@ -40,7 +40,7 @@ def nodes_of(rollouts: Sequence[int], tokens: Sequence[np.ndarray], rewards: Seq
     """Returns of each rollout the nodes below the root, in no order: one for each place where the tree of the tokens
     parts.
     """
-    found: dict[int, list[Node]] = {i: [] for i in rollouts}
+    nodes: dict[int, list[Node]] = {i: [] for i in rollouts}
     open_ = [(0, list(rollouts))]
     while open_:
         t, through = open_.pop()
@@ -53,10 +53,10 @@ def nodes_of(rollouts: Sequence[int], tokens: Sequence[np.ndarray], rewards: Seq
             if len(child) < len(through):
                 node = Node(t, sum(rewards[i] for i in child) / len(child), value, len(child))
                 for i in child:
-                    found[i].append(node)
+                    nodes[i].append(node)
             if len(child) > 1:
                 open_.append((t + 1, child))
-    return found
+    return nodes
 
 
 @requires("local", "tokens")

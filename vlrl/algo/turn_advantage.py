@@ -22,7 +22,7 @@ from vlrl.algo.inputs import ActionCredit, Scores, requires
 from vlrl.config.base import Fraction, NonNegative
 
 _log = logging.getLogger(__name__)
-_told: set[str] = set()
+_warned: set[str] = set()
 
 
 @requires("local", "turns")
@@ -227,6 +227,6 @@ def _on_tokens(s: Scores, values: torch.Tensor, plans: torch.Tensor | None = Non
 
 def tell(text: str) -> None:
     """Warns once."""
-    if text not in _told:
-        _told.add(text)
+    if text not in _warned:
+        _warned.add(text)
         _log.warning(text)

@@ -90,11 +90,11 @@ class Horizon:
         """
         if self.rule is None:
             return self.most
-        found = self.rule(step)
-        if isinstance(found, bool) or not isinstance(found, (int, np.integer)):
-            raise ConfigError(f"episode.horizon={self.rule.name!r} gave {found!r} at step {step}: it must return a "
+        turns = self.rule(step)
+        if isinstance(turns, bool) or not isinstance(turns, (int, np.integer)):
+            raise ConfigError(f"episode.horizon={self.rule.name!r} gave {turns!r} at step {step}: it must return a "
                               "whole number of turns")
-        return min(max(int(found), 1), self.most)
+        return min(max(int(turns), 1), self.most)
 
     def within(self, draws: Sequence[Draw], step: int) -> list[Draw]:
         """Returns draws of a step whose episodes end after that many turns."""

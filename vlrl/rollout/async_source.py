@@ -36,7 +36,7 @@ from vlrl.rollout.group_source import Draws, GroupSource
 from vlrl.rollout.partial import Held, completion_of, completion_state, draw_of, draw_state
 from vlrl.types import Completion, Group, Request
 
-Made = dict[tuple[int, ...], Sequence[Completion]]
+CompletionsByKey = dict[tuple[int, ...], Sequence[Completion]]
 """Answers by the key of their request."""
 
 
@@ -47,7 +47,7 @@ class Batch(Draws):
     step: int
     policy_step: int
     """Steps completed by the weights that sample it."""
-    made: Made = field(default_factory=dict)
+    completions: CompletionsByKey = field(default_factory=dict)
     """This process's answers so far; in a resumed run those of all processes."""
     work: Future[list[Group] | None] | None = None
     """Generation, and scoring unless that is left to the main thread."""
@@ -59,12 +59,12 @@ class Batch(Draws):
     @property
     def whole(self) -> bool:
         """Whether all answers are there; waits for those being written."""
-        return bool(self.made) if self.work is None else self.work.exception() is None
+        return bool(self.completions) if self.work is None else self.work.exception() is None
 
-    def state(self, made: Made) -> dict[str, Any]:
+    def state(self, completions: CompletionsByKey) -> dict[str, Any]:
         """As a checkpoint holds it, with so many answers."""
         return {"step": self.step, "policy_step": self.policy_step,
-                "made": {key: [*map(completion_state, answers)] for key, answers in made.items()},
+                "made": {key: [*map(completion_state, answers)] for key, answers in completions.items()},
                 "draws": [[number, draw_state(draw)] for number, draw in self.draws.items()]}
 
 
@@ -128,45 +128,46 @@ class Pipelined(GroupSource):
 
     def _begin(self, batch: Batch) -> None:
         """Has a batch answered in the thread."""
-        writer = self.answering.apart(Recording(self.engine, batch.made), Clock(), batch.policy_step)
-        batch.keys = writer.keys(batch.asked)
+        writer = self.answering.apart(Recording(self.engine, batch.completions), Clock(), batch.policy_step)
+        batch.keys = writer.keys(batch.accepted)
         batch.work = self._thread.submit(self._write, batch, writer)
 
     def _write(self, batch: Batch, writer: Any) -> list[Group] | None:
         """In the thread: this process's groups; None where the main thread is to score them."""
-        start, asked = time.perf_counter(), batch.asked
+        start, accepted = time.perf_counter(), batch.accepted
         try:
-            if asked and self.config.rollout.score_ahead and not writer.collective:
-                return writer.groups(asked, batch.step)
-            return writer.write(asked) if asked else None
+            if accepted and self.config.rollout.score_ahead and not writer.collective:
+                return writer.groups(accepted, batch.step)
+            return writer.write(accepted) if accepted else None
         finally:
             batch.span = start, time.perf_counter()
 
-    def _draw(self, wanted: int, held: Mapping[int, Held]) -> Draws:
+    def _draw(self, wanted: int, carried_over: Mapping[int, Held]) -> Draws:
         """The first draws of a step are those begun for it; refills are drawn here and now, by current weights."""
         if self.queue and self.queue[0].step == self.step:
             return self.queue.popleft()
         self._ready()
-        return super()._draw(wanted, held)
+        return super()._draw(wanted, carried_over)
 
     def _encode(self, drawn: Draws) -> None:
         if not drawn.encoded:
             super()._encode(drawn)
-            if isinstance(drawn, Batch) and not drawn.made:  # its generation had failed when the checkpoint was written
+            # its generation had failed when the checkpoint was written
+            if isinstance(drawn, Batch) and not drawn.completions:
                 self._ready()
 
     def _answer(self, drawn: Draws, tokens: int | None) -> dict[int, Group | Held]:
-        if not isinstance(drawn, Batch) or not (drawn.work or drawn.made):
+        if not isinstance(drawn, Batch) or not (drawn.work or drawn.completions):
             return super()._answer(drawn, tokens)
         groups: Sequence[Group | Held] | None = drawn.work.result() if drawn.work else None
         if drawn.span:
             self.clock.span("ahead", *drawn.span)
             self._ahead_s = drawn.span[1] - drawn.span[0]
-        if groups is None and (drawn.asked or self.answering.collective):
-            engine = Replaying(drawn.made, None if drawn.work else self.engine)
+        if groups is None and (drawn.accepted or self.answering.collective):
+            engine = Replaying(drawn.completions, None if drawn.work else self.engine)
             scorer = self.answering.apart(engine, self.clock, drawn.policy_step)
-            groups = scorer.groups(drawn.asked, drawn.step)
-        return {a.number: group for a, group in zip(drawn.asked, groups or (), strict=True)}
+            groups = scorer.groups(drawn.accepted, drawn.step)
+        return {a.number: group for a, group in zip(drawn.accepted, groups or (), strict=True)}
 
     def metrics(self) -> dict[str, float]:
         """Also how old the weights of the trained answers were, in steps, and the seconds of the thread."""
@@ -179,17 +180,17 @@ class Pipelined(GroupSource):
         """Also the queue, once it is written; of all processes. What failed is to be generated anew."""
         with self.clock("rollout"):
             whole = [all(comm.gather(batch.whole)) for batch in self.queue]
-        made = [{key: answers for part in comm.gather(batch.made) for key, answers in part.items()} if done else {}
-                for batch, done in zip(self.queue, whole, strict=True)]
+        completions = [{key: answers for part in comm.gather(batch.completions) for key, answers in part.items()}
+                       if done else {} for batch, done in zip(self.queue, whole, strict=True)]
         return {**super().state_dict(),
-                "queue": [batch.state(answers) for batch, answers in zip(self.queue, made, strict=True)]}
+                "queue": [batch.state(answers) for batch, answers in zip(self.queue, completions, strict=True)]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self.queue = deque(
             Batch({number: draw_of(draw) for number, draw in b["draws"]}, len(b["draws"]), step=b["step"],
                   policy_step=b["policy_step"],
-                  made={key: [completion_of(**a) for a in answers] for key, answers in b["made"].items()})
+                  completions={key: [completion_of(**a) for a in answers] for key, answers in b["made"].items()})
             for b in state.get("queue", ()))
 
 
@@ -206,23 +207,23 @@ def at_rest(source: GroupSource) -> tuple[dict[str, Any], Callable[[float], dict
 def _written(queue: Sequence[Batch], seconds: float) -> dict[str, Any] | None:
     """Scoring may have failed."""
     concurrent.futures.wait([batch.work for batch in queue if batch.work], seconds)
-    whole = all(batch.keys <= batch.made.keys() if batch.work else batch.made for batch in queue)
-    return {"queue": [batch.state(batch.made) for batch in queue]} if whole and comm.world() == 1 else None
+    whole = all(batch.keys <= batch.completions.keys() if batch.work else batch.completions for batch in queue)
+    return {"queue": [batch.state(batch.completions) for batch in queue]} if whole and comm.world() == 1 else None
 
 
 class Recording:
     """An engine whose answers are kept by the key of their request."""
 
-    def __init__(self, engine: Engine, made: Made):
-        self.engine, self.made = engine, made
+    def __init__(self, engine: Engine, completions: CompletionsByKey):
+        self.engine, self.completions = engine, completions
 
     def sync(self, policy: Any, step: int) -> None:
         """The weights stay those that the batch was begun with."""
 
     def generate(self, requests: Sequence[Request], done: Done | None = None) -> list[list[Completion]]:
-        made = self.engine.generate(requests, done)
-        self.made |= {request.key: answers for request, answers in zip(requests, made, strict=True)}
-        return made
+        completions = self.engine.generate(requests, done)
+        self.completions |= {request.key: answers for request, answers in zip(requests, completions, strict=True)}
+        return completions
 
     def close(self) -> None:
         """The engine is closed by its owner."""
@@ -231,15 +232,15 @@ class Recording:
 class Replaying:
     """An engine that gives recorded answers; episodes of a checkpoint are played again by `engine`."""
 
-    def __init__(self, made: Made, engine: Engine | None = None):
-        self.made, self.engine = made, engine
+    def __init__(self, completions: CompletionsByKey, engine: Engine | None = None):
+        self.completions, self.engine = completions, engine
 
     def sync(self, policy: Any, step: int) -> None:
         """There are no weights."""
 
     def generate(self, requests: Sequence[Request], done: Done | None = None) -> list[list[Completion]]:
-        made = [[*self.made[request.key]] for request in requests]
-        return self.engine.replayed(requests, made) if isinstance(self.engine, EpisodeEngine) else made
+        completions = [[*self.completions[request.key]] for request in requests]
+        return self.engine.replayed(requests, completions) if isinstance(self.engine, EpisodeEngine) else completions
 
     def close(self) -> None:
         """Nothing is held."""

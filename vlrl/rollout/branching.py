@@ -95,7 +95,7 @@ class Branching:
         """
         settings = self.config.rollout.branch
         assert settings.roots
-        trees = [[Leaf(c, 1) for c in made] for made in engine.generate(
+        trees = [[Leaf(c, 1) for c in answers] for answers in engine.generate(
             [replace(r, n=min(r.n, settings.roots)) for r in requests])]
         spent = [sum(len(leaf.completion.tokens) for leaf in tree) for tree in trees]
         most = math.inf if settings.tokens is None else settings.tokens
@@ -104,18 +104,18 @@ class Branching:
             wanted = [i for i, r in enumerate(requests) if len(trees[i]) < r.n and spent[i] < most]
             if isinstance(self.point.function, Meaning):
                 self._probe(engine, self.point.function, requests, trees, wanted, spent)
-            asked = [self._round(requests[i], trees[i]) for i in wanted]
-            for i, request, made in zip(wanted, asked, engine.generate(asked), strict=True):
-                self._add(trees[i], request, made)
+            branch_requests = [self._round(requests[i], trees[i]) for i in wanted]
+            for i, request, completions in zip(wanted, branch_requests, engine.generate(branch_requests), strict=True):
+                self._add(trees[i], request, completions)
                 spent[i] += sum(len(c.tokens) - len(b.written.tokens)
-                                for c, b in zip(made, request.begun or (_NONE,) * len(made), strict=True))
+                                for c, b in zip(completions, request.begun or (_NONE,) * len(completions), strict=True))
         out = [[leaf.completion for leaf in tree] for tree in trees]
         probed, self._unread = self._unread, 0
         self.written, self.probed = self.written + sum(spent), self.probed + probed
-        self.reused += sum(len(c.tokens) for made in out for c in made) - (sum(spent) - probed)
-        for i, made in enumerate(out):
+        self.reused += sum(len(c.tokens) for answers in out for c in answers) - (sum(spent) - probed)
+        for i, completions in enumerate(out):
             if done:
-                done(i, made)
+                done(i, completions)
         return out
 
     def metrics(self) -> dict[str, float]:
@@ -124,9 +124,9 @@ class Branching:
         """
         written, reused, probed = comm.total(self.written, self.reused, self.probed)
         self.written = self.reused = self.probed = 0
-        found = {"branch/reused_frac": reused / max(written - probed + reused, 1.0)}
-        return found | ({"branch/probed_frac": probed / max(written, 1.0)}
-                        if isinstance(self.point.function, Meaning) else {})
+        shares = {"branch/reused_frac": reused / max(written - probed + reused, 1.0)}
+        return shares | ({"branch/probed_frac": probed / max(written, 1.0)}
+                         if isinstance(self.point.function, Meaning) else {})
 
     def _probe(self, engine: Engine, rule: Meaning, requests: Sequence[Request], trees: Sequence[list[Leaf]],
                wanted: Sequence[int], spent: list[int]) -> None:
@@ -134,9 +134,9 @@ class Branching:
         probes = [(i, leaf, place, self._probing(rule, requests[i], leaf, number, place)) for i in wanted
                   for number, leaf in enumerate(trees[i]) if not leaf.entropies
                   for place in rule.candidates(leaf.places)]
-        for (i, leaf, place, _), made in zip(probes, engine.generate([p for *_, p in probes]), strict=True):
-            leaf.entropies[place] = rule.entropy([self.read(c.tokens[place:]) for c in made])
-            tokens = sum(len(c.tokens) - place for c in made)
+        for (i, leaf, place, _), completions in zip(probes, engine.generate([p for *_, p in probes]), strict=True):
+            leaf.entropies[place] = rule.entropy([self.read(c.tokens[place:]) for c in completions])
+            tokens = sum(len(c.tokens) - place for c in completions)
             spent[i], self._unread = spent[i] + tokens, self._unread + tokens
 
     @staticmethod
@@ -168,19 +168,19 @@ class Branching:
         if isinstance(self.point.function, Meaning):
             return self.point(leaf.entropies, leaf.parted, rng)
         try:
-            found = self.point(leaf.completion, places, leaf.parted, rng)
+            place = self.point(leaf.completion, places, leaf.parted, rng)
         except Exception as error:  # anyone's code
             raise ConfigError(f"{named}: {failure(error)}") from error
-        if found not in places:
-            raise ConfigError(f"{named} gave {found!r}: it must return one of the {len(places)} places of tokens that "
+        if place not in places:
+            raise ConfigError(f"{named} gave {place!r}: it must return one of the {len(places)} places of tokens that "
                               f"it was given, {places[0]} to {places[-1]}")
-        return int(found)
+        return int(place)
 
     @staticmethod
-    def _add(tree: list[Leaf], request: Request, made: Sequence[Completion]) -> None:
-        starts = [len(b.written.tokens) + 1 for b in request.begun] or [1] * len(made)
+    def _add(tree: list[Leaf], request: Request, completions: Sequence[Completion]) -> None:
+        starts = [len(b.written.tokens) + 1 for b in request.begun] or [1] * len(completions)
         tree += [Leaf(c if c.episode_id else replace(c, turns=()), start)
-                 for c, start in zip(made, starts, strict=True)]
+                 for c, start in zip(completions, starts, strict=True)]
 
 
 def at_most(sampling: Sampling, tokens: int) -> Sampling:

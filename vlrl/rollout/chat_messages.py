@@ -98,9 +98,9 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str) and value.encode("utf-8", "replace").decode() == value
 
 
-def same(messages: Sequence[Message], kept: Sequence[Message]) -> bool:
+def same(messages: Sequence[Message], recorded: Sequence[Message]) -> bool:
     """Returns whether a conversation is what was recorded."""
-    return len(messages) == len(kept) and not any(map(contradiction, messages, kept))
+    return len(messages) == len(recorded) and not any(map(contradiction, messages, recorded))
 
 
 def contradiction(given: Message, own: Message) -> str | None:

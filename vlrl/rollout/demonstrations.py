@@ -70,7 +70,7 @@ def has_demonstration(task: Task, sample: Sample) -> bool:
     return bool(task_oracle_actions(task, sample) if sample.opening is not None else given_answer(task, sample))
 
 
-def demonstrated(task: Task, encode: Encoder, engine: Any, config: Config, asked: Sequence[Asked], step: int,
+def demonstrated(task: Task, encode: Encoder, engine: Any, config: Config, accepted: Sequence[Asked], step: int,
                  split: str = "train") -> list[Group]:
     """Returns a scored group of one given answer for each; `engine` is that of the run, which plays episodes.
 
@@ -81,17 +81,17 @@ def demonstrated(task: Task, encode: Encoder, engine: Any, config: Config, asked
         written = engine.over(written)
     sampling = sampling_of(config.rollout, 0.0)
     given = written.generate([Request(prompt=a.prompt, n=1, sampling=sampling, key=(0, a.number), sample=a.sample)
-                              for a in asked])
-    return [_group(task, a, completion, step, split) for a, (completion,) in zip(asked, given, strict=True)]
+                              for a in accepted])
+    return [_group(task, a, completion, step, split) for a, (completion,) in zip(accepted, given, strict=True)]
 
 
-def _group(task: Task, asked: Asked, given: Completion, step: int, split: str) -> Group:
+def _group(task: Task, accepted: Asked, given: Completion, step: int, split: str) -> Group:
     if given.episode_id:
-        _check_played(given, task_oracle_actions(task, asked.sample), asked.sample)
-    group = make_group(task, asked.sample, asked.prompt, [given], group_id=f"{asked.number:08d}", split=split,
+        _check_played(given, task_oracle_actions(task, accepted.sample), accepted.sample)
+    group = make_group(task, accepted.sample, accepted.prompt, [given], group_id=f"{accepted.number:08d}", split=split,
                        step=step)
     # trained, not sampled: there is no sampler to compare with
-    return replace(group, rollouts=tuple(replace(r, train_prompt=asked.prompt) for r in group.rollouts))
+    return replace(group, rollouts=tuple(replace(r, train_prompt=accepted.prompt) for r in group.rollouts))
 
 
 def _check_played(given: Completion, actions: Sequence[str], sample: Sample) -> None:

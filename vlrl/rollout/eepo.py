@@ -42,7 +42,7 @@ class Forgetting:
             return
         self.policy.scatter()
         parameters = [p for _, p in self.policy.trainable()]
-        kept = [p.detach().clone() for p in parameters]
+        weights = [p.detach().clone() for p in parameters]
         self.policy.away = True
         try:
             with phase("forget"):
@@ -51,14 +51,14 @@ class Forgetting:
             yield
         finally:
             with torch.no_grad():
-                for parameter, weight in zip(parameters, kept, strict=True):
+                for parameter, weight in zip(parameters, weights, strict=True):
                     parameter.grad = None
                     parameter.copy_(weight)
             self.policy.away = False
 
     def _due(self, answers: Sequence[tuple[Prompt, Sequence[Completion]]]) -> bool:
         """Returns whether there is anything to forget: -log p of a sampled token estimates the entropy."""
-        sampled = [c.logprobs[c.loss_mask & ~np.isnan(c.logprobs)] for _, made in answers for c in made]
+        sampled = [c.logprobs[c.loss_mask & ~np.isnan(c.logprobs)] for _, completions in answers for c in completions]
         surprise, count = comm.total(-float(sum(float(s.sum(dtype=np.float64)) for s in sampled)),
                                      float(sum(len(s) for s in sampled)))
         limit = self.config.rollout.forget.entropy

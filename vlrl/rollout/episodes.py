@@ -79,9 +79,10 @@ class EpisodeEngine:
         if not acting:
             return self.engine.generate(requests, done)
         single = [i for i in range(len(requests)) if i not in {*acting}]
-        made = dict(zip(single, self.engine.generate([requests[i] for i in single]), strict=True)) if single else {}
-        made |= dict(zip(acting, self._episodes([requests[i] for i in acting], self.engine), strict=True))
-        return [made[i] for i in range(len(requests))]
+        completions = dict(zip(single, self.engine.generate([requests[i] for i in single]),
+                               strict=True)) if single else {}
+        completions |= dict(zip(acting, self._episodes([requests[i] for i in acting], self.engine), strict=True))
+        return [completions[i] for i in range(len(requests))]
 
     def replayed(self, requests: Sequence[Request], recorded: Sequence[list[Completion]]) -> list[list[Completion]]:
         """Returns recorded completions; episodes, of which the actions suffice, after their environments have answered
@@ -109,14 +110,14 @@ class EpisodeEngine:
                 for r, group in zip(requests, groups, strict=True) if not r.begun])
             new = [p for p in everyone if p.again is None]
             first = {p: action for p in everyone if (action := p.played)}
-            first |= dict(zip(new, (c for made in opening for c in made), strict=True))
+            first |= dict(zip(new, (c for answers in opening for c in answers), strict=True))
             while calls:
                 live = []
-                for playing, found in self._arrived(calls):
+                for playing, observation in self._arrived(calls):
                     if action := first.pop(playing, None):
-                        playing.begin(found)
+                        playing.begin(observation)
                         self._act(playing, action, calls)
-                    elif self._goes_on(playing, found) and playing.goes_as_before():
+                    elif self._goes_on(playing, observation) and playing.goes_as_before():
                         if action := playing.played:
                             self._act(playing, action, calls)
                         else:
@@ -124,8 +125,8 @@ class EpisodeEngine:
                     else:
                         playing.goes_as_before()
                         playing.continued.cache = None
-                made = engine.generate([p.request(most) for p in live]) if live else []
-                for playing, (action,) in zip(live, made, strict=True):
+                actions = engine.generate([p.request(most) for p in live]) if live else []
+                for playing, (action,) in zip(live, actions, strict=True):
                     self._act(playing, action, calls)
         finally:
             for call in calls:
@@ -177,10 +178,10 @@ class EpisodeEngine:
     def _limit(self, playing: _Playing, tokens: int, media: int) -> str:
         """Returns the limit that ends an episode before so much more; "" = none."""
         limits = self.limits
-        most = limits.max_turns if playing.asked.max_turns is None else playing.asked.max_turns
+        most = limits.max_turns if playing.base_request.max_turns is None else playing.base_request.max_turns
         if sum(turn.role == "assistant" for turn in playing.turns) >= most:
             return "turns"
-        if len(playing.seen) + media > limits.max_media:
+        if len(playing.observed_media) + media > limits.max_media:
             return "media"
         return "tokens" if len(playing.written) + tokens >= limits.max_tokens else ""
 
@@ -220,7 +221,7 @@ def _unchanged(again: Completion, recorded: Completion) -> Completion:
 class _Playing:
     """One episode while it is played."""
 
-    asked: Request
+    base_request: Request
     index: int
     episode: Episode
     whole: Prompt
@@ -236,7 +237,7 @@ class _Playing:
     turns: list[Turn] = field(default_factory=list)
     shown: list[Prompt] = field(default_factory=list)
     """The observations that the model saw."""
-    seen: list[LoadedMedia] = field(default_factory=list)
+    observed_media: list[LoadedMedia] = field(default_factory=list)
     """Media of all observations, the last one included."""
     windows: list[Prompt] = field(default_factory=list)
     """Of each action what followed the prompt, where the history is cut."""
@@ -250,7 +251,7 @@ class _Playing:
         turn, last = len(self.shown), self.last
         if last is None or turn < last:
             return self.whole
-        window, written = self.asked.prompt.followed_by(np.array([self.end])), self.written
+        window, written = self.base_request.prompt.followed_by(np.array([self.end])), self.written
         ends = [slice(a.end, b.start) for a, b in itertools.pairwise(t for t in self.turns if t.role == "observation")]
         for place in range(turn - last, turn):
             window = joined(window, self.shown[place])
@@ -261,14 +262,14 @@ class _Playing:
     @property
     def written(self) -> np.ndarray:
         """[T] all tokens after the prompt."""
-        return self.whole.ids[len(self.asked.prompt):]
+        return self.whole.ids[len(self.base_request.prompt):]
 
-    def begin(self, found: Observation | Failed | None) -> None:
+    def begin(self, observation: Observation | Failed | None) -> None:
         """Checks that it begins where its prompt says."""
         opening = self.episode.sample.opening
-        if isinstance(found, Failed):
-            self.error = found.reason
-        elif opening is None or found is None or not same_observation(found, opening):
+        if isinstance(observation, Failed):
+            self.error = observation.reason
+        elif opening is None or observation is None or not same_observation(observation, opening):
             self.error = f"reset({self.episode.seed}) showed something else than before: it must be the same for a seed"
 
     @property
@@ -292,17 +293,17 @@ class _Playing:
     def request(self, most: int) -> Request:
         """Returns what is asked of the engine for its next action."""
         turn = sum(t.role == "assistant" for t in self.turns)
-        key = (_ACTION, *self.asked.key, self.index, turn)
-        sampling = _at_most(self.asked, most - len(self.written))
+        key = (_ACTION, *self.base_request.key, self.index, turn)
+        sampling = _at_most(self.base_request, most - len(self.written))
         whole = self.last is None
-        return replace(self.asked, prompt=self.before, n=1, key=key, sampling=sampling, begun=(),
+        return replace(self.base_request, prompt=self.before, n=1, key=key, sampling=sampling, begun=(),
                        continues=(self.continued,) if whole else (), turns=tuple(self.turns) if whole else ())
 
     def act(self, action: Completion) -> None:
         start, before = len(self.written), self.before
         self._append(self.whole.followed_by(action.tokens), action.logprobs, action.loss_mask)
         if self.last is not None:
-            self.windows.append(behind(before.followed_by(action.tokens), self.asked.prompt,
+            self.windows.append(behind(before.followed_by(action.tokens), self.base_request.prompt,
                                        self.shown[-self.last:]))
         self.turns.append(Turn(start=start, end=len(self.written), text=action.text, error=self.error,
                                prompt_ids=None if self.last is None else tuple(before.ids.tolist())))
@@ -327,20 +328,21 @@ class _Playing:
             self._append(joined(self.whole, shown), np.zeros(n, np.float32), np.zeros(n, bool))
             self.shown.append(shown)
             self.continued.observed = shown
-        self.seen += shown.media
+        self.observed_media += shown.media
         self.turns.append(Turn(start=start, end=len(self.written), role="observation", text=text,
                                media=tuple(m.sha256 for m in shown.media)))
 
     def completion(self) -> Completion:
-        texts = (t.text + "".join(f"\n<{m.kind}>" for m in self.seen if m.sha256 in t.media) for t in self.turns)
+        texts = (t.text + "".join(f"\n<{m.kind}>" for m in self.observed_media if m.sha256 in t.media)
+                 for t in self.turns)
         length = next(t for t in reversed(self.turns) if t.role == "assistant")
-        cut = not self.ended and self.whole.ids[len(self.asked.prompt) + length.end - 1] != self.end
+        cut = not self.ended and self.whole.ids[len(self.base_request.prompt) + length.end - 1] != self.end
         reason: Any = self.ended or ("length" if cut else "stop")
         return Completion(
             tokens=self.written, logprobs=np.concatenate(self.logprobs), loss_mask=np.concatenate(self.sampled),
             text="\n\n".join(texts), finish_reason=reason, turns=tuple(self.turns), error=self.error,
-            episode_id="-".join(map(str, (*self.asked.key, self.index))), seen=tuple(self.seen),
-            shown=behind(self.whole, self.asked.prompt, self.shown) if self.shown and not self.windows else None,
+            episode_id="-".join(map(str, (*self.base_request.key, self.index))), seen=tuple(self.observed_media),
+            shown=behind(self.whole, self.base_request.prompt, self.shown) if self.shown and not self.windows else None,
             windows=tuple(self.windows))
 
     def _append(self, whole: Prompt, logprobs: np.ndarray, sampled: np.ndarray) -> None:

@@ -79,9 +79,9 @@ class Fingerprint:
 def of(samples: Sequence[Sample]) -> Fingerprint:
     """Returns the fingerprint of a split's samples."""
     known = [*_compared(samples, len(samples))]
-    found = [_read(samples, i) for i in known]
+    checksums = [_read(samples, i) for i in known]
     return Fingerprint(len(samples), np.array(known, dtype=np.int64),
-                       np.array([crc for _, crc in found], dtype=np.uint32), tuple(id for id, _ in found),
+                       np.array([crc for _, crc in checksums], dtype=np.uint32), tuple(id for id, _ in checksums),
                        {path: _state(path) for path in _files(samples)})
 
 

@@ -71,14 +71,14 @@ class Asked:
     sample: Sample
     prompt: Prompt
     variants: tuple[tuple[Variant, Sample, Prompt], ...] = ()
-    held: Held | None = None
+    carried_over: Held | None = None
     """The group as the step before left it; None for a new one."""
 
-    def answered(self, made: Sequence[Completion], most: int, step: int) -> Held:
+    def answered(self, completions: Sequence[Completion], most: int, step: int) -> Held:
         """Returns the group with what a step made for it, of at most `most` tokens in all."""
-        if self.held is None:
-            return Held(self.number, self.draw, tuple(made), (step,) * len(made), most)
-        return self.held.after(made, step)
+        if self.carried_over is None:
+            return Held(self.number, self.draw, tuple(completions), (step,) * len(completions), most)
+        return self.carried_over.after(completions, step)
 
 
 @dataclass(eq=False)
@@ -132,7 +132,7 @@ class Answering:
         """Answers to a draw, those of trained variants included."""
         return draw.group_size or self.config.rollout.group_size
 
-    def groups(self, asked: Sequence[Asked], step: int, tokens: int | None = None) -> list[Group | Held]:
+    def groups(self, accepted: Sequence[Asked], step: int, tokens: int | None = None) -> list[Group | Held]:
         """Generates and scores one group per prompt; with `tokens` (rollout.step_tokens) no answer gets more of them,
         and a group with an unfinished one is held over.
 
@@ -142,72 +142,73 @@ class Answering:
         """
         self.step = step
         soon = self.config.rollout.score_ahead and self.likelihoods is None
-        requests, others = self._requests(asked)
+        requests, others = self._requests(accepted)
         most = [r.sampling.max_new_tokens for r in requests]
         if tokens is not None:
-            requests = [in_one_step(r, a.held, tokens) for r, a in zip(requests, asked, strict=True)]
-        drawn: list[dict[str, Sequence[Completion]]] = [{} for _ in asked]
+            requests = [in_one_step(r, a.carried_over, tokens) for r, a in zip(requests, accepted, strict=True)]
+        drawn: list[dict[str, Sequence[Completion]]] = [{} for _ in accepted]
         likely: list[Likely] = []
 
-        def so_far(i: int, made: Sequence[Completion]) -> Held:
-            return asked[i].answered(made, most[i], step)
+        def so_far(i: int, answers: Sequence[Completion]) -> Held:
+            return accepted[i].answered(answers, most[i], step)
 
-        def score(i: int, made: Sequence[Completion]) -> Group | Held:
-            held = so_far(i, made)
-            if tokens is not None and held.unfinished:
-                return held
-            return self._group(asked[i], held, drawn[i], likely[i] if self.likelihoods else None)
+        def score(i: int, answers: Sequence[Completion]) -> Group | Held:
+            partial_group = so_far(i, answers)
+            if tokens is not None and partial_group.unfinished:
+                return partial_group
+            return self._group(accepted[i], partial_group, drawn[i], likely[i] if self.likelihoods else None)
 
-        def keep(j: int, made: Sequence[Completion]) -> None:
+        def keep(j: int, answers: Sequence[Completion]) -> None:
             i, variant, request = others[j]
-            drawn[i][variant.name] = [c.behind(request.prompt, asked[i].prompt) if c.episode_id else c for c in made]
+            drawn[i][variant.name] = [c.behind(request.prompt, accepted[i].prompt) if c.episode_id else c
+                                      for c in answers]
 
-        def done(j: int, made: Sequence[Completion]) -> None:
+        def done(j: int, answers: Sequence[Completion]) -> None:
             i, *_ = others[j]
-            keep(j, made)
-            if soon and len(drawn[i]) == len(asked[i].variants):
+            keep(j, answers)
+            if soon and len(drawn[i]) == len(accepted[i].variants):
                 ahead.begin(i, completions[i])
 
         with Ahead(score, self.clock, "score", self.services.threads if self.services else 1) as ahead:
             completions = self._drawn(requests, ahead.begin if soon and not others else None)
             varied = self.engine.generate([request for *_, request in others], done) if others else []
-            for j, made in enumerate(varied):
-                keep(j, made)
+            for j, variant_answers in enumerate(varied):
+                keep(j, variant_answers)
             if self.likelihoods:
-                held = [so_far(i, made) for i, made in enumerate(completions)]
+                partial_groups = [so_far(i, answers) for i, answers in enumerate(completions)]
                 likely += self.likelihoods([
                     Visit(a.sample, a.prompt, [] if tokens is not None and h.unfinished else _members(
                         h.answers, [(v, more[v.name]) for v, *_ in a.variants]))
-                    for a, h, more in zip(asked, held, drawn, strict=True)], "train", step)
+                    for a, h, more in zip(accepted, partial_groups, drawn, strict=True)], "train", step)
             groups = ahead.results(completions)
-        return self._guided(asked, self._beside_greedy(asked, groups))
+        return self._guided(accepted, self._beside_greedy(accepted, groups))
 
-    def write(self, asked: Sequence[Asked]) -> None:
+    def write(self, accepted: Sequence[Asked]) -> None:
         """Has the engine write all that `groups` would ask of it for new groups, and scores none of it."""
-        for requests in self._calls(asked):
+        for requests in self._calls(accepted):
             self.engine.generate(requests)
 
-    def keys(self, asked: Sequence[Asked]) -> set[tuple[int, ...]]:
+    def keys(self, accepted: Sequence[Asked]) -> set[tuple[int, ...]]:
         """Returns those of all that `write` asks for."""
-        return {request.key for requests in self._calls(asked) for request in requests}
+        return {request.key for requests in self._calls(accepted) for request in requests}
 
-    def _calls(self, asked: Sequence[Asked]) -> list[list[Request]]:
+    def _calls(self, accepted: Sequence[Asked]) -> list[list[Request]]:
         """Returns all requests for new groups, by call of the engine."""
-        requests, others = self._requests(asked)
-        calls = requests, [r for *_, r in others], self._greedy(asked) if self._with_greedy else []
+        requests, others = self._requests(accepted)
+        calls = requests, [r for *_, r in others], self._greedy(accepted) if self._with_greedy else []
         return [call for call in calls if call]
 
-    def _requests(self, asked: Sequence[Asked]) -> tuple[list[Request], list[tuple[int, Variant, Request]]]:
+    def _requests(self, accepted: Sequence[Asked]) -> tuple[list[Request], list[tuple[int, Variant, Request]]]:
         """Returns what is asked of the engine: one request for each group, and those of variants by the group's
         place.
         """
-        sampling = [sampling_of(self.config.rollout, self.temperature, a.draw.max_new_tokens) for a in asked]
+        sampling = [sampling_of(self.config.rollout, self.temperature, a.draw.max_new_tokens) for a in accepted]
         requests = [Request(prompt=a.prompt, n=self.group_size(a.draw) - trained_answers([v for v, *_ in a.variants]),
                             sampling=s, key=(0, a.number), sample=a.sample, max_turns=a.draw.max_turns)
-                    for a, s in zip(asked, sampling, strict=True)]
+                    for a, s in zip(accepted, sampling, strict=True)]
         return requests, [(i, v, Request(prompt=prompt, n=v.n, sampling=sampling[i], key=_stream(a, v), sample=sample,
                                          max_turns=a.draw.max_turns))
-                          for i, a in enumerate(asked) for v, sample, prompt in a.variants]
+                          for i, a in enumerate(accepted) for v, sample, prompt in a.variants]
 
     def _drawn(self, requests: Sequence[Request], done: Done | None) -> list[list[Completion]]:
         """Returns the answers to each request; with rollout.forget, half of them by a policy that has forgotten the
@@ -220,34 +221,35 @@ class Answering:
         if self.forget is None:
             return self.engine.generate(requests, done)
         firsts = self.engine.generate([replace(r, n=(r.n + 1) // 2) for r in requests])
-        rests = [replace(r, n=r.n - len(made), key=(6, *r.key[1:])) for r, made in zip(requests, firsts, strict=True)]
-        sampled = [(r.prompt, made) for r, made in zip(requests, firsts, strict=True)]
+        rests = [replace(r, n=r.n - len(first), key=(6, *r.key[1:])) for r, first in zip(requests, firsts, strict=True)]
+        sampled = [(r.prompt, first) for r, first in zip(requests, firsts, strict=True)]
         with self.forget(sampled, self.step, self.temperature):
             self.engine.sync(self.forget.policy, self.step)
-            rest = self.engine.generate(rests, (lambda i, made: done(i, [*firsts[i], *made])) if done else None)
+            rest = self.engine.generate(rests, (lambda i, completions: done(i, [*firsts[i], *completions]))
+                                        if done else None)
         self.engine.sync(self.forget.policy, self.step)
         return [[*a, *b] for a, b in zip(firsts, rest, strict=True)]
 
-    def _judged(self, request: Request, made: Sequence[Completion]) -> list[bool | None]:
+    def _judged(self, request: Request, completions: Sequence[Completion]) -> list[bool | None]:
         """Returns which answers to a prompt are correct, scored as a group of their own; None where they cannot be."""
         assert request.sample is not None
         with self.clock("score"):
-            group = make_group(self.task, request.sample, request.prompt, made, group_id="", split="train",
+            group = make_group(self.task, request.sample, request.prompt, completions, group_id="", split="train",
                                step=self.step, score=self.score, served=self.services)
         return [None if r.reward is None else r.correct for r in group.rollouts]
 
-    def _beside_greedy(self, asked: Sequence[Asked], groups: Sequence[Group | Held]) -> list[Group | Held]:
+    def _beside_greedy(self, accepted: Sequence[Asked], groups: Sequence[Group | Held]) -> list[Group | Held]:
         """Returns the groups with the greedy answer to each prompt aside, where the advantage compares with it.
 
         It is scored as a group of one, drawn apart from the rest, and in no statistic of its group.
         """
         if not self._with_greedy:
             return list(groups)
-        made = self.engine.generate(self._greedy(asked))
-        visits = plain_visits([(a.number, a.sample, a.prompt) for a in asked], made)
-        likely = self.likelihoods(visits, "train", self.step) if self.likelihoods else [None] * len(made)
+        greedy_answers = self.engine.generate(self._greedy(accepted))
+        visits = plain_visits([(a.number, a.sample, a.prompt) for a in accepted], greedy_answers)
+        likely = self.likelihoods(visits, "train", self.step) if self.likelihoods else [None] * len(greedy_answers)
         out: list[Group | Held] = []
-        for a, group, answers, known in zip(asked, groups, made, likely, strict=True):
+        for a, group, answers, known in zip(accepted, groups, greedy_answers, likely, strict=True):
             assert isinstance(group, Group)  # partial.check
             alone = make_group(self.task, a.sample, a.prompt, answers, group_id=group.id, split=group.split,
                                step=self.step, likely=known, policy_step=self.policy_step, score=self.score,
@@ -256,7 +258,7 @@ class Answering:
             out.append(replace(group, aside=(*group.aside, greedy)))
         return out
 
-    def _guided(self, asked: Sequence[Asked], groups: Sequence[Group | Held]) -> list[Group | Held]:
+    def _guided(self, accepted: Sequence[Asked], groups: Sequence[Group | Held]) -> list[Group | Held]:
         """Returns the groups with second attempts aside, where first ones failed and there is something to tell; these
         are scored as a group of their own, as answers to the sample as it is.
         """
@@ -264,11 +266,11 @@ class Answering:
             return list(groups)
         whole, stays = [g for g in groups if isinstance(g, Group)], self.guide.trains_guided
         assert len(whole) == len(groups)  # Config refuses groups that go on in a later step
-        requests, _ = self._requests(asked)
+        requests, _ = self._requests(accepted)
         answers = [[answer_of(r.completion, self.step, r.variant) for r in g.rollouts] for g in whole]
 
-        def score(group: Group, sampled: Prompt, made: Sequence[Completion]) -> Group:
-            moved = [c.behind(sampled, group.prompt) if c.episode_id and not stays else c for c in made]
+        def score(group: Group, sampled: Prompt, completions: Sequence[Completion]) -> Group:
+            moved = [c.behind(sampled, group.prompt) if c.episode_id and not stays else c for c in completions]
             return make_group(self.task, group.sample, group.prompt, moved, group_id=group.id, split=group.split,
                               step=self.step, policy_step=self.policy_step, score=self.score,
                               served=self.services)
@@ -279,18 +281,18 @@ class Answering:
     def _with_greedy(self) -> bool:
         return self.algorithm is not None and "greedy" in self.algorithm.requires
 
-    def _greedy(self, asked: Sequence[Asked]) -> list[Request]:
+    def _greedy(self, accepted: Sequence[Asked]) -> list[Request]:
         return [Request(prompt=a.prompt, n=1, sampling=sampling_of(self.config.rollout, 0.0, a.draw.max_new_tokens),
-                        key=(5, a.number), sample=a.sample, max_turns=a.draw.max_turns) for a in asked]
+                        key=(5, a.number), sample=a.sample, max_turns=a.draw.max_turns) for a in accepted]
 
-    def _group(self, asked: Asked, held: Held, drawn: Mapping[str, Sequence[Completion]],
+    def _group(self, accepted: Asked, partial_group: Held, drawn: Mapping[str, Sequence[Completion]],
                likely: Likely | None) -> Group:
-        variants = [(v, drawn[v.name]) for v, *_ in asked.variants]
-        answers = [last_part(c) for c in held.answers] if asked.held else held.answers
-        group = make_group(self.task, asked.sample, asked.prompt, answers, group_id=f"{asked.number:08d}",
+        variants = [(v, drawn[v.name]) for v, *_ in accepted.variants]
+        answers = [last_part(c) for c in partial_group.answers] if accepted.carried_over else partial_group.answers
+        group = make_group(self.task, accepted.sample, accepted.prompt, answers, group_id=f"{accepted.number:08d}",
                            split="train", step=self.step, variants=variants, likely=likely,
                            policy_step=self.policy_step, score=self.score, served=self.services)
-        return held.told(group) if asked.held else group
+        return partial_group.with_policy_steps(group) if accepted.carried_over else group
 
 
 def sampling_of(rollout: RolloutSettings, temperature: float, max_new_tokens: int | None = None) -> Sampling:
@@ -317,7 +319,7 @@ def make_group(task: Task, sample: Sample, prompt: Prompt, completions: Sequence
     """
     task = task.of(sample)
     sample, members = sized(sample, prompt), _members(completions, variants)
-    aside = [(v.name, c) for v, made in variants if not v.trained for c in made]
+    aside = [(v.name, c) for v, variant_answers in variants if not v.trained for c in variant_answers]
     answers = [answer_of(c, step, name) for name, c in members]
     others = [answer_of(c, step, name) for name, c in aside]
     policy_step = step if policy_step is None else policy_step
@@ -351,10 +353,11 @@ def sized(sample: Sample, prompt: Prompt) -> Sample:
     return replace(sample, row={**sizes, **sample.row})
 
 
-def plain_visits(asked: Sequence[tuple[Any, Sample, Prompt]], made: Sequence[Sequence[Completion]]) -> list[Visit]:
+def plain_visits(numbered: Sequence[tuple[Any, Sample, Prompt]],
+                 completions: Sequence[Sequence[Completion]]) -> list[Visit]:
     """Returns the groups of numbered samples that have no variants."""
     return [Visit(sample, prompt, _members(answers, ()))
-            for (_, sample, prompt), answers in zip(asked, made, strict=True)]
+            for (_, sample, prompt), answers in zip(numbered, completions, strict=True)]
 
 
 def _members(completions: Sequence[Completion],
@@ -362,7 +365,7 @@ def _members(completions: Sequence[Completion],
     """Returns the answers of a group in order, each with the name of its variant: those of variants that are trained
     come last.
     """
-    return [("", c) for c in completions] + [(v.name, c) for v, made in variants if v.trained for c in made]
+    return [("", c) for c in completions] + [(v.name, c) for v, answers in variants if v.trained for c in answers]
 
 
 def _unanswered(task: Task, scored: Scored, given: Given) -> Scored:
@@ -379,8 +382,8 @@ def answer_of(completion: Completion, step: int, variant: str = "") -> Answer:
     """Returns what a task scores of a completion: of an episode its last action, and all of them as `turns`."""
     turns = _acted(completion) if completion.episode_id else ()
     text = turns[-1].action if turns else completion.text
-    found = parse_answer(text, n_tokens=len(completion.tokens), truncated=completion.truncated, step=step)
-    return replace(found, variant=variant, turns=turns) if variant or turns else found
+    answer = parse_answer(text, n_tokens=len(completion.tokens), truncated=completion.truncated, step=step)
+    return replace(answer, variant=variant, turns=turns) if variant or turns else answer
 
 
 def _acted(completion: Completion) -> tuple[Acted, ...]:
@@ -395,6 +398,6 @@ def _acted(completion: Completion) -> tuple[Acted, ...]:
     return tuple(out)
 
 
-def _stream(asked: Asked, variant: Variant) -> tuple[int, ...]:
+def _stream(accepted: Asked, variant: Variant) -> tuple[int, ...]:
     """Key of a variant's random stream; that of the group begins with 0, that of an evaluation with 1."""
-    return 4, asked.number, zlib.crc32(variant.name.encode())
+    return 4, accepted.number, zlib.crc32(variant.name.encode())

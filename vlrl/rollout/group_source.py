@@ -63,9 +63,9 @@ class Draws:
     """Those of all processes by number, groups that go on included."""
     fresh: int
     """How many of them are new."""
-    held: Mapping[int, Held] = field(default_factory=dict)
+    carried_over: Mapping[int, Held] = field(default_factory=dict)
     """Groups by number that go on."""
-    asked: list[Asked] = field(default_factory=list)
+    accepted: list[Asked] = field(default_factory=list)
     """The accepted draws of this process, encoded."""
     refused: list[str] = field(default_factory=list)
     """Why others of this process were rejected."""
@@ -104,12 +104,12 @@ class GroupSource:
         """What became of all draws of the last call, over all processes."""
         self.dropped: list[Group] = []
         """This process's groups of the last call that were answered and are not trained on."""
-        self._made: dict[Draw, Sample] = {}
+        self._opened: dict[Draw, Sample] = {}
         """Samples of this step and the next; some are drawn by code, and a variant needs its sample too."""
         self._may_lack = True
         self._of_variants: dict[str, list[float | None]] = {}
         """Rewards of the last call by variant, over all processes; "" = answers to samples as they are."""
-        self.held: dict[int, Held] = {}
+        self.carried_over: dict[int, Held] = {}
         """Groups by number, over all processes, that go on in the next step; see rollout.step_tokens."""
         self._parts: list[int] = []
         """In how many steps each answer of the last call was written, over all processes."""
@@ -125,19 +125,19 @@ class GroupSource:
         self._measure()
         intake, groups = Intake(self.filters, count), {}
         probed, probes = self._round(self._numbered(comm.on_main(self._probes)))
-        held, self.held = self.held, {}
+        carried_over, self.carried_over = self.carried_over, {}
         while wanted := intake.wanted:
-            mine, outcomes = self._round(self._draw(wanted, held), self.config.rollout.step_tokens)
-            intake.take(outcomes, len(self.held))
-            groups, held = groups | mine, {}
+            mine, outcomes = self._round(self._draw(wanted, carried_over), self.config.rollout.step_tokens)
+            intake.take(outcomes, len(self.carried_over))
+            groups, carried_over = groups | mine, {}
         chosen = intake.chosen()
         self.dropped = [*probed.values(), *(g for number, g in groups.items() if number not in {*chosen})]
         self.outcomes = [*intake.outcomes.values()]
         self.filters.observe(self.outcomes)
         self.horizon.observe(self.outcomes)
         self.tally.note(intake, chosen, [*probes.values()])
-        found = [groups[number] for number in chosen if number in groups]
-        return [*map(self.answering.guide.taught, found)] if self.answering.guide else found
+        chosen_groups = [groups[number] for number in chosen if number in groups]
+        return [*map(self.answering.guide.taught, chosen_groups)] if self.answering.guide else chosen_groups
 
     def sync(self, policy: Any, step: int, now: bool = True) -> None:
         """Hands the weights to the engine before a step; `now`: it is to be used by others too."""
@@ -149,10 +149,10 @@ class GroupSource:
 
     def _measure(self) -> None:
         """Before the first draw: what the sampler must know of prompts, measured by all processes together."""
-        found = comm.on_main(self._missing) if self._may_lack else None
+        missing = comm.on_main(self._missing) if self._may_lack else None
         self._may_lack = False
-        if found is not None:
-            name, indices = found
+        if missing is not None:
+            name, indices = missing
             values, sampler = self.measures[name](self.samples, indices, self.tell), cast(Any, self.sampler)
             comm.on_main(lambda: sampler.measured(indices, values))
 
@@ -185,22 +185,23 @@ class GroupSource:
         groups = {number: group for number, group in answered.items() if isinstance(group, Group)}
         if self.config.rollout.step_tokens is not None:  # all processes know all groups that go on
             unfinished = comm.gather([h for h in answered.values() if isinstance(h, Held)])
-            everyone = {**self.held, **{h.number: h for part in unfinished for h in part}}
-            self.held = dict(sorted(everyone.items()))
+            everyone = {**self.carried_over, **{h.number: h for part in unfinished for h in part}}
+            self.carried_over = dict(sorted(everyone.items()))
         outcomes = self._share_outcomes(drawn, groups)
         comm.on_main(lambda: self._observe([*outcomes.values()]))
         return groups, outcomes
 
-    def _draw(self, wanted: int, held: Mapping[int, Held]) -> Draws:
+    def _draw(self, wanted: int, carried_over: Mapping[int, Held]) -> Draws:
         """`wanted` groups: those held over, and new draws for the others."""
-        fresh = max(0, wanted - len(held))
-        return self._numbered(comm.on_main(partial(self._next, fresh)) if fresh else [], held)
+        fresh = max(0, wanted - len(carried_over))
+        return self._numbered(comm.on_main(partial(self._next, fresh)) if fresh else [], carried_over)
 
-    def _numbered(self, draws: Sequence[Draw], held: Mapping[int, Held] | None = None) -> Draws:
+    def _numbered(self, draws: Sequence[Draw], carried_over: Mapping[int, Held] | None = None) -> Draws:
         """New draws beside groups that go on."""
         draws = self.horizon.within(draws, self.step)
-        first, self.drawn, held = self.drawn, self.drawn + len(draws), held or {}
-        return Draws({**{h.number: h.draw for h in held.values()}, **dict(enumerate(draws, first))}, len(draws), held)
+        first, self.drawn, carried_over = self.drawn, self.drawn + len(draws), carried_over or {}
+        everyone = {**{h.number: h.draw for h in carried_over.values()}, **dict(enumerate(draws, first))}
+        return Draws(everyone, len(draws), carried_over)
 
     def _encode(self, drawn: Draws) -> None:
         """Encodes this process's share of the draws, and begins with that of the next step."""
@@ -214,7 +215,8 @@ class GroupSource:
                         sample, prompt = self.prefetch.take(draw, partial(self._sample, draw))
                         variants = [(v, *self.prefetch.take(key, show))
                                     for v, key, show in self._variants(draw, sample, self.step)]
-                    drawn.asked.append(Asked(number, draw, sample, prompt, tuple(variants), drawn.held.get(number)))
+                    drawn.accepted.append(Asked(number, draw, sample, prompt, tuple(variants),
+                                                drawn.carried_over.get(number)))
                 except DataError as error:
                     if not isinstance(error, PromptTooLong) and not self.config.data.quarantine:
                         raise
@@ -226,23 +228,23 @@ class GroupSource:
 
     def _answer(self, drawn: Draws, tokens: int | None) -> dict[int, Group | Held]:
         """Groups of this process by number."""
-        asked, answering = drawn.asked, self.answering
-        groups = answering.groups(asked, self.step, tokens) if asked or answering.collective else []
-        return {a.number: group for a, group in zip(asked, groups, strict=True)}
+        accepted, answering = drawn.accepted, self.answering
+        groups = answering.groups(accepted, self.step, tokens) if accepted or answering.collective else []
+        return {a.number: group for a, group in zip(accepted, groups, strict=True)}
 
     def _observe(self, outcomes: Sequence[Outcome]) -> None:
         self.prompts.history.note(outcomes, self.step)
         self.sampler.observe(outcomes, self.step)
 
     def _sample(self, draw: Draw) -> Sample:
-        if draw not in self._made:
+        if draw not in self._opened:
             sample = generated(self.task, draw.index, dict(draw.knobs)) if draw.knobs else self.samples[draw.index]
             task = self.task.of(sample)
             more = {name: value for name, value in draw.fields if name in task.stage_fields}
             more |= {} if draw.weight == 1 else {"weight": sample.weight * draw.weight}
             sample = replace(sample, prompt=task.template(sample, draw.visit), row={**sample.row, **more})
-            self._made[draw] = opened(self.engine, self.task, sample, draw.index, draw.visit)
-        return self._made[draw]
+            self._opened[draw] = opened(self.engine, self.task, sample, draw.index, draw.visit)
+        return self._opened[draw]
 
     def _variants(self, draw: Draw, sample: Sample,
                   step: int) -> list[tuple[Variant, Hashable, Callable[[], Sample]]]:
@@ -250,9 +252,9 @@ class GroupSource:
         if not self._varies:
             return []
         variants = variants_of(self.task.of(sample), sample, self.answering.group_size(draw), step)
-        return [(v, (draw, step, v.name), partial(self._seen_as, sample, v)) for v in variants]
+        return [(v, (draw, step, v.name), partial(self._as_variant, sample, v)) for v in variants]
 
-    def _seen_as(self, sample: Sample, variant: Variant) -> Sample:
+    def _as_variant(self, sample: Sample, variant: Variant) -> Sample:
         return reopened(self.engine, seen_as(sample, variant))
 
     def _look_ahead(self) -> None:
@@ -263,7 +265,7 @@ class GroupSource:
         wanted = self._wanted(draws, self.step + 1)
         self.prefetch.keep(wanted)
         self.prefetch.begin(wanted)
-        self._made = {draw: self._made[draw] for draw in draws if draw in self._made}
+        self._opened = {draw: self._opened[draw] for draw in draws if draw in self._opened}
 
     def _foreseen(self) -> list[Draw]:
         count = self.filters.oversampled(self.config.rollout.prompts_per_step)
@@ -293,19 +295,21 @@ class GroupSource:
         for name, reward in (pair for *_, pairs in gathered for pair in pairs):
             self._of_variants.setdefault(name, []).append(reward)
         self._count([reason for *_, reasons, _ in gathered for reason in reasons], drawn.fresh,
-                    bool(everyone or self.held))
+                    bool(everyone or self.carried_over))
         return {number: everyone.get(number, Outcome(draw, ())) for number, draw in drawn.draws.items()
-                if number not in self.held}
+                if number not in self.carried_over}
 
     def _count(self, refused: Sequence[str], drawn: int, accepted: bool) -> None:
         """Notes rejected prompts; TrainingError when they are too many, or when no sample can be used at all."""
-        seen, limit = self.rejected, self.config.limits.rejected
-        seen.drawn, seen.count = seen.drawn + drawn, seen.count + len(refused)
-        seen.in_a_row = 0 if accepted else seen.in_a_row + drawn
-        seen.fresh += refused
-        if refused and (seen.count > max(8, limit * seen.drawn) or seen.in_a_row >= len(self.samples)):
-            raise TrainingError(f"{seen.count} of {seen.drawn} drawn prompts were rejected (limits.rejected={limit}"
-                                f"{', none accepted' if seen.in_a_row >= len(self.samples) else ''}). "
+        rejections, limit = self.rejected, self.config.limits.rejected
+        rejections.drawn, rejections.count = rejections.drawn + drawn, rejections.count + len(refused)
+        rejections.in_a_row = 0 if accepted else rejections.in_a_row + drawn
+        rejections.fresh += refused
+        if refused and (rejections.count > max(8, limit * rejections.drawn)
+                        or rejections.in_a_row >= len(self.samples)):
+            raise TrainingError(f"{rejections.count} of {rejections.drawn} drawn prompts were rejected "
+                                f"(limits.rejected={limit}"
+                                f"{', none accepted' if rejections.in_a_row >= len(self.samples) else ''}). "
                                 f"First of this step: {refused[0]}")
 
     def metrics(self) -> dict[str, float]:
@@ -327,8 +331,8 @@ class GroupSource:
         """Groups that go on in the next step, and the steps that an answer of the last one was written in."""
         if self.config.rollout.step_tokens is None:
             return {}
-        found = {"partial/held": float(len(self.held))}
-        return found | ({"partial/segments_mean": float(np.mean(self._parts))} if self._parts else {})
+        values = {"partial/held": float(len(self.carried_over))}
+        return values | ({"partial/segments_mean": float(np.mean(self._parts))} if self._parts else {})
 
     def _variant_metrics(self) -> dict[str, float]:
         """Returns the mean reward of each variant's answers, and their share of all answers that were drawn."""
@@ -347,7 +351,7 @@ class GroupSource:
                 "horizon": self.horizon.state_dict(),
                 "data": self.fingerprint.state_dict(), "history": self.prompts.history.state_dict(),
                 "tally": self.tally.state_dict(), "rejected": self.rejected.count, "offered": self.rejected.drawn,
-                "held": [held.state_dict() for held in self.held.values()],
+                "held": [group.state_dict() for group in self.carried_over.values()],
                 **({"search": self.answering.search.state_dict()} if self.answering.search else {})}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -362,7 +366,7 @@ class GroupSource:
         self.prompts.history.load_state_dict(state["history"])
         self.tally.load_state_dict(state["tally"])
         self.rejected = Rejected(drawn=int(state["offered"]), count=int(state["rejected"]))
-        self.held = {held.number: held for held in map(Held.of, state.get("held", ()))}
+        self.carried_over = {group.number: group for group in map(Held.of, state.get("held", ()))}
         if self.answering.search:
             self.answering.search.load_state_dict(state["search"])
 
@@ -430,11 +434,11 @@ def first_samples(task: Task, split: str, count: int) -> list[Sample]:
     if len(samples) == 0:
         raise ConfigError(f"task '{task.name}' has no samples in split '{split}'")
     leave_out = task.data is not None and task.data.quarantine
-    found = (readable(samples, i) if leave_out else samples[i] for i in range(len(samples)))
-    first = list(itertools.islice((sample for sample in found if sample is not None), count))
-    out, seen = [], dict[str, int]()
+    candidates = (readable(samples, i) if leave_out else samples[i] for i in range(len(samples)))
+    first = list(itertools.islice((sample for sample in candidates if sample is not None), count))
+    out, last_turn = [], dict[str, int]()
     for sample in first:  # each task goes through its templates
-        turn = seen[sample.task] = seen.get(sample.task, -1) + 1
+        turn = last_turn[sample.task] = last_turn.get(sample.task, -1) + 1
         templates = task.of(sample).templates
         out.append(replace(sample, prompt=templates[turn % len(templates)]))
     return out

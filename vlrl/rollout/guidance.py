@@ -67,9 +67,9 @@ def true_answer(t: Tried) -> str | None:
     """Returns the true answer, for an explanation of it. ExPO: Unlocking Hard Reasoning with
     Self-Explanation-Guided Reinforcement Learning (arXiv 2507.02834); the words are ours.
     """
-    found = _final(t) if t.level == 0 else None
-    return found and (f"The correct answer is: {found}\nExplain step by step how to find it, and end with it in the "
-                      "form that is asked for.")
+    answer = _final(t) if t.level == 0 else None
+    return answer and (f"The correct answer is: {answer}\nExplain step by step how to find it, and end with it in the "
+                       "form that is asked for.")
 
 
 def solution(t: Tried) -> str | None:
@@ -102,15 +102,15 @@ def guidance_of(task: Task, sample: Sample, answers: Sequence[Answer]) -> str | 
     TaskError when `guidance` fails or gives anything else."""
     task = task.of(sample)
     try:
-        found: Any = task.guidance(sample, answers)
+        guidance: Any = task.guidance(sample, answers)
     except VlrlError:
         raise
     except (Exception, SystemExit) as error:
         raise TaskError(f"task '{task.name}': guidance of sample '{sample.id}' failed: {failure(error)}") from error
-    if found is not None and not isinstance(found, str):
-        raise TaskError(f"task '{task.name}': guidance of sample '{sample.id}' gave {type(found).__name__}, expected a "
-                        "text, or None")
-    return found or None
+    if guidance is not None and not isinstance(guidance, str):
+        raise TaskError(f"task '{task.name}': guidance of sample '{sample.id}' gave {type(guidance).__name__}, "
+                        "expected a text, or None")
+    return guidance or None
 
 
 def answer_place(text: str) -> int:

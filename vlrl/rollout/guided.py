@@ -46,11 +46,11 @@ class _Counts:
     """Of one process, since the metrics were told."""
 
     groups: int = 0
-    asked: int = 0
+    retried: int = 0
     """Groups among them that were asked again."""
     attempts: int = 0
     correct: int = 0
-    kept: int = 0
+    retained: int = 0
     rejected: int = 0
     """Groups whose prompt cannot be read with the guidance behind it."""
     members: int = 0
@@ -95,21 +95,21 @@ class Guiding:
             asking = comm.together(lambda at=level: self._asking(task, requests, out, answers, at))
             if not any(comm.gather(bool(asking))):
                 break
-            made = engine.generate([r for _, r in asking])
-            fresh = [score(out[i], request.prompt, own) for (i, request), own in zip(asking, made, strict=True)]
+            completions = engine.generate([r for _, r in asking])
+            fresh = [score(out[i], request.prompt, own) for (i, request), own in zip(asking, completions, strict=True)]
             good = self.keep([Attempted(task, g.sample, g.prompt, g.rollouts, self.encode) for g in fresh], self.read)
-            for (i, request), attempts, kept in zip(asking, fresh, good, strict=True):
-                out[i] = self._joined(out[i], request.prompt, attempts, kept)
-                self.counts.levels[level] += any(kept)
+            for (i, request), attempts, retained in zip(asking, fresh, good, strict=True):
+                out[i] = self._joined(out[i], request.prompt, attempts, retained)
+                self.counts.levels[level] += any(retained)
         return out
 
     def _asking(self, task: Task, requests: Sequence[Request], groups: Sequence[Group],
                 answers: Sequence[Sequence[Answer]], level: int) -> list[Asking]:
         """Returns what is to be asked again, by the place of the group."""
         wanted = failed if self.settings.groups == "failed" else errs
-        return [(i, found) for i, (request, group) in enumerate(zip(requests, groups, strict=True))
+        return [(i, retry) for i, (request, group) in enumerate(zip(requests, groups, strict=True))
                 if wanted(group) and not second_attempts(group)
-                and (found := self._again(task, request, group, answers[i], level))]
+                and (retry := self._again(task, request, group, answers[i], level))]
 
     def _again(self, task: Task, request: Request, group: Group, answers: Sequence[Answer],
                level: int) -> Request | None:
@@ -118,7 +118,7 @@ class Guiding:
         text = self.words(Tried(task, sample, answers, [r.correct for r in group.rollouts], level))
         if not text:
             return None
-        self.counts.asked += level == 0
+        self.counts.retried += level == 0
         try:
             prompt = self.encode(task, sample, text)
         except DataError as error:
@@ -129,15 +129,15 @@ class Guiding:
         key = (_STREAM, *request.key[1:], *([level] if level else []))
         return replace(request, prompt=prompt, n=len(answers) if self.trains_guided else self.settings.answers, key=key)
 
-    def _joined(self, group: Group, sampled: Prompt, attempts: Group, kept: Sequence[bool]) -> Group:
+    def _joined(self, group: Group, sampled: Prompt, attempts: Group, retained: Sequence[bool]) -> Group:
         first = len(group.rollouts) + len(group.aside)
         self.counts.attempts += len(attempts.rollouts)
         self.counts.correct += sum(bool(r.correct) for r in attempts.rollouts)
-        self.counts.kept += sum(kept)
+        self.counts.retained += sum(retained)
         under = sampled if self.trains_guided else group.prompt
         second = [replace(r, index=first + i, variant=GUIDED, trained=good, train_prompt=under,
                           sampled_prompt=sampled.text)
-                  for i, (r, good) in enumerate(zip(attempts.rollouts, kept, strict=True))]
+                  for i, (r, good) in enumerate(zip(attempts.rollouts, retained, strict=True))]
         return replace(group, aside=(*group.aside, *second))
 
     def taught(self, group: Group) -> Group:
@@ -155,12 +155,12 @@ class Guiding:
         """Returns, since the last call and over all processes, the share of groups that were asked again, of second
         attempts that are correct and that are kept, and of the tokens of them among all that are learned from."""
         c, self.counts = self.counts, _Counts()
-        groups, asked, attempts, correct, kept, rejected, members, tokens, own, *levels = comm.total(
-            c.groups, c.asked, c.attempts, c.correct, c.kept, c.rejected, c.members, c.tokens, c.own, *c.levels)
-        out = {"guided/groups_frac": asked / max(groups, 1.0), "guided/rejected": rejected}
+        groups, retried, attempts, correct, retained, rejected, members, tokens, own, *levels = comm.total(
+            c.groups, c.retried, c.attempts, c.correct, c.retained, c.rejected, c.members, c.tokens, c.own, *c.levels)
+        out = {"guided/groups_frac": retried / max(groups, 1.0), "guided/rejected": rejected}
         if attempts:
-            out |= {"guided/success": correct / attempts, "guided/kept": kept / attempts}
-            out |= {f"guided/level_{i}_frac": n / asked for i, n in enumerate(levels) if i == 0 or n}
+            out |= {"guided/success": correct / attempts, "guided/kept": retained / attempts}
+            out |= {f"guided/level_{i}_frac": n / retried for i, n in enumerate(levels) if i == 0 or n}
         if tokens + own:
             out["guided/tokens_frac"] = tokens / (tokens + own)
         return out | ({} if self.settings.beside else {"guided/members": members})

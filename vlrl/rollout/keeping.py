@@ -44,17 +44,17 @@ def explains(groups: Sequence[Attempted], read: Read) -> list[list[bool]]:
 
     ExPO (arXiv 2507.02834). The answer is what stands from its last <answer> on.
     """
-    asked = [(g, r.completion.tokens, answer_start(r.completion.tokens, g.encode.processor.tokenizer.decode))
-             for g in groups for r in g.attempts]
+    attempts = [(g, r.completion.tokens, answer_start(r.completion.tokens, g.encode.processor.tokenizer.decode))
+                for g in groups for r in g.attempts]
     given = [given_answer(g.task, g.sample) for g in groups]
     solutions = [np.zeros(0, np.int64) if text is None else g.encode.answer_ids(text)
                  for g, text in zip(groups, given, strict=True)]
-    values = iter(read([*(g.prompt for g, *_ in asked for _ in range(2)), *(g.prompt for g in groups)],
-                       [*(tokens for _, whole, at in asked for tokens in (whole, whole[at:])), *solutions]))
-    pairs = [(next(values), next(values), at) for *_, at in asked]
+    values = iter(read([*(g.prompt for g, *_ in attempts for _ in range(2)), *(g.prompt for g in groups)],
+                       [*(tokens for _, whole, at in attempts for tokens in (whole, whole[at:])), *solutions]))
+    pairs = [(next(values), next(values), at) for *_, at in attempts]
     known = {id(g): float(v.mean()) if len(v) else -np.inf for g, v in zip(groups, values, strict=True)}
     good = iter([float(whole.mean()) > known[id(g)] and float(whole[at:].sum()) > float(alone.sum())
-                 if len(whole) else False for (g, *_), (whole, alone, at) in zip(asked, pairs, strict=True)])
+                 if len(whole) else False for (g, *_), (whole, alone, at) in zip(attempts, pairs, strict=True)])
     return [[next(good) and bool(r.correct) for r in g.attempts] for g in groups]
 
 

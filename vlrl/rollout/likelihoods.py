@@ -52,14 +52,14 @@ class Likelihoods:
         """Returns for each visit, by service, [t] float32 of all that is to be read; see services.Logprobs. Each answer
         is read under the prompt it is trained under. Called on every process at the same time.
         """
-        rows, asked = self._rows(visits, step)
+        rows, requested = self._rows(visits, step)
         own = tuple(name == "policy_logprobs" for name in self.services)
         values = self.reader.both([r.prompt for r in rows], [r.completion for r in rows], 1.0, own)
         known = {(r.group, r.key): v[r.start:r.end] for r, v in zip(rows, values, strict=True)}
         counts = self._read.setdefault(split, [0, 0, step])
         counts[:] = counts[0] + len(rows), counts[1] + sum(len(r.completion.tokens) for r in rows), step
         return [{name: {key: known[i, key][:, column] for key in keys.get(name, ())}
-                 for column, name in enumerate(self.services)} for i, keys in enumerate(asked)]
+                 for column, name in enumerate(self.services)} for i, keys in enumerate(requested)]
 
     def metrics(self, split: str) -> dict[str, float]:
         """Returns how many texts, of how many tokens, were read since the last call, over all processes, and the
@@ -71,15 +71,15 @@ class Likelihoods:
 
     def _rows(self, visits: Sequence[Visit], step: int) -> tuple[list[_Row], list[dict[str, list[Key]]]]:
         rows: dict[tuple[int, Key], _Row] = {}
-        asked: list[dict[str, list[Key]]] = []
+        requested: list[dict[str, list[Key]]] = []
         for i, visit in enumerate(visits):
-            asked.append(self._asked(visit, step))
-            for key in (key for keys in asked[-1].values() for key in keys):
+            requested.append(self._requested_keys(visit, step))
+            for key in (key for keys in requested[-1].values() for key in keys):
                 if (i, key) not in rows:
                     rows[i, key] = self._row(i, key, visit)
-        return [*rows.values()], asked
+        return [*rows.values()], requested
 
-    def _asked(self, visit: Visit, step: int) -> dict[str, list[Key]]:
+    def _requested_keys(self, visit: Visit, step: int) -> dict[str, list[Key]]:
         """Returns what each service is to read of a group. What a task's own code raises ends the run: nothing of a
         model's text may make it raise.
         """
@@ -117,9 +117,9 @@ class Likelihoods:
         begin = before.rfind(_OPEN) + len(_OPEN)
         if begin < len(_OPEN) or not text:
             return _plain(tokens[:0]), (0, 0)
-        kept = bisect_right(range(len(tokens) + 1), begin, key=lambda k: len(self._decode(tokens[:k]))) - 1
-        rest = before[len(self._decode(tokens[:kept])):begin]
-        joined = np.concatenate([tokens[:kept], self.encode.answer_ids(f"{rest}{text}{_CLOSE}")[:-1]])
+        prefix_len = bisect_right(range(len(tokens) + 1), begin, key=lambda k: len(self._decode(tokens[:k]))) - 1
+        rest = before[len(self._decode(tokens[:prefix_len])):begin]
+        joined = np.concatenate([tokens[:prefix_len], self.encode.answer_ids(f"{rest}{text}{_CLOSE}")[:-1]])
         start, end = _between(joined, begin, len(self._decode(joined)) - len(_CLOSE), self._decode)
         return _plain(joined[:end]), (start, end)
 

@@ -24,8 +24,8 @@ def join(group: Group) -> Group:
 
     Critique-GRPO (arXiv 2506.03106), which takes one refinement of each prompt.
     """
-    found = second_attempts(group)[:1]
-    return replace(group, rollouts=(*group.rollouts, *found), aside=_resting(group, found))
+    attempts = second_attempts(group)[:1]
+    return replace(group, rollouts=(*group.rollouts, *attempts), aside=_resting(group, attempts))
 
 
 def replaced(group: Group) -> Group:
@@ -33,13 +33,13 @@ def replaced(group: Group) -> Group:
 
     EGSR (arXiv 2505.08364).
     """
-    found = second_attempts(group)[:1]
+    attempts = second_attempts(group)[:1]
     wrong = [i for i, r in enumerate(group.rollouts) if r.correct is False]
-    if not found or not wrong:
+    if not attempts or not wrong:
         return replace(group, aside=_resting(group, ()))
     members = [*group.rollouts]
-    out, members[wrong[-1]] = _out(members[wrong[-1]], group), found[0]
-    return replace(group, rollouts=tuple(members), aside=(*_resting(group, found), out))
+    out, members[wrong[-1]] = _out(members[wrong[-1]], group), attempts[0]
+    return replace(group, rollouts=tuple(members), aside=(*_resting(group, attempts), out))
 
 
 def hinted(group: Group) -> Group:
@@ -48,10 +48,10 @@ def hinted(group: Group) -> Group:
 
     GHPO (arXiv 2507.10628).
     """
-    found = second_attempts(group)[:1]
-    if not found:
+    attempts = second_attempts(group)[:1]
+    if not attempts:
         return replace(group, aside=_resting(group, ()))
-    prompt = found[0].train_prompt
+    prompt = attempts[0].train_prompt
     assert prompt is not None
     members = [r for r in group.aside if r.variant == GUIDED and r.train_prompt is prompt]
     rest = [*_resting(group, members), *(_out(r, group) for r in group.rollouts)]

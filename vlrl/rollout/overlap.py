@@ -53,10 +53,10 @@ class Ahead(Generic[T]):
             for i, value in enumerate(values):
                 if i not in self._begun:
                     self.begin(i, value)
-            found = [self._begun[i].result() for i in range(len(values))]
+            finished = [self._begun[i].result() for i in range(len(values))]
             waited = time.perf_counter() - start
         self._clock.beside(self._phase, max(self._spent - waited, 0.0))
-        return found
+        return finished
 
     def _timed(self, i: int, value: Any) -> T:
         with self._lock:

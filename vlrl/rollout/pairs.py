@@ -13,27 +13,27 @@ from vlrl.task import Task
 from vlrl.types import Completion, Group, Rollout
 
 
-def paired(task: Task, encode: Encoder, asked: Sequence[Asked], step: int, split: str = "train") -> list[Group]:
+def paired(task: Task, encode: Encoder, accepted: Sequence[Asked], step: int, split: str = "train") -> list[Group]:
     """Returns a group for each sample. Raises DataError for one without a pair, or of two equal answers."""
-    return [_group(task, encode, one, step, split) for one in asked]
+    return [_group(task, encode, one, step, split) for one in accepted]
 
 
-def _group(task: Task, encode: Encoder, asked: Asked, step: int, split: str) -> Group:
-    own = task.of(asked.sample)
-    pair = own.pair(asked.sample)
+def _group(task: Task, encode: Encoder, accepted: Asked, step: int, split: str) -> Group:
+    own = task.of(accepted.sample)
+    pair = own.pair(accepted.sample)
     if pair is None or pair[0] == pair[1]:
         what = "no pair of answers" if pair is None else "two equal answers"
-        raise DataError(f"sample '{asked.sample.id}': {what} to learn from (algo.loss=bradley_terry). Use task.name="
+        raise DataError(f"sample '{accepted.sample.id}': {what} to learn from (algo.loss=bradley_terry). Use task.name="
                         "preference with task.recipe=respond, give rows 'chosen' and 'rejected', or the task pair()")
-    rollouts = [_rollout(encode, asked, place, text, step) for place, text in enumerate(pair)]
-    return Group(id=f"{asked.number:08d}", task=own.name, split=split, sample=asked.sample, prompt=asked.prompt,
-                 rollouts=tuple(rollouts))
+    rollouts = [_rollout(encode, accepted, place, text, step) for place, text in enumerate(pair)]
+    return Group(id=f"{accepted.number:08d}", task=own.name, split=split, sample=accepted.sample,
+                 prompt=accepted.prompt, rollouts=tuple(rollouts))
 
 
-def _rollout(encode: Encoder, asked: Asked, place: int, text: str, step: int) -> Rollout:
+def _rollout(encode: Encoder, accepted: Asked, place: int, text: str, step: int) -> Rollout:
     tokens = encode.answer_ids(text)
     completion = Completion(tokens=tokens, logprobs=np.zeros(len(tokens), np.float32),
                             loss_mask=np.ones(len(tokens), bool), text=text, finish_reason="stop")
     # not sampled: there is no sampler to compare with
-    return Rollout(group_id=f"{asked.number:08d}", index=place, completion=completion, policy_step=step,
-                   reward=1.0 - place, correct=place == 0, parsed=text, train_prompt=asked.prompt)
+    return Rollout(group_id=f"{accepted.number:08d}", index=place, completion=completion, policy_step=step,
+                   reward=1.0 - place, correct=place == 0, parsed=text, train_prompt=accepted.prompt)

@@ -43,13 +43,13 @@ class Held:
         return tuple(Begun(index=i, written=c) for i, c in enumerate(self.answers)
                      if c.truncated and len(c.tokens) < self.most)
 
-    def after(self, made: Sequence[Completion], step: int) -> Held:
-        """The group once its unfinished answers have become `made` in a step."""
-        longer = dict(zip([begun.index for begun in self.unfinished], made, strict=True))
+    def after(self, completions: Sequence[Completion], step: int) -> Held:
+        """The group once its unfinished answers have become `completions` in a step."""
+        longer = dict(zip([begun.index for begun in self.unfinished], completions, strict=True))
         return replace(self, answers=tuple(longer.get(i, c) for i, c in enumerate(self.answers)),
                        steps=tuple(step if i in longer else s for i, s in enumerate(self.steps)))
 
-    def told(self, group: Group) -> Group:
+    def with_policy_steps(self, group: Group) -> Group:
         """Returns the scored group with the step that wrote each answer's last part as its policy_step."""
         return replace(group, rollouts=tuple(replace(r, policy_step=step)
                                              for r, step in zip(group.rollouts, self.steps, strict=True)))
@@ -96,12 +96,12 @@ def completion_of(tokens: Any, logprobs: Any, loss_mask: Any, ends: Sequence[int
                       turns=turns, **more)
 
 
-def in_one_step(request: Request, held: Held | None, tokens: int) -> Request:
+def in_one_step(request: Request, carried_over: Held | None, tokens: int) -> Request:
     """Returns what a step asks of a group: its unfinished answers, or all of a new one, up to `tokens` more of each."""
-    begun = held.unfinished if held else ()
+    begun = carried_over.unfinished if carried_over else ()
     written = max((len(b.written.tokens) for b in begun), default=0)
     limited = replace(request.sampling, max_new_tokens=min(request.sampling.max_new_tokens, written + tokens))
-    return replace(request, n=len(begun) if held else request.n, begun=begun, sampling=limited)
+    return replace(request, n=len(begun) if carried_over else request.n, begun=begun, sampling=limited)
 
 
 def last_part(completion: Completion) -> Completion:

@@ -130,8 +130,8 @@ def question_span(ids: np.ndarray, question: str, visual: torch.Tensor,
                   decode: Callable[[Any], str]) -> tuple[int, int]:
     """(first, end) of the tokens [P] that hold a character of the question, sought behind the last visual token; all
     that stands there when the question does not, and the whole prompt when nothing does."""
-    seen = np.flatnonzero(np.isin(ids, visual.cpu().numpy()))
-    start = int(seen[-1]) + 1 if len(seen) else 0
+    visual_places = np.flatnonzero(np.isin(ids, visual.cpu().numpy()))
+    start = int(visual_places[-1]) + 1 if len(visual_places) else 0
     tail = ids[start:]
     if not len(tail):
         return 0, len(ids)

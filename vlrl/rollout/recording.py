@@ -74,7 +74,7 @@ class Recorded:
         return self.whole.ids[len(self.prompt):]
 
     @property
-    def seen(self) -> tuple[LoadedMedia, ...]:
+    def observed_media(self) -> tuple[LoadedMedia, ...]:
         return tuple(m for one in self.shown for m in one.media)
 
     def append(self, whole: Prompt, logprobs: np.ndarray, sampled: np.ndarray) -> None:
@@ -109,7 +109,7 @@ class Recorded:
             loss_mask=np.concatenate(self.sampled or empty).astype(bool),
             text="\n\n".join(t.text + "\n<image>" * len(t.media) for t in self.turns), turns=tuple(self.turns),
             finish_reason=self.ended or ("stop" if last.tolist() == [end] else "length"), episode_id=self.id,
-            shown=shown, seen=self.seen, error=(self.outcome or {}).get("error"))
+            shown=shown, seen=self.observed_media, error=(self.outcome or {}).get("error"))
 
 
 class Recorder:
@@ -145,21 +145,21 @@ class Recorder:
                 episode.used = time.monotonic()
                 return episode.reply  # a client that asks again
             try:
-                asked = self._begun(name, messages) if episode is None else self._continued(episode, messages)
+                current = self._begun(name, messages) if episode is None else self._continued(episode, messages)
             except DataError as error:
                 raise Refused(400, str(error)) from None
-            room = self.config.episode.max_tokens - len(asked.written)
+            room = self.config.episode.max_tokens - len(current.written)
             sampling = replace(sampling, max_new_tokens=min(sampling.max_new_tokens, room))
-            turn = sum(t.role == "assistant" for t in asked.turns)
-            request = Request(prompt=asked.whole, n=1, sampling=sampling, turns=tuple(asked.turns),
+            turn = sum(t.role == "assistant" for t in current.turns)
+            request = Request(prompt=current.whole, n=1, sampling=sampling, turns=tuple(current.turns),
                               key=(9, zlib.crc32(name.encode()), turn))
             ((action,),) = self.engine.generate([request])
-            before = len(asked.whole)
-            asked.act(action)
-            asked.reply = self._reply(asked, action, turn, before)
-            asked.used = time.monotonic()
-            self._open[name] = asked
-            return asked.reply
+            before = len(current.whole)
+            current.act(action)
+            current.reply = self._reply(current, action, turn, before)
+            current.used = time.monotonic()
+            self._open[name] = current
+            return current.reply
 
     def reward(self, name: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Closes an episode with {"reward": number or null, "parts": {name: number}} and writes it."""
@@ -175,13 +175,13 @@ class Recorder:
                 raise Refused(400, f"{what} is {str(value)[:60]!r}, no finite number")
         with self._lock:
             self._refuse_closed(name)
-            episode = self._found(name)
+            episode = self._open_episode(name)
             return self._close(episode, {"reward": body["reward"], "parts": parts, "error": None})
 
     def get(self, name: str) -> dict[str, Any]:
         """Returns an open episode, or one of the last that were closed."""
         with self._lock:
-            return self._closed.get(name) or self._told(self._found(name))
+            return self._closed.get(name) or self._report(self._open_episode(name))
 
     def expire(self) -> None:
         """Closes episodes without a call for `idle_s`; does nothing while a call is answered."""
@@ -214,18 +214,18 @@ class Recorder:
 
     def _continued(self, episode: Recorded, messages: list[Message]) -> Recorded:
         """Returns a copy of the episode that goes on with the last of these messages."""
-        kept = episode.messages
-        for i, (given, own) in enumerate(zip(messages, kept, strict=False)):
+        recorded = episode.messages
+        for i, (given, own) in enumerate(zip(messages, recorded, strict=False)):
             if place := contradiction(given, own):
                 raise Refused(409, f"messages[{i}]{place} is not what was recorded of episode {episode.id!r}: an "
                               "episode only grows; start another one for another history")
-        if len(messages) != len(kept) + 1:
-            raise Refused(409, f"episode {episode.id!r} has {len(kept)} messages, and this call has {len(messages)}: "
-                          "repeat them, the assistant's last one included, and add one message of the user")
+        if len(messages) != len(recorded) + 1:
+            raise Refused(409, f"episode {episode.id!r} has {len(recorded)} messages, and this call has {len(messages)}"
+                          ": repeat them, the assistant's last one included, and add one message of the user")
         if episode.ended:
             raise Refused(400, f"episode {episode.id!r} ended at the limit episode.max_{episode.ended}: give its "
                           "reward")
-        last, at = messages[-1], len(kept)
+        last, at = messages[-1], len(recorded)
         kinds = [kind for kind, _ in last.parts]
         if last.role != "user":
             raise Refused(400, f"messages[{at}] has the role {last.role!r}: what follows an answer is a message of the "
@@ -238,7 +238,7 @@ class Recorder:
             episode.ended = ended
             raise Refused(400, f"episode {episode.id!r} ends here, at the limit episode.max_{ended}="
                           f"{getattr(self.config.episode, f'max_{ended}')}: give its reward")
-        copied = replace(episode, messages=[*kept], logprobs=[*episode.logprobs], sampled=[*episode.sampled],
+        copied = replace(episode, messages=[*recorded], logprobs=[*episode.logprobs], sampled=[*episode.sampled],
                          turns=[*episode.turns], shown=[*episode.shown])
         copied.observe(last, shown, closing)
         return copied
@@ -247,11 +247,11 @@ class Recorder:
         limits = self.config.episode
         if sum(t.role == "assistant" for t in episode.turns) >= limits.max_turns:
             return "turns"
-        if len(episode.seen) + media > limits.max_media:
+        if len(episode.observed_media) + media > limits.max_media:
             return "media"
         return "tokens" if len(episode.written) + tokens >= limits.max_tokens else ""
 
-    def _found(self, name: str) -> Recorded:
+    def _open_episode(self, name: str) -> Recorded:
         episode = self._open.get(name)
         if episode is None:
             where = f"; its row is in {self.folder.path}" if name in self._known else ""
@@ -275,10 +275,10 @@ class Recorder:
         self.folder.write_rollouts(0, episode.number, [group])
         self._known.add(episode.id)
         del self._open[episode.id]
-        told = self._closed[episode.id] = self._told(episode)
+        report = self._closed[episode.id] = self._report(episode)
         while len(self._closed) > self.most_open:
             self._closed.popitem(last=False)
-        return told
+        return report
 
     # --- what comes in and goes out -----------------------------------------------------------------------------------
 
@@ -301,8 +301,8 @@ class Recorder:
         for name, value in given.items():
             if name not in _IGNORED | {"messages"} and value not in _FIXED.get(name, ()):
                 raise Refused(400, f"{name[:60]!r} is not followed here: leave it out")
-        made = sampling_of(rollout, rollout.temperature, limit)
-        return replace(made, stop=tuple(stop) or made.stop)
+        sampling = sampling_of(rollout, rollout.temperature, limit)
+        return replace(sampling, stop=tuple(stop) or sampling.stop)
 
     def _reply(self, episode: Recorded, action: Completion, turn: int, before: int) -> dict[str, Any]:
         n = len(action.tokens)
@@ -312,7 +312,7 @@ class Recorder:
                              "message": {"role": "assistant", "content": action.text}}],
                 "usage": {"prompt_tokens": before, "completion_tokens": n, "total_tokens": before + n}}
 
-    def _told(self, episode: Recorded) -> dict[str, Any]:
+    def _report(self, episode: Recorded) -> dict[str, Any]:
         done = episode.completion(self.encode.end)
         return {"id": episode.id, "closed": episode.outcome is not None, **(episode.outcome or {}),
                 "finish_reason": done.finish_reason, "prompt_ids": episode.prompt.ids.tolist(),

@@ -44,50 +44,50 @@ class Visit:
 
     right: float
     """Share of the answers written then that were."""
-    kept: tuple[Completion, ...] = ()
+    cached: tuple[Completion, ...] = ()
     """Right answers, of this visit and those before, where that share is low."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"right": self.right, "kept": [
             {"tokens": c.tokens.astype(np.int32), "loss_mask": c.loss_mask, "text": c.text,
-             "finish_reason": c.finish_reason, "kept_at": c.kept_at} for c in self.kept]}
+             "finish_reason": c.finish_reason, "kept_at": c.kept_at} for c in self.cached]}
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> Visit:
         """Returns the visit of a `state_dict`."""
-        return cls(state["right"], tuple(_kept(**{**c, "tokens": np.asarray(c["tokens"], np.int64),
-                                                  "loss_mask": np.asarray(c["loss_mask"], bool)})
+        return cls(state["right"], tuple(_cached_answer(**{**c, "tokens": np.asarray(c["tokens"], np.int64),
+                                                           "loss_mask": np.asarray(c["loss_mask"], bool)})
                                          for c in state["kept"]))
 
 
 class _Writing:
     """A group that is written from its prompt, behind answers that were kept."""
 
-    def __init__(self, request: Request, kept: Sequence[Completion] = ()):
-        self.request, self.kept = request, tuple(kept[:request.n - 1])
+    def __init__(self, request: Request, cached: Sequence[Completion] = ()):
+        self.request, self.cached = request, tuple(cached[:request.n - 1])
         self.wants = True
-        self.made: list[Completion] = []
+        self.completions: list[Completion] = []
         self.right: list[bool | None] = []
 
     def asks(self) -> Request:
-        return replace(self.request, n=self.request.n - len(self.kept))
+        return replace(self.request, n=self.request.n - len(self.cached))
 
-    def take(self, made: Sequence[Completion], judge: Judge) -> None:
+    def take(self, completions: Sequence[Completion], judge: Judge) -> None:
         self.wants = False
-        self.made += [replace(c, turns=()) for c in made]
-        self.right += judge(self.request, made)
+        self.completions += [replace(c, turns=()) for c in completions]
+        self.right += judge(self.request, completions)
 
     @property
     def tokens(self) -> tuple[int, int, int]:
         """Tokens that were written, that answers of now have, and that these share."""
-        total = sum(len(c.tokens) for c in self.made)
+        total = sum(len(c.tokens) for c in self.completions)
         return total, total, 0
 
 
 class _Searching:
     """A group that is searched for."""
 
-    kept: tuple[Completion, ...] = ()
+    cached: tuple[Completion, ...] = ()
 
     def __init__(self, request: Request, settings: SearchSettings, budget: float):
         self.request, self.settings, self.budget = request, settings, budget
@@ -98,8 +98,8 @@ class _Searching:
     @property
     def wants(self) -> bool:
         """Whether a node is still to grow: not once enough answers are there, or the budget is spent and one is."""
-        found = len(self.tree.found)
-        return found < self.request.n and (self.spent < self.budget or not found)
+        count = len(self.tree.ends)
+        return count < self.request.n and (self.spent < self.budget or not count)
 
     def asks(self) -> Request:
         """Returns what is to be written from the current node; each piece has a number of its own in the group."""
@@ -110,29 +110,29 @@ class _Searching:
         begun = tuple(Begun(index=i, written=node.written) for i in range(first, self._children)) if first else ()
         return replace(self.request, n=self.settings.width, begun=begun, sampling=sampling)
 
-    def take(self, made: Sequence[Completion], judge: Judge) -> None:
+    def take(self, completions: Sequence[Completion], judge: Judge) -> None:
         tree = self.tree
         assert tree.current is not None
-        self.spent += sum(len(c.tokens) - len(tree.current.written.tokens) for c in made)
-        ends = tree.grow(made, self.request.sampling.max_new_tokens)
+        self.spent += sum(len(c.tokens) - len(tree.current.written.tokens) for c in completions)
+        ends = tree.grow(completions, self.request.sampling.max_new_tokens)
         tree.judge(ends, judge(self.request, [node.written for node in ends]) if ends else ())
-        while len(tree.found) < self.request.n and (tree.current is None or not self.wants) and tree.settle():
+        while len(tree.ends) < self.request.n and (tree.current is None or not self.wants) and tree.settle():
             pass
         tree.again()
 
     @property
-    def made(self) -> list[Completion]:
-        return [node.completion() for node in self.tree.found]
+    def completions(self) -> list[Completion]:
+        return [node.completion() for node in self.tree.ends]
 
     @property
     def right(self) -> list[bool | None]:
-        return [node.right for node in self.tree.found]
+        return [node.right for node in self.tree.ends]
 
     @property
     def tokens(self) -> tuple[int, int, int]:
-        nodes = [node for end in self.tree.found for node in end.above()]
+        nodes = [node for end in self.tree.ends for node in end.above()]
         once = {id(node): len(node.written.tokens) - node.start for node in nodes}
-        total = sum(len(end.written.tokens) for end in self.tree.found)
+        total = sum(len(end.written.tokens) for end in self.tree.ends)
         return self.spent, total, total - sum(once.values())
 
 
@@ -167,12 +167,12 @@ class Searching:
         groups = [self._begin(r, key) for r, key in zip(requests, keys, strict=True)]
         while any(comm.gather(any(group.wants for group in groups))):
             live = [group for group in groups if group.wants]
-            made = engine.generate([group.asks() for group in live])
-            comm.together(lambda live=live, made=made: [group.take(pieces, judge) for group, pieces in
-                                                        zip(live, made, strict=True)])
+            completions = engine.generate([group.asks() for group in live])
+            comm.together(lambda live=live, completions=completions: [group.take(pieces, judge) for group, pieces in
+                                                                      zip(live, completions, strict=True)])
         self._remember([(r.key, key, group) for r, key, group in zip(requests, keys, groups, strict=True)], step)
         self._count(groups)
-        out = [[*group.kept, *group.made] for group in groups]
+        out = [[*group.cached, *group.completions] for group in groups]
         for i, answers in enumerate(out):
             if done:
                 done(i, answers)
@@ -180,8 +180,8 @@ class Searching:
 
     def _begin(self, request: Request, key: str) -> _Writing | _Searching:
         before = self.visits.get(key)
-        if before and (before.kept or before.right > self.settings.hard):
-            return _Writing(request, before.kept)
+        if before and (before.cached or before.right > self.settings.hard):
+            return _Writing(request, before.cached)
         budget = self.config.rollout.branch.tokens
         return _Searching(request, self.settings, math.inf if budget is None else budget)
 
@@ -189,8 +189,8 @@ class Searching:
         if not self.settings.cache:
             return
         own = [(number, key, visit) for number, key, group in groups if (visit := self._visit(group, step))]
-        everyone = [found for part in comm.gather(own) for found in part]
-        for _, key, visit in sorted(everyone, key=lambda found: found[0]):
+        everyone = [entry for part in comm.gather(own) for entry in part]
+        for _, key, visit in sorted(everyone, key=lambda entry: entry[0]):
             self.visits.pop(key, None)
             self.visits[key] = visit
         for key in [*self.visits][:max(0, len(self.visits) - self.settings.cache)]:
@@ -198,19 +198,20 @@ class Searching:
 
     def _visit(self, group: _Writing | _Searching, step: int) -> Visit | None:
         """Returns what there is to remember; None where nobody could tell what is right."""
-        made = [(c, right) for c, right in zip(group.made, group.right, strict=True) if right is not None]
-        if not made:
+        judged = [(c, right) for c, right in zip(group.completions, group.right, strict=True) if right is not None]
+        if not judged:
             return None
-        share = sum(right for _, right in made) / len(made)
+        share = sum(right for _, right in judged) / len(judged)
         if share > self.settings.hard:
             return Visit(share)
-        found = [_kept(c.tokens, c.loss_mask, c.text, c.finish_reason, step) for c, right in made if right]
-        return Visit(share, (*group.kept, *found)[:group.request.n - 1])
+        right_answers = [_cached_answer(c.tokens, c.loss_mask, c.text, c.finish_reason, step)
+                         for c, right in judged if right]
+        return Visit(share, (*group.cached, *right_answers)[:group.request.n - 1])
 
     def _count(self, groups: Sequence[_Writing | _Searching]) -> None:
         counts = self._counts
         counts.groups += len(groups)
-        counts.begun += sum(bool(group.kept) for group in groups)
+        counts.begun += sum(bool(group.cached) for group in groups)
         for group in groups:
             if isinstance(group, _Searching):
                 counts.searched, counts.grown = counts.searched + 1, counts.grown + group.tree.grown
@@ -240,7 +241,8 @@ class Searching:
         self.visits = {key: Visit.of(visit) for key, visit in state["visits"]}
 
 
-def _kept(tokens: np.ndarray, loss_mask: np.ndarray, text: str, finish_reason: Any, kept_at: int) -> Completion:
+def _cached_answer(tokens: np.ndarray, loss_mask: np.ndarray, text: str, finish_reason: Any,
+                   kept_at: int) -> Completion:
     """Returns an answer for later visits. Its log-probabilities are not known: other weights will learn from it."""
     return Completion(tokens=tokens, logprobs=np.full(len(tokens), np.nan, np.float32), loss_mask=loss_mask, text=text,
                       finish_reason=finish_reason, kept_at=kept_at)

@@ -84,7 +84,7 @@ class Tree:
         self.root = Node(empty)
         self.current: Node | None = self.root
         """What is to grow next; None = no node is open."""
-        self.found: list[Node] = []
+        self.ends: list[Node] = []
         """The ends that were backed up, in order."""
         self.grown = 0
 
@@ -148,7 +148,7 @@ class Tree:
         An answer of which nobody can tell counts as a visit alone.
         """
         end.backed_up = True
-        self.found.append(end)
+        self.ends.append(end)
         worth = {True: 1.0, False: -1.0, None: 0.0}[end.right]
         for node in end.above():
             node.visits += 1

@@ -81,14 +81,14 @@ def chosen(rows: Sequence[dict[str, Any]], choose: Choice, least: float | None) 
             right.setdefault(row["answer"], row)
     if not right:
         return []
-    found = [*right.values()]
-    places = choose([Candidate(r["answer"], float(r["reward"]), int(r["tokens"]), r.get("parsed")) for r in found])
-    if wrong := [i for i in places if not 0 <= i < len(found)]:
-        raise ValueError(f"rounds.choose gave the place {wrong[0]} among {len(found)} answers")
-    return [found[i] for i in dict.fromkeys(places)]
+    candidates = [*right.values()]
+    places = choose([Candidate(r["answer"], float(r["reward"]), int(r["tokens"]), r.get("parsed")) for r in candidates])
+    if wrong := [i for i in places if not 0 <= i < len(candidates)]:
+        raise ValueError(f"rounds.choose gave the place {wrong[0]} among {len(candidates)} answers")
+    return [candidates[i] for i in dict.fromkeys(places)]
 
 
-def longer(rows: Sequence[dict[str, Any]], kept: dict[str, Any], least: float | None,
+def longer(rows: Sequence[dict[str, Any]], preferred: dict[str, Any], least: float | None,
            factor: float) -> list[dict[str, Any]]:
     """Returns the answers to a prompt to which a kept one is preferred for its length: wrong ones that are longer, and
     right ones of more than `factor` times its tokens; one that could not be scored is none of them, and of equal texts
@@ -96,12 +96,12 @@ def longer(rows: Sequence[dict[str, Any]], kept: dict[str, Any], least: float | 
 
     DPO of long2short, Kimi k1.5 (arXiv 2501.12599).
     """
-    found: dict[str, dict[str, Any]] = {}
+    rejected: dict[str, dict[str, Any]] = {}
     for row in rows:
-        most = kept["tokens"] * (factor if is_right(row, least) else 1.0)
+        most = preferred["tokens"] * (factor if is_right(row, least) else 1.0)
         if row.get("answer") and row.get("reward") is not None and row["tokens"] > most:
-            found.setdefault(row["answer"], row)
-    return [*found.values()]
+            rejected.setdefault(row["answer"], row)
+    return [*rejected.values()]
 
 
 def is_right(row: dict[str, Any], least: float | None) -> bool:

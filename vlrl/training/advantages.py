@@ -66,16 +66,16 @@ class Credit:
         own = [_facts(g, needs, kl[i] if kl else None, self.task, read, cut) for i, g in enumerate(groups)]
         gathered = [own] if all("local" in f.requires for f in functions) else comm.gather(own)
         everyone = sorted((f for part in gathered for f in part), key=lambda f: f.id)
-        found = comm.together(lambda: self._found(everyone, step))
+        credits = comm.together(lambda: self._credits(everyone, step))
         mine = {g.id for g in groups}
-        self._measure(own, [shaped for (id, _), (*_, shaped) in found.items() if id in mine])
-        out = [replace(g, rollouts=tuple(_credited(r, *found[g.id, i][:3]) for i, r in enumerate(g.rollouts)))
+        self._measure(own, [shaped for (id, _), (*_, shaped) in credits.items() if id in mine])
+        out = [replace(g, rollouts=tuple(_credited(r, *credits[g.id, i][:3]) for i, r in enumerate(g.rollouts)))
                for g in groups]
         if "values" in needs:
             self._metrics |= critic_metrics(out)
         return out
 
-    def _found(self, everyone: Sequence[_Facts], step: int) -> dict[tuple[str, int], tuple[Any, Any, bool, float]]:
+    def _credits(self, everyone: Sequence[_Facts], step: int) -> dict[tuple[str, int], tuple[Any, Any, bool, float]]:
         """Advantage, targets of the critic, whether it is trained on, and shaped reward of each rollout, by group and
         place in it."""
         if not everyone:
@@ -106,14 +106,15 @@ class Credit:
         if self.reference and not s.kl:
             penalty = torch.tensor([k for f in everyone for k in f.kl_sums], dtype=torch.float64)
             s = replace(s, rewards=s.rewards - s.kl_coef * penalty)
-        found = _applied("algo.advantage", self.algorithm.advantage, s)
-        if isinstance(found, Estimates):
-            return [np.asarray(a) for a in found.advantages], [np.asarray(t, np.float32) for t in found.targets]
+        advantages = _applied("algo.advantage", self.algorithm.advantage, s)
+        if isinstance(advantages, Estimates):
+            return ([np.asarray(a) for a in advantages.advantages],
+                    [np.asarray(t, np.float32) for t in advantages.targets])
         if self.config.algo.critic:
             raise ConfigError(f"algo.advantage={self.algorithm.advantage.name!r} gives the critic nothing to learn: "
                               "return gae.Estimates, with a target for each token, or set algo.critic=null and do not "
                               'require "values"')
-        values = found.tolist() if isinstance(found, torch.Tensor) else [np.asarray(a) for a in found]
+        values = advantages.tolist() if isinstance(advantages, torch.Tensor) else [np.asarray(a) for a in advantages]
         return values, [None] * len(values)
 
     def _plan(self, tokens: np.ndarray) -> tuple[int, int]:
@@ -147,9 +148,9 @@ class Credit:
             read = self.reference.logprobs([prompts[i] for i in moved], [answers[i] for i in moved], at, own=True)
             for i, values in zip(moved, read, strict=True):
                 sampled[i] = values
-        found = iter([np.where(np.isnan(a), 0.0, a.astype(np.float64) - b)
-                      for a, b in zip(sampled, reference, strict=True)])
-        return [[next(found) for _ in g.rollouts] for g in groups]
+        log_ratios = iter([np.where(np.isnan(a), 0.0, a.astype(np.float64) - b)
+                           for a, b in zip(sampled, reference, strict=True)])
+        return [[next(log_ratios) for _ in g.rollouts] for g in groups]
 
     def _measure(self, own: Sequence[_Facts], shaped: Sequence[float]) -> None:
         self._metrics = {}
@@ -165,8 +166,8 @@ class Credit:
 def credit(groups: Sequence[Group], advantage: Any, task: Task | None = None) -> list[Group]:
     """Returns the groups of this process with a function's advantage on every rollout, with no shaping and no KL."""
     s = _scores([_facts(g, frozenset({"tokens", "texts", "turns", "nodes"}), None, task) for g in groups], 0, 0.0, 0)
-    found = iter(np.asarray(a) for a in advantage(s))
-    return [replace(g, rollouts=tuple(_credited(r, next(found), None, True) for r in g.rollouts)) for g in groups]
+    advantages = iter(np.asarray(a) for a in advantage(s))
+    return [replace(g, rollouts=tuple(_credited(r, next(advantages), None, True) for r in g.rollouts)) for g in groups]
 
 
 def chosen(group: Group, advantage: Bound, batch: Bound, step: int, seed: int) -> Group:
@@ -297,15 +298,15 @@ def _applied(setting: str, function: Bound, s: Scores) -> Any:
     anything but a value for each of them.
     """
     try:
-        found = function(s)
-        count = len(found)
+        values = function(s)
+        count = len(values)
     except VlrlError:
         raise
     except Exception as error:  # anyone's code
         raise ConfigError(f"{setting}={function.name!r}: {failure(error)}") from error
     if count != len(s.rewards):
         raise ConfigError(f"{setting}={function.name!r} gave {count} values for {len(s.rewards)} rollouts")
-    return found
+    return values
 
 
 def _check_parts(algorithm: Algorithm, task: Task) -> None:

@@ -281,10 +281,10 @@ def make_likelihoods(config: Config, task: Task, model: Policy, encode: Encoder)
     """Returns what reads answers for services of log-probabilities, for a task that needs one; with that of the
     reference the policy keeps one.
     """
-    made = Likelihoods(Reference(model, config), encode, task)
-    if "reference_logprobs" in made.services:
+    likelihoods = Likelihoods(Reference(model, config), encode, task)
+    if "reference_logprobs" in likelihoods.services:
         model.keep_reference(config.model.name)
-    return made if made.services else None
+    return likelihoods if likelihoods.services else None
 
 
 def make_engine(config: Config, model: Policy, folder: Path, apart: bool = False,

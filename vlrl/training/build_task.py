@@ -31,18 +31,18 @@ def make_task(config: Config) -> Task:
     model's family when they are used.
     """
     if not config.tasks:
-        task = _made(config, config.task, RowFiles.of(_pinned(config.data, config)))
+        task = _single_task(config, config.task, RowFiles.of(_pinned(config.data, config)))
         environments.attach(task, config.environment)
         return task
-    made: dict[str, Task] = {}
+    named_tasks: dict[str, Task] = {}
     for i, entry in enumerate(config.tasks):
         own = entry.data.model_dump(exclude_none=True)
         data = _pinned(config.data.model_copy(update=own), config)
         try:
-            made[entry.label] = _made(config, entry, RowFiles.of(data, own))
+            named_tasks[entry.label] = _single_task(config, entry, RowFiles.of(data, own))
         except VlrlError as error:
             raise type(error)(f"tasks.{i} ({entry.label}): {error}") from error
-    mixture = Mixture(made)
+    mixture = Mixture(named_tasks)
     mixture.seed, mixture.data = config.data.seed, config.data
     environments.attach(mixture, config.environment)
     return mixture
@@ -53,7 +53,7 @@ def _pinned(data: DataSettings, config: Config) -> DataSettings:
     return data.model_copy(update={split: hub.pinned(getattr(data, split), config.run.dir) for split in SPLITS})
 
 
-def _made(config: Config, settings: TaskSettings, data: DataSettings) -> Task:
+def _single_task(config: Config, settings: TaskSettings, data: DataSettings) -> Task:
     own = settings.model_extra or {}
     task = tasks.load(settings.name, {**own, "combine": settings.combine, "rewards": settings.rewards},
                       lambda cls: mixed(cls, settings.parts))

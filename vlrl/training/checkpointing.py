@@ -184,10 +184,10 @@ def fits(policy: Policy, state: Mapping[str, Any]) -> bool:
 
 def expected(folder: Path, size: int) -> str:
     """`1.2 GB, about 9 s`: what a save takes by the speed of the newest checkpoint; the size alone before the first."""
-    found = checkpoint.pace(folder)
-    known = max(size, found[0]) if found else size
+    pace = checkpoint.pace(folder)
+    known = max(size, pace[0]) if pace else size
     text = f"{known / 1e9:.2f} GB" if known > 1e8 else f"{known / 1e6:.1f} MB"
-    if not found:
+    if not pace:
         return text
-    seconds = known / found[1]
+    seconds = known / pace[1]
     return f"{text}, about {f'{seconds:.0f} s' if seconds < 100 else duration(seconds)}"

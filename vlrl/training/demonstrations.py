@@ -95,11 +95,11 @@ class Demonstrator:
         draw = np.random.default_rng([self.config.seed, _STREAM, step])
         draws = draw.integers(len(self.samples), size=_TRIES * count)
         usable = (int(i) for i in dict.fromkeys(draws.tolist()) if self._sample(step, int(i)) is not None)
-        found = [*islice(usable, count)]
-        if not found:
+        places = [*islice(usable, count)]
+        if not places:
             raise ConfigError(f"step {step}: none of {_TRIES * count} drawn training rows has an answer to learn from: "
                               "give more rows a `solution`, or set algo.demonstrations=null")
-        return found
+        return places
 
     def _sample(self, step: int, place: int) -> Sample | None:
         """Returns a row as it is asked in a step; None where it has no answer, or cannot be read."""
@@ -111,15 +111,15 @@ class Demonstrator:
         return sample if has_demonstration(self.task, sample) else None
 
     def _shown(self, step: int, places: Sequence[tuple[int, int]]) -> list[Group]:
-        asked = []
+        accepted = []
         for number, place in places:
             sample = self._sample(step, place)
             assert sample is not None
             try:
-                asked.append(Asked(number, Draw(place, 0), sample, self.encode(self.task, sample)))
+                accepted.append(Asked(number, Draw(place, 0), sample, self.encode(self.task, sample)))
             except PromptTooLong:
                 continue  # as one that is drawn to be answered
-        return demonstrated(self.task, self.encode, self.engine, self.config, asked, step)
+        return demonstrated(self.task, self.encode, self.engine, self.config, accepted, step)
 
 
 @dataclass(eq=False)
@@ -161,8 +161,8 @@ def learn(policy: Policy, shown: Shown, algorithm: Algorithm, weights: Sequence[
 
     def work(b: int) -> None:
         micro = part.batches[b]
-        found = policy.logprobs(micro.batch, algorithm.temperature, more=more)
-        given = replace(demonstrated_of(part, micro.order, found.logprobs), entropy=found.more.get("entropy"))
+        stats = policy.logprobs(micro.batch, algorithm.temperature, more=more)
+        given = replace(demonstrated_of(part, micro.order, stats.logprobs), entropy=stats.more.get("entropy"))
         loss = mix.function.loss(given)
         policy.backward(loss * shown.share)
         shown.loss += float(loss.detach())
@@ -221,7 +221,7 @@ def demonstrated_of(part: Minibatch, order: Sequence[int], logprobs: torch.Tenso
                         weights=flat([np.full(len(t.mask), t.group.sample.weight) for t in rows]))
 
 
-def told(shown: Sequence[Shown | None], algorithm: Algorithm, step: int) -> dict[str, float]:
+def step_metrics(shown: Sequence[Shown | None], algorithm: Algorithm, step: int) -> dict[str, float]:
     """Returns the metrics of a step, means over its optimizer steps, and tells the mix the last gradient norm, its
     weight taken off. {} without algo.demonstrations.
     """

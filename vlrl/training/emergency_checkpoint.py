@@ -46,13 +46,13 @@ class Rest:
         self.parts, self.path, self.lock, self.saver = parts, path, lock, saver
         self.config = parts.config
         self.done = done
-        self._kept: checkpoint.State | None = None
+        self._frozen: checkpoint.State | None = None
         self._ahead: Callable[[float], dict[str, Any] | None] | None = None
         parts.optimizer.register_step_pre_hook(self._leave)
 
     def completed(self, done: int) -> None:
         """So many steps are completed, and the state of all parts is theirs."""
-        self._kept, self._ahead = None, None
+        self._frozen, self._ahead = None, None
         self.done, self.parts.policy.updating = done, False
 
     def keep(self) -> None:
@@ -61,14 +61,14 @@ class Rest:
         source, self._ahead = async_source.at_rest(parts.source)
         algorithm = parts.algorithm.state_dict(parts.policy)
         algorithm.pop("reference", None)  # as large as the weights; it moves after them
-        self._kept = checkpoint.freeze({"source": source, "scaler": parts.policy.scaler.state_dict(),
-                                        "algorithm": algorithm})
+        self._frozen = checkpoint.freeze({"source": source, "scaler": parts.policy.scaler.state_dict(),
+                                          "algorithm": algorithm})
 
     def begin(self) -> bool:
         """Begins to save beside the training, for a signal handler; False, and nothing begun, where it cannot."""
-        if self.problem() or self._kept is None or self._ahead or self.saver.has(self.done):
+        if self.problem() or self._frozen is None or self._ahead or self.saver.has(self.done):
             return False
-        return self.saver.begin_at_once(self.done, self.parts.policy, self._live(), self._kept,
+        return self.saver.begin_at_once(self.done, self.parts.policy, self._live(), self._frozen,
                                         partial(self._written, _ROLLOUTS_S))
 
     def end(self, error: BaseException) -> None:
@@ -122,15 +122,15 @@ class Rest:
         if problem := self.problem():
             raise NotSaved(problem)
         self.lock.check()
-        if self._kept is None:
+        if self._frozen is None:
             self.keep()
-        assert self._kept is not None
-        state = checkpoint.joined(checkpoint.view(live or self._live()), self._kept)
+        assert self._frozen is not None
+        state = checkpoint.joined(checkpoint.view(live or self._live()), self._frozen)
         if self._ahead:
-            found = self._ahead(patience)
-            if found is None:
+            source_state = self._ahead(patience)
+            if source_state is None:
                 raise NotSaved("answers drawn ahead of them were not whole, or are with other processes")
-            state = checkpoint.joined(state, checkpoint.freeze({"source": found}))
+            state = checkpoint.joined(state, checkpoint.freeze({"source": source_state}))
         if not self._written(_ROLLOUTS_S if comm.world() > 1 else 0.0):
             raise NotSaved(f"the rollouts of step {self.done - 1} are not on disk")
         self.saver.save_last(self.done, self.parts.policy, state, weights)

@@ -57,10 +57,10 @@ def make_second(policy: Policy, part: Sequence[Numbered], config: Config, algori
 
 def _pairs(group: Group, drop_truncated: bool) -> list[tuple[Rollout, Rollout]]:
     """Returns each correct second attempt with a failure of its group, which take turns."""
-    found = [r for r in second_attempts(group) if r.completion.loss_mask.any()
-             and not (drop_truncated and r.completion.truncated)]
+    attempts = [r for r in second_attempts(group) if r.completion.loss_mask.any()
+                and not (drop_truncated and r.completion.truncated)]
     failures = [r for r in group.rollouts if r.correct is False and r.train_prompt is None]
-    return [*zip(found, itertools.cycle(failures), strict=False)]
+    return [*zip(attempts, itertools.cycle(failures), strict=False)]
 
 
 def learn(policy: Policy, second: Second, algorithm: Algorithm, coef: float, step: int,
@@ -78,12 +78,12 @@ def learn(policy: Policy, second: Second, algorithm: Algorithm, coef: float, ste
             reference = (policy.reference_logprobs(batch, algorithm.temperature)
                          if "reference" in guided.requires else None)
         stats = policy.logprobs(batch, algorithm.temperature)
-        found = attempts_of(part, micro, stats.logprobs, reference, "failures" in guided.requires)
-        loss = guided(replace(found, step=step)) * coef
+        attempts = attempts_of(part, micro, stats.logprobs, reference, "failures" in guided.requires)
+        loss = guided(replace(attempts, step=step)) * coef
         policy.backward(loss)
         second.loss += float(loss.detach())
         if not second.passes:
-            second.logratio += _logratio(part, micro, found)
+            second.logratio += _logratio(part, micro, attempts)
 
     def begin() -> None:
         second.loss, second.logratio = 0.0, second.logratio if second.passes else 0.0
@@ -120,12 +120,12 @@ def attempts_of(part: Minibatch, micro: MicroBatch, logprobs: torch.Tensor, refe
         total_tokens=part.total_tokens, total_attempts=part.total_sequences)
 
 
-def _logratio(part: Minibatch, micro: MicroBatch, found: Attempts) -> float:
+def _logratio(part: Minibatch, micro: MicroBatch, attempts: Attempts) -> float:
     """An engine may not know a token's log-probability (NaN)."""
-    sampled = torch.from_numpy(np.concatenate([np.zeros(0, np.float32), *(part.rollouts[r].row.logprobs
-                                                                          for r in micro.order)])).to(found.mask.device)
-    own = (found.mask > 0) & found.second & sampled.isfinite()
-    return float((found.logprobs.detach() - sampled)[own].sum())
+    flat = np.concatenate([np.zeros(0, np.float32), *(part.rollouts[r].row.logprobs for r in micro.order)])
+    sampled = torch.from_numpy(flat).to(attempts.mask.device)
+    own = (attempts.mask > 0) & attempts.second & sampled.isfinite()
+    return float((attempts.logprobs.detach() - sampled)[own].sum())
 
 
 def metrics(seconds: Sequence[Second]) -> dict[str, float]:

@@ -47,17 +47,17 @@ def _given(parts: Parts, name: str, samples: Sequence[tuple[int, Sample]], step:
     """Returns the given answers to numbered samples; samples without one, or whose prompt cannot be used, are left
     out.
     """
-    asked, stream = [], zlib.crc32(name.encode())
+    accepted, stream = [], zlib.crc32(name.encode())
     for number, sample in samples:
         try:
             sample = opened(parts.engine, parts.task, sample, stream, number)
             if has_demonstration(parts.task, sample):
                 prompt = parts.encode(parts.task, sample)
-                asked.append(Asked(number, Draw(number, 0), sample, prompt))
+                accepted.append(Asked(number, Draw(number, 0), sample, prompt))
         except DataError as error:
             if not isinstance(error, PromptTooLong) and not parts.config.data.quarantine:
                 raise
-    return demonstrated(parts.task, parts.encode, parts.engine, parts.config, asked, step, name)
+    return demonstrated(parts.task, parts.encode, parts.engine, parts.config, accepted, step, name)
 
 
 def _losses(parts: Parts, groups: Sequence[Group]) -> dict[str, float]:
@@ -68,11 +68,11 @@ def _losses(parts: Parts, groups: Sequence[Group]) -> dict[str, float]:
 
     def work(b: int) -> None:
         micro = part.batches[b]
-        found = parts.policy.logprobs(micro.batch, parts.algorithm.temperature).logprobs.double().cpu().numpy()
+        logprobs = parts.policy.logprobs(micro.batch, parts.algorithm.temperature).logprobs.double().cpu().numpy()
         rows = [part.rollouts[r] for r in micro.order]
         masks = np.concatenate([np.zeros(0, bool), *(t.mask for t in rows)])
         units = np.concatenate([np.zeros(0, int), *(np.full(len(t.mask), t.unit) for t in rows)])
-        np.add.at(sums, units, -found * masks)
+        np.add.at(sums, units, -logprobs * masks)
         np.add.at(counts, units, masks)
 
     each_batch(parts.policy, part.batches, work, part.halve)

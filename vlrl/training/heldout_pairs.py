@@ -36,11 +36,12 @@ def heldout_pairs(parts: Parts, name: str, step: int) -> dict[str, Any]:
         groups, refused = comm.together(lambda mine=mine: _groups(parts, name, mine, step))
         rejected += int(comm.total(refused)[0])
         margins |= {id: m for part in comm.gather(_margins(parts, groups)) for id, m in part.items()}
-    found = np.array([margins[id] for id in sorted(margins)], np.float64)
-    columns = {"accuracy": (found > 0) + 0.5 * (found == 0), "loss": np.logaddexp(0, -found), "margin": found}
-    out: dict[str, Any] = {"step": step, "split": name, "n": len(found), "rejected": rejected, "unscorable": 0,
+    differences = np.array([margins[id] for id in sorted(margins)], np.float64)
+    columns = {"accuracy": (differences > 0) + 0.5 * (differences == 0), "loss": np.logaddexp(0, -differences),
+               "margin": differences}
+    out: dict[str, Any] = {"step": step, "split": name, "n": len(differences), "rejected": rejected, "unscorable": 0,
                            "score_errors": 0.0}
-    for column, values in columns.items() if len(found) else ():
+    for column, values in columns.items() if len(differences) else ():
         mean, low, high = mean_ci(values.tolist())
         out |= {column: mean, f"{column}/ci95_low": low, f"{column}/ci95_high": high}
     return out
@@ -48,15 +49,15 @@ def heldout_pairs(parts: Parts, name: str, step: int) -> dict[str, Any]:
 
 def _groups(parts: Parts, name: str, samples: Sequence[tuple[int, Sample]], step: int) -> tuple[list[Group], int]:
     """Returns the pairs of numbered samples, and how many had a prompt that cannot be used."""
-    asked, refused = [], 0
+    accepted, refused = [], 0
     for number, sample in samples:
         try:
-            asked.append(Asked(number, Draw(number, 0), sample, parts.encode(parts.task, sample)))
+            accepted.append(Asked(number, Draw(number, 0), sample, parts.encode(parts.task, sample)))
         except DataError as error:
             if not isinstance(error, PromptTooLong) and not parts.config.data.quarantine:
                 raise
             refused += 1
-    return paired(parts.task, parts.encode, asked, step, name), refused
+    return paired(parts.task, parts.encode, accepted, step, name), refused
 
 
 def _margins(parts: Parts, groups: Sequence[Group]) -> dict[str, float]:
@@ -65,7 +66,7 @@ def _margins(parts: Parts, groups: Sequence[Group]) -> dict[str, float]:
     head = policy.critic
     assert head is not None
     rows = [(g.prompt, r.completion) for g in groups for r in g.rollouts]
-    found = read_tokens(policy, [prompt for prompt, _ in rows], [answer for _, answer in rows], parts.config.train,
-                        lambda batch: head(policy.states(batch)))
-    scores = [float(values[-1]) for values in found]
+    token_scores = read_tokens(policy, [prompt for prompt, _ in rows], [answer for _, answer in rows],
+                               parts.config.train, lambda batch: head(policy.states(batch)))
+    scores = [float(values[-1]) for values in token_scores]
     return {g.id: scores[2 * i] - scores[2 * i + 1] for i, g in enumerate(groups)}

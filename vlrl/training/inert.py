@@ -128,11 +128,11 @@ def find(config: Config, task: Task | None = None) -> list[Inert]:
     if config.algo.loss.name in SUPERVISED:
         return []
     run = Run(config, task)
-    found: dict[str, Inert] = {}
+    findings: dict[str, Inert] = {}
     for rule in RULES:
         for one in rule(run):
-            found.setdefault(one.setting, one)
-    return list(found.values())
+            findings.setdefault(one.setting, one)
+    return list(findings.values())
 
 
 # --- the policy term --------------------------------------------------------------------------------------------------
@@ -466,8 +466,8 @@ def _reads_outcome(run: Run) -> bool:
     """Returns whether anything that acts on the training may read which answers are right."""
     curriculum = run.config.curriculum
     acting = {place: getattr(run.algo, place) for place in JUDGED if place != "rule"}
-    each = [(place, named) for place, found in acting.items() for named in (
-        found if isinstance(found, tuple) else (found,))]
+    each = [(place, named) for place, choices in acting.items() for named in (
+        choices if isinstance(choices, tuple) else (choices,))]
     if past := run.algo.stored:
         each += [("batch", past.batch), ("rule", past.rule)]
     return (any(":" in named.name or named.name in JUDGED[place] for place, named in each)

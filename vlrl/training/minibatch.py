@@ -214,9 +214,9 @@ def _take_old(part: Minibatch) -> bool:
     if any(t.rollout.old_logprobs is None for t in part.rollouts):
         return False
     for micro in part.batches:
-        found = [np.zeros(0, np.float32), *(part.rollouts[r].of(part.rollouts[r].rollout.old_logprobs)
-                                            for r in micro.order)]
-        micro.old = torch.from_numpy(np.concatenate(found))
+        old_logprobs = [np.zeros(0, np.float32), *(part.rollouts[r].of(part.rollouts[r].rollout.old_logprobs)
+                                                   for r in micro.order)]
+        micro.old = torch.from_numpy(np.concatenate(old_logprobs))
     return True
 
 
@@ -244,8 +244,8 @@ def prepare(policy: Policy, part: Minibatch, config: Config, algorithm: Algorith
         known = [v for v in values if v is not None]
         return torch.cat(known)[order] if known else None
 
-    def each(found: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, Any]:
-        return {name: whole(values[name] for values in found) for name in (found[0] if found else ())}
+    def each(per_batch: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, Any]:
+        return {name: whole(values[name] for values in per_batch) for name in (per_batch[0] if per_batch else ())}
 
     logprobs, entropy = whole(s.logprobs for s in stats), whole(s.entropy for s in stats)
     assert logprobs is not None and entropy is not None

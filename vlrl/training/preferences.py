@@ -31,10 +31,10 @@ class PreferenceSource(GroupSource):
     generates = False
 
     def _answer(self, drawn: Draws, tokens: int | None) -> dict[int, Group | Held]:
-        lost = [*map(_rejected, drawn.asked)]
-        better, worse = (demonstrated(self.task, self.encode, self.engine, self.config, asked, self.step)
-                         for asked in (drawn.asked, lost))
-        return {a.number: _pair(*both) for a, *both in zip(drawn.asked, better, worse, strict=True)}
+        lost = [*map(_rejected, drawn.accepted)]
+        better, worse = (demonstrated(self.task, self.encode, self.engine, self.config, accepted, self.step)
+                         for accepted in (drawn.accepted, lost))
+        return {a.number: _pair(*both) for a, *both in zip(drawn.accepted, better, worse, strict=True)}
 
 
 def train(config: Config, dpo: Named) -> Session:
@@ -49,12 +49,12 @@ def preferring(config: Config, dpo: Named) -> Config:
     return supervised(config).model_copy(update={"algo": algo})
 
 
-def _rejected(asked: Asked) -> Asked:
-    text = asked.sample.get("rejected")
+def _rejected(accepted: Asked) -> Asked:
+    text = accepted.sample.get("rejected")
     if not isinstance(text, str) or not text:
-        raise DataError(f"sample '{asked.sample.id}': no rejected answer to compare its solution with; give the row "
+        raise DataError(f"sample '{accepted.sample.id}': no rejected answer to compare its solution with; give the row "
                         "'rejected', a text")
-    return replace(asked, sample=replace(asked.sample, row={**asked.sample.row, "solution": text}))
+    return replace(accepted, sample=replace(accepted.sample, row={**accepted.sample.row, "solution": text}))
 
 
 def _pair(better: Group, worse: Group) -> Group:

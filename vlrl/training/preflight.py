@@ -77,12 +77,12 @@ def check(task: Task, samples: Sequence[Sample], config: Config, scored: bool = 
     warnings: list[str] = []
     stops: list[Problem] = []
     for own, firsts in _by_task(task, samples, config.data.quarantine):
-        found = list(dict.fromkeys(problems(own, firsts, config.limits, scored)))
-        bad = {p.sample for p in found if p.stops}
+        findings = list(dict.fromkeys(problems(own, firsts, config.limits, scored)))
+        bad = {p.sample for p in findings if p.stops}
         spared = config.data.quarantine and "" not in bad and len(bad) < len(firsts)
         strict = config.run.checks == "stop" and not spared
-        stops += [p for p in found if p.stops and strict]
-        warnings += _listed(own, [p for p in found if not (p.stops and strict)])
+        stops += [p for p in findings if p.stops and strict]
+        warnings += _listed(own, [p for p in findings if not (p.stops and strict)])
         if stops:
             raise TaskError("\n".join([*_listed(own, stops), "If this is meant, run.checks=warn trains all the same."]))
     return warnings
@@ -103,10 +103,10 @@ def _by_task(task: Task, samples: Sequence[Sample], quarantine: bool) -> Iterato
     yield from firsts.values()
 
 
-def _listed(task: Task, found: Sequence[Problem]) -> list[str]:
+def _listed(task: Task, findings: Sequence[Problem]) -> list[str]:
     """Returns the first problem of each kind, and how many more samples have it."""
     kinds: dict[str, list[Problem]] = {}
-    for problem in found:
+    for problem in findings:
         kinds.setdefault(problem.kind, []).append(problem)
     name = f"task '{task.name}': "
     return [name + str(same[0]).removeprefix(name)

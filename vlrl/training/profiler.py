@@ -1,7 +1,7 @@
 """Where the time of a training step goes: `vlrl train CONFIG --profile`.
 
-    found = profile(config, steps=3)
-    print(render(found))
+    report = profile(config, steps=3)
+    print(render(report))
 
 A run of its own, in a folder beside `run.dir` and from the weights of `model.name`: one step to warm up, then `steps`
 that are measured. Nothing is evaluated or saved. Afterwards the last step's update, and 16 tokens of generation for its
@@ -145,7 +145,7 @@ def work_of(drawn: Sequence[Group], trained: Sequence[Group], cost: Cost, config
     prefill = total(drawn, lambda prompt, patches, _: cost.forward(prompt, patches) + 2 * cost.head.weights)
     decode = total(drawn, lambda prompt, _, answers: cost.decode(prompt, answers))
     sight = total(drawn, lambda _, patches, __: cost.tower(patches))
-    seen = total(trained, lambda _, patches, __: cost.tower(patches))
+    train_vision = total(trained, lambda _, patches, __: cost.tower(patches))
     written = sum(len(r.completion.tokens) for g in drawn for r in g.rollouts)
     learned = sum(len(g.prompt) + sum(len(r.completion.tokens) for r in g.rollouts) for g in trained)
     return Work(
@@ -153,8 +153,8 @@ def work_of(drawn: Sequence[Group], trained: Sequence[Group], cost: Cost, config
          "rollout/generate": prefill + decode, "rollout/generate/prefill": prefill,
          "rollout/generate/prefill/vision": sight, "rollout/generate/decode": decode,
          "train": idle * forward + passes * both, "train/reference": idle * forward,
-         "train/reference/vision": idle * seen, "train/forward": passes * forward,
-         "train/forward/vision": passes * seen, "train/backward": passes * (both - forward)},
+         "train/reference/vision": idle * train_vision, "train/forward": passes * forward,
+         "train/forward/vision": passes * train_vision, "train/backward": passes * (both - forward)},
         {"rollout/values": judged * learned, "rollout/generate": written, "rollout/generate/decode": written,
          "rollout/generate/prefill": sum(len(g.prompt) for g in drawn), "train": passes * learned,
          "train/reference": idle * learned, "train/forward": passes * learned, "train/backward": passes * learned})
@@ -166,7 +166,7 @@ def work_of(drawn: Sequence[Group], trained: Sequence[Group], cost: Cost, config
 class Profiled(Session):
     """A session that measures its steps; it neither evaluates nor saves."""
 
-    found: dict[str, Any]
+    measured: dict[str, Any]
 
     def resume(self, parts: Parts) -> Parts:
         parts = super().resume(parts)
@@ -203,14 +203,14 @@ class Profiled(Session):
         spent, seconds, parts = time.perf_counter() - self._began, dict(self.record.seconds), self.parts
         memory, peak = peak_gib(), peak_of(parts.policy.device, parts.policy.dtype)
         count = len(self._work)
-        self.found = {
+        self.measured = {
             "folder": str(self.folder.path), "device": device_name(parts.policy.device),
             "dtype": str(parts.policy.dtype).removeprefix("torch."), "peak_tflops": peak.tflops,
             "peak_source": peak.source, "processes": comm.world(), "steps": count, "memory_gib": memory,
             "seconds": spent / count, "phases": [asdict(row) for row in rows(seconds, self._work, spent, peak)]}
         self._trace()
         if comm.is_main():
-            files.write_text(self.folder.path / "profile.json", json.dumps(self.found, indent=1) + "\n")
+            files.write_text(self.folder.path / "profile.json", json.dumps(self.measured, indent=1) + "\n")
         self._state = "finished" if self.done == self.config.steps else "interrupted"
 
     def _trace(self) -> None:
@@ -239,7 +239,7 @@ def profile(config: Config, steps: int = 3) -> dict[str, Any] | None:
         "steps": WARM_UP + steps, "resume": "never", "run": run,
         "eval": config.eval.model_copy(update={"samples": 0}),
         "log": config.log.model_copy(update={"trackers": (), "samples_every": 0})})
-    return getattr(train(alone, make_session=Profiled), "found", None)
+    return getattr(train(alone, make_session=Profiled), "measured", None)
 
 
 def vision_towers(policy: Any) -> list[torch.nn.Module]:
@@ -254,12 +254,12 @@ def vision_towers(policy: Any) -> list[torch.nn.Module]:
 def traced(work: Callable[[], object], device: torch.device, path: Path | None = None) -> str:
     """Runs `work` under PyTorch's profiler: a Chrome trace in `path`, and a table of the operators that take most."""
     kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
-    with torch.profiler.profile(activities=kinds) as seen:
+    with torch.profiler.profile(activities=kinds) as profiler:
         work()
     if path:
-        seen.export_chrome_trace(str(path))
-    return seen.key_averages().table(sort_by=f"self_{device.type}_time_total", row_limit=OPERATORS,
-                                     max_name_column_width=60)
+        profiler.export_chrome_trace(str(path))
+    return profiler.key_averages().table(sort_by=f"self_{device.type}_time_total", row_limit=OPERATORS,
+                                         max_name_column_width=60)
 
 
 def device_name(device: torch.device) -> str:
@@ -316,17 +316,17 @@ def _order(path: str, seconds: Mapping[str, float]) -> list[tuple[int, str]]:
     return [(_FIRST.index(name) if name in _FIRST else len(_FIRST), name) for name in path.split("/")]
 
 
-def render(found: Mapping[str, Any]) -> Any:
+def render(report: Mapping[str, Any]) -> Any:
     """Returns the table of a profile, for rich."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(f"a step, mean of {found['steps']}: {found['seconds']:.3g} s on {found['device']}, "
-                             f"{found['dtype']}"), box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=Text(f"a step, mean of {report['steps']}: {report['seconds']:.3g} s on {report['device']}, "
+                             f"{report['dtype']}"), box=SIMPLE_HEAD, pad_edge=False)
     for name in ("phase", "seconds", "share", "TFLOP", "MFU", "tokens/s"):
         table.add_column(name, justify="left" if name == "phase" else "right", no_wrap=True)
-    for row in found["phases"]:
+    for row in report["phases"]:
         depth, name = row["phase"].count("/"), row["phase"].rpartition("/")[2]
         cells = ("  " * depth + name, f"{row['seconds']:,.4f}", f"{row['share']:.1%}", _number(row["tflop"], "{:.3g}"),
                  _number(row["mfu"], "{:.1%}"), _number(row["tokens_per_s"], "{:,.0f}"))
@@ -338,11 +338,11 @@ def _number(value: float | None, form: str) -> str:
     return "" if value is None else form.format(value)
 
 
-def notes(found: Mapping[str, Any]) -> list[str]:
+def notes(report: Mapping[str, Any]) -> list[str]:
     """Returns what the table does not say."""
-    several = f"; each of {found['processes']} processes, this one is rank 0" if found["processes"] > 1 else ""
-    return [f"MFU: useful operations (nothing twice, no padding) over {found['peak_tflops']:.4g} TFLOP/s, "
-            f"{found['peak_source']}{several}",
-            f"peak memory {found['memory_gib']:.2f} GiB",
-            f"{found['folder']}: profile.json, operators.txt, trace-update.json.gz and trace-generation.json.gz "
+    several = f"; each of {report['processes']} processes, this one is rank 0" if report["processes"] > 1 else ""
+    return [f"MFU: useful operations (nothing twice, no padding) over {report['peak_tflops']:.4g} TFLOP/s, "
+            f"{report['peak_source']}{several}",
+            f"peak memory {report['memory_gib']:.2f} GiB",
+            f"{report['folder']}: profile.json, operators.txt, trace-update.json.gz and trace-generation.json.gz "
             "(open in https://ui.perfetto.dev)"]

@@ -88,20 +88,20 @@ class Session:
         with self._closing_on_error():
             if self.config.resume == "never":
                 files.set_aside(self.folder.path)
-            found = checkpoint.latest(self.folder.checkpoints, full=True)
-            if found.path is None and self.config.resume == "must":
+            latest = checkpoint.latest(self.folder.checkpoints, full=True)
+            if latest.path is None and self.config.resume == "must":
                 raise RunError(f"resume=must, but {self.folder.checkpoints} holds no whole checkpoint. "
                                "Start with resume=auto.")
-            if found.path is not None:
+            if latest.path is not None:
                 refuse_other_settings(self.folder, self.config)
             # without a checkpoint nothing says that an earlier evaluation was of this model and these settings
-            self.folder.truncate(found.step, evaluated=found.path is not None)
+            self.folder.truncate(latest.step, evaluated=latest.path is not None)
             rows = [self.config.data, *(entry.data for entry in self.config.tasks)]
             hub.pin(hub.names_of(rows), self.folder.path, files.cache_folder(self.config.data.cache),
-                    goes_on=found.path is not None)
+                    goes_on=latest.path is not None)
             self.folder.create(config.dump(self.config), self.config.seed)
             shared = {name: files.read_json(self.folder.path / name) for name in (hub.PINS, "env.json")}
-            return found.path, found.warnings, shared
+            return latest.path, latest.warnings, shared
 
     @contextlib.contextmanager
     def _closing_on_error(self) -> Any:

@@ -33,8 +33,8 @@ class SupervisedSource(GroupSource):
     generates = False
 
     def _answer(self, drawn: Draws, tokens: int | None) -> dict[int, Group | Held]:
-        groups = demonstrated(self.task, self.encode, self.engine, self.config, drawn.asked, self.step)
-        return {a.number: group for a, group in zip(drawn.asked, groups, strict=True)}
+        groups = demonstrated(self.task, self.encode, self.engine, self.config, drawn.accepted, self.step)
+        return {a.number: group for a, group in zip(drawn.accepted, groups, strict=True)}
 
 
 class PairSource(GroupSource):
@@ -43,8 +43,8 @@ class PairSource(GroupSource):
     generates = False
 
     def _answer(self, drawn: Draws, tokens: int | None) -> dict[int, Group | Held]:
-        groups = paired(self.task, self.encode, drawn.asked, self.step)
-        return {a.number: group for a, group in zip(drawn.asked, groups, strict=True)}
+        groups = paired(self.task, self.encode, drawn.accepted, self.step)
+        return {a.number: group for a, group in zip(drawn.accepted, groups, strict=True)}
 
 
 def train(config: Config) -> Session:

@@ -79,9 +79,9 @@ class StoredAnswers:
             return []
         if settings.own:
             flush()
-        found: list[StoredGroup] = comm.on_main(partial(self._taken, step, settings, parts))
-        self.drawn = len(found)
-        mine = found[comm.rank()::comm.world()]
+        stored_groups: list[StoredGroup] = comm.on_main(partial(self._taken, step, settings, parts))
+        self.drawn = len(stored_groups)
+        mine = stored_groups[comm.rank()::comm.world()]
         groups = comm.together(lambda: [self._group(stored, step) for stored in mine])
         return [self._credited(g, step, parts) for g in groups if g is not None]
 
@@ -108,8 +108,8 @@ class StoredAnswers:
     @cached_property
     def _places(self) -> dict[str, int]:
         """Place of each training row by the id that rollout files have of it."""
-        found = ((i, readable(self.samples, i)) for i in range(len(self.samples)))
-        return {utf8(sample.id): i for i, sample in found if sample is not None}
+        rows = ((i, readable(self.samples, i)) for i in range(len(self.samples)))
+        return {utf8(sample.id): i for i, sample in rows if sample is not None}
 
     # --- stored rows -> groups ------------------------------------------------------------------------------------
 
@@ -117,10 +117,10 @@ class StoredAnswers:
         """Returns a stored group under the prompt of this run's own row, scored by this run where another one wrote it;
         None where it cannot be used.
         """
-        asked = self._asked(stored)
-        if asked is None:
+        match = self._matching(stored)
+        if match is None:
             return None
-        sample, prompt = asked
+        sample, prompt = match
         answers = [_completion(row) for row in stored.rows]
         if stored.own:
             task = self.task.of(sample)
@@ -137,7 +137,7 @@ class StoredAnswers:
             return None
         return group
 
-    def _asked(self, stored: StoredGroup) -> tuple[Sample, Prompt] | None:
+    def _matching(self, stored: StoredGroup) -> tuple[Sample, Prompt] | None:
         """Returns the row of a group and its prompt, which are what the group was drawn with: words and media."""
         first = stored.rows[0]
         place = self._places.get(first["sample_id"])
@@ -146,13 +146,13 @@ class StoredAnswers:
             self.unused["unknown row"] += 1
             return None
         for template in self.task.of(sample).templates:
-            asked = replace(sample, prompt=template)
+            candidate = replace(sample, prompt=template)
             try:
-                prompt = self.encode(self.task, asked)
+                prompt = self.encode(self.task, candidate)
             except DataError:
                 continue  # as one that is drawn to be answered
             if utf8(prompt.text) == first["prompt"] and [m.sha256 for m in prompt.media] == first["hashes"]:
-                return asked, prompt
+                return candidate, prompt
         self.unused["another prompt"] += 1
         return None
 
@@ -169,8 +169,8 @@ class StoredAnswers:
             return {}
         unused = sum((Counter(c) for c in comm.gather(dict(self.unused))), Counter[str]())
         buffer = (float(self.buffer.rollouts), float(self.buffer.refused.total())) if comm.is_main() else (0.0, 0.0)
-        held, refused = comm.total(*buffer)
-        return {"stored/held": held, "stored/refused": refused, "stored/groups": float(self.drawn),
+        buffered, refused = comm.total(*buffer)
+        return {"stored/held": buffered, "stored/refused": refused, "stored/groups": float(self.drawn),
                 "stored/unused_frac": unused.total() / max(self.drawn, 1)}
 
 
@@ -231,15 +231,16 @@ def _again(policy: Policy, numbered: Sequence[Numbered], config: Config, algorit
     assert parts and settings
     part = make_minibatch(policy, numbered, config)
     _read(policy, part, algorithm, "reference" in parts.rule.requires)
-    seen = stored_of(part, range(len(part.rollouts)), _joined(part), settings.logprobs == "own")
-    drift = seen.means(seen.logprobs - _told(part, seen))
-    usable = (drift.abs() <= settings.max_drift) & seen.kept
-    gain = seen.above_reference if seen.reference is not None else seen.gain
-    whole = whole_step(replace(seen, gain=gain, kept=usable, mask=seen.mask * usable[seen.answer]), parts.rule.function)
+    stored = stored_of(part, range(len(part.rollouts)), _joined(part), settings.logprobs == "own")
+    drift = stored.means(stored.logprobs - _stored_logprobs(part, stored))
+    usable = (drift.abs() <= settings.max_drift) & stored.kept
+    gain = stored.above_reference if stored.reference is not None else stored.gain
+    whole = whole_step(replace(stored, gain=gain, kept=usable, mask=stored.mask * usable[stored.answer]),
+                       parts.rule.function)
     pairs = _pairs(whole)
     tokens, learned, pairs, stale, answers = comm.total(
-        float(whole.mask.sum()), float(whole.kept.sum()), pairs, float((seen.kept & ~usable).sum()),
-        float(seen.kept.sum()))
+        float(whole.mask.sum()), float(whole.kept.sum()), pairs, float((stored.kept & ~usable).sum()),
+        float(stored.kept.sum()))
     whole = replace(whole, total_tokens=tokens, total_answers=learned, total_pairs=pairs)
     ages = np.array([max(step - r.policy_step, 0) for _, _, r in numbered])
     return Again(part, whole, ages, learned, stale, answers) if answers else None
@@ -274,7 +275,7 @@ def _joined(part: Minibatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor |
     return old, old, torch.cat(given) if given else None
 
 
-def _told(part: Minibatch, x: Stored) -> torch.Tensor:
+def _stored_logprobs(part: Minibatch, x: Stored) -> torch.Tensor:
     """Returns [N] the stored log-probabilities."""
     flat = np.concatenate([np.zeros(0, np.float32), *(t.row.logprobs for t in part.rollouts)])
     return torch.where(x.mask > 0, torch.from_numpy(flat).to(x.logprobs), x.logprobs.detach())
@@ -295,8 +296,8 @@ def stored_of(part: Minibatch, order: Sequence[int],
         return torch.from_numpy(np.array([of(t) for t in firsts], kind)).to(device)
 
     mask = flat([t.mask for t in rows], np.float32)
-    told = flat([t.row.logprobs for t in rows], np.float32)
-    sampler = old if own else torch.where(mask > 0, told, logprobs.detach())
+    stored_logprobs = flat([t.row.logprobs for t in rows], np.float32)
+    sampler = old if own else torch.where(mask > 0, stored_logprobs, logprobs.detach())
     return Stored(
         logprobs=logprobs, sampler=sampler, reference=reference, mask=mask,
         answer=flat([np.full(len(t.mask), t.unit) for t in rows], np.int64),
@@ -341,7 +342,7 @@ def learn(policy: Policy, again: Again, algorithm: Algorithm, weights: Sequence[
     return cuts
 
 
-def told(stored: Sequence[Again | None], algorithm: Algorithm) -> dict[str, float]:
+def step_metrics(stored: Sequence[Again | None], algorithm: Algorithm) -> dict[str, float]:
     """Returns the metrics of a step's stored answers, means over its optimizer steps; {} without algo.stored. Called on
     every process.
     """
@@ -368,5 +369,5 @@ def told(stored: Sequence[Again | None], algorithm: Algorithm) -> dict[str, floa
 
 def _ratios(again: Again) -> tuple[np.ndarray, np.ndarray]:
     """Returns mean_t(l - o) before the update, and the ages, of this process's learned answers."""
-    x, kept = again.whole, again.whole.kept.cpu().numpy()
-    return x.means(x.logprobs - x.sampler).double().cpu().numpy()[kept], again.ages[kept]
+    x, retained = again.whole, again.whole.kept.cpu().numpy()
+    return x.means(x.logprobs - x.sampler).double().cpu().numpy()[retained], again.ages[retained]

@@ -22,7 +22,7 @@ from vlrl.models.policy import Policy
 from vlrl.monitoring.metrics import phase
 from vlrl.training import demonstrations, guided
 from vlrl.training import stored as training_stored
-from vlrl.training.demonstrations import Shown, make_shown, told
+from vlrl.training.demonstrations import Shown, make_shown
 from vlrl.training.guided import Second, make_second
 from vlrl.training.minibatch import MicroBatch, Minibatch, loss_inputs, make_minibatch, no_grad_passes, prepare, split
 from vlrl.training.stored import Again, make_again
@@ -84,8 +84,8 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Gr
     stats = meter.summary(config, rate) | {"skipped": float(meter.skipped)}
     stats |= guided.metrics([second for _, second in parts if second])
     stats |= (demonstrations.interleave(policy, shown, config, algorithm, stats["grad_norm"]) if algorithm.interleaves
-              else told(beside, algorithm, step))
-    stats |= training_stored.told(again, algorithm)
+              else demonstrations.step_metrics(beside, algorithm, step))
+    stats |= training_stored.step_metrics(again, algorithm)
     if policy.critic:
         stats["critic/grad_norm"] = meter.critic_norm
     if policy.scaler.is_enabled():
@@ -243,9 +243,10 @@ def _set_rates(optimizer: torch.optim.Optimizer, rate: float) -> None:
 def _leave_out(part: Minibatch, problem: str, algorithm: Algorithm, config: Config, step: int, meter: _Meter) -> None:
     """Counts an optimizer step that is not taken and says what was in it; raises NonFinite above the limit."""
     suspects = sorted(meter.suspects) or [r for r, t in enumerate(part.rollouts) if t.mask.any()]
-    found = comm.gather((bool(meter.suspects), list(dict.fromkeys(part.rollouts[r].name for r in suspects))))
-    sure = any(seen for seen, _ in found)  # the micro-batches whose loss it was; else all that gave the gradient
-    names = list(dict.fromkeys(name for seen, own in found if seen or not sure for name in own))
+    suspected = comm.gather((bool(meter.suspects), list(dict.fromkeys(part.rollouts[r].name for r in suspects))))
+    # the micro-batches whose loss it was; else all that gave the gradient
+    sure = any(from_loss for from_loss, _ in suspected)
+    names = list(dict.fromkeys(name for from_loss, own in suspected if from_loss or not sure for name in own))
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     said = f"step {step}: {problem} In the batch: {', '.join(names[:_NAMED])}{more}."
     meter.skipped, meter.nonfinite = meter.skipped + 1, meter.nonfinite + 1
@@ -260,19 +261,19 @@ def _leave_out(part: Minibatch, problem: str, algorithm: Algorithm, config: Conf
 
 def _problem(policy: Policy, finite_loss: bool, norm: float, config: Config) -> str:
     """Returns why a step must not be taken; "" when it may, or when a lower loss scale may mend it."""
-    kept, remedy = "the weights were left as they were", "Set model.dtype=bfloat16, or float32 on a GPU without it."
+    outcome, remedy = "the weights were left as they were", "Set model.dtype=bfloat16, or float32 on a GPU without it."
     if finite_loss and math.isfinite(norm):
         return ""
     if not policy.scaler.is_enabled():
         what = f"the gradient norm is {norm}" if finite_loss else "the loss is not finite"
-        return (f"{what}; {kept}. Often the learning rate (train.lr={config.train.lr}) is too high, or a reward is "
+        return (f"{what}; {outcome}. Often the learning rate (train.lr={config.train.lr}) is too high, or a reward is "
                 "huge.")
     if not finite_loss:
-        return (f"the loss is not finite under model.dtype=float16; {kept}. Activations above 65,504 overflow in "
+        return (f"the loss is not finite under model.dtype=float16; {outcome}. Activations above 65,504 overflow in "
                 f"float16, or a reward is huge. {remedy}")
     if policy.scaler.get_scale() <= _LEAST_SCALE:
         return (f"gradients overflow under model.dtype=float16 even at a loss scale of {policy.scaler.get_scale():g}; "
-                f"{kept}. {remedy}")
+                f"{outcome}. {remedy}")
     return ""
 
 

@@ -39,10 +39,10 @@ def judged(policy: Policy, groups: Sequence[Group], algorithm: Algorithm) -> lis
     prompts = [r.train_prompt or g.prompt for g in groups for r in g.rollouts]
     answers = [r.completion for g in groups for r in g.rollouts]
     with phase("values"):
-        found = iter(read_tokens(policy, prompts, answers, config.train, read, 1 + with_logprobs))
+        token_values = iter(read_tokens(policy, prompts, answers, config.train, read, 1 + with_logprobs))
     return [replace(g, rollouts=tuple(
         replace(r, values=own[:, 0], old_logprobs=own[:, 1] if with_logprobs else None)
-        for r, own in zip(g.rollouts, found, strict=False))) for g in groups]
+        for r, own in zip(g.rollouts, token_values, strict=False))) for g in groups]
 
 
 def critic_metrics(groups: Sequence[Group]) -> dict[str, float]:
