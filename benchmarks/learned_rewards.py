@@ -25,7 +25,7 @@ from scipy.stats import spearmanr
 from vlrl import config
 from vlrl.evaluation.compare import Side, compare
 from vlrl.store import RunFolder
-from vlrl.task.judge_prompts import asked
+from vlrl.task.judge_prompts import question_text
 from vlrl.training.build_task import make_task
 from vlrl.types import Media, Sample
 
@@ -49,7 +49,7 @@ def pairs(runs: Path) -> tuple[Path, Path]:
     for group, found in itertools.groupby(sorted(table, key=lambda row: row["group_id"]), lambda row: row["group_id"]):
         answers = list(found)
         image, row = str(drawn / answers[0]["media"][0]["path"]), json.loads(answers[0]["sample"])
-        question = asked(task, Sample(id=row["id"], media=(Media(source=image),), row=row))
+        question = question_text(task, Sample(id=row["id"], media=(Media(source=image),), row=row))
         right, wrong = ({a["completion"] for a in answers if bool(a["correct"]) == kind and a["completion"]}
                         for kind in (True, False))
         for number, (better, worse) in enumerate(itertools.product(sorted(right)[:1], sorted(wrong))):

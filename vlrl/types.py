@@ -290,8 +290,8 @@ class Turn:
     @property
     def calls(self) -> list[Mapping[str, Any]] | None:
         """Name, arguments and error of each call of a tool, as task/tools.py notes them; None where none were read."""
-        found = (self.info or {}).get("calls")
-        return found if isinstance(found, list) and all(isinstance(call, Mapping) for call in found) else None
+        noted = (self.info or {}).get("calls")
+        return noted if isinstance(noted, list) and all(isinstance(call, Mapping) for call in noted) else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

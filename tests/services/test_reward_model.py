@@ -13,7 +13,7 @@ from vlrl.rewards.text import parse_answer
 from vlrl.services.provided import Provided
 from vlrl.services.replies import Place
 from vlrl.services.reward_model import RewardModel
-from vlrl.task.judge_prompts import asked
+from vlrl.task.judge_prompts import question_text
 from vlrl.task.scoring import score_group
 from vlrl.task.services import Services
 
@@ -81,7 +81,7 @@ def test_the_process_of_an_answer_is_scored_step_by_step(folders, pairs):
     found = score_group(task, sample, [parse_answer(t) for t in texts], 2, Services(given=given.services))
 
     def one(text):
-        return own(folders / "chat", [f"user {asked(task, sample)} assistant {text} "], False)[0]
+        return own(folders / "chat", [f"user {question_text(task, sample)} assistant {text} "], False)[0]
 
     if pairs:
         steps, both = [one(t) for t in ("a cat", "two cars", " on the road")], [

@@ -54,8 +54,8 @@ def test_words_of_a_command(word, clean):
 
 
 def test_what_is_found_is_named_and_not_repeated():
-    assert WORDS.found("in /home/ann with hf_secretvalue, /home/ann") == ["the home folder", "the value of HF_TOKEN"]
-    assert WORDS.found("node17 ann@", vocabulary=True) == [] and WORDS.found("/home/anna, node18") == []
+    assert WORDS.findings("in /home/ann with hf_secretvalue, /home/ann") == ["the home folder", "the value of HF_TOKEN"]
+    assert WORDS.findings("node17 ann@", vocabulary=True) == [] and WORDS.findings("/home/anna, node18") == []
 
 
 def test_this_machine(tmp_path, monkeypatch):
@@ -72,4 +72,4 @@ def test_this_machine(tmp_path, monkeypatch):
 def test_nothing_of_the_machine_is_left(before, after):
     for word in WORDS.words:
         text = f"{before} {word} {after}"
-        assert not WORDS.found(WORDS.model_text(text)) and not WORDS.found(WORDS.text(text))
+        assert not WORDS.findings(WORDS.model_text(text)) and not WORDS.findings(WORDS.text(text))

@@ -65,12 +65,12 @@ def _await_gloo(seconds: float = 5.0) -> None:
 
 def _states(prefix: str) -> str:
     """The states (R: runs or is about to, S: sleeps) of this process's threads of that name; of none but on Linux."""
-    found = ""
+    states = ""
     for file in Path("/proc/self/task").glob("*/stat"):
         with contextlib.suppress(OSError):  # it has just ended
             name, _, state = file.read_text().partition("(")[2].rpartition(") ")
-            found += state[0] if name.startswith(prefix) else ""
-    return found
+            states += state[0] if name.startswith(prefix) else ""
+    return states
 
 
 @contextlib.contextmanager
@@ -211,8 +211,8 @@ def alike(value: str) -> bool:
     if _calls is None or _lost is not None:
         return False
     group: Any = dist.distributed_c10d._get_default_group()
-    made = group._get_sequence_number_for_group()
-    return _calls.all_ended(f"{value} {made}")
+    sequence_number = group._get_sequence_number_for_group()
+    return _calls.all_ended(f"{value} {sequence_number}")
 
 
 def _patiently(calls: RollCall, doing: str) -> None:
@@ -234,9 +234,9 @@ def _patiently(calls: RollCall, doing: str) -> None:
 
 def on_main_alone(call: Callable[[], Any], doing: str = "") -> Any:
     """As `on_main`, but the result stays there; None elsewhere."""
-    found: list[Any] = []
-    on_main(lambda: found.append(call()), doing)
-    return found[0] if found else None
+    results: list[Any] = []
+    on_main(lambda: results.append(call()), doing)
+    return results[0] if results else None
 
 
 def together(call: Callable[[], Any]) -> Any:

@@ -186,10 +186,10 @@ class RollCall:
         key, began, pause = f"{self._prefix}/done/{self._patience}", time.monotonic(), 0.01
         beat, heard = 0, time.monotonic()
         while True:
-            found = self._ask(lambda store: (store.check([key]), self._record(store, 0)))
-            if found is not None and found[0]:
+            reply = self._ask(lambda store: (store.check([key]), self._record(store, 0)))
+            if reply is not None and reply[0]:
                 return
-            record = found[1] if found is not None else None
+            record = reply[1] if reply is not None else None
             if record is not None and record["beat"] != beat and not record["ended"]:
                 beat, heard = record["beat"], time.monotonic()
             quiet = time.monotonic() - heard
@@ -243,18 +243,18 @@ class RollCall:
         """Returns the store's answer, or None when there is none in time; the next question then takes a new
         connection.
         """
-        found: list[T] = []
+        replies: list[T] = []
 
         def ask() -> None:
             with suppress(Exception):
                 store, self._asking = self._asking or self._connect(), None
-                found.append(question(store))
+                replies.append(question(store))
                 self._asking = store
 
         thread = threading.Thread(target=ask, daemon=True)
         thread.start()
         thread.join(ANSWER)
-        return found[0] if found else None
+        return replies[0] if replies else None
 
     def _connect(self) -> dist.Store:
         return dist.TCPStore(*self.address, is_master=False, wait_for_workers=False,

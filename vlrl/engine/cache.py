@@ -164,8 +164,8 @@ class SharedRows:
         """
         prompts, answers = self._prompts, cast(list[Any], self._answers.layers)
         at = prompts.owner[place:place + 1]
-        seen = slice(None) if prompts.bias is None else prompts.bias[at][0, 0, 0] == 0
-        before = [(keys[at][:, :, seen], values[at][:, :, seen]) for keys, values in prompts.layers]
+        visible = slice(None) if prompts.bias is None else prompts.bias[at][0, 0, 0] == 0
+        before = [(keys[at][:, :, visible], values[at][:, :, visible]) for keys, values in prompts.layers]
         if not own:
             return before
         after = [(layer.keys[place:place + 1, :, :own], layer.values[place:place + 1, :, :own]) for layer in answers]
@@ -186,15 +186,15 @@ def spread(cache: DynamicCache, mask: torch.Tensor, owner: torch.Tensor, config:
     return CopiedRows(cache, mask, owner)
 
 
-def revived(kept: Sequence[list[Any]], config: Any) -> DynamicCache:
+def revived(cached: Sequence[list[Any]], config: Any) -> DynamicCache:
     """Returns one cache of rows that were kept, shorter ones padded on the left. Uses the given ones up."""
     cache = roomy_cache(config)
     for i, layer in enumerate(cache.layers):
         assert isinstance(layer, RoomyLayer)
-        pairs = [row[i] for row in kept]
+        pairs = [row[i] for row in cached]
         layer.lazy_initialization(*pairs[0])
         layer.hold(*(_padded(side) for side in zip(*pairs, strict=True)))
-        for row in kept:
+        for row in cached:
             row[i] = None  # its memory is free before the next layer is joined
         del pairs
     return cache

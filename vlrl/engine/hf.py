@@ -160,9 +160,9 @@ class HFEngine:
         """Keeps the caches of the rows [R] of a batch that have ended, where they will be continued."""
         if not isinstance(cache_rows, SharedRows) or not any(request.continues for request, _ in work):
             return
-        asked = [(request, i) for request, numbers in work for i in numbers]
+        requests = [(request, i) for request, numbers in work for i in numbers]
         for place, number in enumerate(rows.tolist()):
-            request, i = asked[number]
+            request, i = requests[number]
             if request.continues and not live[place]:
                 tokens = writing.tokens_of(number)[:-1]  # the last one was not read yet
                 layers = partial(cache_rows.row, place, len(tokens))
@@ -176,8 +176,8 @@ class HFEngine:
         for request, rows in work:
             if not request.begun:
                 alone = request.continues[0] if request.n == 1 and request.continues else None
-                kept = self.living.take(alone, request.prompt) if alone else None
-                prompts.append(kept or (request.prompt, None))
+                cached = self.living.take(alone, request.prompt) if alone else None
+                prompts.append(cached or (request.prompt, None))
             for place, i in enumerate(rows):
                 # what an answer wrote before is read as part of a prompt of its own, once for those that wrote the same
                 if request.begun and not (place and begin_alike(request, rows[place - 1], i)):
@@ -200,9 +200,9 @@ class HFEngine:
         """As `_prefill`, at most `prefill_tokens` at once (a longer prompt by itself); those behind a cache apart."""
         parts = []
         for _, run in itertools.groupby(prompts, key=lambda pair: pair[1] is not None):
-            kept = deque(run)
-            for chunk in chunks([prompt for prompt, _ in kept], self.prefill_tokens):
-                parts.append(self._prefill(chunk, [one for _ in chunk if (one := kept.popleft()[1])]))
+            pending = deque(run)
+            for chunk in chunks([prompt for prompt, _ in pending], self.prefill_tokens):
+                parts.append(self._prefill(chunk, [one for _ in chunk if (one := pending.popleft()[1])]))
         if len(parts) == 1:
             return parts[0]
         logits, caches, masks, position = zip(*parts, strict=True)
@@ -210,7 +210,7 @@ class HFEngine:
         mask = torch.cat([F.pad(mask, (width - mask.shape[1], 0)) for mask in masks])
         return torch.cat(logits), side_by_side(caches), mask, torch.cat(position)
 
-    def _prefill(self, prompts: Sequence[Prompt], kept: Sequence[Kept]
+    def _prefill(self, prompts: Sequence[Prompt], cached: Sequence[Kept]
                  ) -> tuple[torch.Tensor, Any, torch.Tensor, torch.Tensor]:
         """Returns the last logits [P, V], cache, attention mask [P, L] and next position [P] of left-padded prompts,
         each behind its kept cache where there are any.
@@ -222,15 +222,15 @@ class HFEngine:
             ids[b, width - len(prompt):] = prompt.ids
             mask[b, width - len(prompt):] = 1
             positions[:, b, width - len(prompt):] = prompt.positions
-        past = max((len(k.ids) for k in kept), default=0)
-        before = [np.arange(past) >= past - len(k.ids) for k in kept]
-        mask = np.concatenate([np.array(before, np.int64), mask], axis=1) if kept else mask
+        past = max((len(k.ids) for k in cached), default=0)
+        before = [np.arange(past) >= past - len(k.ids) for k in cached]
+        mask = np.concatenate([np.array(before, np.int64), mask], axis=1) if cached else mask
         inputs = self.policy.inputs(to_device(
             {"input_ids": torch.from_numpy(ids), **aligned_inputs([[p] for p in prompts], width, right=True),
              **media_inputs(prompts)}, device))
         attention = torch.from_numpy(mask).to(device)
         at = torch.from_numpy(positions if len(positions) > 1 else positions[0]).to(device)
-        cache = revived([k.layers for k in kept], self._text_config) if kept else roomy_cache(self._text_config)
+        cache = revived([k.layers for k in cached], self._text_config) if cached else roomy_cache(self._text_config)
         out = self.policy.model(**inputs, attention_mask=attention, position_ids=at, use_cache=True, logits_to_keep=1,
                                 **{self._cache_argument: cache})
         following = torch.tensor([p.next_position for p in prompts], device=device)

@@ -49,15 +49,15 @@ class LivingCaches:
     def __init__(self, most: float):
         self.most = most
         self._living: weakref.WeakSet[Continued] = weakref.WeakSet()
-        self._told = False
+        self._reported = False
 
     def take(self, continued: Continued, prompt: Prompt) -> tuple[Prompt, Kept] | None:
         """Returns what is to be read of a prompt, and the cache before it, which is kept no more; None where all of
         it is to be read.
         """
-        kept, continued.cache = continued.cache, None
-        rest = kept.rest(prompt, continued.observed) if kept else None
-        return (rest, kept) if rest and kept else None
+        cached, continued.cache = continued.cache, None
+        rest = cached.rest(prompt, continued.observed) if cached else None
+        return (rest, cached) if rest and cached else None
 
     def keep(self, continued: Continued, prompt: Prompt, written: np.ndarray, layers: Callable[[], list[Pair]]) -> None:
         """Keeps the cache of a prompt and the first tokens written to it, where there is room for it."""
@@ -66,8 +66,8 @@ class LivingCaches:
         if sum(len(one.cache.ids) for one in self._living if one.cache) + len(ids) <= self.most:
             continued.cache = Kept(layers(), ids, _hashes(prompt))
             self._living.add(continued)
-        elif not self._told:
-            self._told = True
+        elif not self._reported:
+            self._reported = True
             _log.info("the KV caches of episodes would hold more than %d tokens: those of further episodes are "
                       "computed again in every turn", self.most)
 

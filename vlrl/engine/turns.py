@@ -1,6 +1,6 @@
 """Turns of an episode: places in them by name, and the proof that engine and trainer read every one alike.
 
-    found = first_difference(policy, encode, prompt, completion, 1e-5)      # None, or what differs first and where
+    difference = first_difference(policy, encode, prompt, completion, 1e-5)      # None, or what differs first and where
 
 What the trainer is given of an episode (Completion.tokens, loss_mask, shown) is compared, turn by turn, with what its
 turns say: each observation is encoded anew from its text and media. Then the trainer's log-probabilities of every
@@ -98,16 +98,17 @@ def first_difference(policy: Policy, encode: Encoder, prompt: Prompt, completion
 def _structure(encode: Encoder, prompt: Prompt, completion: Completion) -> Iterator[tuple[int, str]]:
     """Yields (token, what differs) of ids, loss mask, positions and media of one turn after the other."""
     shown, tokens, whole, at = completion.shown, completion.tokens, prompt, 0
-    seen = {m.sha256: m for m in completion.seen}
-    kept = iter(shown.media if shown else ())
+    loaded = {m.sha256: m for m in completion.seen}
+    shown_media = iter(shown.media if shown else ())
     rows: dict[str, int] = {}
     calls = None
     for turn in completion.turns:
         before, whole, piece = whole, whole.followed_by(tokens[at:turn.end]), None
         if turn.role == "observation" and turn.start < turn.end:
-            media = [_media(seen[name]) for name in turn.media if name in seen]
-            found = Observation(turn.text, media)
-            piece = encode.observation(Observation.of_results([found]) if calls else found, prompt.sample_id)
+            media = [_media(loaded[name]) for name in turn.media if name in loaded]
+            observation = Observation(turn.text, media)
+            piece = encode.observation(Observation.of_results([observation]) if calls else observation,
+                                       prompt.sample_id)
             if not calls or len(calls) == 1:
                 whole = joined(before.followed_by(tokens[at:turn.start]), piece)
             elif shown is not None:
@@ -124,28 +125,28 @@ def _structure(encode: Encoder, prompt: Prompt, completion: Completion) -> Itera
             for ours, theirs in zip(shown.positions[:, span], whole.positions[:, len(prompt) + at:], strict=True):
                 yield from _differing(ours, theirs, at, "the positions are not the model's")
         if piece is not None and shown is not None:
-            if [getattr(next(kept, None), "sha256", None) for _ in turn.media] != [*turn.media]:
+            if [getattr(next(shown_media, None), "sha256", None) for _ in turn.media] != [*turn.media]:
                 yield turn.start, "the trainer reads other media"
             yield from ((turn.start, f"{name} that the trainer reads is not that of the turn's media")
                         for name in _other_rows(piece, shown, rows))
         at = turn.end
 
 
-def _differing(found: np.ndarray, expected: np.ndarray, start: int, what: str) -> Iterator[tuple[int, str]]:
-    n = min(len(found), len(expected))
-    places = np.flatnonzero(found[:n] != expected[:n])
-    if len(places) or len(found) != len(expected):
+def _differing(actual: np.ndarray, expected: np.ndarray, start: int, what: str) -> Iterator[tuple[int, str]]:
+    n = min(len(actual), len(expected))
+    places = np.flatnonzero(actual[:n] != expected[:n])
+    if len(places) or len(actual) != len(expected):
         yield start + int(places[0] if len(places) else n), what
 
 
 def _other_rows(piece: Prompt, shown: Prompt, rows: dict[str, int]) -> Iterator[str]:
     """Yields names of tensors that hold other values for an observation than it has; `rows` counts on."""
     for name, tensor in piece.mm.items():
-        held, start = shown.mm.get(name), rows.get(name, 0)
-        if not isinstance(tensor, torch.Tensor) or isinstance(held, tuple):  # clips that differ in length
+        stored, start = shown.mm.get(name), rows.get(name, 0)
+        if not isinstance(tensor, torch.Tensor) or isinstance(stored, tuple):  # clips that differ in length
             continue
         rows[name] = start + len(tensor)
-        own = None if held is None else held[start:rows[name]][(slice(None), *map(slice, tensor.shape[1:]))]
+        own = None if stored is None else stored[start:rows[name]][(slice(None), *map(slice, tensor.shape[1:]))]
         if own is None or not torch.equal(own, tensor):
             yield name
 

@@ -52,7 +52,7 @@ def saved_tensors(policy: Policy, merge: bool = True) -> Named:
 def _tensors(policy: Policy, merge: bool) -> Named:
     """As saved_tensors, under the names that the model has in memory."""
     base, layers = policy.base, adapted(policy)
-    for name, tensor in itertools.chain(base.named_parameters(), _kept_buffers(base)):
+    for name, tensor in itertools.chain(base.named_parameters(), _persistent_buffers(base)):
         owner = next((layers[prefix] for prefix in _prefixes(name) if prefix in layers), None)
         if owner is None:
             yield name, _plain(tensor, policy)
@@ -161,7 +161,7 @@ def _plain(tensor: Any, policy: Policy) -> torch.Tensor:
     return gathered(tensor)
 
 
-def _kept_buffers(base: Any) -> Named:
+def _persistent_buffers(base: Any) -> Named:
     """Buffers that are saved with a model."""
     for path, module in base.named_modules():
         for name, buffer in module.named_buffers(recurse=False):

@@ -38,8 +38,8 @@ class Writing:
         self._texts, device = texts, texts.device
         self._limit = torch.tensor([s.max_new_tokens for s in sampling], device=device)
         self._heat = torch.tensor([s.temperature for s in sampling], device=device)
-        kept = [1.0 if s.top_p is None or s.temperature == 0 else s.top_p for s in sampling]
-        self._kept = torch.tensor(kept, device=device) if min(kept, default=1.0) < 1 else None
+        top_p = [1.0 if s.top_p is None or s.temperature == 0 else s.top_p for s in sampling]
+        self._top_p = torch.tensor(top_p, device=device) if min(top_p, default=1.0) < 1 else None
         self._draws = torch.from_numpy(draws).to(device)
         self._tokens = torch.zeros(draws.shape, dtype=torch.long, device=device)
         self._logprobs = torch.zeros(draws.shape, device=device)
@@ -61,7 +61,7 @@ class Writing:
         rules, t = self._rules, self._length[rows].clamp(max=self._last)
         forced = rules.next(t, rows, live, self._tokens) if rules else None
         token, logprob = pick(logits, self._heat[rows], self._draws[rows, t], self._texts.banned, forced,
-                              None if self._kept is None else self._kept[rows])
+                              None if self._top_p is None else self._top_p[rows])
         writers, places = rows[live], t[live]
         self._tokens[writers, places], self._logprobs[writers, places] = token[live], logprob[live]
         self._length[writers] = places + 1

@@ -29,17 +29,17 @@ def read_action(text: str, space: Any, names: Sequence[str] = ()) -> Any:
     if isinstance(space, spaces.Discrete):
         return _discrete(text, space, names)
     if isinstance(space, spaces.Text):
-        found: Any = text
+        action: Any = text
     elif isinstance(space, spaces.Box):
-        found = _box(text, space)
+        action = _box(text, space)
     else:
         try:
-            found = _as_space(from_json(text), space)
+            action = _as_space(from_json(text), space)
         except (ValueError, TypeError, OverflowError, RecursionError) as error:
             raise ValueError(f"no action of {space}, which is written as JSON: {str(error)[:200]}") from None
-    if not space.contains(found):
+    if not space.contains(action):
         raise ValueError(f"{text[:100]!r} is no action; the actions are {str(space)[:300]}")
-    return found
+    return action
 
 
 def _discrete(text: str, space: Any, names: Sequence[str]) -> Any:
@@ -54,7 +54,7 @@ def _discrete(text: str, space: Any, names: Sequence[str]) -> Any:
 
 
 def _box(text: str, space: Any) -> np.ndarray:
-    numbers = [float(found) for found in _NUMBER.findall(text)]
+    numbers = [float(number) for number in _NUMBER.findall(text)]
     rest = _NUMBER.sub("", text).strip(" \t\r\n,;[]()")
     wanted = int(np.prod(space.shape))
     if len(numbers) != wanted or re.search(r"\w", rest) or not all(map(math.isfinite, numbers)):

@@ -24,11 +24,11 @@ def names(value: Any, what: str) -> tuple[str, ...]:
 
 def variables(value: Any, what: str) -> tuple[str, ...]:
     """Returns names of environment variables. Raises ConfigError for one that is not set."""
-    found = names(value, what)
-    missing = next((name for name in found if name not in os.environ), None)
+    variable_names = names(value, what)
+    missing = next((name for name in variable_names if name not in os.environ), None)
     if missing is not None:
         raise ConfigError(f"{what} names {missing!r}, which is not set here: export it, or leave it out")
-    return found
+    return variable_names
 
 
 def server_url(url: str, like: str) -> str:

@@ -111,12 +111,12 @@ def payload(text: str, schema: Mapping[str, Any], field: str = "") -> dict[str, 
         kind = fields.get(field)
         return {field: _value(text, kind if isinstance(kind, Mapping) else {})}
     try:
-        found = from_json(text)
+        action = from_json(text)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        action = None
+    if not isinstance(action, dict):
         raise ValueError(f"{text[:100]!r} is no action; write JSON with {', '.join(fields) or 'its fields'}"[:500])
-    return found
+    return action
 
 
 def _value(text: str, kind: Mapping[str, Any]) -> Any:
@@ -147,9 +147,9 @@ def _typed(text: str, wanted: Any) -> Any:
             raise ValueError(f"{text[:100]!r} is no action; write a {'whole ' if wanted == 'integer' else ''}number")
         return number
     try:
-        found = from_json(text)
-        if isinstance(found, _KINDS.get(str(wanted), object)):
-            return found
+        value = from_json(text)
+        if isinstance(value, _KINDS.get(str(wanted), object)):
+            return value
     except (ValueError, RecursionError):
         pass
     raise ValueError(f"{text[:100]!r} is no action; write JSON of the type {str(wanted)[:50]}")

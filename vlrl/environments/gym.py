@@ -52,7 +52,7 @@ class GymEnvironment(Environment):
         self.show, self.paid = show, Paid(parts, goal)
         self._read = resolve("environment.options.act", act, {}) if isinstance(act, str) else act
         actions = names(actions, "actions")
-        self.world, self.frames = _made(name, arguments)
+        self.world, self.frames = _make(name, arguments)
         try:
             self.names = self._named(actions)
         except BaseException:
@@ -61,9 +61,9 @@ class GymEnvironment(Environment):
         self._ended = False
 
     def reset(self, seed: int) -> Observation:
-        found, _ = self.world.reset(seed=seed)
-        self.state = _digest(found)
-        shown = self._shown(found)
+        observation, _ = self.world.reset(seed=seed)
+        self.state = _digest(observation)
+        shown = self._shown(observation)
         return Observation("\n".join(filter(None, (self._legend(), shown.text))), shown.media)
 
     def step(self, action: str) -> Step:
@@ -74,10 +74,10 @@ class GymEnvironment(Environment):
         except ValueError as error:
             return Step(Observation(cut(f"Error: {error}"), self._media), self.paid.illegal(), state=self.state,
                         info={"error": cut(str(error), 1000)})
-        found, reward, terminated, truncated, said = self.world.step(own)
-        self.state, self._ended = _digest(found), bool(terminated or truncated)
+        observation, reward, terminated, truncated, said = self.world.step(own)
+        self.state, self._ended = _digest(observation), bool(terminated or truncated)
         parts = self.paid.step(reward, bool(terminated), said if isinstance(said, Mapping) else {})
-        return Step(self._shown(found), parts, done=self._ended, state=self.state,
+        return Step(self._shown(observation), parts, done=self._ended, state=self.state,
                     info={"action": cut(str(own), 200), "truncated": bool(truncated)})
 
     def close(self) -> None:
@@ -107,15 +107,15 @@ class GymEnvironment(Environment):
         start, n = int(self.world.action_space.start), int(self.world.action_space.n)
         return "Actions: " + ", ".join(self.names or map(str, range(start, start + n))) + "." if n <= 100 else ""
 
-    def _shown(self, found: Any) -> Observation:
-        frame = found if self.frames == "observation" else self.world.render() if self.frames else None
+    def _shown(self, observation: Any) -> Observation:
+        frame = observation if self.frames == "observation" else self.world.render() if self.frames else None
         drawn = frame is not None and self.show != "text"
         self._media = media = [Media(source=picture(frame, "frame"))] if drawn else []
         if self.show in ("text", "both"):
-            text = _written(found)
+            text = _written(observation)
         else:
-            text = _texts(found)
-            text = _written(found) if not (text or media) else text if self.show == "auto" else ""
+            text = _texts(observation)
+            text = _written(observation) if not (text or media) else text if self.show == "auto" else ""
         return Observation(cut(text), media)
 
 
@@ -139,7 +139,7 @@ def _spec(name: str) -> Any:
     return gymnasium.spec(own)
 
 
-def _made(name: str, arguments: Mapping[str, Any]) -> tuple[Any, str]:
+def _make(name: str, arguments: Mapping[str, Any]) -> tuple[Any, str]:
     """Returns the environment, and where its frames come from: render, observation or "" (there are none)."""
     import gymnasium
     from gymnasium.envs.registration import load_env_creator
@@ -162,7 +162,7 @@ def _made(name: str, arguments: Mapping[str, Any]) -> tuple[Any, str]:
     return world, "observation" if drawn else ""
 
 
-def _digest(found: Any) -> str:
+def _digest(observation: Any) -> str:
     """Returns what tells two observations apart, as a short text."""
     digest = hashlib.sha256()
 
@@ -179,20 +179,20 @@ def _digest(found: Any) -> str:
         else:
             digest.update(f"{value};".encode("utf-8", "replace"))
 
-    add(found)
+    add(observation)
     return digest.hexdigest()[:16]
 
 
-def _texts(found: Any) -> str:
+def _texts(observation: Any) -> str:
     """Returns the texts of an observation: itself, or those of its fields."""
-    if isinstance(found, str):
-        return found
-    if isinstance(found, Mapping):
-        return "\n".join(f"{key}: {value}" for key, value in found.items() if isinstance(value, str) and value)
+    if isinstance(observation, str):
+        return observation
+    if isinstance(observation, Mapping):
+        return "\n".join(f"{key}: {value}" for key, value in observation.items() if isinstance(value, str) and value)
     return ""
 
 
-def _written(found: Any) -> str:
+def _written(observation: Any) -> str:
     """Returns an observation as text."""
     def plain(value: Any) -> Any:
         if isinstance(value, Mapping):
@@ -205,4 +205,4 @@ def _written(found: Any) -> str:
             return value.tolist()
         return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
 
-    return found if isinstance(found, str) else json.dumps(plain(found), ensure_ascii=False)
+    return observation if isinstance(observation, str) else json.dumps(plain(observation), ensure_ascii=False)

@@ -90,16 +90,16 @@ class Session:
     def tools(self, allowed: Collection[str], until: Deadline) -> list[dict[str, Any]]:
         """Returns the schemas of its tools, as chat templates take them; those in `allowed`, if it is not empty.
         Raises Wrong."""
-        found, cursor = [], None
+        offered, cursor = [], None
         for _ in range(_MOST_TOOLS):
-            page = self._asked(until, self._client.list_tools, cursor=cursor)
-            found += page.tools
+            page = self._request(until, self._client.list_tools, cursor=cursor)
+            offered += page.tools
             cursor = page.next_cursor
-            if not cursor or len(found) > _MOST_TOOLS:
+            if not cursor or len(offered) > _MOST_TOOLS:
                 break
-        if cursor or len(found) > _MOST_TOOLS:
+        if cursor or len(offered) > _MOST_TOOLS:
             raise Wrong(f"{self.address} offers more than {_MOST_TOOLS} tools, or pages of them without an end")
-        named = {tool.name: tool for tool in found}
+        named = {tool.name: tool for tool in offered}
         missing = [name for name in allowed if name not in named]
         if missing:
             raise Wrong(f"{self.address} has no tool {missing[0]!r}; it has {', '.join(named)[:300]}")
@@ -107,7 +107,7 @@ class Session:
 
     def call(self, name: str, arguments: Mapping[str, Any], until: Deadline) -> Any:
         """Returns the result of a tool. Raises CallError for arguments that the server refuses, and Wrong."""
-        return self._asked(until, self._client.call_tool, name, dict(arguments), read_timeout_seconds=until.left)
+        return self._request(until, self._client.call_tool, name, dict(arguments), read_timeout_seconds=until.left)
 
     def close(self) -> None:
         """Ends the session, and the server if it is a process."""
@@ -135,7 +135,7 @@ class Session:
         return stdio_client(StdioServerParameters(command=command[0], args=command[1:], env=own, cwd=self._folder),
                             errlog=self._said.file)
 
-    def _asked(self, until: Deadline, function: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    def _request(self, until: Deadline, function: Callable[..., Any], *given: Any, **named: Any) -> Any:
         from mcp import MCPError
 
         try:
@@ -209,17 +209,17 @@ class _Tail:
 
     def __init__(self):
         reader, writer = os.pipe()
-        self.file, self._kept = os.fdopen(writer, "w"), b""
+        self.file, self._tail = os.fdopen(writer, "w"), b""
         self._thread = threading.Thread(target=self._read, args=(reader,), daemon=True)
         self._thread.start()
 
     def _read(self, reader: int) -> None:
         with os.fdopen(reader, "rb", buffering=0) as pipe:
             while piece := pipe.read(4096):
-                self._kept = (self._kept + piece)[-300:]
+                self._tail = (self._tail + piece)[-300:]
 
     def text(self) -> str:
-        return " ".join(self._kept.decode("utf-8", "replace").split())
+        return " ".join(self._tail.decode("utf-8", "replace").split())
 
     def close(self) -> None:
         self.file.close()
@@ -315,21 +315,21 @@ class McpEnvironment(ToolEnvironment):
         shown = content(result.content)
         if result.is_error:
             raise CallError(f"{name}: {shown.text or 'it failed'}"[:500])
-        told = result.structured_content if isinstance(result.structured_content, Mapping) else {}
-        if "reward" in told:
-            self._said = _added(self._said, told)
+        payment = result.structured_content if isinstance(result.structured_content, Mapping) else {}
+        if "reward" in payment:
+            self._said = _added(self._said, payment)
         return shown
 
 
-def _added(before: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
+def _added(before: Mapping[str, Any], payment: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what calls of an action paid together: rewards add up, what one of them ended or reached stays so, and of
     all else the last word counts. Raises Wrong."""
-    done = told.get("done", False)
+    done = payment.get("done", False)
     if not isinstance(done, bool):
         raise Wrong(f"its done is {str(done)[:60]!r}, expected true or false")
-    both = {**before, **told, "done": bool(before.get("done")) or done,
-            "reward": number(before.get("reward"), "reward") + number(told["reward"], "reward")}
-    return both | {name: before.get(name) or told.get(name) for name in SUCCEEDED if name in both}
+    both = {**before, **payment, "done": bool(before.get("done")) or done,
+            "reward": number(before.get("reward"), "reward") + number(payment["reward"], "reward")}
+    return both | {name: before.get(name) or payment.get(name) for name in SUCCEEDED if name in both}
 
 
 def mcp_tools(address: str | Sequence[str], *, tools: Collection[str] = (), reset: str = "",
@@ -364,11 +364,11 @@ def _schema(tool: Any) -> dict[str, Any]:
         raise Wrong(f"its tool {tool.name[:100]!r} has a name that calls cannot hold; leave it out with "
                     "environment.options.tools")
     parameters = _untitled(tool.input_schema) if isinstance(tool.input_schema, Mapping) else {}
-    made = {"type": "function", "function": {"name": tool.name, "description": cut(tool.description or "", 2000),
-                                             "parameters": {"type": "object", "properties": {}, **parameters}}}
-    if len(str(made)) > _MOST_SCHEMA:
+    schema = {"type": "function", "function": {"name": tool.name, "description": cut(tool.description or "", 2000),
+                                               "parameters": {"type": "object", "properties": {}, **parameters}}}
+    if len(str(schema)) > _MOST_SCHEMA:
         raise Wrong(f"its tool {tool.name!r} has a schema of more than {_MOST_SCHEMA} characters")
-    return made
+    return schema
 
 
 def _untitled(schema: Any) -> Any:
@@ -403,17 +403,18 @@ def content(blocks: Sequence[Any]) -> Observation:
 def checked_addresses(addresses: Sequence[str]) -> list[str]:
     """Returns commands or URLs. Raises ConfigError for what is none, for several commands, and for a URL with a user's
     name or a password, which it does not tell."""
-    found = [server_url(address, "http://127.0.0.1:8000/mcp") if _is_url(address) else address for address in addresses]
-    for address in found:
+    checked = [server_url(address, "http://127.0.0.1:8000/mcp") if _is_url(address) else address
+               for address in addresses]
+    for address in checked:
         try:
             if not _is_url(address) and not shlex.split(address):
                 raise ValueError("it is empty")
         except ValueError as error:
             raise ConfigError(f"the MCP server {address!r} is no command: {error}") from None
-    if len(found) > 1 and not all(map(_is_url, found)):
-        raise ConfigError(f"the MCP servers {', '.join(found)}: several must all be URLs; a command is started for "
+    if len(checked) > 1 and not all(map(_is_url, checked)):
+        raise ConfigError(f"the MCP servers {', '.join(checked)}: several must all be URLs; a command is started for "
                           "each episode anyway")
-    return found
+    return checked
 
 
 def _is_url(address: str) -> bool:

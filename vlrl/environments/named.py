@@ -99,9 +99,9 @@ class Outside:
 
     def environment(self, task: Task, sample: Sample) -> Environment:
         """Returns a new environment; where the row of the sample has a whole number as `seed`, it begins with that."""
-        made = self.make(task, sample)
+        world = self.make(task, sample)
         seed = sample.get("seed")
-        return Seeded(made, seed) if type(seed) is int and isinstance(made, Environment) else made
+        return Seeded(world, seed) if type(seed) is int and isinstance(world, Environment) else world
 
     def tools(self) -> Sequence[Tool]:
         """Returns the tools that it offers. Raises ConfigError where it does not answer."""
@@ -136,37 +136,37 @@ def attach(task: Task, settings: EnvironmentSettings) -> None:
             raise ConfigError(f"environment.options={dict(settings.options)} without environment.name acts on nothing: "
                               "say which environment, or leave it out")
         return
-    told = _told(settings.name)
+    name = _printable(settings.name)
     if len(task.members) > 1:
-        raise ConfigError(f"environment.name={told!r} and several tasks: it does not say whose environment that is. "
+        raise ConfigError(f"environment.name={name!r} and several tasks: it does not say whose environment that is. "
                           "Write a task with environment(self, sample) for it (docs/environments.md)")
     if has_own_environment(task):
-        raise ConfigError(f"environment.name={told!r}: task '{task.name}' has an environment or tools of its own, so "
+        raise ConfigError(f"environment.name={name!r}: task '{task.name}' has an environment or tools of its own, so "
                           "this would not act. Leave it out, or choose a task without (task=world)")
     task.outside = resolved(settings)
 
 
 def resolved(settings: EnvironmentSettings) -> Outside:
     """Returns what a name stands for. Raises ConfigError."""
-    told, options = _told(settings.name), dict(settings.options)
+    shown_name, options = _printable(settings.name), dict(settings.options)
     kinds = [name.partition(":")[0] for name in settings.name]
     kind = KINDS.get(kinds[0])
     if kind is None:
         if len(settings.name) > 1:
-            raise ConfigError(f"environment.name={told!r}: only servers can be several ({_servers()})")
-        made = resolve("environment.name", told, {f"{name}:": None for name in KINDS})
-        return Outside(told, lambda task, sample: made(sample, **options))
+            raise ConfigError(f"environment.name={shown_name!r}: only servers can be several ({_servers()})")
+        factory = resolve("environment.name", shown_name, {f"{name}:": None for name in KINDS})
+        return Outside(shown_name, lambda task, sample: factory(sample, **options))
     if len(settings.name) > 1 and (not kind.several or len(set(kinds)) > 1):
-        raise ConfigError(f"environment.name={told!r}: several must all be servers of one kind ({_servers()})")
+        raise ConfigError(f"environment.name={shown_name!r}: several must all be servers of one kind ({_servers()})")
     if importlib.util.find_spec(kind.package) is None:
-        raise ConfigError(f"environment.name={told!r} needs the package {kind.package}: pip install "
+        raise ConfigError(f"environment.name={shown_name!r} needs the package {kind.package}: pip install "
                           f"'vlrl[{kind.extra}]'")
     addresses = [name.partition(":")[2].strip() for name in settings.name]
     if not all(addresses):
-        raise ConfigError(f"environment.name={told!r} names no address after {kinds[0]}:")
+        raise ConfigError(f"environment.name={shown_name!r} names no address after {kinds[0]}:")
     make = kind.make(addresses, options)
     step_s, reset_s = _SHARE * settings.step_s, _SHARE * settings.reset_s
-    return Outside(told, lambda task, sample: make(parts=(*task.weights,), step_s=step_s, reset_s=reset_s),
+    return Outside(shown_name, lambda task, sample: make(parts=(*task.weights,), step_s=step_s, reset_s=reset_s),
                    partial(kind.tools, addresses, options, reset_s))
 
 
@@ -184,6 +184,6 @@ def _servers() -> str:
     return " and ".join(f"{name}:" for name, kind in KINDS.items() if kind.several)
 
 
-def _told(given: Sequence[str]) -> str:
+def _printable(given: Sequence[str]) -> str:
     """Returns names as they may be printed: without a user's name and a password, which is refused later."""
     return ", ".join(re.sub(r"//[^/\s]*@", "//...@", name) for name in given)

@@ -76,13 +76,13 @@ class OpenEnv(Environment):
         while True:
             self._connect(full, until)
             try:
-                found = self._asked(message, until)
+                reply = self._request(message, until)
                 break
             except Full as error:
                 full[self.url] = error
-        if "observation" not in found:
-            raise Wrong(f"{self.url} refused the reset: {found['error']}")
-        return self._shown(found)
+        if "observation" not in reply:
+            raise Wrong(f"{self.url} refused the reset: {reply['error']}")
+        return self._shown(reply)
 
     def step(self, action: str) -> Step:
         try:
@@ -90,17 +90,17 @@ class OpenEnv(Environment):
             message = json.dumps({"type": "step", "data": own})
         except (ValueError, RecursionError) as error:
             return self._illegal(str(error))
-        found = self._asked(message, Deadline(self.step_s))
-        if "observation" not in found:
-            return self._illegal(found["error"])
-        done = found.get("done", False)
+        reply = self._request(message, Deadline(self.step_s))
+        if "observation" not in reply:
+            return self._illegal(reply["error"])
+        done = reply.get("done", False)
         if not isinstance(done, bool):
             raise Wrong(f"{self.url}: its done is {str(done)[:60]!r}, expected true or false")
         said = {}
-        for told in (found["observation"].get("metadata"), found.get("metadata")):
-            said |= told if isinstance(told, Mapping) else {}
-        parts = self.paid.step(found.get("reward"), done, said)
-        return Step(self._shown(found), parts, done=done, state=self.state, info={"server": self.url})
+        for metadata in (reply["observation"].get("metadata"), reply.get("metadata")):
+            said |= metadata if isinstance(metadata, Mapping) else {}
+        parts = self.paid.step(reply.get("reward"), done, said)
+        return Step(self._shown(reply), parts, done=done, state=self.state, info={"server": self.url})
 
     def close(self) -> None:
         from websockets.exceptions import WebSocketException
@@ -121,8 +121,8 @@ class OpenEnv(Environment):
         return Step(Observation(cut(f"Error: {why}"), self._media), self.paid.illegal(), state=self.state,
                     info={"error": cut(why, 1000)})
 
-    def _shown(self, found: Mapping[str, Any]) -> Observation:
-        given = {name: value for name, value in found["observation"].items() if name != "metadata"}
+    def _shown(self, reply: Mapping[str, Any]) -> Observation:
+        given = {name: value for name, value in reply["observation"].items() if name != "metadata"}
         self.state = hashlib.sha256(json.dumps(given, sort_keys=True).encode("utf-8", "replace")).hexdigest()[:16]
         shown = observed(given, self.images)
         self._media = shown.media
@@ -153,7 +153,7 @@ class OpenEnv(Environment):
                 return
         raise Wrong(f"no server takes an episode: {'; '.join(refused) or 'none is well'}")
 
-    def _asked(self, message: str, until: Deadline) -> dict[str, Any]:
+    def _request(self, message: str, until: Deadline) -> dict[str, Any]:
         """Returns the data of the observation that answers a message, or {"error": why} where the server says that the
         model is at fault. Raises Wrong, after which the session is over."""
         from websockets.exceptions import ConnectionClosed, WebSocketException
@@ -207,16 +207,16 @@ def _refuse_more(socket: Any) -> None:
 def _observation(text: Any) -> dict[str, Any]:
     """Returns what a message of a server holds, checked. Raises Wrong."""
     try:
-        found = from_json(text)
+        message = from_json(text)
     except (ValueError, RecursionError, TypeError) as error:
         raise Wrong(f"its answer is no JSON: {str(error)[:200]}") from None
-    kind, data = (found.get("type"), found.get("data")) if isinstance(found, dict) else (None, None)
+    kind, data = (message.get("type"), message.get("data")) if isinstance(message, dict) else (None, None)
     if kind == "error":
-        told = data if isinstance(data, dict) else {}
-        why = f"{told.get('message')} ({told.get('code')})"[:500]
-        if told.get("code") in _MODELS_FAULT:
-            return {"error": f"{why} {json.dumps(told.get('errors', ''))[:500]}"}
-        if told.get("code") == "CAPACITY_REACHED":
+        details = data if isinstance(data, dict) else {}
+        why = f"{details.get('message')} ({details.get('code')})"[:500]
+        if details.get("code") in _MODELS_FAULT:
+            return {"error": f"{why} {json.dumps(details.get('errors', ''))[:500]}"}
+        if details.get("code") == "CAPACITY_REACHED":
             raise Full(f"it says: {why}: start it with a larger max_concurrent_envs")
         raise Wrong(f"it says: {why}")
     if kind != "observation" or not isinstance(data, dict) or not isinstance(data.get("observation"), dict):
@@ -226,14 +226,14 @@ def _observation(text: Any) -> dict[str, Any]:
 
 def checked_url(url: str) -> str:
     """Returns a URL without a slash at its end. Raises ConfigError for what is none, or holds a name and a password."""
-    found = server_url(url, like := "http://127.0.0.1:8000")
+    address = server_url(url, like := "http://127.0.0.1:8000")
     try:
-        parts = httpx.URL(found)
+        parts = httpx.URL(address)
     except httpx.InvalidURL as error:
         raise ConfigError(f"the environment's address {url!r} must be like {like}: {error}") from None
     if parts.query or parts.fragment:
         raise ConfigError(f"the environment's address {url!r} must be like {like}, without what follows ? or #")
-    return found.rstrip("/")
+    return address.rstrip("/")
 
 
 def healthy(url: str) -> bool:
@@ -246,10 +246,10 @@ def healthy(url: str) -> bool:
 
 def action_schema(url: str, seconds: float = _CONNECT_S) -> Mapping[str, Any]:
     """Returns the JSON schema of a server's actions. Raises Wrong and httpx.HTTPError."""
-    found = _fetched(f"{url}/schema", seconds).get("action")
-    if not isinstance(found, dict) or not isinstance(found.get("properties", {}), dict):
+    schema = _fetched(f"{url}/schema", seconds).get("action")
+    if not isinstance(schema, dict) or not isinstance(schema.get("properties", {}), dict):
         raise Wrong("its /schema has no schema of actions")
-    return found
+    return schema
 
 
 def _fetched(url: str, seconds: float) -> dict[str, Any]:
@@ -257,14 +257,14 @@ def _fetched(url: str, seconds: float) -> dict[str, Any]:
 
     try:
         with start_blocking_portal() as portal:
-            found = from_json(portal.call(_body, url, seconds))
+            body = from_json(portal.call(_body, url, seconds))
     except TimeoutError:
         raise Wrong(f"{url}: no answer within {seconds:.3g} s") from None
     except (ValueError, RecursionError) as error:
         raise Wrong(f"{url} answers no JSON: {str(error)[:100]}") from None
-    if not isinstance(found, dict):
-        raise Wrong(f"{url} answers {type(found).__name__}, expected an object")
-    return found
+    if not isinstance(body, dict):
+        raise Wrong(f"{url} answers {type(body).__name__}, expected an object")
+    return body
 
 
 async def _body(url: str, seconds: float) -> bytes:

@@ -54,13 +54,13 @@ class Paid:
     def _succeeded(self, reward: float, ended: bool, said: Mapping[str, Any]) -> bool:
         if self.goal is not None:
             return ended and self.total >= self.goal
-        told = next((said[name] for name in SUCCESS if said.get(name) is not None), None)
-        if told is not None:
-            return bool(number(told, "success") > 0)
+        success = next((said[name] for name in SUCCESS if said.get(name) is not None), None)
+        if success is not None:
+            return bool(number(success, "success") > 0)
         return ended and reward > 0
 
-    def _named(self, found: Mapping[str, float]) -> dict[str, float]:
-        return {name: value for name, value in found.items() if name in self.parts}
+    def _named(self, values: Mapping[str, float]) -> dict[str, float]:
+        return {name: value for name, value in values.items() if name in self.parts}
 
 
 def number(value: Any, what: str) -> float:
@@ -68,9 +68,9 @@ def number(value: Any, what: str) -> float:
     if value is None:
         return 0.0
     try:
-        found = math.nan if isinstance(value, (str, bytes)) else float(value)
+        result = math.nan if isinstance(value, (str, bytes)) else float(value)
     except (TypeError, ValueError, OverflowError):
-        found = math.nan
-    if not math.isfinite(found):
+        result = math.nan
+    if not math.isfinite(result):
         raise Wrong(f"its {what} is {str(value)[:60]!r}, no finite number")
-    return found
+    return result

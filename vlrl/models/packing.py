@@ -65,8 +65,8 @@ class Piece:
     @property
     def parts(self) -> list[Prompt]:
         """The prompt and what its answers show, in the order of a shared row: whose media are read, one by one."""
-        seen = [(self.shown[node.answer], node) for node in self.tree.nodes] if self.shown else []
-        return [self.prompt, *(cut(one, node.start, node.stop) for one, node in seen if one is not None)]
+        pairs = [(self.shown[node.answer], node) for node in self.tree.nodes] if self.shown else []
+        return [self.prompt, *(cut(one, node.start, node.stop) for one, node in pairs if one is not None)]
 
     def take(self, places: Sequence[int]) -> Piece:
         """Returns the piece with those of its answers alone."""
@@ -77,10 +77,10 @@ class Piece:
     @property
     def members(self) -> list[list[int]]:
         """Places of the answers of each unit, in order."""
-        found: dict[int, list[int]] = {}
+        by_unit: dict[int, list[int]] = {}
         for place, unit in enumerate(self.units or range(len(self.answers))):
-            found.setdefault(unit, []).append(place)
-        return [*found.values()]
+            by_unit.setdefault(unit, []).append(place)
+        return [*by_unit.values()]
 
     def positions(self, place: int) -> np.ndarray:
         """Returns [R, T] rotary positions of an answer."""

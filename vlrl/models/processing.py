@@ -76,11 +76,11 @@ class Encoder:
         else:
             tools = tools or sample.get("tools") or ()
         text = self._render(messages, loaded, sample, tools)
-        found = self._encoded(sample.id, text, loaded, self._adds_special(text))
-        if len(found) > self.config.limits.prompt_tokens:
-            raise PromptTooLong(f"sample '{sample.id}': prompt of {len(found)} tokens is longer than "
+        encoded = self._encoded(sample.id, text, loaded, self._adds_special(text))
+        if len(encoded) > self.config.limits.prompt_tokens:
+            raise PromptTooLong(f"sample '{sample.id}': prompt of {len(encoded)} tokens is longer than "
                                 f"limits.prompt_tokens={self.config.limits.prompt_tokens}")
-        return found
+        return encoded
 
     def observation(self, observation: Observation, sample_id: str) -> Prompt:
         """Returns what follows the end token of an action: an observation as the chat template writes it, and the

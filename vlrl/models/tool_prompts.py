@@ -28,12 +28,12 @@ For each function call, return a json object with function name and arguments wi
 
 def in_system(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
     """Returns the messages with the tools, and how they are called, in the text of the system."""
-    told = _TOLD.format("\n".join(map(json.dumps, tools)))
+    instructions = _TOLD.format("\n".join(map(json.dumps, tools)))
     if not messages or messages[0]["role"] != "system":
-        return [{"role": "system", "content": [_text(told)]}, *messages]
+        return [{"role": "system", "content": [_text(instructions)]}, *messages]
     own = messages[0]["content"]
     parts = [_text(own)] if isinstance(own, str) else own
-    return [{**messages[0], "content": [*parts, _text("\n\n" + told)]}, *messages[1:]]
+    return [{**messages[0], "content": [*parts, _text("\n\n" + instructions)]}, *messages[1:]]
 
 
 def results(observation: Observation, by_role: bool, in_place: bool) -> list[Message]:

@@ -67,14 +67,14 @@ def _row(group: Group, rollout: Rollout, step: int, parts: Sequence[str]) -> lis
 
 def _values(groups: Sequence[Group]) -> dict[str, np.ndarray]:
     rollouts = [r for g in groups for r in g.rollouts]
-    found: dict[str, list[float | None]] = {
+    by_name: dict[str, list[float | None]] = {
         "reward": [r.reward for r in rollouts],
         "advantage": [float(a) for r in rollouts if r.advantage is not None for a in np.ravel(r.advantage)],
         "length": [float(len(r.completion.tokens)) for r in rollouts]}
     for name in dict.fromkeys(name for r in rollouts for name in r.parts):
-        found[f"part/{name}"] = [r.parts.get(name) for r in rollouts]
+        by_name[f"part/{name}"] = [r.parts.get(name) for r in rollouts]
     finite = {name: np.asarray([v for v in values if _number(v) is not None], np.float64)
-              for name, values in found.items()}
+              for name, values in by_name.items()}
     return {name: values for name, values in finite.items() if values.size}
 
 

@@ -53,13 +53,13 @@ def option_letter(text: str, options: Sequence[str] = ()) -> str | None:
     """
     letters = LETTERS[:len(options)] if options else LETTERS
     texts = [clean_label(option) for option in bare_options(options)]
-    found = _LEADING.match(text)
-    letter = found[1].upper() if found else ""
-    if found and letter in letters:
-        rest = text[found.end():]
+    match = _LEADING.match(text)
+    letter = match[1].upper() if match else ""
+    if match and letter in letters:
+        rest = text[match.end():]
         if not clean_label(rest) or (texts and clean_label(rest) == texts[letters.index(letter)]):
             return letter
-        if (found[2] or "\n" in found[3]) and not {m[0] for m in _ALONE.finditer(rest)} & (set(letters) - {letter}):
+        if (match[2] or "\n" in match[3]) and not {m[0] for m in _ALONE.finditer(rest)} & (set(letters) - {letter}):
             return letter  # "A. so" is marked, "A cat" begins a sentence
     same = [at for at, option in enumerate(texts) if option == clean_label(text)]
     return letters[same[0]] if len(same) == 1 else None
@@ -119,8 +119,8 @@ def video_mme(given: str, truth: str) -> float | None:
     """1 where an answer counts on Video-MME (2405.21075, the eval_your_results.py that its page names), else 0: its
     first capital from A to D, wherever it stands, is the letter `truth`. None without one: not counted there.
     """
-    found = re.search("[ABCD]", given[:MOST_CHARACTERS].replace("Answer:", ""))
-    return float(found[0] == truth) if found else None
+    match = re.search("[ABCD]", given[:MOST_CHARACTERS].replace("Answer:", ""))
+    return float(match[0] == truth) if match else None
 
 
 def mvbench(given: str, truth: str) -> float:
@@ -135,9 +135,9 @@ def mvbench(given: str, truth: str) -> float:
 
 def one_number(text: str) -> float | None:
     """Returns the number of a text that has exactly one ("3 cars", "about 2.5 m."); None for none or several."""
-    found = set(islice(numbers(text), MOST_WORDS)) or {math.inf}
-    value = found.pop()
-    return value if not found and math.isfinite(value) else None
+    values = set(islice(numbers(text), MOST_WORDS)) or {math.inf}
+    value = values.pop()
+    return value if not values and math.isfinite(value) else None
 
 
 def same_number(given: str, truth: str) -> float:

@@ -65,13 +65,13 @@ def parse_box(text: str) -> list[float] | None:
 
     Integers, decimals and signs are read; the order of the corners is left as written.
     """
-    found = _BOX.search(text)
-    return [float(v) for v in found.groups()] if found else None
+    match = _BOX.search(text)
+    return [float(v) for v in match.groups()] if match else None
 
 
 def parse_boxes(text: str) -> list[list[float]]:
     """Returns all well-formed boxes of a text, in order; see `parse_box`."""
-    return [[float(v) for v in found] for found in _BOX.findall(text)]
+    return [[float(v) for v in corners] for corners in _BOX.findall(text)]
 
 
 def box_format(text: str, whole: bool = False) -> float:
@@ -81,8 +81,8 @@ def box_format(text: str, whole: bool = False) -> float:
 
 def parse_whole_box(text: str) -> list[float] | None:
     """Returns the first `[x1, y1, x2, y2]` of whole numbers without a sign; None without one (VLM-R1, 2504.07615)."""
-    found = _WHOLE_BOX.search(text)
-    return [float(v) for v in found.groups()] if found else None
+    match = _WHOLE_BOX.search(text)
+    return [float(v) for v in match.groups()] if match else None
 
 
 def format_box(box: Sequence[float]) -> str:

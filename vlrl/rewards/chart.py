@@ -18,8 +18,8 @@ _NO_LIKE = re.compile(r"(?<!\w)(?:no|not|none|false|incorrect)(?!\w)")
 
 def chart_value(text: str) -> float | None:
     """Returns the value that a text is, but for a currency sign, commas and a percent sign; None for any other text."""
-    found = _VALUE.fullmatch(text.strip().rstrip("."))
-    return float(found[1].replace(",", "")) if found else None
+    match = _VALUE.fullmatch(text.strip().rstrip("."))
+    return float(match[1].replace(",", "")) if match else None
 
 
 def chart_equal(given: str, truth: str, close: float = CLOSE, units: float = 0.0) -> bool:
@@ -48,11 +48,11 @@ def fraction(text: str) -> float | None:
     """Returns the value of a text that is a fraction in lowest terms ("1/2"); None for others, "34/2" is not worked
     out.
     """
-    found = _FRACTION.fullmatch(text.strip().rstrip("."))
-    above, below = (int(found[2]), int(found[3])) if found else (0, 1)
-    if not found or below < 2 or math.gcd(above, below) > 1:
+    match = _FRACTION.fullmatch(text.strip().rstrip("."))
+    above, below = (int(match[2]), int(match[3])) if match else (0, 1)
+    if not match or below < 2 or math.gcd(above, below) > 1:
         return None
-    return (-1 if found[1] in ("-", "\u2212") else 1) * above / below
+    return (-1 if match[1] in ("-", "\u2212") else 1) * above / below
 
 
 def count(text: str) -> int | None:

@@ -12,15 +12,15 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 
-def levels(held: Mapping[str, Collection[bool]]) -> dict[str, float]:
+def levels(satisfied: Mapping[str, Collection[bool]]) -> dict[str, float]:
     """Returns for each kind of constraints `<kind>_micro`, the share that holds, and `<kind>_macro`, 1 where all do;
     and `pass`, 1 where all of all kinds do. A kind without constraints holds.
     """
-    found: dict[str, float] = {}
-    for kind, each in held.items():
-        found[f"{kind}_micro"] = sum(map(bool, each)) / len(each) if each else 1.0
-        found[f"{kind}_macro"] = float(all(each))
-    return {**found, "pass": float(all(map(all, held.values())))}
+    shares: dict[str, float] = {}
+    for kind, each in satisfied.items():
+        shares[f"{kind}_micro"] = sum(map(bool, each)) / len(each) if each else 1.0
+        shares[f"{kind}_macro"] = float(all(each))
+    return {**shares, "pass": float(all(map(all, satisfied.values())))}
 
 
 def gained(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:

@@ -38,32 +38,32 @@ def assign(cost: Sequence[Sequence[float]]) -> Pairs:
     return list(zip(rows.tolist(), columns.tolist(), strict=True))
 
 
-def mean_matched(values: Sequence[Sequence[float]], found: int, truths: int) -> float:
-    """Sum over the best one-to-one assignment of `values` [found, truths] in [0, 1], over the larger count.
+def mean_matched(values: Sequence[Sequence[float]], predictions: int, truths: int) -> float:
+    """Sum over the best one-to-one assignment of `values` [predictions, truths] in [0, 1], over the larger count.
 
     So both a missed and a superfluous detection cost. 1 when both are empty.
     """
-    if not found or not truths:
-        return float(found == truths)
+    if not predictions or not truths:
+        return float(predictions == truths)
     pairs = assign([[-v for v in row] for row in values])
-    return sum(values[i][j] for i, j in pairs) / max(found, truths)
+    return sum(values[i][j] for i, j in pairs) / max(predictions, truths)
 
 
 # --- VLM-R1 -----------------------------------------------------------------------------------------------------------
 
 
-def average_precision(found: Sequence[Detection], truths: Sequence[Detection],
+def average_precision(predictions: Sequence[Detection], truths: Sequence[Detection],
                       thresholds: Sequence[float] = THRESHOLDS) -> float:
     """COCO's mAP of one image, in [0, 1], as pycocotools gives it: mean over the truths' labels and the thresholds.
 
     Detections of other labels count nothing; without a score each has 1. 1 when both are empty, 0 when one is.
     """
-    if not found or not truths:
-        return float(not found and not truths)
+    if not predictions or not truths:
+        return float(not predictions and not truths)
     total, labels = 0.0, {t["label"] for t in truths}
     for label in labels:
         wanted = [t["box"] for t in truths if t["label"] == label]
-        own = sorted((d for d in found if d["label"] == label), key=lambda d: -d.get("score", 1.0))[:_MOST]
+        own = sorted((d for d in predictions if d["label"] == label), key=lambda d: -d.get("score", 1.0))[:_MOST]
         overlaps = iou_matrix([d["box"] for d in own], wanted)
         known: dict[tuple[bool, ...], float] = {}
         for threshold in thresholds:
@@ -100,43 +100,43 @@ def _interpolated(hits: Sequence[bool], truths: int) -> float:
     return total / len(_RECALLS)
 
 
-def length_penalty(found: int, truths: int) -> float:
+def length_penalty(predictions: int, truths: int) -> float:
     """VLM-R1's factor against too many boxes (2504.07615): 1 up to as many as there are truths, else their ratio."""
-    return 1.0 if found <= truths else truths / found
+    return 1.0 if predictions <= truths else truths / predictions
 
 
-def weighted_sum(found: Sequence[Detection], truths: Sequence[Detection], threshold: float = 0.5) -> float:
+def weighted_sum(predictions: Sequence[Detection], truths: Sequence[Detection], threshold: float = 0.5) -> float:
     """VLM-R1's `weighted_sum` (2504.07615, its code), in [0, 1]: .7 P + .3 K.
 
     Pairs of IoU from `threshold` on are matched, the largest first, whatever their labels. P is the sum of the matched
     IoU, 0 for a pair of two labels, over the truths; K is 1 less the mean of the shares of truths and of detections
     without a match. 1 when both are empty, 0 when one is.
     """
-    if not found or not truths:
-        return float(not found and not truths)
-    overlaps = iou_matrix([d["box"] for d in found], [t["box"] for t in truths])
+    if not predictions or not truths:
+        return float(not predictions and not truths)
+    overlaps = iou_matrix([d["box"] for d in predictions], [t["box"] for t in truths])
     pairs = sorted((-v, i, j) for i, row in enumerate(overlaps) for j, v in enumerate(row) if v >= threshold)
     taken: dict[int, int] = {}
     total = 0.0
     for value, i, j in pairs:
         if i not in taken and j not in taken.values():
             taken[i] = j
-            total -= value if found[i]["label"] == truths[j]["label"] else 0.0
-    missed = (1 - len(taken) / len(truths) + 1 - len(taken) / len(found)) / 2
+            total -= value if predictions[i]["label"] == truths[j]["label"] else 0.0
+    missed = (1 - len(taken) / len(truths) + 1 - len(taken) / len(predictions)) / 2
     return 0.7 * total / len(truths) + 0.3 * (1 - missed)
 
 
 # --- Griffon's Vision-R1 ----------------------------------------------------------------------------------------------
 
 
-def match_quality(found: Sequence[Detection], truths: Sequence[Detection]) -> list[float]:
-    """GIoU of each matched pair, min(found, truths) of them, each in [-1, 1] (Vision-R1, 2503.18013).
+def match_quality(predictions: Sequence[Detection], truths: Sequence[Detection]) -> list[float]:
+    """GIoU of each matched pair, min(predictions, truths) of them, each in [-1, 1] (Vision-R1, 2503.18013).
 
     The Hungarian cost is the sum of the four distances in pixels, less 1 for equal labels, less GIoU.
     """
-    quality = [[giou(d["box"], t["box"]) for t in truths] for d in found]
+    quality = [[giou(d["box"], t["box"]) for t in truths] for d in predictions]
     cost = [[_l1(d["box"], t["box"]) - (d["label"] == t["label"]) - q
-             for t, q in zip(truths, row, strict=True)] for d, row in zip(found, quality, strict=True)]
+             for t, q in zip(truths, row, strict=True)] for d, row in zip(predictions, quality, strict=True)]
     return [quality[i][j] for i, j in assign(cost)]
 
 
@@ -152,11 +152,12 @@ def clipped(value: float, low: float, high: float) -> float:
 # --- Visual-RFT -------------------------------------------------------------------------------------------------------
 
 
-def greedy_matches(found: Sequence[Detection], truths: Sequence[Detection], threshold: float = 0.5) -> list[float]:
+def greedy_matches(predictions: Sequence[Detection], truths: Sequence[Detection],
+                   threshold: float = 0.5) -> list[float]:
     """IoU of each detection, those of most confidence first, with its best free truth; 0 unless above `threshold`."""
-    order = sorted(range(len(found)), key=lambda i: -found[i]["score"])
-    overlaps = iou_matrix([d["box"] for d in found], [t["box"] for t in truths])
-    free, matched = set(range(len(truths))), [0.0] * len(found)
+    order = sorted(range(len(predictions)), key=lambda i: -predictions[i]["score"])
+    overlaps = iou_matrix([d["box"] for d in predictions], [t["box"] for t in truths])
+    free, matched = set(range(len(truths))), [0.0] * len(predictions)
     for i in order:
         best = max(free, key=lambda j: (overlaps[i][j], -j), default=None)
         if best is not None and overlaps[i][best] > threshold:
@@ -165,16 +166,16 @@ def greedy_matches(found: Sequence[Detection], truths: Sequence[Detection], thre
     return matched
 
 
-def calibration(found: Sequence[Detection], matched: Sequence[float]) -> float:
+def calibration(predictions: Sequence[Detection], matched: Sequence[float]) -> float:
     """Visual-RFT's confidence reward (2503.01785): mean of the confidence where matched, of 1 less it elsewhere."""
-    given = [d["score"] if m > 0 else 1 - d["score"] for d, m in zip(found, matched, strict=True)]
+    given = [d["score"] if m > 0 else 1 - d["score"] for d, m in zip(predictions, matched, strict=True)]
     return sum(given) / len(given) if given else 0.0
 
 
 # --- over a split -----------------------------------------------------------------------------------------------------
 
 
-def coco_map(found: Sequence[Sequence[Detection]], truths: Sequence[Sequence[Detection]],
+def coco_map(predictions: Sequence[Sequence[Detection]], truths: Sequence[Sequence[Detection]],
              crowds: Sequence[Sequence[Detection]] = ()) -> dict[str, float]:
     """COCO's `map` and `map@.5` of the detections and the truths of each image, by pycocotools; {} without any truth.
 
@@ -191,7 +192,7 @@ def coco_map(found: Sequence[Sequence[Detection]], truths: Sequence[Sequence[Det
     with contextlib.redirect_stdout(io.StringIO()):
         known: Any = COCO()
         detected: Any = COCO()
-        for one, regions in ((known, (truths, crowds)), (detected, (found,))):
+        for one, regions in ((known, (truths, crowds)), (detected, (predictions,))):
             entries = [_entry(i, d, number, crowd) for crowd, images in enumerate(regions)
                        for i, image in enumerate(images, 1) for d in image if d["label"] in number]
             one.dataset = {"images": [{"id": i} for i in range(1, len(truths) + 1)],

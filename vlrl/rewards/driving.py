@@ -261,8 +261,8 @@ def project(points: Sequence[Sequence[float]], matrix: Points) -> list[list[floa
     """
     used = np.array(matrix, dtype=float)[:, [0, 1, -1]]
     places = np.array([[p[0], p[1], 1.0] for p in points], dtype=float).reshape(-1, 3) @ used.T
-    found = [[float(u / w), float(v / w)] for u, v, w in places if w > 1e-6]
-    return [pixel for pixel in found if max(map(abs, pixel)) < 1e6]
+    pixels = [[float(u / w), float(v / w)] for u, v, w in places if w > 1e-6]
+    return [pixel for pixel in pixels if max(map(abs, pixel)) < 1e6]
 
 
 def _vector(value: Any, count: int) -> bool:

@@ -85,8 +85,8 @@ def _detections(entries: Sequence[Any], box_key: str) -> Iterator[dict[str, Any]
 def decimals(text: str, most: int = 64) -> list[float]:
     """Returns the first numbers of a text that stand alone ("2d" is none), up to `most` of them."""
     out: list[float] = []
-    for found in _DECIMAL.finditer(text):
-        out.append(float(found[0]))
+    for match in _DECIMAL.finditer(text):
+        out.append(float(match[0]))
         if len(out) == most:
             break
     return out
@@ -111,5 +111,5 @@ def _shallow(value: Any) -> bool:
     return False
 
 
-def _as_json(found: re.Match[str]) -> str:
-    return json.dumps(found[1]) if found[1] is not None else _AS_JSON.get(found[0], found[0])
+def _as_json(match: re.Match[str]) -> str:
+    return json.dumps(match[1]) if match[1] is not None else _AS_JSON.get(match[0], match[0])

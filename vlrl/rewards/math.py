@@ -105,10 +105,10 @@ def repeats(answer: str, gold: str, question: str) -> bool:
     said, right = ("".join(_SPACING.sub("", _latex(text)).split()) for text in (answer, gold))
     if said == right or not _OPERATOR.search(said) or len(said) > LONGEST:
         return False
-    asked = _SPACING.sub(" ", _latex(question))
-    for found in re.finditer(r"\s*".join(map(re.escape, said)), asked):
-        before, after = asked[:found.start()].rstrip(" ")[-1:], asked[found.end():].lstrip(" ")[:1]
-        joined = asked[found.start() - 1:found.start()].isalnum() or asked[found.end():found.end() + 1].isalnum()
+    posed = _SPACING.sub(" ", _latex(question))
+    for match in re.finditer(r"\s*".join(map(re.escape, said)), posed):
+        before, after = posed[:match.start()].rstrip(" ")[-1:], posed[match.end():].lstrip(" ")[:1]
+        joined = posed[match.start() - 1:match.start()].isalnum() or posed[match.end():match.end() + 1].isalnum()
         if not joined and not (before and before in "^*/+(-") and not (after and after in "^*/+!(-"):
             return True
     return False
@@ -143,10 +143,10 @@ def readable(gold: str, seconds: float = SECONDS) -> bool:
 
 
 def _verdict(gold: str, answer: str | None, seconds: float, worked_out: bool = True) -> bool:
-    found = _remembered(gold, answer, seconds, worked_out)
-    if isinstance(found, str):
-        raise VerifierError(found)
-    return found
+    verdict = _remembered(gold, answer, seconds, worked_out)
+    if isinstance(verdict, str):
+        raise VerifierError(verdict)
+    return verdict
 
 
 @functools.lru_cache(maxsize=50_000)
@@ -170,8 +170,8 @@ def _latex(text: str) -> str:
     """Returns a text with its mathematical signs as LaTeX."""
     if text.isascii():
         return text
-    text = _ROOT.sub(lambda found: f"\\sqrt{{{found[1].strip('{}()')}}}", text)
-    text = _RAISED.sub(lambda found: f"^{{{found[0].translate(_DIGITS_RAISED)}}}", text)
+    text = _ROOT.sub(lambda match: f"\\sqrt{{{match[1].strip('{}()')}}}", text)
+    text = _RAISED.sub(lambda match: f"^{{{match[0].translate(_DIGITS_RAISED)}}}", text)
     return text.translate(_AS_LATEX)
 
 

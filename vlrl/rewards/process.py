@@ -10,7 +10,7 @@ _PARAGRAPH = re.compile(r"(?:(?!\n\s*\n)[\s\S])+")
 
 def steps_of(text: str) -> list[tuple[int, int]]:
     """Returns where each paragraph of a text begins and ends, in characters; none of blank ones."""
-    return [found.span() for found in _PARAGRAPH.finditer(text) if found[0].strip()]
+    return [match.span() for match in _PARAGRAPH.finditer(text) if match[0].strip()]
 
 
 def with_pairs(steps: Sequence[float], pairs: Sequence[float]) -> list[float]:

@@ -101,7 +101,7 @@ def read_spans(text: str, most: int = MOST) -> list[list[float]]:
     Seconds ("12.5", "12.5s", "12.5 seconds") or a clock ("1:02", "00:01:02.5"), joined by to, and, until, a dash or a
     comma ("from 3 to 7", "3 - 7", "[3, 7]"), or named ({"start_time": 3, "end_time": 7}). Signs are not read.
     """
-    return [[_seconds(start), _seconds(end)] for start, end in _found(_ANY, text, most)]
+    return [[_seconds(start), _seconds(end)] for start, end in _spans(_ANY, text, most)]
 
 
 def only_spans(text: str, count: int) -> bool:
@@ -116,16 +116,16 @@ def last_span(text: str) -> list[float] | None:
 
     No unit, sign or clock; any white space around the word.
     """
-    found = _found(_BARE, text, None)
-    return [float(found[-1][0]), float(found[-1][1])] if found else None
+    pairs = _spans(_BARE, text, None)
+    return [float(pairs[-1][0]), float(pairs[-1][1])] if pairs else None
 
 
 def spoken_span(text: str) -> list[float] | None:
     """Returns the last `a to b` or `a and b` of a text, one space around the word, whatever stands before and after it:
     Time-R1's reading of a whole answer, its thinking too (2503.13377, evaluate.py). None without one.
     """
-    found = _SPOKEN.findall(text)
-    return [float(found[-1][0]), float(found[-1][1])] if found else None
+    pairs = _SPOKEN.findall(text)
+    return [float(pairs[-1][0]), float(pairs[-1][1])] if pairs else None
 
 
 def overlap_of_ends(span: Span, truth: Span) -> float:
@@ -142,7 +142,7 @@ def span_list(text: str) -> list[list[float]] | None:
     text = text.strip()
     if not (text.startswith("[") and text.endswith("]")) or "~" in text:
         return None
-    spans = [[float(a), float(b)] for a, b in _found(_PAIR, text, MOST + 1)]
+    spans = [[float(a), float(b)] for a, b in _spans(_PAIR, text, MOST + 1)]
     framed = _COMMAS.fullmatch(_PAIR.sub("~", text[1:-1]).lstrip()) is not None
     return spans if framed and len(spans) <= MOST and all(s <= e for s, e in spans) else None
 
@@ -178,7 +178,7 @@ def _seconds(text: str) -> float:
     return total
 
 
-def _found(pattern: re.Pattern[str], text: str, most: int | None) -> list[tuple[str, str]]:
+def _spans(pattern: re.Pattern[str], text: str, most: int | None) -> list[tuple[str, str]]:
     out: list[tuple[str, str]] = []
     for match in pattern.finditer(text):
         out.append((match[1], match[2]))

@@ -46,9 +46,9 @@ def screenspot_point(text: str) -> list[float] | None:
     """
     text = text[:_LONGEST]
     if "box" in text:
-        found = _QWEN_BOX.search(text)
-        x1, y1, x2, y2 = map(int, found.groups()) if found else (0, 0, 0, 0)
-        return [(x1 + x2) / 2 / 1000, (y1 + y2) / 2 / 1000] if found else None
+        match = _QWEN_BOX.search(text)
+        x1, y1, x2, y2 = map(int, match.groups()) if match else (0, 0, 0, 0)
+        return [(x1 + x2) / 2 / 1000, (y1 + y2) / 2 / 1000] if match else None
     given = [float(number) for number in _NUMBERS.findall(text)]
     if len(given) == 4:
         return [(given[0] + given[2]) / 2, (given[1] + given[3]) / 2]
@@ -101,9 +101,9 @@ def _braced(body: str) -> list[int]:
     for line in body.split("\n"):
         opened, end = line.find("{"), start + len(line)
         points = _POINT.finditer(body, start + opened) if opened >= 0 else ()
-        found = [m for m in takewhile(lambda m, end=end: m.start() < end, points) if _closes(body, m.end())]
-        if found:
-            return [int(found[-1][1]), int(found[-1][2])]
+        matches = [m for m in takewhile(lambda m, end=end: m.start() < end, points) if _closes(body, m.end())]
+        if matches:
+            return [int(matches[-1][1]), int(matches[-1][2])]
         start = end + 1
     return [0, 0]
 

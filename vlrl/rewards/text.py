@@ -41,16 +41,16 @@ def extract_tag(text: str, tag: str, which: Literal["first", "last"] = "first") 
 
 def between(text: str, opening: str, closing: str, which: Literal["first", "last"] = "first") -> str | None:
     """Returns what stands between an opening and a closing mark, as `extract_tag` reads tags."""
-    found, at = None, 0
+    content, at = None, 0
     while (start := text.find(opening, at)) >= 0:
         start += len(opening)
         end = text.find(closing, start)
         if end < 0:
             break
-        found, at = text[start:end], end + len(closing)
+        content, at = text[start:end], end + len(closing)
         if which == "first":
             break
-    return found
+    return content
 
 
 def answer_tag(text: str, which: Literal["first", "last"] = "first") -> str | None:
@@ -126,14 +126,14 @@ def number(text: str) -> float | None:
     """Returns the first number of a text that stands alone ("3", "-2.5", "1,200"); None without one ("x2", "3D" are
     none).
     """
-    found = _NUMBER.search(text)
-    value = float(found[0].replace(",", "").replace("\u2212", "-")) if found else math.nan
+    match = _NUMBER.search(text)
+    value = float(match[0].replace(",", "").replace("\u2212", "-")) if match else math.nan
     return value if math.isfinite(value) else None
 
 
 def numbers(text: str) -> Iterator[float]:
     """Returns all numbers of a text that stand alone, in its order; those beyond the range of floats are infinite."""
-    return (float(found[0].replace(",", "").replace("\u2212", "-")) for found in _NUMBER.finditer(text))
+    return (float(match[0].replace(",", "").replace("\u2212", "-")) for match in _NUMBER.finditer(text))
 
 
 def yes_no(text: str) -> str | None:
@@ -150,10 +150,10 @@ def choice_letters(text: str, letters: str = "ABCDE") -> str:
 
     A letter counts when it stands alone; a small one only where the text has nothing else, so an article is none.
     """
-    found = [m[0] for m in _ALONE.finditer(text) if m[0] in letters]
-    if not found and not _OTHER_WORDS.search(text):
-        found = [m[0].upper() for m in _SMALL.finditer(text) if m[0].upper() in letters]
-    return ",".join(dict.fromkeys(found))
+    named = [m[0] for m in _ALONE.finditer(text) if m[0] in letters]
+    if not named and not _OTHER_WORDS.search(text):
+        named = [m[0].upper() for m in _SMALL.finditer(text) if m[0].upper() in letters]
+    return ",".join(dict.fromkeys(named))
 
 
 def token_f1(a: str, b: str, contained: bool = False) -> float:

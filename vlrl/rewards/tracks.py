@@ -25,14 +25,14 @@ def mean_overlap(track: Track, truth: Track) -> float:
     """Returns the mean IoU over the frames in which the object is seen (average overlap, AO), in [0, 1]; 0 without such
     a frame.
     """
-    found = overlaps(track, truth)
-    return sum(found) / len(found) if found else 0.0
+    values = overlaps(track, truth)
+    return sum(values) / len(values) if values else 0.0
 
 
 def success_rate(track: Track, truth: Track, above: float = 0.5) -> float:
     """Returns the share of those frames whose IoU lies above a threshold (SR of GOT-10k, 1810.11981), in [0, 1]."""
-    found = overlaps(track, truth)
-    return sum(v > above for v in found) / len(found) if found else 0.0
+    values = overlaps(track, truth)
+    return sum(v > above for v in values) / len(values) if values else 0.0
 
 
 def got10k(track: Track, truth: Track, size: tuple[float, float]) -> dict[str, float]:
@@ -42,10 +42,10 @@ def got10k(track: Track, truth: Track, size: tuple[float, float]) -> dict[str, f
 
     A box that begins beyond the left or upper edge is moved to it, as there, not cut.
     """
-    seen = truth[1:]
-    kept = [None if box is None else _within(box, size) for box in track[1:]] if len(track) == len(truth) else []
-    found = overlaps(kept, seen)
-    return {"ao": mean_overlap(kept, seen), "sr": success_rate(kept, seen)} if found else {}
+    truths = truth[1:]
+    boxes = [None if box is None else _within(box, size) for box in track[1:]] if len(track) == len(truth) else []
+    values = overlaps(boxes, truths)
+    return {"ao": mean_overlap(boxes, truths), "sr": success_rate(boxes, truths)} if values else {}
 
 
 def _within(box: Sequence[float], size: tuple[float, float]) -> list[float]:
@@ -57,19 +57,19 @@ def read_track(text: str, count: int) -> list[list[float] | None] | None:
     """Returns the track of a text that is a list of `count` boxes (or null) and nothing else; None for any other
     text.
     """
-    found = read_literal(text)
-    if not isinstance(found, list) or len(found) != count:
+    entries = read_literal(text)
+    if not isinstance(entries, list) or len(entries) != count:
         return None
-    boxes = [_box(entry) for entry in found]
-    return None if any(entry is not None and box is None for entry, box in zip(found, boxes, strict=True)) else boxes
+    boxes = [_box(entry) for entry in entries]
+    return None if any(entry is not None and box is None for entry, box in zip(entries, boxes, strict=True)) else boxes
 
 
-def read_keyed_boxes(found: Any) -> dict[str, list[float]] | None:
+def read_keyed_boxes(entries: Any) -> dict[str, list[float]] | None:
     """`{"1": [x1, y1, x2, y2], ...}` with four numbers to every key; None for anything else. At most 1,000 keys."""
-    if not isinstance(found, dict) or len(found) > 1000:
+    if not isinstance(entries, dict) or len(entries) > 1000:
         return None
-    boxes = {key: box for key, entry in found.items() if (box := _box(entry))}
-    return boxes if len(boxes) == len(found) else None
+    boxes = {key: box for key, entry in entries.items() if (box := _box(entry))}
+    return boxes if len(boxes) == len(entries) else None
 
 
 def _box(entry: Any) -> list[float] | None:

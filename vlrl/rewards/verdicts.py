@@ -54,12 +54,12 @@ def read_fields(text: str, fields: Fields) -> dict[str, Any] | None:
     """Returns the fields of the last JSON object in a text that is none of another one; None where it lacks one, or
     has another value than is allowed. A thinking part before `</think>` is passed over.
     """
-    found = last_object(text.rpartition("</think>")[2])
-    if found is None:
+    entries = last_object(text.rpartition("</think>")[2])
+    if entries is None:
         return None
     out: dict[str, Any] = {}
     for name, allowed in fields.items():
-        value = _allowed(found.get(name), allowed)
+        value = _allowed(entries.get(name), allowed)
         if value is None:
             return None
         out[name] = value
@@ -76,15 +76,15 @@ def _allowed(value: Any, allowed: Sequence[Any]) -> Any:
 
 def last_object(text: str) -> dict[str, Any] | None:
     """Returns the last whole JSON object of a text, none that lies in another one."""
-    decoder, at, found = json.JSONDecoder(), 0, None
+    decoder, at, last = json.JSONDecoder(), 0, None
     while (at := text.find("{", at)) >= 0:
         try:
             value, at = decoder.raw_decode(text, at)
         except (ValueError, RecursionError):
             at += 1
             continue
-        found = value if isinstance(value, dict) else found
-    return found
+        last = value if isinstance(value, dict) else last
+    return last
 
 
 def verdict(text: str, fields: Fields | None = None) -> str:
@@ -102,7 +102,7 @@ def shown(text: str, most: int = MOST_SHOWN) -> str:
     and of one that is longer than `most` characters its beginning and its end.
     """
     text = "".join(c for c in text if c in "\n\t" or unicodedata.category(c) not in _HIDDEN)
-    text = _CONTROL.sub(lambda found: found[0].replace("<", "< ").replace("[", "[ "), text)
+    text = _CONTROL.sub(lambda match: match[0].replace("<", "< ").replace("[", "[ "), text)
     if len(text) <= most:
         return text
     half = most // 2

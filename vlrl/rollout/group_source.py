@@ -29,7 +29,7 @@ from vlrl.rollout.partial import Held
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.task import Task, generated, task_samples
 from vlrl.task.services import FAILED
-from vlrl.task.variants import has_variants, seen_as, variants_of
+from vlrl.task.variants import has_variants, variants_of, with_media_of
 from vlrl.types import Group, Rollout, Sample, Variant
 
 Tell = Callable[[str, int, int], None]
@@ -255,7 +255,7 @@ class GroupSource:
         return [(v, (draw, step, v.name), partial(self._as_variant, sample, v)) for v in variants]
 
     def _as_variant(self, sample: Sample, variant: Variant) -> Sample:
-        return reopened(self.engine, seen_as(sample, variant))
+        return reopened(self.engine, with_media_of(sample, variant))
 
     def _look_ahead(self) -> None:
         """Starts on this process's share of the next step, as far as the sampler can tell it."""

@@ -27,47 +27,47 @@ def task_samples(task: Task, split: str) -> Sequence[Sample]:
     if replaced:
         forget(task, split)
     try:
-        found = _sequence(Task.samples(task, split) if replaced and split == "train" else task.samples(split))
+        samples = _sequence(Task.samples(task, split) if replaced and split == "train" else task.samples(split))
         if replaced and unread(task, split):
-            found = _sequence(Task.samples(task, split))
+            samples = _sequence(Task.samples(task, split))
         refuse_unread(task, split)
     except VlrlError:
         raise
     except (Exception, SystemExit) as error:
         raise TaskError(f"task '{task.name}': samples({split!r}) failed: {failure(error)}") from error
-    drawn = not isinstance(found, (list, tuple))  # made when asked for, so not looked at here
-    wrong = "" if drawn else next((type(s).__name__ for s in found if not isinstance(s, Sample)), "")
+    drawn = not isinstance(samples, (list, tuple))  # made when asked for, so not looked at here
+    wrong = "" if drawn else next((type(s).__name__ for s in samples if not isinstance(s, Sample)), "")
     if wrong:
         raise TaskError(f"task '{task.name}': samples({split!r}) holds {wrong}, expected a sequence of Sample")
     if split == "train" and task.data is not None and task.data.solutions:
         from vlrl.data.solutions import with_solutions
 
-        return with_solutions(found, task.data.solutions)
-    return found
+        return with_solutions(samples, task.data.solutions)
+    return samples
 
 
-def _sequence(found: Any) -> Sequence[Sample]:
+def _sequence(samples: Any) -> Sequence[Sample]:
     """Returns what has a length and places as it is, a generator as a tuple."""
-    if not isinstance(found, (str, bytes, Mapping, type)):
-        if hasattr(found, "__len__") and hasattr(found, "__getitem__"):
-            return found
-        if isinstance(found, Iterable) and not isinstance(found, (set, frozenset)):  # a set has no fixed order
-            return tuple(found)
-    raise TypeError(f"it returned {type(found).__name__}, expected a sequence of Sample")
+    if not isinstance(samples, (str, bytes, Mapping, type)):
+        if hasattr(samples, "__len__") and hasattr(samples, "__getitem__"):
+            return samples
+        if isinstance(samples, Iterable) and not isinstance(samples, (set, frozenset)):  # a set has no fixed order
+            return tuple(samples)
+    raise TypeError(f"it returned {type(samples).__name__}, expected a sequence of Sample")
 
 
 def generated(task: Task, index: int, knobs: Mapping[str, float]) -> Sample:
     """Returns the sample that a task makes, with its `knobs` in the row. Raises TaskError when `generate` fails or
     gives anything else."""
     try:
-        found = task.generate(index, knobs)
+        sample = task.generate(index, knobs)
     except VlrlError:
         raise
     except (Exception, SystemExit) as error:
         raise TaskError(f"task '{task.name}': generate({index}, {dict(knobs)}) failed: {failure(error)}") from error
-    if not isinstance(found, Sample):
-        raise TaskError(f"task '{task.name}': generate returned {type(found).__name__}, expected a Sample")
-    return replace(found, row={**found.row, "knobs": dict(knobs)})
+    if not isinstance(sample, Sample):
+        raise TaskError(f"task '{task.name}': generate returned {type(sample).__name__}, expected a Sample")
+    return replace(sample, row={**sample.row, "knobs": dict(knobs)})
 
 
 def task_messages(task: Task, sample: Sample) -> list[dict[str, Any]]:
@@ -76,12 +76,12 @@ def task_messages(task: Task, sample: Sample) -> list[dict[str, Any]]:
     Raises TaskError when `messages` fails or gives anything else.
     """
     task = task.of(sample)
-    found = _asked(task, "messages", sample)
-    wrong = [m for m in found if not _is_message(m)] if isinstance(found, (list, tuple)) else [found]
+    messages = _call(task, "messages", sample)
+    wrong = [m for m in messages if not _is_message(m)] if isinstance(messages, (list, tuple)) else [messages]
     if wrong:
         raise TaskError(f"task '{task.name}': messages of sample '{sample.id}' holds {str(wrong[0])[:80]!r}, expected "
                         '{"role": ..., "content": a text or a list of {"type": ..., "text": ...}}')
-    return _opened(list(found), sample.opening)
+    return _opened(list(messages), sample.opening)
 
 
 def guided_messages(messages: Sequence[dict[str, Any]], guidance: str) -> list[dict[str, Any]]:
@@ -107,7 +107,7 @@ def task_oracle(task: Task, sample: Sample) -> str | None:
     """Returns the perfect answer to a sample. Raises TaskError when `oracle` fails or gives anything but a text or
     None.
     """
-    text = _asked(task, "oracle", sample)
+    text = _call(task, "oracle", sample)
     if text is not None and not isinstance(text, str):
         raise TaskError(f"task '{task.name}': oracle of sample '{sample.id}' gave {type(text).__name__}, expected the "
                         "text of an answer, or None")
@@ -118,7 +118,7 @@ def task_oracle_actions(task: Task, sample: Sample) -> list[str]:
     """Returns the actions of a perfect episode; [] = not known. Raises TaskError when `oracle_actions` fails or gives
     no texts.
     """
-    actions = _asked(task, "oracle_actions", sample) or ()
+    actions = _call(task, "oracle_actions", sample) or ()
     if not isinstance(actions, (list, tuple)) or not all(isinstance(text, str) for text in actions):
         raise TaskError(f"task '{task.name}': oracle_actions of sample '{sample.id}' gave {str(actions)[:80]!r}, "
                         "expected a list of texts")
@@ -127,10 +127,10 @@ def task_oracle_actions(task: Task, sample: Sample) -> list[str]:
 
 def task_target(task: Task, sample: Sample) -> Any:
     """Returns what the parsed answer is compared with. Raises TaskError when `target` fails."""
-    return _asked(task, "target", sample)
+    return _call(task, "target", sample)
 
 
-def _asked(task: Task, method: str, sample: Sample) -> Any:
+def _call(task: Task, method: str, sample: Sample) -> Any:
     task = task.of(sample)
     try:
         return getattr(task, method)(sample)

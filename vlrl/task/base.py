@@ -205,8 +205,8 @@ class Task:
 
         A `system_prompt` of the row follows the task's own; its `turns` come before the question."""
         text = fill(sample.prompt or self.templates[0], sample.row)
-        told = "\n\n".join(filter(None, (self.system, sample.get("system_prompt"))))
-        system = [{"role": "system", "content": [{"type": "text", "text": told}]}] if told else []
+        instructions = "\n\n".join(filter(None, (self.system, sample.get("system_prompt"))))
+        system = [{"role": "system", "content": [{"type": "text", "text": instructions}]}] if instructions else []
         kinds = [media.kind for media in sample.media]
         turns = [{**turn, "content": _marked(turn["content"], kinds)} for turn in sample.get("turns") or ()]
         return [*system, *turns, {"role": "user", "content": content_of(sample, text, kinds)}]
@@ -308,12 +308,12 @@ class Task:
             self.criterion, self.overridden = dict.fromkeys(self.criterion, least), True
 
     def _criterion(self, settings: Mapping[str, Any]) -> dict[str, float]:
-        found = dict(self.outcome_for(settings))
-        for part in found:
+        criterion = dict(self.outcome_for(settings))
+        for part in criterion:
             if part not in self.weights:
                 raise ConfigError(f"task {self.name or type(self).__name__!r}: outcome names the part {part!r}, which "
                                   f"rewards does not.{did_you_mean(part, self.weights)}")
-        return found or usual_outcome(self.rewards_for(settings))
+        return criterion or usual_outcome(self.rewards_for(settings))
 
     @classmethod
     def _combination(cls, given: Any, settings: Mapping[str, Any]) -> str:
@@ -341,7 +341,7 @@ def reaches(criterion: Mapping[str, float], parts: Parts) -> bool | None:
 
 def fill(template: str, row: Mapping[str, Any]) -> str:
     """Replaces each {field} that the row has by its text; other braces, those of the texts too, stay as they are."""
-    return re.sub(r"\{([^{}]*)\}", lambda found: str(row.get(found[1], found[0])), template)
+    return re.sub(r"\{([^{}]*)\}", lambda match: str(row.get(match[1], match[0])), template)
 
 
 def content_of(sample: Sample, text: str, kinds: Sequence[str]) -> list[dict[str, Any]]:

@@ -175,8 +175,8 @@ def checked_weights(known: Mapping[str, Weight], given: Mapping[str, Any]) -> di
             raise ConfigError(f"unknown setting 'task.rewards.{part}'.{did_you_mean(part, known)} "
                               f"This task's parts: {', '.join(known)}.")
         try:
-            checked[part] = found = _WEIGHT.validate_python(refuse_bool(float, weight))
-            in_order = not isinstance(found, list) or all(a[0] < b[0] for a, b in pairwise(found))
+            checked[part] = value = _WEIGHT.validate_python(refuse_bool(float, weight))
+            in_order = not isinstance(value, list) or all(a[0] < b[0] for a, b in pairwise(value))
         except ValueError:
             in_order = False
         if not in_order:

@@ -23,10 +23,10 @@ from vlrl.task.base import Task
 from vlrl.task.judge_prompts import (
     BETTER,
     SCORES,
-    asked,
     better_prompt,
     grades,
     principles_prompt,
+    question_text,
     reference,
     scores_prompt,
 )
@@ -47,7 +47,7 @@ def pairwise(task: Task, sample: Sample, answers: Sequence[Answer], services: An
     texts = [a.text if reasoning else a.final for a in answers]
     key = f"{task.seed}/{sample.id}/{answers[0].step}"
     base = zlib.crc32(key.encode("utf-8", "backslashreplace")) % len(answers)
-    question, right, shown = asked(task, sample), reference(task, sample), tuple(sample.media) if media else ()
+    question, right, shown = question_text(task, sample), reference(task, sample), tuple(sample.media) if media else ()
     others = [i for i in range(len(answers)) if i != base]
     orders = [(texts[i], texts[base], "first") for i in others] + [(texts[base], texts[i], "second") for i in others]
     replies = services.judge([Question(better_prompt(question, right, a, b), shown, BETTER) for a, b, _ in orders])
@@ -73,7 +73,7 @@ def tournament(task: Task, sample: Sample, answers: Sequence[Answer], services: 
     if count < 2:
         return [{"tournament": 1.0} for _ in answers]
     texts = [a.text if reasoning else a.final for a in answers]
-    question, right, shown = asked(task, sample), reference(task, sample), tuple(sample.media) if media else ()
+    question, right, shown = question_text(task, sample), reference(task, sample), tuple(sample.media) if media else ()
 
     def scored(pairs: Sequence[tuple[int, int]]) -> list[tuple[float, float] | None]:
         """Returns the scores of both of each pair; which is shown first goes by their texts."""
@@ -144,16 +144,16 @@ def principles(task: Task, sample: Sample, answers: Sequence[Answer], services: 
     With services.judge.json_schema=false the judge has room to write before its grades.
     """
     texts, count = [a.text if reasoning else a.final for a in answers], len(answers)
-    question, right, shown = asked(task, sample), reference(task, sample), tuple(sample.media) if media else ()
+    question, right, shown = question_text(task, sample), reference(task, sample), tuple(sample.media) if media else ()
     orders = _orders(f"{task.seed}/{sample.id}/{answers[0].step}", count, samples)
     replies = services.judge([Question(principles_prompt(question, right, [texts[i] for i in order]), shown,
                                        grades(count)) for order in orders])
-    found: list[list[float]] = [[] for _ in answers]
+    given_grades: list[list[float]] = [[] for _ in answers]
     for order, reply in zip(orders, replies, strict=True):
         said = _fields(reply, grades(count))
         for place, i in enumerate(order if said else ()):
-            found[i].append(float((said or {})[f"answer_{place + 1}"]))
-    return [{"principles": fmean(values) if values else None} for values in found]
+            given_grades[i].append(float((said or {})[f"answer_{place + 1}"]))
+    return [{"principles": fmean(values) if values else None} for values in given_grades]
 
 
 def _orders(key: str, count: int, most: int) -> list[list[int]]:

@@ -93,13 +93,13 @@ class Environments:
         Raises DataError when the reset fails.
         """
         episode = self.open(sample, seed)
-        (found,) = self.reset([episode])
+        (observation,) = self.reset([episode])
         self.close_episodes([episode])
-        if isinstance(found, Failed):
-            raise DataError(f"sample '{sample.id}': its environment failed: {found.reason}")
-        if found is None:
+        if isinstance(observation, Failed):
+            raise DataError(f"sample '{sample.id}': its environment failed: {observation.reason}")
+        if observation is None:
             return sample
-        return replace(sample, opening=found, environment_seed=seed)
+        return replace(sample, opening=observation, environment_seed=seed)
 
     def reset(self, episodes: Sequence[Episode]) -> list[Observation | Failed | None]:
         """Returns what each shows first; None for a sample that has no environment."""
@@ -122,9 +122,9 @@ class Environments:
         """Closes their environments; one that cannot close is told, and returned as Failed."""
         calls = [self._begin(e, partial(self._ask, e, "close", None, self.settings.step_s)) for e in episodes]
         replies = [call.result() for call in calls]
-        for episode, found in zip(episodes, replies, strict=True):
-            if isinstance(found, Failed):
-                _log.warning("environment of sample %r: %s", episode.sample.id, found.reason)
+        for episode, reply in zip(episodes, replies, strict=True):
+            if isinstance(reply, Failed):
+                _log.warning("environment of sample %r: %s", episode.sample.id, reply.reason)
         return replies
 
     @property
@@ -158,21 +158,21 @@ class Environments:
         return self._queues[episode.number % len(self._queues)].submit(timed)
 
     def _step(self, episode: Episode, action: str) -> Step | Failed:
-        found = self._ask(episode, "step", action, self.settings.step_s)
-        if found is None:  # its process is a new one
-            found = self._replayed(episode) or self._ask(episode, "step", action, self.settings.step_s)
-        if isinstance(found, Step):
+        reply = self._ask(episode, "step", action, self.settings.step_s)
+        if reply is None:  # its process is a new one
+            reply = self._replayed(episode) or self._ask(episode, "step", action, self.settings.step_s)
+        if isinstance(reply, Step):
             episode.actions.append(action)
-        return found if isinstance(found, (Step, Failed)) else Failed("its process was lost twice")
+        return reply if isinstance(reply, (Step, Failed)) else Failed("its process was lost twice")
 
     def _replayed(self, episode: Episode) -> Failed | None:
         """Brings an environment to where it was; returns why it cannot be."""
-        found = self._ask(episode, "reset", (episode.sample, episode.seed), self.settings.reset_s)
+        reply = self._ask(episode, "reset", (episode.sample, episode.seed), self.settings.reset_s)
         for action in episode.actions:
-            if isinstance(found, Failed):
+            if isinstance(reply, Failed):
                 break
-            found = self._ask(episode, "step", action, self.settings.step_s)
-        return found if isinstance(found, Failed) else None
+            reply = self._ask(episode, "step", action, self.settings.step_s)
+        return reply if isinstance(reply, Failed) else None
 
     def _ask(self, episode: Episode, call: str, given: Any, seconds: float) -> Any:
         """Returns the reply of its process; None where that does not know the episode."""
@@ -229,13 +229,13 @@ class _Hosted:
         try:
             if call == "reset":
                 sample, seed = given
-                found = environment_of(self._task, sample)
-                if found is None:
+                environment = environment_of(self._task, sample)
+                if environment is None:
                     return None
-                if not isinstance(found, Environment):
-                    return Failed(f"environment(sample) returned {type(found).__name__}, expected an Environment")
-                self._open[number] = found
-                return _observation(found.reset(seed))
+                if not isinstance(environment, Environment):
+                    return Failed(f"environment(sample) returned {type(environment).__name__}, expected an Environment")
+                self._open[number] = environment
+                return _observation(environment.reset(seed))
             if number not in self._open:
                 return None
             if call == "close":
@@ -251,30 +251,31 @@ class _Wrong(Exception):
     """What an environment returned is not what it must be."""
 
 
-def _observation(found: Any) -> Observation:
-    if isinstance(found, Observation) and found.results:
-        return Observation.of_results([_observation(result) for result in found.results])
-    if not isinstance(found, Observation) or not isinstance(found.text, str):
-        raise _Wrong(f"returned {type(found).__name__}, expected an Observation with a text")
-    if len(found.text) > MOST_TEXT:
-        raise _Wrong(f"returned a text of {len(found.text)} characters; at most {MOST_TEXT} are shown")
-    if not isinstance(found.media, (list, tuple)) or not all(isinstance(m, Media) for m in found.media):
+def _observation(observation: Any) -> Observation:
+    if isinstance(observation, Observation) and observation.results:
+        return Observation.of_results([_observation(result) for result in observation.results])
+    if not isinstance(observation, Observation) or not isinstance(observation.text, str):
+        raise _Wrong(f"returned {type(observation).__name__}, expected an Observation with a text")
+    if len(observation.text) > MOST_TEXT:
+        raise _Wrong(f"returned a text of {len(observation.text)} characters; at most {MOST_TEXT} are shown")
+    if not isinstance(observation.media, (list, tuple)) or not all(isinstance(m, Media) for m in observation.media):
         raise _Wrong("the media of its observation are no list of Media(source=...)")
-    return replace(found, text=found.text.encode("utf-8", "replace").decode(), media=tuple(found.media))
+    return replace(observation, text=observation.text.encode("utf-8", "replace").decode(),
+                   media=tuple(observation.media))
 
 
-def _step(found: Any) -> Step:
-    if not isinstance(found, Step):
-        raise _Wrong(f"returned {type(found).__name__}, expected a Step")
-    if not isinstance(found.parts, Mapping):
-        raise _Wrong(f"parts is {type(found.parts).__name__}, expected {{part: number}}")
+def _step(step: Any) -> Step:
+    if not isinstance(step, Step):
+        raise _Wrong(f"returned {type(step).__name__}, expected a Step")
+    if not isinstance(step.parts, Mapping):
+        raise _Wrong(f"parts is {type(step.parts).__name__}, expected {{part: number}}")
     parts = {}
-    for name, value in found.parts.items():
+    for name, value in step.parts.items():
         if not isinstance(value, (int, float)) or not math.isfinite(value):
             raise _Wrong(f"the part {name!r} is {str(value)[:60]!r}, no finite number")
         parts[str(name)] = float(value)
-    state = None if found.state is None else str(found.state)[:MOST_TEXT]
-    return Step(_observation(found.observation), parts, bool(found.done), state, _info(found.info))
+    state = None if step.state is None else str(step.state)[:MOST_TEXT]
+    return Step(_observation(step.observation), parts, bool(step.done), state, _info(step.info))
 
 
 def _info(info: Any) -> dict[str, Any]:

@@ -147,11 +147,11 @@ def _together(extras: Sequence[Extra]) -> dict[str, float]:
 
 def _needs(own: Collection[str], extras: Sequence[Extra]) -> Collection[str]:
     """Returns what the task and the parts need; a mapping to parts unless the task names no parts of its services."""
-    asked: dict[str, list[str]] = {}
+    requested: dict[str, list[str]] = {}
     for extra in extras:
         for service in extra.offer.needs:
-            asked.setdefault(service, []).extend(extra.offer.weights)
+            requested.setdefault(service, []).extend(extra.offer.weights)
     if own and not isinstance(own, Mapping):
-        return frozenset(own) | asked.keys()
+        return frozenset(own) | requested.keys()
     before: Mapping[str, Sequence[str]] = own if isinstance(own, Mapping) else {}
-    return {service: (*before.get(service, ()), *asked.get(service, ())) for service in {**before, **asked}}
+    return {service: (*before.get(service, ()), *requested.get(service, ())) for service in {**before, **requested}}

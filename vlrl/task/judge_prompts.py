@@ -1,6 +1,6 @@
 """What a judge is asked about answers: question, reference and answers as quoted text, and the fields of its reply.
 
-    Question(verdict_prompt(asked(task, sample), reference(task, sample), answer.final), sample.media, VERDICT)
+    Question(verdict_prompt(question_text(task, sample), reference(task, sample), answer.final), sample.media, VERDICT)
 
 Everything that is quoted is others' text (rewards/verdicts.py). An answer comes last but for the form of the reply.
 """
@@ -33,7 +33,7 @@ WORDINGS = len(_TASKS)
 """How many wordings of the same task there are; the first is the one in use, the others serve `vlrl judge check`."""
 
 
-def asked(task: Task, sample: Sample) -> str:
+def question_text(task: Task, sample: Sample) -> str:
     """Returns the text of the last message of a prompt."""
     content = task_messages(task, sample)[-1]["content"]
     return content if isinstance(content, str) else "".join(p.get("text", "") for p in content)

@@ -20,8 +20,8 @@ from vlrl.task.base import Task
 from vlrl.task.judge_prompts import (
     AGREES,
     VERDICT,
-    asked,
     criterion_prompt,
+    question_text,
     reasoning_prompt,
     reference,
     verdict_prompt,
@@ -36,19 +36,19 @@ _PIECE = re.compile(r"\w+|[^\w\s]")
 def _verdicts(services: Any, questions: Sequence[Question]) -> list[bool | None]:
     """Returns yes or no to each question; None where there is no reply."""
     replies = services.judge(questions) if questions else []
-    found = [None if reply is None else read_fields(reply, VERDICT) for reply in replies]
-    return [None if fields is None else fields["verdict"] == "yes" for fields in found]
+    parsed = [None if reply is None else read_fields(reply, VERDICT) for reply in replies]
+    return [None if fields is None else fields["verdict"] == "yes" for fields in parsed]
 
 
 def _right(task: Task, sample: Sample, texts: Mapping[int, str], services: Any, media: bool,
            criterion: str = "") -> dict[int, float | None]:
     """Returns 1, 0 or None for each of some final answers, by number; an empty one is wrong unasked."""
-    question, right = asked(task, sample), reference(task, sample)
-    told = {i: text for i, text in texts.items() if text.strip()}
+    question, right = question_text(task, sample), reference(task, sample)
+    nonempty = {i: text for i, text in texts.items() if text.strip()}
     shown = tuple(sample.media) if media else ()
     verdicts = _verdicts(services, [Question(verdict_prompt(question, right, text, criterion=criterion), shown, VERDICT)
-                                    for text in told.values()])
-    known = {i: None if v is None else float(v) for i, v in zip(told, verdicts, strict=True)}
+                                    for text in nonempty.values()])
+    known = {i: None if v is None else float(v) for i, v in zip(nonempty, verdicts, strict=True)}
     return {i: known.get(i, 0.0) for i in texts}
 
 
@@ -58,8 +58,8 @@ def judge(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, 
     """1 where a judge that sees question, pictures, reference and final answer calls it right, else 0; the reasoning
     is not shown. `criterion` says more of what is right.
     """
-    found = _right(task, sample, {i: a.final for i, a in enumerate(answers)}, services, media, criterion)
-    return [{"judge": found[i]} for i in range(len(answers))]
+    verdicts = _right(task, sample, {i: a.final for i, a in enumerate(answers)}, services, media, criterion)
+    return [{"judge": verdicts[i]} for i in range(len(answers))]
 
 
 @part({"cascade": 1.0, "recovered": 0.0}, needs=("judge",))
@@ -69,8 +69,8 @@ def cascade(task: Task, sample: Sample, answers: Sequence[Answer], services: Any
     these alone. TinyV (arXiv 2505.14625). `recovered` is 1 where it was the judge.
     """
     failed = {i: a.final for i, a in enumerate(answers) if not correct_by_rule(task, sample, a)}
-    found = _right(task, sample, failed, services, media)
-    return [{"cascade": found.get(i, 1.0), "recovered": found.get(i, 0.0)} for i in range(len(answers))]
+    verdicts = _right(task, sample, failed, services, media)
+    return [{"cascade": verdicts.get(i, 1.0), "recovered": verdicts.get(i, 0.0)} for i in range(len(answers))]
 
 
 def correct_by_rule(task: Task, sample: Sample, answer: Answer) -> bool:
@@ -89,9 +89,9 @@ def general_verdict(task: Task, sample: Sample, answers: Sequence[Answer], servi
     counts tokens.
     """
     said = {i: a.final for i, a in enumerate(answers) if task.parse(sample, a) not in (None, "") and a.final.strip()}
-    found, length = _right(task, sample, said, services, media), len(_PIECE.findall(reference(task, sample)))
+    verdicts, length = _right(task, sample, said, services, media), len(_PIECE.findall(reference(task, sample)))
     off = {i: min(most, abs(len(_PIECE.findall(text)) - length)) for i, text in said.items()}
-    paid = {i: None if v is None else v * (1 - penalty * off[i]) for i, v in found.items()}
+    paid = {i: None if v is None else v * (1 - penalty * off[i]) for i, v in verdicts.items()}
     return [{"general_verdict": paid.get(i, missing)} for i in range(len(answers))]
 
 
@@ -107,7 +107,7 @@ def rubric(task: Task, sample: Sample, answers: Sequence[Answer], services: Any,
     total = sum(weight for _, weight in wanted)
     if not wanted or total <= 0:
         raise ValueError(f"row '{sample.id}' has no rubric, and the part 'rubric' no criteria of a weight above 0")
-    question, shown = asked(task, sample), tuple(sample.media) if media else ()
+    question, shown = question_text(task, sample), tuple(sample.media) if media else ()
     verdicts = iter(_verdicts(services, [
         Question(criterion_prompt(question, text, a.text if reasoning else a.final), shown, VERDICT)
         for a in answers for text, _ in wanted]))
@@ -127,10 +127,11 @@ def reasoned(task: Task, sample: Sample, answers: Sequence[Answer], services: An
     """
     ends = {i: "\n".join(a.reasoning.strip().split("\n")[-lines:]) for i, a in enumerate(answers)
             if correct_by_rule(task, sample, a)}
-    told = {i: end for i, end in ends.items() if end}
+    nonempty = {i: end for i, end in ends.items() if end}
     replies = services.judge([Question(reasoning_prompt(end, answers[i].final), (), AGREES)
-                              for i, end in told.items()]) if told else []
-    said = {i: None if reply is None else read_fields(reply, AGREES) for i, reply in zip(told, replies, strict=True)}
+                              for i, end in nonempty.items()]) if nonempty else []
+    said = {i: None if reply is None else read_fields(reply, AGREES)
+            for i, reply in zip(nonempty, replies, strict=True)}
     paid = {i: None if fields is None else _AGREEMENT[str(fields["agrees"])] for i, fields in said.items()}
     return [{"reasoned": paid.get(i, 0.0)} for i in range(len(answers))]
 

@@ -36,11 +36,11 @@ def likelihood(task: Task, sample: Sample, answers: Sequence[Answer], services: 
 
     RLPR (arXiv 2506.18254) equations 2 to 4. curriculum.keep=std_ema is its filter of groups.
     """
-    asked = _references(task, sample, answers, debias=debias)
-    if not asked:
+    readings = _references(task, sample, answers, debias=debias)
+    if not readings:
         raise ValueError(f"row '{sample.id}' has no target, whose likelihood the part 'likelihood' is")
-    found = services.policy_logprobs(asked)
-    return [{"likelihood": value} for value in debiased(found[:len(answers)], found[-1] if debias else None)]
+    logprobs = services.policy_logprobs(readings)
+    return [{"likelihood": value} for value in debiased(logprobs[:len(answers)], logprobs[-1] if debias else None)]
 
 
 @part({"consistency": 0.5}, needs=("reference_logprobs",))

@@ -39,14 +39,14 @@ def load_class(name: str) -> type[Task]:
         module = _import(location, name)
     else:
         module = _builtin(location)
-    found = getattr(module, attribute, None) if attribute else _only_task(module, name)
-    if not (inspect.isclass(found) and issubclass(found, Task) and found is not Task):
+    task_class = getattr(module, attribute, None) if attribute else _only_task(module, name)
+    if not (inspect.isclass(task_class) and issubclass(task_class, Task) and task_class is not Task):
         near = did_you_mean(attribute, [n for n, v in vars(module).items()
                                         if inspect.isclass(v) and issubclass(v, Task) and v is not Task])
         raise ConfigError(f"task.name={name!r}: {location} has no Task class '{attribute}'.{near}")
-    if not found.__dict__.get("name"):
-        found.name = location.rpartition(".")[2] if not location.endswith(".py") else Path(location).stem
-    return found
+    if not task_class.__dict__.get("name"):
+        task_class.name = location.rpartition(".")[2] if not location.endswith(".py") else Path(location).stem
+    return task_class
 
 
 def builtin_names() -> list[str]:

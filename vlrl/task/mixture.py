@@ -187,13 +187,13 @@ def _called(task: Task, label: str) -> Task:
 
 def _own_samples(place: int, task: Task, split: str) -> Sequence[Sample]:
     try:
-        found = task_samples(task, split)
+        samples = task_samples(task, split)
     except VlrlError as error:
         raise type(error)(f"tasks.{place} ({task.name}): {error} (its own files: tasks.{place}.data.*)") from error
-    if not len(found):
+    if not len(samples):
         raise ConfigError(f"tasks.{place} ({task.name}) has no samples in split '{split}'; every task of a mixture "
                           f"needs some: set tasks.{place}.data.{split}, or leave the split out")
-    return found
+    return samples
 
 
 def one_task(task: Task, what: str) -> Task:

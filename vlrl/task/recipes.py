@@ -91,13 +91,13 @@ class RecipeTask(Task):
     @classmethod
     def _chosen(cls, settings: Mapping[str, Any]) -> Recipe:
         name = settings.get("recipe", cls.recipe)
-        found: Any = resolve("task.recipe", name, cls._recipes) if isinstance(name, str) else None
-        if callable(found):  # one's own module:function that makes a recipe
-            found = found()
-        if not isinstance(found, Recipe):
+        choice: Any = resolve("task.recipe", name, cls._recipes) if isinstance(name, str) else None
+        if callable(choice):  # one's own module:function that makes a recipe
+            choice = choice()
+        if not isinstance(choice, Recipe):
             raise ConfigError(f"task.recipe={name!r} must be one of {', '.join(cls._recipes)}, or "
                               "path/file.py:function or module:function that returns a vlrl.task.recipes.Recipe")
-        return found
+        return choice
 
     def sample_from_row(self, row: Mapping[str, Any], root: Path | None = None) -> Sample:
         sample = super().sample_from_row(row, root)

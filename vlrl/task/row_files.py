@@ -19,28 +19,28 @@ _FILES = ("train", "heldout")
 class RowFiles(DataSettings):
     """`data.*` as a task has it; knows which of its files were asked for."""
 
-    _asked: set[str] = PrivateAttr(default_factory=set)
+    _requested: set[str] = PrivateAttr(default_factory=set)
     _own: Collection[str] = PrivateAttr(default=_FILES)
 
     @classmethod
     def of(cls, data: DataSettings, own: Collection[str] = _FILES) -> RowFiles:
         """`own`: the settings that are for this task alone; of a mixture, others are what its tasks have in common."""
-        found = cls(**data.model_dump())
-        found._own = own
-        return found
+        files = cls(**data.model_dump())
+        files._own = own
+        return files
 
     def __getattribute__(self, name: str) -> Any:
         if name in _FILES:
-            self._asked.add(name)
+            self._requested.add(name)
         return super().__getattribute__(name)
 
     def forget(self, split: str) -> None:
         """Forgets that the file of a split was asked for: what an earlier call read says nothing of the next."""
-        self._asked.discard(split)
+        self._requested.discard(split)
 
     def unread(self, split: str) -> str:
         """Returns the file of a split that no one has asked for; "" where there is none."""
-        return vars(self).get(split, "") if split in _FILES and split not in self._asked else ""
+        return vars(self).get(split, "") if split in _FILES and split not in self._requested else ""
 
 
 def unread(task: Any, split: str) -> str:

@@ -15,7 +15,7 @@ from pydantic import Field
 from vlrl.rewards.ensembles import ENSEMBLES, mean, spread
 from vlrl.rewards.process import steps_of, with_pairs
 from vlrl.task.base import Task
-from vlrl.task.judge_prompts import asked
+from vlrl.task.judge_prompts import question_text
 from vlrl.task.part import part
 from vlrl.types import Answer, Parts, Sample, StepValues
 
@@ -28,9 +28,9 @@ def reward_model(task: Task, sample: Sample, answers: Sequence[Answer], services
     `reasoning` shows it the whole answer. `reward_spread` is the standard deviation over the models.
     """
     texts = [a.text if reasoning else a.final for a in answers]
-    found = services.reward_model(asked(task, sample), tuple(sample.media) if media else (), texts)
+    replies = services.reward_model(question_text(task, sample), tuple(sample.media) if media else (), texts)
     return [{"reward_model": None, "reward_spread": None} if scores is None else
-            {"reward_model": ENSEMBLES[combine](scores, lam), "reward_spread": spread(scores)} for scores in found]
+            {"reward_model": ENSEMBLES[combine](scores, lam), "reward_spread": spread(scores)} for scores in replies]
 
 
 @part({"process": 1.0}, needs=("reward_model",))
@@ -43,16 +43,16 @@ def process(task: Task, sample: Sample, answers: Sequence[Answer], services: Any
     hierarchical reward model (arXiv 2503.13551).
     """
     cuts = [steps_of(a.text) for a in answers]
-    asked_for: list[list[str]] = []
+    requested: list[list[str]] = []
     for answer, own in zip(answers, cuts, strict=True):
         text = answer.text
-        asked_for.append([text[:end] for _, end in own] if not pairs else [
+        requested.append([text[:end] for _, end in own] if not pairs else [
             *(text[start:end] for start, end in own), *(text[a:b] for (a, _), (_, b) in pairwise(own))])
-    found = iter(services.reward_model(asked(task, sample), tuple(sample.media) if media else (),
-                                       [text for texts in asked_for for text in texts]))
+    replies = iter(services.reward_model(question_text(task, sample), tuple(sample.media) if media else (),
+                                         [text for texts in requested for text in texts]))
     out: list[Any] = []
-    for own, texts in zip(cuts, asked_for, strict=True):
-        scores = [next(found) for _ in texts]
+    for own, texts in zip(cuts, requested, strict=True):
+        scores = [next(replies) for _ in texts]
         values = [mean(score) for score in scores if score is not None]
         each = with_pairs(values[:len(own)], values[len(own):]) if pairs else values
         ends = tuple(end for _, end in own)

@@ -128,8 +128,8 @@ def overlay_marks(task: Task, sample: Sample, parsed: Any) -> list[Any] | None:
     """Returns what `task.overlay` draws of a parsed answer and of the target, at most 1,000 marks; None when it
     fails.
     """
-    found, error = _guarded(lambda: list(itertools.islice(task.overlay(sample, parsed), _MOST_MARKS)))
-    return None if error else found
+    marks, error = _guarded(lambda: list(itertools.islice(task.overlay(sample, parsed), _MOST_MARKS)))
+    return None if error else marks
 
 
 def sample_metrics(task: Task, sample: Sample, answer: Answer, parts: Parts) -> tuple[dict[str, float], str | None]:
@@ -137,11 +137,11 @@ def sample_metrics(task: Task, sample: Sample, answer: Answer, parts: Parts) -> 
 
     None stands for "not measured here" and is left out without an error.
     """
-    found, error = _guarded(lambda: task.metrics(sample, answer, parts))
-    if error is None and not isinstance(found, Mapping):
-        error = f"returned {type(found).__name__}, expected {{name: number}}"
+    metrics, error = _guarded(lambda: task.metrics(sample, answer, parts))
+    if error is None and not isinstance(metrics, Mapping):
+        error = f"returned {type(metrics).__name__}, expected {{name: number}}"
     out: dict[str, float] = {}
-    for name, given in ({} if error else found).items():
+    for name, given in ({} if error else metrics).items():
         value, problem = _number(given)
         if value is not None and isinstance(name, str):
             out[name] = value
@@ -187,8 +187,8 @@ def _correct(task: Task, sample: Sample, answer: Answer, parts: Parts) -> tuple[
     """Returns what the task says, or the settings in its place."""
     if task.overridden:
         return reaches(task.criterion, parts), None
-    found, problem = _guarded(lambda: task.correct(sample, answer, parts))
-    return None if found is None else bool(found), problem and f"correct: {problem}"
+    correct, problem = _guarded(lambda: task.correct(sample, answer, parts))
+    return None if correct is None else bool(correct), problem and f"correct: {problem}"
 
 
 def _combined(task: Task, parts: dict[str, float], weights: dict[str, float]) -> tuple[float | None, str | None]:
@@ -210,10 +210,10 @@ def _number(value: Any) -> tuple[float | None, str | None]:
     try:
         if isinstance(value, (str, bytes)) or getattr(value, "ndim", 0):
             raise TypeError
-        found = float(value)
+        number = float(value)
     except Exception:  # TypeError, OverflowError of an int like 10**400, anything from a __float__
         return None, f"was {_shown(value)}, no number"
-    return (found, None) if math.isfinite(found) else (None, f"was {found}")
+    return (number, None) if math.isfinite(number) else (None, f"was {number}")
 
 
 def _shown(value: Any) -> str:

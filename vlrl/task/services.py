@@ -44,7 +44,7 @@ class Logprobs(Protocol):
     """`services.policy_logprobs` and `services.reference_logprobs`: how likely the policy that is trained, or its
     reference (algo.reference), finds what answers say."""
 
-    def __call__(self, asked: Sequence[Answer | Reading]) -> list[np.ndarray]:
+    def __call__(self, readings: Sequence[Answer | Reading]) -> list[np.ndarray]:
         """Returns [t] log-probabilities at temperature 1 of the tokens of each answer's last <answer> content, or of
         the text in its place; empty where there is none. Takes what `Task.readings` gave for the group, in any order
         and number: without an own one these are its answers.
@@ -136,9 +136,9 @@ class Services:
                             "the task's `needs`")
 
 
-def key_of(asked: Answer | Reading, group: Sequence[Answer]) -> Key:
+def key_of(reading: Answer | Reading, group: Sequence[Answer]) -> Key:
     """Returns what is to be read. Raises TaskError where it is of no answer of the group."""
-    answer, text = (asked.answer, asked.text) if isinstance(asked, Reading) else (asked, None)
+    answer, text = (reading.answer, reading.text) if isinstance(reading, Reading) else (reading, None)
     places = [i for i, one in enumerate(group) if one is answer]
     if answer is not None and not places:
         raise TaskError("services of log-probabilities take answers that readings or score_group were given, none of a "
@@ -149,8 +149,8 @@ def key_of(asked: Answer | Reading, group: Sequence[Answer]) -> Key:
 def looked_up(name: str, group: Sequence[Answer], values: Mapping[Key, np.ndarray]) -> Logprobs:
     """Returns a service of log-probabilities, as computed for the answers of a group before it is scored."""
 
-    def logprobs(asked: Sequence[Answer | Reading]) -> list[np.ndarray]:
-        keys = [key_of(one, group) for one in asked]
+    def logprobs(readings: Sequence[Answer | Reading]) -> list[np.ndarray]:
+        keys = [key_of(one, group) for one in readings]
         if unread := next((key for key in keys if key not in values), None):
             what = "an answer" if unread[1] is None else f"the text {unread[1]!a:.80} in place of an answer's own"
             raise TaskError(f"services.{name} was asked for {what}, which Task.readings did not give: let it return "
@@ -172,17 +172,17 @@ def without_absent(task: Task, sample: Sample, answers: Sequence[Answer], servic
     if all(name in services for name in task.needs):
         return task, []
     given: set[str] = set()
-    asked = False
+    lacking = False
     for method in (lambda: [task.score(sample, a) for a in answers],
                    lambda: task.score_group(sample, answers, services)):
         try:
             given.update(*method())
         except AbsentService:
-            asked = True
+            lacking = True
         except (Exception, SystemExit):  # met again in scoring, which stores it
             continue
     left_out = [name for name in task.weights if name not in given]
-    return (less(task, left_out), left_out) if (given or asked) and left_out else (task, [])
+    return (less(task, left_out), left_out) if (given or lacking) and left_out else (task, [])
 
 
 def less(task: Task, left_out: Collection[str]) -> Task:
@@ -192,12 +192,12 @@ def less(task: Task, left_out: Collection[str]) -> Task:
 
     def score_group(sample: Sample, answers: Sequence[Answer], services: Services) -> Any:
         try:
-            found = task.score_group(sample, answers, services)
+            scores = task.score_group(sample, answers, services)
         except AbsentService:
             return []
-        if not isinstance(found, list) or not all(isinstance(parts, Mapping) for parts in found):
-            return found  # scoring says what is wrong with it
-        return [{name: value for name, value in parts.items() if name not in left_out} for parts in found]
+        if not isinstance(scores, list) or not all(isinstance(parts, Mapping) for parts in scores):
+            return scores  # scoring says what is wrong with it
+        return [{name: value for name, value in parts.items() if name not in left_out} for parts in scores]
 
     reduced.score_group = score_group
     return reduced

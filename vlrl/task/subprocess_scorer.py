@@ -47,7 +47,7 @@ class Scorer:
 
     def __init__(self, make: Callable[[str], Task], seconds: float):
         self.seconds, self._lock = seconds, threading.Lock()
-        self._convention, self._told = "", False
+        self._convention, self._reported = "", False
         self._place = mmap.mmap(-1, _PLACE.size)
         self.keeper = Keeper(lambda connection, convention: _work(connection, make(convention), self._place))
         self.worker = Worker(lambda: self.keeper.start(self._convention))
@@ -59,20 +59,20 @@ class Scorer:
     def __call__(self, task: Task, sample: Sample, answers: Sequence[Answer], others: Sequence[Answer], step: int,
                  services: Services) -> Found:
         """As scoring.score_all; one group at a time, from any thread."""
-        found: Found | str | None = None
+        outcome: Found | str | None = None
         if not services.given:
             try:
                 request = pickle.dumps((sample, answers, others, step, dict(services.variants)),
                                        pickle.HIGHEST_PROTOCOL)
-                found = self._scored(request, sample)
+                outcome = self._scored(request, sample)
             except GivenUp as given:
                 lost = Scored(dict.fromkeys(task.of(sample).weights_at(step)), None, None, str(given))
-                found = [(lost, None)] * (len(answers) + len(others)), task.of(sample).weights_at(step)
+                outcome = [(lost, None)] * (len(answers) + len(others)), task.of(sample).weights_at(step)
             except Exception as error:  # whatever a task's own objects raise, and a system that forks no more
-                found = f"{type(error).__name__}: {error}"
-        if isinstance(found, str):
-            self._tell(found)
-        return found if isinstance(found, tuple) else score_all(task, sample, answers, others, step, services)
+                outcome = f"{type(error).__name__}: {error}"
+        if isinstance(outcome, str):
+            self._tell(outcome)
+        return outcome if isinstance(outcome, tuple) else score_all(task, sample, answers, others, step, services)
 
     def close(self) -> None:
         """Ends both processes."""
@@ -81,8 +81,8 @@ class Scorer:
             self.keeper.close()
 
     def _tell(self, why: str) -> None:
-        if not self._told:
-            self._told = True
+        if not self._reported:
+            self._reported = True
             _log.warning("answers of this task are scored in the training process, where limits.score_s ends nothing: "
                          "they cannot be sent to another one (%s)", why[:300])
 
@@ -144,10 +144,10 @@ def _reply(task: Task, refused: Mapping[int, str], request: bytes, place: mmap.m
     try:
         sample, answers, others, step, variants = pickle.loads(request)  # of the training process
         with watching(watch):
-            found = score_all(task, sample, answers, others, step, Services(variants))
+            scores = score_all(task, sample, answers, others, step, Services(variants))
     except Exception:
         return pickle.dumps(None)
     try:
-        return pickle.dumps(found, pickle.HIGHEST_PROTOCOL)
+        return pickle.dumps(scores, pickle.HIGHEST_PROTOCOL)
     except Exception as error:  # of the task's own objects
         return pickle.dumps(f"{type(error).__name__}: {error}")

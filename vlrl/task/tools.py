@@ -68,13 +68,13 @@ class Tool:
 
     def __init__(self, function: Callable[..., Any], name: str = "", description: str = ""):
         self.function, self.name = function, name or getattr(function, "__name__", "")
-        about, told = _documentation(function)
+        about, descriptions = _documentation(function)
         self.description = description or about
         if not NAME.fullmatch(self.name):
             raise TaskError(f"tool {self.name!r} has no name that a model can write: Tool(function, name='zoom')")
         if not self.description:
             raise TaskError(f"tool {self.name!r} has no docstring: its first paragraph tells the model what it does")
-        self._names, self._arguments = self._model(told)
+        self._names, self._arguments = self._model(descriptions)
         self.schema: dict[str, Any] = {"type": "function", "function": {
             "name": self.name, "description": self.description, "parameters": self._parameters()}}
         """What chat templates take."""
@@ -96,7 +96,7 @@ class Tool:
         except (Exception, SystemExit) as error:  # a task's code may raise anything
             raise CallError(f"{self.name}: {type(error).__name__}: {error}") from error
 
-    def _model(self, told: Mapping[str, str]) -> tuple[dict[str, str], type[BaseModel]]:
+    def _model(self, descriptions: Mapping[str, str]) -> tuple[dict[str, str], type[BaseModel]]:
         """Returns argument -> field, and the model of the arguments; fields have names of their own, as arguments may
         be called like a method of a model."""
         try:
@@ -109,7 +109,7 @@ class Tool:
                     raise TypeError(f"its argument {name!r} has no type: write {name}: int, or another that JSON holds")
                 default = ... if given.default is given.empty else given.default
                 names[name] = f"field{i}"
-                fields[names[name]] = (hints[name], Field(default, alias=name, description=told.get(name)))
+                fields[names[name]] = (hints[name], Field(default, alias=name, description=descriptions.get(name)))
             config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
             return names, create_model(self.name, __config__=config, **fields)
         except Exception as error:  # types are anyone's code
@@ -117,10 +117,10 @@ class Tool:
 
     def _parameters(self) -> dict[str, Any]:
         try:
-            found = self._arguments.model_json_schema(schema_generator=_Untitled)
+            schema = self._arguments.model_json_schema(schema_generator=_Untitled)
         except Exception as error:
             raise TaskError(f"tool {self.name!r}: {str(error).splitlines()[0]}") from error
-        return {k: v for k, v in found.items() if k != "title"}
+        return {k: v for k, v in schema.items() if k != "title"}
 
 
 class _Untitled(GenerateJsonSchema):
@@ -133,27 +133,27 @@ class _Untitled(GenerateJsonSchema):
 def _documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
     """Returns the first paragraph of a docstring, and its lines `name: text` by name."""
     text = inspect.getdoc(function) or ""
-    told = {m[1]: m[2].strip() for m in re.finditer(r"^\s*(\w+):[ \t]+(\S.*)$", text, re.MULTILINE)}
-    return " ".join(text.partition("\n\n")[0].split()), told
+    descriptions = {m[1]: m[2].strip() for m in re.finditer(r"^\s*(\w+):[ \t]+(\S.*)$", text, re.MULTILINE)}
+    return " ".join(text.partition("\n\n")[0].split()), descriptions
 
 
 # --- what a tool returns ----------------------------------------------------------------------------------------------
 
 
-def _result(found: Any) -> Observation:
+def _result(value: Any) -> Observation:
     """Returns text and media of a result; what is neither is written as JSON. Raises CallError where it cannot be
     shown."""
-    shown = _shown(found)
-    if shown is None and isinstance(found, (list, tuple)) and found:
-        pieces = [_shown(piece) for piece in found]
+    shown = _shown(value)
+    if shown is None and isinstance(value, (list, tuple)) and value:
+        pieces = [_shown(piece) for piece in value]
         if None not in pieces:
             shown = Observation.of_results([piece for piece in pieces if piece])
             shown = Observation(shown.text, shown.media)
     if shown is None:
         try:
-            shown = Observation(json.dumps(found, ensure_ascii=False, allow_nan=False))
+            shown = Observation(json.dumps(value, ensure_ascii=False, allow_nan=False))
         except (TypeError, ValueError, RecursionError):
-            raise CallError(f"returned {type(found).__name__}, which is no text, no image and no JSON") from None
+            raise CallError(f"returned {type(value).__name__}, which is no text, no image and no JSON") from None
     for media in shown.media:
         if isinstance(media.source, Image.Image):
             if media.source.width * media.source.height > _MOST_PIXELS:
@@ -170,17 +170,17 @@ def cut(text: str, most: int = MOST_TEXT) -> str:
     return f"{text[:most]}\n[cut: {most} of {len(text)} characters are shown]"
 
 
-def _shown(found: Any) -> Observation | None:
-    if isinstance(found, str):
-        return Observation(found)
-    if isinstance(found, Image.Image):
-        return Observation(media=(Media(source=found),))
-    if isinstance(found, Media):
-        return Observation(media=(found,))
-    if isinstance(found, Observation):
-        if not isinstance(found.text, str) or not all(isinstance(m, Media) for m in found.media):
+def _shown(value: Any) -> Observation | None:
+    if isinstance(value, str):
+        return Observation(value)
+    if isinstance(value, Image.Image):
+        return Observation(media=(Media(source=value),))
+    if isinstance(value, Media):
+        return Observation(media=(value,))
+    if isinstance(value, Observation):
+        if not isinstance(value.text, str) or not all(isinstance(m, Media) for m in value.media):
             raise CallError("returned an Observation that holds other things than a text and Media")
-        return Observation(found.text, tuple(found.media))
+        return Observation(value.text, tuple(value.media))
     return None
 
 
@@ -217,13 +217,13 @@ def _call(piece: str) -> Call:
     if len(body) > _MOST_CALL:
         return Call(error=f"a call has {len(body)} characters; at most {_MOST_CALL} are read")
     try:
-        found = from_json(body)
+        request = from_json(body)
     except (ValueError, RecursionError) as error:
         return Call(error=f"a call is no JSON ({str(error)[:100]}); {form}")
-    name = found.get("name") if isinstance(found, dict) else None
-    if not isinstance(name, str) or not {"name", "arguments"} >= found.keys():
+    name = request.get("name") if isinstance(request, dict) else None
+    if not isinstance(name, str) or not {"name", "arguments"} >= request.keys():
         return Call(error=f"a call must hold name and arguments; {form}")
-    arguments = found.get("arguments", {})
+    arguments = request.get("arguments", {})
     if not isinstance(arguments, dict):
         return Call(name, error=f"{name}: arguments must be an object, {{name: value}}")
     if _nests(arguments, _MOST_NESTED):
@@ -270,7 +270,7 @@ class ToolEnvironment(Environment):
                 results.append(self._run(call))
             except CallError as problem:
                 error = str(problem)[:_MOST_ERROR]
-                results.append(_told(error))
+                results.append(_error_observation(error))
             entries.append({"name": call.name[:64], "arguments": _stored(call.arguments), "error": error})
         parts = {SUCCESS: _succeeded(entries)} if self.success and calls else {}
         return Step(Observation.of_results(results), parts, done=not calls, info={"calls": entries})
@@ -287,7 +287,7 @@ def _succeeded(calls: Sequence[Mapping[str, Any]]) -> float:
     return float(all(call["error"] is None for call in calls))
 
 
-def _told(error: str) -> Observation:
+def _error_observation(error: str) -> Observation:
     return Observation(f"Error: {error}")
 
 
@@ -305,7 +305,7 @@ def readable(step: Step, read: Callable[[Observation], Any]) -> Step:
             read(Observation.of_results([result]))
         except DataError as error:
             problem = str(error)[:_MOST_ERROR]
-            results[i] = _told(problem)
+            results[i] = _error_observation(problem)
             if len(calls) == len(results):
                 calls[i] = {**calls[i], "error": problem}
     parts = {**step.parts, **({SUCCESS: _succeeded(calls)} if SUCCESS in step.parts else {})}
@@ -319,17 +319,17 @@ def task_tools(task: Any, sample: Sample) -> list[Tool]:
     """Returns the tools of a sample. Raises TaskError when `tools` fails, gives anything else or a name twice."""
     task = task.of(sample)
     try:
-        found = [given if isinstance(given, Tool) else Tool(given) for given in task.tools(sample)]
+        tools = [given if isinstance(given, Tool) else Tool(given) for given in task.tools(sample)]
     except VlrlError as error:
         raise type(error)(f"task '{task.name}': {error}") from error
     except (Exception, SystemExit) as error:
         raise TaskError(f"task '{task.name}': tools of sample '{sample.id}' failed: {failure(error)}") from error
-    names = [tool.name for tool in found]
+    names = [tool.name for tool in tools]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice:
         raise TaskError(f"task '{task.name}': two tools of sample '{sample.id}' are named {twice!r}; give one another "
                         "name, Tool(function, name=...)")
-    return found
+    return tools
 
 
 def schemas(task: Any, sample: Sample) -> list[dict[str, Any]]:
@@ -340,7 +340,7 @@ def schemas(task: Any, sample: Sample) -> list[dict[str, Any]]:
 def environment_of(task: Any, sample: Sample) -> Environment | None:
     """Returns a new environment of a sample: the task's own, else one of its tools; None where it has neither."""
     task = task.of(sample)
-    found = task.environment(sample)
-    if found is None and (tools := task_tools(task, sample)):
+    environment = task.environment(sample)
+    if environment is None and (tools := task_tools(task, sample)):
         return ToolEnvironment(tools, SUCCESS in task.weights)
-    return found
+    return environment

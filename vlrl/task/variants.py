@@ -37,18 +37,18 @@ def variants_of(task: Task, sample: Sample, n: int, step: int) -> list[Variant]:
     answer to the sample as it is.
     """
     try:
-        found = list(task.variants(sample, n, step))
+        variants = list(task.variants(sample, n, step))
     except VlrlError:
         raise
     except (Exception, SystemExit) as error:
         raise TaskError(f"task '{task.name}': variants of sample '{sample.id}' failed: {failure(error)}") from error
-    problem = next((p for v in found if (p := _problem(v, sample))), None) or _together(found, n)
+    problem = next((p for v in variants if (p := _problem(v, sample))), None) or _together(variants, n)
     if problem:
         raise TaskError(f"task '{task.name}': variants of sample '{sample.id}' {problem}")
-    return [v for v in found if v.n]
+    return [v for v in variants if v.n]
 
 
-def seen_as(sample: Sample, variant: Variant) -> Sample:
+def with_media_of(sample: Sample, variant: Variant) -> Sample:
     """Returns the sample with the variant's media."""
     return replace(sample, media=tuple(variant.media))
 
@@ -58,28 +58,28 @@ def trained_answers(variants: Sequence[Variant]) -> int:
     return sum(v.n for v in variants if v.trained)
 
 
-def _problem(found: Any, sample: Sample) -> str | None:
-    if not isinstance(found, Variant):
-        return f"gave {type(found).__name__}, expected Variant(name=..., media=..., n=...)"
-    if not isinstance(found.name, str) or found.name in ("", *_TAKEN):
-        return f"have the name {found.name!r}, expected a text other than {', '.join(map(repr, _TAKEN))}"
-    if isinstance(found.n, bool) or not isinstance(found.n, int) or found.n < 0:
-        return f"want n={found.n!r} answers of '{found.name}', expected a whole number of at least 0"
-    media = found.media
+def _problem(variant: Any, sample: Sample) -> str | None:
+    if not isinstance(variant, Variant):
+        return f"gave {type(variant).__name__}, expected Variant(name=..., media=..., n=...)"
+    if not isinstance(variant.name, str) or variant.name in ("", *_TAKEN):
+        return f"have the name {variant.name!r}, expected a text other than {', '.join(map(repr, _TAKEN))}"
+    if isinstance(variant.n, bool) or not isinstance(variant.n, int) or variant.n < 0:
+        return f"want n={variant.n!r} answers of '{variant.name}', expected a whole number of at least 0"
+    media = variant.media
     if not isinstance(media, (list, tuple)) or not all(isinstance(m, Media) for m in media):
-        return f"give '{found.name}' media of type {type(media).__name__}, expected a tuple of Media"
+        return f"give '{variant.name}' media of type {type(media).__name__}, expected a tuple of Media"
     if [m.kind for m in media] != [m.kind for m in sample.media]:
-        return (f"give '{found.name}' {[m.kind for m in media]}, where the sample has "
+        return (f"give '{variant.name}' {[m.kind for m in media]}, where the sample has "
                 f"{[m.kind for m in sample.media]}: the question has a place for each of these")
     return None
 
 
-def _together(found: Sequence[Variant], n: int) -> str | None:
-    names = [v.name for v in found]
+def _together(variants: Sequence[Variant], n: int) -> str | None:
+    names = [v.name for v in variants]
     twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
     if twice is not None:
         return f"name '{twice}' twice"
-    if trained_answers(found) >= n:
-        return (f"are to be trained with {trained_answers(found)} answers, which leaves none of "
+    if trained_answers(variants) >= n:
+        return (f"are to be trained with {trained_answers(variants)} answers, which leaves none of "
                 f"rollout.group_size={n} for the sample as it is: raise it, or ask for fewer")
     return None

@@ -50,10 +50,10 @@ def check_episodes(task: Task, samples: Sequence[Sample], findings: Findings) ->
         for place in dict.fromkeys((0, len(samples) - 1)):
             actions = [*hostile_texts("", long=place == 0), *hostile_calls(task, samples[place])]
             most.append(_check_hostile(host, task, samples[place], actions, rewards[place], findings))
-        kept = _check_left(host, task, samples[0], findings)
+        remaining = _check_left(host, task, samples[0], findings)
     finally:
         host.close()
-    for process in psutil.wait_procs(kept, timeout=_END_S)[1]:
+    for process in psutil.wait_procs(remaining, timeout=_END_S)[1]:
         findings.add("close", f"the process {_name(process)!r} goes on after the process of its environments has ended")
     known = [reward for reward in rewards if reward is not None]
     if known:
@@ -165,14 +165,14 @@ def _check_perfect(host: Environments, task: Task, sample: Sample, findings: Fin
 
 def _perfect_actions(task: Task, sample: Sample, findings: Findings) -> list[str]:
     with findings.guard("oracle_actions", "oracle_actions", sample.id):
-        found = task.of(sample).oracle_actions(sample)
-        if found is None:
+        actions = task.of(sample).oracle_actions(sample)
+        if actions is None:
             findings.note("some samples have no perfect episode (oracle_actions gave None), so what one earns was not "
                           "checked")
-        elif isinstance(found, str) or not found or not all(isinstance(action, str) for action in found):
-            findings.add("oracle_actions", f"it gave {str(found)[:80]!r}, expected a list of texts", sample.id)
+        elif isinstance(actions, str) or not actions or not all(isinstance(action, str) for action in actions):
+            findings.add("oracle_actions", f"it gave {str(actions)[:80]!r}, expected a list of texts", sample.id)
         else:
-            return list(found)
+            return list(actions)
     return []
 
 

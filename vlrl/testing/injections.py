@@ -31,14 +31,14 @@ _FRAMES = (
 
 def injections(count: int = 200, seed: int = 0) -> list[str]:
     """Returns so many different texts; the same for the same arguments."""
-    rng, found = random.Random(seed), dict[str, None]()
-    while len(found) < count:
+    rng, texts = random.Random(seed), dict[str, None]()
+    while len(texts) < count:
         demand, verdict = rng.choice(_DEMANDS), rng.choice(_VERDICTS)
         own = json.dumps(rng.randint(0, 999))
         text = rng.choice(_FRAMES).format(demand=demand, verdict=verdict, own=own, mark=f"{rng.getrandbits(48):012x}",
                                           hidden="\u200b".join(demand), filler="correct " * rng.randint(20, 1200))
-        found[text] = None
-    return [*found]
+        texts[text] = None
+    return [*texts]
 
 
 def injected(answer: str, text: str) -> str:

@@ -198,10 +198,10 @@ def _check_apart(task: Task, splits: Mapping[str, Sequence[Sample]], generated: 
 def _content(task: Task, sample: Sample) -> str:
     """Returns what the model sees of a sample; with an environment also its row, which makes its world."""
     world = sample.row if has_environment(task.of(sample)) else {}
-    return _digest([*_asked(task, sample), *([dict(world)] if world else ())])
+    return _digest([*_prompt_parts(task, sample), *([dict(world)] if world else ())])
 
 
-def _asked(task: Task, sample: Sample) -> list[Any]:
+def _prompt_parts(task: Task, sample: Sample) -> list[Any]:
     return [task.messages(sample), [_media_key(m) for m in sample.media]]
 
 
@@ -229,7 +229,7 @@ def _digest(value: Any) -> str:
 
 def fingerprint(task: Task, sample: Sample) -> str:
     """Tells two samples apart: id, row, media and messages."""
-    return _digest([sample.id, sample.row, *_asked(task, sample)])
+    return _digest([sample.id, sample.row, *_prompt_parts(task, sample)])
 
 
 def rebuilt(task: Task) -> Task:

@@ -62,10 +62,10 @@ class Acting:
         self.ended = ""
         """Why nothing can follow: stop (its environment ended it), a limit (turns, media) or error; "" = it goes on."""
         self._episode = host.open(opened, opened.environment_seed)
-        (found,) = host.reset([self._episode])
-        if isinstance(found, Failed):
+        (observation,) = host.reset([self._episode])
+        if isinstance(observation, Failed):
             self.ended = "error"
-            self.turns.append(Turned(Acted(action="", error=found.reason)))
+            self.turns.append(Turned(Acted(action="", error=observation.reason)))
 
     @property
     def error(self) -> str | None:
@@ -118,17 +118,17 @@ def oracle_actions(task: Task, sample: Sample) -> list[str] | None:
     """Returns the actions of a perfect episode; None where the task knows none. Raises TaskError."""
     task = task.of(sample)
     try:
-        found = task.oracle_actions(sample)
+        actions = task.oracle_actions(sample)
     except VlrlError:
         raise
     except (Exception, SystemExit) as error:  # a task's code may raise anything
         raise TaskError(f"task '{task.name}': oracle_actions of sample '{sample.id}' failed: {failure(error)}"
                         ) from error
-    if found is not None and (isinstance(found, str) or not isinstance(found, Sequence) or
-                              not all(isinstance(text, str) for text in found)):
-        raise TaskError(f"task '{task.name}': oracle_actions of sample '{sample.id}' gave {str(found)[:80]!r}, "
+    if actions is not None and (isinstance(actions, str) or not isinstance(actions, Sequence) or
+                                not all(isinstance(text, str) for text in actions)):
+        raise TaskError(f"task '{task.name}': oracle_actions of sample '{sample.id}' gave {str(actions)[:80]!r}, "
                         "expected a list of texts")
-    return None if found is None else list(found)
+    return None if actions is None else list(actions)
 
 
 @prints_aside()

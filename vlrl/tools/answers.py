@@ -141,7 +141,7 @@ def evaluate_at_length(config: Config, source: Chosen | Server, grid: Grid, fold
     longest = max((d.max_new_tokens or config.rollout.max_new_tokens) for d in drawings)
     roomy = config.model_copy(update={"rollout": config.rollout.model_copy(update={"max_new_tokens": max(
         longest, config.rollout.max_new_tokens)})})
-    with _asked(roomy, source) as prepared:
+    with _prepared(roomy, source) as prepared:
         own = Ready(config=config, task=prepared.task, prefetch=prepared.prefetch, engine=prepared.engine,
                     likelihoods=prepared.likelihoods, services=prepared.services, remote=prepared.remote)
         ask(own, config.eval.splits, drawings, file, chosen.step if chosen else 0, tell)
@@ -154,7 +154,7 @@ def evaluate_at_length(config: Config, source: Chosen | Server, grid: Grid, fold
 
 
 @contextmanager
-def _asked(config: Config, source: Chosen | Server) -> Iterator[Ready]:
+def _prepared(config: Config, source: Chosen | Server) -> Iterator[Ready]:
     if isinstance(source, Chosen):
         chosen_config = source.config.model_copy(update={"eval": config.eval, "rollout": config.rollout})
         with ready(chosen_config, source) as prepared:

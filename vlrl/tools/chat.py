@@ -95,8 +95,8 @@ class Chat:
         for name, value in given.items():
             if value not in _FIXED.get(name, (None,)):
                 raise Refused(400, f"{name[:60]!r} is not followed here: leave it out")
-        made = sampling_of(rollout, 1.0 if temperature is None else float(temperature), limit)
-        return replace(made, stop=tuple(stop) or made.stop, top_p=top_p)
+        sampling = sampling_of(rollout, 1.0 if temperature is None else float(temperature), limit)
+        return replace(sampling, stop=tuple(stop) or sampling.stop, top_p=top_p)
 
 
 def _number(value: Any, low: float, high: float) -> bool:

@@ -1,7 +1,7 @@
 """Everything that is wrong with data files, and what they hold. Reads only; imports no torch.
 
-    found = check(Path("rows.jsonl"), make_task(config), config.limits)
-    found.bad, found.problems[0]      # 3, Problem(where="rows.jsonl:7", id="a", kind="box", reason="...")
+    report = check(Path("rows.jsonl"), make_task(config), config.limits)
+    report.bad, report.problems[0]      # 3, Problem(where="rows.jsonl:7", id="a", kind="box", reason="...")
 """
 
 from __future__ import annotations
@@ -202,8 +202,8 @@ def _rows(paths: Sequence[Path], format: str, root: Path | None, columns: Mappin
     files, rows = [file for path in paths for file in files_of(path)], []
     for file in files:
         try:
-            found = rows_in(file, format, root, columns, shapes=shapes)
-            rows += [_Row(file, where, row) for where, row in found]
+            located = rows_in(file, format, root, columns, shapes=shapes)
+            rows += [_Row(file, where, row) for where, row in located]
         except DataError as error:
             if len(files) == 1:
                 raise

@@ -1,6 +1,7 @@
 """How hard each prompt of a split is for a model: its answers drawn as in training, and the share of right ones.
 
-    found = measured(ready, Asked(answers=8), Path("rows.difficulty.part.jsonl"), facts(config, chosen, asked))
+    scope = Scope(answers=8)
+    measurements = measured(ready, scope, Path("rows.difficulty.part.jsonl"), facts(config, chosen, scope))
 
 What is answered goes to a side file at once, a line for each chunk of prompts, so that a killed measurement goes on.
 Chunks are fixed by place in the split: neither a kill nor the number of processes changes an answer.

@@ -117,13 +117,13 @@ def distilled(config: Config, server: Server, order: Order, places: Places, tell
     with serving(config, task) as services:
         rows, figures = work.verified(choose, services, str(teacher.model))
     write_rows(places.out, rows)
-    found = {**figures, "kept": len(rows), "unanswered": failed, "left_out": len(work.left_out),
-             "cost": work.replies.cost(order.price_in, order.price_out)}
-    about = {**found, "facts": facts, "endpoint": teacher.address, "answers_each": order.answers,
+    results = {**figures, "kept": len(rows), "unanswered": failed, "left_out": len(work.left_out),
+               "cost": work.replies.cost(order.price_in, order.price_out)}
+    about = {**results, "facts": facts, "endpoint": teacher.address, "answers_each": order.answers,
              "choose": order.choose.model_dump(), "least": order.least,
              "first_left_out": [*work.left_out.values()][:_NAMED]}
     write_text(places.about, json.dumps(about, indent=1) + "\n")
-    return found
+    return results
 
 
 def _samples(task: Task, config: Config, most: int | None) -> Iterator[tuple[int, Sample]]:
@@ -179,19 +179,19 @@ class _Work:
         counts = Counter[str]({"prompts": 0, "answers": 0, "right": 0, "solved": 0})
         for n, (place, sample) in enumerate(self.samples):
             self.tell("scoring", n, len(self.samples))
-            found = [(i, reply) for i in range(self.order.answers) if (reply := self.replies.reply((place, i)))]
-            prompt = self._prompt(place, sample) if found else None
+            drawn = [(i, reply) for i in range(self.order.answers) if (reply := self.replies.reply((place, i)))]
+            prompt = self._prompt(place, sample) if drawn else None
             if prompt is None:
                 continue
-            group = make_group(self.task, sample, prompt, [completion_of(reply) for _, reply in found],
+            group = make_group(self.task, sample, prompt, [completion_of(reply) for _, reply in drawn],
                                group_id=f"{place:08d}", split="train", step=0, served=services)
             groups.append(replace(group, prompt=replace(prompt, media=(), mm={})))  # the pictures are not kept
             scored = [{**outcome(self.task, group.sample, r.completion, r), "index": i,
                        "tokens": reply.tokens_out or len(reply.text)}
-                      for (i, reply), r in zip(found, group.rollouts, strict=True)]
+                      for (i, reply), r in zip(drawn, group.rollouts, strict=True)]
             taken = chosen(scored, choose, self.order.least)
             right = len(chosen(scored, every, self.order.least))
-            counts.update(prompts=1, answers=len(found), right=right, solved=right > 0)
+            counts.update(prompts=1, answers=len(drawn), right=right, solved=right > 0)
             rows += [_row(place, sample, row, self.order.answers, teacher) for row in taken]
         self.tell("scoring", len(self.samples), len(self.samples))
         limits = self.config.limits

@@ -30,13 +30,13 @@ def embedded(folder: Path, texts: Sequence[str]) -> np.ndarray:
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         raise ConfigError(f"--embedder {folder} cannot be loaded: {error}") from error
     longest = min(tokenizer.model_max_length, _length(model.config))
-    found = []
+    batches = []
     for start in range(0, len(texts), _BATCH):
         batch = tokenizer([*texts[start:start + _BATCH]], padding=True, truncation=True, max_length=longest,
                           return_tensors="pt")
         with torch.inference_mode():
-            found.append(_vectors(model, batch).float().numpy())
-    vectors = np.concatenate(found) if found else np.zeros((0, 1), np.float32)
+            batches.append(_vectors(model, batch).float().numpy())
+    vectors = np.concatenate(batches) if batches else np.zeros((0, 1), np.float32)
     return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
 
 

@@ -109,9 +109,9 @@ def _played(config: Config, host: Environments, sample: Sample, actions: Any) ->
     assert sample.environment_seed is not None
     episode, steps = host.open(sample, sample.environment_seed), list[Step]()
     try:
-        (found,) = host.reset([episode])
-        if isinstance(found, Failed):
-            return steps, found.reason
+        (observation,) = host.reset([episode])
+        if isinstance(observation, Failed):
+            return steps, observation.reason
         for action in islice(repeat("") if actions is None else actions, config.episode.max_turns):
             (step,) = host.step([episode], [action])
             if isinstance(step, Failed):

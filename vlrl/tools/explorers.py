@@ -83,7 +83,7 @@ def propose(task: Task, number: int, parents: Sequence[Mapping[str, Any]] = (), 
     parent = parents[number % len(parents)] if parents else None
     try:
         row = (task.propose(number, parent) if own else
-               _made(task, number, parent, where or Where(root=Path(), folder=Path("media"))))
+               _generated(task, number, parent, where or Where(root=Path(), folder=Path("media"))))
     except DataError as error:
         return Candidate(number=number, reason=str(error))
     except VlrlError:
@@ -100,7 +100,7 @@ def propose(task: Task, number: int, parents: Sequence[Mapping[str, Any]] = (), 
     return Candidate(number=number, row=row)
 
 
-def _made(task: Task, number: int, parent: Mapping[str, Any] | None, where: Where) -> Row:
+def _generated(task: Task, number: int, parent: Mapping[str, Any] | None, where: Where) -> Row:
     """Returns a sample that the task makes: with knobs anywhere in their ranges, or near to those of the parent. Raises
     ConfigError for a parent without knobs.
     """

@@ -43,11 +43,11 @@ def token(repo: str) -> str:
     if constants.HF_HUB_OFFLINE:
         raise ConfigError(f"{repo}: HF_HUB_OFFLINE is set, so nothing is sent. Unset it, or look at what would be sent "
                           "with --dry-run.")
-    found = os.environ.get("HF_TOKEN", "").strip()
-    if not found:
+    value = os.environ.get("HF_TOKEN", "").strip()
+    if not value:
         raise ConfigError(f"{repo}: HF_TOKEN is not set. Set it to a token of the Hub that may write there; no other "
                           "place is looked at.")
-    return found
+    return value
 
 
 def check_name(target: HubTarget) -> None:
@@ -105,8 +105,8 @@ def licence_of(model: str) -> str | None:
         card = HfApi(library_name="vlrl", token=token(model)).model_info(model).card_data
     except (errors.HTTPError, errors.HFValidationError, OSError):
         return None
-    found = (card.to_dict() if card else {}).get("license")
-    return found if isinstance(found, str) else None
+    licence = (card.to_dict() if card else {}).get("license")
+    return licence if isinstance(licence, str) else None
 
 
 def _refuse_readers(api: Any, target: HubTarget) -> None:
@@ -116,14 +116,14 @@ def _refuse_readers(api: Any, target: HubTarget) -> None:
     if target.public:
         return
     try:
-        found = api.repo_info(target.repo, repo_type=target.kind)
+        existing = api.repo_info(target.repo, repo_type=target.kind)
     except errors.GatedRepoError:
         return
     except errors.RepositoryNotFoundError as error:
         if error.response is not None and error.response.status_code == 401:
             raise errors.HfHubHTTPError("not authorized", response=error.response) from None
         return
-    if not found.private:
+    if not existing.private:
         raise ConfigError(f"{target.repo} exists, and anyone may read it: nothing is sent. Pass --public if that is "
                           "meant, make it private there, or name another one.")
 

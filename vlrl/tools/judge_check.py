@@ -25,7 +25,7 @@ from vlrl.rewards.verdicts import read_fields
 from vlrl.services.judge import COUNTS, Judge
 from vlrl.services.replies import Place
 from vlrl.task import Task
-from vlrl.task.judge_prompts import BETTER, VERDICT, WORDINGS, asked, better_prompt, reference, verdict_prompt
+from vlrl.task.judge_prompts import BETTER, VERDICT, WORDINGS, better_prompt, question_text, reference, verdict_prompt
 from vlrl.task.scoring import score_group
 from vlrl.task.services import Question
 from vlrl.testing.injections import injected, injections
@@ -126,10 +126,10 @@ def read(task: Task, file: Path) -> tuple[list[Labelled], list[Pair]]:
     for number, row in enumerate(rows, 1):
         try:
             sample = sample_of(task, row, samples, file.parent)
-            found = _row(sample, row)
+            entry = _row(sample, row)
         except DataError as error:
             raise DataError(f"{file}, row {number}: {error}") from None
-        (answers if isinstance(found, Labelled) else pairs).append(found)  # pyright: ignore[reportArgumentType]
+        (answers if isinstance(entry, Labelled) else pairs).append(entry)  # pyright: ignore[reportArgumentType]
     return answers, pairs
 
 
@@ -164,7 +164,7 @@ def _by_rule(task: Task, one: Labelled) -> bool | None:
 
 
 def _verdicts(judge: Judge, task: Task, answers: Sequence[Labelled], wording: int = 0) -> list[bool | None]:
-    questions = [Question(verdict_prompt(asked(task, one.sample), reference(task, one.sample),
+    questions = [Question(verdict_prompt(question_text(task, one.sample), reference(task, one.sample),
                                          parse_answer(one.text).final, wording), tuple(one.sample.media), VERDICT)
                  for one in answers]
     return [None if said is None else said["verdict"] == "yes"
@@ -180,7 +180,7 @@ def _of_pairs(judge: Judge, task: Task, pairs: Sequence[Pair]) -> dict[str, Any]
     questions = []
     for one in pairs:
         a, b = (parse_answer(text).final for text in one.texts)
-        questions += [Question(better_prompt(asked(task, one.sample), reference(task, one.sample), *order),
+        questions += [Question(better_prompt(question_text(task, one.sample), reference(task, one.sample), *order),
                                tuple(one.sample.media), BETTER) for order in ((a, b), (b, a))]
     said = [None if s is None else s["better"] == "first"
             for s in _said(judge, questions, lambda reply: read_fields(reply, BETTER))]

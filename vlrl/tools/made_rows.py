@@ -94,5 +94,6 @@ def _written(given: Any, where: Where) -> Path:
 
 def child(parent: Mapping[str, Any], changes: Mapping[str, Any], number: int, generator: str) -> Row:
     """Returns the row of a prompt that was made from `parent` with these fields; what checks it is told later."""
-    kept = {name: value for name, value in parent.items() if name not in _ABOUT_ANSWERS}
-    return {**kept, **changes, "id": f"{parent['id']}~{number}", "generator": generator, "parent": str(parent["id"])}
+    inherited = {name: value for name, value in parent.items() if name not in _ABOUT_ANSWERS}
+    return {**inherited, **changes, "id": f"{parent['id']}~{number}", "generator": generator,
+            "parent": str(parent["id"])}

@@ -180,9 +180,9 @@ def estimate(config: Config, model_config: Any, prompt_tokens: int | None = None
                                       size)
     text = model_config.get_text_config()
     rows, prompts = _generation_rows(config)
-    read, seen = prompt, patches  # of one that is read at once
+    read, patches_read = prompt, patches  # of one that is read at once
     if episode:
-        prompts, read, seen = rows, prompt + episode.tokens, patches + shown
+        prompts, read, patches_read = rows, prompt + episode.tokens, patches + shown
     at_once = min(prompts, max(1, config.engine.prefill_tokens // read))
     cache, spread = _cache(config, text, rows, prompts if family.shared else rows, prompt, size)
     of_prompts = prompts * read * token_bytes(text, size, config.model.lora.rank > 0)
@@ -195,7 +195,7 @@ def estimate(config: Config, model_config: Any, prompt_tokens: int | None = None
         activations=activations, block=block + largest,
         logits=_logits(config, model_config, batch.answer_tokens, size),
         step=0 if _dtype(config, device) != torch.float16 else trained if device == "cuda" else largest,
-        cache=cache, prefill=of_prompts + _prefill(blocks, at_once * read, at_once * seen, size),
+        cache=cache, prefill=of_prompts + _prefill(blocks, at_once * read, at_once * patches_read, size),
         token=max(spread, rows * logit_bytes(text, size)), copy=trained + frozen if apart else 0)
 
 

@@ -212,13 +212,13 @@ def _mean(lines: Sequence[Mapping[str, Any]], key: str, end: slice) -> str:
 def _weights(run: RunFolder, step: int | None) -> dict[str, dict[str, tuple[float, float]]]:
     """task -> part -> its weight in the first and in the last stored step before `step`."""
     steps = [s for s in stored_steps(run, None) if step is None or s < step]
-    found: dict[str, dict[str, tuple[float, float]]] = {}
+    weights: dict[str, dict[str, tuple[float, float]]] = {}
     for at in dict.fromkeys(steps[:1] + steps[-1:]):
         for row in run.rollouts(at, columns=["task", "weights"]).to_pylist():
-            parts = found.setdefault(row["task"], {})
+            parts = weights.setdefault(row["task"], {})
             for name, weight in row["weights"] or ():
                 parts[name] = parts.get(name, (weight, weight))[0], weight
-    return found
+    return weights
 
 
 def _entries(config: Config) -> list[tuple[str, Any]]:
@@ -321,7 +321,7 @@ def _licence_beside(path: Path) -> str | None:
     """Returns the licence that the card of a local model names."""
     try:
         _, head, _ = (path / "README.md").read_text(encoding="utf-8").split("---", 2)
-        found = (yaml.safe_load(head) or {}).get("license")
+        licence = (yaml.safe_load(head) or {}).get("license")
     except (OSError, ValueError, AttributeError, yaml.YAMLError):
         return None
-    return found if isinstance(found, str) else None
+    return licence if isinstance(licence, str) else None

@@ -44,7 +44,7 @@ class Held:
         for done, sample in enumerate(known if config.data.heldout else ()):
             tell("reading held-out media", done, len(known))
             pictures += shown.of(sample)
-        return cls(tuple((asked(task, s.row), bool(s.media)) for s in known), tuple(pictures),
+        return cls(tuple((question_text(task, s.row), bool(s.media)) for s in known), tuple(pictures),
                    frozenset(s.id for s in known))
 
 
@@ -72,10 +72,10 @@ class Shown:
             named = isinstance(media.source, (str, os.PathLike))
             if media.kind == "image" or named:
                 name = os.fspath(media.source) if named else ""
-                found = self._read.get(name) or self._picture(sample.id, media)
+                picture = self._read.get(name) or self._picture(sample.id, media)
                 if named:
-                    self._read[name] = found
-                yield replace(found, id=sample.id)
+                    self._read[name] = picture
+                yield replace(picture, id=sample.id)
 
     def _picture(self, id: str, media: Media) -> Picture:
         if media.kind == "image":
@@ -84,12 +84,12 @@ class Shown:
         return Picture(id, file_sha256(Path(media.source)))
 
 
-def asked(task: Task, row: Mapping[str, Any]) -> str:
+def question_text(task: Task, row: Mapping[str, Any]) -> str:
     """Returns all that a row asks; of a task whose rows ask in fields of their own what those say."""
     return text_of(row) or " ".join(str(row[name]) for name in task.written_fields if name in row)
 
 
-def distinct(found: Sequence[Candidate], held: Held, task: Task, shown: Shown | None = None,
+def distinct(candidates: Sequence[Candidate], heldout: Held, task: Task, shown: Shown | None = None,
              given: Sequence[Mapping[str, Any]] = ()) -> tuple[dict[int, Row], Counter[str]]:
     """Returns number -> row of the candidates that are no near-duplicates, and a count of the others by what became of
     them.
@@ -100,14 +100,14 @@ def distinct(found: Sequence[Candidate], held: Held, task: Task, shown: Shown | 
     same id. The same words about another picture ask something else.
     """
     rows, counts, same = dict[int, Row](), Counter[str](), dict[tuple[str, ...], list[str]]()
-    near = _near_heldout([one.row for one in found if one.row is not None], held, task, shown)
-    words_of = {(*_kind(row), *words(asked(task, row))) for row in given}
-    ids = {*held.ids}
-    for one in found:
+    near = _near_heldout([one.row for one in candidates if one.row is not None], heldout, task, shown)
+    words_of = {(*_kind(row), *words(question_text(task, row))) for row in given}
+    ids = {*heldout.ids}
+    for one in candidates:
         if one.row is None:
             counts[one.reason if one.reason in _REASONS else "failed"] += 1
             continue
-        id, text, kind = one.row["id"], asked(task, one.row), _kind(one.row)
+        id, text, kind = one.row["id"], question_text(task, one.row), _kind(one.row)
         if id in near:
             counts["near a held-out row"] += 1
         elif id in ids or (*kind, *words(text)) in words_of or _alike(text, same.setdefault(kind, [])):
@@ -119,21 +119,21 @@ def distinct(found: Sequence[Candidate], held: Held, task: Task, shown: Shown | 
     return rows, counts
 
 
-def _near_heldout(rows: Sequence[Row], held: Held, task: Task, shown: Shown | None) -> set[str]:
+def _near_heldout(rows: Sequence[Row], heldout: Held, task: Task, shown: Shown | None) -> set[str]:
     """Returns the ids of rows that say or show what a held-out row does."""
-    texts = [(row["id"], asked(task, row), bool(_media(row))) for row in rows]
-    whole = {(*words(text),) for text, with_media in held.texts if not with_media} - {()}
+    texts = [(row["id"], question_text(task, row), bool(_media(row))) for row in rows]
+    whole = {(*words(text),) for text, with_media in heldout.texts if not with_media} - {()}
     near = {id for id, text, with_media in texts if not with_media and (*words(text),) in whole}
-    grams = of_texts([(str(i), text, True) for i, (text, _) in enumerate(held.texts)],
+    grams = of_texts([(str(i), text, True) for i, (text, _) in enumerate(heldout.texts)],
                      [(id, text, True) for id, text, _ in texts])
-    return near | {one.heldout for one in grams} | _shows_heldout(rows, held, shown)
+    return near | {one.heldout for one in grams} | _shows_heldout(rows, heldout, shown)
 
 
-def _shows_heldout(rows: Sequence[Row], held: Held, shown: Shown | None) -> set[str]:
-    pictures = [one for row in rows for one in shown.of_row(row)] if shown and held.pictures else []
+def _shows_heldout(rows: Sequence[Row], heldout: Held, shown: Shown | None) -> set[str]:
+    pictures = [one for row in rows for one in shown.of_row(row)] if shown and heldout.pictures else []
     each = {one.sha256: one for one in pictures}  # many rows ask about one picture
-    found = {one.heldout for one in of_pictures(held.pictures, [replace(o, id=name) for name, o in each.items()])}
-    return {one.id for one in pictures if one.sha256 in found}
+    matches = {one.heldout for one in of_pictures(heldout.pictures, [replace(o, id=name) for name, o in each.items()])}
+    return {one.id for one in pictures if one.sha256 in matches}
 
 
 def _media(row: Mapping[str, Any]) -> tuple[str, ...]:

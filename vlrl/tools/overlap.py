@@ -1,8 +1,8 @@
 """What held-out rows share with those of train: pictures, resized, recompressed or cropped, and texts. No torch
 unless an embedder is named.
 
-    found = overlap(Path("train.jsonl"), Path("heldout.jsonl"))
-    found.shared[0]      # Shared(heldout="7", train="12", kind="crop", likeness=0.97)
+    report = overlap(Path("train.jsonl"), Path("heldout.jsonl"))
+    report.shared[0]      # Shared(heldout="7", train="12", kind="crop", likeness=0.97)
 """
 
 from __future__ import annotations
@@ -120,11 +120,11 @@ class Picture:
 
 def _windows() -> list[tuple[float, float, float, float]]:
     """(left, top, width, height) as shares: the whole, and what a crop might have left of it."""
-    found = [(0.0, 0.0, 1.0, 1.0)]
+    windows = [(0.0, 0.0, 1.0, 1.0)]
     for width, height in itertools.product((0.9, 0.75, 0.6), repeat=2):
         steps = [np.linspace(0, 1 - size, round((1 - size) / 0.12) + 2) for size in (width, height)]
-        found += [(float(x), float(y), width, height) for x in steps[0] for y in steps[1]]
-    return found
+        windows += [(float(x), float(y), width, height) for x in steps[0] for y in steps[1]]
+    return windows
 
 
 WINDOWS = _windows()
@@ -156,7 +156,7 @@ def of_pictures(train: Sequence[Picture], heldout: Sequence[Picture], tell: Tell
     hashed = [one for one in train if one.hashes is not None]
     own_hashes = [one.hashes for one in hashed if one.hashes is not None]
     known = np.stack(own_hashes) if own_hashes else np.zeros((0, 1), np.uint64)
-    found: dict[str, Shared] = {}
+    matches: dict[str, Shared] = {}
     for done, own in enumerate(heldout):
         if tell and done % 20 == 0:
             tell("comparing pictures", done, len(heldout))
@@ -164,9 +164,9 @@ def of_pictures(train: Sequence[Picture], heldout: Sequence[Picture], tell: Tell
             best = Shared(own.id, same[own.sha256], "same", 1.0)
         else:
             best = max(_alike(own, hashed, known), key=lambda s: s.likeness, default=None)
-        if best and (own.id not in found or found[own.id].likeness < best.likeness):
-            found[own.id] = best
-    return list(found.values())
+        if best and (own.id not in matches or matches[own.id].likeness < best.likeness):
+            matches[own.id] = best
+    return list(matches.values())
 
 
 def _alike(own: Picture, train: Sequence[Picture], known: np.ndarray) -> Iterator[Shared]:
@@ -218,15 +218,15 @@ def _centred(values: np.ndarray) -> np.ndarray:
 
 def _pictures(rows: Sequence[UsableRow], limits: LimitsSettings, tell: Tell) -> list[Picture]:
     media = [(row, one) for row in rows for one in row.media]
-    found = []
+    pictures = []
     pool = ThreadPoolExecutor(4)
     try:
         for one in pool.map(lambda pair: _picture(pair[0], pair[1], limits), media):
-            found.append(one)
-            tell("reading media", len(found), len(media))
+            pictures.append(one)
+            tell("reading media", len(pictures), len(media))
     finally:
         pool.shutdown(cancel_futures=True)
-    return found
+    return pictures
 
 
 def _picture(row: UsableRow, media: Media, limits: LimitsSettings) -> Picture:
@@ -259,16 +259,16 @@ def of_texts(train: Sequence[tuple[str, str, bool]], heldout: Sequence[tuple[str
     whole = {tuple(own): id for id, own, shown in reversed(known) if not shown and own}
     grams, common = _grams(known)
     cosines = _Cosines([(id, own) for id, own, shown in known if not shown and len(own) >= _FEW])
-    found = []
+    matches = []
     for id, text, shown in heldout:
         own = words(text)
         if not shown and tuple(own) in whole:
-            found.append(Shared(id, whole[tuple(own)], "text", 1.0))
+            matches.append(Shared(id, whole[tuple(own)], "text", 1.0))
         elif (best := _of_grams(own, grams, common)) and best[1] >= 0.5:
-            found.append(Shared(id, best[0], "text", best[1]))
+            matches.append(Shared(id, best[0], "text", best[1]))
         elif not shown and len(own) >= _FEW and (near := cosines.best(own)) and near[1] >= _WORDS:
-            found.append(Shared(id, near[0], "words", near[1]))
-    return found
+            matches.append(Shared(id, near[0], "words", near[1]))
+    return matches
 
 
 def of_meanings(train: Sequence[tuple[str, str, bool]], heldout: Sequence[tuple[str, str, bool]], embedder: Path,
@@ -281,12 +281,12 @@ def of_meanings(train: Sequence[tuple[str, str, bool]], heldout: Sequence[tuple[
     known, own = ([one for one in side if not one[2] and len(words(one[1])) >= _FEW] for side in (train, heldout))
     if not known or not own:
         return []
-    table, found = embedded(embedder, [text for _, text, _ in known]), []
+    table, matches = embedded(embedder, [text for _, text, _ in known]), []
     for (id, _, _), vector in zip(own, embedded(embedder, [text for _, text, _ in own]), strict=True):
         cosines = table @ vector
         if (nearest := float(cosines.max())) >= alike:
-            found.append(Shared(id, known[int(cosines.argmax())][0], "meaning", min(nearest, 1.0)))
-    return found
+            matches.append(Shared(id, known[int(cosines.argmax())][0], "meaning", min(nearest, 1.0)))
+    return matches
 
 
 def _ngrams(own: Sequence[str]) -> set[tuple[str, ...]]:
@@ -295,12 +295,12 @@ def _ngrams(own: Sequence[str]) -> set[tuple[str, ...]]:
 
 def _grams(known: Sequence[tuple[str, list[str], bool]]) -> tuple[dict[tuple[str, ...], list[str]], set]:
     """Returns n-gram -> ids of train, and the n-grams of a template."""
-    found: dict[tuple[str, ...], list[str]] = {}
+    ids_of: dict[tuple[str, ...], list[str]] = {}
     for id, own, _ in known:
         for gram in _ngrams(own):
-            found.setdefault(gram, []).append(id)
+            ids_of.setdefault(gram, []).append(id)
     most = max(3, _COMMON * len(known))
-    return found, {gram for gram, ids in found.items() if len(ids) > most}
+    return ids_of, {gram for gram, ids in ids_of.items() if len(ids) > most}
 
 
 def _of_grams(own: Sequence[str], grams: Mapping[tuple[str, ...], Sequence[str]], common: set

@@ -1,7 +1,7 @@
 """Does a config fit on so many GPUs, how long is a step, and what would make it fit? Arithmetic alone, no weights.
 
-    found = plan(config, gpus=8, card=card_of("H100"))
-    print("\\n".join(render(found)))
+    needs = plan(config, gpus=8, card=card_of("H100"))
+    print("\\n".join(render(needs)))
 
 Bytes are those of tools/memory.py. Seconds are operations (models/flops.py) and bytes over what the data sheet
 promises, times the shares below, which are assumptions and not measurements. A step is taken to be as large as the

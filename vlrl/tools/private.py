@@ -2,7 +2,7 @@
 
     private = Private.here(run.path)
     private.text("cannot read /home/ann/pictures/3.png")     # "cannot read 3.png"
-    private.found(text)                                      # ["the home folder"], for a refusal
+    private.findings(text)                                      # ["the home folder"], for a refusal
 
 Words of this machine are known and are replaced anywhere; other absolute paths only where a text is no model's.
 """
@@ -62,7 +62,7 @@ class Private:
             words |= {f"{user}@": _NAMES[1], f"/home/{user}": "the home folder"}
         return cls(words)
 
-    def found(self, text: str, vocabulary: bool = False) -> list[str]:
+    def findings(self, text: str, vocabulary: bool = False) -> list[str]:
         """Names what of this machine stands in a text, without repeating it; of a vocabulary short words, and the names
         of host and user, may be tokens like any other."""
         return list(dict.fromkeys(what for word, what in self.words.items()

@@ -1,6 +1,6 @@
 """A run's rollouts, with their pictures and the notes on them, as a data set: parquet and a card.
 
-    made = export(RunFolder("runs/a"), Path("a-rollouts"), steps=range(0, 100))
+    exported = export(RunFolder("runs/a"), Path("a-rollouts"), steps=range(0, 100))
     push(HubTarget("org/a-rollouts", "dataset"), files_of(Path("a-rollouts")), "Rollouts of vlrl")
 
 The folder is what the `datasets` library and the Hub read as it is: `data/*.parquet` with the features of its columns
@@ -109,10 +109,10 @@ def export(run: RunFolder, folder: Path, *, steps: range | None = None, split: s
             if tell:
                 tell("writing rollouts", number, len(wanted))
             rows = run.rollouts(step, split=split).to_pylist()
-            made = [_row(run, row, "eval" if split else "train", notes or {}, out, media) for row in rows]
-            made = made if private is None else [_published(row, private) for row in made]
-            for start in range(0, len(made), _TOGETHER):
-                writer.write_table(pa.Table.from_pylist(made[start:start + _TOGETHER], SCHEMA))
+            records = [_row(run, row, "eval" if split else "train", notes or {}, out, media) for row in rows]
+            records = records if private is None else [_published(row, private) for row in records]
+            for start in range(0, len(records), _TOGETHER):
+                writer.write_table(pa.Table.from_pylist(records[start:start + _TOGETHER], SCHEMA))
     text = _card(run, out, name, split or "train", wanted)
     write_text(folder / "README.md", private.text(text) if private else text)
     return out

@@ -89,23 +89,24 @@ def rollouts(source: Path, folder: Path, private: Private, with_media: bool) -> 
 # --- an export that is there ------------------------------------------------------------------------------------------
 
 
-def record(source: Path, exported: Exported, asked: Mapping[str, Any]) -> None:
+def record(source: Path, exported: Exported, request: Mapping[str, Any]) -> None:
     """Notes in the exported folder what it was made of."""
     sizes = {name: (exported.folder / name).stat().st_size for name in exported.files}
     known = {**asdict(exported), "source": exported.source.name, "folder": ""}
-    content = {"of": _digest(checkpoint.find(source).path), "asked": dict(asked), "sizes": sizes, "exported": known}
+    content = {"of": _digest(checkpoint.find(source).path), "asked": dict(request), "sizes": sizes, "exported": known}
     write_text(exported.folder / RECORD, json.dumps(content) + "\n")
 
 
-def recorded(source: Path, folder: Path, asked: Mapping[str, Any]) -> Exported | None:
+def recorded(source: Path, folder: Path, request: Mapping[str, Any]) -> Exported | None:
     """Returns the export that `folder` holds where it is one of the same checkpoint in the same form, else None."""
-    found = read_json(folder / RECORD)
-    if not found or found.get("of") != _digest(checkpoint.find(source).path) or found.get("asked") != dict(asked):
+    content = read_json(folder / RECORD)
+    if (not content or content.get("of") != _digest(checkpoint.find(source).path) or
+            content.get("asked") != dict(request)):
         return None
-    sizes = found.get("sizes") or {}
+    sizes = content.get("sizes") or {}
     if any(not (folder / name).is_file() or (folder / name).stat().st_size != size for name, size in sizes.items()):
         return None
-    values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in found["exported"].items()}
+    values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in content["exported"].items()}
     return Exported(**{**values, "folder": folder, "source": Path(values["source"])})
 
 
@@ -149,9 +150,9 @@ def _clean(path: Path, private: Private, base: Base | None) -> Path | bytes:
 
 def _refuse(name: str, content: Path | bytes, private: Private) -> None:
     text = _text(name, content)
-    found = private.found(text, vocabulary=name in _VOCABULARY) if text else []
-    if found:
-        raise RunError(f"{name} would tell {' and '.join(found)}: nothing is sent. Take it out of that file of the "
+    findings = private.findings(text, vocabulary=name in _VOCABULARY) if text else []
+    if findings:
+        raise RunError(f"{name} would tell {' and '.join(findings)}: nothing is sent. Take it out of that file of the "
                        "checkpoint, or export it and change it by hand.")
 
 

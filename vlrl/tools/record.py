@@ -68,8 +68,8 @@ def recorder(config: Config, folder: Path, most_open: int, idle_s: float) -> Ite
         encode = Encoder(model.processor, model.family, model.positions, config)
         with contextlib.closing(make_engine(config, model, Path(scratch) / "files", episodes=True)) as engine:
             engine.sync(model, 0)
-            with contextlib.closing(Recorder(engine, encode, config, task, run, most_open, idle_s)) as made:
-                yield made
+            with contextlib.closing(Recorder(engine, encode, config, task, run, most_open, idle_s)) as episode_recorder:
+                yield episode_recorder
 
 
 class Server(ThreadingHTTPServer):
@@ -78,17 +78,17 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 256  # with Python's 5, calls that come together are dropped by the kernel and wait for seconds
 
-    def __init__(self, port: int, key: str, made: Recorder | Chat):
+    def __init__(self, port: int, key: str, backend: Recorder | Chat):
         try:
             super().__init__(("127.0.0.1", port), _Handler)
         except OSError as error:
             raise ConfigError(f"cannot listen on 127.0.0.1:{port}: {error}. Choose another --port, or end what listens "
                               "there.") from None
-        self.key, self.made = hashlib.sha256(key.encode()).digest(), made
+        self.key, self.backend = hashlib.sha256(key.encode()).digest(), backend
 
     def service_actions(self) -> None:
-        if isinstance(self.made, Recorder):
-            self.made.expire()
+        if isinstance(self.backend, Recorder):
+            self.backend.expire()
 
     def stop(self) -> None:
         """Ends `serve_forever`; may be called by a signal handler."""
@@ -111,30 +111,30 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path == "/health":
             return {"status": "ok"}
         self._check()
-        made = self.server.made
-        if isinstance(made, Chat):
+        backend = self.server.backend
+        if isinstance(backend, Chat):
             if self.path == "/v1/models":
-                return made.models()
-        elif (found := _EPISODE.fullmatch(self.path)) and not found[2]:
-            return made.get(_name(found[1]))
+                return backend.models()
+        elif (match := _EPISODE.fullmatch(self.path)) and not match[2]:
+            return backend.get(_name(match[1]))
         raise Refused(404, "no such page")
 
     def _post(self) -> dict[str, Any]:
         self._check()
-        made, found = self.server.made, _EPISODE.fullmatch(self.path)
-        if isinstance(made, Chat):
+        backend, match = self.server.backend, _EPISODE.fullmatch(self.path)
+        if isinstance(backend, Chat):
             if self.path != "/v1/chat/completions":
                 raise Refused(404, "no such page")
-            return made.chat(self._body())
-        if self.path != "/v1/chat/completions" and not (found and found[2]):
+            return backend.chat(self._body())
+        if self.path != "/v1/chat/completions" and not (match and match[2]):
             raise Refused(404, "no such page")
         body = self._body()
-        if found:
-            return made.reward(_name(found[1]), body)
+        if match:
+            return backend.reward(_name(match[1]), body)
         metadata = body.get("metadata")
         named = (self.headers.get("X-Episode-Id"),
                  metadata.get("episode_id") if isinstance(metadata, dict) else None, body.get("user"))
-        return made.chat(_name(next((n for n in named if n is not None), None)), body)
+        return backend.chat(_name(next((n for n in named if n is not None), None)), body)
 
     def _check(self) -> None:
         """Raises Refused for a request without the key, under another name or from a browser's page."""

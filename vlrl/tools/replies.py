@@ -41,11 +41,11 @@ class Replies:
     @classmethod
     def of(cls, path: Path, facts: Mapping[str, Any]) -> Replies:
         """Returns what a file holds; it is begun where there is none. Raises ConfigError where its facts are others."""
-        found = cls(path)
+        stored = cls(path)
         for line in begun(path, facts, "answers of a teacher", "file"):
             with contextlib.suppress(KeyError, TypeError):
-                found.replies.setdefault((line["number"], line["answer"]), line)  # each was paid once
-        return found
+                stored.replies.setdefault((line["number"], line["answer"]), line)  # each was paid once
+        return stored
 
     def add(self, number: int, answer: int, reply: Reply) -> None:
         """Keeps a reply; called from any thread."""
@@ -78,8 +78,8 @@ class Replies:
 
         server.keep = keep
         for start in range(0, len(missing), _TOGETHER):
-            made = server.generate(requests(missing[start:start + _TOGETHER]))
-            failed += sum(c.error is not None for (c,) in made)
+            completions = server.generate(requests(missing[start:start + _TOGETHER]))
+            failed += sum(c.error is not None for (c,) in completions)
         tell(what, total, total)
         return failed
 

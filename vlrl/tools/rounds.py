@@ -75,7 +75,7 @@ def train(config: Config, say: Say = print, first: str = "") -> bool:
     known: StageList = comm.on_main(partial(_opened, folder, config.rounds.count))
     for number, (name, _) in enumerate(known.stages):
         if name not in known.done:
-            said = _kept(config, model, folder, number, say)
+            said = _draw_and_select(config, model, folder, number, say)
             start = {"before": model, "stage": config.model.name, "start": first}[config.rounds.start]
             learning = _learning(config, start, folder / name)
             dpo = config.rounds.learn.name == "dpo"
@@ -108,7 +108,7 @@ def _finished(known: StageList, name: str, steps: int, said: Mapping[str, Any]) 
 # --- answers ----------------------------------------------------------------------------------------------------------
 
 
-def _kept(config: Config, model: str, folder: Path, number: int, say: Say) -> dict[str, Any]:
+def _draw_and_select(config: Config, model: str, folder: Path, number: int, say: Say) -> dict[str, Any]:
     """Has the answers of a round drawn, and writes those that are kept; returns figures of them. What is on the disk is
     not done again.
     """
@@ -151,9 +151,9 @@ def _prompts(task: Task, config: Config, number: int) -> list[tuple[int, Sample]
     """Returns the prompts of a round with their places in the training split; each round has the next template."""
     samples, most = task_samples(task, "train"), config.rounds.prompts
     places = [(number * most + i) % len(samples) for i in range(min(most, len(samples)))]
-    found = [(place, readable(samples, place) if config.data.quarantine else samples[place]) for place in places]
+    placed = [(place, readable(samples, place) if config.data.quarantine else samples[place]) for place in places]
     return [(place, replace(sample, prompt=task.of(sample).template(sample, number)))
-            for place, sample in found if sample is not None]
+            for place, sample in placed if sample is not None]
 
 
 # --- what is kept -----------------------------------------------------------------------------------------------------
@@ -183,12 +183,12 @@ def _write(config: Config, one: Chosen, number: int, place: Path, file: RowFile)
     write_rows(place / ROWS, rows)
 
 
-def _rejected(config: Config, answers: Sequence[Row], kept: Row) -> list[dict[str, Any]]:
+def _rejected(config: Config, answers: Sequence[Row], preferred: Row) -> list[dict[str, Any]]:
     """Returns what a row says of an answer that the kept one is preferred to, for each of them; {} without dpo."""
     if config.rounds.learn.name == "sft":
         return [{}]
     return [{"rejected": row["answer"], "rejected_tokens": row["tokens"], "rejected_correct": row["correct"]}
-            for row in longer(answers, kept, config.rounds.least, config.rounds.longer)]
+            for row in longer(answers, preferred, config.rounds.least, config.rounds.longer)]
 
 
 def _by_prompt(rows: Sequence[Row]) -> list[list[Row]]:
@@ -213,11 +213,11 @@ def _figures(config: Config, place: Path) -> dict[str, Any]:
     """Returns how many answers of a round are right, and how many were kept."""
     answers = _by_prompt(read_rows(place / ANSWERS))
     right = [[row for row in group if is_right(row, config.rounds.least)] for group in answers]
-    kept = _lines(place / ROWS)
-    gold = {"gold": sum(bool(row.get("gold")) for row in kept)} if config.rounds.gold else {}
+    retained = _lines(place / ROWS)
+    gold = {"gold": sum(bool(row.get("gold")) for row in retained)} if config.rounds.gold else {}
     return {"prompts": len(answers), "answers": sum(map(len, answers)), "right": sum(map(len, right)),
             "solved": sum(map(bool, right)), "different": sum(len({row["answer"] for row in group}) for group in right),
-            "kept": len(kept), **gold}
+            "kept": len(retained), **gold}
 
 
 def _learning(config: Config, model: str, place: Path) -> Config:

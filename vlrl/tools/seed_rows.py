@@ -91,11 +91,11 @@ def _visits(source: Path, needs: str, name: str) -> list[Visit]:
     if needs:
         raise ConfigError(f"--recipe {name} --from {source}: a file of pass rates does not tell what it needs: name "
                           f"{needs}, e.g. runs/a")
-    found = visits_in(read_rows(source, "canonical"))
-    if not found:
+    visits = visits_in(read_rows(source, "canonical"))
+    if not visits:
         raise ConfigError(f"--from {source}: it has no column pass_at_k: name what `vlrl data difficulty` or `vlrl "
                           "data synthesize` wrote, or the folder of a run")
-    return found
+    return visits
 
 
 def rows_of(task: Task, ids: set[str], visits: Sequence[Visit], where: Where) -> dict[str, Row]:

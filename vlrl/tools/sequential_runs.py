@@ -76,8 +76,8 @@ def run(configs: Sequence[str], settings: Sequence[str], folder: Path, *, metric
         look = test.add(new)
         for name, values in new.items():
             scores[name] += values
-        found = Decided(test, metric, split, scores, folder)
-        write_text(folder / "sequential.json", json.dumps(plain(found.plain()), indent=1) + "\n")
+        decided = Decided(test, metric, split, scores, folder)
+        write_text(folder / "sequential.json", json.dumps(plain(decided.plain()), indent=1) + "\n")
         if on_look:
             on_look(look)
     return Decided(test, metric, split, scores, folder)

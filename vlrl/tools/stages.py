@@ -102,7 +102,7 @@ def problems_of(config: Config, stage: StageEntry, own: Config) -> list[str]:
     try:
         if stage.kind == "rounds":
             rounds.check(own)
-        return dryrun.problems_of(_settings(stage, own), rows=not _is_made(config, own))
+        return dryrun.problems_of(_settings(stage, own), rows=not _is_generated(config, own))
     except VlrlError as error:
         return [str(error)]
 
@@ -114,11 +114,11 @@ def dry_run(config: Config, tell: Callable[[str], None]) -> list[tuple[StageEntr
     out: list[tuple[StageEntry, DryRun | None, list[str]]] = []
     for stage, own in stages_of(config):
         problems = problems_of(config, stage, own)
-        if problems or stage.kind == "merge" or _is_made(config, own):
+        if problems or stage.kind == "merge" or _is_generated(config, own):
             out.append((stage, None, problems))
             continue
-        found = dryrun.check(_settings(stage, own), tell=lambda what, name=stage.name: tell(f"{name}: {what}"))
-        out.append((stage, found, found.problems))
+        report = dryrun.check(_settings(stage, own), tell=lambda what, name=stage.name: tell(f"{name}: {what}"))
+        out.append((stage, report, report.problems))
     return out
 
 
@@ -127,7 +127,7 @@ def _settings(stage: StageEntry, own: Config) -> Config:
     return sft.supervised(own) if stage.kind == "sft" else own
 
 
-def _is_made(config: Config, own: Config) -> bool:
+def _is_generated(config: Config, own: Config) -> bool:
     """Returns whether an earlier stage of the run writes the rows of a stage."""
     inside = Path(config.run.dir).absolute()
     return any(name and Path(name).absolute().is_relative_to(inside) for name in (own.data.train, own.data.solutions))
@@ -219,7 +219,7 @@ def _handed_over(stage: StageEntry, own: Config) -> str:
         path = Path(rounds.left(own))
     else:
         best = stage.hand_over == "best"
-        found = checkpoint.find(folder / "checkpoints" / "best" if best else folder).path
-        assert found
-        path = found
+        weights = checkpoint.find(folder / "checkpoints" / "best" if best else folder).path
+        assert weights
+        path = weights
     return str(merged(path, folder))

@@ -125,23 +125,23 @@ def spaces(words: Sequence[str]) -> tuple[list[Space], list[str]]:
 
     Raises ConfigError for a range that is none, and where a value comes twice.
     """
-    found, fixed = [], []
+    swept, fixed = [], []
     for word in words:
         name, _, text = word.partition("=")
         if ".." in text and not text.startswith(("[", "{", "'", '"', "..")) and "/" not in text:
-            found.append(_range(name, text))
+            swept.append(_range(name, text))
         elif "," in text and not text.startswith(("[", "{", "'", '"')):
             values = tuple(map(_value, text.split(",")))
             if len({str(v) for v in values}) < len(values) or "" in values:
                 raise ConfigError(f"{word}: name different values, e.g. {name}=1,2 (a list as one value: "
                                   f"{name}=[{text}])")
-            found.append(Space(name, values))
+            swept.append(Space(name, values))
         else:
             fixed.append(word)
-    names = [space.name for space in found]
+    names = [space.name for space in swept]
     if len(set(names)) < len(names):
         raise ConfigError(f"{', '.join(names)}: each setting is swept once")
-    return found, fixed
+    return swept, fixed
 
 
 def trials(swept: Sequence[Space], method: str, n: int, seed: int) -> list[dict[str, Any]]:
@@ -160,13 +160,13 @@ def trials(swept: Sequence[Space], method: str, n: int, seed: int) -> list[dict[
                               "random")
         names = [space.name for space in swept]
         return [dict(zip(names, one, strict=True)) for one in itertools.product(*(space.values for space in swept))]
-    rng, found = np.random.default_rng(seed), dict[str, dict[str, Any]]()
+    rng, drawn = np.random.default_rng(seed), dict[str, dict[str, Any]]()
     for _ in range(100 * n):
         one = {space.name: space.draw(rng) for space in swept}
-        found.setdefault(json.dumps(one), one)
-        if len(found) == n:
+        drawn.setdefault(json.dumps(one), one)
+        if len(drawn) == n:
             break
-    return list(found.values())
+    return list(drawn.values())
 
 
 METHODS = ("grid", "random", "halving")
@@ -214,10 +214,10 @@ def run(path: str, words: Sequence[str], folder: Path, *, method: str | None = N
     finish([job for jobs_of in work.values() for job in jobs_of], jobs, tell)
     tests = {name: {s: score(job.folder, split, metric) for s, job in zip(own, jobs_of, strict=True)}
              for name, jobs_of in work.items()}
-    found = _summary(tried, tests, metric, split, folder)
-    write_text(folder / "sweep.json", json.dumps(plain(found.plain()), indent=1) + "\n")
-    plot(found, folder / "profile.png")
-    return found
+    summary = _summary(tried, tests, metric, split, folder)
+    write_text(folder / "sweep.json", json.dumps(plain(summary.plain()), indent=1) + "\n")
+    plot(summary, folder / "profile.png")
+    return summary
 
 
 def _tune(chosen: Sequence[Mapping[str, Any]], method: str, seeds: int, eta: int,
@@ -256,15 +256,15 @@ def _summary(tried: Sequence[Trial], tests: Mapping[str, Mapping[int, float]], m
                  tuple(notes))
 
 
-def plot(found: Swept, path: Path) -> None:
+def plot(swept: Swept, path: Path) -> None:
     """Draws the performance profile of the test runs: the share of runs above each score."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 4), dpi=150, layout="constrained")
     axes = figure.add_subplot()
-    for name, share in found.profile().items():
-        axes.step(_TAUS, share, where="post", label=f"{name}, {len(found.tests[name])} test seeds")
-    axes.set(xlabel=found.metric.replace("$", r"\$"), ylabel="share of runs above it", ylim=(-0.02, 1.02))
+    for name, share in swept.profile().items():
+        axes.step(_TAUS, share, where="post", label=f"{name}, {len(swept.tests[name])} test seeds")
+    axes.set(xlabel=swept.metric.replace("$", r"\$"), ylabel="share of runs above it", ylim=(-0.02, 1.02))
     axes.legend(frameon=False)
     with replacing(path, sync=False) as temporary:
         figure.savefig(temporary, format="png")

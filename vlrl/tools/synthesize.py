@@ -2,9 +2,9 @@
 exploring, from failures, or with its knobs), or a model behind a server writes them (written.py).
 
     with explorers(config, search, where) as explore:                            # processes that have the task
-        found = proposed(explore, search, places.candidates, known, tell)
-    rows, counts = distinct(found, held)                                         # without near-duplicates
-    kept, refused = gated(rows, measured(ready, ..., samples), search, counts)   # 0 < pass rate < 1
+        candidates = proposed(explore, search, places.candidates, known, tell)
+    rows, counts = distinct(candidates, heldout)                                 # without near-duplicates
+    accepted, refused = gated(rows, measured(ready, ..., samples), search, counts)   # 0 < pass rate < 1
 
 Tasks found by exploring and admitted by their live pass rate: MobileGUI-RL (arXiv 2507.05720). Tasks made from those at
 which the model fails, and filtered again: WebRL (arXiv 2411.02337), there by a critic's value in [.05, .75], here by
@@ -144,21 +144,21 @@ def gated(rows: Sequence[Row], measurements: Sequence[Measured], search: Search,
 
     With search.keep those of the lowest pass rates are kept, in the order of these.
     """
-    kept, refused = list[Row](), list[Row]()
+    accepted, refused = list[Row](), list[Row]()
     for row, one in zip(rows, measurements, strict=True):
         why, whole = verdict(one, search), {**row, **one.columns()}
         counts[why or "kept"] += 1
         if why:
             refused.append({**whole, "refused": one.reason or why})
         else:
-            kept.append(whole)
+            accepted.append(whole)
     if search.keep is not None:
-        kept.sort(key=lambda row: row["pass_at_k"])
-        if beyond := kept[search.keep:]:
+        accepted.sort(key=lambda row: row["pass_at_k"])
+        if beyond := accepted[search.keep:]:
             counts["kept"] -= len(beyond)
             counts["beyond --keep"] += len(beyond)
             refused += [{**row, "refused": "beyond --keep"} for row in beyond]
-    return kept[:search.keep], refused
+    return accepted[:search.keep], refused
 
 
 def gates(counts: Mapping[str, int]) -> dict[str, int]:
@@ -170,7 +170,7 @@ def gates(counts: Mapping[str, int]) -> dict[str, int]:
     return out
 
 
-def write(places: Places, kept: Sequence[Row], refused: Sequence[Row], counts: Mapping[str, int],
+def write(places: Places, accepted: Sequence[Row], refused: Sequence[Row], counts: Mapping[str, int],
           known: Mapping[str, Any], more: Mapping[str, Any] | None = None) -> None:
     """Writes the rows and what they are, each file whole or not at all, and removes the side files; `more` are figures
     of servers.
@@ -179,16 +179,16 @@ def write(places: Places, kept: Sequence[Row], refused: Sequence[Row], counts: M
     """
     about = {"file": places.out.name, "columns": FIELDS, "made_with": known, "candidates": dict(counts),
              "gates": gates(counts),
-             "kept_by_generator": dict(sorted(Counter(row["generator"] for row in kept).items())), **(more or {})}
+             "kept_by_generator": dict(sorted(Counter(row["generator"] for row in accepted).items())), **(more or {})}
     write_text(places.about, json.dumps(plain(about), indent=1) + "\n")
     write_rows(places.refused, refused)
-    if kept:
-        write_rows(places.out, kept)
+    if accepted:
+        write_rows(places.out, accepted)
     for part in places.parts:
         part.unlink(missing_ok=True)
-    if not kept:
-        told = ", ".join(f"{name} {count:,}" for name, count in counts.items())
-        raise DataError(f"no candidate is kept ({told}): ask for more with --candidates or --answers, take another "
+    if not accepted:
+        summary = ", ".join(f"{name} {count:,}" for name, count in counts.items())
+        raise DataError(f"no candidate is kept ({summary}): ask for more with --candidates or --answers, take another "
                         f"checkpoint, or vary those that are never right: --failed {os.fspath(places.refused)}")
 
 
@@ -222,13 +222,13 @@ def synthesized(config: Config, chosen: Chosen, search: Search, answers: int, pl
         raise DataError(f"none of {search.candidates:,} candidates can be tried: "
                         + ", ".join(f"{name} {count:,}" for name, count in counts.items()))
     scope = difficulty.Scope(answers=answers, split="candidates")
-    asked = {**difficulty.facts(config, chosen, scope), **known}
+    attempt_facts = {**difficulty.facts(config, chosen, scope), **known}
     with ready(chosen.config, chosen) as prepared:
         samples = [make_sample(prepared.task, row, where.root) for row in rows]
-        measurements = difficulty.measured(prepared, scope, places.answers(rows), asked, tell, samples)
-    kept, refused = gated(rows, measurements, search, counts)
-    comm.on_main(lambda: write(places, kept, refused, counts, asked, more))
-    return Made(counts=dict(counts), kept=kept, unanswered=more.get("unanswered", 0), costs=more.get("cost", {}))
+        measurements = difficulty.measured(prepared, scope, places.answers(rows), attempt_facts, tell, samples)
+    accepted, refused = gated(rows, measurements, search, counts)
+    comm.on_main(lambda: write(places, accepted, refused, counts, attempt_facts, more))
+    return Made(counts=dict(counts), kept=accepted, unanswered=more.get("unanswered", 0), costs=more.get("cost", {}))
 
 
 def _candidates(config: Config, search: Search, places: Places, where: Where, known: Mapping[str, Any], tell: Tell,
@@ -238,12 +238,12 @@ def _candidates(config: Config, search: Search, places: Places, where: Where, kn
     writing = order and Writing(config=config, task=task, search=search, order=order, files=places.replies, where=where,
                                 known=known, tell=tell)
     if writing:
-        found = writing.candidates()
+        candidates = writing.candidates()
     else:
         with explorers(config, search, where) as explore:
-            found = proposed(explore, search, places.candidates, known, tell)
+            candidates = proposed(explore, search, places.candidates, known, tell)
     given = search.parents if writing else ()
-    rows, counts = distinct(found, Held.of(config, task, tell), task, Shown(config, task, where.root), given)
+    rows, counts = distinct(candidates, Held.of(config, task, tell), task, Shown(config, task, where.root), given)
     if not writing:
         return [*rows.values()], counts, {}
     verified, refused = writing.verified(rows)

@@ -51,7 +51,7 @@ def last_run(folder: Path) -> Path:
     """Returns the run folder of the last stage that has one, of a round the round's; `folder` itself without any."""
     known = read_stages(folder)
     for place in reversed(known.folders if known else ()):
-        found = last_run(place)
-        if (found / "metrics.jsonl").exists():
-            return found
+        inner = last_run(place)
+        if (inner / "metrics.jsonl").exists():
+            return inner
     return folder

@@ -1,7 +1,7 @@
 """Which weights differ between two models: `vlrl compare --weights`.
 
-    found = weight_changes(Path("runs/a"))              # a run's base model and its newest checkpoint
-    found.total.share, found.kinds["language_model.layers.mlp.up_proj.weight"].share
+    changes = weight_changes(Path("runs/a"))              # a run's base model and its newest checkpoint
+    changes.total.share, changes.kinds["language_model.layers.mlp.up_proj.weight"].share
 
 How much a run has touched, as in "Reinforcement Learning Finetunes Small Subnetworks in Large Language Models"
 (2505.11711): weights that differ by more than 1e-5 in the type that the first model is stored in. A checkpoint of
@@ -113,9 +113,9 @@ def _folder(name: str) -> Path:
     if name.startswith("embedded/"):
         return embedded(name)
     if os.path.isdir(name):
-        found = checkpoint.find(Path(name)).path
-        assert found
-        return found
+        weights = checkpoint.find(Path(name)).path
+        assert weights
+        return weights
     from huggingface_hub import snapshot_download
 
     try:
@@ -180,11 +180,11 @@ class _Adapter:
             raise RunError(f"{folder / _ADAPTER} names no base model: set its base_model_name_or_path")
         self.factors: dict[str, dict[str, tuple[Any, str]]] = {}
         for name, place in _tensors(folder, stack).items():
-            found = re.fullmatch(r"(.*)\.lora_([AB])\.weight", name)
-            if not found or self.settings.get("peft_type", "LORA") != "LORA" or self.settings.get("fan_in_fan_out"):
+            match = re.fullmatch(r"(.*)\.lora_([AB])\.weight", name)
+            if not match or self.settings.get("peft_type", "LORA") != "LORA" or self.settings.get("fan_in_fan_out"):
                 raise ConfigError(f"{folder}: {name!r} is no factor of a plain LoRA adapter; vlrl export merges it "
                                   "into a whole model, which can be compared")
-            self.factors.setdefault(f"{found[1]}.weight", {})[found[2]] = place
+            self.factors.setdefault(f"{match[1]}.weight", {})[match[2]] = place
 
     def rows(self, name: str, start: int, end: int) -> torch.Tensor:
         """Returns some rows of B A times its scale, float32."""
@@ -201,18 +201,18 @@ class _Adapter:
 
 def _tensors(folder: Path, stack: ExitStack) -> dict[str, tuple[Any, str]]:
     """Returns name, less what versions of libraries differ in -> open file and name there."""
-    found: dict[str, tuple[Any, str]] = {}
+    tensors: dict[str, tuple[Any, str]] = {}
     own: dict[str, tuple[Any, str]] = {}
     try:
         for file in sorted(f for f in folder.glob("*.safetensors") if f.name != checkpoint.TENSORS):
             opened = stack.enter_context(safe_open(file, "pt"))
             for name in opened.keys():  # noqa: SIM118  # no dictionary
-                own[name] = found[".".join(p for p in name.split(".") if p not in _PREFIXES)] = opened, name
+                own[name] = tensors[".".join(p for p in name.split(".") if p not in _PREFIXES)] = opened, name
     except (OSError, SafetensorError) as error:
         raise RunError(f"cannot read the weights of {folder}: {error}") from None
-    if not found:
+    if not tensors:
         raise RunError(f"{folder} holds no weights (*.safetensors)")
-    return found if len(found) == len(own) else own
+    return tensors if len(tensors) == len(own) else own
 
 
 def _kind(name: str) -> str:
@@ -247,10 +247,10 @@ def _blocks(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
         yield start, min(start + size, rows)
 
 
-def plain(found: WeightChanges) -> dict[str, Any]:
+def plain(changes: WeightChanges) -> dict[str, Any]:
     """Returns what `--json` prints."""
     def counts(change: Change) -> dict[str, Any]:
         return {**change.__dict__, "share": change.share}
 
-    return {"a": found.a, "b": found.b, "total": counts(found.total), "unmatched": list(found.unmatched),
-            "kinds": {name: counts(change) for name, change in found.kinds.items()}}
+    return {"a": changes.a, "b": changes.b, "total": counts(changes.total), "unmatched": list(changes.unmatched),
+            "kinds": {name: counts(change) for name, change in changes.kinds.items()}}

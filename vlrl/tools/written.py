@@ -109,11 +109,11 @@ def read_reply(text: str, task: Task, parent: Mapping[str, Any]) -> dict[str, An
     A reply is untrusted: other fields are dropped, and texts with control characters or marks of a chat template are
     refused.
     """
-    found = last_object(text[-_LONGEST:])
+    entries = last_object(text[-_LONGEST:])
     fields = _fields(task, parent)
-    if found is None or not all(name in found and _like(found[name], parent[name]) for name in fields):
+    if entries is None or not all(name in entries and _like(entries[name], parent[name]) for name in fields):
         return None
-    return {name: found[name] for name in fields}
+    return {name: entries[name] for name in fields}
 
 
 def _like(value: Any, given: Any) -> bool:
@@ -192,16 +192,16 @@ class Writing:
         if reply is None:
             return Candidate(number=number, reason="not answered")
         row, way, _ = self.search.parent(number)
-        found = read_reply(reply.text, self.task, row) if reply.finish_reason == "stop" else None
-        if found is None:
+        fields = read_reply(reply.text, self.task, row) if reply.finish_reason == "stop" else None
+        if fields is None:
             return Candidate(number=number, reason="malformed")
-        return Candidate(number=number, row=child(row, found, number, f"{generator}: {way}"))
+        return Candidate(number=number, row=child(row, fields, number, f"{generator}: {way}"))
 
     def verified(self, rows: Mapping[int, Row]) -> tuple[list[Row], Counter[str]]:
         """Returns the rows, by their numbers, whose right answer is known, with `verifier`; counts the others: what the
         task does not take, and that on which the teacher does not agree.
         """
-        counts, done, asked = Counter[str](), dict[int, Row](), dict[int, tuple[Row, Prompt]]()
+        counts, done, pending = Counter[str](), dict[int, Row](), dict[int, tuple[Row, Prompt]]()
         for number, row in rows.items():
             try:
                 known = self.task.solved(row)
@@ -213,12 +213,12 @@ class Writing:
             if known is not None:
                 done[number] = {**row, "verifier": f"worked out by task {self.task.name}"}
             else:
-                asked[number] = row, prompt
-        if asked:
-            done |= self._agreed(asked, counts)
+                pending[number] = row, prompt
+        if pending:
+            done |= self._agreed(pending, counts)
         return [done[number] for number in rows if number in done], counts
 
-    def _agreed(self, asked: Mapping[int, tuple[Row, Prompt]], counts: Counter[str]) -> dict[int, Row]:
+    def _agreed(self, pending: Mapping[int, tuple[Row, Prompt]], counts: Counter[str]) -> dict[int, Row]:
         """Returns the rows with the answer of the teacher's majority."""
         out = dict[int, Row]()
         sampling = sampling_of(self.config.rollout, self.order.temperature)
@@ -226,18 +226,18 @@ class Writing:
               serving(self.config, self.task) as services):
             replies = Replies.of(self.files.votes, {**self.known, **task_facts(self.config, _ROLLOUT), "teacher":
                                                 server.model, "temperature": self.order.temperature})
-            wanted = [(number, vote) for number in asked for vote in range(self.order.votes)]
+            wanted = [(number, vote) for number in pending for vote in range(self.order.votes)]
             self.unanswered += replies.fill(server, wanted, lambda places: [
-                Request(prompt=asked[n][1], n=1, sampling=sampling, key=(_TEACHER, n, vote)) for n, vote in places],
+                Request(prompt=pending[n][1], n=1, sampling=sampling, key=(_TEACHER, n, vote)) for n, vote in places],
                 self.tell, "asking the teacher")
             self.costs["teacher"] = replies.cost(self.order.price_in, self.order.price_out)
-            for number, (row, prompt) in asked.items():
+            for number, (row, prompt) in pending.items():
                 votes = [completion_of(reply) for vote in range(self.order.votes)
                          if (reply := replies.reply((number, vote)))]
-                found = self.majority(row, prompt, votes, services)
-                if found:
-                    out[number] = {**found[0],
-                                   "verifier": f"{found[1]} of {self.order.votes} answers of {server.model}"}
+                agreed = self.majority(row, prompt, votes, services)
+                if agreed:
+                    out[number] = {**agreed[0],
+                                   "verifier": f"{agreed[1]} of {self.order.votes} answers of {server.model}"}
                 else:
                     counts["no majority" if len(votes) == self.order.votes else "not all votes"] += 1
         return out
