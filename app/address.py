@@ -79,8 +79,8 @@ def _host(text: str) -> str:
 def _origin(text: str) -> str:
     """Returns SCHEME://HOST[:PORT]: it becomes a part of a header, so nothing else may be in it."""
     origin = text.strip().lower().rstrip("/")
-    found = _ORIGIN.fullmatch(origin)
-    if found is None or ".." in origin or not 0 < int(found[1] or 80) < 65536:
+    match = _ORIGIN.fullmatch(origin)
+    if match is None or ".." in origin or not 0 < int(match[1] or 80) < 65536:
         raise ConfigError(f"--allow-frame {text}: write the origin of the page that holds the inspector, as "
                           "http://localhost:8888 or https://huggingface.co: http or https, host and port alone")
     return origin

@@ -44,5 +44,5 @@ def pairs(verdicts: Iterable[Mapping[str, str]]) -> list[Pair]:
     for flags in verdicts:
         for a, b in combinations(sorted(flags), 2):
             common.setdefault((a, b), []).append((flags[a], flags[b]))
-    found = [Pair(a, b, len(both), sum(x == y for x, y in both), kappa(both)) for (a, b), both in common.items()]
-    return sorted(found, key=lambda pair: (-pair.n, pair.a, pair.b))
+    agreements = [Pair(a, b, len(both), sum(x == y for x, y in both), kappa(both)) for (a, b), both in common.items()]
+    return sorted(agreements, key=lambda pair: (-pair.n, pair.a, pair.b))

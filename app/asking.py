@@ -253,8 +253,8 @@ def own_code(task: Mapping[str, Any]) -> str:
         return f"task.name={name}"
     if combine.partition(":")[0] not in (*COMBINE, "auto", "own"):
         return f"task.combine={combine}"
-    if found := next((f"task.{key}={task[key]}" for key in ("browser", "html") if task.get(key)), ""):
-        return found  # a program, and pages with scripts
+    if setting := next((f"task.{key}={task[key]}" for key in ("browser", "html") if task.get(key)), ""):
+        return setting  # a program, and pages with scripts
     odd = (f"task.{key}={value}" for key, value in task.items() if key not in _WORDS and _has_colon(value))
     return next(odd, "")
 

@@ -99,11 +99,11 @@ def write(run: str | Path, folder: str | Path, groups: int = GROUPS, media: bool
         raise ConfigError("`vlrl report --bundle` needs duckdb, which is not installed: pip install 'vlrl[app]'")
     path = run_folder(Path(run))
     target = _emptied(Path(folder))
-    made = _Bundle(path, target, _hidden(path), media)
+    bundle = _Bundle(path, target, _hidden(path), media)
     try:
-        return made.write(groups)
+        return bundle.write(groups)
     finally:
-        made.index.close()
+        bundle.index.close()
 
 
 def _hidden(path: Path) -> Hidden:
@@ -206,8 +206,8 @@ class _Bundle:
             return list(keys)
         folder = self.library.folder(RUN)
         splits = list(dict.fromkeys(record["split"] for record in self.library.evals(RUN)))
-        told = attempted(lambda: telling.choose(folder, splits), [], "the rollouts", self.notes)
-        wanted = [(t.source, t.split, step, name) for t in told
+        choices = attempted(lambda: telling.choose(folder, splits), [], "the rollouts", self.notes)
+        wanted = [(t.source, t.split, step, name) for t in choices
                   for step, name in ((t.step, t.group), *([t.before] if t.before else []))]
         first = [key for key in keys if tuple(key[1:]) in set(wanted)][:most]
         others = [key for key in keys if key not in set(first)]
@@ -221,16 +221,16 @@ class _Bundle:
         from .rows import every_rollout
 
         odd = {row.key for row in every_rollout(self.index, Query(runs=(RUN,), source=None, unusual=True), _MOST_ROWS)}
-        found: dict[GroupKey, dict[int, dict[str, Any]]] = {}
+        columns: dict[GroupKey, dict[int, dict[str, Any]]] = {}
         for row in self.index.table.fetch(
                 "SELECT source, split, step, group_id, idx, length, turns, tool_errors, malformed, finish_reason "
                 "FROM rollouts WHERE run = ?", [RUN]):
             key = GroupKey(RUN, row["source"], row["split"], row["step"], row["group_id"])
             if key in chosen:
-                found.setdefault(key, {})[row["idx"]] = {
+                columns.setdefault(key, {})[row["idx"]] = {
                     "len": row["length"], "turns": row["turns"], "tools": row["tool_errors"], "bad": row["malformed"],
                     "end": row["finish_reason"], "odd": (*key, row["idx"]) in odd}
-        return found
+        return columns
 
     # --- one group ------------------------------------------------------------------------------------------------
 

@@ -64,9 +64,9 @@ def page(name: str, library: Library, hide: Hidden, facets: Facets, remarks: Seq
 def _overview(name: str, library: Library, hide: Hidden, remarks: Sequence[str], left_out: Sequence[str]
               ) -> list[Html]:
     info, notes = library.run(RUN), list(remarks)
-    told = replace(info, task=hide.words(info.task), model=hide.words(info.model))
+    shown_info = replace(info, task=hide.words(info.task), model=hide.words(info.model))
     gains = before_after(library.folder(RUN), notes)
-    return [header(name, told, hide.settings(library.settings(RUN))),
+    return [header(name, shown_info, hide.settings(library.settings(RUN))),
             section("What is wrong here?", _findings(name, library, hide), "",
                     "Nothing that it would be judged by: the run is too short, or all is well."),
             gains,
@@ -80,10 +80,10 @@ def _overview(name: str, library: Library, hide: Hidden, remarks: Sequence[str],
 
 def _findings(name: str, library: Library, hide: Hidden) -> list[Html]:
     """Returns what is to be said of the run, each line with the way to its groups."""
-    found: list[Finding] = diagnose(Reader(library).of(RUN))
+    findings: list[Finding] = diagnose(Reader(library).of(RUN))
     lines = [el("li", join([hide.words(one.words), el("span", one.do, class_="v-dim") if one.do else "",
                             link({**one.where, "run": name}, "its groups") if one.where else ""], " "),
-                class_=f"v-finding {one.kind}".strip()) for one in found]
+                class_=f"v-finding {one.kind}".strip()) for one in findings]
     return [el("ul", *lines, class_="v-findings")] if lines else []
 
 

@@ -242,8 +242,8 @@ def _text(form: forms.Form, body: Callable[[str], Html] | None = None) -> Html:
     return el("div", *(_block(kind, list(run), body) for kind, run in runs), class_="v-said")
 
 
-def _block(kind: str, run: Sequence[forms.Piece], made: Callable[[str], Html]) -> Html:
-    body = [el("code", p.text, class_=f"v-tag{' bad' if p.bad else ''}") if p.tag else made(p.text) for p in run]
+def _block(kind: str, run: Sequence[forms.Piece], render: Callable[[str], Html]) -> Html:
+    body = [el("code", p.text, class_=f"v-tag{' bad' if p.bad else ''}") if p.tag else render(p.text) for p in run]
     if kind == "reasoning":
         return el("details", el("summary", "Reasoning"), el("div", *body, class_="v-text"), class_="v-think", open=True)
     outside = kind == "outside"

@@ -67,8 +67,8 @@ class Evidence:
 
 def diagnose(evidence: Evidence) -> list[Finding]:
     """Returns everything that is to be said of a run: alerts first, then what is bad, to be watched, and well."""
-    found = [finding for look in LOOKS for finding in look(evidence)]
-    return [*alerts(evidence), *sorted(found, key=lambda finding: _KINDS.index(finding.kind))]
+    findings = [finding for look in LOOKS for finding in look(evidence)]
+    return [*alerts(evidence), *sorted(findings, key=lambda finding: _KINDS.index(finding.kind))]
 
 
 _KINDS = ("bad", "warn", "", "good")

@@ -49,7 +49,7 @@ class Reader:
         return Evidence(run, metrics, self.library.evals(run), self.library.alerts(run), known[1])
 
     def _read(self, run: str, last: int | None) -> list[Answer]:
-        found: list[Answer] = []
+        answers: list[Answer] = []
         for step in range(last, max(-1, last - MOST_STEPS), -1) if last is not None else ():
             try:
                 table = self.library.folder(run).rollouts(step, columns=_COLUMNS)
@@ -57,11 +57,11 @@ class Reader:
                 rows = table.drop_columns(["loss_mask"]).to_pylist()
             except Exception:  # pyarrow may raise anything on a hostile file; the list of rollouts says what is wrong
                 continue
-            found += [answer for row, length in zip(rows, lengths, strict=True)
-                      if (answer := _answer(step, row, length)) is not None]
-            if len(found) >= ENOUGH:
+            answers += [answer for row, length in zip(rows, lengths, strict=True)
+                        if (answer := _answer(step, row, length)) is not None]
+            if len(answers) >= ENOUGH:
                 break
-        return found[:MOST]
+        return answers[:MOST]
 
 
 def _answer(step: int, row: dict[str, Any], length: int) -> Answer | None:

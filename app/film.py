@@ -1,7 +1,7 @@
 """An episode as a film: the pictures that it showed, turn by turn, as an animated GIF or an MP4. Imports no torch.
 
     names = film.pictures(view, rollout)                    # fewer than two: there is nothing to move
-    data = film.made(site.media, view, rollout, "mp4")      # when somebody asks for it; nothing is kept
+    data = film.rendered(site.media, view, rollout, "mp4")  # when somebody asks for it; nothing is kept
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def pictures(view: GroupView, rollout: RolloutView) -> list[str]:
     return [one.name for turn in turns.read(view, rollout) for one in turn.media if one and one.name]
 
 
-def made(media: MediaStore, view: GroupView, rollout: RolloutView, kind: str = "gif", size: int = SIZE,
-         most_frames: int = MOST_FRAMES, most_bytes: int = MOST_BYTES) -> bytes:
+def rendered(media: MediaStore, view: GroupView, rollout: RolloutView, kind: str = "gif", size: int = SIZE,
+             most_frames: int = MOST_FRAMES, most_bytes: int = MOST_BYTES) -> bytes:
     """Returns a film of one of KINDS, of one size, of at most `size` pixels a side, `most_frames` pictures and
     `most_bytes` bytes: of more pictures it has some, evenly spread, always the first and the last. Raises AppError
     where there is no picture, and for another kind."""

@@ -79,7 +79,7 @@ def opened(where: Mapping[str, str], key: GroupKey, rollout: int | None = None) 
     return target | ({} if filters.get("run") else {"in": "all"}) | ({} if rollout is None else {"rollout": rollout})
 
 
-def asked(site: Site, where: Mapping[str, str]) -> Query:
+def site_query(site: Site, where: Mapping[str, str]) -> Query:
     """Returns the query of a location, with the notes that it asks for, and without archived runs where it names no
     run. Raises AppError as `query_of`.
     """

@@ -87,9 +87,10 @@ def written(site: Site, text: str) -> tuple[Html, str]:
     wrong, and n, behind it "failed" if so.
     """
     try:
-        asked = json.loads(text or "")
-        number, key, new = int(asked["n"]), controls.unpacked(asked["key"]), (asked.get("flag"), asked.get("comment"))
-        by = str(asked.get("by") or "").strip()
+        request = json.loads(text or "")
+        number, key = int(request["n"]), controls.unpacked(request["key"])
+        new = request.get("flag"), request.get("comment")
+        by = str(request.get("by") or "").strip()
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
         number, key, new, by = 0, None, (None, None), ""
     try:
@@ -108,9 +109,9 @@ def labelled(site: Site, text: str) -> tuple[Html, str]:
     """
     number = 0
     try:
-        asked = json.loads(text or "")
-        number, run, tags = int(asked["n"]), asked["key"], asked.get("tags")
-        archived = {"yes": True, "": False}.get(asked.get("archived"))
+        request = json.loads(text or "")
+        number, run, tags = int(request["n"]), request["key"], request.get("tags")
+        archived = {"yes": True, "": False}.get(request.get("archived"))
         site.library.run(run)
         site.notes.label(run, tags=None if tags is None else str(tags).split(","), archived=archived)
     except AppError as error:

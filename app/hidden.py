@@ -85,7 +85,7 @@ class Hidden:
 def _named(text: str) -> str:
     """Returns a text in which of every absolute path the last part is left."""
     text = _FILE_URL.sub(rf"{INSTEAD}/\1", text)
-    return _PATH.sub(lambda found: f"{INSTEAD}/{found[1] or found[2] or ''}", text)
+    return _PATH.sub(lambda match: f"{INSTEAD}/{match[1] or match[2] or ''}", text)
 
 
 def _any_of(texts: Iterable[str], bounded: Iterable[str]) -> re.Pattern[str]:

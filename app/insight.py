@@ -297,9 +297,9 @@ def _of_one_sample(rows: Sequence[_Row]) -> tuple[list[_Row], list[str]]:
     usual = max(counts, key=lambda content: counts[content])
     pairings = {content: pair([usual], [content]) for content in counts}
     same = [row for row in rows if pairings[item(row)._replace(value=None)].pairs]
-    notes, kept = [], {id(row) for row in same}
+    notes, same_ids = [], {id(row) for row in same}
     if len(same) < len(rows):
-        others = sorted({row["run"] for row in rows if id(row) not in kept})
+        others = sorted({row["run"] for row in rows if id(row) not in same_ids})
         differs = sorted({word for pairing in pairings.values() for left in pairing.second for word in left.differs})
         notes.append(f"{len(rows) - len(same):,} groups of this id are of another sample (other "
                      f"{', '.join(differs) or 'content'}: another data.seed, or other rows) and are left out, of "
@@ -357,9 +357,9 @@ def matched(first: Sequence[_Row], second: Sequence[_Row]) -> tuple[list[tuple[_
 
     The same are those of which the media, the prompt and the target are (vlrl.evaluation.pairs).
     """
-    found = pair([item(row) for row in first], [item(row) for row in second])
-    return [(one.value, other.value) for one, other in found.pairs], " ".join(
-        f"{words.rstrip('.')}." for words in found.notes("A", "B"))
+    pairing = pair([item(row) for row in first], [item(row) for row in second])
+    return [(one.value, other.value) for one, other in pairing.pairs], " ".join(
+        f"{words.rstrip('.')}." for words in pairing.notes("A", "B"))
 
 
 def _evaluated(index: Index, side: Side, split: str) -> tuple[Side, list[_Row]]:

@@ -117,13 +117,13 @@ class Notes:
     def verdicts(self, run: str | None = None) -> dict[RolloutKey, dict[str, str]]:
         """Returns the flags of one run or of all by rollout and annotator; "" is somebody without a name."""
         where, values = ("", ()) if run is None else ("WHERE run = ?", (utf8(run),))
-        found: dict[RolloutKey, dict[str, str]] = {}
+        flags: dict[RolloutKey, dict[str, str]] = {}
         for *key, author, flag in self._rows(f"{', '.join(_KEYS)}, author, flag FROM verdicts {where}", values):
             run, source, split, step, group, index = key
             if isinstance(step, int) and isinstance(index, int) and flag in FLAGS:
                 named = RolloutKey(str(run), str(source), str(split), step, str(group), index)
-                found.setdefault(named, {})[str(author)] = flag
-        return found
+                flags.setdefault(named, {})[str(author)] = flag
+        return flags
 
     def labels(self) -> dict[str, Label]:
         """Returns what is said of runs, by their ids."""
@@ -254,8 +254,8 @@ def _version(base: sqlite3.Connection, path: Path) -> int:
     if version > VERSION:
         raise AppError(f"{path} was written by a newer vlrl (version {version}, this one reads {VERSION})")
     wanted = {"notes": _COLUMNS} if version == 1 else _TABLES
-    found = {name: tuple(row[1] for row in base.execute(f"PRAGMA table_info({name})")) for name in wanted}
-    if sorted(tables) != sorted(("table", name) for name in wanted) or found != wanted or version < 1:
+    columns = {name: tuple(row[1] for row in base.execute(f"PRAGMA table_info({name})")) for name in wanted}
+    if sorted(tables) != sorted(("table", name) for name in wanted) or columns != wanted or version < 1:
         raise AppError(f"{path} is no file of notes: move it away, and a fresh one is begun with the next note")
     return version
 

@@ -120,9 +120,9 @@ def _math(node: Element) -> Html:
     children = [_math(child) for child in node]
     if node.tag not in _MATH_TAGS:
         return join(children)
-    kept = {name: value for name, value in node.attrib.items()
-            if (name in _WORDS and _WORD.fullmatch(value)) or (name in _SIZES and _SIZE.fullmatch(value))}
-    return el(node.tag, html.unescape(node.text or ""), *children, **kept)
+    attributes = {name: value for name, value in node.attrib.items()
+                  if (name in _WORDS and _WORD.fullmatch(value)) or (name in _SIZES and _SIZE.fullmatch(value))}
+    return el(node.tag, html.unescape(node.text or ""), *children, **attributes)
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------

@@ -62,12 +62,12 @@ class Inlined:
         if not self.films or len(film.pictures(view, rollout)) < 2:
             return {}
         try:
-            found = {kind: as_data(film.made(self.media, view, rollout, kind, _FILM_PIXELS, _FILM_FRAMES, _FILM_BYTES),
-                                   media_type) for kind, media_type in film.KINDS.items()}
+            films = {kind: as_data(film.rendered(self.media, view, rollout, kind, _FILM_PIXELS, _FILM_FRAMES,
+                                                 _FILM_BYTES), media_type) for kind, media_type in film.KINDS.items()}
         except VlrlError:
             return {}
         self.films -= 1
-        return found
+        return films
 
 
 def as_data(picture: bytes, media_type: str = "") -> str:

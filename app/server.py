@@ -159,7 +159,7 @@ def _add_files(app: FastAPI, site: Site) -> None:
             one = next((r for r in view.rollouts if r.index == rollout), None)
             if one is None:
                 raise AppError(f"group {group!r} has no answer {rollout}")
-            data = film.made(site.media, view, one, kind)
+            data = film.rendered(site.media, view, one, kind)
             called = {"Content-Disposition": f'attachment; filename="{film.file_name(view, one, kind)}"'}
             return Response(data, media_type=film.KINDS[kind], headers=_MEDIA_HEADERS | called)
         except (AppError, KeyError, OSError) as error:

@@ -398,12 +398,12 @@ def is_malformed(answers: Any, prompts: Any, episodes: Any) -> Any:
     As forms.read judges one answer, but quickly: from the stored beginning of the text, with the tags that the answer
     or its prompt have. Episodes are not judged.
     """
-    texts, asked = pc.fill_null(answers, ""), pc.fill_null(prompts, "")
-    opened = pc.match_substring_regex(asked, r"<think>\s*$")
+    texts, prompt_texts = pc.fill_null(answers, ""), pc.fill_null(prompts, "")
+    opened = pc.match_substring_regex(prompt_texts, r"<think>\s*$")
     wrong = tagged = pa.array(np.zeros(len(texts), bool))
     for name in TAGS:
         starts, ends = (pc.count_substring(texts, f"<{slash}{name}>") for slash in ("", "/"))
-        here = pc.or_(pc.greater(pc.add(starts, ends), 0), pc.match_substring(asked, f"<{name}>"))
+        here = pc.or_(pc.greater(pc.add(starts, ends), 0), pc.match_substring(prompt_texts, f"<{name}>"))
         starts = pc.add(starts, opened.cast(starts.type)) if name == "think" else starts
         tagged = pc.or_(tagged, pc.greater(pc.add(starts, ends), 0))
         wrong = pc.or_(wrong, pc.and_(here, pc.or_(pc.not_equal(starts, 1), pc.not_equal(ends, 1))))

@@ -66,8 +66,8 @@ if _IN_CHECKOUT:
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'vlrl' has no attribute {name!r}; its names are {', '.join(_PUBLIC)}")
-    found = globals()[name] = getattr(importlib.import_module(f"vlrl.{_PUBLIC[name]}"), name)
-    return found
+    value = globals()[name] = getattr(importlib.import_module(f"vlrl.{_PUBLIC[name]}"), name)
+    return value
 
 
 def __dir__() -> list[str]:

@@ -156,11 +156,11 @@ def shown(site: Site, where: Mapping[str, str]) -> tuple[Html, Html]:
 
 def _agreement(site: Site) -> Html:
     """Returns how far annotators agree on the answers that two of them flagged."""
-    found = agreement.pairs(site.notes.verdicts().values())
-    if not found:
+    pairs = agreement.pairs(site.notes.verdicts().values())
+    if not pairs:
         return Html("")
     rows = [(pair.a or "no name", pair.b or "no name", pair.n, f"{pair.same / pair.n:.0%}",
-             "–" if pair.kappa is None else number(pair.kappa)) for pair in found]
+             "–" if pair.kappa is None else number(pair.kappa)) for pair in pairs]
     why = note("Kappa is the agreement beyond chance: 1 is full, 0 what chance alone gives. It is – where one flag "
                "alone was given.")
     head = ("annotator", "and", "answers both flagged", "the same flag", "Cohen's kappa")
@@ -221,5 +221,5 @@ def exported(site: Site, where: Mapping[str, str], which: str, form: str) -> tup
 def _filtered_notes(site: Site, where: Mapping[str, str]) -> list[Note]:
     """Returns what the filters of the Rollouts page keep, with the remarks on it."""
     remarks = {remark.key: remark for remark in site.notes.all(by=where.get("by", ""))}
-    rows = every_rollout(site.index, filters.asked(site, where), exports.MOST_ROWS + 1)
+    rows = every_rollout(site.index, filters.site_query(site, where), exports.MOST_ROWS + 1)
     return [remarks.get(row.key) or Note(row.key, sample=row.sample_id, reward=row.reward) for row in rows]

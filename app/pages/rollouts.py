@@ -53,7 +53,7 @@ def beside(site: Site, where: Mapping[str, str]) -> tuple[Html, Html]:
         return Html(""), empty(f"There is no run in {site.library.root} yet.", join(
             ["Make one in a minute, on a CPU: ", el("code", "vlrl train configs/quickstart.yaml")]))
     try:
-        query = filters.asked(site, where)
+        query = filters.site_query(site, where)
         rows = _list(site, query, where)
         return filters.form(site.index.facets(query.runs, budget_s=0.0)), rows  # one page reads files once
     except AppError as error:  # a filter that cannot be: the form stays, so that it can be corrected
@@ -212,10 +212,10 @@ def _after(present: Sequence[int], chosen: int | None, key: GroupKey, after: Gro
            where: Mapping[str, str]) -> dict[str, Any] | None:
     """Returns the location of the answer after the chosen one (else the first), in the next group after the last."""
     at = present.index(chosen) if chosen in present else 0
-    kept = {k: v for k, v in where.items() if k == "tokens"}
+    tokens = {k: v for k, v in where.items() if k == "tokens"}
     if at + 1 < len(present):
-        return {**filters.opened(where, key, present[at + 1]), **kept}
-    return {**filters.opened(where, after), **kept} if after else None
+        return {**filters.opened(where, key, present[at + 1]), **tokens}
+    return {**filters.opened(where, after), **tokens} if after else None
 
 
 def _same(key: GroupKey, opened: GroupKey | None) -> bool:
@@ -261,7 +261,7 @@ def _bar(site: Site, view: GroupView, chosen: int | None, where: Mapping[str, st
 def _neighbours(site: Site, key: GroupKey, where: Mapping[str, str]) -> tuple[GroupKey | None, GroupKey | None]:
     """Returns the groups before and after one in the list; none where the filters cannot be, which the list says."""
     try:
-        query = filters.asked(site, where)
+        query = filters.site_query(site, where)
         return site.index.neighbours(query, key)
     except AppError:
         return None, None

@@ -93,8 +93,8 @@ def _wrong(site: Site, reader: Reader, runs: Sequence[RunInfo], chosen: Sequence
     infos = {run.id: run for run in runs}
     said = {run: [*ends(infos[run]), *diagnose(reader.of(run)), *differs(site, runs, infos[run])]
             for run in chosen[:MOST_JUDGED]}
-    return join([*(_findings(run, found, flagging.label_form(run, labels.get(run, Label())))
-                   for run, found in said.items()), more if left else ""])
+    return join([*(_findings(run, findings, flagging.label_form(run, labels.get(run, Label())))
+                   for run, findings in said.items()), more if left else ""])
 
 
 def ends(run: RunInfo) -> list[Finding]:
@@ -121,10 +121,10 @@ def differs(site: Site, runs: Sequence[RunInfo], run: RunInfo) -> list[Finding]:
                     {"page": "compare", "a": before.id, "b": run.id})]
 
 
-def _findings(run: str, found: Sequence[Finding], label: Html) -> Html:
+def _findings(run: str, findings: Sequence[Finding], label: Html) -> Html:
     """Returns the findings on a run, each with what to do and the way to its groups."""
     lines = []
-    for finding in found:
+    for finding in findings:
         to = link(finding.where, "compare them" if finding.where["page"] == "compare" else "its groups"
                   ) if finding.where else ""
         lines.append(el("li", join([finding.words, el("span", finding.do, class_="v-dim") if finding.do else "", to],
@@ -143,7 +143,7 @@ def _list(runs: Sequence[RunInfo], chosen: Sequence[str], where: Mapping[str, st
     words = where.get("find", "").lower().split()
     offered = [r for r in runs if where.get("archived") == "yes" or r.id in chosen
                or not labels.get(r.id, Label()).archived]
-    matching = [r for r in offered if r.id in chosen or all(w in _found_by(r, labels) for w in words)]
+    matching = [r for r in offered if r.id in chosen or all(w in _search_text(r, labels) for w in words)]
     by, down = where.get("by", ""), where.get("way") != "up"
     if by in _SORTS:  # stages stand by their own numbers then
         known = [run for run in matching if _SORTS[by](run) is not None]
@@ -158,7 +158,7 @@ def _list(runs: Sequence[RunInfo], chosen: Sequence[str], where: Mapping[str, st
     return el("div", el("div", grid, class_="v-scroll"), *(el("p", w, class_="v-dim") for w in left), class_="v")
 
 
-def _found_by(run: RunInfo, labels: Mapping[str, Label]) -> str:
+def _search_text(run: RunInfo, labels: Mapping[str, Label]) -> str:
     return " ".join([run.id, run.task, run.model, run.state, *labels.get(run.id, Label()).tags]).lower()
 
 

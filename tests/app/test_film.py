@@ -73,7 +73,7 @@ def red(picture):
 def test_the_pictures_of_an_episode_in_their_order(shown):
     """made_runs draws a red box whose left edge is the number of the turn."""
     media, view, one = shown
-    found = frames(film.made(media, view, one))
+    found = frames(film.rendered(media, view, one))
     assert len(found) == TURNS + 1 and {picture.shape for picture, _ in found} == {(120, 160, 3)}
     assert [red(picture) for picture, _ in found[1:]] == pytest.approx(range(TURNS), abs=1)
     assert [ms for _, ms in found] == [800] * TURNS + [2400]
@@ -82,44 +82,44 @@ def test_the_pictures_of_an_episode_in_their_order(shown):
 
 def test_its_size_frames_and_bytes_are_bounded(shown):
     media, view, one = shown
-    few = frames(film.made(media, view, one, size=80, most_frames=3))
+    few = frames(film.rendered(media, view, one, size=80, most_frames=3))
     assert [picture.shape for picture, _ in few] == [(60, 80, 3)] * 3
     assert red(few[-1][0]) == pytest.approx((TURNS - 1) / 2, abs=1)  # the last picture is among them
-    whole = film.made(media, view, one)
-    small = film.made(media, view, one, most_bytes=len(whole) // 2)
+    whole = film.rendered(media, view, one)
+    small = film.rendered(media, view, one, most_bytes=len(whole) // 2)
     assert len(small) <= len(whole) // 2 and 1 <= len(frames(small)) < TURNS
 
 
 def test_an_mp4_shows_the_same_pictures_at_the_same_times(shown):
     """At 5 frames a second: 0.8 s are 4 frames, the last picture's 2.4 s are 12."""
     media, view, one = shown
-    found = decoded(film.made(media, view, one, "mp4"))
-    pictures = [picture for picture, _ in frames(film.made(media, view, one))]
+    found = decoded(film.rendered(media, view, one, "mp4"))
+    pictures = [picture for picture, _ in frames(film.rendered(media, view, one))]
     assert [seconds for _, seconds in found] == pytest.approx([i / 5 for i in range(4 * TURNS + 12)], abs=1e-3)
     for i, (picture, _) in enumerate(found):
         wanted = pictures[min(i // 4, TURNS)]
         assert picture.shape == wanted.shape and abs(picture - wanted).mean() < 4, i
         assert abs(picture - pictures[min(i // 4, TURNS) - 1]).mean() > abs(picture - wanted).mean()
-    assert alike(film.made(media, view, one, "mp4"), film.made(media, view, one, "mp4"))
+    assert alike(film.rendered(media, view, one, "mp4"), film.rendered(media, view, one, "mp4"))
 
 
 def test_an_mp4_is_bounded_and_has_even_sides(shown):
     media, view, one = shown
-    whole = film.made(media, view, one, "mp4")
-    small = film.made(media, view, one, "mp4", most_bytes=len(whole) * 2 // 3)
+    whole = film.rendered(media, view, one, "mp4")
+    small = film.rendered(media, view, one, "mp4", most_bytes=len(whole) * 2 // 3)
     assert len(small) <= len(whole) * 2 // 3 and len(decoded(small)) < len(decoded(whole))
-    odd = decoded(film.made(media, view, one, "mp4", size=81))  # 81 x 61
+    odd = decoded(film.rendered(media, view, one, "mp4", size=81))  # 81 x 61
     assert {picture.shape for picture, _ in odd} == {(62, 82, 3)}
     assert abs(odd[0][0][-1] - 128).max() < 40 and abs(odd[0][0][:-1, :-1] - 128).max() > 60
     with pytest.raises(AppError, match="a film is one of gif, mp4, and no 'avi'"):
-        film.made(media, view, one, "avi")
+        film.rendered(media, view, one, "avi")
 
 
 def test_pictures_of_other_sizes_stand_in_the_middle(shown, stored):
     media, view, one = shown
     Image.new("RGB", (40, 120), "blue").save(stored / "a/media/tall.png")
     tall = replace(view.media[0], name="tall.png", hash="tall")
-    (first, _), *rest = frames(film.made(media, replace(view, media=(tall,)), one))
+    (first, _), *rest = frames(film.rendered(media, replace(view, media=(tall,)), one))
     assert first.shape == rest[0][0].shape == (120, 160, 3)
     assert first[60, 80, 2] > 200 and abs(first[60, 10] - 128).max() < 8
 
@@ -127,9 +127,9 @@ def test_pictures_of_other_sizes_stand_in_the_middle(shown, stored):
 def test_what_was_not_stored_is_left_out(shown):
     media, view, one = shown
     gone = replace(view, media=(replace(view.media[0], name="gone.png"), replace(view.media[0], name=None)))
-    assert len(frames(film.made(media, gone, one))) == TURNS
+    assert len(frames(film.rendered(media, gone, one))) == TURNS
     with pytest.raises(AppError, match="answer 0 of group 'zoomed-1' has no picture"):
-        film.made(media, replace(view, media=()), replace(one, media=()))
+        film.rendered(media, replace(view, media=()), replace(one, media=()))
 
 
 @given(st.lists(st.integers(), min_size=1, max_size=200), st.integers(1, 80))
@@ -161,7 +161,7 @@ def test_the_app_saves_it(shown, stored):
             answer = client.get(f"/{film.url(view, one, kind)}")
             assert answer.status_code == 200 and answer.headers["content-type"] == media_type
             assert answer.headers["content-disposition"] == f'attachment; filename="{film.file_name(view, one, kind)}"'
-            again = film.made(media, view, one, kind)
+            again = film.rendered(media, view, one, kind)
             assert alike(answer.content, again) if kind == "mp4" else answer.content == again
         for wrong in ({"rollout": 9}, {"group": "none"}, {"run": ".."}, {"source": "x"}, {"step": 10**30},
                       {"kind": "avi"}):

@@ -126,10 +126,10 @@ def _show_oracle(console: Console, episode: Acting) -> None:
 
     from vlrl.tools.acting import oracle_actions
 
-    found = oracle_actions(episode.task, episode.question.sample)
-    if found is None:
+    actions = oracle_actions(episode.task, episode.question.sample)
+    if actions is None:
         console.print("oracle   the task knows no perfect actions for this sample (oracle_actions)")
-    for place, action in enumerate(found or (), 1):
+    for place, action in enumerate(actions or (), 1):
         console.print(Text.assemble((f"oracle {place}  ", "bold"), printable(action)), soft_wrap=True)
 
 

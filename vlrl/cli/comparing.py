@@ -110,11 +110,11 @@ def compare(
     from vlrl.evaluation.compare import side
 
     first, second = _sides(sides)
-    found = run([side(text) for text in first], [side(text) for text in second], split, metric or "reward/mean")
+    comparison = run([side(text) for text in first], [side(text) for text in second], split, metric or "reward/mean")
     if as_json:
-        emit(plain(found))
+        emit(plain(comparison))
     else:
-        _print(found, 5 if show is None else show)
+        _print(comparison, 5 if show is None else show)
 
 
 def _sides(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
@@ -130,39 +130,42 @@ def _sides(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
     return first, second
 
 
-def plain(found: Comparison) -> dict[str, Any]:
+def plain(comparison: Comparison) -> dict[str, Any]:
     """Returns what `--json` prints."""
     metrics = {name: {"a": m.a.mean, "b": m.b.mean, "difference": m.difference.mean, "low": m.difference.low,
-                      "high": m.difference.high, "n": m.n, "effect": m.effect} for name, m in found.metrics.items()}
-    samples = [{"id": s.id, "other": s.other, "a": s.a, "b": s.b} for s in found.samples]
-    return {"a": [str(one) for one in found.a], "b": [str(one) for one in found.b], "split": found.split,
-            "metric": found.metric, "metrics": metrics, "wins": found.wins, "losses": found.losses,
-            "ties": found.ties, "unpaired": found.unpaired, "verdict": found.verdict, "notes": found.notes,
-            "samples": samples}
+                      "high": m.difference.high, "n": m.n, "effect": m.effect}
+               for name, m in comparison.metrics.items()}
+    samples = [{"id": s.id, "other": s.other, "a": s.a, "b": s.b} for s in comparison.samples]
+    return {"a": [str(one) for one in comparison.a], "b": [str(one) for one in comparison.b], "split": comparison.split,
+            "metric": comparison.metric, "metrics": metrics, "wins": comparison.wins, "losses": comparison.losses,
+            "ties": comparison.ties, "unpaired": comparison.unpaired, "verdict": comparison.verdict,
+            "notes": comparison.notes, "samples": samples}
 
 
-def _print(found: Comparison, most: int) -> None:
+def _print(comparison: Comparison, most: int) -> None:
     from rich.console import Console
     from rich.text import Text
 
     console = Console(highlight=False)
-    for letter, runs in (("a", found.a), ("b", found.b)):
+    for letter, runs in (("a", comparison.a), ("b", comparison.b)):
         console.print(f"{letter}: {printable(', '.join(map(str, runs)))}", markup=False, soft_wrap=True)
     shown = table("metric", "n", "a", "b", "b - a, 95 % interval", "effect", min_width=50)
-    for name, m in found.metrics.items():
+    for name, m in comparison.metrics.items():
         change = m.difference
         style = "bold" if change.low > 0 or change.high < 0 else ""
         cells = (name, f"{m.n:,}", f"{m.a.mean:.3f}", f"{m.b.mean:.3f}",
                  f"{change.mean:+.3f} [{change.low:+.3f}, {change.high:+.3f}]", f"{m.effect:+.2f}")
         shown.add_row(*(Text(printable(cell), style) for cell in cells))
     console.print(shown)
-    for line in (*_listed(found, most), *found.notes, found.verdict):
+    for line in (*_listed(comparison, most), *comparison.notes, comparison.verdict):
         console.print(printable(line), markup=False, soft_wrap=True)
 
 
-def _listed(found: Comparison, most: int) -> list[str]:
-    lines = [f"by {found.metric}: b wins {found.wins:,}, loses {found.losses:,}, ties {found.ties:,}"]
-    wins, losses = found.samples[:min(most, found.wins)], found.samples[::-1][:min(most, found.losses)]
+def _listed(comparison: Comparison, most: int) -> list[str]:
+    lines = [f"by {comparison.metric}: b wins {comparison.wins:,}, loses {comparison.losses:,}, "
+             f"ties {comparison.ties:,}"]
+    wins = comparison.samples[:min(most, comparison.wins)]
+    losses = comparison.samples[::-1][:min(most, comparison.losses)]
     return [*lines, *(_outcome("win ", s) for s in wins), *(_outcome("loss", s) for s in losses)]
 
 
@@ -179,23 +182,23 @@ def _weights(words: Sequence[str], as_json: bool) -> None:
 
     if len(words) > 2:
         raise typer.BadParameter(f"{' '.join(words)}: with --weights name a run, or two models", param_hint="A [vs] B")
-    found = weight_changes(*words)
+    changes = weight_changes(*words)
     if as_json:
-        emit(counts(found))
+        emit(counts(changes))
         return
     from rich.console import Console
     from rich.text import Text
 
     console = Console(highlight=False)
-    console.print(printable(f"a: {found.a}\nb: {found.b}", 400), markup=False, soft_wrap=True)
+    console.print(printable(f"a: {changes.a}\nb: {changes.b}", 400), markup=False, soft_wrap=True)
     shown = table("weights", "tensors", "n", "changed", "lost to rounding", "distance / norm", min_width=50)
-    for name, change in (*found.kinds.items(), ("all", found.total)):
+    for name, change in (*changes.kinds.items(), ("all", changes.total)):
         relative = change.distance / change.norm if change.norm else float("nan")
         shown.add_row(*map(Text, (printable(name), f"{change.tensors:,}", f"{change.weights:,}", f"{change.share:.2%}",
                                   f"{change.lost / max(1, change.weights):.2%}", f"{relative:.2e}")))
     console.print(shown)
-    if found.unmatched:
-        names = ", ".join(found.unmatched[:5]) + (", ..." if len(found.unmatched) > 5 else "")
+    if changes.unmatched:
+        names = ", ".join(changes.unmatched[:5]) + (", ..." if len(changes.unmatched) > 5 else "")
         console.print(printable(f"in one of the two alone, and not counted: {names}", 400), markup=False,
                       soft_wrap=True)
     console.print("changed: by more than 1e-5 in the type that a is stored in; lost to rounding: less than that type "
@@ -209,16 +212,16 @@ def _forms(words: Sequence[str], split: str | None, as_json: bool) -> None:
     if "vs" in words:
         raise typer.BadParameter("vs stands between two sides; with --forms name runs, each is shown by itself",
                                  param_hint="A [vs] B")
-    found = {word: forms_over_steps(RunFolder(word), split) for word in words}
+    forms_by_run = {word: forms_over_steps(RunFolder(word), split) for word in words}
     if as_json:
         emit({word: [{"step": p.step, "answers": p.answers, "entropy": p.entropy, "forms": dict(p.forms.most_common())}
-                     for p in points] for word, points in found.items()})
+                     for p in points] for word, points in forms_by_run.items()})
         return
     from rich.console import Console
     from rich.text import Text
 
     console = Console(highlight=False)
-    for word, points in found.items():
+    for word, points in forms_by_run.items():
         console.print(printable(word), markup=False, soft_wrap=True)
         shown = table("form of the answers", *(f"step {point.step}" for point in points), min_width=50)
         for name in most_frequent(points):
@@ -244,17 +247,17 @@ def _sequential(words: Sequence[str], split: str | None, metric: str, seeds: int
     settings = [word for word in words if _SETTING.fullmatch(word)]
     folder = out or Path("runs") / "-".join(["compare", *(Path(path).stem for path in configs)])
 
-    def told(look: Look) -> None:
+    def report(look: Look) -> None:
         if not as_json:
             typer.echo(printable(_look(look, blocks)))
 
     with _interruptible(folder), bars() as tell:
-        found = run(configs, settings, folder, metric=metric, split=split, n=seeds, blocks=blocks, alpha=alpha,
-                    jobs=jobs, tell=tell, on_look=told)
+        decided = run(configs, settings, folder, metric=metric, split=split, n=seeds, blocks=blocks, alpha=alpha,
+                      jobs=jobs, tell=tell, on_look=report)
     if as_json:
-        emit(found.plain())
+        emit(decided.plain())
     else:
-        _print_decided(found)
+        _print_decided(decided)
 
 
 def _look(look: Look, blocks: int) -> str:
@@ -267,18 +270,18 @@ def _limit(threshold: float) -> str:
     return "no decision possible yet" if threshold == float("inf") else f"threshold {threshold:.3f}"
 
 
-def _print_decided(found: Decided) -> None:
+def _print_decided(decided: Decided) -> None:
     import numpy as np
 
-    for name, scores in found.scores.items():
+    for name, scores in decided.scores.items():
         deviation = np.std(scores, ddof=1)
-        typer.echo(printable(f"{name}: {found.metric} {np.mean(scores):.3f} (standard deviation {deviation:.3f} over "
+        typer.echo(printable(f"{name}: {decided.metric} {np.mean(scores):.3f} (standard deviation {deviation:.3f} over "
                              f"{len(scores)} seeds)"))
-    for (a, b), higher in found.test.decisions.items():
+    for (a, b), higher in decided.test.decisions.items():
         lower = b if higher == a else a
-        typer.echo(printable(f"{higher} is higher than {lower} (alpha {found.test.alpha:g})" if higher else
-                             f"no difference shown between {a} and {b} after {len(found.test.looks)} blocks"))
-    typer.echo(printable(f"{found.runs} runs in {found.folder}"))
+        typer.echo(printable(f"{higher} is higher than {lower} (alpha {decided.test.alpha:g})" if higher else
+                             f"no difference shown between {a} and {b} after {len(decided.test.looks)} blocks"))
+    typer.echo(printable(f"{decided.runs} runs in {decided.folder}"))
 
 
 class _interruptible:
@@ -335,35 +338,35 @@ def sweep(
 
     folder = out or Path("runs") / f"sweep-{Path(config).stem}"
     with _interruptible(folder), bars() as tell:
-        found = run(config, words, folder, method=method, n=n, seeds=seeds, test_seeds=test_seeds, metric=metric,
+        swept = run(config, words, folder, method=method, n=n, seeds=seeds, test_seeds=test_seeds, metric=metric,
                     split=split, base=base, eta=eta, jobs=jobs, seed=seed, command="sft" if sft else "train", tell=tell)
     if as_json:
-        emit(found.plain())
+        emit(swept.plain())
     else:
-        _print_swept(found)
+        _print_swept(swept)
 
 
-def _print_swept(found: Swept) -> None:
+def _print_swept(swept: Swept) -> None:
     from rich.console import Console
     from rich.text import Text
 
     console = Console(highlight=False)
-    shown = table("settings", "seeds", f"{found.metric}", min_width=50, title=f"tuning seeds, {found.split}")
-    for trial in found.trials[:20]:
+    shown = table("settings", "seeds", f"{swept.metric}", min_width=50, title=f"tuning seeds, {swept.split}")
+    for trial in swept.trials[:20]:
         shown.add_row(*map(Text, (printable(_settings(trial.settings)), str(len(trial.scores)), f"{trial.mean:.3f}")))
     console.print(shown)
-    for s in found.sensitivities:
+    for s in swept.sensitivities:
         means = ", ".join(f"{value} {mean:.3f} ({n})" for value, (n, mean) in s.means.items())
         line = f"{s.name}: spread {s.spread:.3f}, {s.share:.0%} of the variance; mean by value {means}"
         console.print(printable(line), markup=False, soft_wrap=True)
-    lines = [f"best on the tuning seeds: {_settings(found.best.settings)}: {found.tuning}, too high, as it was chosen "
+    lines = [f"best on the tuning seeds: {_settings(swept.best.settings)}: {swept.tuning}, too high, as it was chosen "
              "by them"]
-    for name, own in found.statistics.items():
-        lines.append(f"{name} on {len(found.tests[name])} test seeds: mean {own['mean']}, IQM {own['iqm']}, "
+    for name, own in swept.statistics.items():
+        lines.append(f"{name} on {len(swept.tests[name])} test seeds: mean {own['mean']}, IQM {own['iqm']}, "
                      f"optimality gap {own['optimality_gap']}")
-    if found.improvement:
-        lines.append(f"probability that a run with these settings is above one without: {found.improvement}")
-    lines += [*found.notes, f"{found.runs} runs in {found.folder}; sweep.json and profile.png are there"]
+    if swept.improvement:
+        lines.append(f"probability that a run with these settings is above one without: {swept.improvement}")
+    lines += [*swept.notes, f"{swept.runs} runs in {swept.folder}; sweep.json and profile.png are there"]
     for line in lines:
         console.print(printable(line), markup=False, soft_wrap=True)
 

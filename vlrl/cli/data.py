@@ -109,8 +109,8 @@ def check(
         task, scale = one_task(make_task(settled), "vlrl data check"), scale_of(settled)
     limits = settled.limits if settled else LimitsSettings()
     own_root = root or (Path(settled.data.root) if settled and settled.data.root else None)
-    files, held = _located(files, settled.data.cache if settled else "")
-    own_root = own_root or held
+    files, media_root = _located(files, settled.data.cache if settled else "")
+    own_root = own_root or media_root
     with bars() as tell:
         findings = run(files, task, limits, own_root, format or (settled.data.format if settled else "auto"),
                        media=media, allow_missing=allow_missing,
@@ -224,11 +224,11 @@ def _located(names: list[Path], cache: str) -> tuple[list[Path], Path | None]:
     """
     from vlrl.data import located, several
 
-    found, root = [], None
+    paths, root = [], None
     for name in names:
         files, own = located(str(name), cache) if several(str(name)) else ([name], None)
-        found, root = [*found, *files], root or own
-    return found, root
+        paths, root = [*paths, *files], root or own
+    return paths, root
 
 
 def _pairs(columns: list[str] | None) -> dict[str, str]:
@@ -267,7 +267,7 @@ def gui(
 
     with bars() as tell:
         counts = make_gui(out, seed, samples, pages=pages, browser=browser, force=force, tell=tell)
-    _show_made(out, counts, json)
+    _show_counts(out, counts, json)
 
 
 @make.command(epilog=examples(
@@ -292,7 +292,7 @@ def driving(
 
     with bars() as tell:
         counts = make_driving(out, seed, samples, heldout=heldout, history=history, width=width, force=force, tell=tell)
-    _show_made(out, counts, json)
+    _show_counts(out, counts, json)
 
 
 @make.command(epilog=examples(
@@ -320,10 +320,10 @@ def video(
     with bars() as tell:
         counts = make_video(out, seed, samples, heldout=heldout, real=real, size=size, fps=fps, kinds=kinds,
                             force=force, tell=tell)
-    _show_made(out, counts, json)
+    _show_counts(out, counts, json)
 
 
-def _show_made(out: Path, counts: dict[str, int], json: bool) -> None:
+def _show_counts(out: Path, counts: dict[str, int], json: bool) -> None:
     if json:
         emit({"folder": str(out), **counts})
         return

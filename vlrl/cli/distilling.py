@@ -88,30 +88,30 @@ def distill(
                        price_in=price_in, price_out=price_out)
     tool.check(loaded, order, places)
     with prints_aside(), bars(lines=True) as tell:
-        found = tool.distilled(loaded, server, order, places, tell)
+        summary = tool.distilled(loaded, server, order, places, tell)
     follow = f"vlrl sft {shlex.quote(config)} data.solutions={shlex.quote(str(out))}"
     if as_json:
-        emit({"file": str(out), "drawn": str(places.drawn), "about": str(places.about), **found, "next": follow})
+        emit({"file": str(out), "drawn": str(places.drawn), "about": str(places.about), **summary, "next": follow})
     else:
-        _show(found, order, places, follow)
-    if found["unanswered"] or not found["kept"]:
+        _show(summary, order, places, follow)
+    if summary["unanswered"] or not summary["kept"]:
         raise typer.Exit(1)
 
 
-def _show(found: Mapping[str, Any], order: Order, places: Places, follow: str) -> None:
-    cost = found["cost"]
+def _show(summary: Mapping[str, Any], order: Order, places: Places, follow: str) -> None:
+    cost = summary["cost"]
     price = f", price {cost['price']:.4f}" if "price" in cost else ""
-    typer.echo(f"{found['right']:,} of {found['answers']:,} answers are right, to {found['solved']:,} of "
-               f"{found['prompts']:,} rows; {found['kept']:,} are kept: {places.out}")
+    typer.echo(f"{summary['right']:,} of {summary['answers']:,} answers are right, to {summary['solved']:,} of "
+               f"{summary['prompts']:,} rows; {summary['kept']:,} are kept: {places.out}")
     typer.echo(f"cost of all replies so far: {cost['replies']:,} replies, {cost['tokens_in']:,} tokens in, "
                f"{cost['tokens_out']:,} out{price}")
     if cost.get("replies_without_tokens"):
         typer.echo(f"warning: the server did not say how many tokens {cost['replies_without_tokens']:,} replies took")
-    if found["left_out"]:
-        typer.echo(f"{found['left_out']:,} rows could not be asked; the first reasons are in {places.about}")
-    if found["unanswered"]:
-        typer.echo(f"{found['unanswered']:,} answers were not given: the same command asks for them again")
-    if not found["kept"]:
+    if summary["left_out"]:
+        typer.echo(f"{summary['left_out']:,} rows could not be asked; the first reasons are in {places.about}")
+    if summary["unanswered"]:
+        typer.echo(f"{summary['unanswered']:,} answers were not given: the same command asks for them again")
+    if not summary["kept"]:
         typer.echo("nothing was right, so there is nothing to learn from: raise --answers, lower --least, or name "
                    "another teacher")
     else:

@@ -45,14 +45,15 @@ def run_stages(config: Config, as_json: bool) -> None:
     from vlrl.tools import stages
 
     with Console(stderr=True).status("reading") as status:
-        found = stages.dry_run(config, status.update)
-    bad = [problem for *_, problems in found for problem in problems]
+        stage_reports = stages.dry_run(config, status.update)
+    bad = [problem for *_, problems in stage_reports for problem in problems]
     if as_json:
         emit({"stages": [{"name": stage.name, "kind": stage.kind, "problems": problems,
-                          **(_plain(report) if report else {})} for stage, report, problems in found], "ok": not bad})
+                          **(_plain(report) if report else {})} for stage, report, problems in stage_reports],
+              "ok": not bad})
     else:
         console = Console(highlight=False)
-        for stage, report, problems in found:
+        for stage, report, problems in stage_reports:
             console.print(f"stage {stage.name} ({stage.kind})", style="bold", markup=False)
             if report:
                 _print(report)

@@ -47,30 +47,30 @@ def check(
     with TemporaryDirectory(prefix="vlrl-judge-") as folder:
         judge = Judge(loaded.services.judge, Path(folder), loaded.limits) if loaded.services.judge.url else None
         try:
-            found = audit(loaded, rows, judge)
+            report = audit(loaded, rows, judge)
         finally:
             if judge:
                 judge.close()
     if json:
-        return emit(found.plain())
-    _print(found)
+        return emit(report.plain())
+    _print(report)
 
 
-def _print(found: Audit) -> None:
-    table = [(name, *_columns(one)) for name, one in (("judge", found.judge), ("rule", found.rule)) if one]
+def _print(report: Audit) -> None:
+    table = [(name, *_columns(one)) for name, one in (("judge", report.judge), ("rule", report.rule)) if one]
     typer.echo(f"{'':6} {'answers':>8} {'no verdict':>11} {'agreement':>10} {'false positives':>16} "
                f"{'false negatives':>16}")
     for name, answers, unanswered, agreement, wrong, missed in table:
         typer.echo(f"{name:6} {answers:>8} {unanswered:>11} {agreement:>10} {wrong:>16} {missed:>16}")
-    if found.judge is None:
+    if report.judge is None:
         return
-    typer.echo(f"\nverdicts changed by another wording  {_percent(found.reworded)}\n"
-               f"wrong answers accepted that talk to it  {_percent(found.injected_accepted)}")
-    if found.pairs:
-        p = found.pairs
+    typer.echo(f"\nverdicts changed by another wording  {_percent(report.reworded)}\n"
+               f"wrong answers accepted that talk to it  {_percent(report.injected_accepted)}")
+    if report.pairs:
+        p = report.pairs
         typer.echo(f"pairs  {p['pairs']}, {p['unanswered']} without a verdict; agreement {_percent(p['agreement'])}, "
                    f"the order decides {_percent(p['order_decides'])}, first place {_percent(p['position_bias'], '+')}")
-    typer.echo("cost  " + ", ".join(f"{name} {value:g}" for name, value in found.cost.items()))
+    typer.echo("cost  " + ", ".join(f"{name} {value:g}" for name, value in report.cost.items()))
 
 
 def _columns(one: Agreement) -> tuple[Any, ...]:

@@ -46,17 +46,17 @@ def overlap(
     from vlrl.tools.overlap import overlap as run
 
     with bars() as tell:
-        found = run(train, heldout, root=root, format=format, tell=tell, embedder=embedder, alike=alike)
+        report = run(train, heldout, root=root, format=format, tell=tell, embedder=embedder, alike=alike)
     if json:
-        emit({"train": found.train, "heldout": found.heldout, "share": found.share,
-              "shared": [one._asdict() for one in found.shared]})
+        emit({"train": report.train, "heldout": report.heldout, "share": report.share,
+              "shared": [one._asdict() for one in report.shared]})
     else:
-        for one in found.shared[:most or None]:
+        for one in report.shared[:most or None]:
             typer.echo(printable(f"{one.heldout}: {_WORDS[one.kind]} as {one.train} of train, {one.likeness:.2f}"))
-        if 0 < most < len(found.shared):
-            typer.echo(f"... and {len(found.shared) - most:,} more (--max 0 lists all)")
-        kinds = Counter(_WORDS[one.kind] for one in found.shared)
-        typer.echo(f"{found.share:.1%} of {found.heldout:,} held-out rows share something with {found.train:,} of train"
-                   + "".join(f"; {words} {n:,}" for words, n in kinds.most_common()))
-    if found.shared:
+        if 0 < most < len(report.shared):
+            typer.echo(f"... and {len(report.shared) - most:,} more (--max 0 lists all)")
+        kinds = Counter(_WORDS[one.kind] for one in report.shared)
+        typer.echo(f"{report.share:.1%} of {report.heldout:,} held-out rows share something with {report.train:,} of "
+                   "train" + "".join(f"; {words} {n:,}" for words, n in kinds.most_common()))
+    if report.shared:
         raise typer.Exit(1)

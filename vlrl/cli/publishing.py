@@ -42,11 +42,11 @@ def register(app: typer.Typer) -> None:
 def export(run: Run, out: Annotated[Path, typer.Option("-o", "--out", help="The new folder, e.g. a-rollouts.")],
            steps: Steps = None, split: Split = None, json: AsJson = False) -> None:
     """Write a run's rollouts as a data set: parquet with pictures, the notes of the inspector, and a card."""
-    made = _made(run, out, steps, split)
+    exported = _exported(run, out, steps, split)
     if json:
-        emit(asdict(made))
+        emit(asdict(exported))
     else:
-        _say(made)
+        _say(exported)
 
 
 def push(run: Run, repo: Annotated[str, typer.Argument(metavar="ORG/NAME", show_default=False,
@@ -65,11 +65,11 @@ def push(run: Run, repo: Annotated[str, typer.Argument(metavar="ORG/NAME", show_
     target = hub_push.HubTarget(repo, "dataset", public)
     ready(target, dry_run)
     with tempfile.TemporaryDirectory() as folder:
-        made = _made(run, Path(folder) / "set", steps, split, with_media, Private.here(run))
-        files = publish.files_of(made.folder)
+        exported = _exported(run, Path(folder) / "set", steps, split, with_media, Private.here(run))
+        files = publish.files_of(exported.folder)
         show_files(target, files, dry_run)
         url = "not sent" if dry_run else hub_push.push(target, files, "Rollouts of vlrl")
-        _say(made, url)
+        _say(exported, url)
 
 
 def ready(target: HubTarget, dry_run: bool) -> None:
@@ -94,8 +94,8 @@ def show_files(target: HubTarget, files: Files, dry_run: bool) -> None:
     typer.echo(f"  {sum(size for _, size in listed):>15,} bytes  in {len(listed)} files")
 
 
-def _made(run: Path, out: Path, steps: str | None, split: str | None, media: bool = True,
-          private: Private | None = None) -> Exported:
+def _exported(run: Path, out: Path, steps: str | None, split: str | None, media: bool = True,
+              private: Private | None = None) -> Exported:
     from vlrl.store import RunFolder
     from vlrl.tools.publish import export as write
 
@@ -108,14 +108,15 @@ def _notes(run: Path) -> Notes:
     """Returns the notes that the inspector keeps beside the run; those on the folder alone count too."""
     from vlrl.app.notes import FILE, Notes  # pyright: ignore[reportMissingImports]  # on vlrl.__path__
 
-    found = {}
+    notes = {}
     for root, name in ((run.resolve().parent, run.resolve().name), (run.resolve(), ".")):
         if (root / FILE).is_file():
-            found |= {tuple(note.key[1:]): (note.flag, note.comment) for note in Notes(root).all(run=name)}
-    return found
+            notes |= {tuple(note.key[1:]): (note.flag, note.comment) for note in Notes(root).all(run=name)}
+    return notes
 
 
-def _say(made: Exported, url: str = "") -> None:
-    typer.echo(printable(f"{made.rows} rollouts, {made.images} pictures, {made.notes} notes: {url or made.folder}"))
-    for what, count in made.left_out.items():
+def _say(exported: Exported, url: str = "") -> None:
+    typer.echo(printable(f"{exported.rows} rollouts, {exported.images} pictures, {exported.notes} notes: "
+                         f"{url or exported.folder}"))
+    for what, count in exported.left_out.items():
         typer.echo(f"left out: {count} {what}")

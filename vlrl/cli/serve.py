@@ -185,9 +185,9 @@ def _record(config: Config, folder: Path | None, port: int, most_open: int, idle
     from vlrl.tools.record import Server, recorder
 
     target = (folder or Path(f"{config.run.dir}-episodes")).absolute()
-    with recorder(config, target, most_open, idle_s) as made:
+    with recorder(config, target, most_open, idle_s) as recording:
         key = write_key(target / "key")
-        _serve(Server(port, read_key(str(key)), made), f"(key: {key}); episodes go to {target}")
+        _serve(Server(port, read_key(str(key)), recording), f"(key: {key}); episodes go to {target}")
 
 
 def _chat(config: Config, folder: Path | None, port: int) -> None:
@@ -200,9 +200,9 @@ def _chat(config: Config, folder: Path | None, port: int) -> None:
     if config.engine.name == "vllm_server":
         raise ConfigError("--chat with engine.name=vllm_server: the model answers in this process. Set engine=hf or "
                           "engine=vllm")
-    with chat(config) as made:
+    with chat(config) as chat_model:
         key = write_key((folder or Path(f"{config.run.dir}-chat")).absolute() / "key")
-        _serve(Server(port, read_key(str(key)), made), f"(key: {key}); model {made.name}")
+        _serve(Server(port, read_key(str(key)), chat_model), f"(key: {key}); model {chat_model.name}")
 
 
 def _serve(server: Any, words: str) -> None:

@@ -176,16 +176,16 @@ def _run(config: str, loaded: Any, wanted: Any, order: Order | None, checkpoint:
     for warning in chosen.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     with prints_aside(), bars(lines=True, show=comm.is_main()) as tell:
-        made = tool.synthesized(loaded, chosen, search, answers, places, tell, order)
+        outcome = tool.synthesized(loaded, chosen, search, answers, places, tell, order)
     if comm.is_main():
         follow = f"vlrl train {shlex.quote(config)} data.train={shlex.quote(str(places.out))} data.own_samples=false"
         if as_json:
             emit({"file": str(places.out), "refused": str(places.refused), "about": str(places.about),
-                  "candidates": made.counts, "gates": tool.gates(made.counts), "kept": len(made.kept),
-                  "unanswered": made.unanswered, "cost": made.costs, "next": follow})
+                  "candidates": outcome.counts, "gates": tool.gates(outcome.counts), "kept": len(outcome.kept),
+                  "unanswered": outcome.unanswered, "cost": outcome.costs, "next": follow})
         else:
-            _show(made, search, places, follow)
-    if made.unanswered:
+            _show(outcome, search, places, follow)
+    if outcome.unanswered:
         raise typer.Exit(1)
 
 
@@ -203,24 +203,24 @@ def _check_out(places: Places, force: bool) -> None:
             raise ConfigError(f"{path} exists already: --force replaces it, or name another file with --out")
 
 
-def _show(made: Made, search: Search, places: Places, follow: str) -> None:
+def _show(outcome: Made, search: Search, places: Places, follow: str) -> None:
     from rich.console import Console
 
     from vlrl.tools.synthesize import gates
 
     shown = table("became of them", "candidates", title=f"{search.candidates:,} candidates")
-    for name, count in made.counts.items():
+    for name, count in outcome.counts.items():
         shown.add_row(name, f"{count:,}")
     Console(highlight=False).print(shown)
-    typer.echo("passed each gate: " + ", ".join(f"{name} {count:,}" for name, count in gates(made.counts).items()))
-    for name, cost in made.costs.items():
+    typer.echo("passed each gate: " + ", ".join(f"{name} {count:,}" for name, count in gates(outcome.counts).items()))
+    for name, cost in outcome.costs.items():
         price = f", price {cost['price']:.4f}" if "price" in cost else ""
         typer.echo(f"cost of the {name} so far: {cost['replies']:,} replies, {cost['tokens_in']:,} tokens in, "
                    f"{cost['tokens_out']:,} out{price}")
-    for row in made.kept[:_SHOWN]:
-        asked = row.get("instruction") or row.get("question") or row["id"]
-        typer.echo(f"{row['pass_at_k']:>5.0%}  {printable(asked, 160)}")
-    typer.echo(f"{places.out}: {len(made.kept):,} rows; those that are not kept in {places.refused}")
-    if made.unanswered:
-        typer.echo(f"{made.unanswered:,} replies were not given: the same command asks for them again")
+    for row in outcome.kept[:_SHOWN]:
+        question = row.get("instruction") or row.get("question") or row["id"]
+        typer.echo(f"{row['pass_at_k']:>5.0%}  {printable(question, 160)}")
+    typer.echo(f"{places.out}: {len(outcome.kept):,} rows; those that are not kept in {places.refused}")
+    if outcome.unanswered:
+        typer.echo(f"{outcome.unanswered:,} replies were not given: the same command asks for them again")
     typer.echo(f"next: {printable(follow)}")

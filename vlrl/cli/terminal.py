@@ -32,10 +32,10 @@ def table(*columns: str, left: int = 1, **options: Any) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    made = Table(box=SIMPLE_HEAD, pad_edge=False, **options)
+    rich_table = Table(box=SIMPLE_HEAD, pad_edge=False, **options)
     for place, name in enumerate(columns):
-        made.add_column(name, justify="left" if place < left else "right")
-    return made
+        rich_table.add_column(name, justify="left" if place < left else "right")
+    return rich_table
 
 
 def standard_input() -> TextIO:

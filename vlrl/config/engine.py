@@ -88,7 +88,7 @@ class EngineSettings(Settings):
 
     @field_validator("top_k")
     @classmethod
-    def _some_are_kept(cls, value: int) -> int:
+    def _not_zero(cls, value: int) -> int:
         if value == 0:
             raise ValueError("no token would be left to sample; give how many are kept, or -1 for all")
         return value

@@ -65,8 +65,8 @@ def _is_there(path: Path) -> bool:
 
 def split_of_folder(name: str) -> tuple[str, str] | None:
     """Returns an existing folder and the split of it that a name means, as folder@train; None for other names."""
-    found = re.fullmatch(r"(?s)(.+)@(\w[\w-]*)", name)
-    return (found[1], found[2]) if found and os.path.isdir(found[1]) else None
+    match = re.fullmatch(r"(?s)(.+)@(\w[\w-]*)", name)
+    return (match[1], match[2]) if match and os.path.isdir(match[1]) else None
 
 
 def _fitting(path: Path) -> Iterator[str]:

@@ -337,15 +337,15 @@ class LimitsSettings(Settings):
 def _with_reference(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns the settings with algo.reference as services.reference says. ValueError where both say something."""
     services, algo = values.get("services") or {}, values.get("algo") or {}
-    asked = services.get("reference") if isinstance(services, Mapping) else None
-    if not isinstance(asked, str) or asked not in FOLLOWS or not isinstance(algo, Mapping):
+    requested = services.get("reference") if isinstance(services, Mapping) else None
+    if not isinstance(requested, str) or requested not in FOLLOWS or not isinstance(algo, Mapping):
         return values
     given = algo.get("reference") or "auto"
     options = given if isinstance(given, Mapping) else {"name": given}
-    if options.get("name", "auto") not in ("auto", FOLLOWS[asked]):
-        raise ValueError(f"services.reference={asked} and algo.reference={options['name']}: a run has one reference "
-                         "policy. Leave one of them out")
-    return {**values, "algo": {**algo, "reference": {**options, "name": FOLLOWS[asked]}}}
+    if options.get("name", "auto") not in ("auto", FOLLOWS[requested]):
+        raise ValueError(f"services.reference={requested} and algo.reference={options['name']}: a run has one "
+                         "reference policy. Leave one of them out")
+    return {**values, "algo": {**algo, "reference": {**options, "name": FOLLOWS[requested]}}}
 
 
 class Config(Settings):

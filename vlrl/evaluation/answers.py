@@ -82,7 +82,7 @@ class _Asking:
 
     def sample(self, number: int) -> Sample:
         """Returns a sample as this setting words it, its environment reset by the seed."""
-        sample = asked_sample(self.ready.task, self.drawing, self.samples, number)
+        sample = sample_for_drawing(self.ready.task, self.drawing, self.samples, number)
         return opened(self.ready.engine, self.ready.task, sample, *self.key(number)[1:])
 
     def place(self, number: int) -> Row:
@@ -90,7 +90,7 @@ class _Asking:
         return {"split": self.split, "setting": self.drawing.name, "seed": self.seed, "number": number}
 
 
-def asked_sample(task: Task, drawing: Drawing, samples: Sequence[Sample], number: int) -> Sample:
+def sample_for_drawing(task: Task, drawing: Drawing, samples: Sequence[Sample], number: int) -> Sample:
     """Returns a sample as a setting asks it, before any environment is reset."""
     sample = probe(drawing.probe, samples, number) if drawing.probe else samples[number]
     if drawing.wording is None:
@@ -108,16 +108,16 @@ def ask(ready: Ready, splits: Sequence[str], drawings: Sequence[Drawing], file: 
     whose data are bad. Raises ConfigError for an empty split, TrainingError when scoring or environments fail too often
     (limits.score_errors, limits.environment_errors).
     """
-    asked = [_Asking(ready=ready, drawing=drawing, seed=seed, split=split, samples=samples, step=step)
-             for split in splits
-             for samples in [instead or first_samples(ready.task, split, ready.config.eval.samples)]
-             for drawing in drawings for seed in drawing.seeds]
-    total = sum(len(a.samples) * a.drawing.answers for a in asked)
+    evaluations = [_Asking(ready=ready, drawing=drawing, seed=seed, split=split, samples=samples, step=step)
+                   for split in splits
+                   for samples in [instead or first_samples(ready.task, split, ready.config.eval.samples)]
+                   for drawing in drawings for seed in drawing.seeds]
+    total = sum(len(a.samples) * a.drawing.answers for a in evaluations)
     done = 0
-    for one in asked:
+    for one in evaluations:
         n = one.drawing.answers
         for left in _rounds(one, file):
-            what = f"answering {one.split}" + (f", {one.drawing.name}, seed {one.seed}" if len(asked) > 1 else "")
+            what = f"answering {one.split}" + (f", {one.drawing.name}, seed {one.seed}" if len(evaluations) > 1 else "")
             tell(what, done, total)
             mine = left[comm.rank()] if comm.rank() < len(left) else ()
             groups, rows = comm.together(partial(_answered, one, mine))
@@ -128,7 +128,8 @@ def ask(ready: Ready, splits: Sequence[str], drawings: Sequence[Drawing], file: 
             shares = comm.gather(rows)
             comm.on_main(partial(file.add, [row for share in shares for row in share]))
             done += n * sum(map(len, left))
-        done = n * len(one.samples) + sum(len(a.samples) * a.drawing.answers for a in asked[:asked.index(one)])
+        done = n * len(one.samples) + sum(len(a.samples) * a.drawing.answers
+                                          for a in evaluations[:evaluations.index(one)])
     tell("answering", total, total)
 
 
@@ -177,9 +178,9 @@ def _answered(one: _Asking, numbers: Sequence[int]) -> tuple[list[Group], list[R
         return make_group(ready.task, sample, prompt, [c for _, c in drawn_of[i]], group_id=f"{one.split}-{number:06d}",
                           split=one.split, step=one.step, likely=values[i], served=ready.services)
 
-    made = side_by_side(ready.services, scored, range(len(prompts)))
-    groups = [group for group, drawn in zip(made, drawn_of, strict=True) if drawn]
-    for (number, _, prompt), answers, drawn, group in zip(prompts, completions, drawn_of, made, strict=True):
+    scored_groups = side_by_side(ready.services, scored, range(len(prompts)))
+    groups = [group for group, drawn in zip(scored_groups, drawn_of, strict=True) if drawn]
+    for (number, _, prompt), answers, drawn, group in zip(prompts, completions, drawn_of, scored_groups, strict=True):
         base = {**one.place(number), **item(ready.task, group.sample, prompt, group.target)}
         rows += [{**base, "index": i, **outcome(ready.task, group.sample, c, rollout)}
                  for (i, c), rollout in zip(drawn, group.rollouts, strict=True)]
@@ -213,6 +214,6 @@ def outcome(task: Task, sample: Sample, completion: Completion, rollout: Rollout
 def _confidence(answer: Answer, parsed: Any, metrics: Mapping[str, float]) -> float | None:
     """Returns how sure an answer says it is, in [0, 1]; None where it does not say."""
     stated = parsed.get("confidence") if isinstance(parsed, Mapping) else None
-    found = metrics.get("confidence", stated)
-    found = read_confidence(answer.text) if found is None else found
-    return float(found) if isinstance(found, (int, float)) and 0 <= found <= 1 else None
+    confidence = metrics.get("confidence", stated)
+    confidence = read_confidence(answer.text) if confidence is None else confidence
+    return float(confidence) if isinstance(confidence, (int, float)) and 0 <= confidence <= 1 else None

@@ -64,8 +64,8 @@ def _content(content: Any, places: Any) -> Any:
         if part.get("type") not in ("image", "video"):
             out.append(part)
             continue
-        found = next(places, None)
-        if found is None:
+        media = next(places, None)
+        if media is None:
             raise DataError("the messages place more media than the sample has")
-        out += [{"type": "image_url", "image_url": {"url": url}} for url in data_urls(found)]
+        out += [{"type": "image_url", "image_url": {"url": url}} for url in data_urls(media)]
     return out

@@ -83,8 +83,8 @@ class Comparison:
     @property
     def verdict(self) -> str:
         """Returns in words whether b differs from a in the metric."""
-        found = self.metrics[self.metric]
-        change, where = found.difference, f"{self.metric} on {found.n:,} samples of {self.split}"
+        paired = self.metrics[self.metric]
+        change, where = paired.difference, f"{self.metric} on {paired.n:,} samples of {self.split}"
         if math.isnan(change.low):
             return f"no difference can be shown: {where} are too few for an interval"
         bounds = f"{change.mean:+.3f} [{change.low:+.3f}, {change.high:+.3f}]"
@@ -142,11 +142,11 @@ def compare(a: Sequence[Side], b: Sequence[Side], split: str | None = None, metr
 
 
 def _common_split(sides: Sequence[Side]) -> str:
-    found = [{name for _, _, name in RunFolder(one.folder).rollout_files("eval-rollouts") if name} for one in sides]
-    common = set.intersection(*found)
+    splits = [{name for _, _, name in RunFolder(one.folder).rollout_files("eval-rollouts") if name} for one in sides]
+    common = set.intersection(*splits)
     if not common:
         raise RunError("no split was evaluated in all of them: " + "; ".join(
-            f"{one.folder} has {', '.join(sorted(names)) or 'none'}" for one, names in zip(sides, found, strict=True)))
+            f"{one.folder} has {', '.join(sorted(names)) or 'none'}" for one, names in zip(sides, splits, strict=True)))
     return "heldout" if "heldout" in common else min(common)
 
 
@@ -178,10 +178,10 @@ def _matched(evaluated: Sequence[list[Item]], names: Sequence[str]) -> tuple[lis
     """Returns the samples that all runs have, in the order of the first; how many others there are; and why."""
     first, *others = evaluated
     pairings: list[Pairing] = [pair(first, other) for other in others]
-    partners = [{id(one): other for one, other in found.pairs} for found in pairings]
+    partners = [{id(one): other for one, other in pairing.pairs} for pairing in pairings]
     matched = [(item, *(own[id(item)] for own in partners)) for item in first
                if all(id(item) in own for own in partners)]
-    notes = [line for name, found in zip(names[1:], pairings, strict=True) for line in found.notes(names[0], name)]
+    notes = [line for name, pairing in zip(names[1:], pairings, strict=True) for line in pairing.notes(names[0], name)]
     return matched, sum(map(len, evaluated)) - len(matched) * len(evaluated), list(dict.fromkeys(notes))
 
 
@@ -195,19 +195,19 @@ _OWN: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 def _values(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     """metric -> mean over the answers to one sample, for what they have."""
-    found: dict[str, list[float]] = {}
+    by_metric: dict[str, list[float]] = {}
     for row in rows:
         own = [(name, of(row)) for name, of in _OWN.items()]
         for name, value in (*own, *(row["parts"] or ()), *(row["metrics"] or ())):
             if value is not None and math.isfinite(value):
-                found.setdefault(name, []).append(float(value))
-    return {name: float(np.mean(values)) for name, values in found.items()}
+                by_metric.setdefault(name, []).append(float(value))
+    return {name: float(np.mean(values)) for name, values in by_metric.items()}
 
 
 def _names(runs: Sequence[Sequence[dict[str, float]]]) -> list[str]:
     """Returns the metrics that each run has of at least one sample."""
-    found = [dict.fromkeys(name for values in run for name in values) for run in runs]
-    return [name for name in found[0] if all(name in names for names in found)]
+    names_by_run = [dict.fromkeys(name for values in run for name in values) for run in runs]
+    return [name for name in names_by_run[0] if all(name in names for names in names_by_run)]
 
 
 def _metric(a: Sequence[Sequence[dict[str, float]]], b: Sequence[Sequence[dict[str, float]]], name: str,
@@ -221,11 +221,11 @@ def _metric(a: Sequence[Sequence[dict[str, float]]], b: Sequence[Sequence[dict[s
 
 def _samples(matched: Sequence[tuple[Item, ...]], runs: Sequence[Sequence[dict[str, float]]], n: int, metric: str
              ) -> tuple[Outcome, ...]:
-    found = []
+    outcomes = []
     for place, row in enumerate(matched):
         values = [run[place].get(metric) for run in runs]
         if None not in values:
             means = (float(np.mean(values[:n])), float(np.mean(values[n:])))  # type: ignore[arg-type]
             answers = (row[0].value[0]["completion"] or "", row[n].value[0]["completion"] or "")
-            found.append(Outcome(row[0].id, row[n].id, *means, answers))
-    return tuple(sorted(found, key=lambda s: (s.a - s.b, s.id)))
+            outcomes.append(Outcome(row[0].id, row[n].id, *means, answers))
+    return tuple(sorted(outcomes, key=lambda s: (s.a - s.b, s.id)))

@@ -73,7 +73,7 @@ class Endpoint:
     def _completion(self, request: Request, index: int) -> Completion:
         """Returns one answer, or one with an error."""
         try:
-            reply = self._client.asked(self._body(request, index), request.sampling.max_new_tokens)
+            reply = self._client.complete(self._body(request, index), request.sampling.max_new_tokens)
         except Refused as error:
             message = self._client.without_key(str(error))[:MOST_DETAIL]
             self._note(False, message)

@@ -36,8 +36,8 @@ def form(text: str) -> str:
     short = _TOKENS.sub(_kind, text[:_LONGEST])
     marked = re.split(r"(</?[A-Za-z_][\w-]{0,40}>)", short)
     marked[::2] = [_SENTENCE.sub("a", piece) for piece in marked[::2]]
-    found = _SPACE.sub(" ", "".join(marked)).strip()
-    return found if len(found) <= _SHOWN else found[:_SHOWN - 3] + "..."
+    normalized = _SPACE.sub(" ", "".join(marked)).strip()
+    return normalized if len(normalized) <= _SHOWN else normalized[:_SHOWN - 3] + "..."
 
 
 def _kind(token: re.Match[str]) -> str:
@@ -78,18 +78,18 @@ def forms_over_steps(run: RunFolder, split: str | None = None) -> list[Forms]:
     files = [(steps, name) for _, steps, name in run.rollout_files("eval-rollouts") if name]
     splits = sorted({name for _, name in files})
     split = split or next((name for name in ("heldout", *splits) if name in splits), "heldout")
-    found = []
+    forms = []
     for step in sorted({step for steps, name in files if name == split for step in steps}):
         texts = run.rollouts(step, split=split, columns=["completion"]).column("completion").to_pylist()
         if texts:
-            found.append(Forms(step, Counter(form(text or "") for text in texts)))
+            forms.append(Forms(step, Counter(form(text or "") for text in texts)))
     if run.notes:
         raise RunError(f"{run.path}: {run.notes[0]}. Without these answers the shares would be of others")
-    if not found:
+    if not forms:
         raise RunError(f"{str(run.path)!r} holds no evaluated answers of split {split!r} (eval-rollouts/); there "
                        f"are: {', '.join(splits) or 'none'}. Name a run folder such as runs/quickstart; a run "
                        "keeps them with store.rollouts=true and eval.samples above 0")
-    return found
+    return forms
 
 
 def most_frequent(points: list[Forms], most: int = 6) -> list[str]:

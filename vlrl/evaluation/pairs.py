@@ -101,10 +101,10 @@ def items(rows: Iterable[Mapping[str, Any]]) -> list[Item]:
 
     Answers are of one sample when id and content are equal. Media that an episode showed later are not part of it.
     """
-    found: dict[Item, list[Mapping[str, Any]]] = {}
+    rows_by_item: dict[Item, list[Mapping[str, Any]]] = {}
     for row in rows:
-        found.setdefault(_item(row), []).append(row)
-    return [item._replace(value=own) for item, own in found.items()]
+        rows_by_item.setdefault(_item(row), []).append(row)
+    return [item._replace(value=own) for item, own in rows_by_item.items()]
 
 
 def pair(first: Sequence[Item], second: Sequence[Item]) -> Pairing:
@@ -123,12 +123,12 @@ def pair(first: Sequence[Item], second: Sequence[Item]) -> Pairing:
     rewords = {id(one) for one, other in pairs if one.prompt != other.prompt}
     place = {id(item): i for i, item in enumerate(first)}
     pairs.sort(key=lambda two: place[id(two[0])])
-    kept: dict[Any, tuple[Item, Item]] = {}
+    unique: dict[Any, tuple[Item, Item]] = {}
     for two in pairs:
-        kept.setdefault((two[0].content, two[0].row), two)
-    counted = {id(item) for two in kept.values() for item in two}
+        unique.setdefault((two[0].content, two[0].row), two)
+    counted = {id(item) for two in unique.values() for item in two}
     sides = [_left_out(own, other, counted) for own, other in ((first, second), (second, first))]
-    return Pairing(tuple(kept.values()), *sides, reworded=sum(id(one) in rewords for one, _ in kept.values()))
+    return Pairing(tuple(unique.values()), *sides, reworded=sum(id(one) in rewords for one, _ in unique.values()))
 
 
 # --- details ----------------------------------------------------------------------------------------------------------
@@ -172,11 +172,11 @@ def _matched(first: Sequence[Item], second: Sequence[Item], key: _Key
     pairs, left = [], []
     for item in first:
         others = waiting.get(key(item), [])
-        found = next((n for n, other in enumerate(others) if _agree(item.row, other.row)), None)
-        if found is None:
+        partner = next((n for n, other in enumerate(others) if _agree(item.row, other.row)), None)
+        if partner is None:
             left.append(item)
         else:
-            pairs.append((item, others.pop(found)))
+            pairs.append((item, others.pop(partner)))
     used = {id(other) for _, other in pairs}
     return pairs, left, [item for item in second if id(item) not in used]
 

@@ -42,9 +42,9 @@ def _points(axes: Any, results: Sequence[Result]) -> None:
              if not _AT.match(n) and "completion/length" not in n and _in_range(results, n)][:_MOST_BARS]
     for i, result in enumerate(results):
         place = (i - (len(results) - 1) / 2) * 0.8 / max(len(results), 1)
-        found = [(x + place, result.metrics[n]) for x, n in enumerate(names) if n in result.metrics]
-        if found:
-            _draw_line(axes, [x for x, _ in found], [m for _, m in found], "o", _label(result, results), i)
+        points = [(x + place, result.metrics[n]) for x, n in enumerate(names) if n in result.metrics]
+        if points:
+            _draw_line(axes, [x for x, _ in points], [m for _, m in points], "o", _label(result, results), i)
     axes.set_xticks(range(len(names)), names, rotation=30, ha="right", fontsize=8, parse_math=False)
     axes.set_ylim(-0.02, 1.02)
     if results:
@@ -55,10 +55,10 @@ def _curves(axes: Any, results: Sequence[Result]) -> None:
     """Draws pass@k and maj@k over k."""
     for i, result in enumerate(results):
         for kind, form in (("pass", "o-"), ("maj", "s--")):
-            found = sorted((int(at[2]), m) for name, m in result.metrics.items()
-                           if (at := _AT.fullmatch(name)) and at[1] == kind)
-            if found:
-                _draw_line(axes, [k for k, _ in found], [m for _, m in found], form,
+            points = sorted((int(at[2]), m) for name, m in result.metrics.items()
+                            if (at := _AT.fullmatch(name)) and at[1] == kind)
+            if points:
+                _draw_line(axes, [k for k, _ in points], [m for _, m in points], form,
                            f"{kind}@k, {_label(result, results)}", i)
     axes.set_xscale("log", base=2)
     axes.set(xlabel="k answers", ylabel="share of samples that are right", ylim=(-0.02, 1.02))

@@ -95,8 +95,8 @@ def reworded(samples: Sequence[Sample], number: int) -> Sample:
     if isinstance(given, (list, tuple)) and given:
         return _asking(sample, field, str(given[0]))
     first, rest = text.strip()[:1], text.strip()[1:].rstrip(".?! ")
-    kept = first if rest[:1].isupper() or rest[:1].isdigit() else first.lower()  # an abbreviation
-    return _asking(sample, field, f"I would like to know this, please: {kept}{rest}")
+    initial = first if rest[:1].isupper() or rest[:1].isdigit() else first.lower()  # an abbreviation
+    return _asking(sample, field, f"I would like to know this, please: {initial}{rest}")
 
 
 def _question(sample: Sample) -> tuple[str, str]:

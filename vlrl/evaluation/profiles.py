@@ -77,15 +77,16 @@ def sensitivities(settings: Sequence[Mapping[str, Any]], scores: Sequence[float]
     each, by their order.
     """
     values = np.asarray(scores, np.float64)
-    found = []
+    effects = []
     for name in dict.fromkeys(name for one in settings for name in one):
         groups = _groups([one[name] for one in settings], bins)
         means = {label: (len(own), float(values[own].mean())) for label, own in groups.items()}
         between = sum(k * (mean - values.mean()) ** 2 for k, mean in means.values())
         total = float(((values - values.mean()) ** 2).sum())
         each = [mean for _, mean in means.values()]
-        found.append(Sensitivity(name, means, max(each) - min(each), float(between / total) if total > 1e-18 else 0.0))
-    return sorted(found, key=lambda s: -s.spread)
+        share = float(between / total) if total > 1e-18 else 0.0
+        effects.append(Sensitivity(name, means, max(each) - min(each), share))
+    return sorted(effects, key=lambda s: -s.spread)
 
 
 def _groups(values: Sequence[Any], bins: int) -> dict[str, list[int]]:

@@ -72,8 +72,8 @@ class Cost:
 
 def read_verdict(text: str) -> bool | None:
     """Returns the last verdict in a text, None where there is none."""
-    found = _VERDICT.findall(text)
-    return found[-1].lower() == "yes" if found else None
+    verdicts = _VERDICT.findall(text)
+    return verdicts[-1].lower() == "yes" if verdicts else None
 
 
 class ReasoningJudge:
@@ -89,24 +89,24 @@ class ReasoningJudge:
         self._known = {(line["asked"], line["vote"]): line for line in begun(self.path, known, "verdicts", "file")
                        if "asked" in line}
 
-    def judged(self, rows: Sequence[Row], asked: Asked, tell: Callable[[str, int, int], None] | None = None
+    def judged(self, rows: Sequence[Row], sample_of: Asked, tell: Callable[[str, int, int], None] | None = None
                ) -> list[Row]:
         """Returns the rows with `verdicts`: of each right answer those that were given, of others none.
 
         Raises ConfigError where the server refuses key or model, TrainingError where it answers nothing at all.
         """
         right = [i for i, row in enumerate(rows) if row.get("correct")]
-        found: dict[int, list[bool]] = {}
+        verdicts: dict[int, list[bool]] = {}
         for start in range(0, len(right), _TOGETHER):
             if tell:
                 tell("judging", start, len(right))
             some = right[start:start + _TOGETHER]
-            found |= dict(zip(some, self._some([rows[i] for i in some], asked), strict=True))
+            verdicts |= dict(zip(some, self._some([rows[i] for i in some], sample_of), strict=True))
         self.cost.answers += len(right)
-        return [{**row, "verdicts": found.get(i, [])} if "answer" in row else row for i, row in enumerate(rows)]
+        return [{**row, "verdicts": verdicts.get(i, [])} if "answer" in row else row for i, row in enumerate(rows)]
 
-    def _some(self, rows: Sequence[Row], asked: Asked) -> list[list[bool]]:
-        samples, texts = zip(*(self._question(row, *asked(row)) for row in rows), strict=True)
+    def _some(self, rows: Sequence[Row], sample_of: Asked) -> list[list[bool]]:
+        samples, texts = zip(*(self._question(row, *sample_of(row)) for row in rows), strict=True)
         keys = [hashlib.sha256(json.dumps([row["content"], text]).encode("utf-8", "surrogatepass")).hexdigest()
                 for row, text in zip(rows, texts, strict=True)]
         new = [i for i, key in enumerate(keys) if any((key, vote) not in self._known for vote in range(self.votes))

@@ -45,8 +45,8 @@ def content_hash(row: Mapping[str, Any], target: Any, media: Sequence[str]) -> s
     each of its `media`. The same picture under another name, or the same row under another id, is the same item.
     """
     known = FIELDS if _ASKS & row.keys() else row.keys()
-    kept = {key: value for key, value in row.items() if key in known and key not in NOT_CONTENT}
-    return _hash([plain(kept), plain(target), list(media)])
+    content = {key: value for key, value in row.items() if key in known and key not in NOT_CONTENT}
+    return _hash([plain(content), plain(target), list(media)])
 
 
 def prompt_hash(text: str, media: Sequence[str]) -> str:
@@ -155,20 +155,20 @@ def _objects(path: Path) -> Iterator[Row]:
             yield value
 
 
-def _latest(lines: Iterable[Row], found: dict[tuple[Any, ...], Row] | None = None) -> dict[tuple[Any, ...], Row]:
+def _latest(lines: Iterable[Row], latest: dict[tuple[Any, ...], Row] | None = None) -> dict[tuple[Any, ...], Row]:
     """Returns key and index -> row, added to what was found; index -1 for a sample left out. An answer that is there
     gives way to another answer alone.
     """
-    found = {} if found is None else found
+    latest = {} if latest is None else latest
     for line in lines:
         try:
             place = (*key_of(line), line.get("index", -1))
             hash(place)
         except (KeyError, TypeError):
             continue
-        if not line.get("unanswered") or found.get(place, line).get("unanswered"):
-            found[place] = line
-    return found
+        if not line.get("unanswered") or latest.get(place, line).get("unanswered"):
+            latest[place] = line
+    return latest
 
 
 def _order(row: Mapping[str, Any]) -> tuple[Any, ...]:

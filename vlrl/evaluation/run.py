@@ -121,8 +121,8 @@ class Run:
         for row in rows:
             if row["step"] == newest:
                 groups.setdefault(row["group_id"], []).append(row)
-        found = (_marked(self.path, group) for group in groups.values())
-        return list(itertools.islice((picture for picture in found if picture is not None), most))
+        marked = (_marked(self.path, group) for group in groups.values())
+        return list(itertools.islice((picture for picture in marked if picture is not None), most))
 
     def show(self, *, follow: bool = False, pictures: int = 2, every_s: float = 5.0) -> None:
         """Shows each metric of each split before and after, and its gain, with 95 % intervals; in a notebook the curve

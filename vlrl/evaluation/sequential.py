@@ -143,16 +143,17 @@ class Sequential:
         for group in () if alone else hypothesis:
             if group not in maxima:
                 maxima[group] = self._maxima(group, False)
-        found = self._maxima(hypothesis[0], True) if alone else np.max([maxima[group] for group in hypothesis], axis=0)
-        alive = np.ones(found.shape[1], bool)
+        statistics = (self._maxima(hypothesis[0], True) if alone else
+                      np.max([maxima[group] for group in hypothesis], axis=0))
+        alive = np.ones(statistics.shape[1], bool)
         tie = _TIE * self._scale([name for group in hypothesis for name in group])
         for earlier, threshold in enumerate(test.thresholds):
-            alive &= found[earlier] <= threshold + tie  # those that tie with it, as the true labelling may, go on
-        top = np.sort(found[k - 1][alive])[::-1]
-        threshold, used = _threshold(top, found.shape[1], self.alpha * k / self.blocks - test.spent)
+            alive &= statistics[earlier] <= threshold + tie  # those that tie with it, as the true labelling may, go on
+        top = np.sort(statistics[k - 1][alive])[::-1]
+        threshold, used = _threshold(top, statistics.shape[1], self.alpha * k / self.blocks - test.spent)
         test.thresholds.append(threshold)
         test.spent += used
-        test.rejected = bool(found[k - 1, 0] > threshold)
+        test.rejected = bool(statistics[k - 1, 0] > threshold)
 
     def _maxima(self, group: tuple[str, ...], alone: bool) -> np.ndarray:
         """Returns [blocks, permutations]: the largest |sum of differences of means| of two of a group up to each block;
@@ -194,11 +195,11 @@ def hypotheses(names: Sequence[str]) -> list[Hypothesis]:
     """Returns every way in which some of the names are equal: the partitions of the names but the one of single ones,
     without their single ones.
     """
-    found: list[list[tuple[str, ...]]] = [[]]
+    partitions: list[list[tuple[str, ...]]] = [[]]
     for name in names:
-        found = [new for old in found for new in ([*old, (name,)], *(
+        partitions = [new for old in partitions for new in ([*old, (name,)], *(
             [*old[:i], (*old[i], name), *old[i + 1:]] for i in range(len(old))))]
-    return [kept for one in found if (kept := tuple(group for group in one if len(group) > 1))]
+    return [groups for one in partitions if (groups := tuple(group for group in one if len(group) > 1))]
 
 
 def _pairs(hypothesis: Hypothesis) -> list[Pair]:

@@ -74,11 +74,11 @@ class Grid:
                                                                    self.max_new_tokens or (None,), wordings):
             varies = bool(temperature) or self.repeats_differ
             top_p = top_p if temperature else None
-            made = Drawing(name=_name(temperature, top_p, most, wording), temperature=temperature, top_p=top_p,
-                           max_new_tokens=most, wording=wording, seeds=seeds if varies else seeds[:1],
-                           answers=self.answers if varies else 1)
-            for one in (made, *(replace(made, name=f"{made.name}, {probe}", probe=probe, plain=made.name)
-                                for probe in self.probes)):
+            drawing = Drawing(name=_name(temperature, top_p, most, wording), temperature=temperature, top_p=top_p,
+                              max_new_tokens=most, wording=wording, seeds=seeds if varies else seeds[:1],
+                              answers=self.answers if varies else 1)
+            for one in (drawing, *(replace(drawing, name=f"{drawing.name}, {probe}", probe=probe, plain=drawing.name)
+                                   for probe in self.probes)):
                 out.setdefault(one.name, one)
         return list(out.values())
 

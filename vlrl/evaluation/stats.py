@@ -80,11 +80,11 @@ def statistic_ci(statistic: Callable[[np.ndarray], float], clusters: Sequence[st
     names, where = np.unique(np.asarray(clusters), return_inverse=True)
     members = [np.flatnonzero(where == c) for c in range(len(names))]
     rng = np.random.default_rng(seed)
-    found = []
+    estimates = []
     for _ in range(n):
         value = statistic(np.concatenate([members[c] for c in rng.integers(0, len(names), len(names))]))
-        found += [] if np.isnan(value) else [value]
-    if not found:
+        estimates += [] if np.isnan(value) else [value]
+    if not estimates:
         return float("nan"), float("nan")
-    low, high = np.percentile(found, (2.5, 97.5))
+    low, high = np.percentile(estimates, (2.5, 97.5))
     return float(low), float(high)

@@ -105,10 +105,10 @@ def summarise(task: Task, rows: Sequence[Row], drawing: Drawing, split: str, sam
 
 
 def _by_sample(rows: Sequence[Row]) -> list[_Sample]:
-    found: dict[int, _Sample] = {}
+    samples: dict[int, _Sample] = {}
     for row in rows:
-        found.setdefault(row["number"], _Sample(row["number"], row["task"], row["cluster"], [])).rows.append(row)
-    return [found[number] for number in sorted(found)]
+        samples.setdefault(row["number"], _Sample(row["number"], row["task"], row["cluster"], [])).rows.append(row)
+    return [samples[number] for number in sorted(samples)]
 
 
 def _assign_votes(seeds: Sequence[Sequence[_Sample]]) -> None:
@@ -191,13 +191,13 @@ def _reasoned(sample: _Sample, n: int) -> dict[str, float]:
     """Returns CoT-pass@k (2506.14245): pass@k of answers whose reasoning most verdicts accept, too; with `/any` and
     `/all` of the verdicts. A right answer without any verdict is left out; {} where there was no judge.
     """
-    kept = [r for r in sample.rows if r["correct"] is not None and "verdicts" in r
-            and (r["verdicts"] or not r["correct"])]
+    judged = [r for r in sample.rows if r["correct"] is not None and "verdicts" in r
+              and (r["verdicts"] or not r["correct"])]
     rules: dict[str, Callable[[Sequence[bool]], bool]] = {
         "": lambda given: 2 * sum(given) > len(given), "/any": any, "/all": lambda given: bool(given) and all(given)}
-    out = {f"cot_pass@{k}{name}": votes.pass_at(len(kept), sum(map(rule, (r["verdicts"] for r in kept))), k)
-           for name, rule in rules.items() for k in votes.sizes(n) if k <= len(kept)}
-    right = [r["verdicts"] for r in kept if r["correct"]]
+    out = {f"cot_pass@{k}{name}": votes.pass_at(len(judged), sum(map(rule, (r["verdicts"] for r in judged))), k)
+           for name, rule in rules.items() for k in votes.sizes(n) if k <= len(judged)}
+    right = [r["verdicts"] for r in judged if r["correct"]]
     return {**out, **({"judge/sound_frac": float(np.mean([rules[""](given) for given in right]))} if right else {})}
 
 
@@ -209,9 +209,9 @@ def _region(task: Task, sample: _Sample, n: int) -> dict[str, float]:
     places = [votes.place_of(r["parsed"]) for r in sample.rows]
     assert target
     owner = next((t for t in task.members if t.name == sample.task), task.members[0])
-    found = votes.region(places, sample.rows[0].get("size"), getattr(owner, "point_reach", 50.0))
-    hit = found is not None and inside([(found[0] + found[2]) / 2, (found[1] + found[3]) / 2], target)
-    overlap = iou(found, target) if found else 0.0
+    box = votes.region(places, sample.rows[0].get("size"), getattr(owner, "point_reach", 50.0))
+    hit = box is not None and inside([(box[0] + box[2]) / 2, (box[1] + box[3]) / 2], target)
+    overlap = iou(box, target) if box else 0.0
     return {f"region@{n}/hit": float(hit), f"region@{n}/iou": overlap, f"region@{n}/acc@.5": float(overlap >= 0.5)}
 
 

@@ -118,8 +118,8 @@ class ChatClient:
         self.closed.set()
         self._http.close()
 
-    def asked(self, body: Mapping[str, Any], most_tokens: int, accept: Callable[[Reply], str | None] | None = None,
-              before: Callable[[], None] | None = None) -> Reply:
+    def complete(self, body: Mapping[str, Any], most_tokens: int, accept: Callable[[Reply], str | None] | None = None,
+                 before: Callable[[], None] | None = None) -> Reply:
         """Returns a reply of at most so many tokens, after as many tries as it takes. `accept` says what is wrong with
         a reply, which is then asked for again with another seed; `before` is called before each try.
 

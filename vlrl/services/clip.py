@@ -64,17 +64,17 @@ class Clip:
     def _embedded(self, keys: Sequence[str], values: Sequence[Any],
                   embed: Callable[[Sequence[Any]], torch.Tensor]) -> np.ndarray:
         """Returns [values, d] unit embeddings; those that are not known are computed, some at a time."""
-        found = {key: self._known[key] for key in keys if key in self._known}
-        new = {key: value for key, value in zip(keys, values, strict=True) if key not in found}
+        embeddings = {key: self._known[key] for key in keys if key in self._known}
+        new = {key: value for key, value in zip(keys, values, strict=True) if key not in embeddings}
         for some in _batches(list(new.items()), self._batch):
             with torch.no_grad():
                 rows = torch.nn.functional.normalize(embed([value for _, value in some]).float(), dim=-1)
-            found |= zip((key for key, _ in some), rows.cpu().numpy(), strict=True)
-        self._keep(found)
-        return np.stack([found[key] for key in keys])
+            embeddings |= zip((key for key, _ in some), rows.cpu().numpy(), strict=True)
+        self._keep(embeddings)
+        return np.stack([embeddings[key] for key in keys])
 
-    def _keep(self, found: dict[str, np.ndarray]) -> None:
-        for key, value in found.items():
+    def _keep(self, embeddings: dict[str, np.ndarray]) -> None:
+        for key, value in embeddings.items():
             self._known[key] = value
             self._known.move_to_end(key)
         while len(self._known) > self.settings.keep:
@@ -96,8 +96,8 @@ def _longest(model: Any) -> int:
     return int(getattr(getattr(model.config, "text_config", model.config), "max_position_embeddings", 77))
 
 
-def _tensor(found: Any) -> torch.Tensor:
-    return found if isinstance(found, torch.Tensor) else found.pooler_output
+def _tensor(output: Any) -> torch.Tensor:
+    return output if isinstance(output, torch.Tensor) else output.pooler_output
 
 
 def _hash(picture: Any) -> str:

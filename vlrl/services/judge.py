@@ -52,16 +52,16 @@ class Tally:
     tokens_in: int = 0
     tokens_out: int = 0
     seconds: list[float] = field(default_factory=list)
-    seen: set[str] = field(default_factory=set)
+    counted: set[str] = field(default_factory=set)
 
-    def note(self, kept: Kept) -> None:
+    def note(self, reply: Kept) -> None:
         self.calls += 1
-        self.failed += kept.text is None
-        self.retries += kept.tries - 1
-        self.tokens_in += kept.tokens_in
-        self.tokens_out += kept.tokens_out
-        self.seconds.append(kept.seconds)
-        self.seen.add(kept.key)
+        self.failed += reply.text is None
+        self.retries += reply.tries - 1
+        self.tokens_in += reply.tokens_in
+        self.tokens_out += reply.tokens_out
+        self.seconds.append(reply.seconds)
+        self.counted.add(reply.key)
 
 
 class Asking:
@@ -93,7 +93,7 @@ class Judge:
         self.replies = Replies(Path(settings.cache) if settings.cache else own, own, "judge", rank)
         self._pool = ThreadPoolExecutor(settings.concurrency, "judge")
         self._lock = threading.Lock()
-        self._asked: dict[str, Future[Kept]] = {}
+        self._pending: dict[str, Future[Kept]] = {}
         self._tallies: dict[tuple[str, int], Tally] = {}
         self._next_s = 0.0
 
@@ -134,11 +134,11 @@ class Judge:
         server refuses key, path or model.
         """
         votes, failures = self.settings.votes, []
-        asked = [self._prepared(q if isinstance(q, Question) else Question(q)) for q in questions]
-        found = [one if isinstance(one, str) else [self._begun(*one, vote, place) for vote in range(votes)]
-                 for one in asked]
+        prepared = [self._prepared(q if isinstance(q, Question) else Question(q)) for q in questions]
+        pending = [one if isinstance(one, str) else [self._begun(*one, vote, place) for vote in range(votes)]
+                   for one in prepared]
         out: list[str | None] = []
-        for question, one in zip(questions, found, strict=True):
+        for question, one in zip(questions, pending, strict=True):
             fields = question.fields if isinstance(question, Question) else None
             text, problem = (None, one) if isinstance(one, str) else _chosen([_result(f) for f in one], fields)
             out.append(text)
@@ -166,39 +166,39 @@ class Judge:
         key = f"{digest}-{vote}"
         with self._lock:
             tally = self._tallies.setdefault((place.split, place.step), Tally())
-            kept = self.replies.get(key, place)
-            if kept is not None and (kept.text is None or not self.replies.shared) and kept.of(place) and (
-                    key not in tally.seen):
-                tally.note(kept)  # of a step that is repeated
-            elif kept is not None or key in self._asked:
+            cached = self.replies.get(key, place)
+            if cached is not None and (cached.text is None or not self.replies.shared) and cached.of(place) and (
+                    key not in tally.counted):
+                tally.note(cached)  # of a step that is repeated
+            elif cached is not None or key in self._pending:
                 tally.cached += 1
-            if kept is not None:
+            if cached is not None:
                 future: Future[Kept] = Future()
-                future.set_result(kept)
+                future.set_result(cached)
                 return future
-            if key not in self._asked:
-                self._asked[key] = self._pool.submit(self._reply, key, question, loaded, place, tally)
-            return self._asked[key]
+            if key not in self._pending:
+                self._pending[key] = self._pool.submit(self._reply, key, question, loaded, place, tally)
+            return self._pending[key]
 
     def _reply(self, key: str, question: Question, loaded: Sequence[Any], place: Place, tally: Tally) -> Kept:
         start = time.monotonic()
-        kept = Kept(key=key, split=place.split, step=place.step, policy_step=place.policy_step)
+        record = Kept(key=key, split=place.split, step=place.step, policy_step=place.policy_step)
         try:
-            reply = self._client.asked(self._body(key, question, loaded), self.settings.max_tokens,
-                                       _reader(question), self._in_turn)
-            kept = replace(kept, text=reply.text, tokens_in=reply.tokens_in, tokens_out=reply.tokens_out,
-                           tries=reply.tries)
+            reply = self._client.complete(self._body(key, question, loaded), self.settings.max_tokens,
+                                          _reader(question), self._in_turn)
+            record = replace(record, text=reply.text, tokens_in=reply.tokens_in, tokens_out=reply.tokens_out,
+                             tries=reply.tries)
         except Refused as error:
-            kept = replace(kept, failed=self._client.without_key(str(error))[:MOST_DETAIL], tries=error.tries)
+            record = replace(record, failed=self._client.without_key(str(error))[:MOST_DETAIL], tries=error.tries)
         except ConfigError as error:
             raise TrainingError(str(error)) from None
-        kept = replace(kept, seconds=round(time.monotonic() - start, 4))
+        record = replace(record, seconds=round(time.monotonic() - start, 4))
         with self._lock:  # kept and counted at once: a reply that is not counted is taken for a repeated step's
-            if not self._client.closed.is_set() or kept.text is not None:
-                self.replies.add(kept)
-            tally.note(kept)
-            del self._asked[key]
-        return kept
+            if not self._client.closed.is_set() or record.text is not None:
+                self.replies.add(record)
+            tally.note(record)
+            del self._pending[key]
+        return record
 
     def _body(self, key: str, question: Question, loaded: Sequence[Any]) -> dict[str, Any]:
         pictures = [{"type": "image_url", "image_url": {"url": url}} for m in loaded for url in data_urls(m)]
@@ -235,9 +235,9 @@ def _reader(question: Question) -> Callable[[Reply], str | None] | None:
 
 def _chosen(votes: Sequence[Kept], fields: Any) -> tuple[str | None, str]:
     """Returns the first reply with the most frequent verdict, or None and why."""
-    texts = [kept.text for kept in votes if kept.text is not None]
+    texts = [vote.text for vote in votes if vote.text is not None]
     if not texts:
-        return None, next((kept.failed for kept in votes if kept.failed), "no reply")
+        return None, next((vote.failed for vote in votes if vote.failed), "no reply")
     said = [verdict(text, fields) for text in texts]
     (most, count), *others = Counter(said).most_common(2)
     if others and others[0][1] == count:

@@ -73,8 +73,8 @@ def _place(settings: JudgeSettings, host: str, port: int | None) -> int:
 
 
 def _model(name: str) -> str:
-    found = checkpoint.model_folder(name)
-    if (Path(found) / "adapter_config.json").is_file():
+    folder = checkpoint.model_folder(name)
+    if (Path(folder) / "adapter_config.json").is_file():
         raise ConfigError(f"services.judge.model={name!r} is an adapter: merge it first, with model.name={name} "
                           "model.lora.rank=0 steps=0")
-    return found
+    return folder

@@ -60,12 +60,12 @@ def serving(config: Config, task: Task) -> Iterator[Provided | None]:
     lasts, or in services.judge.cache.
     """
     with TemporaryDirectory(prefix="vlrl-services-") as folder:
-        found = provide(config, task, Path(folder))
+        services = provide(config, task, Path(folder))
         try:
-            yield found
+            yield services
         finally:
-            if found:
-                found.close()
+            if services:
+                services.close()
 
 
 class Given:
@@ -76,12 +76,12 @@ class Given:
         """Held while a task's code runs, and not while it waits for a judge: groups wait side by side."""
         self.services = {name: _aside(service, turn) if name == "judge" else service
                          for name, service in services.items()}
-        self._asked = services
+        self._unwrapped = services
 
     @property
     def problem(self) -> str | None:
         """Why what rests on a service has no value, as the `error` of a rollout; None where all replied."""
-        failures = [f"{name}: {reason}" for name, service in self._asked.items()
+        failures = [f"{name}: {reason}" for name, service in self._unwrapped.items()
                     for reason in getattr(service, "failures", ())]
         more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
         return f"{FAILED}{failures[0]}{more}" if failures else None
@@ -108,10 +108,10 @@ class Scoring:
         self.failures: list[str] = []
 
     def __call__(self, question: str, media: Sequence[Any], answers: Sequence[str]) -> list[tuple[float, ...] | None]:
-        found = self._scorer(question, media, answers)
-        self.scored += len(found)
-        self.failures += [one for one in found if isinstance(one, str)]
-        return [None if isinstance(one, str) else one for one in found]
+        scores = self._scorer(question, media, answers)
+        self.scored += len(scores)
+        self.failures += [one for one in scores if isinstance(one, str)]
+        return [None if isinstance(one, str) else one for one in scores]
 
 
 class Provided:

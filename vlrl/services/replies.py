@@ -67,7 +67,7 @@ class Replies:
         self._path, self._failed_path = (place / f"{name}{kind}-rank-{rank:05d}.jsonl"
                                          for place, kind in ((folder, ""), (own, "-failed")))
         self._lock, self._open, self._dirty = threading.Lock(), False, False
-        self._replies = {kept.key: kept for kept in _read(folder, f"{name}-rank-*.jsonl", self._path)}
+        self._replies = {reply.key: reply for reply in _read(folder, f"{name}-rank-*.jsonl", self._path)}
         self._failures = {(k.key, k.split, k.step): k
                           for k in _read(own, f"{name}-failed-rank-*.jsonl", self._failed_path)}
         self._unsettled: list[Kept] = []
@@ -78,15 +78,15 @@ class Replies:
         with self._lock:
             return self._failures.get((key, place.split, place.step)) or self._replies.get(key)
 
-    def add(self, kept: Kept) -> None:
+    def add(self, reply: Kept) -> None:
         """Keeps a reply, in the file at once; a failure until `settle`. Raises RunError when the disk is full."""
         with self._lock:
-            if kept.text is None:
-                self._failures[kept.key, kept.split, kept.step] = kept
-                self._unsettled.append(kept)
+            if reply.text is None:
+                self._failures[reply.key, reply.split, reply.step] = reply
+                self._unsettled.append(reply)
                 return
-            self._replies[kept.key] = kept
-            line = json.dumps({k: v for k, v in asdict(kept).items() if k != "failed"})
+            self._replies[reply.key] = reply
+            line = json.dumps({k: v for k, v in asdict(reply).items() if k != "failed"})
             self._append(line)
 
     def sync(self) -> None:
@@ -122,12 +122,12 @@ def _read(folder: Path, pattern: str, last: Path) -> Iterator[Kept]:
     """Yields the whole lines of all files, those of `last` at the end so that they win."""
     for path in sorted(folder.glob(pattern), key=lambda path: (path == last, path)):
         for line in path.read_bytes().splitlines():
-            kept = _kept(line)
-            if kept:
-                yield kept
+            reply = _parsed(line)
+            if reply:
+                yield reply
 
 
-def _kept(line: bytes) -> Kept | None:
+def _parsed(line: bytes) -> Kept | None:
     try:
         value: Any = json.loads(line)
         return Kept(**{k: v for k, v in value.items() if k in _NAMES})

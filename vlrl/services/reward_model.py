@@ -101,9 +101,9 @@ class Headed:
         """Raises DataError for media that cannot be read, and a prompt that is too long."""
         prompt = self._encode(_Asks(), Sample(id="asked", row={"question": question}, media=tuple(media)))
         rows = [_completion(self._encode.answer_ids(answer), answer) for answer in answers]
-        found = read_tokens(self._policy, [prompt] * len(rows), rows, self._train,
-                            lambda batch: self._head(self._policy.states(batch)))
-        return [float(values[-1]) for values in found]
+        outputs = read_tokens(self._policy, [prompt] * len(rows), rows, self._train,
+                              lambda batch: self._head(self._policy.states(batch)))
+        return [float(values[-1]) for values in outputs]
 
 
 def _completion(tokens: np.ndarray, text: str) -> Completion:
@@ -143,16 +143,16 @@ class Classifier:
         """Raises DataError for a text that is too long; it is never cut."""
         texts = [self._text(question, answer) for answer in answers]
         new = [text for text in dict.fromkeys(texts) if text not in self._known]
-        found = {text: self._known[text] for text in texts if text in self._known}
+        scores = {text: self._known[text] for text in texts if text in self._known}
         for start in range(0, len(new), self._batch):
             some = new[start:start + self._batch]
-            found |= zip(some, self._scored(some), strict=True)
+            scores |= zip(some, self._scored(some), strict=True)
         for text in texts:
-            self._known[text] = found[text]
+            self._known[text] = scores[text]
             self._known.move_to_end(text)
         while len(self._known) > self._keep:
             self._known.popitem(last=False)
-        return [found[text] for text in texts]
+        return [scores[text] for text in texts]
 
     def _text(self, question: str, answer: str) -> str:
         if self._tokenizer.chat_template is None:

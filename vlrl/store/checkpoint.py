@@ -164,9 +164,9 @@ def _failed(folder: Path, target: Path, temporary: Path, error: Exception) -> Ru
     shutil.rmtree(temporary, ignore_errors=True)
     previous, _ = latest(folder)
     whole = f"; the previous one takes {_size(previous):,}" if previous else ""
-    kept = f"The previous checkpoint {previous} is intact" if previous else "There is no earlier checkpoint"
+    remaining = f"The previous checkpoint {previous} is intact" if previous else "There is no earlier checkpoint"
     return RunError(f"cannot save checkpoint {target}: {getattr(error, 'strerror', None) or error}. {written:,} "
-                    f"bytes of it were written, and {free:,} more are free{whole}. {kept}. Free space (or lower "
+                    f"bytes of it were written, and {free:,} more are free{whole}. {remaining}. Free space (or lower "
                     "save.keep, or set run.dir elsewhere), then start the same command again: it goes on "
                     f"{'from there' if previous else 'from the start'}.")
 
@@ -183,8 +183,8 @@ def mark_best(folder: Path, step: int, record: Mapping[str, Any], keep: int) -> 
 
 def marked(folder: Path) -> dict[str, Any]:
     """Returns what `mark_best` wrote; {} without."""
-    found = read_json(folder / f"{BEST}.json") or {}
-    return found if isinstance(found.get("step"), int) else {}
+    best = read_json(folder / f"{BEST}.json") or {}
+    return best if isinstance(best.get("step"), int) else {}
 
 
 def pace(folder: Path) -> tuple[int, float] | None:
@@ -213,10 +213,10 @@ def find(path: Path) -> Found:
     if not os.path.isdir(path):  # Path.is_dir raises for a name that is too long
         raise RunError(f"{str(path)!r} is not a folder: name a run folder, or a checkpoint in its checkpoints/")
     if (path / "checkpoints").is_dir():
-        found = latest(path / "checkpoints")
-        if found.path is None:
-            raise RunError(f"{path / 'checkpoints'} holds no whole checkpoint. {' '.join(found.warnings)}".rstrip())
-        return found
+        newest = latest(path / "checkpoints")
+        if newest.path is None:
+            raise RunError(f"{path / 'checkpoints'} holds no whole checkpoint. {' '.join(newest.warnings)}".rstrip())
+        return newest
     if (path / MANIFEST).exists():
         wrong = problems(path)
         if wrong:
@@ -263,15 +263,15 @@ def problems(path: Path, full: bool = True) -> list[str]:
         entries = {path / name: (entry["size"], entry["sha256"]) for name, entry in manifest["files"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return [f"{MANIFEST} cannot be read: {error}"]
-    found = [] if path / STATE in entries else [f"{MANIFEST} does not list {STATE}"]
+    findings = [] if path / STATE in entries else [f"{MANIFEST} does not list {STATE}"]
     for file, (size, sha256) in entries.items():
         if not file.is_file():
-            found.append(f"{file.name} is missing")
+            findings.append(f"{file.name} is missing")
         elif file.stat().st_size != size:
-            found.append(f"{file.name} has {file.stat().st_size:,} bytes instead of {size:,}")
+            findings.append(f"{file.name} has {file.stat().st_size:,} bytes instead of {size:,}")
         elif full and _readable_hash(file) != sha256:
-            found.append(f"{file.name} cannot be read or has another sha256 than when it was saved")
-    return found
+            findings.append(f"{file.name} cannot be read or has another sha256 than when it was saved")
+    return findings
 
 
 def _all(folder: Path) -> list[Path]:
@@ -341,8 +341,8 @@ def joined(*states: State) -> State:
 def _save_state(path: Path, state: Mapping[str, Any] | State) -> None:
     from safetensors.torch import save_file
 
-    tree, found = state if isinstance(state, State) else view(state)
-    tensors = {name: tensor.cpu().contiguous() for name, tensor in found.items()}
+    tree, leaves = state if isinstance(state, State) else view(state)
+    tensors = {name: tensor.cpu().contiguous() for name, tensor in leaves.items()}
     memory: set[int] = set()
     for name, tensor in tensors.items():
         place = tensor.untyped_storage().data_ptr()

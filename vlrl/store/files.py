@@ -177,7 +177,7 @@ def _version(name: str) -> str | None:
 
 def environment(seed: int) -> dict[str, Any]:
     """Returns what is needed to repeat a run: versions, git state of the working directory, hardware, seed, command."""
-    versions = {name: found for name in _PACKAGES if (found := _version(name))}
+    versions = {name: version for name in _PACKAGES if (version := _version(name))}
     commit = _output("git", "rev-parse", "HEAD")
     git = {"commit": commit, "branch": _output("git", "rev-parse", "--abbrev-ref", "HEAD"),
            "changed_files": (_output("git", "status", "--porcelain", "-uno") or "").splitlines()} if commit else None

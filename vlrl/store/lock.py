@@ -46,13 +46,13 @@ class Lock:
         self.path, self.owner = path, owner
 
     @property
-    def held(self) -> bool:
+    def owned(self) -> bool:
         """Whether it still is this process's."""
         return read_json(self.path) == self.owner
 
     def check(self) -> None:
         """Raises RunError when the folder has vanished or belongs to another process; nothing is to be written then."""
-        if self.held:
+        if self.owned:
             return
         other, folder = read_json(self.path), self.path.parent
         if other:
@@ -66,7 +66,7 @@ class Lock:
 class Unlocked(Lock):
     """Of a folder that nobody asked to hold: it is always there."""
 
-    held = True  # type: ignore[assignment]
+    owned = True  # type: ignore[assignment]
 
     def __init__(self) -> None:
         super().__init__(Path(), {})
@@ -80,16 +80,16 @@ def lock(path: Path, steal: bool = False) -> Iterator[Lock]:
     is taken over. So is one that gives no sign of life for SILENT_S seconds, where its owner cannot be looked up but
     had this host's name (this host before it was started anew, another container), and with `steal` any host's.
     """
-    held = Lock(path, myself())
+    acquired = Lock(path, myself())
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with _guarded(path.parent):
-            _claim(path, held.owner, steal)
+            _claim(path, acquired.owner, steal)
     try:
-        with ticking(BEAT_S, lambda: _beat(held)):
-            yield held
+        with ticking(BEAT_S, lambda: _beat(acquired)):
+            yield acquired
     finally:
-        _let_go(held)
+        _let_go(acquired)
 
 
 @contextmanager
@@ -110,20 +110,21 @@ def ticking(every_s: float, call: Callable[[], None]) -> Iterator[None]:
         thread.join()
 
 
-def _let_go(held: Lock) -> None:
+def _let_go(acquired: Lock) -> None:
     """A lock that cannot be removed, as on a disk that has become read-only, is taken over by the next run of this
     host: what ended this one is to be seen."""
     try:
-        if held.held:
-            held.path.unlink()
+        if acquired.owned:
+            acquired.path.unlink()
     except OSError as error:
-        _log.warning("the run folder stays locked, for %s cannot be removed: %s", held.path, error.strerror or error)
+        _log.warning("the run folder stays locked, for %s cannot be removed: %s", acquired.path,
+                     error.strerror or error)
 
 
-def _beat(held: Lock) -> None:
-    if held.held:
+def _beat(acquired: Lock) -> None:
+    if acquired.owned:
         with suppress(OSError):  # the next one may get through
-            os.utime(held.path)
+            os.utime(acquired.path)
 
 
 @contextmanager
@@ -186,14 +187,14 @@ def _named(owner: Mapping[str, Any]) -> str:
 def _shows_life(path: Path, other: Mapping[str, Any]) -> bool:
     """Watches a lock of another host until it was silent for SILENT_S seconds: whether its owner lives meanwhile."""
     try:
-        seen = path.stat().st_mtime_ns
+        modified_ns = path.stat().st_mtime_ns
         while (silent := _silence(path)) is not None and silent < SILENT_S:
             _log.warning("the run folder was left locked by %s; looking for a sign of life for %.0f s more",
                          _named(other), SILENT_S - silent)
             end = time.monotonic() + min(SILENT_S - silent, 2 * BEAT_S)
             while time.monotonic() < end:
                 time.sleep(_LOOK_S)
-                if path.stat().st_mtime_ns != seen:
+                if path.stat().st_mtime_ns != modified_ns:
                     return True
     except FileNotFoundError:  # its owner has let it go
         return False

@@ -143,7 +143,7 @@ class RunFolder:
         Expected keys: step, steps, state (running, finished, failed, interrupted), reward, eta_s. Only in own folders.
         """
         beat = {**record, "time": time.time(), "pid": os.getpid(), "host": socket.gethostname()}
-        if self._lock.held:
+        if self._lock.owned:
             write_text(self.path / "heartbeat.json", _json(beat), sync=False)
 
     def truncate(self, step: int, *, evaluated: bool = True) -> None:
@@ -210,9 +210,9 @@ class RunFolder:
             target = folder / (media.sha256 + suffix)
             if target.exists() or _take(media.path, target, media.sha256, self.media == "link"):
                 return f"media/{target.name}"
-        held = suffix_of(media.data[:16]) if media.data else ""
-        whole = held in _SUFFIXES[media.kind]
-        target = folder / (media.sha256 + (held if whole else ".png" if media.kind == "image" else ".webp"))
+        data_suffix = suffix_of(media.data[:16]) if media.data else ""
+        whole = data_suffix in _SUFFIXES[media.kind]
+        target = folder / (media.sha256 + (data_suffix if whole else ".png" if media.kind == "image" else ".webp"))
         if not target.exists():
             with replacing(target) as temporary:
                 temporary.write_bytes(media.data) if whole and media.data else _save_pixels(media, temporary)

@@ -48,10 +48,10 @@ class StageList:
 
 def read_stages(folder: Path) -> StageList | None:
     """Returns the stages of a run folder; None where it has none, or its file cannot be read."""
-    found = read_json(folder / FILE)
+    stored = read_json(folder / FILE)
     try:
-        stages = [(str(one["name"]), str(one["kind"])) for one in found["stages"]] if found else []
-        done = {str(name): dict(left) for name, left in found["done"].items()} if found else {}
+        stages = [(str(one["name"]), str(one["kind"])) for one in stored["stages"]] if stored else []
+        done = {str(name): dict(left) for name, left in stored["done"].items()} if stored else {}
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
     plain = all(name and "/" not in name and name not in (".", "..") for name, _ in stages)

@@ -77,7 +77,7 @@ class StoredRollouts:
         self.refused: Counter[str] = Counter()
         """Rows that were left out so far, by reason; "file" counts whole files."""
         self._files: list[str] = []
-        self._seen: dict[tuple[str, str], tuple[int, int] | None] = {}
+        self._examined: dict[tuple[str, str], tuple[int, int] | None] = {}
         """Size and time of a file that could not be read: it is looked at again once these change; None of others."""
         self._recorded = self._lines()
 
@@ -118,9 +118,9 @@ class StoredRollouts:
     def _looked_at(self, step: int) -> Iterator[dict[str, Any]]:
         """Copies what can be taken of new files, the newest first while there is room, and yields their entries oldest
         first."""
-        found = [(source, name, place) for source in self.sources for name, place in self._new(source)]
+        candidates = [(source, name, place) for source in self.sources for name, place in self._new(source)]
         room, entries = self.capacity, []
-        for source, name, place in reversed(found):
+        for source, name, place in reversed(candidates):
             entry: dict[str, Any] = {"from": source.name, "name": name, "own": source.own}
             if room <= 0:
                 entries.append({**entry, "refused": {"older than what fits": 1}})
@@ -133,7 +133,7 @@ class StoredRollouts:
         """Returns files of a folder that were not looked at, by their steps."""
         folder, names = source.path / "rollouts", []
         try:
-            names = [e.name for e in os.scandir(folder) if (source.name, e.name) not in self._seen
+            names = [e.name for e in os.scandir(folder) if (source.name, e.name) not in self._examined
                      or self._changed(source, e.name)]
         except OSError:
             return []  # a run that has not begun
@@ -143,7 +143,7 @@ class StoredRollouts:
         return [(name, folder / name) for _, name in sorted((int(m[1] or m[3]), name) for m, name in matched if m)]
 
     def _changed(self, source: Source, name: str) -> bool:
-        before = self._seen[source.name, name]
+        before = self._examined[source.name, name]
         return before is not None and before != _signature(source.path / "rollouts" / name)
 
     def _other_tokenizer(self, source: Source) -> bool:
@@ -151,8 +151,8 @@ class StoredRollouts:
             other = hashlib.sha256((source.path / "tokenizer.json").read_bytes()).digest() != self._tokenizer
         except OSError:
             return False  # then the texts of its answers tell
-        if other and self._seen.setdefault((source.name, ""), (0, 0)) == (0, 0):
-            self._seen[source.name, ""] = None
+        if other and self._examined.setdefault((source.name, ""), (0, 0)) == (0, 0):
+            self._examined[source.name, ""] = None
             self.refused["a folder of another tokenizer"] += 1
             _log.warning("algo.stored.runs: %s is of a model with another tokenizer, so its answers are other tokens: "
                          "nothing is taken from it. Leave it out.", source.path)
@@ -174,7 +174,7 @@ class StoredRollouts:
     def _note(self, entry: dict[str, Any], step: int) -> None:
         """Takes an entry into the index."""
         signature = entry.get("signature")
-        self._seen[entry["from"], entry["name"]] = (int(signature[0]), int(signature[1])) if signature else None
+        self._examined[entry["from"], entry["name"]] = (int(signature[0]), int(signature[1])) if signature else None
         self.refused.update(entry.get("refused") or {})
         if entry.get("file"):
             fresh = self._indexed(entry, step)

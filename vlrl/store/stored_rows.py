@@ -82,13 +82,13 @@ def _usable(table: pa.Table, limits: Limits) -> tuple[pa.Table, Counter[str]]:
             refused[why] += 1
         else:
             group[row["index"]] = row
-    kept = []
+    usable = []
     for group in rows.values():
         if len(group) < 2 or len({(r["sample_id"], r["prompt"], r["task"]) for r in group.values()}) > 1:
             refused["alone in its group" if len(group) < 2 else "a group of several prompts"] += len(group)
         else:
-            kept += [group[i] for i in sorted(group)]
-    return pa.Table.from_pylist(kept, KEPT), refused
+            usable += [group[i] for i in sorted(group)]
+    return pa.Table.from_pylist(usable, KEPT), refused
 
 
 def _plain(batch: pa.RecordBatch) -> list[dict[str, Any]]:

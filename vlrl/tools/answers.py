@@ -21,7 +21,7 @@ from typing import Any
 from vlrl.config.schema import Config
 from vlrl.distributed import comm
 from vlrl.errors import ConfigError
-from vlrl.evaluation.answers import Ready, Tell, ask, asked_sample
+from vlrl.evaluation.answers import Ready, Tell, ask, sample_for_drawing
 from vlrl.evaluation.chat_prompts import ChatEncoder
 from vlrl.evaluation.endpoint import Endpoint
 from vlrl.evaluation.picture import draw
@@ -187,7 +187,7 @@ def _results(task: Task, config: Config, drawings: Sequence[Drawing], file: RowF
 
 def _question(task: Task, config: Config, drawing: Drawing, row: Row) -> tuple[Sample, str]:
     """Returns the sample of a row and the text that it was asked with."""
-    sample = asked_sample(task, drawing, first_samples(task, row["split"], config.eval.samples), row["number"])
+    sample = sample_for_drawing(task, drawing, first_samples(task, row["split"], config.eval.samples), row["number"])
     contents = [message["content"] for message in task_messages(task, sample)]
     texts = [[c] if isinstance(c, str) else [p["text"] for p in c if p.get("type") == "text"] for c in contents]
     return sample, "\n".join(text for own in texts for text in own)
