@@ -86,7 +86,7 @@ def collect(folder: Path, count: int, part: int, parts: int) -> list[dict[str, A
             page.close()
         picture.save(folder / f"{index:06d}.png")
         found.append({"image": f"{index:06d}.png", "point": hands.actions[0].point, "row": dict(sample.row),
-                      "question": f"{task.prompt}<image>Task: {page.asked}"})
+                      "question": f"{task.prompt}<image>Task: {page.instruction}"})
     return found
 
 

@@ -303,8 +303,8 @@ def ordered(rows: Iterable[Row], given: Sequence[str] = ()) -> list[str]:
         return [name for name in given if name in names]
     if {number for number, _ in numbers} <= {None}:
         return sorted(names)
-    found = {name for number, name in numbers if type(number) is int}
-    unknown = sorted((names - found) | {name for number, name in numbers if type(number) is not int})
+    numbered = {name for number, name in numbers if type(number) is int}
+    unknown = sorted((names - numbered) | {name for number, name in numbers if type(number) is not int})
     if unknown:
         raise DataError(f"the class {unknown[0]!r} has no whole number as class_id in every row, and others have one; "
                         "set task.class_order to all classes in the order of the data set")

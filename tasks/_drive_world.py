@@ -272,7 +272,7 @@ class World:
 
     def _ahead(self) -> list[tuple[float, float]]:
         """Returns the gap in metres, and by how much it shrinks in m/s, to all that is in the vehicle's way."""
-        (x, y), found = map(float, self.ego.position), []
+        (x, y), gaps = map(float, self.ego.position), []
         frame = Frame(x, y, float(self.ego.heading))
         for thing in (*self.road.vehicles, *self.road.objects):
             if thing is self.ego:
@@ -281,5 +281,5 @@ class World:
             if 0 < ahead < _FAR and abs(aside) < CAR[1]:
                 turned = float(frame.headings(np.array(thing.heading)))
                 gap = ahead - CAR[0] / 2 - thing.LENGTH / 2
-                found.append((gap, float(self.ego.speed - thing.speed * math.cos(turned))))
-        return found
+                gaps.append((gap, float(self.ego.speed - thing.speed * math.cos(turned))))
+        return gaps

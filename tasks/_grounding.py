@@ -246,8 +246,8 @@ def _read_griffon(task: Any, sample: Sample, answer: Answer) -> list[dict[str, A
     if not detections:
         detections = [{"box": pixels(task, sample, [float(v) for v in plain.groups()]), "label": ""}
                       for plain in islice(_THOUSAND.finditer(text), MOST)]
-    asked = [label_of(task, name) for name in sample.get("labels") or ()]
-    known = dict.fromkeys([*asked, *(t["label"] for t in truths(task, sample))])
+    labels = [label_of(task, name) for name in sample.get("labels") or ()]
+    known = dict.fromkeys([*labels, *(t["label"] for t in truths(task, sample))])
     first = next(iter(known), "")
     return [{"box": d["box"], "label": d["label"] if d["label"] in known else first} for d in detections
             if d["box"][0] < d["box"][2] and d["box"][1] < d["box"][3]]

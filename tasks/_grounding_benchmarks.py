@@ -46,8 +46,8 @@ def _qwen_vl(_task: Any, sample: Sample, answer: Answer) -> dict[str, float]:
 
 
 def _qwen_box(text: str) -> list[float]:
-    found = _QWEN.search(text[:_LONGEST])
-    corners = [corner.split(",") for corner in found.groups()] if found else []
+    match = _QWEN.search(text[:_LONGEST])
+    corners = [corner.split(",") for corner in match.groups()] if match else []
     try:
         values = [float(v) for corner in corners for v in corner]
     except ValueError:
@@ -96,12 +96,12 @@ def _visual_rft(row: Mapping[str, Any], text: str, label: str) -> Detections:
     if not all(isinstance(e, dict) and isinstance(e.get("Position"), list) for e in entries):
         return []
     out: Detections = []
-    seen: set[str] = set()
+    keys: set[str] = set()
     for entry in entries:
         place, score = entry["Position"], entry.get("Confidence")
-        if (key := json.dumps(place)) in seen:
+        if (key := json.dumps(place)) in keys:
             continue
-        seen.add(key)
+        keys.add(key)
         if len(place) != 4 or not all(map(is_number, place)) or not is_number(score):
             break
         sides = (row["width"], row["height"]) * 2
@@ -117,10 +117,10 @@ def _list_of(text: str) -> list[Any]:
     if not text.endswith("]"):
         text = f"{text.rsplit('},', 1)[0]}}}]"
     try:
-        found = json.loads(text.replace("'", '"'))
+        entries = json.loads(text.replace("'", '"'))
     except (ValueError, RecursionError):
         return []
-    return found if isinstance(found, list) else []
+    return entries if isinstance(entries, list) else []
 
 
 # --- by name ----------------------------------------------------------------------------------------------------------
@@ -152,6 +152,6 @@ def maps(records: Sequence[Mapping[str, Any]], labelled: Callable[[Any], Detecti
     crowds = [labelled(meta.get("crowd") or []) for meta in metas]
     out = coco_map([r["parsed"] or [] for r in records], truths, crowds)
     if benchmark:
-        found = [READINGS[benchmark](r["sample"], r["answer"], name_of(r["sample"])) for r in records]
-        out |= {f"{benchmark}_{name}": value for name, value in coco_map(found, truths, crowds).items()}
+        detections = [READINGS[benchmark](r["sample"], r["answer"], name_of(r["sample"])) for r in records]
+        out |= {f"{benchmark}_{name}": value for name, value in coco_map(detections, truths, crowds).items()}
     return out

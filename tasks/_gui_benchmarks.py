@@ -150,12 +150,12 @@ def episodes(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 def _success(records: Sequence[Mapping[str, Any]]) -> float:
     """Returns the share of whole episodes that are right; 0 without one."""
-    found: dict[str, list[float]] = {}
+    episodes: dict[str, list[float]] = {}
     length: dict[str, int] = {}
     for record in records:
         name = str(record["sample"].get("episode") or "")
         if name:
-            found.setdefault(name, []).append(record["metrics"]["gui_odyssey_step"])
+            episodes.setdefault(name, []).append(record["metrics"]["gui_odyssey_step"])
             length[name] = record["sample"].get("steps") or 0
-    whole = [values for name, values in found.items() if len(values) == (length[name] or len(values))]
+    whole = [values for name, values in episodes.items() if len(values) == (length[name] or len(values))]
     return sum(all(values) for values in whole) / len(whole) if whole else 0.0

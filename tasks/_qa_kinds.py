@@ -185,8 +185,8 @@ def problem(task: Any, row: Row) -> str | None:
     if not isinstance(row.get("question"), str) or not row["question"].strip():
         return f"question={str(row.get('question'))[:80]} must be the text of the question"
     if not isinstance(row.get("answer_type"), str) or row["answer_type"] not in KINDS:
-        found = "" if row.get("answer_type") else "; or set data.format=qa, which finds it by the answer"
-        return f"answer_type={str(row.get('answer_type'))[:_SHORT]} must be one of {', '.join(KINDS)}{found}"
+        hint = "" if row.get("answer_type") else "; or set data.format=qa, which finds it by the answer"
+        return f"answer_type={str(row.get('answer_type'))[:_SHORT]} must be one of {', '.join(KINDS)}{hint}"
     return _option_problem(row) or _tolerance_problem(row.get("tolerance")) or _answer_problem(task, row)
 
 

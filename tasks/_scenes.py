@@ -7,7 +7,7 @@ stream, and any scene can be drawn again on its own:
     row["expression"]  # "red circle"
     row["boxes"]       # [{"box": [31.0, 40.0, 75.0, 84.0], "label": "red circle"}], pixels of the image
 
-`made_scene` draws one with given knobs: how many objects there are, and how large the one to find is.
+`generated_scene` draws one with given knobs: how many objects there are, and how large the one to find is.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def scene(seed: int, split: str, index: int, size: int = 128) -> tuple[Image.Ima
     return image, _row(f"{split}-{index:06d}", size, rng.choice(objects), len(objects))
 
 
-def made_scene(seed: int, index: int, knobs: Mapping[str, float], size: int = 128) -> tuple[Image.Image, dict]:
+def generated_scene(seed: int, index: int, knobs: Mapping[str, float], size: int = 128) -> tuple[Image.Image, dict]:
     """As ``scene``, with the values of KNOBS."""
     count, share = (float(knobs[name]) for name in KNOBS)
     rng = random.Random(f"made/{seed}/{index}/{count!r}/{share!r}")

@@ -88,8 +88,8 @@ def _checked(task: Any, sample: Sample, verb: str, points: Sequence[Sequence[flo
 
 def _css(task: Any, sample: Sample, point: Sequence[float] | None) -> tuple[float, float] | None:
     """Returns a point as the model wrote it in CSS pixels."""
-    found = pixels(task, sample, point)
-    return (found[0] / sample["scale"], found[1] / sample["scale"]) if found else None
+    place = pixels(task, sample, point)
+    return (place[0] / sample["scale"], place[1] / sample["scale"]) if place else None
 
 
 def _written(task: Any, sample: Sample, point: Sequence[float] | None) -> list[Any]:
@@ -101,12 +101,12 @@ def _written(task: Any, sample: Sample, point: Sequence[float] | None) -> list[A
 def _key(text: str) -> str:
     """Returns a key as the browser names it: "ctrl+a" is Control+a."""
     *before, last = [part for part in re.split(r"[+ ]", text.strip()[:100]) if part] or [""]
-    held = [_MODIFIERS.get(part.lower(), "") for part in before]
+    modifiers = [_MODIFIERS.get(part.lower(), "") for part in before]
     key = _KEYS.get(last.lower(), last if len(last) == 1 and last.isascii() and last.isprintable() else "")
-    if not key or not all(held):
+    if not key or not all(modifiers):
         raise Unreadable(f"there is no key {text[:40]!r}; known are {', '.join(sorted(set(_KEYS.values())))}, one "
                          "character, and ctrl, shift or alt before it with +")
-    return "+".join([*dict.fromkeys(held), key])
+    return "+".join([*dict.fromkeys(modifiers), key])
 
 
 # --- GUI-R1 -----------------------------------------------------------------------------------------------------------
@@ -150,17 +150,17 @@ _CONTROLS = {"n": "\n", "t": "\t"}
 
 
 def _read_ui_tars(task: Any, sample: Sample, text: str) -> Action:
-    found = _CALL.fullmatch(text.rpartition("Action:")[2])
-    if "Action:" not in text or found is None:
+    match = _CALL.fullmatch(text.rpartition("Action:")[2])
+    if "Action:" not in text or match is None:
         raise Unreadable("there is no line `Action: name(...)`")
-    given = {name: _unescaped(one or other) for name, one, other in _ARGUMENT.findall(found[2])}
+    given = {name: _unescaped(one or other) for name, one, other in _ARGUMENT.findall(match[2])}
     points = [_place(given, *names) for names in (("start_box", "start_point", "point"), ("end_box", "end_point"))]
     words = next((given[k] for k in ("content", "key", "direction") if k in given), "")
-    return _checked(task, sample, found[1], points, words)
+    return _checked(task, sample, match[1], points, words)
 
 
 def _unescaped(text: str) -> str:
-    return _ESCAPE.sub(lambda found: _CONTROLS.get(found[1], found[1]), text)
+    return _ESCAPE.sub(lambda match: _CONTROLS.get(match[1], match[1]), text)
 
 
 def _place(given: Mapping[str, str], *names: str) -> list[float] | None:
@@ -204,14 +204,14 @@ _UI_TARS = Form(
 
 
 def _read_call(task: Any, sample: Sample, text: str) -> Action:
-    found = _CALL.fullmatch(text)
-    given = read_literal(f"[{found[2]}]") if found else None
-    if found is None or not isinstance(given, list):
+    match = _CALL.fullmatch(text)
+    given = read_literal(f"[{match[2]}]") if match else None
+    if match is None or not isinstance(given, list):
         raise Unreadable("it is no call such as click(300, 500) or type(\"yes\")")
     numbers = numbers_of([v for v in given if not isinstance(v, str)][:4], 4) or numbers_of(
         [v for v in given if not isinstance(v, str)][:2], 2) or []
     words = next((v for v in given if isinstance(v, str)), "")
-    return _checked(task, sample, found[1], [numbers[i:i + 2] or None for i in (0, 2)], words)
+    return _checked(task, sample, match[1], [numbers[i:i + 2] or None for i in (0, 2)], words)
 
 
 def _write_call(task: Any, sample: Sample, action: Action) -> str:

@@ -122,7 +122,7 @@ class Tab:
     crashed: bool = False
     failed: str = ""
     """Why it cannot go on."""
-    told: str = ""
+    dialog: str = ""
     """What the last dialog said."""
     uses: int = 1
 
@@ -250,7 +250,7 @@ class Pages:
         except Exception as error:  # e.g. its document asks whether it may be left, or does not answer
             _log.debug("a page is not used again: %s", error)
             return False
-        tab.entered, tab.told, tab.uses = False, "", tab.uses + 1
+        tab.entered, tab.dialog, tab.uses = False, "", tab.uses + 1
         return not tab.crashed and len(tab.context.pages) == 1
 
     async def _rest(self) -> None:
@@ -312,13 +312,13 @@ class Pages:
             main = request.is_navigation_request() and request.frame.parent_frame is None
             if main and tab.entered:
                 return await route.abort("aborted")  # the page stays as it is
-            found = self._asked_for(request.url) if request.method == "GET" else None
-            if found is None:
+            file = self._file_at(request.url) if request.method == "GET" else None
+            if file is None:
                 return await route.abort("blockedbyclient")
             tab.entered |= main
-            await route.fulfill(body=found[0], content_type=found[1])
+            await route.fulfill(body=file[0], content_type=file[1])
 
-    def _asked_for(self, url: str) -> tuple[bytes, str] | None:
+    def _file_at(self, url: str) -> tuple[bytes, str] | None:
         """Returns a file of the folder and its type; None for anything else, what no file can be called too."""
         try:
             address = urlsplit(url)
@@ -407,7 +407,7 @@ async def _closed(page: Any) -> None:
 
 
 async def _dismissed(tab: Tab, dialog: Any) -> None:
-    tab.told = dialog.message[:200]
+    tab.dialog = dialog.message[:200]
     with contextlib.suppress(Exception):
         await dialog.dismiss()
 
@@ -417,10 +417,10 @@ _shared: dict[Settings, Pages] = {}
 
 def shared(settings: Settings) -> Pages:
     """Returns the pages of this process with these settings."""
-    found = _shared.get(settings)
-    if found is None or found.owner != os.getpid():  # a fork has no thread of its parent's
-        found = _shared[settings] = Pages(settings)
-    return found
+    pages = _shared.get(settings)
+    if pages is None or pages.owner != os.getpid():  # a fork has no thread of its parent's
+        pages = _shared[settings] = Pages(settings)
+    return pages
 
 
 @atexit.register

@@ -143,30 +143,30 @@ class Seen:
         return [one for one in self.elements if one.key == (role, name)]
 
 
-def seen(told: Any) -> Seen:
+def page_state(raw: Any) -> Seen:
     """Returns what SEEN says. Raises PageFailed where the page has put something else in its place."""
     try:
-        found = tuple(_element(one) for one in told["elements"])
-        return Seen(found, frozenset((_text(role), _text(name)) for role, name in told["pressed"]))
+        elements = tuple(_element(one) for one in raw["elements"])
+        return Seen(elements, frozenset((_text(role), _text(name)) for role, name in raw["pressed"]))
     except (KeyError, TypeError, ValueError) as error:
         raise PageFailed(f"the page does not let its elements be seen ({type(error).__name__})") from None
 
 
-def _element(told: Any) -> Element:
-    x, y = (float(v) for v in told["at"])
-    return Element(_text(told["role"]), _text(told["name"]), (round(x, 1), round(y, 1)), told["hit"] is True,
-                   _flag(told["checked"]), None if told["value"] is None else str(told["value"])[:1000],
-                   told["fixed"] is True, _flag(told["open"]), told["focused"] is True)
+def _element(raw: Any) -> Element:
+    x, y = (float(v) for v in raw["at"])
+    return Element(_text(raw["role"]), _text(raw["name"]), (round(x, 1), round(y, 1)), raw["hit"] is True,
+                   _flag(raw["checked"]), None if raw["value"] is None else str(raw["value"])[:1000],
+                   raw["fixed"] is True, _flag(raw["open"]), raw["focused"] is True)
 
 
-def _text(told: Any) -> str:
-    if not isinstance(told, str):
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
         raise TypeError("no text")
-    return told[:200]
+    return value[:200]
 
 
-def _flag(told: Any) -> bool | None:
-    return told if isinstance(told, bool) else None
+def _flag(value: Any) -> bool | None:
+    return value if isinstance(value, bool) else None
 
 
 _MARKS = frozenset('"<>{}|\\')

@@ -80,15 +80,15 @@ def _walk(task: Any, page: str, seed: int, plan: Sequence[Wanted], rng: random.R
     try:
         look, goals = opened.begin(), list[Goal]()
         for wanted in plan:
-            chosen = None if look.done else _chosen(opened.seen, wanted, rng, [goal.check for goal in goals])
+            chosen = None if look.done else _chosen(opened.state, wanted, rng, [goal.check for goal in goals])
             if chosen is None and wanted == ANY and goals:
                 break  # there is no more to do
             if chosen is None:
                 return None
-            before, (one, actions) = opened.seen, chosen
+            before, (one, actions) = opened.state, chosen
             for action in actions:
                 look = opened.act(action)
-            check = _changed(one, actions, before, opened.seen)
+            check = _changed(one, actions, before, opened.state)
             if check is None or (wanted.kind and check.kind != wanted.kind):
                 return None
             goals.append(Goal(check, actions))
@@ -133,11 +133,11 @@ def _changed(one: Element, actions: Sequence[Action], before: Seen, after: Seen)
     """Returns the check of what these actions on an element have brought about; None where nothing has changed that
     can be told."""
     closed = [d for d in askable(before) if d.role == "dialog"]
-    found = [Check("typed", *one.key, actions[-1].text)] if actions[-1].verb == "type" else [
+    candidates = [Check("typed", *one.key, actions[-1].text)] if actions[-1].verb == "type" else [
         Check("checked", *one.key), Check("unchecked", *one.key), Check("open", *one.key),
         *(Check("closed", *dialog.key) for dialog in closed),
         *([Check("focused", *one.key)] if one.role == "field" else [Check("pressed", *one.key)])]
-    return next((check for check in found if check.holds(after) and not check.holds(before)), None)
+    return next((check for check in candidates if check.holds(after) and not check.holds(before)), None)
 
 
 # --- variations -------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from vlrl.errors import ConfigError, DataError
 from vlrl.types import Sample
 
 from ._web_browser import Pages
-from ._web_elements import SEEN, WATCH, Element, Seen, seen
+from ._web_elements import SEEN, WATCH, Element, Seen, page_state
 from ._web_page import VERBS, Action, Look, Page
 
 
@@ -62,8 +62,8 @@ MOST_GOALS = 20
 def worded(check: Check) -> str:
     """Returns how a check is asked for, without a full stop: Tick the box "Cats"."""
     what = _WORDS.get(check.role, "")
-    asked = "Choose {}" if (check.kind, check.role) == ("checked", "radio") else _ASKED[check.kind]
-    return asked.replace("{}", f'{what} "{check.name}"'.strip() if check.name else what).replace(
+    wording = "Choose {}" if (check.kind, check.role) == ("checked", "radio") else _ASKED[check.kind]
+    return wording.replace("{}", f'{what} "{check.name}"'.strip() if check.name else what).replace(
         "{value}", check.value)
 
 
@@ -90,30 +90,30 @@ class Goal:
 
 def read_goals(row: Mapping[str, Any]) -> tuple[Goal, ...]:
     """Returns the sub-goals of a row. Raises DataError naming the row and what is wrong with it."""
-    told = row.get("goals")
-    if not isinstance(told, list) or not 0 < len(told) <= MOST_GOALS:
+    entries = row.get("goals")
+    if not isinstance(entries, list) or not 0 < len(entries) <= MOST_GOALS:
         raise DataError(f"row {row.get('id')!r}: goals must be a list of 1 to {MOST_GOALS} sub-goals, as `vlrl data "
                         "synthesize` writes them")
-    found = []
-    for number, one in enumerate(told, 1):
+    goals = []
+    for number, one in enumerate(entries, 1):
         try:
             check = Check(**{str(k): _text(v) for k, v in one["check"].items()})
             if check.kind not in KINDS or (check.kind == "typed") != bool(check.value):
                 raise ValueError(f"there is no check {check.kind!r} with value {check.value!r}")
-            found.append(Goal(check, tuple(map(_action, one.get("actions", ())))))
+            goals.append(Goal(check, tuple(map(_action, one.get("actions", ())))))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(f"row {row.get('id')!r}: sub-goal {number}: {error}; a check has kind ("
                             f"{', '.join(KINDS)}), role, name and, where a text is typed, value") from None
-    return tuple(found)
+    return tuple(goals)
 
 
-def _action(told: Mapping[str, Any]) -> Action:
-    if told["verb"] not in VERBS:
-        raise ValueError(f"there is no action {told['verb']!r}")
-    point, to = (tuple(float(v) for v in told[name]) if told.get(name) else None for name in ("point", "to"))
+def _action(entry: Mapping[str, Any]) -> Action:
+    if entry["verb"] not in VERBS:
+        raise ValueError(f"there is no action {entry['verb']!r}")
+    point, to = (tuple(float(v) for v in entry[name]) if entry.get(name) else None for name in ("point", "to"))
     if any(place is not None and len(place) != 2 for place in (point, to)):
-        raise ValueError(f"a point has two numbers, and {told!r} has not")
-    return Action(told["verb"], point, to, _text(told.get("text", "")))  # pyright: ignore[reportArgumentType]
+        raise ValueError(f"a point has two numbers, and {entry!r} has not")
+    return Action(entry["verb"], point, to, _text(entry.get("text", "")))  # pyright: ignore[reportArgumentType]
 
 
 def _text(value: Any) -> str:
@@ -122,7 +122,7 @@ def _text(value: Any) -> str:
     return value
 
 
-def asked_goals(sample: Sample) -> tuple[Goal, ...]:
+def episode_goals(sample: Sample) -> tuple[Goal, ...]:
     """Returns the sub-goals that an episode asks for. Raises ConfigError for `subgoals` that is no number above 0."""
     goals, most = read_goals(sample.row), sample.get("subgoals")
     if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
@@ -137,13 +137,13 @@ class GoalPage(Page):
     def __init__(self, pages: Pages, path: str, seed: int, settle_ms: int, checks: Sequence[Check] = ()):
         super().__init__(pages, path, seed, settle_ms)
         self.checks, self.reached = tuple(checks), 0
-        self.seen = Seen((), frozenset())
+        self.state = Seen((), frozenset())
         """How the page stands."""
 
     def begin(self) -> Look:
         super().begin()
         self.reached = 0
-        self.asked = instruction(self.checks) if self.checks else ""
+        self.instruction = instruction(self.checks) if self.checks else ""
         self.ask(WATCH)
         tab = self._used()
         return self._judged(self._pages.use(tab, lambda: self._settled(tab, 0)))
@@ -153,8 +153,8 @@ class GoalPage(Page):
 
     def _judged(self, look: Look) -> Look:
         """Returns a look with the state of the sub-goals; without any it ends when the page does."""
-        self.seen = seen(self.ask(SEEN))
-        while self.reached < len(self.checks) and self.checks[self.reached].holds(self.seen):
+        self.state = page_state(self.ask(SEEN))
+        while self.reached < len(self.checks) and self.checks[self.reached].holds(self.state):
             self.reached += 1
         won = 0 < len(self.checks) == self.reached
         # the same picture with more sub-goals behind it is another state
@@ -165,5 +165,5 @@ def page_of(pages: Pages, sample: Sample, settle_ms: int) -> Page:
     """Returns the page of a sample: with goals of its row, or as it is."""
     if "goals" not in sample.row:
         return Page(pages, sample["path"], sample["seed"], settle_ms)
-    checks = [goal.check for goal in asked_goals(sample)]
+    checks = [goal.check for goal in episode_goals(sample)]
     return GoalPage(pages, sample["path"], sample["seed"], settle_ms, checks)

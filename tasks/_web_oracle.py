@@ -65,7 +65,7 @@ class Hands:
 
     def quoted(self) -> list[str]:
         """Returns what the page's task has in quotation marks."""
-        return re.findall('"([^"]*)"', self.page.asked)
+        return re.findall('"([^"]*)"', self.page.instruction)
 
 
 def _button(hands: Hands) -> None:
@@ -86,13 +86,13 @@ def _dialog_2(hands: Hands) -> None:
 
 
 def _tab(hands: Hands) -> None:
-    number = re.findall(r"#(\d)", hands.page.asked)[0]
+    number = re.findall(r"#(\d)", hands.page.instruction)[0]
     hands.click("#area ul a", f"Tab #{number}")
 
 
 def _choices(hands: Hands) -> None:
     """click-checkboxes and click-option: those that are named, then Submit."""
-    named = hands.page.asked.removeprefix("Select ").removesuffix(" and click Submit.").split(", ")
+    named = hands.page.instruction.removeprefix("Select ").removesuffix(" and click Submit.").split(", ")
     for number, label in enumerate(hands.page.ask(_LABELS)):
         if label in named:
             hands.click("#area label input", number=number)
@@ -104,7 +104,7 @@ def _widget(hands: Hands) -> None:
 
 
 def _focus_2(hands: Hands) -> None:
-    hands.click("#area input", number=int(re.findall(r"\d", hands.page.asked)[0]) - 1)
+    hands.click("#area input", number=int(re.findall(r"\d", hands.page.instruction)[0]) - 1)
 
 
 def _enter_text(hands: Hands) -> None:
@@ -144,7 +144,7 @@ def _collapsible(hands: Hands) -> None:
 
 
 def _grid(hands: Hands) -> None:
-    x, y = re.findall(r"-?\d", hands.page.asked)
+    x, y = re.findall(r"-?\d", hands.page.instruction)
     hands.click(f"circle[id='({x},{y})']")
 
 
@@ -154,7 +154,7 @@ def _drag_box(hands: Hands) -> None:
 
 
 def _scroll(hands: Hands) -> None:
-    direction = "down" if "bottom" in hands.page.asked else "up"
+    direction = "down" if "bottom" in hands.page.instruction else "up"
     for _ in range(20):
         before = hands.page.ask("() => document.querySelector('#text-area').scrollTop")
         hands.do("scroll", hands.at("#text-area"), direction)
@@ -165,14 +165,14 @@ def _scroll(hands: Hands) -> None:
 
 
 def _spinner(hands: Hands) -> None:
-    wanted = int(re.findall(r"-?\d+", hands.page.asked)[0])
+    wanted = int(re.findall(r"-?\d+", hands.page.instruction)[0])
     for _ in range(abs(wanted)):
         hands.click(f".ui-spinner-{'up' if wanted > 0 else 'down'}")
     hands.click("#subbtn")
 
 
 def _color(hands: Hands) -> None:
-    name = hands.page.asked.removeprefix("Click on the ").removesuffix(" colored box.")
+    name = hands.page.instruction.removeprefix("Click on the ").removesuffix(" colored box.")
     hands.click(f"#area [data-color='{name}']")
 
 
@@ -199,7 +199,7 @@ def perfect(task: Any, sample: Sample, pages: Pages) -> list[Action]:
             ORACLES[sample["page"]](hands)
             if not hands.look.done or hands.look.raw <= 0:
                 raise DataError(f"sample '{sample.id}': the actions known for {sample['page']} do not solve it "
-                                f"({hands.page.asked!r}, reward {hands.look.raw:g})")
+                                f"({hands.page.instruction!r}, reward {hands.look.raw:g})")
             return hands.actions
         except BrowserLost:
             continue

@@ -73,7 +73,7 @@ class Look:
     done: bool
     raw: float
     """The page's own reward, without regard to time."""
-    told: str
+    dialog: str
     """What a dialog said that was dismissed since the last look."""
 
 
@@ -82,7 +82,7 @@ class Page:
 
     def __init__(self, pages: Pages, path: str, seed: int, settle_ms: int):
         self._pages, self._path, self._seed, self._ticks = pages, path, seed, max(1, settle_ms // _TICK_MS)
-        self.asked = ""
+        self.instruction = ""
         """What the page asks for."""
         self.tab: Tab | None = None
 
@@ -96,7 +96,7 @@ class Page:
             if answer is None or not answer.ok:
                 raise PageFailed(f"there is no page {self._path}")
             await tab.page.evaluate(_BEGIN, str(self._seed))
-            self.asked = await tab.page.evaluate(_ASKED)
+            self.instruction = await tab.page.evaluate(_ASKED)
             return await self._settled(tab, self._ticks)
 
         return self._pages.use(tab, begun)
@@ -137,8 +137,8 @@ class Page:
             "format": "png", "optimizeForSpeed": True,
             "clip": {"x": 0, "y": 0, "width": SIDES[0], "height": SIDES[1], "scale": 1}})
         picture = Image.open(io.BytesIO(base64.b64decode(shot["data"]))).convert("RGB")
-        told, tab.told = tab.told, ""
-        return Look(picture, hashlib.sha256(picture.tobytes()).hexdigest(), state["done"], float(state["raw"]), told)
+        dialog, tab.dialog = tab.dialog, ""
+        return Look(picture, hashlib.sha256(picture.tobytes()).hexdigest(), state["done"], float(state["raw"]), dialog)
 
 
 # --- verbs ------------------------------------------------------------------------------------------------------------

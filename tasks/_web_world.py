@@ -30,34 +30,34 @@ class World(Environment):
 
     def reset(self, seed: int) -> Observation:
         self._done, self._look = [], None
-        self._look = self._kept(self._page.begin)
-        return self._shown(self._look, f"Task: {self._page.asked}")
+        self._look = self._retried(self._page.begin)
+        return self._shown(self._look, f"Task: {self._page.instruction}")
 
     def step(self, action: str) -> Step:
         before = self._look
         if before is None:
             raise PageFailed("the page was never begun")
         try:
-            found = read(self._form, self._task, self._sample, action)
+            parsed = read(self._form, self._task, self._sample, action)
         except Unreadable as error:
             return Step(self._shown(before, f"{UNREAD}: {error}."), {"format": 0.0},
                         state=before.sha256, info={"unread": str(error)})
         parts = {"format": float(self._form.strict(action))}
-        if found.verb == "answer":
+        if parsed.verb == "answer":
             return Step(Observation(), {**parts, "success": 0.0, "page": 0.0}, done=True, state="answered",
-                        info=_told(found, before))
-        now = self._kept(lambda: self._page.act(found))
-        self._done.append(found)
+                        info=_info(parsed, before))
+        now = self._retried(lambda: self._page.act(parsed))
+        self._done.append(parsed)
         self._look = now
         if now.done:
             parts |= {"success": float(now.raw > 0), "page": now.raw}
-        said = f"The page said: {now.told}" if now.told else ""
-        return Step(self._shown(now, said), parts, done=now.done, state=now.sha256, info=_told(found, now))
+        said = f"The page said: {now.dialog}" if now.dialog else ""
+        return Step(self._shown(now, said), parts, done=now.done, state=now.sha256, info=_info(parsed, now))
 
     def close(self) -> None:
         self._page.close()
 
-    def _kept(self, call: Callable[[], T]) -> T:
+    def _retried(self, call: Callable[[], T]) -> T:
         """Returns what a call to the page gives; where the browser was lost, after bringing the page back once."""
         try:
             return call()
@@ -84,6 +84,6 @@ class World(Environment):
         return Observation(text, [Media(source=look.picture)])
 
 
-def _told(action: Action, look: Look) -> dict[str, Any]:
+def _info(action: Action, look: Look) -> dict[str, Any]:
     return {"action": action.verb, "point": action.point, "to": action.to, "text": action.text[:200],
             "raw": look.raw, "screenshot": look.sha256}

@@ -24,7 +24,7 @@ from vlrl.types import Answer, Media, Parts, Sample
 from . import _grounding as boxes
 from . import _grounding_benchmarks as benchmarks
 from . import _grounding_words as words
-from ._scenes import KNOBS, made_scene, scene
+from ._scenes import KNOBS, generated_scene, scene
 
 _ROWS, _COLUMNS = ("top", "middle", "bottom"), ("left", "centre", "right")
 
@@ -90,7 +90,7 @@ class Grounding(RecipeTask):
         return self._sample(*scene(self.seed, split, index, self.size))
 
     def generate(self, index: int, knobs: Mapping[str, float]) -> Sample:
-        return self._sample(*made_scene(self.seed, index, knobs, self.size))
+        return self._sample(*generated_scene(self.seed, index, knobs, self.size))
 
     def _sample(self, image: Any, row: Mapping[str, Any]) -> Sample:
         return Sample(id=row["id"], media=(Media(source=image),), row=self.filled(row))

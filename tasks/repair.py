@@ -87,10 +87,10 @@ class Repair(Task):
         return self._other
 
     def samples(self, split: str) -> Sequence[Sample]:
-        found = self.other.samples(split)
-        if len(found):
-            self._refuse_parts_of_groups(found[0])
-        return found
+        split_samples = self.other.samples(split)
+        if len(split_samples):
+            self._refuse_parts_of_groups(split_samples[0])
+        return split_samples
 
     def _refuse_parts_of_groups(self, sample: Sample) -> None:
         missing = [part for part in self.other.weights if part not in self.other.score(sample, Answer(text=""))]
@@ -130,9 +130,9 @@ class Repair(Task):
         if self.message == "verdict":
             return "That is not right. Answer again."
         weights, best = self.other.weights_at(0), self.other.best_parts
-        told = [f"{name}: {level(value or 0.0, weights[name], best.get(name, 1.0))}"
-                for name, value in attempt.parts.items() if weights.get(name)]
-        return f"That is not right. {'; '.join(told)}. Answer again."
+        levels = [f"{name}: {level(value or 0.0, weights[name], best.get(name, 1.0))}"
+                  for name, value in attempt.parts.items() if weights.get(name)]
+        return f"That is not right. {'; '.join(levels)}. Answer again."
 
     def score(self, sample: Sample, answer: Answer) -> Parts:
         """Judges all attempts again, by their text; an answer without turns is one attempt."""
@@ -164,8 +164,8 @@ class Repair(Task):
 
     def metrics(self, sample: Sample, answer: Answer, parts: Parts) -> dict[str, float]:
         """Returns `attempts`, how many were made, and `repaired`, whether a further one was right."""
-        made = max(1, len(answer.turns))
-        return {"attempts": float(made), "repaired": float(made > 1 and parts.get("solved") == 1)}
+        attempt_count = max(1, len(answer.turns))
+        return {"attempts": float(attempt_count), "repaired": float(attempt_count > 1 and parts.get("solved") == 1)}
 
 
 def level(value: float, weight: float, best: float) -> str:

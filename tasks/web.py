@@ -34,7 +34,7 @@ from vlrl.types import Answer, Parts, Sample
 from ._web_actions import FORMS
 from ._web_browser import SIDES, PageFailed, Settings, shared
 from ._web_explore import ANY, new_seed, varied, walked
-from ._web_goals import MOST_GOALS, Goal, asked_goals, instruction, read_goals
+from ._web_goals import MOST_GOALS, Goal, episode_goals, instruction, read_goals
 from ._web_oracle import ORACLES, perfect
 from ._web_world import UNREAD, World
 
@@ -163,8 +163,8 @@ class Web(Task):
                 way, page, seed = "walk", self.pages[number % len(self.pages)], new_seed(rng)
                 goals = walked(self, page, seed, [ANY] * rng.randint(1, self.walk), rng)
                 return _proposed(page, seed, goals, way) if goals else None
-            found = varied(self, parent, rng)
-            return _proposed(parent["page"], found[1], found[2], f"vary-{found[0]}") if found else None
+            variant = varied(self, parent, rng)
+            return _proposed(parent["page"], variant[1], variant[2], f"vary-{variant[0]}") if variant else None
         except PageFailed as error:
             raise DataError(f"page {parent['page'] if parent else page!r}: {error}") from None
 
@@ -216,7 +216,7 @@ class Web(Task):
     def oracle_actions(self, sample: Sample) -> Sequence[str] | None:
         """Plays the page in a browser of this process; None for a page whose way is not known."""
         if "goals" in sample.row:
-            actions = [action for goal in asked_goals(sample) for action in goal.actions]
+            actions = [action for goal in episode_goals(sample) for action in goal.actions]
         elif self.html or sample["page"] not in ORACLES:
             return None
         else:
@@ -233,7 +233,7 @@ def _placed(sample: Sample) -> Sample:
 
 def _proposed(page: str, seed: int, goals: Sequence[Goal], generator: str) -> dict[str, Any]:
     """Returns the row of a goal. Its id says what it holds, so that rows of several calls can be put together."""
-    asked = instruction([goal.check for goal in goals])
-    return {"id": f"{page}-{seed}-{zlib.crc32(asked.encode('utf-8', 'backslashreplace')):08x}", "page": page,
-            "seed": seed, "category": page, "instruction": asked, "goals": [goal.row() for goal in goals],
+    text = instruction([goal.check for goal in goals])
+    return {"id": f"{page}-{seed}-{zlib.crc32(text.encode('utf-8', 'backslashreplace')):08x}", "page": page,
+            "seed": seed, "category": page, "instruction": text, "goals": [goal.row() for goal in goals],
             "actions": sum(len(goal.actions) for goal in goals), "generator": generator, "verifier": "page state"}

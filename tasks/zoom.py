@@ -83,7 +83,7 @@ class Zoom(Task):
     def tools(self, sample: Sample) -> Sequence[Callable[..., Any]]:
         if not self.tool:
             return ()
-        split, index, asked = sample["split"], sample["index"], ASKED[self.answer]
+        split, index, question = sample["split"], sample["index"], ASKED[self.answer]
 
         def zoom(box: list[float]) -> list[Image.Image | str]:
             """Shows the part of the picture in a box [x1, y1, x2, y2], enlarged."""
@@ -94,14 +94,14 @@ class Zoom(Task):
                 rng, side = random.Random(f"{sample.id}/{box}"), max(x2 - x1, y2 - y1)
                 x1, y1 = (rng.uniform(0, self.size - side) for _ in range(2))
                 x2, y2 = x1 + side, y1 + side
-            return [scenes.crop(self._drawn(split, index)[0], (x1, y1, x2, y2), self.size), asked]
+            return [scenes.crop(self._drawn(split, index)[0], (x1, y1, x2, y2), self.size), question]
 
         def frame(seconds: float) -> list[Image.Image | str]:
             """Shows the frame of the clip at a second, enlarged."""
             if not 0 <= seconds < _FRAMES:
                 raise ValueError(f"the clip has the seconds 0 to {_FRAMES - 1}")
             second = random.Random(f"{sample.id}/{seconds}").randrange(_FRAMES) if self.crops == "random" else seconds
-            return [self._drawn(split, index, int(second))[0].reduce(scenes.DETAIL), asked]
+            return [self._drawn(split, index, int(second))[0].reduce(scenes.DETAIL), question]
 
         return [zoom] if self.media == "image" else [frame]
 

@@ -16,8 +16,7 @@ from PIL import Image
 from vlrl.config.schema import DataSettings
 from vlrl.curriculum import Prompts
 from vlrl.curriculum.visited import write_visited
-from vlrl.data import Samples, lazy_dataset, read_samples, row_index
-from vlrl.data import derived_cache as kept
+from vlrl.data import Samples, derived_cache, lazy_dataset, read_samples, row_index
 from vlrl.data.lazy_dataset import LazySamples
 from vlrl.errors import ConfigError, DataError, RunError
 from vlrl.rollout.group_source import first_samples
@@ -311,7 +310,8 @@ def test_processes_that_share_a_cache_unpack_once(tmp_path):
         begun.append(source)
         (both.set if len(begun) == 2 else lambda: both.wait(0.3))()
         target.touch()
-    threads = [threading.Thread(target=kept.kept, args=(path, tmp_path / "cache", "rows", write)) for _ in "ab"]
+    threads = [threading.Thread(target=derived_cache.derived, args=(path, tmp_path / "cache", "rows", write))
+               for _ in "ab"]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -206,7 +206,7 @@ def test_a_title_need_not_be_text(tmp_path, monkeypatch, newer):
         monkeypatch.setattr(av, "open", lambda file, mode="r", options=None: opened(file, mode, options=options))
     else:
         path.write_bytes(path.read_bytes().replace(b"TITLE", b"caf\xe9\xff"))
-    assert video_decoders.track(path).size == (64, 48) and video_decoders.told_duration(path) == pytest.approx(0.2)
+    assert video_decoders.track(path).size == (64, 48) and video_decoders.header_duration(path) == pytest.approx(0.2)
 
 
 def test_false_statements_of_length_and_rate_do_not_matter(tmp_path, made):

@@ -12,7 +12,13 @@ from vlrl.task import load
 from vlrl.tasks import _web_explore as explore  # pyright: ignore[reportMissingImports]
 from vlrl.tasks import _web_goals as goals  # pyright: ignore[reportMissingImports]
 from vlrl.tasks._web_browser import PageFailed  # pyright: ignore[reportMissingImports]
-from vlrl.tasks._web_elements import Element, Seen, askable, nameable, seen  # pyright: ignore[reportMissingImports]
+from vlrl.tasks._web_elements import (  # pyright: ignore[reportMissingImports]
+    Element,
+    Seen,
+    askable,
+    nameable,
+    page_state,
+)
 from vlrl.tasks._web_goals import Check  # pyright: ignore[reportMissingImports]
 from vlrl.tasks._web_page import Action  # pyright: ignore[reportMissingImports]
 
@@ -165,7 +171,7 @@ def test_a_quoted_text_ends_where_it_ends(name):
     {"elements": [{"role": "x", "name": 3, "at": [1, 2]}], "pressed": []}, {"elements": [], "pressed": [["a", {}]]}])
 def test_a_page_that_hides_its_elements_ends_its_episode(told):
     with pytest.raises(PageFailed, match="does not let its elements be seen"):
-        seen(told)
+        page_state(told)
 
 
 def test_what_has_changed_becomes_a_check():

@@ -160,7 +160,7 @@ def convert(
 
     Media paths stay valid: relative to the new file's folder, or to --root.
     """
-    from vlrl.data import rows_told_once
+    from vlrl.data import bad_row_lines
     from vlrl.tools.datacheck import printable
     from vlrl.tools.dataconvert import convert as run
 
@@ -174,7 +174,7 @@ def convert(
     if json:
         emit({"file": str(out), "rows": count, "left_out": [asdict(row) for row in bad]})
         return
-    for line in rows_told_once(bad):
+    for line in bad_row_lines(bad):
         typer.echo(f"left out {printable(line)}")
     typer.echo(f"{out}: {count:,} rows" + (f", {len(bad):,} left out" if bad else ""))
 
@@ -332,10 +332,10 @@ def _show_counts(out: Path, counts: dict[str, int], json: bool) -> None:
 
 
 def _show_findings(file: str, findings: Findings, most: int, labels: bool) -> None:
-    from vlrl.data import told_once
+    from vlrl.data import reason_lines
     from vlrl.tools.datacheck import printable
 
-    listed = told_once((f"{p.where}: {p.id or '(no id)'}", f"{p.kind}: {p.reason}") for p in findings.problems)
+    listed = reason_lines((f"{p.where}: {p.id or '(no id)'}", f"{p.kind}: {p.reason}") for p in findings.problems)
     for line in listed[:most or None]:
         typer.echo(printable(line))
     if 0 < most < len(listed):

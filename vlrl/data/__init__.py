@@ -11,19 +11,19 @@ from vlrl.data.dataset import (
     BadRow,
     Drawn,
     Samples,
+    bad_row_lines,
     check_suffix,
     json_line,
     located,
     read_rows,
     read_samples,
     readable,
-    rows_told_once,
+    reason_lines,
     several,
-    told_once,
     write_rows,
 )
 from vlrl.data.row_samples import FIELDS, MEDIA_FIELDS, box_problems, make_sample, sample_from_row
 
-__all__ = ["FIELDS", "MEDIA_FIELDS", "SPLITS", "BadRow", "Drawn", "Samples", "box_problems", "check_suffix",
-           "json_line", "located", "make_sample", "read_rows", "read_samples", "readable", "rows_told_once",
-           "sample_from_row", "several", "told_once", "write_rows"]
+__all__ = ["FIELDS", "MEDIA_FIELDS", "SPLITS", "BadRow", "Drawn", "Samples", "bad_row_lines", "box_problems",
+           "check_suffix", "json_line", "located", "make_sample", "read_rows", "read_samples", "readable",
+           "reason_lines", "sample_from_row", "several", "write_rows"]

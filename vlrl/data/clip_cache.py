@@ -47,13 +47,13 @@ class ClipCache:
         if not self._room:
             return read()
         with self._lock:
-            kept = self._clips.get(key)
-            if kept is None:
+            cached = self._clips.get(key)
+            if cached is None:
                 own = self._clips[key] = Future()
             else:
                 self._clips.move_to_end(key)
-        if kept is not None:
-            return kept.result()
+        if cached is not None:
+            return cached.result()
         try:
             clip = read()
         except BaseException as error:
@@ -68,7 +68,7 @@ class ClipCache:
     def _make_room(self, added: Clip) -> None:
         with self._lock:
             self._used += _size(added)
-            for key in [k for k, kept in self._clips.items() if kept.done()]:
+            for key in [k for k, future in self._clips.items() if future.done()]:
                 if self._used <= self._room:
                     break
                 self._used -= _size(self._clips.pop(key).result())

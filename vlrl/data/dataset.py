@@ -39,7 +39,7 @@ class BadRow:
     reason: str
 
 
-def told_once(bad: Iterable[tuple[str, str]]) -> list[str]:
+def reason_lines(bad: Iterable[tuple[str, str]]) -> list[str]:
     """Returns a line for each different reason of (whose it is, reason) pairs, with the number of rows more that have
     it.
     """
@@ -50,10 +50,10 @@ def told_once(bad: Iterable[tuple[str, str]]) -> list[str]:
             for reason, whose in same.items()]
 
 
-def rows_told_once(bad: Iterable[BadRow]) -> list[str]:
-    """`told_once` of rows that were left out; a reason may begin with the name of its row."""
-    return told_once((f"{b.where}{': ' + row[0][:-2] if (row := _ROW.match(b.reason)) else ''}",
-                      _ROW.sub("", b.reason, count=1)) for b in bad)
+def bad_row_lines(bad: Iterable[BadRow]) -> list[str]:
+    """`reason_lines` of rows that were left out; a reason may begin with the name of its row."""
+    return reason_lines((f"{b.where}{': ' + row[0][:-2] if (row := _ROW.match(b.reason)) else ''}",
+                         _ROW.sub("", b.reason, count=1)) for b in bad)
 
 
 _ROW = re.compile(r"row '[^'\n]*': ")
@@ -163,7 +163,7 @@ def _all_samples(task: Any, split: str, files: Sequence[Path], root: Path) -> Sa
     samples: dict[str, Sample] = {}
     bad: list[BadRow] = []
     taken: set[str] = set()
-    rows = [found for path in files for found in rows_in(path, data.format, root, data.columns, roots, taken)]
+    rows = [entry for path in files for entry in rows_in(path, data.format, root, data.columns, roots, taken)]
     for where, row in of_side(rows, split):
         try:
             sample = checked_sample(task, row, root)
@@ -175,7 +175,7 @@ def _all_samples(task: Any, split: str, files: Sequence[Path], root: Path) -> Sa
                 raise DataError(f"{where}: {error} (data.quarantine=true leaves bad rows out)") from error
             bad.append(BadRow(where, str(error)))
     if bad:
-        listed = "".join(f"\n  {line}" for line in rows_told_once(bad)[:20])
+        listed = "".join(f"\n  {line}" for line in bad_row_lines(bad)[:20])
         log.warning("data.%s: left out %d of %d rows%s", split, len(bad), len(bad) + len(samples), listed)
     if not samples:
         first = f"; {bad[0].where}: {bad[0].reason}" if bad else ""
@@ -230,8 +230,8 @@ def located(name: str, cache: str = "") -> tuple[list[Path], Path | None]:
     if part := split_of_folder(name):
         folder, files = Path(part[0]), split_files(Path(part[0]), part[1])
         return files, folder if files != [folder] else None
-    if glob.has_magic(name) and (found := sorted(map(Path, glob.glob(name)))):
-        return found, None
+    if glob.has_magic(name) and (matches := sorted(map(Path, glob.glob(name)))):
+        return matches, None
     if hub_name:
         return hub.fetched(hub_name, cache_folder(cache))
     raise ConfigError(f"this file does not exist{tried(name)}")

@@ -18,7 +18,7 @@ _SPARE = 1 << 30
 """Bytes that unpacking leaves free on the disk."""
 
 
-def kept(path: Path, cache: Path, name: str, write: Callable[[Path, Path], None]) -> Path:
+def derived(path: Path, cache: Path, name: str, write: Callable[[Path, Path], None]) -> Path:
     """Returns the file `name` made of this state of `path`: the kept one, else made by `write(path, temporary)`.
 
     What was made of an earlier state goes. Raises RunError when the cache cannot be written.
@@ -29,8 +29,8 @@ def kept(path: Path, cache: Path, name: str, write: Callable[[Path, Path], None]
         file.seek(max(0, status.st_size - (1 << 16)))
         ends += file.read()
     whose = hashlib.sha256(os.path.realpath(path).encode("utf-8", "surrogateescape")).hexdigest()[:24]
-    told = f"{_VERSION} {status.st_size} {status.st_mtime_ns} ".encode() + ends
-    target = cache / "index" / f"{whose}-{hashlib.sha256(told).hexdigest()[:24]}-{name}"
+    state = f"{_VERSION} {status.st_size} {status.st_mtime_ns} ".encode() + ends
+    target = cache / "index" / f"{whose}-{hashlib.sha256(state).hexdigest()[:24]}-{name}"
     if not target.is_file():
         with _turn(target.parent / f".{whose}.lock"):
             if not target.is_file():

@@ -151,12 +151,12 @@ def fetched(remote: Remote, most_bytes: int, seconds: float) -> Path:
     cache = remote.policy.cache
     entry = cache / "urls" / f"{hashlib.sha256(remote.url.encode('utf-8', 'surrogatepass')).hexdigest()}.json"
     known = read_json(entry) or {}
-    kept = cache / "media" / Path(str(known.get("file", "none"))).name
+    cached = cache / "media" / Path(str(known.get("file", "none"))).name
     with contextlib.suppress(OSError):
-        if file_sha256(kept) == known.get("sha256"):
-            if kept.stat().st_size > most_bytes:
+        if file_sha256(cached) == known.get("sha256"):
+            if cached.stat().st_size > most_bytes:
                 raise _too_large(remote.url, most_bytes)
-            return kept
+            return cached
     deadline, pause = time.monotonic() + seconds, _PAUSE_S
     for left in reversed(range(TRIES)):
         try:
@@ -284,7 +284,7 @@ async def _get(target: _Target, addresses: Sequence[str], remote: Remote, most: 
                                          timeout=patience) as response:
                     if response.status_code in _REDIRECTS:
                         return response.headers.get("location", "")
-                    return await _kept(remote, response, most, entry)
+                    return await _stored(remote, response, most, entry)
             except (httpx.ConnectError, httpx.ConnectTimeout):
                 if left == 1:
                     raise
@@ -317,7 +317,7 @@ def _context(trusted: str | None) -> ssl.SSLContext:
     return context
 
 
-async def _kept(remote: Remote, response: httpx.Response, most: int, entry: Path) -> Path:
+async def _stored(remote: Remote, response: httpx.Response, most: int, entry: Path) -> Path:
     """Writes a body into the cache, as far as it may go."""
     if response.status_code != 200:
         if response.status_code in _AGAIN:

@@ -54,8 +54,8 @@ class HubName:
 
 def parsed(text: str) -> HubName | None:
     """Returns the parts of a Hub name; None where a text is none."""
-    found = _NAME.fullmatch(text)
-    return HubName(found["repo"], found["config"] or "", found["split"], found["revision"] or "") if found else None
+    match = _NAME.fullmatch(text)
+    return HubName(match["repo"], match["config"] or "", match["split"], match["revision"] or "") if match else None
 
 
 def is_local(text: str) -> bool:
@@ -71,14 +71,14 @@ def fetched(name: HubName, cache: Path) -> tuple[list[Path], Path]:
     """
     commit, listing = _listing(name, cache)
     try:
-        found = selected(listing["files"], listing["configs"], name.config, name.split)
+        selection = selected(listing["files"], listing["configs"], name.config, name.split)
     except NoSuchSplit as error:
         near = did_you_mean(error.given, error.known)
         raise ConfigError(f"the data set {name.repo} has no {error.kind} {error.given!r}.{near} There are: "
                           f"{', '.join(error.known) or 'none'}") from None
     folder = _folder(name, cache) / commit
-    _fetch(name, commit, folder, found)
-    return [folder / file for file in found.read], folder if found.read != (".",) else folder.parent
+    _fetch(name, commit, folder, selection)
+    return [folder / file for file in selection.read], folder if selection.read != (".",) else folder.parent
 
 
 def commit_of(name: HubName, cache: Path) -> str:
@@ -91,16 +91,16 @@ def commit_of(name: HubName, cache: Path) -> str:
 
 def pin(names: Iterable[str], run: Path, cache: Path, goes_on: bool) -> None:
     """Writes which commit each Hub name of a run stands for; a run that goes on keeps those it has."""
-    before, found = (read_json(run / PINS) or {}) if goes_on else {}, {}
+    before, commits = (read_json(run / PINS) or {}) if goes_on else {}, {}
     for text in names:
         name = parsed(text)
         try:
             if name and not is_local(text):
-                found[text] = str(before.get(text) or commit_of(name, cache))
+                commits[text] = str(before.get(text) or commit_of(name, cache))
         except ConfigError as error:
             raise ConfigError(f"data.train or data.heldout={text!r}: {error}") from None
-    if found:
-        write_text(run / PINS, json.dumps(found, indent=1) + "\n")
+    if commits:
+        write_text(run / PINS, json.dumps(commits, indent=1) + "\n")
     else:
         (run / PINS).unlink(missing_ok=True)
 
@@ -122,8 +122,8 @@ def _folder(name: HubName, cache: Path) -> Path:
 def _listing(name: HubName, cache: Path) -> tuple[str, Mapping[str, Any]]:
     """Returns the commit of a name and what the data set holds there: asked for, or kept where there is no network."""
     folder, revision = _folder(name, cache), name.revision or "main"
-    kept = read_json(folder / "revisions.json") or {}
-    known = revision if _COMMIT.fullmatch(revision) else kept.get(revision)
+    revisions = read_json(folder / "revisions.json") or {}
+    known = revision if _COMMIT.fullmatch(revision) else revisions.get(revision)
     listing = read_json(folder / f"{known}.json") if known else None
     if listing and _COMMIT.fullmatch(revision):
         return revision, listing
@@ -145,11 +145,11 @@ def _listing(name: HubName, cache: Path) -> tuple[str, Mapping[str, Any]]:
     if not _COMMIT.fullmatch(commit):
         raise ConfigError(f"the Hub gives no commit for {name.repo} at {revision!r}")
     write_text(folder / f"{commit}.json", json.dumps(listing, default=str), sync=False)
-    write_text(folder / "revisions.json", json.dumps({**kept, revision: commit}), sync=False)
+    write_text(folder / "revisions.json", json.dumps({**revisions, revision: commit}), sync=False)
     return commit, listing
 
 
-def _fetch(name: HubName, commit: str, folder: Path, found: Selection) -> None:
+def _fetch(name: HubName, commit: str, folder: Path, selection: Selection) -> None:
     def get(file: str) -> None:
         with _failures(name):
             from huggingface_hub import hf_hub_download
@@ -157,7 +157,7 @@ def _fetch(name: HubName, commit: str, folder: Path, found: Selection) -> None:
             hf_hub_download(name.repo, file, repo_type="dataset", revision=commit, local_dir=folder,
                             library_name="vlrl")
 
-    missing = [file for file in found.fetch if not _is_whole(folder, file)]
+    missing = [file for file in selection.fetch if not _is_whole(folder, file)]
     if not missing:
         return
     log.info("fetching %d files of the data set %s at commit %s", len(missing), name.repo, commit[:12])

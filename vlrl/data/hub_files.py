@@ -62,10 +62,10 @@ def selected(files: Sequence[str], configs: Sequence[Any], config: str, split: s
     entry = entries.get(config) if config or not entries else _default(entries)
     inside = str((entry or {}).get("data_dir") or ("" if entry else config)).strip("/")
     files = [file for file in files if not inside or file.startswith(f"{inside}/")]
-    told = _told((entry or {}).get("data_files"), files, inside)
+    by_card = _by_card((entry or {}).get("data_files"), files, inside)
     if not entry and not config:
         _one_configuration(files)
-    splits = told or _by_name(files)
+    splits = by_card or _by_name(files)
     name = split if split in splits else _ALIASES.get(split, split)
     if not splits.get(name):
         raise NoSuchSplit("split", split, sorted(splits))
@@ -82,24 +82,24 @@ def _default(entries: Mapping[str, Any]) -> Any:
 
 def _one_configuration(files: Sequence[str]) -> None:
     """Refuses to mix what refs/convert/parquet keeps apart: <configuration>/<split>/0000.parquet."""
-    found = sorted({file.split("/")[0] for file in files if re.fullmatch(r"[^/]+/[^/]+/\d{4}\.parquet", file)})
-    if len(found) > 1:
-        raise NoSuchSplit(_UNNAMED, "", found)
+    folders = sorted({file.split("/")[0] for file in files if re.fullmatch(r"[^/]+/[^/]+/\d{4}\.parquet", file)})
+    if len(folders) > 1:
+        raise NoSuchSplit(_UNNAMED, "", folders)
 
 
-def _told(data_files: Any, files: Sequence[str], inside: str) -> dict[str, list[str]]:
+def _by_card(data_files: Any, files: Sequence[str], inside: str) -> dict[str, list[str]]:
     """Returns split -> files by the patterns of a card; {} where it has none."""
     if isinstance(data_files, (str, list)) and (isinstance(data_files, str) or all(
             isinstance(one, str) for one in data_files)):
         data_files = {"train": data_files} if data_files else {}
     if isinstance(data_files, list):
         data_files = {one.get("split", "train"): one.get("path") for one in data_files if isinstance(one, Mapping)}
-    found: dict[str, list[str]] = {}
+    splits: dict[str, list[str]] = {}
     for split, patterns in data_files.items() if isinstance(data_files, Mapping) else ():
         several = [patterns] if isinstance(patterns, str) else patterns if isinstance(patterns, list) else []
         fit = [_globs(f"{inside}/{one}" if inside else one) for one in several if isinstance(one, str)]
-        found[str(split)] = [file for file in files if any(_fits(file.split("/"), one) for one in fit)]
-    return found
+        splits[str(split)] = [file for file in files if any(_fits(file.split("/"), one) for one in fit)]
+    return splits
 
 
 def _fits(parts: Sequence[str], globs: Sequence[str]) -> bool:
@@ -123,11 +123,11 @@ def _by_name(files: Sequence[str]) -> dict[str, list[str]]:
     """Returns split -> files by names: `test-00000-of-00002.parquet`, `data/val.jsonl`, `train/...`; all are train
     where none says.
     """
-    found: dict[str, list[str]] = {}
+    splits: dict[str, list[str]] = {}
     for file in files:
         if name := _named(file):
-            found.setdefault(name, []).append(file)
-    return found or ({"train": list(files)} if files else {})
+            splits.setdefault(name, []).append(file)
+    return splits or ({"train": list(files)} if files else {})
 
 
 def _named(file: str) -> str:

@@ -64,23 +64,23 @@ def lazy_samples(task: Any, split: str, files: Sequence[Path], root: Path) -> La
     """
     data = task.data
     check_format(data.format)
-    asked = "data.stream=true" if data.stream else "data.index=lazy" if data.index == "lazy" else ""
-    if data.index == "memory" or (not asked and sum(map(bytes_of, files)) < LARGE):
+    setting = "data.stream=true" if data.stream else "data.index=lazy" if data.index == "lazy" else ""
+    if data.index == "memory" or (not setting and sum(map(bytes_of, files)) < LARGE):
         return None
     rows = opened(files, cache_folder(data.cache))
     if rows is not None:
         check_columns(_looked_at(rows), data.columns, files[0])
     why = _unfit(rows, data)
     if rows is None or why:
-        if asked:
-            raise ConfigError(f"{asked}: {files[0]}: {why}. Leave it out (data.index=memory reads all rows), or write "
-                              f"the file anew: vlrl data convert {files[0].name} -o rows.jsonl")
+        if setting:
+            raise ConfigError(f"{setting}: {files[0]}: {why}. Leave it out (data.index=memory reads all rows), or "
+                              f"write the file anew: vlrl data convert {files[0].name} -o rows.jsonl")
         return None
-    found = LazySamples(task, rows, split, root, files)
-    if not len(found):
+    samples = LazySamples(task, rows, split, root, files)
+    if not len(samples):
         raise DataError(f"data.{split}={str(files[0])!r} has no usable row")
-    log.info("data.%s: %d rows, each read when it is drawn", split, len(found))
-    return found
+    log.info("data.%s: %d rows, each read when it is drawn", split, len(samples))
+    return samples
 
 
 def _unfit(rows: Rows | None, data: DataSettings) -> str:

@@ -254,13 +254,13 @@ def _load_video(media: Media, limits: LimitsSettings, sampling: VideoSampling, c
         return decode(path, sampling, media.start, media.end,
                       lambda size, count: _check_frames(size, count, path, limits))
 
-    def read_held() -> Clip:
+    def read_embedded() -> Clip:
         with own.file() as path:
             return read(path)
 
     if isinstance(media.source, (bytes, Embedded)):
         own = _checked_bytes(media.source, limits)
-        clip = cache.clip((own.sha256, sampling, media.start, media.end), read_held)
+        clip = cache.clip((own.sha256, sampling, media.start, media.end), read_embedded)
         return replace(_video(clip, own.sha256, None), data=own.data)
     path = _checked_file(media.source, limits)
     sha256 = _guard(path, lambda: cache.sha256(path))

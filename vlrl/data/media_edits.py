@@ -49,12 +49,12 @@ def noise(frames: Frames, t: int, seed: int) -> Frames:
     if not isinstance(t, (int, np.integer)) or not 0 <= t <= NOISE_STEPS:
         raise DataError(f"edit ('noise', {t!r}, ...): the diffusion step must be a whole number from 0 to "
                         f"{NOISE_STEPS}")
-    kept = float(np.prod(1 - np.linspace(1e-4, 0.02, NOISE_STEPS)[:t]))
+    alpha_bar = float(np.prod(1 - np.linspace(1e-4, 0.02, NOISE_STEPS)[:t]))
     draw = np.random.default_rng(seed)
 
     def noisy(frame: Image.Image) -> Image.Image:
         pixels = np.asarray(frame.convert("RGB"), np.float32) / 127.5 - 1
-        pixels = pixels * kept ** 0.5 + (1 - kept) ** 0.5 * draw.standard_normal(pixels.shape, np.float32)
+        pixels = pixels * alpha_bar ** 0.5 + (1 - alpha_bar) ** 0.5 * draw.standard_normal(pixels.shape, np.float32)
         return Image.fromarray(((pixels + 1) * 127.5).round().clip(0, 255).astype(np.uint8))
 
     return tuple(map(noisy, frames)) if t else frames

@@ -27,7 +27,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from vlrl.data.derived_cache import check_room, kept
+from vlrl.data.derived_cache import check_room, derived
 from vlrl.data.formats.files import Found, class_names, named_classes, record_of
 from vlrl.data.formats.folders import shards_of, side_of, split_of
 from vlrl.data.formats.json_text import MOST_LINE, parsed_line
@@ -65,10 +65,10 @@ def opened(files: Sequence[Path], cache: Path) -> Rows | None:
     """
     parts: list[Rows] = []
     for path in files:
-        found = _of_folder(path, cache) if os.path.isdir(path) else _of_file(path, cache)
-        if found is None:
+        file_rows = _of_folder(path, cache) if os.path.isdir(path) else _of_file(path, cache)
+        if file_rows is None:
             return None
-        parts += found
+        parts += file_rows
     return Chain(parts)
 
 
@@ -100,8 +100,8 @@ def _of_file(path: Path, cache: Path) -> list[Rows] | None:
 
 def _of_folder(path: Path, cache: Path) -> list[Rows] | None:
     shards = shards_of(path)
-    found: list[Rows] = [Shard(shard, rows) for shard in shards for rows in _of_file(path / shard, cache) or ()]
-    return found or None
+    parts: list[Rows] = [Shard(shard, rows) for shard in shards for rows in _of_file(path / shard, cache) or ()]
+    return parts or None
 
 
 class Chain:
@@ -126,8 +126,8 @@ class Shard:
     """A file of a folder: its rows are named by it, and of the side that it, or a folder, is named after."""
 
     def __init__(self, shard: str, rows: Rows):
-        self._rows, self._told, self._stem = rows, split_of(shard), os.path.splitext(shard)[0]
-        side = _SIDES[side_of(self._told.get("split"))]
+        self._rows, self._split, self._stem = rows, split_of(shard), os.path.splitext(shard)[0]
+        side = _SIDES[side_of(self._split.get("split"))]
         self._keyed = isinstance(rows, Members)
         own = rows.sides
         self.sides = own if own is not None else np.full(len(rows), side, np.int8) if side else None
@@ -138,7 +138,7 @@ class Shard:
     def __getitem__(self, index: int) -> Found:
         where, id, record = self._rows[index]
         return Found(where, id if self._keyed else f"{self._stem}-{index + 1}",
-                     record if isinstance(record, DataError) else {**self._told, **record})
+                     record if isinstance(record, DataError) else {**self._split, **record})
 
 
 # --- JSON lines -------------------------------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ class Lines:
 
     def __init__(self, path: Path, cache: Path):
         self._path = path
-        plain = kept(path, cache, "rows.jsonl", _gunzip) if path.suffix.lower() == ".gz" else path
+        plain = derived(path, cache, "rows.jsonl", _gunzip) if path.suffix.lower() == ".gz" else path
         self._file = os.open(plain, os.O_RDONLY)  # kept: a file that is replaced meanwhile stays what it was
         weakref.finalize(self, os.close, self._file)
         self._size = os.fstat(self._file).st_size
@@ -193,10 +193,10 @@ class Lines:
 
 def _places(path: Path, cache: Path) -> np.ndarray:
     """Returns [N, 3] int64 of the lines that are not blank: byte at which it begins, number of the line, side."""
-    return _kept_places(path, cache, "places.npy", _scanned, 3)
+    return _cached_places(path, cache, "places.npy", _scanned, 3)
 
 
-def _kept_places(path: Path, cache: Path, name: str, scan: Callable[[Path], np.ndarray], width: int) -> np.ndarray:
+def _cached_places(path: Path, cache: Path, name: str, scan: Callable[[Path], np.ndarray], width: int) -> np.ndarray:
     """Returns what `scan` finds in a file, [N, width] int64, mapped from the cache."""
     def write(source: Path, target: Path) -> None:
         with open(target, "wb") as file:
@@ -204,11 +204,11 @@ def _kept_places(path: Path, cache: Path, name: str, scan: Callable[[Path], np.n
 
     try:
         for _ in range(2):
-            place = kept(path, cache, name, write)
+            place = derived(path, cache, name, write)
             with contextlib.suppress(ValueError, EOFError, FileNotFoundError):  # spoiled, or gone meanwhile
-                found = np.load(place, mmap_mode="r", allow_pickle=False)
-                if found.dtype == np.int64 and found.ndim == 2 and found.shape[1] == width:
-                    return found
+                places = np.load(place, mmap_mode="r", allow_pickle=False)
+                if places.dtype == np.int64 and places.ndim == 2 and places.shape[1] == width:
+                    return places
             place.unlink(missing_ok=True)
     except (RunError, OSError) as error:
         log.warning("the places of the rows of %s are looked for at each start, for they cannot be kept: %s", path,
@@ -279,7 +279,7 @@ class Members:
 
     def __init__(self, path: Path, cache: Path):
         self._path = path
-        self._places = _kept_places(path, cache, "members.npy", scanned, 2)
+        self._places = _cached_places(path, cache, "members.npy", scanned, 2)
         self._file = os.open(path, os.O_RDONLY)
         weakref.finalize(self, os.close, self._file)
 
@@ -318,7 +318,7 @@ class Batches:
 
     def __getitem__(self, index: int) -> Found:
         k = bisect_right(self._ends, index)
-        return _found(self._path, index, self._batches[k], index - (self._ends[k - 1] if k else 0), self._classes)
+        return _record_at(self._path, index, self._batches[k], index - (self._ends[k - 1] if k else 0), self._classes)
 
 
 class Groups:
@@ -329,7 +329,7 @@ class Groups:
         meta = file.metadata
         self._ends = list(accumulate(meta.row_group(i).num_rows for i in range(meta.num_row_groups)))
         self._classes = class_names(file.schema_arrow)
-        self._kept: OrderedDict[int, Any] = OrderedDict()
+        self._groups: OrderedDict[int, Any] = OrderedDict()
         self._used = 0
         split = (batch.column(0) for batch in file.iter_batches(columns=["split"])
                  ) if "split" in file.schema_arrow.names else ()
@@ -343,18 +343,18 @@ class Groups:
         try:
             with self._lock:
                 group = self._group(k)
-            return _found(self._path, index, group, index - (self._ends[k - 1] if k else 0), self._classes)
+            return _record_at(self._path, index, group, index - (self._ends[k - 1] if k else 0), self._classes)
         except (OSError, ValueError, NotImplementedError) as error:
             return Found(f"{self._path}, row {index + 1}", "", DataError(f"it cannot be read: {error}"))
 
     def _group(self, k: int) -> Any:
-        if k not in self._kept:
-            self._kept[k] = self._file.read_row_group(k, use_threads=False)
-            self._used += self._kept[k].nbytes
-        self._kept.move_to_end(k)
-        while len(self._kept) > 1 and self._used > _KEPT_BYTES:
-            self._used -= self._kept.popitem(last=False)[1].nbytes
-        return self._kept[k]
+        if k not in self._groups:
+            self._groups[k] = self._file.read_row_group(k, use_threads=False)
+            self._used += self._groups[k].nbytes
+        self._groups.move_to_end(k)
+        while len(self._groups) > 1 and self._used > _KEPT_BYTES:
+            self._used -= self._groups.popitem(last=False)[1].nbytes
+        return self._groups[k]
 
 
 def _parquet(path: Path, cache: Path) -> Rows:
@@ -365,7 +365,7 @@ def _parquet(path: Path, cache: Path) -> Rows:
     if largest <= _GROUP_BYTES:
         return Groups(path, file)
     try:
-        return Batches(kept(path, cache, "rows.arrow", _unpack), path)
+        return Batches(derived(path, cache, "rows.arrow", _unpack), path)
     except RunError as error:
         log.warning("%s has row groups of %d MiB, of which each row costs the decoding, and they cannot be unpacked "
                     "(%s). Write the file anew with smaller ones (row_group_size=1000)", path, largest >> 20, error)
@@ -384,12 +384,12 @@ def _unpack(source: Path, target: Path) -> None:
             writer.write_batch(batch)
 
 
-def _found(path: Path, index: int, table: Any, place: int, classes: dict[str, list[str]]) -> Found:
+def _record_at(path: Path, index: int, table: Any, place: int, classes: dict[str, list[str]]) -> Found:
     (record,) = table.slice(place, 1).to_pylist()
     return Found(f"{path}, row {index + 1}", f"{path.stem}-{index + 1}", named_classes(record, classes))
 
 
 def _column_sides(columns: Iterable[Any]) -> np.ndarray | None:
     """Sides of a column of splits, given in pieces."""
-    found = [np.array([_SIDES[side_of(value)] for value in piece.to_pylist()], np.int8) for piece in columns]
-    return np.concatenate(found) if found else None
+    sides = [np.array([_SIDES[side_of(value)] for value in piece.to_pylist()], np.int8) for piece in columns]
+    return np.concatenate(sides) if sides else None

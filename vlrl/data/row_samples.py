@@ -56,7 +56,7 @@ def sample_from_row(row: Mapping[str, Any], root: Path | None = None, access: Ac
     sample_id = str(sample_id)
     try:
         media = media_items(row)
-        row = _held_aside(row, media)
+        row = _with_media_hashes(row, media)
         unknown = {k: v for k, v in row.items() if k not in FIELDS}
         clean = {**row, "id": sample_id}
         if unknown:
@@ -142,7 +142,7 @@ def _outside(values: Any, size: Sequence[Any]) -> bool:
     return any(not -OUTSIDE <= v <= size[i % 2] + OUTSIDE for i, v in enumerate(values))
 
 
-def _held_aside(row: Mapping[str, Any], items: Mapping[str, list[Any]]) -> dict[str, Any]:
+def _with_media_hashes(row: Mapping[str, Any], items: Mapping[str, list[Any]]) -> dict[str, Any]:
     """Returns the row with the hash of media that it holds in their place: it is stored, logged and compared."""
     flat = {field: value if isinstance(row[field], (list, tuple)) else value[0] for field, value in items.items()}
     return {field: without_bytes(value) for field, value in {**row, **flat}.items()}

@@ -72,10 +72,10 @@ class Solved(SampleSequence):
     def __init__(self, samples: Sequence[Sample], solutions: Sequence[Solution], name: str):
         self.samples, self.solutions, self.name = samples, solutions, name
         self.files = (Path(name), *getattr(samples, "files", ()))
-        seen, self._turns = Counter[int](), list[int]()
+        counts, self._turns = Counter[int](), list[int]()
         for one in solutions:
-            seen[one.number] += 1
-            self._turns.append(seen[one.number])
+            counts[one.number] += 1
+            self._turns.append(counts[one.number])
 
     def __len__(self) -> int:
         return len(self.solutions)
@@ -84,9 +84,9 @@ class Solved(SampleSequence):
         one = self.solutions[index]
         sample = self.samples[one.number] if one.number < len(self.samples) else None
         if sample is None or sample.id != one.id:
-            found = f"there are {len(self.samples):,} rows" if sample is None else f"row {one.number} is {sample.id!r}"
+            reason = f"there are {len(self.samples):,} rows" if sample is None else f"row {one.number} is {sample.id!r}"
             raise DataError(f"data.solutions={self.name!r}: its answer to row {one.number}, {one.id!r}, fits none of "
-                            f"the training rows ({found}): it was written for other rows, or another data.seed")
+                            f"the training rows ({reason}): it was written for other rows, or another data.seed")
         turn = self._turns[index]
         return replace(sample, id=sample.id if turn == 1 else f"{sample.id}#{turn}", row={
             **sample.row, "solution": one.text, "weight": sample.weight * one.weight,

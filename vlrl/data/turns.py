@@ -59,11 +59,11 @@ def check_turns(row: Row, kinds: Sequence[str]) -> None:
 def _check_marks(row: Row, kinds: Sequence[str], before: Sequence[str]) -> None:
     """The turns mark their own media; the question marks all others or none, which then stand before it."""
     marks = marks_of(row)
-    asked, rest = len(marks) - len(before), len(kinds) - len(before)
-    if rest < 0 or asked not in (0, rest):
+    in_question, rest = len(marks) - len(before), len(kinds) - len(before)
+    if rest < 0 or in_question not in (0, rest):
         raise DataError(f"its texts mark the places of {len(marks)} images or videos, and the row has {len(kinds)}: as "
                         "many marks as media are needed; a question without any shows what is left before it")
-    if asked and len(set(kinds)) > 1 and sorted(marks) != sorted(kinds):
+    if in_question and len(set(kinds)) > 1 and sorted(marks) != sorted(kinds):
         raise DataError(f"its texts mark {', '.join(marks)}, and the row has {', '.join(kinds)}")
 
 
@@ -96,11 +96,11 @@ def carried(record: Row) -> dict[str, Any]:
     Other things under these names (a list of words, a text) are none.
     """
     tools, settings = unpacked(record.get("tools")), unpacked(record.get("environment"))
-    found = {"tools": tools_of(tools)} if _are_tools(tools) else {}
+    fields = {"tools": tools_of(tools)} if _are_tools(tools) else {}
     extra = record.get("extra_info")
     if not isinstance(settings, Mapping) and isinstance(extra, Mapping):  # verl
         settings = {k: extra[k] for k in ("tools_kwargs", "interaction_kwargs") if extra.get(k)}
-    return {**found, **({"environment": dict(settings)} if isinstance(settings, Mapping) and settings else {})}
+    return {**fields, **({"environment": dict(settings)} if isinstance(settings, Mapping) and settings else {})}
 
 
 def _are_tools(tools: Any) -> bool:
@@ -113,14 +113,14 @@ def tools_of(tools: Any) -> list[dict[str, Any]]:
     """
     if not _are_tools(tools):
         raise DataError(f'tools={short(tools)} must be a list of {{"type": "function", "function": {{"name", ...}}}}')
-    found = [unpacked(tool) for tool in tools]
-    found = [dict(tool) if "function" in tool else {"type": "function", "function": {
-        k: v for k, v in tool.items() if k != "type"}} for tool in found]
-    nameless = next((tool for tool in found if not isinstance(tool["function"], Mapping) or not isinstance(
+    functions = [unpacked(tool) for tool in tools]
+    functions = [dict(tool) if "function" in tool else {"type": "function", "function": {
+        k: v for k, v in tool.items() if k != "type"}} for tool in functions]
+    nameless = next((tool for tool in functions if not isinstance(tool["function"], Mapping) or not isinstance(
         tool["function"].get("name"), str)), None)
     if nameless:
         raise DataError(f"the tool {short(nameless)} has no name")
-    return found
+    return functions
 
 
 def check_carried(row: Row) -> None:

@@ -65,7 +65,7 @@ def track(path: Path) -> Track:
         raise _unreadable(path, _why(error)) from None
 
 
-def told_duration(path: Path) -> float | None:
+def header_duration(path: Path) -> float | None:
     """Returns seconds that a file lasts by its header; no packet is read. None where it has no video, or tells none."""
     try:
         with _opened(path) as (container, _):
@@ -74,7 +74,7 @@ def told_duration(path: Path) -> float | None:
         return None
 
 
-def frames_of(found: Track, indices: Sequence[int]) -> tuple[list[Image.Image], str]:
+def frames_of(track: Track, indices: Sequence[int]) -> tuple[list[Image.Image], str]:
     """Returns the frames of these ascending indices, upright and in RGB, and the decoder that made them; an index may
     repeat.
 
@@ -85,29 +85,29 @@ def frames_of(found: Track, indices: Sequence[int]) -> tuple[list[Image.Image], 
         if not importlib.util.find_spec("av" if name == "pyav" else name):
             continue
         try:
-            return decoder(found, indices), name
+            return decoder(track, indices), name
         except Hidden:
             raise
         except Exception as error:  # each decoder raises classes of its own
             errors.append(f"{name}: {_why(error)}")
-    raise _unreadable(found.path, "; ".join(errors))
+    raise _unreadable(track.path, "; ".join(errors))
 
 
-def counted(found: Track) -> Track:
+def counted(track: Track) -> Track:
     """Returns the same track by the clock of its decoded frames, one held at a time; for streams with hidden frames.
 
     Raises DataError when the frames end before the packets do.
     """
     try:
-        with _opened(found.path) as (container, stream):
-            seen = sorted({frame.pts for frame in container.decode(stream) if frame.pts is not None})
+        with _opened(track.path) as (container, stream):
+            decoded = sorted({frame.pts for frame in container.decode(stream) if frame.pts is not None})
     except Exception as error:  # as in `track`
-        raise _unreadable(found.path, _why(error)) from None
-    if not seen or seen[-1] < found.pts[-1]:
-        last = found.times[found.pts <= seen[-1]][-1] if seen else 0.0
-        raise _unreadable(found.path, f"it breaks off after {last:.3f} of {found.times[-1]:.3f} s")
-    kept = np.isin(found.pts, seen)
-    return replace(found, pts=found.pts[kept], times=np.round(found.times[kept] - found.times[kept][0], 6))
+        raise _unreadable(track.path, _why(error)) from None
+    if not decoded or decoded[-1] < track.pts[-1]:
+        last = track.times[track.pts <= decoded[-1]][-1] if decoded else 0.0
+        raise _unreadable(track.path, f"it breaks off after {last:.3f} of {track.times[-1]:.3f} s")
+    retained = np.isin(track.pts, decoded)
+    return replace(track, pts=track.pts[retained], times=np.round(track.times[retained] - track.times[retained][0], 6))
 
 
 # --- the clock --------------------------------------------------------------------------------------------------------
@@ -197,15 +197,15 @@ def _why(error: Exception) -> str:
 # --- the frames -------------------------------------------------------------------------------------------------------
 
 
-def _by_decord(found: Track, indices: Sequence[int]) -> list[Image.Image]:
+def _by_decord(track: Track, indices: Sequence[int]) -> list[Image.Image]:
     import decord
 
-    if found.container not in _INDEXED:
-        raise ValueError(f"not used for {found.container}")
+    if track.container not in _INDEXED:
+        raise ValueError(f"not used for {track.container}")
     decord.logging.set_level(decord.logging.QUIET)
-    reader: Any = decord.VideoReader(str(found.path), num_threads=1)
+    reader: Any = decord.VideoReader(str(track.path), num_threads=1)
     times = reader.get_frame_timestamp(range(len(reader)))[:, 0] if len(reader) else np.empty(0)
-    if len(times) != len(found.times) or np.abs(times - times[0] - found.times).max() > 2e-3:
+    if len(times) != len(track.times) or np.abs(times - times[0] - track.times).max() > 2e-3:
         raise ValueError("it tells other times than the packets")
     images: dict[int, Image.Image] = {}
     unique = sorted(set(indices))
@@ -213,31 +213,31 @@ def _by_decord(found: Track, indices: Sequence[int]) -> list[Image.Image]:
         # get_batch: where rows are padded (48 pixels wide) single frames come out wrong without an error
         part = unique[i:i + 16]
         images |= {k: Image.fromarray(a) for k, a in zip(part, reader.get_batch(part).asnumpy(), strict=True)}
-    if images[indices[0]].size != found.size:
+    if images[indices[0]].size != track.size:
         raise ValueError("it tells another size than the stream")
     return [images[i] for i in indices]
 
 
-def _by_pyav(found: Track, indices: Sequence[int]) -> list[Image.Image]:
+def _by_pyav(track: Track, indices: Sequence[int]) -> list[Image.Image]:
     import av
 
-    wanted = sorted({int(found.pts[i]) for i in indices})
+    wanted = sorted({int(track.pts[i]) for i in indices})
     images: dict[int, Image.Image] = {}
-    with _opened(found.path) as (container, stream):
-        for key, some in _runs(wanted, found.keys.tolist()):
+    with _opened(track.path) as (container, stream):
+        for key, some in _runs(wanted, track.keys.tolist()):
             try:
                 container.seek(key, stream=stream)
             except av.FFmpegError:  # a format without seeking; what is missing is decoded from the start
                 break
             images |= _decoded(container, stream, some)
     if missing := [p for p in wanted if p not in images]:
-        with _opened(found.path) as (container, stream):
+        with _opened(track.path) as (container, stream):
             images |= _decoded(container, stream, missing)
     if missing := [p for p in wanted if p not in images]:
         raise Hidden(f"{len(missing)} of {len(wanted)} frames are not shown")
     upright = images[wanted[0]].size
     images = {p: image if image.size == upright else image.resize(upright) for p, image in images.items()}
-    return [images[int(found.pts[i])] for i in indices]
+    return [images[int(track.pts[i])] for i in indices]
 
 
 def _runs(wanted: Sequence[int], keys: Sequence[int]) -> list[tuple[int, list[int]]]:
@@ -260,7 +260,7 @@ def _decoded(container: Any, stream: Any, wanted: Sequence[int]) -> dict[int, Im
     """Returns the pictures of the wanted times from here on; what comes before the first key cannot be decoded
     rightly.
     """
-    found: dict[int, Image.Image] = {}
+    pictures: dict[int, Image.Image] = {}
     left, started = set(wanted), False
     for packet in container.demux(stream):
         started = started or packet.is_keyframe
@@ -269,10 +269,10 @@ def _decoded(container: Any, stream: Any, wanted: Sequence[int]) -> dict[int, Im
                 left.discard(frame.pts)
                 if frame.is_corrupt:
                     raise ValueError(f"its frame at {frame.time:.3f} s is damaged")
-                found[frame.pts] = frame.to_image().rotate(_turn(frame), expand=True)
+                pictures[frame.pts] = frame.to_image().rotate(_turn(frame), expand=True)
             if not left or (frame.pts is not None and frame.pts > wanted[-1]):
-                return found
-    return found
+                return pictures
+    return pictures
 
 
 def _turn(frame: Any) -> int:

@@ -93,19 +93,19 @@ def decode(path: Path, sampling: VideoSampling, start: float | None, end: float 
     No other frame is kept in memory. `check` sees width, height and number of frames before they are read and may
     refuse them. Raises DataError naming the file.
     """
-    found = track(path)
+    video_track = track(path)
     try:
-        return _clip(found, sampling, start, end, check)
+        return _clip(video_track, sampling, start, end, check)
     except Hidden:
-        return _clip(counted(found), sampling, start, end, check)
+        return _clip(counted(video_track), sampling, start, end, check)
 
 
-def _clip(found: Track, sampling: VideoSampling, start: float | None, end: float | None,
+def _clip(video_track: Track, sampling: VideoSampling, start: float | None, end: float | None,
           check: Callable[[tuple[int, int], int], None]) -> Clip:
-    chosen = choose(found.times, found.fps, sampling, start, end, str(found.path))
-    check(found.size, len(chosen.indices))
-    frames, backend = frames_of(found, chosen.indices)
-    return Clip(tuple(frames), chosen, found.fps, len(found.times), backend)
+    chosen = choose(video_track.times, video_track.fps, sampling, start, end, str(video_track.path))
+    check(video_track.size, len(chosen.indices))
+    frames, backend = frames_of(video_track, chosen.indices)
+    return Clip(tuple(frames), chosen, video_track.fps, len(video_track.times), backend)
 
 
 def clock(loaded: LoadedMedia) -> dict[str, Any]:

@@ -134,19 +134,19 @@ def rows_in(path: Path, format: str = "auto", root: Path | None = None,
     """
     check_format(format)
     path = Path(path)
-    found = records(path, recognised)
+    entries = records(path, recognised)
     if columns:
-        check_columns([f.record for f in found], columns, path)
-        found = [f._replace(record=renamed(f.record, columns)) for f in found]
-    name = format if format != "auto" else format_of([f.record for f in found])
+        check_columns([f.record for f in entries], columns, path)
+        entries = [f._replace(record=renamed(f.record, columns)) for f in entries]
+    name = format if format != "auto" else format_of([f.record for f in entries])
     placed: g.Placed = []
-    for where, id, record in found:
+    for where, id, record in entries:
         if shapes is not None and not isinstance(record, DataError):
             shapes[shape_of(record, name if format != "auto" else recognised(record) or name)] += 1
         if name == "canonical" and path.suffix.lower() in (".csv", ".tsv") and not isinstance(record, DataError):
             record = {"id": id, **record} if record.keys() & _CONTENT else _unknown(record)
-        made = rows_as(record, name, Source(id, root or path.parent, roots), sure=format != "auto")
-        placed += [(len(placed) + n, where, row) for n, row in enumerate(made)]
+        record_rows = rows_as(record, name, Source(id, root or path.parent, roots), sure=format != "auto")
+        placed += [(len(placed) + n, where, row) for n, row in enumerate(record_rows)]
     placed = sorted((FORMATS[name].together or list)(placed), key=lambda entry: entry[0])
     if name != "canonical":
         unique_ids(path, [row for *_, row in placed], set() if taken is None else taken)
@@ -187,18 +187,18 @@ def canonical(record: Mapping[str, Any] | DataError, format: str = "auto",
     check_format(format)
     if isinstance(record, DataError):
         return [record]
-    found = FORMATS[format if format != "auto" else recognised(record) or "canonical"]
+    chosen_format = FORMATS[format if format != "auto" else recognised(record) or "canonical"]
     try:
-        beside = {} if found is FORMATS["canonical"] else carried(record)
-        if found in _ASKING:
+        beside = {} if chosen_format is FORMATS["canonical"] else carried(record)
+        if chosen_format in _ASKING:
             qa.refuse_two_readings(record)
-        rows = found.rows({k: v for k, v in record.items() if k not in beside}, source or Source())
+        rows = chosen_format.rows({k: v for k, v in record.items() if k not in beside}, source or Source())
         return [{**row, **beside} for row in rows] or [DataError(
             f"it holds nothing to ask: one of its lists ({short([k for k, v in record.items() if v == []])}) is empty")]
     except DataError as error:
         return [error]
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:  # shapes nobody thought of
-        name = next(name for name, format_ in FORMATS.items() if format_ is found)
+        name = next(name for name, format_ in FORMATS.items() if format_ is chosen_format)
         return [DataError(f"it looks like a record of format {name}, but is not shaped like one: "
                           f"{type(error).__name__}: {str(error)[:200]}")]
 

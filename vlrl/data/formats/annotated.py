@@ -60,12 +60,12 @@ def label_studio(record: Record, source: Source) -> Rows:
             r"\.(png|jpe?g|webp|gif|bmp|tiff?|avif)$", v, re.IGNORECASE)), None)
     row = begin(named, source, size=False)
     regions = _regions(record)
-    size = next((s for r in regions if (s := _told_size(r))), None) or size_of(named, row, source)
+    size = next((s for r in regions if (s := _original_size(r))), None) or size_of(named, row, source)
     if size:
         row |= {"width": size[0], "height": size[1]}
     boxes, points = [], []
     for region in regions:
-        where, label = _region(region, _told_size(region) or size)
+        where, label = _region(region, _original_size(region) or size)
         if len(where) == 4:
             boxes.append({"box": where, "label": label})
         elif where:
@@ -82,14 +82,14 @@ def _uploaded(path: str) -> str:
 
 
 def _regions(record: Record) -> list[Record]:
-    told = record.get("annotations", record.get("completions"))
-    if told is None:
+    annotations = record.get("annotations", record.get("completions"))
+    if annotations is None:
         return [{"value": r, **r} for r in record["label"] if isinstance(r, Mapping)]  # the export named JSON_MIN
-    counting = [a for a in told if isinstance(a, Mapping) and not a.get("was_cancelled")]
+    counting = [a for a in annotations if isinstance(a, Mapping) and not a.get("was_cancelled")]
     if not counting:
         raise DataError("no annotation of the task counts: it has none, or all were cancelled")
-    found = next((a for a in counting if a.get("ground_truth")), counting[-1]).get("result")
-    return _joined([r for r in found or [] if isinstance(r, Mapping) and isinstance(r.get("value"), Mapping)])
+    results = next((a for a in counting if a.get("ground_truth")), counting[-1]).get("result")
+    return _joined([r for r in results or [] if isinstance(r, Mapping) and isinstance(r.get("value"), Mapping)])
 
 
 def _joined(results: Sequence[Record]) -> list[Record]:
@@ -104,7 +104,7 @@ def _joined(results: Sequence[Record]) -> list[Record]:
     return list(regions.values())
 
 
-def _told_size(region: Record) -> tuple[float, float] | None:
+def _original_size(region: Record) -> tuple[float, float] | None:
     width, height = number(region.get("original_width")), number(region.get("original_height"))
     return (width, height) if width and height and width > 0 and height > 0 else None
 
@@ -194,9 +194,9 @@ def table(record: Record, source: Source) -> Rows:
         kind = optional(record, element_type="element_type", platform="platform")
         target = {"box": boxes[0]} if boxes else {}
         return [{**row, "instruction": words["instruction"], **target, **kind, **meta(record, *used, *kind)}]
-    found = [{"box": box, "label": label} for box in boxes]
-    asked = {"expression": words["expression"]} if words else {"labels": [label] if boxes else []}
-    return [{**row, **asked, "boxes": found, **meta(record, *used)}]
+    regions = [{"box": box, "label": label} for box in boxes]
+    query = {"expression": words["expression"]} if words else {"labels": [label] if boxes else []}
+    return [{**row, **query, "boxes": regions, **meta(record, *used)}]
 
 
 def _box_fields(record: Record) -> tuple[str, ...] | None:
@@ -216,8 +216,8 @@ def _half_empty(record: Record) -> tuple[str, ...] | None:
 def _table_box(record: Record, fields: tuple[str, ...], row: Mapping[str, Any]) -> list[float]:
     name = ", ".join(fields)
     values = numbers(record[name] if len(fields) == 1 else [record[f] for f in fields], (4,), name)
-    told = str(pick(record, "bbox_format", "box_format") or "").lower()
-    if fields in SIDES or told in ("xywh", "coco"):
+    layout = str(pick(record, "bbox_format", "box_format") or "").lower()
+    if fields in SIDES or layout in ("xywh", "coco"):
         values = xywh(values)
     if not are_shares(values):
         return values
@@ -245,14 +245,14 @@ def box_list(record: Record, source: Source) -> Rows:
                         "each box")
     name, entries = (_listed(record) or [("boxes" if has(record, "boxes") else "bboxes", [])])[0]
     row = begin(record, source)
-    told = {k: record[k] for k in ("bbox_format", "box_format") if has(record, k)}
-    if entries and not told and isinstance(pick(record, name), Mapping):  # published sets have the one or the other
+    layout = {k: record[k] for k in ("bbox_format", "box_format") if has(record, k)}
+    if entries and not layout and isinstance(pick(record, name), Mapping):  # published sets have the one or the other
         raise DataError(f"{name}={short(record[name])} may be corners or sides: say in a field bbox_format whether its "
                         "boxes are 'xyxy', [x1, y1, x2, y2], or 'xywh', [x, y, width, height]")
-    boxes = [{"box": _table_box({**entry, **told}, _box_fields(entry) or ("box",), row),
+    boxes = [{"box": _table_box({**entry, **layout}, _box_fields(entry) or ("box",), row),
               "label": str(pick(entry, *LABEL, "phrase") or "")} for entry in entries]
     labels = list(dict.fromkeys(b["label"] for b in boxes))
-    return [{**row, "labels": labels, "boxes": boxes, **meta(record, name, "labels", *told)}]
+    return [{**row, "labels": labels, "boxes": boxes, **meta(record, name, "labels", *layout)}]
 
 
 def _paired(record: Record) -> tuple[list[Any], Any] | None:
@@ -268,15 +268,15 @@ def _listed(record: Record) -> list[tuple[str, list[Record]]]:
     if isinstance(boxes, list) and isinstance(labels, list) and len(boxes) == len(labels) and boxes:
         field = "boxes" if has(record, "boxes") else "bboxes"
         return [(field, [{"box": box, "label": label} for box, label in zip(boxes, labels, strict=True)])]
-    return [(name, found) for name in _OBJECTS if (found := _entries(pick(record, name))) is not None and all(
-        isinstance(entry, Mapping) and _box_fields(entry) and has(entry, *LABEL, "phrase") for entry in found)]
+    return [(name, entries) for name in _OBJECTS if (entries := _entries(pick(record, name))) is not None and all(
+        isinstance(entry, Mapping) and _box_fields(entry) and has(entry, *LABEL, "phrase") for entry in entries)]
 
 
-def _entries(found: Any) -> list[Any] | None:
+def _entries(value: Any) -> list[Any] | None:
     """Returns the entries of a list, or of what `datasets` keeps by columns: {"bbox": [...], "category": [...]}."""
-    if not isinstance(found, Mapping):
-        return found if isinstance(found, list) and found else None
-    boxes, labels = pick(found, *BOX, "bboxes", "boxes"), pick(found, *LABEL, "labels", "categories", "classes")
+    if not isinstance(value, Mapping):
+        return value if isinstance(value, list) and value else None
+    boxes, labels = pick(value, *BOX, "bboxes", "boxes"), pick(value, *LABEL, "labels", "categories", "classes")
     if not (isinstance(boxes, list) and isinstance(labels, list) and len(boxes) == len(labels)):
         return None
     return [{"bbox": box, "label": label} for box, label in zip(boxes, labels, strict=True)]

@@ -46,7 +46,7 @@ def system_prompt(record: Record, said: Talk | None) -> dict[str, str]:
 
 def context(said: Talk | None, media: Record) -> dict[str, Any]:
     """Returns the row's `turns` before the question, where its own words are not the question's."""
-    return {"turns": asked(said.question, media, (), said.turns)["turns"]} if said and said.turns else {}
+    return {"turns": question_fields(said.question, media, (), said.turns)["turns"]} if said and said.turns else {}
 
 
 def with_media(record: Record, said: Talk) -> Record:
@@ -76,7 +76,8 @@ def plain(text: str) -> str:
     return re.sub(r"[ \t]{2,}", " ", _MARK.sub(" ", _LEADING.sub("", text, count=1))).strip()
 
 
-def asked(question: str, media: Record, options: Sequence[str] = (), turns: Sequence[Record] = ()) -> dict[str, Any]:
+def question_fields(question: str, media: Record, options: Sequence[str] = (),
+                    turns: Sequence[Record] = ()) -> dict[str, Any]:
     """`question` of a row that shows `media`, its `options` and the `turns` before it, if any. Marks before the text of
     a question without turns are left out: media stand there anyway. Others stay, <image> or <video>, one for each of
     the media. Media that no turn marks stand before the first one.
@@ -88,7 +89,7 @@ def asked(question: str, media: Record, options: Sequence[str] = (), turns: Sequ
     kinds = [*["image"] * len(_several(media)), *["video"] * len(_clips(media))]
     texts = [*(str(turn["content"]) for turn in turns), question]
     marks = _MARK.findall("\n".join([*texts, *options]))
-    told = {"options": list(options)} if options else {}
+    choices = {"options": list(options)} if options else {}
     if any(kind == "audio" for kind, _ in marks):
         raise DataError(f"its question {short(question)} is about sound, which no row holds")
     numbers = [int(n) for _, n in marks if n]
@@ -99,10 +100,10 @@ def asked(question: str, media: Record, options: Sequence[str] = (), turns: Sequ
     in_order = numbers == list(range(1, len(kinds) + 1)) == list(range(1, len(marks) + 1))
     if numbers and (not in_order or _MARK.search("\n".join(options))):
         texts = [_in_words(text) for text in texts]
-        told = {k: [_in_words(v) for v in values] for k, values in told.items()}
+        choices = {k: [_in_words(v) for v in values] for k, values in choices.items()}
     *before, question = _placed(texts, kinds)
     said = {"turns": [{**turn, "content": text} for turn, text in zip(turns, before, strict=True)]} if turns else {}
-    return {**said, "question": question, **told}
+    return {**said, "question": question, **choices}
 
 
 def _placed(texts: Sequence[str], kinds: Sequence[str]) -> list[str]:
@@ -127,10 +128,10 @@ def _placed(texts: Sequence[str], kinds: Sequence[str]) -> list[str]:
 
 def _trimmed(text: str) -> str:
     """Returns a text without space at its ends, and after its marks where all stand before it."""
-    found = _LEADING.match(text)
-    if not found or _MARK.search(text[found.end():]):
+    match = _LEADING.match(text)
+    if not match or _MARK.search(text[match.end():]):
         return text.strip()
-    return "".join(found[0].split()) + text[found.end():].strip()
+    return "".join(match[0].split()) + text[match.end():].strip()
 
 
 def _in_words(text: str) -> str:
@@ -155,7 +156,7 @@ def shown(record: Record, source: Source, *, needed: bool = True) -> dict[str, A
 
     Pictures may also be numbered fields, image_1, image_2 ..., or the id of an image (`image_id`).
     """
-    found: dict[str, Any] = {}
+    shown_media: dict[str, Any] = {}
     video = pick(record, *VIDEO)
     if isinstance(video, (list, tuple)):
         if len(video) > 1:
@@ -163,18 +164,18 @@ def shown(record: Record, source: Source, *, needed: bool = True) -> dict[str, A
         video = video[0] if video else None
     if video is not None:
         path = source.video(picture(video))
-        found = {"video": path, **clip(record, path, None, source.duration)}
+        shown_media = {"video": path, **clip(record, path, None, source.duration)}
     given = [v for v in (record.get(f"image_{n}") for n in range(1, 10)) if v is not None and v != ""]
     given = given if given and not has(record, *IMAGE) else pick(record, *IMAGE)
-    if given in (None, [], ()) and not found:
+    if given in (None, [], ()) and not shown_media:
         given = source.image(id := pick(record, *_IDS))
         if given is None and id is not None:
             raise DataError(f"image_id={short(id)} must be the id of an image, a text or a whole number")
     if given not in (None, [], ()):
-        found |= media({"images": given}, source)
-    if not found and needed:
+        shown_media |= media({"images": given}, source)
+    if not shown_media and needed:
         raise DataError(f"no field with the path of an image or a video; known: {', '.join((*IMAGE, *VIDEO))}")
-    return found
+    return shown_media
 
 
 _IDS = ("image_id", "imageId", "img_id")

@@ -130,10 +130,10 @@ def _option(value: Any) -> str:
 
 def _bare(options: Sequence[str]) -> list[str]:
     """Options without "(A) ", "B. " in front, where all have the letter of their place."""
-    found = [_BEFORE.match(option) for option in options]
-    if all(m and ord(m[1]) - ord("A") == n for n, m in enumerate(found)):
-        return [option[m.end():].strip() for option, m in zip(options, found, strict=True) if m]
-    letters = "".join(m[1] for m in found if m)
+    matches = [_BEFORE.match(option) for option in options]
+    if all(m and ord(m[1]) - ord("A") == n for n, m in enumerate(matches)):
+        return [option[m.end():].strip() for option, m in zip(options, matches, strict=True) if m]
+    letters = "".join(m[1] for m in matches if m)
     if len(letters) == len(options) > 1 and (letters[:2] == "AB" or sorted(letters) == list(_ALPHABET[:len(letters)])):
         raise DataError(f"its options begin with {', '.join(letters)}, which are not the letters of their places: put "
                         "them in order, without a gap, or leave the letters out")
@@ -176,9 +176,9 @@ def placed_letter(place: Any, options: Sequence[str]) -> str:
     """Returns the letter of the right option, which a field of INDICES tells: a whole number is its place from 0,
     whatever the options say; else as in `letter`.
     """
-    told = number(place)
-    return letter(place if told is None or told != int(told) or not 0 <= told < len(options)
-                  else chr(ord("A") + int(told)), options)
+    index = number(place)
+    return letter(place if index is None or index != int(index) or not 0 <= index < len(options)
+                  else chr(ord("A") + int(index)), options)
 
 
 def _clash(said: str, options: Sequence[str]) -> bool:
@@ -226,8 +226,8 @@ def _of_most(answers: list[Any]) -> list[Any]:
     return ["yes" if yes > no else "no"]
 
 
-def answered(given: Any, options: Sequence[str], question: str, told: Any = None) -> dict[str, Any]:
-    """`answer`, `answer_type` and `options` of a row. `told` is what the record calls the type of its answer.
+def answered(given: Any, options: Sequence[str], question: str, type_name: Any = None) -> dict[str, Any]:
+    """`answer`, `answer_type` and `options` of a row. `type_name` is what the record calls the type of its answer.
 
     Several texts are right each, the most frequent first. Raises DataError when there is no answer, or none that
     options allow.
@@ -244,7 +244,7 @@ def answered(given: Any, options: Sequence[str], question: str, told: Any = None
     if isinstance(answers[0], str) and _is_place(answers[0], question):
         raise DataError(f"its answer {short(answers[0])} is a place or an action, which no rule for questions can "
                         "score: give boxes as [x1, y1, x2, y2] in pixels, or an `action`")
-    kind = TYPES.get(str(told).strip().lower()) if told is not None else None
+    kind = TYPES.get(str(type_name).strip().lower()) if type_name is not None else None
     kind = kind or kind_of(str(answers[0]), question)
     if kind == "choice":
         said = _LETTER.fullmatch(str(answers[0])) or _WITH_TEXT.fullmatch(str(answers[0]))

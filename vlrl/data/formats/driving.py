@@ -37,7 +37,7 @@ def is_alphadrive(record: Record) -> bool:
     question. Other questions about driving are answered in such words too ("What could lead to a collision?",
     DriveLM).
     """
-    given, text = _answer(record), _asked(record)
+    given, text = _answer(record), _question(record)
     words = _words(given)
     planned = bool(words) and (_unknown(words) is None or "speed" in text.lower())
     return planned and (not text or given.isupper() or bool(_PLANS.search(text))) and has(record, *IMAGE, "images")
@@ -54,13 +54,13 @@ def alphadrive(record: Record, source: Source) -> list[dict[str, Any]]:
                         f"{did_you_mean(unknown, _VOCABULARY)}")
     heads = {head: [w for w in words if w in known] for head, known in HEADS.items()}
     if not all(heads.values()):
-        missing = next(name for name, found in heads.items() if not found)
+        missing = next(name for name, matched in heads.items() if not matched)
         raise DataError(f"the answer {short(_answer(record))} has no word for {missing}; it needs one of "
                         f"{', '.join(HEADS[missing])}")
-    text, said = _asked(record), heard(record)
+    text, said = _question(record), heard(record)
     speed, route = _speed(record, text), pick(record, "navigation", "nav", "command", "navigation_text")
     route = route if isinstance(route, str) else next(iter(_ROUTE.findall(text[:_LONGEST_TEXT])), None)
-    plan = {head: found[0] if len(found) == 1 else found for head, found in heads.items()}
+    plan = {head: matched[0] if len(matched) == 1 else matched for head, matched in heads.items()}
     row = begin(record, source)
     return [{**row, "plan": plan, **({"speed_mps": speed} if speed is not None else {}),
              **({"navigation": route.strip()} if route else {}),
@@ -69,7 +69,7 @@ def alphadrive(record: Record, source: Source) -> list[dict[str, Any]]:
                     "nav command navigation_text".split())}]
 
 
-def _asked(record: Record) -> str:
+def _question(record: Record) -> str:
     said = heard(record)
     return said.question if said else str(pick(record, "problem", "question", "prompt") or "")
 
@@ -88,18 +88,18 @@ def _words(answer: str) -> list[str]:
     """Returns the meta-actions that an answer consists of, in capitals; [] when anything else stands among them, but
     for further words in capitals.
     """
-    found = [re.sub(r"[\s-]+", "_", w.strip(" .[]()\"'").upper()) for w in re.split(r"[,;/+\n]|\band\b", answer)]
-    words = [_ALSO.get(w, w) for w in found if w] if len(answer) <= _LONGEST else []
+    pieces = [re.sub(r"[\s-]+", "_", w.strip(" .[]()\"'").upper()) for w in re.split(r"[,;/+\n]|\band\b", answer)]
+    words = [_ALSO.get(w, w) for w in pieces if w] if len(answer) <= _LONGEST else []
     matches = [w in _VOCABULARY for w in words]
     return words if any(matches) and (all(matches) or answer.isupper()) else []
 
 
-def _speed(record: Record, asked: str) -> float | None:
-    told = pick(record, "speed_mps", "ego_speed", "speed")
-    found = number(told)
-    if found is not None and found >= 0:
-        return found
-    match = _SPEED.search(told if isinstance(told, str) else asked[:_LONGEST_TEXT])
+def _speed(record: Record, question: str) -> float | None:
+    given = pick(record, "speed_mps", "ego_speed", "speed")
+    speed = number(given)
+    if speed is not None and speed >= 0:
+        return speed
+    match = _SPEED.search(given if isinstance(given, str) else question[:_LONGEST_TEXT])
     if not match:
         return None
     unit = match[2].lower()

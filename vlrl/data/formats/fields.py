@@ -96,16 +96,16 @@ class Source:
         decoded.
         """
         from vlrl.data.media import resolve
-        from vlrl.data.video_decoders import told_duration
+        from vlrl.data.video_decoders import header_duration
 
         if isinstance(video, bytes):
             with Embedded(video).file() as file:
-                return told_duration(file)
+                return header_duration(file)
         try:
             file = resolve(video, self.root or Path.cwd(), self.roots)
         except DataError:
             return None
-        return told_duration(file) if os.path.isfile(file) else None
+        return header_duration(file) if os.path.isfile(file) else None
 
     def frames(self, folder: Any) -> list[str]:
         """Returns the pictures of a folder under the root, sorted, as paths relative to it; [] when there is no such
@@ -135,10 +135,11 @@ class Source:
         try:
             here = self.root or Path.cwd()
             file = io.BytesIO(image) if isinstance(image, bytes) else resolve(image, here, self.roots)
-            with Image.open(file, formats=IMAGE_FORMATS) as found:
-                width, height = found.size
-                told = found.format != "PNG" or "exif" in found.info  # else it would be looked for behind the pixels
-                return (height, width) if told and found.getexif().get(0x0112) in _TURNED else (width, height)
+            with Image.open(file, formats=IMAGE_FORMATS) as opened:
+                width, height = opened.size
+                # in a PNG without it in its header it would be looked for behind the pixels
+                has_exif = opened.format != "PNG" or "exif" in opened.info
+                return (height, width) if has_exif and opened.getexif().get(0x0112) in _TURNED else (width, height)
         except Exception:  # decoders raise anything; opening the file says what is wrong
             return None
 
@@ -203,14 +204,14 @@ def numbers(value: Any, counts: Sequence[int], name: str) -> list[float]:
     """Returns a list of so many numbers, also as JSON or as "1, 2, 3, 4"; DataError naming the field for anything
     else.
     """
-    found = unpacked(value)
-    if isinstance(found, str) and len(found) <= 5 * _LONGEST:
-        found = re.split(r"[\s,;]+", found.strip(" ()[]<>"))
-    if isinstance(found, (list, tuple)) and len(found) in counts:
-        values = [number(v) for v in found]
+    items = unpacked(value)
+    if isinstance(items, str) and len(items) <= 5 * _LONGEST:
+        items = re.split(r"[\s,;]+", items.strip(" ()[]<>"))
+    if isinstance(items, (list, tuple)) and len(items) in counts:
+        values = [number(v) for v in items]
         if None not in values:
             return values  # pyright: ignore[reportReturnType]
-    comma = isinstance(found, list) and any(isinstance(v, str) and re.fullmatch(r"-?\d+,\d+", v) for v in found)
+    comma = isinstance(items, list) and any(isinstance(v, str) and re.fullmatch(r"-?\d+,\d+", v) for v in items)
     raise DataError(f"{name}={short(value)} must be {' or '.join(map(str, counts))} finite numbers"
                     + (", with a point before the decimals, not a comma" if comma else ""))
 
@@ -264,8 +265,8 @@ def size_of(record: Mapping[str, Any], row: Mapping[str, Any], source: Source) -
     """
     for names in _SIZES:
         if has(record, *names):
-            told = [number(record.get(name)) for name in names]
-            return _checked_size(told, f"{names[0]}={short(record.get(names[0]))}, {names[1]}="
+            sides = [number(record.get(name)) for name in names]
+            return _checked_size(sides, f"{names[0]}={short(record.get(names[0]))}, {names[1]}="
                                  f"{short(record.get(names[1]))}")
     for name in _PAIRS:
         if has(record, name):
@@ -279,8 +280,8 @@ def begin(record: Mapping[str, Any], source: Source, *, size: bool = True) -> di
     known.
     """
     row: dict[str, Any] = {"id": named(record, source), **media(record, source)}
-    found = size_of(record, row, source) if size else None
-    return {**row, "width": found[0], "height": found[1]} if found else row
+    dimensions = size_of(record, row, source) if size else None
+    return {**row, "width": dimensions[0], "height": dimensions[1]} if dimensions else row
 
 
 def media(record: Mapping[str, Any], source: Source) -> dict[str, Any]:
@@ -337,9 +338,9 @@ def _is_plain(value: Any) -> bool:
         return False
 
 
-def _checked_size(size: Sequence[float | None], told: str) -> tuple[float, float]:
+def _checked_size(size: Sequence[float | None], fields: str) -> tuple[float, float]:
     if any(side is None or side <= 0 for side in size):
-        raise DataError(f"{told} must be the image's width and height in pixels")
+        raise DataError(f"{fields} must be the image's width and height in pixels")
     return size[0], size[1]  # pyright: ignore[reportReturnType]
 
 

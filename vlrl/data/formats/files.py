@@ -105,31 +105,31 @@ def _each_line(path: Path, text: str) -> Iterator[Found]:
 
 def _document(path: Path, is_record: IsRecord = lambda document: False) -> Iterable[Found]:
     text = _text(path)
-    found = parsed_line(text, MOST_BYTES)
-    if isinstance(found, DataError):
-        if "Extra data" in str(found) and not _is_one_line(text):  # lines under the name of a document
+    document = parsed_line(text, MOST_BYTES)
+    if isinstance(document, DataError):
+        if "Extra data" in str(document) and not _is_one_line(text):  # lines under the name of a document
             return _each_line(path, text)
-        raise DataError(f"{path}: {found}")
-    if isinstance(found, list):
-        return _listed(path, found)
-    return _of_object(path, found, is_record)
+        raise DataError(f"{path}: {document}")
+    if isinstance(document, list):
+        return _listed(path, document)
+    return _of_object(path, document, is_record)
 
 
-def _of_object(path: Path, found: Any, is_record: IsRecord) -> Iterable[Found]:
+def _of_object(path: Path, document: Any, is_record: IsRecord) -> Iterable[Found]:
     """Returns the records of a document that is one object: COCO, a list under a name, rows by id, or one record."""
-    if isinstance(found, dict):
-        if isinstance(found.get("images"), list) and isinstance(found.get("annotations"), list):
-            return _images(path, found)
-        if any(_is_coop(found.get(split)) for split in _SPLITS):
-            return _coop(path, found)
-        if is_record(found):
-            return [Found(str(path), path.stem, found)]
+    if isinstance(document, dict):
+        if isinstance(document.get("images"), list) and isinstance(document.get("annotations"), list):
+            return _images(path, document)
+        if any(_is_coop(document.get(split)) for split in _SPLITS):
+            return _coop(path, document)
+        if is_record(document):
+            return [Found(str(path), path.stem, document)]
         for name in (*_LISTS, *_ASKED):
-            if _holds_records(name, found.get(name)):
-                return _listed(path, found[name])
-        if found and all(isinstance(value, dict) for value in found.values()):
-            return [Found(f"{path}, {key!r}", key, value) for key, value in found.items()]
-    raise DataError(f"{path} must hold a list of rows, not a {type(found).__name__}")
+            if _holds_records(name, document.get(name)):
+                return _listed(path, document[name])
+        if document and all(isinstance(value, dict) for value in document.values()):
+            return [Found(f"{path}, {key!r}", key, value) for key, value in document.items()]
+    raise DataError(f"{path} must hold a list of rows, not a {type(document).__name__}")
 
 
 def _holds_records(name: str, listed: Any) -> bool:
@@ -141,10 +141,10 @@ def _is_coop(entries: Any) -> bool:
         isinstance(e, list) and len(e) == 3 and isinstance(e[0], str) and isinstance(e[2], str) for e in entries)
 
 
-def _coop(path: Path, found: Mapping[str, Any]) -> Iterator[Found]:
+def _coop(path: Path, splits: Mapping[str, Any]) -> Iterator[Found]:
     """CoOp's splits (2109.01134): under train, val and test a list of [image, number of the class, its name]."""
     for split in _SPLITS:
-        entries = found.get(split) or []
+        entries = splits.get(split) or []
         if not _is_coop(entries) and entries:
             raise DataError(f"{path}: {split!r} must be a list of [image, number of the class, name of the class]")
         for n, (image, number_, name) in enumerate(entries, 1):
@@ -266,11 +266,11 @@ def _object_of(path: Path) -> str:
     """Returns what a sequence of GOT-10k shows: object_class of the meta_info.ini beside its boxes."""
     try:
         with open(path.with_name("meta_info.ini"), encoding="utf-8", errors="replace") as file:
-            told = file.read(10_000)
+            text = file.read(10_000)
     except OSError:
         return "object"
-    found = [line.partition(":")[2].strip() for line in told.splitlines() if line.startswith("object_class")]
-    return found[0] if found and found[0] else "object"
+    names = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("object_class")]
+    return names[0] if names and names[0] else "object"
 
 
 def _parquet(path: Path) -> Iterator[Found]:

@@ -33,12 +33,12 @@ def folder_records(path: Path) -> Iterator[Found]:
              ("shards", _shards(files), _shard),
              ("sequences", [f for f in files if os.path.basename(f) == "groundtruth.txt"], _beside),
              ("classes", [f for f in files if f.lower().endswith(_PICTURES) and f.count("/") >= 1], _picture))
-    found = next(((chosen, read) for _, chosen, read in kinds if chosen), None)
-    if found is None:
+    layout = next(((chosen, read) for _, chosen, read in kinds if chosen), None)
+    if layout is None:
         raise DataError(f"{path}: the folder holds no rows; known: a folder of images for each class, images with "
                         f"{' or '.join(_METADATA)}, {' or '.join(_SHARDS)} shards, GOT-10k sequences. Other "
                         "rows lie in files: name one")
-    chosen, read = found
+    chosen, read = layout
     for file in chosen:
         yield from read(path, file)
 
@@ -83,8 +83,8 @@ def _shards(files: list[str]) -> list[str]:
     """
     pictured = any(file.lower().endswith(_PICTURES) for file in files)
     for kind in _SHARDS[:3 if pictured else None]:
-        if found := [f for f in files if f.endswith(kind) and not os.path.basename(f).startswith("cache-")]:
-            return found
+        if shards := [f for f in files if f.endswith(kind) and not os.path.basename(f).startswith("cache-")]:
+            return shards
     return []
 
 
@@ -94,17 +94,17 @@ def split_files(path: Path, split: str) -> list[Path]:
         return [path / split]
     try:
         files = [file for file in sorted(_files(path)) if not os.path.basename(file).startswith("cache-")]
-        found = selected(files, (), "", split)
+        selection = selected(files, (), "", split)
     except NoSuchSplit as error:
         raise ConfigError(f"the folder {path} has no split {split!r}.{did_you_mean(split, error.known)} There are: "
                           f"{', '.join(error.known) or 'none'}") from None
-    return [path / file for file in found.read]
+    return [path / file for file in selection.read]
 
 
 def split_of(file: str) -> dict[str, str]:
     """Returns the split that one of the folders or the name of a file tells."""
-    told = next((part for part in file.split("/") if side_of(part)), None)
-    return {"split": told.split("-")[0].split(".")[0]} if told else {}
+    split_part = next((part for part in file.split("/") if side_of(part)), None)
+    return {"split": split_part.split("-")[0].split(".")[0]} if split_part else {}
 
 
 def _picture(path: Path, file: str) -> Iterator[Found]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vlrl.data.formats.asked import asked, context, heard, plain, shown, system_prompt, with_media
+from vlrl.data.formats.asked import context, heard, plain, question_fields, shown, system_prompt, with_media
 from vlrl.data.formats.choices import OPTIONS, answered, of_clip, options_of, untagged
 from vlrl.data.formats.fields import (
     IMAGE,
@@ -30,7 +30,7 @@ from vlrl.data.formats.fields import (
     xywh,
 )
 from vlrl.data.formats.qa import ANSWER, PLACES, QUESTION, final, right
-from vlrl.data.formats.talk import FIELDS, Talk, found_in
+from vlrl.data.formats.talk import FIELDS, Talk, conversation_fields
 from vlrl.errors import DataError
 
 Rows = list[dict[str, Any]]
@@ -55,8 +55,8 @@ _LISTS_OF_BOXES = ("map", "od_ap", "od_ap50", "odlength", "weighted_sum")
 
 def is_vlm_r1(record: Record) -> bool:
     """Returns whether a record is a conversation; a prompt alone is one where its answer is boxes."""
-    if (found := found_in(record)) != ["prompt"]:
-        return bool(found)
+    if (fields := conversation_fields(record)) != ["prompt"]:
+        return bool(fields)
     answer = pick(record, "solution", "answer", "ground_truth")
     return has(record, "completion") or (isinstance(answer, (str, list)) and has(record, *IMAGE) and bool(
         _boxes_said(untagged(json.dumps(answer) if isinstance(answer, list) else answer), "")))
@@ -83,7 +83,7 @@ def vlm_r1(record: Record, source: Source) -> Rows:
     if boxes is None:
         about = _about(record, source)
         row = _answered(record, question, answer, options, _ANSWER_TYPES.get(method))
-        return [{"id": id, **about, **row, **asked(said.question, about, options, said.turns), **rest}]
+        return [{"id": id, **about, **row, **question_fields(said.question, about, options, said.turns), **rest}]
     row = {**begin(record, source), "id": id}
     row |= context(said, row)
     boxes = [{**b, "box": _in_pixels(b["box"], row)} for b in boxes]
@@ -92,7 +92,7 @@ def vlm_r1(record: Record, source: Source) -> Rows:
     if boxes and "label" not in boxes[0]:
         expression = (_DESCRIBES.findall(question) or [question])[-1]
         return [{**row, "expression": expression, "boxes": [{**b, "label": expression} for b in boxes], **rest}]
-    labels = _asked_for(question) or list(dict.fromkeys(b["label"] for b in boxes))
+    labels = _listed_categories(question) or list(dict.fromkeys(b["label"] for b in boxes))
     if not labels:
         return [{**row, "expression": question, "boxes": boxes, **rest}]
     return [{**row, "labels": list(dict.fromkeys([*labels, *(b["label"] for b in boxes)])), "boxes": boxes, **rest}]
@@ -117,10 +117,11 @@ def _boxes_said(answer: str, method: str) -> list[dict[str, Any]] | None:
     """
     if answer == "[]" or (method in _LISTS_OF_BOXES and answer.lower() in ("none", "")):
         return []
-    found = unpacked(_FENCE.sub(r"\1", answer))
-    if isinstance(found, str):
+    parsed = unpacked(_FENCE.sub(r"\1", answer))
+    if isinstance(parsed, str):
         return None
-    entries = found if isinstance(found, list) and not (len(found) == 4 and all(map(_is_number, found))) else [found]
+    is_box = isinstance(parsed, list) and len(parsed) == 4 and all(map(_is_number, parsed))
+    entries = parsed if isinstance(parsed, list) and not is_box else [parsed]
     boxes = [_box_said(entry) for entry in entries]
     return boxes if boxes and None not in boxes else None  # pyright: ignore[reportReturnType]
 
@@ -140,12 +141,12 @@ def _box_said(entry: Any) -> dict[str, Any] | None:
     return {"box": entry, "label": label} if isinstance(label, str) else {"box": entry}
 
 
-def _asked_for(question: str) -> list[str]:
+def _listed_categories(question: str) -> list[str]:
     """Returns the categories that the question of a detection lists."""
-    found = _OBJECTS.search(question)
-    if not found:
+    match = _OBJECTS.search(question)
+    if not match:
         return []
-    named = _NEXT_SENTENCE.split(found[1])[0].lstrip(" [")
+    named = _NEXT_SENTENCE.split(match[1])[0].lstrip(" [")
     quoted = [m[2].strip() for m in _QUOTED.finditer(named)] if named[:1] in "'\"" else []
     return quoted or [word for part in re.split(r"[,;]", named) if (word := part.strip(" '\"`.[]\n"))]
 
@@ -174,8 +175,8 @@ def problem_box(record: Record, source: Source) -> Rows:
     expression = plain(text(record, "problem"))
     expression = (_DESCRIBES.findall(expression) or [expression])[-1]
     row = begin(record, source)
-    found = _four(pick(record, "solution")) or _four(record.get("answer"))
-    box = _in_pixels(numbers(found, (4,), "solution"), row)
+    solution = _four(pick(record, "solution")) or _four(record.get("answer"))
+    box = _in_pixels(numbers(solution, (4,), "solution"), row)
     return [{**row, "expression": expression, "boxes": [{"box": box, "label": expression}],
              **meta(record, "problem", "solution", "answer")}]
 
@@ -207,8 +208,8 @@ def refcoco(record: Record, source: Source) -> Rows:
     box = xywh(pixels(numbers(bbox, (4,), "bbox"), "bbox"))
     if isinstance(image, Mapping):
         record = {**{side: image[side] for side in ("width", "height") if has(image, side)}, **record}
-    found = pick(record, *EXPRESSION, "answer")
-    names = [_sentence(s) for s in (found if isinstance(found, list) else [found])]
+    sentences = pick(record, *EXPRESSION, "answer")
+    names = [_sentence(s) for s in (sentences if isinstance(sentences, list) else [sentences])]
     if not has(record, *IMAGE):
         record = {**record, "file_name": _coco_name(record)}
     if isinstance(record.get("file_name"), str):
@@ -220,8 +221,8 @@ def refcoco(record: Record, source: Source) -> Rows:
              "boxes": [{"box": box, "label": name}], **rest} for n, name in enumerate(names, 1)]
 
 
-def _sentence(found: Any) -> str:
-    words = found if isinstance(found, Mapping) else {"sentence": found}
+def _sentence(value: Any) -> str:
+    words = value if isinstance(value, Mapping) else {"sentence": value}
     return text(words, "sent", "raw", "sentence", "caption")
 
 
@@ -251,7 +252,7 @@ def lisa(record: Record, source: Source) -> Rows:
     row = begin(_with_image(record, source), source)
     boxes = [hull(points)] if points else []
     rest = meta(record, "shapes", "text", "imagePath", "imageData", "imageHeight", "imageWidth")
-    names = [_sentence(found) for found in texts]
+    names = [_sentence(value) for value in texts]
     return [{**row, "id": row["id"] if len(names) == 1 else f"{row['id']}-{n}", "expression": name,
              "boxes": [{"box": box, "label": name} for box in boxes], **rest} for n, name in enumerate(names, 1)]
 
@@ -277,18 +278,18 @@ def coco(record: Record, source: Source) -> Rows:
     more than MOST_LABELS categories a row asks for its own and those that LVIS says are absent (neg_category_ids).
     """
     names = _categories(record.get("categories") or [])
-    found: dict[str, dict[str, Rows]] = {str(image.get("id")): {} for image in record["images"]}
+    regions: dict[str, dict[str, Rows]] = {str(image.get("id")): {} for image in record["images"]}
     for entry in record["annotations"]:
         if not isinstance(entry, Mapping):
             raise DataError(f"annotations: {short(entry)} is no annotation")
-        if str(entry.get("image_id")) not in found:
-            told = f"annotation {short(entry.get('id'))}: image_id={short(entry.get('image_id'))}"
-            raise DataError(f"{told} is the id of no entry of 'images'")
+        if str(entry.get("image_id")) not in regions:
+            place = f"annotation {short(entry.get('id'))}: image_id={short(entry.get('image_id'))}"
+            raise DataError(f"{place} is the id of no entry of 'images'")
         region = _annotation(entry, names)
         x1, y1, x2, y2 = region["box"]
         kind = "crowd" if entry.get("iscrowd") in (1, True) else "empty" if x2 == x1 or y2 == y1 else "boxes"
-        found[str(entry["image_id"])].setdefault(kind, []).append(region)
-    return [_coco_row(image, source, names, **found[str(image.get("id"))]) for image in record["images"]]
+        regions[str(entry["image_id"])].setdefault(kind, []).append(region)
+    return [_coco_row(image, source, names, **regions[str(image.get("id"))]) for image in record["images"]]
 
 
 def _coco_row(image: Record, source: Source, names: Mapping[Any, str], boxes: Sequence[Record] = (),

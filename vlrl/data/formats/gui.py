@@ -71,13 +71,13 @@ def corners_or_sides(rows: Placed) -> Placed:
 
     They do when every bbox can be corners, and one of them cannot be sides for its image, or _ENOUGH are there.
     """
-    told = [_bbox(row) for _, _, row in rows]
-    pixels = [(b, row) for b, (_, _, row) in zip(told, rows, strict=True) if b and not isinstance(row, DataError)]
+    boxes = [_bbox(row) for _, _, row in rows]
+    pixels = [(b, row) for b, (_, _, row) in zip(boxes, rows, strict=True) if b and not isinstance(row, DataError)]
     corners = all(b[2] > b[0] and b[3] > b[1] and _inside(b, row) for b, row in pixels)
     if not (corners and (len(pixels) >= _ENOUGH or not all(_inside(row["box"], row) for _, row in pixels))):
         return rows
     return [(n, where, {**row, "box": b} if b and not isinstance(row, DataError) else row)
-            for b, (n, where, row) in zip(told, rows, strict=True)]
+            for b, (n, where, row) in zip(boxes, rows, strict=True)]
 
 
 def _inside(box: list[float], row: Record) -> bool:
@@ -92,19 +92,19 @@ def _bbox(row: dict[str, Any] | DataError) -> list[float] | None:
 def _element(record: Record, source: Source, corners: bool) -> Rows:
     row = begin(record, source)
     values = numbers(record["bbox"], (4,), "bbox")
-    kept = {}
+    original = {}
     if are_shares(values):
         box = scaled(values, _size(row), 1, "bbox")
     elif corners:
         box = values
     else:
-        box, kept = xywh(values), {"bbox": values}
+        box, original = xywh(values), {"bbox": values}
     kind = str(pick(record, "ui_type", "data_type") or "").lower()
-    told = {"element_type": kind if kind in ("icon", "text") else None, "platform": _platform(record, row),
-            "category": record.get("group"), "group_key": record.get("application")}
-    rest = meta({**record, "bbox": None, **kept}, "instruction", "ui_type", "group")
+    fields = {"element_type": kind if kind in ("icon", "text") else None, "platform": _platform(record, row),
+              "category": record.get("group"), "group_key": record.get("application")}
+    rest = meta({**record, "bbox": None, **original}, "instruction", "ui_type", "group")
     return [{**row, "instruction": text(record, "instruction"), "box": box,
-             **{k: v for k, v in told.items() if v is not None}, **rest}]
+             **{k: v for k, v in fields.items() if v is not None}, **rest}]
 
 
 def _platform(record: Record, row: Record) -> str | None:
@@ -128,12 +128,12 @@ def is_unlabelled(record: Record) -> bool:
 def unlabelled(record: Record, source: Source) -> Rows:
     """Returns an instruction without an answer, for region consistency (GUI-RCPO); other fields stay as they are."""
     row = begin(record, source)
-    kept = {k: v for k, v in record.items() if k not in (*IMAGE, *_OF_SCREENSPOT, "image_size", "img_size")}
+    others = {k: v for k, v in record.items() if k not in (*IMAGE, *_OF_SCREENSPOT, "image_size", "img_size")}
     rest = {k: record[k] for k in _OF_SCREENSPOT if k in record}
-    kept |= {"meta": {**rest, **(record.get("meta") or {})}} if rest else {}
+    others |= {"meta": {**rest, **(record.get("meta") or {})}} if rest else {}
     kind = str(record.get("data_type") or "").lower()
-    told = {"element_type": kind if kind in ("icon", "text") else None, "platform": _platform(record, row)}
-    return [{**{k: v for k, v in told.items() if v}, **kept, **row, "instruction": text(record, "instruction")}]
+    fields = {"element_type": kind if kind in ("icon", "text") else None, "platform": _platform(record, row)}
+    return [{**{k: v for k, v in fields.items() if v}, **others, **row, "instruction": text(record, "instruction")}]
 
 
 # --- GUI-G1 and GUI-G2 ------------------------------------------------------------------------------------------------
@@ -148,8 +148,8 @@ def gui_g1(record: Record, source: Source) -> Rows:
     rate = number(record["rate"])
     if rate is None or rate < 0:
         raise DataError(f"rate={short(record['rate'])} must be a finite number of at least 0")
-    asked = re.search(r"instruction is:\s*(.+?)\.?\s*Report the bbox", text(record, "problem"), re.DOTALL)
-    return [{**begin(record, source), "instruction": asked[1] if asked else text(record, "problem"),
+    match = re.search(r"instruction is:\s*(.+?)\.?\s*Report the bbox", text(record, "problem"), re.DOTALL)
+    return [{**begin(record, source), "instruction": match[1] if match else text(record, "problem"),
              "box": pixels(numbers(record["solution"], (4,), "solution"), "solution"), "weight": rate,
              **meta(record, "problem", "solution", "rate")}]
 
@@ -165,9 +165,9 @@ def gui_g2(record: Record, source: Source) -> Rows:
         box = pixels(numbers(record["abs_box"], (4,), "abs_box"), "abs_box")
     else:
         box = scaled(numbers(record["rela_box"], (4,), "rela_box"), _size(row), 1, "rela_box")
-    told = optional(record, platform="platform", element_type="data_type")
-    return [{**row, "instruction": text(record, "instruction"), "box": box, **told,
-             **meta(record, "instruction", "abs_box", "rela_box", *told)}]
+    fields = optional(record, platform="platform", element_type="data_type")
+    return [{**row, "instruction": text(record, "instruction"), "box": box, **fields,
+             **meta(record, "instruction", "abs_box", "rela_box", *fields)}]
 
 
 # --- AndroidControl (2406.03679): actions of single steps, or whole episodes ------------------------------------------
@@ -189,10 +189,10 @@ def android_step(record: Record, source: Source) -> Rows:
     box = next((numbers(r[name], (4,), name) for r in (record, gt) for name in ("bbox", "gt_bbox", "box")
                 if has(r, name)), None)
     episode = re.search(r"episode_\w+?(?=-|_screenshot|/|\.)", str(row.get("image")))
-    told = {**optional(record, history="history", difficulty="difficulty"), "platform": "mobile"}
+    fields = {**optional(record, history="history", difficulty="difficulty"), "platform": "mobile"}
     return [{**row, "instruction": task, "action": _action(gt), **({"box": box} if box else {}),
-             **({"group_key": episode[0]} if episode else {}), **told,
-             **meta(record, *"gt action ground_truth gt_action task instruction bbox gt_bbox box".split(), *told)}]
+             **({"group_key": episode[0]} if episode else {}), **fields,
+             **meta(record, *"gt action ground_truth gt_action task instruction bbox gt_bbox box".split(), *fields)}]
 
 
 def _action(gt: Record) -> dict[str, Any]:
@@ -256,11 +256,11 @@ def gui_r1(record: Record, source: Source) -> Rows:
     if isinstance(words, str) and words.strip().lower() not in _NO_TEXT:
         action["direction" if action["type"] == "scroll" else "text"] = words
     history = record.get("history")
-    told = {**optional(record, category="task_type", platform="platform"),
-            **({"history": history} if history not in (None, "", "None") else {}),
-            **({"box": where} if len(where) == 4 else {})}
-    return [{**row, "instruction": text(record, "instruction"), "action": action, **told,
-             **meta(record, "gt_action", "gt_bbox", "gt_input_text", "instruction", "history", "task_type", *told)}]
+    fields = {**optional(record, category="task_type", platform="platform"),
+              **({"history": history} if history not in (None, "", "None") else {}),
+              **({"box": where} if len(where) == 4 else {})}
+    return [{**row, "instruction": text(record, "instruction"), "action": action, **fields,
+             **meta(record, "gt_action", "gt_bbox", "gt_input_text", "instruction", "history", "task_type", *fields)}]
 
 
 def _size(row: Record) -> tuple[float, float] | None:

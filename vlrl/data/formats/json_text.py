@@ -24,8 +24,8 @@ def parsed_line(text: str, most: int = MOST_LINE) -> Any:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    unique = dict(pairs)
+    if len(unique) < len(pairs):
         name = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
         raise ValueError(f"the key {short(name)} occurs twice in one object")
-    return found
+    return unique

@@ -38,10 +38,10 @@ def labelled(record: Record, source: Source) -> list[dict[str, Any]]:
     if not all(names):
         raise DataError(f"label={short(given)} must be the name of a class, not empty")
     label = {"label": names, "multi": True} if isinstance(given, list) and len(names) > 1 else {"label": names[0]}
-    told: dict[str, Any] = {"split": record["split"]} if isinstance(record.get("split"), str) else {}
+    extra: dict[str, Any] = {"split": record["split"]} if isinstance(record.get("split"), str) else {}
     number = given if type(given) is int else record.get("class_id")
-    told |= {"class_id": number} if type(number) is int else {}
-    return [{"id": named(record, source), **media(record, source), **label, **told,
+    extra |= {"class_id": number} if type(number) is int else {}
+    return [{"id": named(record, source), **media(record, source), **label, **extra,
              **meta(record, *LABEL, *LABELS, "split", "multi", "class_id")}]
 
 
@@ -58,8 +58,8 @@ def _name(value: Any) -> str:
 
 def choose_from_all(rows: Placed) -> Placed:
     """Returns each row offers the classes of the whole file."""
-    found = [row["label"] for _, _, row in rows if not isinstance(row, DataError)]
-    names = sorted({name for label in found for name in (label if isinstance(label, list) else [label])})
+    labels = [row["label"] for _, _, row in rows if not isinstance(row, DataError)]
+    names = sorted({name for label in labels for name in (label if isinstance(label, list) else [label])})
     if not 1 < len(names) <= MOST_LABELS:
         return rows
     return [(n, where, row if isinstance(row, DataError) else {**row, "labels": names}) for n, where, row in rows]

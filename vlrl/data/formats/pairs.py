@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
-from vlrl.data.formats.asked import asked, shown, system_prompt, with_media
+from vlrl.data.formats.asked import question_fields, shown, system_prompt, with_media
 from vlrl.data.formats.choices import untagged
 from vlrl.data.formats.fields import IMAGE, VIDEO, Source, has, meta, named, number, pick, short, text
 from vlrl.data.formats.talk import FIELDS, Talk, reply, talk_of
@@ -69,7 +69,7 @@ def _question(record: Record, source: Source) -> dict[str, Any]:
     said = (None if has(record, "question") else talk_of(record)) or next(iter(ends), Talk())
     record = with_media(record, said)
     media = shown(record, source, needed=False)
-    return {**media, **asked(said.question or text(record, *_QUESTION), media, (), said.turns),
+    return {**media, **question_fields(said.question or text(record, *_QUESTION), media, (), said.turns),
             **system_prompt(record, said)}
 
 
@@ -118,27 +118,27 @@ class _FromZero(DataError):
 
 
 def _pair(record: Record) -> list[Any]:
-    listed = next((found for n in _LISTS if isinstance(found := pick(record, n), list) and len(found) == 2), None)
+    listed = next((texts for n in _LISTS if isinstance(texts := pick(record, n), list) and len(texts) == 2), None)
     if listed and all(isinstance(v, str) and v.strip() for v in listed):
         return listed
     names = next((names for names in _PAIRS if all(isinstance(record.get(n), str) for n in names)), ())
     return [record[n] for n in names]
 
 
-def _better(told: Any, pair: list[str]) -> int:
+def _better(verdict: Any, pair: list[str]) -> int:
     """1 or 2, from a number, a letter, the name of a side, or the better text itself."""
-    if isinstance(told, list) and len(told) == 1:
-        told = told[0]
-    if number(told) in (1, 2):
-        return int(number(told) or 0)
-    words = untagged(told)
+    if isinstance(verdict, list) and len(verdict) == 1:
+        verdict = verdict[0]
+    if number(verdict) in (1, 2):
+        return int(number(verdict) or 0)
+    words = untagged(verdict)
     if words in pair and pair[0] != pair[1]:
         return pair.index(words) + 1
     side = _SIDE.fullmatch(words)
-    if number(told) == 0:
-        raise _FromZero(f"answer={short(told)} must say which response is better: 1 or 2")
+    if number(verdict) == 0:
+        raise _FromZero(f"answer={short(verdict)} must say which response is better: 1 or 2")
     if not side:
-        raise DataError(f"answer={short(told)} must say which response is better: 1 or 2")
+        raise DataError(f"answer={short(verdict)} must say which response is better: 1 or 2")
     return 1 if side[1] else 2
 
 
@@ -155,28 +155,28 @@ def r1_reward(record: Record, source: Source) -> Rows:
     parts = [part for turn in pick(record, "message") if isinstance(turn, Mapping)
              for part in (turn["content"] if isinstance(turn.get("content"), list) else [{"text": turn.get("content")}])
              if isinstance(part, Mapping)]
-    asked = "\n".join(str(part["text"]) for part in parts if isinstance(part.get("text"), str))
-    found = _compared(asked) or _compared(str(record.get("question") or ""))
-    if found is None:
+    prompt = "\n".join(str(part["text"]) for part in parts if isinstance(part.get("text"), str))
+    compared = _compared(prompt) or _compared(str(record.get("question") or ""))
+    if compared is None:
         raise DataError("its message has no [Question], [Response 1] and [Response 2]")
     pictures = [part["image"] for part in parts if isinstance(part.get("image"), str)]
     clips = [part["video"] for part in parts if isinstance(part.get("video"), str)]
     named_ = {**({"images": pictures} if pictures else {}), **({"video": clips[0]} if clips else {})}
     media = shown(record if has(record, *IMAGE, *VIDEO) else named_, source, needed=False)
-    question, *pair = found
+    question, *pair = compared
     return [{"id": named(record, source, *_PLACES), **media, "question": question, "responses": pair,
              "answer": _better(pick(record, "answer"), pair), **meta(record, "message", "question", "answer", *VIDEO,
                                                                      *_PLACES)}]
 
 
-def _compared(asked: str) -> list[str] | None:
+def _compared(prompt: str) -> list[str] | None:
     """Returns the question and both responses of a prompt that marks them, or None."""
-    lowered, places = asked.lower(), [0]
+    lowered, places = prompt.lower(), [0]
     for mark in _MARKS:
         places.append(lowered.find(mark, places[-1]))
         if places[-1] < 0:
             return None
     end = lowered.find(_END, places[-1])
-    ends = [*places[2:], end if end >= 0 else len(asked)]
-    return [asked[start + len(mark):stop].lstrip(":* \n").strip("#* \n")
+    ends = [*places[2:], end if end >= 0 else len(prompt)]
+    return [prompt[start + len(mark):stop].lstrip(":* \n").strip("#* \n")
             for mark, start, stop in zip(_MARKS, places[1:], ends, strict=True)]

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vlrl.data.formats.asked import asked, heard, plain, shown, system_prompt, with_media
+from vlrl.data.formats.asked import heard, plain, question_fields, shown, system_prompt, with_media
 from vlrl.data.formats.choices import (
     INDICES,
     LETTERED,
@@ -73,7 +73,7 @@ def problem_text(record: Record, source: Source) -> list[dict[str, Any]]:
     named_ = {"label": row["answer"]} if row["answer_type"] == "text" and _ASKS_CLASS.search(question) else {}
     row = row if value is None else {**row, "answer": value}
     about = begin(record, source)
-    return [{**about, **row, **asked(question, about, options), **counted, **named_,
+    return [{**about, **row, **question_fields(question, about, options), **counted, **named_,
              **meta(record, "problem", "solution", "problem_type", *OPTIONS)}]
 
 
@@ -123,10 +123,11 @@ def question_answer(record: Record, source: Source) -> list[dict[str, Any]]:
     used = {*QUESTION, *_answers(record), *PLACES, *OPTIONS, *IMAGE, *VIDEO, *LETTERED, *FIELDS, "reward_model",
             "answer_type", "image_size", "system", *(f"image_{n}" for n in range(1, 10)),
             *(("start", "end") if "video" in media else ())}
-    kept = {k: v for k, v in record.items() if k not in used and v is not None and meta({k: v})}
+    rest = {k: v for k, v in record.items() if k not in used and v is not None and meta({k: v})}
     row = of_clip(row) if "video" in media else row
-    return [{**_of_part(_numeric(kept), media), "id": named(record, source, *PLACES), **media, **_told_size(record),
-             **row, **texts, **asked(question, media, options, said.turns), **worked, **system_prompt(record, said)}]
+    return [{**_of_part(_numeric(rest), media), "id": named(record, source, *PLACES), **media, **_recorded_size(record),
+             **row, **texts, **question_fields(question, media, options, said.turns), **worked,
+             **system_prompt(record, said)}]
 
 
 def refuse_two_readings(record: Record) -> None:
@@ -139,13 +140,14 @@ def refuse_two_readings(record: Record) -> None:
     options = options_of(record) if len(says) > 1 else []
     if options:
         says = {name: letter(text, options) for name, text in says.items()}
-    for role, found in (("question", asks), ("answer", says)):
-        (first, *others), texts = list(found) or [""], [text.lower() for text in found.values()]
+    for role, readings in (("question", asks), ("answer", says)):
+        (first, *others), texts = list(readings) or [""], [text.lower() for text in readings.values()]
         other = next((n for n, text in zip(others, texts[1:], strict=True)
                       if text not in texts[0] and texts[0] not in text), None)
         if other:
-            raise DataError(f"{first!r} says {short(found[first])} and {other!r} says {short(found[other])}: which is "
-                            f"the {role}? Say it with --columns (data.columns) {role}={first} or {role}={other}")
+            raise DataError(f"{first!r} says {short(readings[first])} and {other!r} says {short(readings[other])}: "
+                            f"which is the {role}? Say it with --columns (data.columns) {role}={first} or "
+                            f"{role}={other}")
     offers = {n: options_of({n: record[n]}) for n in OPTIONS[:3] if isinstance(pick(record, n), list)}
     first = next(iter(offers), "")
     if other := next((n for n, given in offers.items() if given != offers[first]), None):
@@ -169,12 +171,12 @@ def right(said: Talk, record: Record, options: Sequence[str], question: str) -> 
             raise DataError(f"nothing answers its question {short(question)}: its conversation ends there or in an "
                             f"empty turn, and no field holds the answer; known: {', '.join(ANSWER[:6])} ...")
         return said.answer if beside is None else beside, {}
-    told = beside[0] if isinstance(beside, list) and beside else beside
-    own, other = (" ".join(final(v).lower().split()) for v in (said.answer, told))
+    reference = beside[0] if isinstance(beside, list) and beside else beside
+    own, other = (" ".join(final(v).lower().split()) for v in (said.answer, reference))
     marked = own != " ".join(said.answer.lower().split()) or len(own) <= _SHORT
     if own != other and (marked or not other) and not re.search(rf"(?<!\w){re.escape(other)}(?!\w)", own):
-        raise DataError(f"the assistant answers {short(own)}, and a field beside the conversation says {short(told)}: "
-                        "leave out the one that is not the right answer")
+        raise DataError(f"the assistant answers {short(own)}, and a field beside the conversation says "
+                        f"{short(reference)}: leave out the one that is not the right answer")
     return beside, {"solution": said.answer} if own != other else {}
 
 
@@ -201,13 +203,13 @@ def _said(record: Record) -> Any:
     return raw if alone else given
 
 
-def _of_part(kept: dict[str, Any], media: Record) -> dict[str, Any]:
+def _of_part(fields: dict[str, Any], media: Record) -> dict[str, Any]:
     """Without the `duration` of a whole file of which a part is shown."""
     part = media["video_end"] - media["video_start"] if {"video_start", "video_end"} <= media.keys() else 0
-    return {k: v for k, v in kept.items() if not (k == "duration" and part and abs(v - part) > 1)}
+    return {k: v for k, v in fields.items() if not (k == "duration" and part and abs(v - part) > 1)}
 
 
-def _told_size(record: Record) -> dict[str, float]:
+def _recorded_size(record: Record) -> dict[str, float]:
     """Width and height where the record tells them: tasks that look for something ask for them."""
     try:
         size = size_of(record, {}, Source())
@@ -222,13 +224,13 @@ def _answers(record: Record) -> tuple[str, ...]:
     return (*ANSWER, "label") if has(record, "query") or asks else ANSWER
 
 
-def _numeric(kept: dict[str, Any]) -> dict[str, Any]:
+def _numeric(fields: dict[str, Any]) -> dict[str, Any]:
     """Other people's `duration`, `difficulty` ... that are no such numbers ("short", "hard", level 4) go to `meta`."""
-    told = {k: kept.pop(k) for k in _NUMBERS if k in kept}
-    values = {k: number(v) for k, v in told.items()}
+    given = {k: fields.pop(k) for k in _NUMBERS if k in fields}
+    values = {k: number(v) for k, v in given.items()}
     sound = {k: v for k, v in values.items() if v is not None and 0 <= v <= _NUMBERS[k]}
-    others = {k: v for k, v in told.items() if k not in sound}
-    return {**kept, **sound, **({"meta": {**others, **(kept.get("meta") or {})}} if others else {})}
+    others = {k: v for k, v in given.items() if k not in sound}
+    return {**fields, **sound, **({"meta": {**others, **(fields.get("meta") or {})}} if others else {})}
 
 
 def _ruled(record: Record) -> Any:
@@ -241,6 +243,6 @@ def final(answer: Any) -> str:
     """Returns the end of a worked solution; any other answer as it is, out of its tag."""
     said = str(answer)
     if "<answer>" not in said.lower():
-        found = _BOXED.findall(said[-5000:]) or _HASHES.findall(said[-1000:])
-        said = found[-1] if found else said
+        matches = _BOXED.findall(said[-5000:]) or _HASHES.findall(said[-1000:])
+        said = matches[-1] if matches else said
     return untagged(said)

@@ -17,5 +17,5 @@ def records(path: Path, is_record: Callable[[Mapping[str, Any]], Any] = lambda d
     `is_record` tells whether a .json document that is one object is a record itself, and not a list of records under
     some name. Raises DataError when the path cannot be read as a whole.
     """
-    found = folder_records(path) if os.path.isdir(path) else file_records(path, is_record)
-    return [one._replace(record=shallow(one.record)) for one in found]
+    entries = folder_records(path) if os.path.isdir(path) else file_records(path, is_record)
+    return [one._replace(record=shallow(one.record)) for one in entries]

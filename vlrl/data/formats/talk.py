@@ -69,18 +69,19 @@ def talk_of(record: Record) -> Talk | None:
 
     Raises DataError where two fields hold different ones, and as `talk` does.
     """
-    found = {name: turns for name in found_in(record) if (turns := _list_under(record, name)) is not None}
-    if len(found) > 1 and any(turns != next(iter(found.values())) for turns in found.values()):
-        first, other = list(found)[:2]
+    conversations = {name: turns for name in conversation_fields(record)
+                     if (turns := _list_under(record, name)) is not None}
+    if len(conversations) > 1 and any(turns != next(iter(conversations.values())) for turns in conversations.values()):
+        first, other = list(conversations)[:2]
         raise DataError(f"{first!r} and {other!r} each hold a conversation, and they differ: which one asks? Say it "
                         f"with --columns (data.columns) {first}={first} or {first}={other}")
-    if found:
-        name, turns = next(iter(found.items()))
+    if conversations:
+        name, turns = next(iter(conversations.items()))
         return talk(turns, prompt=name in _REPLIES and not has(record, _REPLIES[name]))
-    return talk(_flat(record)) if found_in(record) else None
+    return talk(_flat(record)) if conversation_fields(record) else None
 
 
-def found_in(record: Record) -> list[str]:
+def conversation_fields(record: Record) -> list[str]:
     """Returns the fields that hold a conversation: lists of turns, else a question beside its answer (`query` and
     `response` of ms-swift, `instruction` and `output` of LLaMA-Factory).
     """
@@ -155,10 +156,10 @@ def talk(turns: Any, *, prompt: bool = False, before: str | None = None) -> Talk
     question = said.pop()["content"] if said else ""
     for empty in (turn for turn in said if not turn["content"] and turn["role"] in ("user", "assistant")):
         raise DataError(f"a turn of {_NAMES[empty['role']]} before its question is empty")
-    return Talk(question, answer, system, tuple(_kept(turn) for turn in said), _whole(named))
+    return Talk(question, answer, system, tuple(_as_assistant(turn) for turn in said), _whole(named))
 
 
-def _kept(turn: dict[str, Any]) -> dict[str, Any]:
+def _as_assistant(turn: dict[str, Any]) -> dict[str, Any]:
     return {**turn, "role": "assistant"} if turn["role"] == "call" else turn
 
 
@@ -195,11 +196,12 @@ def _turn(turn: Any, named: dict[str, list[Any]]) -> dict[str, Any]:
 
 def _call(call: Any) -> dict[str, Any]:
     """Returns a call of a tool as chat templates take it: arguments as an object."""
-    told = call.get("function", call) if isinstance(call, Mapping) else None
-    arguments = unpacked(told.get("arguments")) if isinstance(told, Mapping) else None
-    if not isinstance(told, Mapping) or not isinstance(told.get("name"), str) or not isinstance(arguments, Mapping):
+    function = call.get("function", call) if isinstance(call, Mapping) else None
+    arguments = unpacked(function.get("arguments")) if isinstance(function, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not isinstance(
+            arguments, Mapping):
         raise DataError(f"the call {short(call)} must have the name of a tool and its arguments, an object")
-    return {"type": "function", "function": {"name": told["name"], "arguments": dict(arguments)}}
+    return {"type": "function", "function": {"name": function["name"], "arguments": dict(arguments)}}
 
 
 def _words(turn: Record, named: dict[str, list[Any]]) -> str:
@@ -232,11 +234,12 @@ def _part(part: Any, named: dict[str, list[Any]]) -> str:
 
 def _path(part: Record) -> Any:
     """Returns the path, URL or bytes of a part that is an image or video; None where it only marks the place."""
-    found = pick(part, *_MEDIA, "path", "url")
-    found = pick(found, "url", "path") if isinstance(found, Mapping) and not found.get("bytes") else found
-    if found is None and part.get("file_id"):
+    location = pick(part, *_MEDIA, "path", "url")
+    if isinstance(location, Mapping) and not location.get("bytes"):
+        location = pick(location, "url", "path")
+    if location is None and part.get("file_id"):
         raise DataError(f"the part {short(part)} names a file that OpenAI keeps: give its path")
-    return found
+    return location
 
 
 @cache

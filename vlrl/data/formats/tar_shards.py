@@ -56,15 +56,15 @@ def scanned(path: Path) -> np.ndarray:
 
 def row_at(path: Path, file: int, begin: int, end: int) -> tuple[str, dict[str, Any] | DataError]:
     """Returns the name and the record of the row between two bytes of an open shard, or why it has none."""
-    key, record, seen = "", {}, set[str]()
+    key, record, suffixes = "", {}, set[str]()
     try:
         for member in _members(path, file, begin, end):
             own, suffix = _parts(member.name)
-            key, found = own or key, own or key
-            if suffix in seen:
+            key, row_name = own or key, own or key
+            if suffix in suffixes:
                 return key, DataError(f"{path}: the member {short(member.name)} occurs twice in one row")
-            seen.add(suffix)
-            if found != key:
+            suffixes.add(suffix)
+            if row_name != key:
                 return key, DataError(f"{path} is not what it was when it was indexed")
             _add(record, suffix, os.pread(file, member.size, member.data), f"{path}: the member {short(member.name)}")
     except DataError as error:
@@ -87,13 +87,13 @@ def _add(record: dict[str, Any], suffix: str, data: bytes, name: str) -> None:
     except UnicodeDecodeError:
         text = None
     if kind == "json":
-        found = parsed_line(text) if text is not None else DataError("no UTF-8 text of a row")
-        if isinstance(found, DataError):
-            raise DataError(f"{name}: {found}")
-        if isinstance(found, dict) and not field:
-            record |= {k: v for k, v in found.items() if k not in ("image", "images", "video") or k not in record}
+        content = parsed_line(text) if text is not None else DataError("no UTF-8 text of a row")
+        if isinstance(content, DataError):
+            raise DataError(f"{name}: {content}")
+        if isinstance(content, dict) and not field:
+            record |= {k: v for k, v in content.items() if k not in ("image", "images", "video") or k not in record}
         else:
-            record[field or kind] = found
+            record[field or kind] = content
     elif text is not None:
         record[field or _FIELDS.get(kind, kind)] = text.strip()
     else:
@@ -102,13 +102,13 @@ def _add(record: dict[str, Any], suffix: str, data: bytes, name: str) -> None:
 
 def _parts(name: str) -> tuple[str | None, str]:
     """Returns the name of a row and what follows the first dot, in small letters; None for members of none."""
-    found = _KEY.fullmatch(name)
-    return (found[1], found[2].lower()) if found else (None, "")
+    match = _KEY.fullmatch(name)
+    return (match[1], match[2].lower()) if match else (None, "")
 
 
 def _members(path: Path, file: int, begin: int, end: int) -> Iterator[_Member]:
     """Yields the plain files between two bytes. Raises DataError for anything else but folders."""
-    size, at, first, told = os.fstat(file).st_size, begin, begin, dict[str, str]()
+    size, at, first, headers = os.fstat(file).st_size, begin, begin, dict[str, str]()
     while at < end:
         head = os.pread(file, _BLOCK, at)
         if head.strip(b"\0") == b"":  # the end, or padding after it
@@ -118,13 +118,13 @@ def _members(path: Path, file: int, begin: int, end: int) -> Iterator[_Member]:
         except (tarfile.HeaderError, ValueError) as error:
             raise DataError(f"{path}: at byte {at} is no header of a tar file ({error}); write it anew, and unpack "
                             "what is packed (.tar.gz)") from None
-        name, length = told.get("path", info.name), int(told.get("size", info.size))
+        name, length = headers.get("path", info.name), int(headers.get("size", info.size))
         where, data = f"{path}: the member {short(name)}", at + _BLOCK
         if info.type in (tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.XGLTYPE):
             if not 0 <= info.size <= _MOST_HEADER:
                 raise DataError(f"{where} has a header of {info.size} bytes, more than the {_MOST_HEADER} that are "
                                 "read")
-            told |= _long(info.type, os.pread(file, info.size, data), where)
+            headers |= _long(info.type, os.pread(file, info.size, data), where)
             at = data + -(-info.size // _BLOCK) * _BLOCK
             continue
         if not 0 <= length <= _MOST_MEMBER or data + length > size:
@@ -134,7 +134,7 @@ def _members(path: Path, file: int, begin: int, end: int) -> Iterator[_Member]:
             _refuse(info, name, where)
             yield _Member(name.removeprefix("./"), first, data, length)
         at = first = data + -(-length // _BLOCK) * _BLOCK
-        told = {}
+        headers = {}
 
 
 def _refuse(info: tarfile.TarInfo, name: str, where: str) -> None:
@@ -159,7 +159,7 @@ def _long(kind: bytes, data: bytes, where: str) -> dict[str, str]:
         return {"path": text.rstrip("\0")}
     if kind == tarfile.XGLTYPE:
         return {}
-    found = dict(re.findall(r"(?:\A|\n)\d{1,6} (path|size)=([^\n]*)(?=\n)", text))
-    if not re.fullmatch(r"\d{1,15}", found.get("size", "0")):
-        raise DataError(f"{where}: its header tells the size {short(found['size'])}")
-    return found
+    fields = dict(re.findall(r"(?:\A|\n)\d{1,6} (path|size)=([^\n]*)(?=\n)", text))
+    if not re.fullmatch(r"\d{1,15}", fields.get("size", "0")):
+        raise DataError(f"{where}: its header tells the size {short(fields['size'])}")
+    return fields

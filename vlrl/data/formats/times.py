@@ -27,20 +27,20 @@ def seconds(value: Any, name: str) -> float:
     """Returns a time in seconds: 12.5, "12.5 s", "1:02", "00:01:02.5" or "00:01:02:500". DataError naming the field
     else.
     """
-    found = number(value)
-    if found is None and isinstance(value, str) and len(value) <= _LONGEST:
+    moment = number(value)
+    if moment is None and isinstance(value, str) and len(value) <= _LONGEST:
         said = _MILLIS.sub(r"\1.\2", _UNIT.sub("", value.strip()))
         millis, clock = _WITH_MILLIS.fullmatch(said), _CLOCK.fullmatch(said)
         if millis:
             h, m, s, ms = map(int, millis.groups())
-            found = number(3600 * h + 60 * m + s + ms / 1000)
+            moment = number(3600 * h + 60 * m + s + ms / 1000)
         elif clock and float(clock[3]) < 60 and (not clock[1] or int(clock[2]) < 60):
-            found = number(3600 * int(clock[1] or 0) + 60 * int(clock[2]) + float(clock[3]))
+            moment = number(3600 * int(clock[1] or 0) + 60 * int(clock[2]) + float(clock[3]))
         else:
-            found = number(said)
-    if found is None or found < 0:
+            moment = number(said)
+    if moment is None or moment < 0:
         raise DataError(f"{name}={short(value)} must be a time in seconds of at least 0, or h:m:s")
-    return found
+    return moment
 
 
 def interval(value: Any, name: str) -> list[float]:
@@ -48,17 +48,17 @@ def interval(value: Any, name: str) -> list[float]:
 
     Raises DataError naming the field when it is no interval, or ends before it begins.
     """
-    found = unpacked(value)
-    if isinstance(found, str) and len(found) <= _LONGEST:
-        said = re.sub(r"^\s*(?:from|between)\b", "", found.strip(" []()"), flags=re.IGNORECASE)
-        found = _between(said.strip())
-    if isinstance(found, Mapping):
-        found = [pick(found, "start", "start_time", "begin", "s"), pick(found, "end", "end_time", "stop", "e")]
-    if not isinstance(found, (list, tuple)) or len(found) != 2:
+    pair = unpacked(value)
+    if isinstance(pair, str) and len(pair) <= _LONGEST:
+        said = re.sub(r"^\s*(?:from|between)\b", "", pair.strip(" []()"), flags=re.IGNORECASE)
+        pair = _between(said.strip())
+    if isinstance(pair, Mapping):
+        pair = [pick(pair, "start", "start_time", "begin", "s"), pick(pair, "end", "end_time", "stop", "e")]
+    if not isinstance(pair, (list, tuple)) or len(pair) != 2:
         raise DataError(f"{name}={short(value)} must be an interval [start, end] in seconds")
-    early = number(found[0])
-    start = 0 if early is not None and -_EARLY <= early < 0 else seconds(found[0], name)
-    end = seconds(found[1], name)
+    early = number(pair[0])
+    start = 0 if early is not None and -_EARLY <= early < 0 else seconds(pair[0], name)
+    end = seconds(pair[1], name)
     if not start < end:
         raise DataError(f"{name}={short(value)} must begin before it ends")
     return [start, end]
@@ -70,10 +70,10 @@ def _between(said: str) -> list[str]:
 
 def intervals(value: Any, name: str) -> list[list[float]]:
     """Returns one interval, or a list of them."""
-    found = unpacked(value)
-    several = isinstance(found, (list, tuple)) and found and all(
-        isinstance(v, (list, tuple, Mapping)) or (isinstance(v, str) and len(_between(v)) == 2) for v in found)
-    return [interval(v, name) for v in found] if several else [interval(found, name)]
+    given = unpacked(value)
+    several = isinstance(given, (list, tuple)) and given and all(
+        isinstance(v, (list, tuple, Mapping)) or (isinstance(v, str) and len(_between(v)) == 2) for v in given)
+    return [interval(v, name) for v in given] if several else [interval(given, name)]
 
 
 def clip(record: Mapping[str, Any], video: Any, length: float | None, measured: Any) -> dict[str, float]:

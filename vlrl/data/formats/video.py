@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from vlrl.data.formats.asked import asked, shown
+from vlrl.data.formats.asked import question_fields, shown
 from vlrl.data.formats.choices import (
     INDICES,
     LETTERED,
@@ -90,11 +90,12 @@ def video_r1(record: Record, source: Source) -> Rows:
     path = pick(record, "path")
     media = shown(record if path is None else {kind: path}, source)
     media = {k: v[2:] if isinstance(v, str) and v.startswith("./") else v for k, v in media.items()}
-    told = record.get("problem_type")
-    if told is not None and str(told).strip().lower() not in TYPES:
-        raise DataError(f"problem_type={short(told)} is none of: {', '.join(TYPES)}")
+    problem_type = record.get("problem_type")
+    if problem_type is not None and str(problem_type).strip().lower() not in TYPES:
+        raise DataError(f"problem_type={short(problem_type)} is none of: {', '.join(TYPES)}")
     options = options_of(record)
-    row = {**answered(pick(record, "solution", "answer"), options, question, told), **asked(question, media, options)}
+    row = {**answered(pick(record, "solution", "answer"), options, question, problem_type),
+           **question_fields(question, media, options)}
     about = {"source": record["data_source"]} if isinstance(record.get("data_source"), str) else {}
     return [{"id": named(record, source, "problem_id"), **media, **row, **_length(record),
              **about, **meta(record, *"problem_id problem data_type problem_type options solution answer path "
@@ -176,8 +177,8 @@ def time_r1(record: Record, source: Source) -> Rows:
 def is_tvgbench(record: Record) -> bool:
     if not (has(record, "path", *VIDEO) and has(record, "question")) or has(record, *OPTIONS):
         return False
-    found = _SPAN.fullmatch(record["answer"]) if isinstance(record.get("answer"), str) else None
-    clear = found and (has(record, "duration") or all(map(_CLEAR.search, found.groups())))
+    span = _SPAN.fullmatch(record["answer"]) if isinstance(record.get("answer"), str) else None
+    clear = span and (has(record, "duration") or all(map(_CLEAR.search, span.groups())))
     return "grounding" in str(record.get("question_type")) or bool(clear)
 
 
@@ -185,8 +186,8 @@ def tvgbench(record: Record, source: Source) -> Rows:
     """`answer` "start-end" in seconds from the start of the clip, which is cut from `start` to `end` of its file."""
     row = _grounded(record, source, _video(record, source, "path", *VIDEO), text(record, "question"),
                     record.get("answer"))
-    told = {"source": record.get("dataset_name"), "category": pick(record, "qsemtype")}
-    return [{"id": named(record, source, "qid"), **row, **{k: v for k, v in told.items() if isinstance(v, str)},
+    about = {"source": record.get("dataset_name"), "category": pick(record, "qsemtype")}
+    return [{"id": named(record, source, "qid"), **row, **{k: v for k, v in about.items() if isinstance(v, str)},
              **meta(record, *"qid path question answer start end duration question_type source dataset_name qsemtype "
                     "video_start video_end".split(), *VIDEO)}]
 
@@ -252,15 +253,15 @@ def next_gqa(record: Record, source: Source) -> Rows:
 
 def _glued(record: Record) -> Record | None:
     """VideoChat-R1's solution {"answer", "glue"}."""
-    found = pick(record, "solution")
-    return found if isinstance(found, Mapping) and "glue" in found else None
+    solution = pick(record, "solution")
+    return solution if isinstance(solution, Mapping) and "glue" in solution else None
 
 
 def is_videochat_span(record: Record) -> bool:
     """VideoChat-R1's temporal grounding: `problem` and `solution` [start, end]."""
-    found = pick(record, "solution")
-    return has(record, *VIDEO) and has(record, "problem") and isinstance(found, list) and len(found) == 2 and all(
-        number(v) is not None for v in found)
+    solution = pick(record, "solution")
+    return has(record, *VIDEO) and has(record, "problem") and isinstance(solution, list) and len(solution) == 2 and all(
+        number(v) is not None for v in solution)
 
 
 def videochat_span(record: Record, source: Source) -> Rows:
@@ -328,11 +329,11 @@ def is_clip_class(record: Record) -> bool:
 def clip_class(record: Record, source: Source) -> Rows:
     """Returns an instruction that lists the classes, and one of them as answer (VideoChat-R1's video quality)."""
     question, answer = text(record, "instruction"), untagged(text(record, "answer"))
-    found = next((names for m in _ONE_OF.finditer(question) if isinstance(names := read_literal(m[1]), list)), [])
-    answer = next((v for v in found if isinstance(v, str) and v.strip().lower() == answer.lower()), answer)
-    labels = {"labels": [str(v) for v in found]} if answer in map(str, found) else {}
-    if not labels and len(found) > 1 and all(isinstance(v, str) for v in found):
-        raise DataError(f"answer={short(answer)} is none of the classes that its instruction lists: {short(found)}")
+    classes = next((names for m in _ONE_OF.finditer(question) if isinstance(names := read_literal(m[1]), list)), [])
+    answer = next((v for v in classes if isinstance(v, str) and v.strip().lower() == answer.lower()), answer)
+    labels = {"labels": [str(v) for v in classes]} if answer in map(str, classes) else {}
+    if not labels and len(classes) > 1 and all(isinstance(v, str) for v in classes):
+        raise DataError(f"answer={short(answer)} is none of the classes that its instruction lists: {short(classes)}")
     return [{"id": named(record, source, "qid"), "video": _video(record, source, *VIDEO), "question": question,
              "answer": answer, "answer_type": "text", **labels, **_length(record),
              **meta(record, "instruction", "answer", "duration", *VIDEO)}]

@@ -28,18 +28,18 @@ def _without(record: Record, *names: str) -> dict[str, Any]:
     return {k: v for k, v in record.items() if k not in names}
 
 
-def _each(record: Record, source: Source, found: Sequence[Mapping[str, Any]], **of_all: Any) -> Rows:
+def _each(record: Record, source: Source, questions: Sequence[Mapping[str, Any]], **of_all: Any) -> Rows:
     """Returns a row for each question of one image, with ids of their own below that of the record."""
     id = named(record, source)
-    return [row for n, asks in enumerate(found, 1)
+    return [row for n, asks in enumerate(questions, 1)
             for row in question_answer({**of_all, **asks, "id": asks.get("id", f"{id}-{n}")}, source)]
 
 
 def _listed(record: Record, name: str) -> list[Any]:
-    found = pick(record, name)
-    if not isinstance(found, list) or not found:
-        raise DataError(f"{name}={short(found)} must be a list that is not empty")
-    return found
+    items = pick(record, name)
+    if not isinstance(items, list) or not items:
+        raise DataError(f"{name}={short(items)} must be a list that is not empty")
+    return items
 
 
 # --- statements: VSR (2205.00363), NLVR2 (1811.00491) -----------------------------------------------------------------
@@ -110,14 +110,15 @@ def visual7w(record: Record, source: Source) -> Rows:
     """Visual7W telling (1511.03416): `multiple_choices` are the wrong answers; the order of all four is drawn by the
     id.
     """
-    found = []
+    questions = []
     for pair in _listed(record, "qa_pairs"):
         right, wrong = text(pair, "answer"), [str(v).strip() for v in _listed(pair, "multiple_choices")]
         options = [right, *(v for v in wrong if v != right)]
         random.Random(f"vlrl/visual7w/{pair.get('qa_id')}").shuffle(options)
-        found.append({"id": pair.get("qa_id"), "question": text(pair, "question"), "options": options, "answer": right})
+        questions.append({"id": pair.get("qa_id"), "question": text(pair, "question"), "options": options,
+                          "answer": right})
     split = {"split": record["split"]} if isinstance(record.get("split"), str) else {}
-    return _each(record, source, found, image=text(record, *IMAGE), **split)
+    return _each(record, source, questions, image=text(record, *IMAGE), **split)
 
 
 def is_ocr_vqa(record: Record) -> bool:
@@ -174,25 +175,25 @@ def visual_genome(record: Record, source: Source) -> Rows:
 
 
 def is_elements(record: Record) -> bool:
-    found = pick(record, "elements", "element")
-    return isinstance(found, list) and bool(found) and isinstance(found[0], Mapping) and {
-        "instruction", "bbox"} <= found[0].keys()
+    entries = pick(record, "elements", "element")
+    return isinstance(entries, list) and bool(entries) and isinstance(entries[0], Mapping) and {
+        "instruction", "bbox"} <= entries[0].keys()
 
 
 def elements(record: Record, source: Source) -> Rows:
     """Screens with several elements (OS-Atlas 2410.23218, SeeClick 2401.10935, ShowUI 2411.17465): a row for each, its
     `bbox` [left, top, right, bottom] as shares of the image.
     """
-    found = pick(record, "elements", "element")
+    entries = pick(record, "elements", "element")
     image = pick(record, "img_filename", "img_url", *IMAGE)
     size = {"image_size": record["img_size"]} if has(record, "img_size") else {}
     rows: Rows = []
-    for n, one in enumerate(found, 1):
+    for n, one in enumerate(entries, 1):
         box = pick(one, "bbox")
         if not are_shares(numbers(box, (4,), "bbox")):
             raise DataError(f"bbox={short(box)} of an element must be [left, top, right, bottom], shares of the image")
-        kept = {k: v for k, v in one.items() if k in ("instruction", "bbox", "data_type")}
-        rows += screenspot({**kept, **size, "img_filename": image,
+        fields = {k: v for k, v in one.items() if k in ("instruction", "bbox", "data_type")}
+        rows += screenspot({**fields, **size, "img_filename": image,
                             "id": f"{named(record, source)}-{n}"}, source)
     return rows
 
