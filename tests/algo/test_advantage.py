@@ -304,7 +304,7 @@ def test_repeated_good_steps_earn_nothing(caplog):
                    for steps in ([(0, 6, 0.9)], [(0, 2, 0.9), (2, 4, 0.9), (4, 6, 0.9)]))
     assert [token_advantage.clip_delta(s, eta=0.5)[0].tolist() for s in (once, often)] == [
         token_advantage.clip_delta(replace(once, steps=[[], []]), eta=0.5)[0].tolist()] * 2
-    turn_advantage._told.clear()
+    turn_advantage._warned.clear()
     token_advantage.clip_delta(replace(once, steps=[[], []]))
     assert "no answer has values of steps" in caplog.text
 

@@ -267,7 +267,7 @@ def gui(
 
     with bars() as tell:
         counts = make_gui(out, seed, samples, pages=pages, browser=browser, force=force, tell=tell)
-    _show_counts(out, counts, json)
+    _show_written(out, counts, json)
 
 
 @make.command(epilog=examples(
@@ -292,7 +292,7 @@ def driving(
 
     with bars() as tell:
         counts = make_driving(out, seed, samples, heldout=heldout, history=history, width=width, force=force, tell=tell)
-    _show_counts(out, counts, json)
+    _show_written(out, counts, json)
 
 
 @make.command(epilog=examples(
@@ -320,10 +320,10 @@ def video(
     with bars() as tell:
         counts = make_video(out, seed, samples, heldout=heldout, real=real, size=size, fps=fps, kinds=kinds,
                             force=force, tell=tell)
-    _show_counts(out, counts, json)
+    _show_written(out, counts, json)
 
 
-def _show_counts(out: Path, counts: dict[str, int], json: bool) -> None:
+def _show_written(out: Path, counts: dict[str, int], json: bool) -> None:
     if json:
         emit({"folder": str(out), **counts})
         return
