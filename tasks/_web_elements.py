@@ -127,7 +127,7 @@ class Element:
 
 
 @dataclass(frozen=True)
-class Seen:
+class PageState:
     """How a page stands."""
 
     elements: tuple[Element, ...]
@@ -143,11 +143,11 @@ class Seen:
         return [one for one in self.elements if one.key == (role, name)]
 
 
-def page_state(raw: Any) -> Seen:
+def page_state(raw: Any) -> PageState:
     """Returns what SEEN says. Raises PageFailed where the page has put something else in its place."""
     try:
         elements = tuple(_element(one) for one in raw["elements"])
-        return Seen(elements, frozenset((_text(role), _text(name)) for role, name in raw["pressed"]))
+        return PageState(elements, frozenset((_text(role), _text(name)) for role, name in raw["pressed"]))
     except (KeyError, TypeError, ValueError) as error:
         raise PageFailed(f"the page does not let its elements be seen ({type(error).__name__})") from None
 
@@ -180,6 +180,6 @@ def nameable(name: str, most: int = 60) -> bool:
             and not _MARKS & {*name} and not name.startswith("http"))
 
 
-def askable(page: Seen) -> list[Element]:
+def askable(page: PageState) -> list[Element]:
     """Returns the elements that an instruction can tell from all others: by their name, or as the only field."""
     return [one for one in page.single() if nameable(one.name) or one.key == ("field", "")]

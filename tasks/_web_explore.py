@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ._web_browser import BrowserLost, PageFailed
-from ._web_elements import Element, Seen, askable
+from ._web_elements import Element, PageState, askable
 from ._web_goals import MOST_GOALS, Check, Goal, GoalPage, read_goals
 from ._web_page import Action
 
@@ -97,7 +97,7 @@ def _walk(task: Any, page: str, seed: int, plan: Sequence[Wanted], rng: random.R
         opened.close()
 
 
-def _chosen(page: Seen, wanted: Wanted, rng: random.Random, done: Sequence[Check]
+def _chosen(page: PageState, wanted: Wanted, rng: random.Random, done: Sequence[Check]
             ) -> tuple[Element, tuple[Action, ...]] | None:
     """Returns an element that fits, and what to do with it; None where there is none that was not acted on before."""
     used = {(check.role, check.name) for check in done}
@@ -129,7 +129,7 @@ def _fits(one: Element, wanted: Wanted) -> bool:
             and (one.role == "field" or one.name != wanted.avoid))
 
 
-def _changed(one: Element, actions: Sequence[Action], before: Seen, after: Seen) -> Check | None:
+def _changed(one: Element, actions: Sequence[Action], before: PageState, after: PageState) -> Check | None:
     """Returns the check of what these actions on an element have brought about; None where nothing has changed that
     can be told."""
     closed = [d for d in askable(before) if d.role == "dialog"]

@@ -18,7 +18,7 @@ from vlrl.errors import ConfigError, DataError
 from vlrl.types import Sample
 
 from ._web_browser import Pages
-from ._web_elements import SEEN, WATCH, Element, Seen, page_state
+from ._web_elements import SEEN, WATCH, Element, PageState, page_state
 from ._web_page import VERBS, Action, Look, Page
 
 
@@ -33,15 +33,15 @@ class Check:
     value: str = ""
     """Of `typed`, the text."""
 
-    def holds(self, page: Seen) -> bool:
+    def holds(self, page: PageState) -> bool:
         return KINDS[self.kind](self, page)
 
 
-def _of_element(test: Callable[[Element, Check], bool]) -> Callable[[Check, Seen], bool]:
+def _of_element(test: Callable[[Element, Check], bool]) -> Callable[[Check, PageState], bool]:
     return lambda check, page: any(test(one, check) for one in page.of(check.role, check.name))
 
 
-KINDS: Mapping[str, Callable[[Check, Seen], bool]] = {
+KINDS: Mapping[str, Callable[[Check, PageState], bool]] = {
     "checked": _of_element(lambda one, _: one.checked is True),
     "unchecked": _of_element(lambda one, _: one.checked is False),
     "typed": _of_element(lambda one, check: one.value == check.value),
@@ -137,7 +137,7 @@ class GoalPage(Page):
     def __init__(self, pages: Pages, path: str, seed: int, settle_ms: int, checks: Sequence[Check] = ()):
         super().__init__(pages, path, seed, settle_ms)
         self.checks, self.reached = tuple(checks), 0
-        self.state = Seen((), frozenset())
+        self.state = PageState((), frozenset())
         """How the page stands."""
 
     def begin(self) -> Look:

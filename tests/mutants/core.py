@@ -293,7 +293,7 @@ RESUME = [
            _WENT_BEFORE, "after a resume no prompt counts as answered"),
     Mutant("vlrl/rollout/group_source.py", 'count=int(state["rejected"]))', "count=0)", _WENT_BEFORE,
            "limits.rejected begins anew with every resume"),
-    Mutant("vlrl/rollout/group_source.py", "map(Held.of, state.get(\"held\", ()))", "()", _STATE,
+    Mutant("vlrl/rollout/group_source.py", "map(PartialGroup.of, state.get(\"held\", ()))", "()", _STATE,
            "answers held over are lost in a resume"),
     Mutant("vlrl/curriculum/drawing.py", 'self.calls = int(state["calls"])', "pass", _EXACT,
            "after a resume the draws of the first steps come again"),

@@ -14,7 +14,7 @@ from vlrl.curriculum import Draw
 from vlrl.engine.hf import HFEngine
 from vlrl.monitoring.metrics import Clock
 from vlrl.rollout.episodes import EpisodeEngine, opened
-from vlrl.rollout.generate import Answering, Asked
+from vlrl.rollout.generate import AcceptedDraw, Answering
 from vlrl.task.environment_host import Environments
 from vlrl.types import Variant
 
@@ -82,7 +82,7 @@ def played(policy, encode, config, count=2, task=None):
     """Scored groups of real episodes, one for each of the first samples."""
     with engine_of(policy, encode, config, task) as (engine, task):
         samples = [opened(engine, task, sample, i) for i, sample in enumerate(task.samples("train")[:count])]
-        asked = [Asked(i, Draw(i, 0), sample, encode(task, sample)) for i, sample in enumerate(samples)]
+        asked = [AcceptedDraw(i, Draw(i, 0), sample, encode(task, sample)) for i, sample in enumerate(samples)]
         return Answering(config, task, engine, Clock(), Algorithm(config)).groups(asked, 0)
 
 

@@ -16,7 +16,7 @@ from vlrl.models.packing import make_batch, pieces_of
 from vlrl.monitoring.metrics import Clock
 from vlrl.rollout.branching import Branching, Leaf, _cut, surprise
 from vlrl.rollout.episodes import opened
-from vlrl.rollout.generate import Answering, Asked
+from vlrl.rollout.generate import AcceptedDraw, Answering
 from vlrl.types import Completion, Turn
 
 
@@ -35,7 +35,7 @@ def drawn(tiny, task=None, **more):
     config = config_of(tiny, **more)
     with engine_of(policy, encode, config, task) as (engine, task):
         samples = [opened(engine, task, sample, i) for i, sample in enumerate(task.samples("train")[1:3])]
-        asked = [Asked(i, Draw(i, 0), sample, encode(task, sample)) for i, sample in enumerate(samples)]
+        asked = [AcceptedDraw(i, Draw(i, 0), sample, encode(task, sample)) for i, sample in enumerate(samples)]
         branch = Branching(config)
         groups = Answering(config, task, engine, Clock(), Algorithm(config), branch=branch).groups(asked, 0)
     return groups, branch.metrics()
@@ -130,7 +130,7 @@ def test_a_world_that_answers_otherwise_is_an_error_and_not_paid(tiny, world):
     config = config_of(tiny, environment={"workers": 1})
     with engine_of(policy, encode, config, Odd(rewards={"vowels": 1.0})) as (engine, task):
         sample = opened(engine, task, task.samples("train")[1], 0)
-        asked = [Asked(0, Draw(0, 0), sample, encode(task, sample))]
+        asked = [AcceptedDraw(0, Draw(0, 0), sample, encode(task, sample))]
         answering = Answering(config, task, engine, Clock(), Algorithm(config), branch=Branching(config))
         (group,) = answering.groups(asked, 0)
     first, rest = group.rollouts[:2], group.rollouts[2:]

@@ -17,7 +17,7 @@ from vlrl.errors import ConfigError, TaskError
 from vlrl.monitoring.metrics import Clock
 from vlrl.rollout import guided
 from vlrl.rollout.episodes import opened
-from vlrl.rollout.generate import Answering, Asked
+from vlrl.rollout.generate import AcceptedDraw, Answering
 from vlrl.rollout.guidance import guidance_of
 from vlrl.rollout.guided import failed
 from vlrl.task import Task, guided_messages
@@ -67,7 +67,7 @@ def drawn(tiny, task, config=None, calls=None):
     engine.calls = engine.calls if calls is None else calls
     guide = make_guide(config, tiny[0], encode, Algorithm(config))
     answering = Answering(config, task, engine, Clock(), Algorithm(config), guide=guide)
-    asked = [Asked(i, Draw(i, 0), s, encode(task, s)) for i, s in enumerate(task.samples("train"))]
+    asked = [AcceptedDraw(i, Draw(i, 0), s, encode(task, s)) for i, s in enumerate(task.samples("train"))]
     return answering.groups(asked, 0), guide
 
 
@@ -212,7 +212,7 @@ def test_episodes_are_played_again_from_the_same_start(tiny, history):
     config = settings(policy.model.config._name_or_path, algo=GUIDED_ALGO, episode={"history": history})
     with engine_of(policy, encode, config, Told(rewards={"vowels": 1.0})) as (engine, task):
         samples = [opened(engine, task, sample, i) for i, sample in enumerate(task.samples("train")[1:3])]
-        asked = [Asked(i, Draw(i, 0), sample, encode(task, sample)) for i, sample in enumerate(samples)]
+        asked = [AcceptedDraw(i, Draw(i, 0), sample, encode(task, sample)) for i, sample in enumerate(samples)]
         guide = make_guide(config, policy, encode, Algorithm(config))
         answering = Answering(config, task, engine, Clock(), Algorithm(config), guide=guide)
         groups = answering.groups(asked, 0)
@@ -272,7 +272,7 @@ def test_hints_grow_until_one_helps(tiny):
 
     engine.generate = generate
     answering = Answering(config, task, engine, Clock(), Algorithm(config), guide=guide)
-    asked = [Asked(i, Draw(i, 0), s, encode(task, s)) for i, s in enumerate(task.samples("train"))]
+    asked = [AcceptedDraw(i, Draw(i, 0), s, encode(task, s)) for i, s in enumerate(task.samples("train"))]
     groups = answering.groups(asked, 0)
     assert [[(r.key, r.n) for r in call] for call in calls] == [
         [((0, i), 3) for i in range(4)], [((10, i), 3) for i in (1, 2, 3)], [((10, i, 1), 3) for i in (1, 2, 3)],
@@ -299,7 +299,7 @@ def test_a_wrong_answer_is_criticised(tiny):
     task.hinted = 0
     answering = Answering(config, task, HFEngine(policy, seed=5, batch_rollouts=16), Clock(), Algorithm(config),
                           guide=guide)
-    asked = [Asked(i, Draw(i, 0), s, encode(task, s)) for i, s in enumerate(task.samples("train"))]
+    asked = [AcceptedDraw(i, Draw(i, 0), s, encode(task, s)) for i, s in enumerate(task.samples("train"))]
     groups = answering.groups(asked, 0)
     assert [len(g.aside) for g in groups] == [0, 1, 1, 1]
     for g in groups[1:]:

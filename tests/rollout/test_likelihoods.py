@@ -19,7 +19,7 @@ from vlrl.curriculum import Draw
 from vlrl.errors import TaskError
 from vlrl.models.packing import pack, pieces_of
 from vlrl.models.reference import Reference
-from vlrl.rollout.generate import Asked, Visit, make_group, plain_visits
+from vlrl.rollout.generate import AcceptedDraw, Visit, make_group, plain_visits
 from vlrl.rollout.likelihoods import Likelihoods, answer_span
 from vlrl.task.services import Key, Reading
 from vlrl.types import Completion, Sample
@@ -226,7 +226,7 @@ def test_the_greedy_answer_is_read_too():
     s.answering.algorithm = Algorithm(s.config.model_copy(update={"algo": AlgoSettings.model_validate(
         {"advantage": "remax"})}))
     s.answering.likelihoods = likelihoods
-    asked = [Asked(i, Draw(i, 0), s.samples[i], s.encode(task, s.samples[i])) for i in range(2)]
+    asked = [AcceptedDraw(i, Draw(i, 0), s.samples[i], s.encode(task, s.samples[i])) for i in range(2)]
     groups = s.answering.groups(asked, 0)
     assert read == [[3, 3], [1, 1]]
     for group in groups:

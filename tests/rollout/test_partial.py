@@ -221,7 +221,7 @@ def test_what_is_held_over_is_in_the_checkpoint(tmp_path):
                         x, y = getattr(r.completion, name), getattr(q.completion, name)
                         assert x.dtype == y.dtype and x.tolist() == y.tolist()
     draw = Draw(3, 1, 5, 99, 4, 0.5, (("size", 0.5), ("hue", 2.0)), (("told", True), ("words", "few")))
-    assert partial.Held.of(partial.Held(7, draw, (), (), 9).state_dict()).draw == draw
+    assert partial.PartialGroup.of(partial.PartialGroup(7, draw, (), (), 9).state_dict()).draw == draw
 
 
 def test_a_sample_that_is_gone_leaves_its_group_out():

@@ -22,7 +22,7 @@ from vlrl.models.packing import make_batch, pieces_of
 from vlrl.monitoring.metrics import Clock
 from vlrl.rollout import search
 from vlrl.rollout.async_source import refuse_stale
-from vlrl.rollout.generate import Answering, Asked
+from vlrl.rollout.generate import AcceptedDraw, Answering
 from vlrl.rollout.search import Searching
 from vlrl.store import checkpoint
 from vlrl.store.run_folder import _rows
@@ -59,7 +59,8 @@ def answering(tiny, config, task=None):
 
 def asked(tiny, *numbers):
     kinds = ("text", "image")
-    return [Asked(n, Draw(n % 2, 0), SAMPLES[kinds[n % 2]], tiny[1](Early(), SAMPLES[kinds[n % 2]])) for n in numbers]
+    return [AcceptedDraw(n, Draw(n % 2, 0), SAMPLES[kinds[n % 2]], tiny[1](Early(), SAMPLES[kinds[n % 2]]))
+            for n in numbers]
 
 
 @pytest.fixture(scope="module")

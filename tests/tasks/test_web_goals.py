@@ -14,7 +14,7 @@ from vlrl.tasks import _web_goals as goals  # pyright: ignore[reportMissingImpor
 from vlrl.tasks._web_browser import PageFailed  # pyright: ignore[reportMissingImports]
 from vlrl.tasks._web_elements import (  # pyright: ignore[reportMissingImports]
     Element,
-    Seen,
+    PageState,
     askable,
     nameable,
     page_state,
@@ -35,8 +35,8 @@ def web(**given) -> Any:
     return task
 
 
-def page(*elements: Element, pressed: Any = ()) -> Seen:
-    return Seen(elements, frozenset(pressed))
+def page(*elements: Element, pressed: Any = ()) -> PageState:
+    return PageState(elements, frozenset(pressed))
 
 
 def one(role: str, name: str, **state: Any) -> Element:

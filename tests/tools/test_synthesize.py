@@ -19,7 +19,7 @@ from vlrl.errors import ConfigError, DataError, TaskError
 from vlrl.tools import synthesize
 from vlrl.tools.explorers import Candidate, Search, propose
 from vlrl.tools.made_rows import Where
-from vlrl.tools.near import Held, distinct
+from vlrl.tools.near import HeldOutRows, distinct
 from vlrl.tools.prompttable import Measured
 from vlrl.tools.seed_rows import failed
 from vlrl.tools.synthesize import Places, gated, proposed
@@ -119,7 +119,7 @@ LONG = "open the second tab then tick the box cats and then click the button sub
      {"near a held-out row": 1, "near-duplicate": 1}),
 ])
 def test_near_duplicates_are_refused(found, ids, counts):
-    held = Held((("click HELD", False),), (), frozenset({"held"}))
+    held = HeldOutRows((("click HELD", False),), (), frozenset({"held"}))
     rows, seen = distinct([candidate(*one, number=i) for i, one in enumerate(found)], held, Number())
     assert [row["id"] for row in rows.values()] == ids and seen == counts
 
@@ -127,7 +127,7 @@ def test_near_duplicates_are_refused(found, ids, counts):
 def test_the_same_words_of_another_category_are_another_prompt():
     found = [candidate("a", "Click Go.", "one", 4), candidate("b", "Click Go.", "two", 7),
              Candidate(number=0, reason="nothing found"), Candidate(number=1, reason="page 'x': it crashed")]
-    rows, counts = distinct(found, Held(), Number())
+    rows, counts = distinct(found, HeldOutRows(), Number())
     assert {n: row["id"] for n, row in rows.items()} == {4: "a", 7: "b"} and counts == {"nothing found": 1, "failed": 1}
 
 

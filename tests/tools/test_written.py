@@ -28,7 +28,7 @@ from vlrl.tools import synthesize
 from vlrl.tools.answers import Server
 from vlrl.tools.explorers import Candidate, Search, propose
 from vlrl.tools.made_rows import Where
-from vlrl.tools.near import Held, Shown, distinct
+from vlrl.tools.near import HeldOutRows, Shown, distinct
 from vlrl.tools.seed_rows import Wanted, search_of
 from vlrl.tools.written import Order, Writing, check, read_reply, request_text
 from vlrl.training.build_task import make_task
@@ -111,7 +111,7 @@ def writing(config, tmp_path, url, count=4, **order):
 
 def all_of(work):
     """Rows that are verified, and what became of the other candidates."""
-    rows, counts = distinct(work.candidates(), Held.of(work.config, work.task), work.task,
+    rows, counts = distinct(work.candidates(), HeldOutRows.of(work.config, work.task), work.task,
                             Shown(work.config, work.task, work.where.root), work.search.parents)
     done, refused = work.verified(rows)
     return done, dict(counts + refused)
@@ -334,8 +334,8 @@ def test_a_picture_of_a_heldout_row_is_refused(quiz, tmp_path):
     config = quiz.model_copy(update={"data": quiz.data.model_copy(update={"heldout": str(tmp_path / "held.jsonl")})})
     task = make_task(config)
     rows = [{"id": f"n{i}", "question": f"New {i}?", "answer": "1", "image": f"{i}.png"} for i in (2, 3)]
-    found, counts = distinct([Candidate(number=i, row=row) for i, row in enumerate(rows)], Held.of(config, task), task,
-                             Shown(config, task, tmp_path))
+    found, counts = distinct([Candidate(number=i, row=row) for i, row in enumerate(rows)],
+                             HeldOutRows.of(config, task), task, Shown(config, task, tmp_path))
     assert [row["id"] for row in found.values()] == ["n3"] and counts == {"near a held-out row": 1}
 
 

@@ -32,7 +32,7 @@ from vlrl.types import Sample
 TOLD = "Think of vowels, and of nothing else."
 
 
-class Asked(Task):
+class AcceptedDraw(Task):
     prompt = "{q}"
 
 
@@ -44,7 +44,7 @@ def scene(tiny_models):
     groups = []
     for g in credited_groups(policy, encode, settings(folder, rollout={"group_size": 4, "prompts_per_step": 6,
                                                                         "max_new_tokens": 8})):
-        longer = encode(Asked(), g.sample, TOLD)
+        longer = encode(AcceptedDraw(), g.sample, TOLD)
         members = [replace(r, correct=False, reward=0.1 * i) for i, r in enumerate(g.rollouts[:2])]
         second = [replace(r, variant=GUIDED, correct=not i, trained=not i, reward=1.0 - i, advantage=0.0,
                           train_prompt=longer, sampled_prompt=longer.text) for i, r in enumerate(g.rollouts[2:])]

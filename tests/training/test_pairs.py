@@ -18,7 +18,7 @@ from vlrl.models import packing
 from vlrl.models.critic import HEAD
 from vlrl.models.fsdp import check
 from vlrl.rewards.text import parse_answer
-from vlrl.rollout.generate import Asked
+from vlrl.rollout.generate import AcceptedDraw
 from vlrl.rollout.pairs import paired
 from vlrl.services.provided import provide
 from vlrl.services.replies import Place
@@ -65,7 +65,7 @@ def config_of(folder, model, *more):
 def groups_of(policy, encode, count=5):
     task = load_class("preference")(recipe="respond")
     samples = [task.sample_from_row(row(i)) for i in range(count)]
-    asked = [Asked(i, Draw(i, 0), s, encode(task, s)) for i, s in enumerate(samples)]
+    asked = [AcceptedDraw(i, Draw(i, 0), s, encode(task, s)) for i, s in enumerate(samples)]
     return paired(task, encode, asked, 0)
 
 
@@ -88,7 +88,7 @@ def test_a_pair_is_the_better_answer_and_the_other(made):
     task = load_class("preference")()
     sample = task.sample_from_row(row(0))
     with pytest.raises(DataError, match=r"sample '0': no pair of answers to learn from.*task\.recipe=respond"):
-        paired(task, encode, [Asked(0, Draw(0, 0), sample, encode(task, sample))], 0)
+        paired(task, encode, [AcceptedDraw(0, Draw(0, 0), sample, encode(task, sample))], 0)
 
 
 def gradient(made, tokens, order=1, **train_):

@@ -15,7 +15,7 @@ from vlrl.config.base import Named
 from vlrl.curriculum import Draw
 from vlrl.errors import ConfigError, DataError
 from vlrl.models.packing import make_batch, pieces_of
-from vlrl.rollout.generate import Asked
+from vlrl.rollout.generate import AcceptedDraw
 from vlrl.rollout.group_source import Draws
 from vlrl.store import RunFolder
 from vlrl.task import Task
@@ -55,7 +55,7 @@ def groups_of(scene, task):
     policy, encode, config = scene
     source = PreferenceSource.__new__(PreferenceSource)
     source.task, source.encode, source.engine, source.config, source.step = task, encode, None, config, 0
-    asked = [Asked(i, Draw(i, 0), s, encode(task, s)) for i, s in enumerate(task.samples("train"))]
+    asked = [AcceptedDraw(i, Draw(i, 0), s, encode(task, s)) for i, s in enumerate(task.samples("train"))]
     made = source._answer(Draws({a.number: a.draw for a in asked}, len(asked), accepted=asked), None)
     return Credit(Algorithm(config), config, policy, task)([*made.values()], 0)
 

@@ -17,7 +17,7 @@ from vlrl.cli.terminal import bars, printable, table
 from vlrl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from vlrl.tools.synthesize import Made, Places, Search
+    from vlrl.tools.synthesize import Places, Search, Synthesis
     from vlrl.tools.written import Order
 
 _SHOWN = 3  # instructions that are printed
@@ -181,7 +181,7 @@ def _run(config: str, loaded: Any, wanted: Any, order: Order | None, checkpoint:
         follow = f"vlrl train {shlex.quote(config)} data.train={shlex.quote(str(places.out))} data.own_samples=false"
         if as_json:
             emit({"file": str(places.out), "refused": str(places.refused), "about": str(places.about),
-                  "candidates": outcome.counts, "gates": tool.gates(outcome.counts), "kept": len(outcome.kept),
+                  "candidates": outcome.counts, "gates": tool.gates(outcome.counts), "kept": len(outcome.rows),
                   "unanswered": outcome.unanswered, "cost": outcome.costs, "next": follow})
         else:
             _show(outcome, search, places, follow)
@@ -203,7 +203,7 @@ def _check_out(places: Places, force: bool) -> None:
             raise ConfigError(f"{path} exists already: --force replaces it, or name another file with --out")
 
 
-def _show(outcome: Made, search: Search, places: Places, follow: str) -> None:
+def _show(outcome: Synthesis, search: Search, places: Places, follow: str) -> None:
     from rich.console import Console
 
     from vlrl.tools.synthesize import gates
@@ -217,10 +217,10 @@ def _show(outcome: Made, search: Search, places: Places, follow: str) -> None:
         price = f", price {cost['price']:.4f}" if "price" in cost else ""
         typer.echo(f"cost of the {name} so far: {cost['replies']:,} replies, {cost['tokens_in']:,} tokens in, "
                    f"{cost['tokens_out']:,} out{price}")
-    for row in outcome.kept[:_SHOWN]:
+    for row in outcome.rows[:_SHOWN]:
         question = row.get("instruction") or row.get("question") or row["id"]
         typer.echo(f"{row['pass_at_k']:>5.0%}  {printable(question, 160)}")
-    typer.echo(f"{places.out}: {len(outcome.kept):,} rows; those that are not kept in {places.refused}")
+    typer.echo(f"{places.out}: {len(outcome.rows):,} rows; those that are not kept in {places.refused}")
     if outcome.unanswered:
         typer.echo(f"{outcome.unanswered:,} replies were not given: the same command asks for them again")
     typer.echo(f"next: {printable(follow)}")

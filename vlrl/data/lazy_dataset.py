@@ -12,7 +12,7 @@ import numpy as np
 from vlrl.config.schema import DataSettings
 from vlrl.data.formats import FORMATS, Source, check_columns, check_format, format_of, renamed, rows_as
 from vlrl.data.media import Access
-from vlrl.data.row_index import Found, Rows, bytes_of, opened
+from vlrl.data.row_index import Record, Rows, bytes_of, opened
 from vlrl.data.row_samples import checked_sample
 from vlrl.errors import ConfigError, DataError
 from vlrl.store.files import cache_folder
@@ -41,7 +41,7 @@ class LazySamples(SampleSequence):
     def __len__(self) -> int:
         return len(self._rows) if self._places is None else len(self._places)
 
-    def record(self, index: int) -> Found:
+    def record(self, index: int) -> Record:
         """Returns where a row stands, its id and what the file holds of it, before anything is made of it."""
         return self._rows[index if self._places is None else int(self._places[index])]
 

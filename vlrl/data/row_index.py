@@ -28,7 +28,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from vlrl.data.derived_cache import check_room, derived
-from vlrl.data.formats.files import Found, class_names, named_classes, record_of
+from vlrl.data.formats.files import Record, class_names, named_classes, record_of
 from vlrl.data.formats.folders import shards_of, side_of, split_of
 from vlrl.data.formats.json_text import MOST_LINE, parsed_line
 from vlrl.data.formats.tar_shards import row_at, scanned
@@ -55,7 +55,7 @@ class Rows(Protocol):
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, index: int) -> Found: ...
+    def __getitem__(self, index: int) -> Record: ...
 
 
 def opened(files: Sequence[Path], cache: Path) -> Rows | None:
@@ -117,7 +117,7 @@ class Chain:
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
-    def __getitem__(self, index: int) -> Found:
+    def __getitem__(self, index: int) -> Record:
         part = bisect_right(self._ends, index)
         return self._parts[part][index - (self._ends[part - 1] if part else 0)]
 
@@ -135,10 +135,10 @@ class Shard:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __getitem__(self, index: int) -> Found:
+    def __getitem__(self, index: int) -> Record:
         where, id, record = self._rows[index]
-        return Found(where, id if self._keyed else f"{self._stem}-{index + 1}",
-                     record if isinstance(record, DataError) else {**self._split, **record})
+        return Record(where, id if self._keyed else f"{self._stem}-{index + 1}",
+                      record if isinstance(record, DataError) else {**self._split, **record})
 
 
 # --- JSON lines -------------------------------------------------------------------------------------------------------
@@ -166,10 +166,10 @@ class Lines:
     def __len__(self) -> int:
         return len(self._places)
 
-    def __getitem__(self, index: int) -> Found:
+    def __getitem__(self, index: int) -> Record:
         at, line = map(int, self._places[index, :2])
         end = int(self._places[index + 1, 0]) if index + 1 < len(self) else self._size
-        return Found(f"{self._path}:{line}", f"{self._path.stem}-{line}", self._record(at, end))
+        return Record(f"{self._path}:{line}", f"{self._path.stem}-{line}", self._record(at, end))
 
     def _record(self, at: int, end: int) -> Any:
         if end - at > 4 * MOST_LINE:
@@ -286,10 +286,10 @@ class Members:
     def __len__(self) -> int:
         return len(self._places)
 
-    def __getitem__(self, index: int) -> Found:
+    def __getitem__(self, index: int) -> Record:
         begin, end = map(int, self._places[index])
         key, record = row_at(self._path, self._file, begin, end)
-        return Found(f"{self._path}, row {index + 1}", key, record)
+        return Record(f"{self._path}, row {index + 1}", key, record)
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -316,7 +316,7 @@ class Batches:
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
-    def __getitem__(self, index: int) -> Found:
+    def __getitem__(self, index: int) -> Record:
         k = bisect_right(self._ends, index)
         return _record_at(self._path, index, self._batches[k], index - (self._ends[k - 1] if k else 0), self._classes)
 
@@ -338,14 +338,14 @@ class Groups:
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
-    def __getitem__(self, index: int) -> Found:
+    def __getitem__(self, index: int) -> Record:
         k = bisect_right(self._ends, index)
         try:
             with self._lock:
                 group = self._group(k)
             return _record_at(self._path, index, group, index - (self._ends[k - 1] if k else 0), self._classes)
         except (OSError, ValueError, NotImplementedError) as error:
-            return Found(f"{self._path}, row {index + 1}", "", DataError(f"it cannot be read: {error}"))
+            return Record(f"{self._path}, row {index + 1}", "", DataError(f"it cannot be read: {error}"))
 
     def _group(self, k: int) -> Any:
         if k not in self._groups:
@@ -384,9 +384,9 @@ def _unpack(source: Path, target: Path) -> None:
             writer.write_batch(batch)
 
 
-def _record_at(path: Path, index: int, table: Any, place: int, classes: dict[str, list[str]]) -> Found:
+def _record_at(path: Path, index: int, table: Any, place: int, classes: dict[str, list[str]]) -> Record:
     (record,) = table.slice(place, 1).to_pylist()
-    return Found(f"{path}, row {index + 1}", f"{path.stem}-{index + 1}", named_classes(record, classes))
+    return Record(f"{path}, row {index + 1}", f"{path.stem}-{index + 1}", named_classes(record, classes))
 
 
 def _column_sides(columns: Iterable[Any]) -> np.ndarray | None:

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from vlrl.engine.base import Done, Watch
 from vlrl.engine.cache import CopiedRows, SharedRows, cache_argument, revived, roomy_cache, side_by_side, spread
 from vlrl.engine.capacity import Capacity, Job, automatic, batches, begin_alike, chunks, cut
-from vlrl.engine.living import Kept, LivingCaches
+from vlrl.engine.living import LivingCaches, RowCache
 from vlrl.engine.writing import Writing, Written
 from vlrl.errors import TrainingError
 from vlrl.models.oom import release, short_of_memory
@@ -171,7 +171,7 @@ class HFEngine:
     def _begin(self, work: Sequence[tuple[Request, list[int]]]
                ) -> tuple[torch.Tensor, CopiedRows | SharedRows, torch.Tensor]:
         """Returns logits [R, V] of each row's first token, its cache, and its position [R]."""
-        prompts: list[tuple[Prompt, Kept | None]] = []
+        prompts: list[tuple[Prompt, RowCache | None]] = []
         owner: list[int] = []
         for request, rows in work:
             if not request.begun:
@@ -195,7 +195,7 @@ class HFEngine:
         return self.policy.model(input_ids=token[:, None], position_ids=self._at(position), use_cache=True,
                                  logits_to_keep=1, **cache_rows.inputs(self._cache_argument)).logits[:, -1]
 
-    def _prefill_all(self, prompts: Sequence[tuple[Prompt, Kept | None]]
+    def _prefill_all(self, prompts: Sequence[tuple[Prompt, RowCache | None]]
                      ) -> tuple[torch.Tensor, Any, torch.Tensor, torch.Tensor]:
         """As `_prefill`, at most `prefill_tokens` at once (a longer prompt by itself); those behind a cache apart."""
         parts = []
@@ -210,7 +210,7 @@ class HFEngine:
         mask = torch.cat([F.pad(mask, (width - mask.shape[1], 0)) for mask in masks])
         return torch.cat(logits), side_by_side(caches), mask, torch.cat(position)
 
-    def _prefill(self, prompts: Sequence[Prompt], cached: Sequence[Kept]
+    def _prefill(self, prompts: Sequence[Prompt], cached: Sequence[RowCache]
                  ) -> tuple[torch.Tensor, Any, torch.Tensor, torch.Tensor]:
         """Returns the last logits [P, V], cache, attention mask [P, L] and next position [P] of left-padded prompts,
         each behind its kept cache where there are any.

@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
-class Kept:
+class RowCache:
     """The KV cache of one row; n tokens."""
 
     layers: list[Pair]
@@ -51,7 +51,7 @@ class LivingCaches:
         self._living: weakref.WeakSet[Continued] = weakref.WeakSet()
         self._reported = False
 
-    def take(self, continued: Continued, prompt: Prompt) -> tuple[Prompt, Kept] | None:
+    def take(self, continued: Continued, prompt: Prompt) -> tuple[Prompt, RowCache] | None:
         """Returns what is to be read of a prompt, and the cache before it, which is kept no more; None where all of
         it is to be read.
         """
@@ -64,7 +64,7 @@ class LivingCaches:
         continued.cache = None
         ids = np.concatenate([prompt.ids, written])
         if sum(len(one.cache.ids) for one in self._living if one.cache) + len(ids) <= self.most:
-            continued.cache = Kept(layers(), ids, _hashes(prompt))
+            continued.cache = RowCache(layers(), ids, _hashes(prompt))
             self._living.add(continued)
         elif not self._reported:
             self._reported = True

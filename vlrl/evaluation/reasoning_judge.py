@@ -26,7 +26,7 @@ from vlrl.evaluation.rows import Row, begun
 from vlrl.store.files import append_line
 from vlrl.types import Completion, Request, Sample, Sampling
 
-Asked = Callable[[Row], tuple[Sample, str]]
+AsSample = Callable[[Row], tuple[Sample, str]]
 """Row -> its sample and the text that was asked."""
 MOST_TOKENS = 1024
 """Of a verdict with its reasons."""
@@ -89,7 +89,7 @@ class ReasoningJudge:
         self._known = {(line["asked"], line["vote"]): line for line in begun(self.path, known, "verdicts", "file")
                        if "asked" in line}
 
-    def judged(self, rows: Sequence[Row], sample_of: Asked, tell: Callable[[str, int, int], None] | None = None
+    def judged(self, rows: Sequence[Row], sample_of: AsSample, tell: Callable[[str, int, int], None] | None = None
                ) -> list[Row]:
         """Returns the rows with `verdicts`: of each right answer those that were given, of others none.
 
@@ -105,7 +105,7 @@ class ReasoningJudge:
         self.cost.answers += len(right)
         return [{**row, "verdicts": verdicts.get(i, [])} if "answer" in row else row for i, row in enumerate(rows)]
 
-    def _some(self, rows: Sequence[Row], sample_of: Asked) -> list[list[bool]]:
+    def _some(self, rows: Sequence[Row], sample_of: AsSample) -> list[list[bool]]:
         samples, texts = zip(*(self._question(row, *sample_of(row)) for row in rows), strict=True)
         keys = [hashlib.sha256(json.dumps([row["content"], text]).encode("utf-8", "surrogatepass")).hexdigest()
                 for row, text in zip(rows, texts, strict=True)]

@@ -33,7 +33,7 @@ from vlrl.errors import ConfigError, TrainingError
 from vlrl.monitoring.metrics import Clock
 from vlrl.rollout.episodes import EpisodeEngine
 from vlrl.rollout.group_source import Draws, GroupSource
-from vlrl.rollout.partial import Held, completion_of, completion_state, draw_of, draw_state
+from vlrl.rollout.partial import PartialGroup, completion_of, completion_state, draw_of, draw_state
 from vlrl.types import Completion, Group, Request
 
 CompletionsByKey = dict[tuple[int, ...], Sequence[Completion]]
@@ -142,7 +142,7 @@ class Pipelined(GroupSource):
         finally:
             batch.span = start, time.perf_counter()
 
-    def _draw(self, wanted: int, carried_over: Mapping[int, Held]) -> Draws:
+    def _draw(self, wanted: int, carried_over: Mapping[int, PartialGroup]) -> Draws:
         """The first draws of a step are those begun for it; refills are drawn here and now, by current weights."""
         if self.queue and self.queue[0].step == self.step:
             return self.queue.popleft()
@@ -156,10 +156,10 @@ class Pipelined(GroupSource):
             if isinstance(drawn, Batch) and not drawn.completions:
                 self._ready()
 
-    def _answer(self, drawn: Draws, tokens: int | None) -> dict[int, Group | Held]:
+    def _answer(self, drawn: Draws, tokens: int | None) -> dict[int, Group | PartialGroup]:
         if not isinstance(drawn, Batch) or not (drawn.work or drawn.completions):
             return super()._answer(drawn, tokens)
-        groups: Sequence[Group | Held] | None = drawn.work.result() if drawn.work else None
+        groups: Sequence[Group | PartialGroup] | None = drawn.work.result() if drawn.work else None
         if drawn.span:
             self.clock.span("ahead", *drawn.span)
             self._ahead_s = drawn.span[1] - drawn.span[0]

@@ -19,7 +19,7 @@ from vlrl.engine.base import Done
 from vlrl.errors import DataError
 from vlrl.models.processing import Encoder
 from vlrl.rollout.episodes import EpisodeEngine, turn_of
-from vlrl.rollout.generate import Asked, make_group, sampling_of
+from vlrl.rollout.generate import AcceptedDraw, make_group, sampling_of
 from vlrl.task import Task, task_oracle_actions
 from vlrl.task.given import given_answer
 from vlrl.types import Completion, Group, Request, Sample, Turn
@@ -70,7 +70,7 @@ def has_demonstration(task: Task, sample: Sample) -> bool:
     return bool(task_oracle_actions(task, sample) if sample.opening is not None else given_answer(task, sample))
 
 
-def demonstrated(task: Task, encode: Encoder, engine: Any, config: Config, accepted: Sequence[Asked], step: int,
+def demonstrated(task: Task, encode: Encoder, engine: Any, config: Config, accepted: Sequence[AcceptedDraw], step: int,
                  split: str = "train") -> list[Group]:
     """Returns a scored group of one given answer for each; `engine` is that of the run, which plays episodes.
 
@@ -85,7 +85,7 @@ def demonstrated(task: Task, encode: Encoder, engine: Any, config: Config, accep
     return [_group(task, a, completion, step, split) for a, (completion,) in zip(accepted, given, strict=True)]
 
 
-def _group(task: Task, accepted: Asked, given: Completion, step: int, split: str) -> Group:
+def _group(task: Task, accepted: AcceptedDraw, given: Completion, step: int, split: str) -> Group:
     if given.episode_id:
         _check_played(given, task_oracle_actions(task, accepted.sample), accepted.sample)
     group = make_group(task, accepted.sample, accepted.prompt, [given], group_id=f"{accepted.number:08d}", split=split,

@@ -19,7 +19,7 @@ from vlrl.rollout.branching import Branching
 from vlrl.rollout.eepo import Forgetting
 from vlrl.rollout.guided import Guiding
 from vlrl.rollout.overlap import Ahead
-from vlrl.rollout.partial import Held, in_one_step, last_part
+from vlrl.rollout.partial import PartialGroup, in_one_step, last_part
 from vlrl.rollout.search import Searching
 from vlrl.services.provided import Given, Provided
 from vlrl.services.replies import Place
@@ -62,7 +62,7 @@ Score = Callable[[Task, Sample, Sequence[Answer], Sequence[Answer], int, Service
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class AcceptedDraw:
     """An accepted draw: what is to be answered."""
 
     number: int
@@ -71,13 +71,13 @@ class Asked:
     sample: Sample
     prompt: Prompt
     variants: tuple[tuple[Variant, Sample, Prompt], ...] = ()
-    carried_over: Held | None = None
+    carried_over: PartialGroup | None = None
     """The group as the step before left it; None for a new one."""
 
-    def answered(self, completions: Sequence[Completion], most: int, step: int) -> Held:
+    def answered(self, completions: Sequence[Completion], most: int, step: int) -> PartialGroup:
         """Returns the group with what a step made for it, of at most `most` tokens in all."""
         if self.carried_over is None:
-            return Held(self.number, self.draw, tuple(completions), (step,) * len(completions), most)
+            return PartialGroup(self.number, self.draw, tuple(completions), (step,) * len(completions), most)
         return self.carried_over.after(completions, step)
 
 
@@ -132,7 +132,8 @@ class Answering:
         """Answers to a draw, those of trained variants included."""
         return draw.group_size or self.config.rollout.group_size
 
-    def groups(self, accepted: Sequence[Asked], step: int, tokens: int | None = None) -> list[Group | Held]:
+    def groups(self, accepted: Sequence[AcceptedDraw], step: int,
+               tokens: int | None = None) -> list[Group | PartialGroup]:
         """Generates and scores one group per prompt; with `tokens` (rollout.step_tokens) no answer gets more of them,
         and a group with an unfinished one is held over.
 
@@ -149,10 +150,10 @@ class Answering:
         drawn: list[dict[str, Sequence[Completion]]] = [{} for _ in accepted]
         likely: list[Likely] = []
 
-        def so_far(i: int, answers: Sequence[Completion]) -> Held:
+        def so_far(i: int, answers: Sequence[Completion]) -> PartialGroup:
             return accepted[i].answered(answers, most[i], step)
 
-        def score(i: int, answers: Sequence[Completion]) -> Group | Held:
+        def score(i: int, answers: Sequence[Completion]) -> Group | PartialGroup:
             partial_group = so_far(i, answers)
             if tokens is not None and partial_group.unfinished:
                 return partial_group
@@ -183,22 +184,22 @@ class Answering:
             groups = ahead.results(completions)
         return self._guided(accepted, self._beside_greedy(accepted, groups))
 
-    def write(self, accepted: Sequence[Asked]) -> None:
+    def write(self, accepted: Sequence[AcceptedDraw]) -> None:
         """Has the engine write all that `groups` would ask of it for new groups, and scores none of it."""
         for requests in self._calls(accepted):
             self.engine.generate(requests)
 
-    def keys(self, accepted: Sequence[Asked]) -> set[tuple[int, ...]]:
+    def keys(self, accepted: Sequence[AcceptedDraw]) -> set[tuple[int, ...]]:
         """Returns those of all that `write` asks for."""
         return {request.key for requests in self._calls(accepted) for request in requests}
 
-    def _calls(self, accepted: Sequence[Asked]) -> list[list[Request]]:
+    def _calls(self, accepted: Sequence[AcceptedDraw]) -> list[list[Request]]:
         """Returns all requests for new groups, by call of the engine."""
         requests, others = self._requests(accepted)
         calls = requests, [r for *_, r in others], self._greedy(accepted) if self._with_greedy else []
         return [call for call in calls if call]
 
-    def _requests(self, accepted: Sequence[Asked]) -> tuple[list[Request], list[tuple[int, Variant, Request]]]:
+    def _requests(self, accepted: Sequence[AcceptedDraw]) -> tuple[list[Request], list[tuple[int, Variant, Request]]]:
         """Returns what is asked of the engine: one request for each group, and those of variants by the group's
         place.
         """
@@ -238,7 +239,8 @@ class Answering:
                                step=self.step, score=self.score, served=self.services)
         return [None if r.reward is None else r.correct for r in group.rollouts]
 
-    def _beside_greedy(self, accepted: Sequence[Asked], groups: Sequence[Group | Held]) -> list[Group | Held]:
+    def _beside_greedy(self, accepted: Sequence[AcceptedDraw],
+                       groups: Sequence[Group | PartialGroup]) -> list[Group | PartialGroup]:
         """Returns the groups with the greedy answer to each prompt aside, where the advantage compares with it.
 
         It is scored as a group of one, drawn apart from the rest, and in no statistic of its group.
@@ -248,7 +250,7 @@ class Answering:
         greedy_answers = self.engine.generate(self._greedy(accepted))
         visits = plain_visits([(a.number, a.sample, a.prompt) for a in accepted], greedy_answers)
         likely = self.likelihoods(visits, "train", self.step) if self.likelihoods else [None] * len(greedy_answers)
-        out: list[Group | Held] = []
+        out: list[Group | PartialGroup] = []
         for a, group, answers, known in zip(accepted, groups, greedy_answers, likely, strict=True):
             assert isinstance(group, Group)  # partial.check
             alone = make_group(self.task, a.sample, a.prompt, answers, group_id=group.id, split=group.split,
@@ -258,7 +260,8 @@ class Answering:
             out.append(replace(group, aside=(*group.aside, greedy)))
         return out
 
-    def _guided(self, accepted: Sequence[Asked], groups: Sequence[Group | Held]) -> list[Group | Held]:
+    def _guided(self, accepted: Sequence[AcceptedDraw],
+                groups: Sequence[Group | PartialGroup]) -> list[Group | PartialGroup]:
         """Returns the groups with second attempts aside, where first ones failed and there is something to tell; these
         are scored as a group of their own, as answers to the sample as it is.
         """
@@ -281,11 +284,11 @@ class Answering:
     def _with_greedy(self) -> bool:
         return self.algorithm is not None and "greedy" in self.algorithm.requires
 
-    def _greedy(self, accepted: Sequence[Asked]) -> list[Request]:
+    def _greedy(self, accepted: Sequence[AcceptedDraw]) -> list[Request]:
         return [Request(prompt=a.prompt, n=1, sampling=sampling_of(self.config.rollout, 0.0, a.draw.max_new_tokens),
                         key=(5, a.number), sample=a.sample, max_turns=a.draw.max_turns) for a in accepted]
 
-    def _group(self, accepted: Asked, partial_group: Held, drawn: Mapping[str, Sequence[Completion]],
+    def _group(self, accepted: AcceptedDraw, partial_group: PartialGroup, drawn: Mapping[str, Sequence[Completion]],
                likely: Likely | None) -> Group:
         variants = [(v, drawn[v.name]) for v, *_ in accepted.variants]
         answers = [last_part(c) for c in partial_group.answers] if accepted.carried_over else partial_group.answers
@@ -398,6 +401,6 @@ def _acted(completion: Completion) -> tuple[Acted, ...]:
     return tuple(out)
 
 
-def _stream(accepted: Asked, variant: Variant) -> tuple[int, ...]:
+def _stream(accepted: AcceptedDraw, variant: Variant) -> tuple[int, ...]:
     """Key of a variant's random stream; that of the group begins with 0, that of an evaluation with 1."""
     return 4, accepted.number, zlib.crc32(variant.name.encode())

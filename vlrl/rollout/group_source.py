@@ -24,8 +24,8 @@ from vlrl.models.processing import Encoder, PromptTooLong
 from vlrl.monitoring.metrics import phase
 from vlrl.rollout import fingerprint
 from vlrl.rollout.episodes import EpisodeEngine, opened, reopened
-from vlrl.rollout.generate import Answering, Asked
-from vlrl.rollout.partial import Held
+from vlrl.rollout.generate import AcceptedDraw, Answering
+from vlrl.rollout.partial import PartialGroup
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.task import Task, generated, task_samples
 from vlrl.task.services import FAILED
@@ -63,9 +63,9 @@ class Draws:
     """Those of all processes by number, groups that go on included."""
     fresh: int
     """How many of them are new."""
-    carried_over: Mapping[int, Held] = field(default_factory=dict)
+    carried_over: Mapping[int, PartialGroup] = field(default_factory=dict)
     """Groups by number that go on."""
-    accepted: list[Asked] = field(default_factory=list)
+    accepted: list[AcceptedDraw] = field(default_factory=list)
     """The accepted draws of this process, encoded."""
     refused: list[str] = field(default_factory=list)
     """Why others of this process were rejected."""
@@ -109,7 +109,7 @@ class GroupSource:
         self._may_lack = True
         self._of_variants: dict[str, list[float | None]] = {}
         """Rewards of the last call by variant, over all processes; "" = answers to samples as they are."""
-        self.carried_over: dict[int, Held] = {}
+        self.carried_over: dict[int, PartialGroup] = {}
         """Groups by number, over all processes, that go on in the next step; see rollout.step_tokens."""
         self._parts: list[int] = []
         """In how many steps each answer of the last call was written, over all processes."""
@@ -184,19 +184,19 @@ class GroupSource:
         answered = comm.together(lambda: self._answer(drawn, tokens))
         groups = {number: group for number, group in answered.items() if isinstance(group, Group)}
         if self.config.rollout.step_tokens is not None:  # all processes know all groups that go on
-            unfinished = comm.gather([h for h in answered.values() if isinstance(h, Held)])
+            unfinished = comm.gather([h for h in answered.values() if isinstance(h, PartialGroup)])
             everyone = {**self.carried_over, **{h.number: h for part in unfinished for h in part}}
             self.carried_over = dict(sorted(everyone.items()))
         outcomes = self._share_outcomes(drawn, groups)
         comm.on_main(lambda: self._observe([*outcomes.values()]))
         return groups, outcomes
 
-    def _draw(self, wanted: int, carried_over: Mapping[int, Held]) -> Draws:
+    def _draw(self, wanted: int, carried_over: Mapping[int, PartialGroup]) -> Draws:
         """`wanted` groups: those held over, and new draws for the others."""
         fresh = max(0, wanted - len(carried_over))
         return self._numbered(comm.on_main(partial(self._next, fresh)) if fresh else [], carried_over)
 
-    def _numbered(self, draws: Sequence[Draw], carried_over: Mapping[int, Held] | None = None) -> Draws:
+    def _numbered(self, draws: Sequence[Draw], carried_over: Mapping[int, PartialGroup] | None = None) -> Draws:
         """New draws beside groups that go on."""
         draws = self.horizon.within(draws, self.step)
         first, self.drawn, carried_over = self.drawn, self.drawn + len(draws), carried_over or {}
@@ -215,7 +215,7 @@ class GroupSource:
                         sample, prompt = self.prefetch.take(draw, partial(self._sample, draw))
                         variants = [(v, *self.prefetch.take(key, show))
                                     for v, key, show in self._variants(draw, sample, self.step)]
-                    drawn.accepted.append(Asked(number, draw, sample, prompt, tuple(variants),
+                    drawn.accepted.append(AcceptedDraw(number, draw, sample, prompt, tuple(variants),
                                                 drawn.carried_over.get(number)))
                 except DataError as error:
                     if not isinstance(error, PromptTooLong) and not self.config.data.quarantine:
@@ -226,7 +226,7 @@ class GroupSource:
         drawn.encoded = True
         self._look_ahead()
 
-    def _answer(self, drawn: Draws, tokens: int | None) -> dict[int, Group | Held]:
+    def _answer(self, drawn: Draws, tokens: int | None) -> dict[int, Group | PartialGroup]:
         """Groups of this process by number."""
         accepted, answering = drawn.accepted, self.answering
         groups = answering.groups(accepted, self.step, tokens) if accepted or answering.collective else []
@@ -366,7 +366,7 @@ class GroupSource:
         self.prompts.history.load_state_dict(state["history"])
         self.tally.load_state_dict(state["tally"])
         self.rejected = Rejected(drawn=int(state["offered"]), count=int(state["rejected"]))
-        self.carried_over = {group.number: group for group in map(Held.of, state.get("held", ()))}
+        self.carried_over = {group.number: group for group in map(PartialGroup.of, state.get("held", ()))}
         if self.answering.search:
             self.answering.search.load_state_dict(state["search"])
 

@@ -8,17 +8,18 @@ import numpy as np
 
 from vlrl.errors import DataError
 from vlrl.models.processing import Encoder
-from vlrl.rollout.generate import Asked
+from vlrl.rollout.generate import AcceptedDraw
 from vlrl.task import Task
 from vlrl.types import Completion, Group, Rollout
 
 
-def paired(task: Task, encode: Encoder, accepted: Sequence[Asked], step: int, split: str = "train") -> list[Group]:
+def paired(task: Task, encode: Encoder, accepted: Sequence[AcceptedDraw], step: int,
+           split: str = "train") -> list[Group]:
     """Returns a group for each sample. Raises DataError for one without a pair, or of two equal answers."""
     return [_group(task, encode, one, step, split) for one in accepted]
 
 
-def _group(task: Task, encode: Encoder, accepted: Asked, step: int, split: str) -> Group:
+def _group(task: Task, encode: Encoder, accepted: AcceptedDraw, step: int, split: str) -> Group:
     own = task.of(accepted.sample)
     pair = own.pair(accepted.sample)
     if pair is None or pair[0] == pair[1]:
@@ -30,7 +31,7 @@ def _group(task: Task, encode: Encoder, accepted: Asked, step: int, split: str) 
                  prompt=accepted.prompt, rollouts=tuple(rollouts))
 
 
-def _rollout(encode: Encoder, accepted: Asked, place: int, text: str, step: int) -> Rollout:
+def _rollout(encode: Encoder, accepted: AcceptedDraw, place: int, text: str, step: int) -> Rollout:
     tokens = encode.answer_ids(text)
     completion = Completion(tokens=tokens, logprobs=np.zeros(len(tokens), np.float32),
                             loss_mask=np.ones(len(tokens), bool), text=text, finish_reason="stop")

@@ -25,7 +25,7 @@ from vlrl.types import Begun, Completion, Group, Request, Turn
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
+class PartialGroup:
     """The answers of a group after a step, some of them perhaps unfinished."""
 
     number: int
@@ -43,7 +43,7 @@ class Held:
         return tuple(Begun(index=i, written=c) for i, c in enumerate(self.answers)
                      if c.truncated and len(c.tokens) < self.most)
 
-    def after(self, completions: Sequence[Completion], step: int) -> Held:
+    def after(self, completions: Sequence[Completion], step: int) -> PartialGroup:
         """The group once its unfinished answers have become `completions` in a step."""
         longer = dict(zip([begun.index for begun in self.unfinished], completions, strict=True))
         return replace(self, answers=tuple(longer.get(i, c) for i, c in enumerate(self.answers)),
@@ -59,7 +59,7 @@ class Held:
                 "answers": [*map(completion_state, self.answers)]}
 
     @classmethod
-    def of(cls, state: Mapping[str, Any]) -> Held:
+    def of(cls, state: Mapping[str, Any]) -> PartialGroup:
         """Returns the group of a `state_dict`."""
         return cls(state["number"], draw_of(state["draw"]), tuple(completion_of(**a) for a in state["answers"]),
                    tuple(state["steps"]), state["most"])
@@ -96,7 +96,7 @@ def completion_of(tokens: Any, logprobs: Any, loss_mask: Any, ends: Sequence[int
                       turns=turns, **more)
 
 
-def in_one_step(request: Request, carried_over: Held | None, tokens: int) -> Request:
+def in_one_step(request: Request, carried_over: PartialGroup | None, tokens: int) -> Request:
     """Returns what a step asks of a group: its unfinished answers, or all of a new one, up to `tokens` more of each."""
     begun = carried_over.unfinished if carried_over else ()
     written = max((len(b.written.tokens) for b in begun), default=0)

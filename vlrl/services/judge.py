@@ -30,7 +30,7 @@ from vlrl.errors import ConfigError, DataError, TrainingError
 from vlrl.rewards.verdicts import read_fields, schema, verdict
 from vlrl.services.chat import MOST_DETAIL, WAIT_S, ChatClient, Refused, Reply, key_of
 from vlrl.services.pictures import data_urls
-from vlrl.services.replies import Kept, Place, Replies
+from vlrl.services.replies import Place, Replies, StoredReply
 from vlrl.task.services import Question
 
 _FRAMES = VideoSampling(fps=1.0, max_frames=16)
@@ -54,7 +54,7 @@ class Tally:
     seconds: list[float] = field(default_factory=list)
     counted: set[str] = field(default_factory=set)
 
-    def note(self, reply: Kept) -> None:
+    def note(self, reply: StoredReply) -> None:
         self.calls += 1
         self.failed += reply.text is None
         self.retries += reply.tries - 1
@@ -93,7 +93,7 @@ class Judge:
         self.replies = Replies(Path(settings.cache) if settings.cache else own, own, "judge", rank)
         self._pool = ThreadPoolExecutor(settings.concurrency, "judge")
         self._lock = threading.Lock()
-        self._pending: dict[str, Future[Kept]] = {}
+        self._pending: dict[str, Future[StoredReply]] = {}
         self._tallies: dict[tuple[str, int], Tally] = {}
         self._next_s = 0.0
 
@@ -161,7 +161,8 @@ class Judge:
         text = json.dumps(known, sort_keys=True)
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest(), question, loaded
 
-    def _begun(self, digest: str, question: Question, loaded: Sequence[Any], vote: int, place: Place) -> Future[Kept]:
+    def _begun(self, digest: str, question: Question, loaded: Sequence[Any], vote: int,
+               place: Place) -> Future[StoredReply]:
         """Returns the reply to come; of a question that is known, or is being asked, that one."""
         key = f"{digest}-{vote}"
         with self._lock:
@@ -173,16 +174,16 @@ class Judge:
             elif cached is not None or key in self._pending:
                 tally.cached += 1
             if cached is not None:
-                future: Future[Kept] = Future()
+                future: Future[StoredReply] = Future()
                 future.set_result(cached)
                 return future
             if key not in self._pending:
                 self._pending[key] = self._pool.submit(self._reply, key, question, loaded, place, tally)
             return self._pending[key]
 
-    def _reply(self, key: str, question: Question, loaded: Sequence[Any], place: Place, tally: Tally) -> Kept:
+    def _reply(self, key: str, question: Question, loaded: Sequence[Any], place: Place, tally: Tally) -> StoredReply:
         start = time.monotonic()
-        record = Kept(key=key, split=place.split, step=place.step, policy_step=place.policy_step)
+        record = StoredReply(key=key, split=place.split, step=place.step, policy_step=place.policy_step)
         try:
             reply = self._client.complete(self._body(key, question, loaded), self.settings.max_tokens,
                                           _reader(question), self._in_turn)
@@ -233,7 +234,7 @@ def _reader(question: Question) -> Callable[[Reply], str | None] | None:
                           f"the reply does not say {', '.join(fields)}: {reply.text[-200:]!a}")
 
 
-def _chosen(votes: Sequence[Kept], fields: Any) -> tuple[str | None, str]:
+def _chosen(votes: Sequence[StoredReply], fields: Any) -> tuple[str | None, str]:
     """Returns the first reply with the most frequent verdict, or None and why."""
     texts = [vote.text for vote in votes if vote.text is not None]
     if not texts:
@@ -245,7 +246,7 @@ def _chosen(votes: Sequence[Kept], fields: Any) -> tuple[str | None, str]:
     return texts[said.index(most)], ""
 
 
-def _result(future: Future[Kept]) -> Kept:
+def _result(future: Future[StoredReply]) -> StoredReply:
     """Returns a future's result, looking up now and then so that Ctrl-C is heard."""
     while not future.done():
         wait([future], timeout=0.5)

@@ -32,7 +32,7 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
+class StoredReply:
     """A reply, or why there is none."""
 
     key: str
@@ -52,7 +52,7 @@ class Kept:
         return (self.split, self.step) == (place.split, place.step)
 
 
-_NAMES = {f.name for f in fields(Kept)}
+_NAMES = {f.name for f in fields(StoredReply)}
 
 
 class Replies:
@@ -70,15 +70,15 @@ class Replies:
         self._replies = {reply.key: reply for reply in _read(folder, f"{name}-rank-*.jsonl", self._path)}
         self._failures = {(k.key, k.split, k.step): k
                           for k in _read(own, f"{name}-failed-rank-*.jsonl", self._failed_path)}
-        self._unsettled: list[Kept] = []
+        self._unsettled: list[StoredReply] = []
 
-    def get(self, key: str, place: Place) -> Kept | None:
+    def get(self, key: str, place: Place) -> StoredReply | None:
         """Returns what is known of a question: a reply, or that it failed in this very step; None = it is to be asked.
         """
         with self._lock:
             return self._failures.get((key, place.split, place.step)) or self._replies.get(key)
 
-    def add(self, reply: Kept) -> None:
+    def add(self, reply: StoredReply) -> None:
         """Keeps a reply, in the file at once; a failure until `settle`. Raises RunError when the disk is full."""
         with self._lock:
             if reply.text is None:
@@ -118,7 +118,7 @@ class Replies:
         self._dirty = True
 
 
-def _read(folder: Path, pattern: str, last: Path) -> Iterator[Kept]:
+def _read(folder: Path, pattern: str, last: Path) -> Iterator[StoredReply]:
     """Yields the whole lines of all files, those of `last` at the end so that they win."""
     for path in sorted(folder.glob(pattern), key=lambda path: (path == last, path)):
         for line in path.read_bytes().splitlines():
@@ -127,9 +127,9 @@ def _read(folder: Path, pattern: str, last: Path) -> Iterator[Kept]:
                 yield reply
 
 
-def _parsed(line: bytes) -> Kept | None:
+def _parsed(line: bytes) -> StoredReply | None:
     try:
         value: Any = json.loads(line)
-        return Kept(**{k: v for k, v in value.items() if k in _NAMES})
+        return StoredReply(**{k: v for k, v in value.items() if k in _NAMES})
     except (ValueError, TypeError, AttributeError, RecursionError):
         return None  # half a line

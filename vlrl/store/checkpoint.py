@@ -34,7 +34,7 @@ BEST = "best"
 _NAME = re.compile(r"step-(\d+)")
 
 
-class Found(NamedTuple):
+class NewestCheckpoint(NamedTuple):
     """The newest checkpoint that can be used, and what had to be passed over to find it."""
 
     path: Path | None
@@ -202,7 +202,7 @@ def pace(folder: Path) -> tuple[int, float] | None:
 # --- finding ----------------------------------------------------------------------------------------------------------
 
 
-def find(path: Path) -> Found:
+def find(path: Path) -> NewestCheckpoint:
     """Returns the checkpoint that `path` means: a folder of weights itself, the newest whole checkpoint of a run
     folder, or, for its `checkpoints/best`, that of the best evaluation.
 
@@ -223,7 +223,7 @@ def find(path: Path) -> Found:
             raise RunError(f"checkpoint {path} is damaged: {wrong[0]}. Use another one of the run.")
     elif not any(path.glob("*.safetensors")):
         raise RunError(f"{path} is neither a run folder nor a checkpoint: it has no checkpoints/ and no *.safetensors")
-    return Found(path)
+    return NewestCheckpoint(path)
 
 
 def model_folder(name: str) -> str:
@@ -235,8 +235,9 @@ def model_folder(name: str) -> str:
     return str(find(Path(name)).path) if run or best else name
 
 
-def latest(folder: Path, full: bool = False) -> Found:
-    """Returns the newest whole checkpoint, with a warning for each newer one that is damaged; Found(None) without any.
+def latest(folder: Path, full: bool = False) -> NewestCheckpoint:
+    """Returns the newest whole checkpoint, with a warning for each newer one that is damaged; its path is None without
+    any.
 
     Files are checked by size; with `full`, as before a resume, by sha256 too. Changes nothing on the disk.
     """
@@ -244,9 +245,9 @@ def latest(folder: Path, full: bool = False) -> Found:
     for path in _all(folder):
         wrong = problems(path, full)
         if not wrong:
-            return Found(path, tuple(warnings))
+            return NewestCheckpoint(path, tuple(warnings))
         warnings.append(f"checkpoint {path} is damaged ({wrong[0]}); falling back to the one before it")
-    return Found(None, tuple(warnings))
+    return NewestCheckpoint(None, tuple(warnings))
 
 
 def whole(folder: Path) -> list[Path]:

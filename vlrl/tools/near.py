@@ -24,7 +24,7 @@ _REASONS = ("nothing found", "not answered", "malformed")
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldOutRows:
     """What the rows to be measured with ask and show."""
 
     texts: tuple[tuple[str, bool], ...] = ()
@@ -33,7 +33,7 @@ class Held:
     ids: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, config: Config, task: Task, tell: Tell = lambda *_: None) -> Held:
+    def of(cls, config: Config, task: Task, tell: Tell = lambda *_: None) -> HeldOutRows:
         """Returns those of the held-out split, where there is one; a bad row is passed over. Pictures are those of
         data.heldout: where a task draws its held-out samples, new ones are drawn apart from them.
         """
@@ -89,7 +89,7 @@ def question_text(task: Task, row: Mapping[str, Any]) -> str:
     return text_of(row) or " ".join(str(row[name]) for name in task.written_fields if name in row)
 
 
-def distinct(candidates: Sequence[Candidate], heldout: Held, task: Task, shown: Shown | None = None,
+def distinct(candidates: Sequence[Candidate], heldout: HeldOutRows, task: Task, shown: Shown | None = None,
              given: Sequence[Mapping[str, Any]] = ()) -> tuple[dict[int, Row], Counter[str]]:
     """Returns number -> row of the candidates that are no near-duplicates, and a count of the others by what became of
     them.
@@ -119,7 +119,7 @@ def distinct(candidates: Sequence[Candidate], heldout: Held, task: Task, shown: 
     return rows, counts
 
 
-def _near_heldout(rows: Sequence[Row], heldout: Held, task: Task, shown: Shown | None) -> set[str]:
+def _near_heldout(rows: Sequence[Row], heldout: HeldOutRows, task: Task, shown: Shown | None) -> set[str]:
     """Returns the ids of rows that say or show what a held-out row does."""
     texts = [(row["id"], question_text(task, row), bool(_media(row))) for row in rows]
     whole = {(*words(text),) for text, with_media in heldout.texts if not with_media} - {()}
@@ -129,7 +129,7 @@ def _near_heldout(rows: Sequence[Row], heldout: Held, task: Task, shown: Shown |
     return near | {one.heldout for one in grams} | _shows_heldout(rows, heldout, shown)
 
 
-def _shows_heldout(rows: Sequence[Row], heldout: Held, shown: Shown | None) -> set[str]:
+def _shows_heldout(rows: Sequence[Row], heldout: HeldOutRows, shown: Shown | None) -> set[str]:
     pictures = [one for row in rows for one in shown.of_row(row)] if shown and heldout.pictures else []
     each = {one.sha256: one for one in pictures}  # many rows ask about one picture
     matches = {one.heldout for one in of_pictures(heldout.pictures, [replace(o, id=name) for name, o in each.items()])}

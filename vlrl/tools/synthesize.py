@@ -34,7 +34,7 @@ from vlrl.tools import difficulty
 from vlrl.tools.explorers import Candidate, Explore, Row, Search, explorers
 from vlrl.tools.made_rows import Where
 from vlrl.tools.measure import Chosen, ready, task_facts
-from vlrl.tools.near import Held, Shown, distinct
+from vlrl.tools.near import HeldOutRows, Shown, distinct
 from vlrl.tools.prompttable import COLUMNS, Measured
 from vlrl.tools.written import Files, Order, Writing
 from vlrl.training.build_task import make_task
@@ -196,12 +196,12 @@ def write(places: Places, accepted: Sequence[Row], refused: Sequence[Row], count
 
 
 @dataclass(frozen=True, kw_only=True)
-class Made:
+class Synthesis:
     """What came of a synthesis."""
 
     counts: dict[str, int]
     """Candidates by what became of them."""
-    kept: list[Row]
+    rows: list[Row]
     unanswered: int = 0
     """Replies that servers did not give."""
     costs: dict[str, Any] = field(default_factory=dict)
@@ -209,7 +209,7 @@ class Made:
 
 
 def synthesized(config: Config, chosen: Chosen, search: Search, answers: int, places: Places, tell: Tell,
-                order: Order | None = None) -> Made:
+                order: Order | None = None) -> Synthesis:
     """Looks for candidates, or has the generator of an order write them, has the chosen model try each `answers` times,
     and writes what is kept. All processes call it; the first one looks for them.
 
@@ -228,7 +228,8 @@ def synthesized(config: Config, chosen: Chosen, search: Search, answers: int, pl
         measurements = difficulty.measured(prepared, scope, places.answers(rows), attempt_facts, tell, samples)
     accepted, refused = gated(rows, measurements, search, counts)
     comm.on_main(lambda: write(places, accepted, refused, counts, attempt_facts, more))
-    return Made(counts=dict(counts), kept=accepted, unanswered=more.get("unanswered", 0), costs=more.get("cost", {}))
+    return Synthesis(counts=dict(counts), rows=accepted, unanswered=more.get("unanswered", 0),
+                     costs=more.get("cost", {}))
 
 
 def _candidates(config: Config, search: Search, places: Places, where: Where, known: Mapping[str, Any], tell: Tell,
@@ -243,7 +244,8 @@ def _candidates(config: Config, search: Search, places: Places, where: Where, kn
         with explorers(config, search, where) as explore:
             candidates = proposed(explore, search, places.candidates, known, tell)
     given = search.parents if writing else ()
-    rows, counts = distinct(candidates, Held.of(config, task, tell), task, Shown(config, task, where.root), given)
+    rows, counts = distinct(candidates, HeldOutRows.of(config, task, tell), task, Shown(config, task, where.root),
+                            given)
     if not writing:
         return [*rows.values()], counts, {}
     verified, refused = writing.verified(rows)

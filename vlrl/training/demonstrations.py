@@ -25,7 +25,7 @@ from vlrl.models.policy import Policy
 from vlrl.models.processing import Encoder, PromptTooLong
 from vlrl.rollout.demonstrations import demonstrated, has_demonstration
 from vlrl.rollout.episodes import opened
-from vlrl.rollout.generate import Asked
+from vlrl.rollout.generate import AcceptedDraw
 from vlrl.task import Task
 from vlrl.task.environment import has_environment
 from vlrl.task.given import given_answer
@@ -116,7 +116,7 @@ class Demonstrator:
             sample = self._sample(step, place)
             assert sample is not None
             try:
-                accepted.append(Asked(number, Draw(place, 0), sample, self.encode(self.task, sample)))
+                accepted.append(AcceptedDraw(number, Draw(place, 0), sample, self.encode(self.task, sample)))
             except PromptTooLong:
                 continue  # as one that is drawn to be answered
         return demonstrated(self.task, self.encode, self.engine, self.config, accepted, step)

@@ -16,7 +16,7 @@ from vlrl.models.oom import each_batch
 from vlrl.models.processing import PromptTooLong
 from vlrl.rollout.demonstrations import demonstrated, has_demonstration
 from vlrl.rollout.episodes import opened
-from vlrl.rollout.generate import Asked
+from vlrl.rollout.generate import AcceptedDraw
 from vlrl.rollout.group_source import first_samples
 from vlrl.training.build import Parts
 from vlrl.training.minibatch import make_minibatch, split
@@ -53,7 +53,7 @@ def _given(parts: Parts, name: str, samples: Sequence[tuple[int, Sample]], step:
             sample = opened(parts.engine, parts.task, sample, stream, number)
             if has_demonstration(parts.task, sample):
                 prompt = parts.encode(parts.task, sample)
-                accepted.append(Asked(number, Draw(number, 0), sample, prompt))
+                accepted.append(AcceptedDraw(number, Draw(number, 0), sample, prompt))
         except DataError as error:
             if not isinstance(error, PromptTooLong) and not parts.config.data.quarantine:
                 raise

@@ -13,7 +13,7 @@ from vlrl.errors import DataError
 from vlrl.evaluation.stats import mean_ci
 from vlrl.models.processing import PromptTooLong
 from vlrl.models.reading import read_tokens
-from vlrl.rollout.generate import Asked
+from vlrl.rollout.generate import AcceptedDraw
 from vlrl.rollout.group_source import first_samples
 from vlrl.rollout.pairs import paired
 from vlrl.training.build import Parts
@@ -52,7 +52,7 @@ def _groups(parts: Parts, name: str, samples: Sequence[tuple[int, Sample]], step
     accepted, refused = [], 0
     for number, sample in samples:
         try:
-            accepted.append(Asked(number, Draw(number, 0), sample, parts.encode(parts.task, sample)))
+            accepted.append(AcceptedDraw(number, Draw(number, 0), sample, parts.encode(parts.task, sample)))
         except DataError as error:
             if not isinstance(error, PromptTooLong) and not parts.config.data.quarantine:
                 raise

@@ -16,9 +16,9 @@ from vlrl.config.base import Named
 from vlrl.config.schema import Config
 from vlrl.errors import DataError
 from vlrl.rollout.demonstrations import demonstrated
-from vlrl.rollout.generate import Asked
+from vlrl.rollout.generate import AcceptedDraw
 from vlrl.rollout.group_source import Draws, GroupSource
-from vlrl.rollout.partial import Held
+from vlrl.rollout.partial import PartialGroup
 from vlrl.training.loop import train as train_loop
 from vlrl.training.session import Session
 from vlrl.training.sft import supervised
@@ -30,7 +30,7 @@ class PreferenceSource(GroupSource):
 
     generates = False
 
-    def _answer(self, drawn: Draws, tokens: int | None) -> dict[int, Group | Held]:
+    def _answer(self, drawn: Draws, tokens: int | None) -> dict[int, Group | PartialGroup]:
         lost = [*map(_rejected, drawn.accepted)]
         better, worse = (demonstrated(self.task, self.encode, self.engine, self.config, accepted, self.step)
                          for accepted in (drawn.accepted, lost))
@@ -49,7 +49,7 @@ def preferring(config: Config, dpo: Named) -> Config:
     return supervised(config).model_copy(update={"algo": algo})
 
 
-def _rejected(accepted: Asked) -> Asked:
+def _rejected(accepted: AcceptedDraw) -> AcceptedDraw:
     text = accepted.sample.get("rejected")
     if not isinstance(text, str) or not text:
         raise DataError(f"sample '{accepted.sample.id}': no rejected answer to compare its solution with; give the row "

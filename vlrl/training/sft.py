@@ -21,7 +21,7 @@ from vlrl.config.schema import (
 from vlrl.rollout.demonstrations import demonstrated
 from vlrl.rollout.group_source import Draws, GroupSource
 from vlrl.rollout.pairs import paired
-from vlrl.rollout.partial import Held
+from vlrl.rollout.partial import PartialGroup
 from vlrl.training.loop import train as train_loop
 from vlrl.training.session import Session
 from vlrl.types import Group
@@ -32,7 +32,7 @@ class SupervisedSource(GroupSource):
 
     generates = False
 
-    def _answer(self, drawn: Draws, tokens: int | None) -> dict[int, Group | Held]:
+    def _answer(self, drawn: Draws, tokens: int | None) -> dict[int, Group | PartialGroup]:
         groups = demonstrated(self.task, self.encode, self.engine, self.config, drawn.accepted, self.step)
         return {a.number: group for a, group in zip(drawn.accepted, groups, strict=True)}
 
@@ -42,7 +42,7 @@ class PairSource(GroupSource):
 
     generates = False
 
-    def _answer(self, drawn: Draws, tokens: int | None) -> dict[int, Group | Held]:
+    def _answer(self, drawn: Draws, tokens: int | None) -> dict[int, Group | PartialGroup]:
         groups = paired(self.task, self.encode, drawn.accepted, self.step)
         return {a.number: group for a, group in zip(drawn.accepted, groups, strict=True)}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vlrl.data.formats.fields import IMAGE, VIDEO
-from vlrl.data.formats.files import READERS, Found
+from vlrl.data.formats.files import READERS, Record
 from vlrl.data.hub_files import NoSuchSplit, selected
 from vlrl.errors import ConfigError, DataError, did_you_mean
 
@@ -26,7 +26,7 @@ _MOST = 5_000_000
 """Files of a folder."""
 
 
-def folder_records(path: Path) -> Iterator[Found]:
+def folder_records(path: Path) -> Iterator[Record]:
     """Yields the records of a folder. Raises DataError when it holds none."""
     files = sorted(_files(path))
     kinds = (("metadata beside the images", [f for f in files if os.path.basename(f) in _METADATA], _beside),
@@ -107,24 +107,24 @@ def split_of(file: str) -> dict[str, str]:
     return {"split": split_part.split("-")[0].split(".")[0]} if split_part else {}
 
 
-def _picture(path: Path, file: str) -> Iterator[Found]:
+def _picture(path: Path, file: str) -> Iterator[Record]:
     """Yields an image whose folder is named after its class: .../<split>/<class>/name.png or <class>/name.png."""
     parts = file.split("/")
     inner = [p for p in parts[:-1] if p not in SPLIT_NAMES]
     if inner:
-        yield Found(f"{path}, {file}", file, {
+        yield Record(f"{path}, {file}", file, {
             "image": f"{path.name}/{file}", "label": inner[-1],
             **({"split": parts[0]} if parts[0] in SPLIT_NAMES else {})})
 
 
-def _shard(path: Path, file: str) -> Iterator[Found]:
+def _shard(path: Path, file: str) -> Iterator[Record]:
     """Yields a parquet or arrow file of `datasets`."""
     for n, (where, id, record) in enumerate(READERS[os.path.splitext(file)[1]](path / file), 1):
-        yield Found(where, id if file.endswith(".tar") else f"{os.path.splitext(file)[0]}-{n}",
-                    record if isinstance(record, DataError) else {**split_of(file), **record})
+        yield Record(where, id if file.endswith(".tar") else f"{os.path.splitext(file)[0]}-{n}",
+                     record if isinstance(record, DataError) else {**split_of(file), **record})
 
 
-def _beside(path: Path, file: str) -> Iterator[Found]:
+def _beside(path: Path, file: str) -> Iterator[Record]:
     """Yields the lines of metadata.csv and its like, whose media lie beside it, or the boxes of a sequence of
     frames.
     """
@@ -135,7 +135,7 @@ def _beside(path: Path, file: str) -> Iterator[Found]:
                                          for k, v in record.items()}}
             if file.endswith("groundtruth.txt"):
                 record["path"] = inner
-        yield Found(where, f"{os.path.dirname(file)}/{id}".lstrip("/"), record)
+        yield Record(where, f"{os.path.dirname(file)}/{id}".lstrip("/"), record)
 
 
 def _inside(folder: str, value: Any) -> Any:

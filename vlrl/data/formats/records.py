@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from vlrl.data.formats.files import Found, file_records, shallow
+from vlrl.data.formats.files import Record, file_records, shallow
 from vlrl.data.formats.folders import folder_records
 
 
-def records(path: Path, is_record: Callable[[Mapping[str, Any]], Any] = lambda document: False) -> list[Found]:
+def records(path: Path, is_record: Callable[[Mapping[str, Any]], Any] = lambda document: False) -> list[Record]:
     """Returns the records of a file, or of a folder.
 
     `is_record` tells whether a .json document that is one object is a record itself, and not a list of records under
