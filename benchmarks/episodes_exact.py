@@ -141,7 +141,7 @@ def cell(family: str, mode: str, engine: str, folder: Path) -> str:
         for _ in range(SYNCS):
             play.sync()
             for prompt, completion in play.episodes():
-                assert completion.error is None and len(completion.seen) == TURNS, completion.error
+                assert completion.error is None and len(completion.observed_media) == TURNS, completion.error
                 worst = np.maximum(worst, per_turn(play, prompt, completion))
                 found = first_difference(play.policy, play.encode, prompt, completion, ALLOWED[engine])
                 said = str(found) if found and said == "alike" else said

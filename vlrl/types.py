@@ -328,7 +328,7 @@ class Completion:
     and the media of all observations in order."""
     error: str | None = None
     """Why its environment could not go on; such an episode is not scored."""
-    seen: tuple[LoadedMedia, ...] = ()
+    observed_media: tuple[LoadedMedia, ...] = ()
     """Media of all its observations in order, those after its last action included."""
     windows: tuple[Prompt, ...] = ()
     """With `episode.history=last:k`: of each action what follows the prompt as the model saw it in that turn, the

@@ -308,8 +308,8 @@ def zoomed(number: int, *, turns: int = 3, text: str = "look", calls: Any = None
                      Turn(start=2 * t + 1, end=2 * t + 2, role="observation", text=f"{text} shown {t}",
                           media=(shown[t].sha256,))]
         reason: Any = "turns" if rollout.index == 1 else "stop"
-        return replace(rollout, completion=replace(made, turns=tuple(done), seen=tuple(shown), finish_reason=reason,
-                                                   episode_id=f"e-{rollout.index}"), error=None)
+        return replace(rollout, completion=replace(made, turns=tuple(done), observed_media=tuple(shown),
+                                                   finish_reason=reason, episode_id=f"e-{rollout.index}"), error=None)
 
     return replace(group, id=f"zoomed-{number}", rollouts=tuple(map(episode, group.rollouts)))
 

@@ -230,7 +230,7 @@ def test_an_episode_shows_the_media_of_its_prompt_and_counts_its_actions(tmp_pat
     turns = (Turn(start=0, end=2, text="left", parts={"iou": 1.0}),
              Turn(start=2, end=4, role="observation", text="A wall.", media=(later.sha256,)), Turn(start=4, end=5))
     first, *others = made.rollouts
-    done = replace(first.completion, turns=turns, episode_id="0-0-0", seen=(later,), finish_reason="turns")
+    done = replace(first.completion, turns=turns, episode_id="0-0-0", observed_media=(later,), finish_reason="turns")
     made = replace(made, rollouts=(replace(first, completion=done), *others))
     library, _ = one(tmp_path, made)
     view = group(library, "a", "train", 0, made.id)

@@ -27,7 +27,7 @@ def test_every_turn_agrees_after_each_sync(tiny_models, tmp_path, family, mode):
             play.sync()
             for prompt, completion in play.episodes(1):
                 assert [t.role for t in completion.turns] == ["assistant", "observation"] * 4
-                assert len(completion.seen) == 4 and max(per_turn(play, prompt, completion)) < EXACT
+                assert len(completion.observed_media) == 4 and max(per_turn(play, prompt, completion)) < EXACT
                 assert first_difference(play.policy, play.encode, prompt, completion, EXACT) is None
 
 
@@ -47,7 +47,7 @@ def played(tiny_models, tmp_path_factory):
 
 def with_media(completion, encode, change):
     """The episode as a trainer would see it whose media were changed."""
-    media = {m.sha256: Media(source=m.frames[0]) for m in completion.seen}
+    media = {m.sha256: Media(source=m.frames[0]) for m in completion.observed_media}
     shown = [encode.observation(Observation(t.text, [media[name] for name in t.media]), "s")
              for t in completion.turns if t.role == "observation" and t.start < t.end]
     after = reduce(joined, change(*shown))

@@ -25,7 +25,7 @@ def group(sample, shown="aa", prompt="Where?", target=1, rewards=(1.0,), later=(
     turns = tuple(Turn(start=1, end=2, role="observation", media=(name * 32,)) for name in later)
     done = [Completion(tokens=np.arange(3), logprobs=np.zeros(3, np.float32), loss_mask=np.ones(3, bool), text="x",
                        finish_reason="stop", turns=(Turn(start=0, end=1), *turns) if turns else (),
-                       episode_id="e" if turns else "", seen=tuple(map(picture, later))) for _ in rewards]
+                       episode_id="e" if turns else "", observed_media=tuple(map(picture, later))) for _ in rewards]
     asked = Prompt(sample_id=sample, text=prompt, ids=np.arange(2), raw_ids=np.arange(2),
                    positions=np.arange(2)[None], media=media)
     rollouts = [Rollout(group_id=sample, index=i, completion=c, policy_step=0, parts={"iou": r}, reward=r)

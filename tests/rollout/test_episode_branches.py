@@ -63,7 +63,7 @@ def test_branches_share_turns_and_their_world(tiny, history):
                 same = {"start", "end", "role", "media", "text", "parts", "state", "done", "info"}
                 assert all(getattr(mine, name) == getattr(theirs, name) for name in same)
             assert c.logprobs[:starts[turn]].tolist() == other.logprobs[:starts[turn]].tolist()
-            assert [m.sha256 for m in c.seen[:turn]] == [m.sha256 for m in other.seen[:turn]]
+            assert [m.sha256 for m in c.observed_media[:turn]] == [m.sha256 for m in other.observed_media[:turn]]
             assert c.loss_mask.sum() == sum(a.end - a.start for a in c.actions)
             assert len(c.windows) == (3 if history == "last:1" else 0)
         assert len({r.completion.tokens.tobytes() for r in group.rollouts}) > 3

@@ -221,7 +221,7 @@ def test_episodes_are_played_again_from_the_same_start(tiny, history):
         assert all(r.completion.error is None for r in group.aside)
         for r in group.aside:
             mine, first = r.completion, group.rollouts[0].completion
-            assert mine.seen[0].sha256 == first.seen[0].sha256  # the same world
+            assert mine.observed_media[0].sha256 == first.observed_media[0].sha256  # the same world
             assert mine.loss_mask.sum() == sum(t.end - t.start for t in mine.actions) < len(mine.tokens)
             for other in (first, mine):  # positions count from the end of the plain prompt
                 for _, row in other.rows():

@@ -141,7 +141,7 @@ def test_recorded_actions_are_enough_to_play_an_episode_again(tiny_models, histo
         recorded = [completion_of(**completion_state(c)) for c in played_once]
         recorded[2].tokens[recorded[2].turns[1].start - 1] += 1  # of an observation
         (again,) = engine.replayed(requests, [recorded])
-    assert all(c.shown is None and not c.windows and not c.seen for c in recorded)
+    assert all(c.shown is None and not c.windows and not c.observed_media for c in recorded)
     for one, two in zip(played_once[:2], again, strict=False):
         assert np.array_equal(one.tokens, two.tokens) and np.array_equal(one.logprobs, two.logprobs)
         assert np.array_equal(one.loss_mask, two.loss_mask) and (one.text, one.episode_id) == (two.text, two.episode_id)

@@ -69,7 +69,7 @@ def test_an_episode_is_recorded_as_the_trainer_reads_it(parts, made):
     episode = made._open["a"]
     done = episode.completion(encode.end)
     assert [t.role for t in done.turns] == ["assistant", "observation", "assistant", "observation", "assistant"]
-    assert first_difference(policy, encode, episode.prompt, done, 1e-5) is None and len(done.seen) == 2
+    assert first_difference(policy, encode, episode.prompt, done, 1e-5) is None and len(done.observed_media) == 2
     told = made.reward("a", {"reward": 0.5, "parts": {"found": 1}})
     (row,) = made.folder.rollouts().to_pylist()
     assert row["token_ids"] == told["token_ids"] == done.tokens.tolist() and row["loss_mask"] == told["loss_mask"]

@@ -67,7 +67,7 @@ def test_calls_are_answered_and_counted(tiny_models, family):
         engine.close()
     assert "Shows a picture." in prompt.text
     for done in completions:
-        assert done.finish_reason == "stop" and done.error is None and len(done.seen) == 1
+        assert done.finish_reason == "stop" and done.error is None and len(done.observed_media) == 1
         acted, shown = done.turns[::2], done.turns[1::2]
         assert [t.text for t in acted] == ACTIONS and [len(t.media) for t in shown] == [1, 0, 0]
         assert acted[0].info == {"calls": [

@@ -74,7 +74,7 @@ def test_every_turn_agrees_after_each_sync(play):
     for _ in range(SYNCS):
         play.sync()
         for prompt, completion in play.episodes():
-            assert len(completion.seen) == 4 and max(per_turn(play, prompt, completion)) < EXACT
+            assert len(completion.observed_media) == 4 and max(per_turn(play, prompt, completion)) < EXACT
             assert first_difference(play.policy, play.encode, prompt, completion, EXACT) is None
 
 

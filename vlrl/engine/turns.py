@@ -98,7 +98,7 @@ def first_difference(policy: Policy, encode: Encoder, prompt: Prompt, completion
 def _structure(encode: Encoder, prompt: Prompt, completion: Completion) -> Iterator[tuple[int, str]]:
     """Yields (token, what differs) of ids, loss mask, positions and media of one turn after the other."""
     shown, tokens, whole, at = completion.shown, completion.tokens, prompt, 0
-    loaded = {m.sha256: m for m in completion.seen}
+    loaded = {m.sha256: m for m in completion.observed_media}
     shown_media = iter(shown.media if shown else ())
     rows: dict[str, int] = {}
     calls = None

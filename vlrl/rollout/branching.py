@@ -217,7 +217,7 @@ def _cut(completion: Completion, place: int) -> Completion:
     turns = tuple(t for t in completion.turns if t.end <= place) if completion.episode_id else ()
     return replace(completion, tokens=completion.tokens[:place], logprobs=completion.logprobs[:place],
                    loss_mask=completion.loss_mask[:place], text="", finish_reason="length", turns=turns, shown=None,
-                   seen=(), windows=())
+                   observed_media=(), windows=())
 
 
 _NONE = Begun(index=0, written=Completion(tokens=np.zeros(0, np.int64), logprobs=np.zeros(0, np.float32),

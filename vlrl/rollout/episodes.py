@@ -341,7 +341,8 @@ class _Playing:
         return Completion(
             tokens=self.written, logprobs=np.concatenate(self.logprobs), loss_mask=np.concatenate(self.sampled),
             text="\n\n".join(texts), finish_reason=reason, turns=tuple(self.turns), error=self.error,
-            episode_id="-".join(map(str, (*self.base_request.key, self.index))), seen=tuple(self.observed_media),
+            episode_id="-".join(map(str, (*self.base_request.key, self.index))),
+            observed_media=tuple(self.observed_media),
             shown=behind(self.whole, self.base_request.prompt, self.shown) if self.shown and not self.windows else None,
             windows=tuple(self.windows))
 

@@ -391,7 +391,7 @@ def answer_of(completion: Completion, step: int, variant: str = "") -> Answer:
 
 def _acted(completion: Completion) -> tuple[Acted, ...]:
     media = {m.sha256: Media(kind=m.kind, source=m.frames[0] if m.kind == "image" else list(m.frames))
-             for m in completion.seen}
+             for m in completion.observed_media}
     out = []
     for turn, after in itertools.zip_longest(completion.turns, completion.turns[1:]):
         if turn.role == "assistant":

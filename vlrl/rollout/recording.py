@@ -109,7 +109,7 @@ class Recorded:
             loss_mask=np.concatenate(self.sampled or empty).astype(bool),
             text="\n\n".join(t.text + "\n<image>" * len(t.media) for t in self.turns), turns=tuple(self.turns),
             finish_reason=self.ended or ("stop" if last.tolist() == [end] else "length"), episode_id=self.id,
-            shown=shown, seen=self.observed_media, error=(self.outcome or {}).get("error"))
+            shown=shown, observed_media=self.observed_media, error=(self.outcome or {}).get("error"))
 
 
 class Recorder:
@@ -317,6 +317,7 @@ class Recorder:
         return {"id": episode.id, "closed": episode.outcome is not None, **(episode.outcome or {}),
                 "finish_reason": done.finish_reason, "prompt_ids": episode.prompt.ids.tolist(),
                 "token_ids": done.tokens.tolist(), "logprobs": done.logprobs.tolist(),
-                "loss_mask": done.loss_mask.tolist(), "media": [m.sha256 for m in (*episode.prompt.media, *done.seen)],
+                "loss_mask": done.loss_mask.tolist(),
+                "media": [m.sha256 for m in (*episode.prompt.media, *done.observed_media)],
                 "turns": [{"role": t.role, "start": t.start, "end": t.end, "text": t.text, "media": list(t.media)}
                           for t in done.turns]}

@@ -221,7 +221,7 @@ class RunFolder:
     def _media_columns(self, group: Group) -> dict[int, list[dict[str, Any]]]:
         """Returns the media of each rollout by its index: those of the prompt, and those that an episode showed."""
         common = self._media_column(group.prompt.media, group.prompt)
-        return {r.index: [*common, *self._media_column(r.completion.seen, r.completion.shown)]
+        return {r.index: [*common, *self._media_column(r.completion.observed_media, r.completion.shown)]
                 for r in (*group.rollouts, *group.aside)}
 
     def _media_column(self, shown: Sequence[LoadedMedia], prompt: Prompt | None) -> list[dict[str, Any]]:
