@@ -216,7 +216,7 @@ class GroupSource:
                         variants = [(v, *self.prefetch.take(key, show))
                                     for v, key, show in self._variants(draw, sample, self.step)]
                     drawn.accepted.append(AcceptedDraw(number, draw, sample, prompt, tuple(variants),
-                                                drawn.carried_over.get(number)))
+                                                       drawn.carried_over.get(number)))
                 except DataError as error:
                     if not isinstance(error, PromptTooLong) and not self.config.data.quarantine:
                         raise
