@@ -132,6 +132,34 @@ def opened(chromium, host="127.0.0.1", width=1280, height=900, **options):
         page.close()
 
 
+class Gate:
+    """Stands between a page and the server's answers from before the page is loaded: Chromium lets a request by that
+    comes just after a route was set. While it is closed, what it `holds` is neither answered nor refused."""
+
+    def __init__(self, page):
+        self.held, self._holds = [], None
+        page.route("**/gradio_api/run/predict*", self._handle)
+
+    def close(self, holds=lambda request: True):
+        self._holds = holds
+
+    def open(self):
+        """What is held stays so; later requests are answered."""
+        self._holds = None
+
+    def release(self):
+        self.open()
+        for route in self.held:
+            route.continue_()
+        self.held = []
+
+    def _handle(self, route):
+        if self._holds and self._holds(route.request):
+            self.held.append(route)
+        else:
+            route.continue_()
+
+
 @pytest.fixture
 def page(chromium):
     with opened(chromium) as page:

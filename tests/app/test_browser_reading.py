@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("gradio")
 pytest.importorskip("duckdb")
 from tests.app import made_runs
-from tests.app.conftest import opened, serving
+from tests.app.conftest import Gate, opened, serving
 
 expect = pytest.importorskip("playwright.sync_api").expect
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -124,38 +124,39 @@ def test_a_picture_zooms_by_wheel_about_the_pointer_moves_and_fits(mine, page):
     assert page.locator("[data-scale]").count() == 0
 
 
-def test_a_request_that_is_lost_is_said_and_keys_work_again(mine, chromium):
-    with opened(chromium) as page:
-        page.goto(f"{mine}?page=rollouts&run=boxes&kind=train")
-        page.locator(".v-row").first.click()
-        expect(page.locator(".v-card")).to_have_count(4)
-        held = []
-        page.route("**/gradio_api/run/predict*", lambda route: held.append(route))  # neither answered nor refused
-        page.keyboard.press("j")
-        page.keyboard.press("l")  # waits for the group
-        late = page.locator("#v-late")
-        expect(late).to_contain_text("has not answered for 10 s")
-        page.unroute("**/gradio_api/run/predict*")
-        page.keyboard.press("l")  # acts on what is in view
-        expect(page.locator(".v-chosen")).to_have_id("v-answer-0")
-        expect(late).to_have_count(0)
-        assert held
-
-
-def test_after_a_request_that_is_lost_the_page_can_be_loaded_again(mine, page):
+def test_a_request_that_is_lost_is_said_and_keys_work_again(mine, page):
+    gate = Gate(page)
     page.goto(f"{mine}?page=rollouts&run=boxes&kind=train")
     page.locator(".v-row").first.click()
     expect(page.locator(".v-card")).to_have_count(4)
-    before, held = page.locator(".v-card").all_inner_texts(), []
-    page.route("**/gradio_api/run/predict*", lambda route: held.append(route))  # with looks for new records
+    shown = page.url
+    gate.close()
+    page.keyboard.press("j")
+    page.keyboard.press("l")  # waits for the group
+    late = page.locator("#v-late")
+    expect(late).to_contain_text("has not answered for 10 s")
+    page.keyboard.press("l")  # follows the link in view
+    assert page.url == f"{shown}&rollout=0" and gate.held
+    gate.release()
+    expect(page.locator(".v-chosen")).to_have_id("v-answer-0")
+    expect(late).to_have_count(0)
+
+
+def test_after_a_request_that_is_lost_the_page_can_be_loaded_again(mine, page):
+    gate = Gate(page)
+    page.goto(f"{mine}?page=rollouts&run=boxes&kind=train")
+    page.locator(".v-row").first.click()
+    expect(page.locator(".v-card")).to_have_count(4)
+    before = page.locator(".v-card").all_inner_texts()
+    gate.close()
     page.keyboard.press("j")
     again = page.get_by_role("button", name="Load again")
     expect(again).to_be_visible()
-    page.unroute("**/gradio_api/run/predict*")
+    gate.open()
     again.click()
     expect(page.locator(".v-card")).not_to_have_text(before, use_inner_text=True)
     expect(page.locator(".v-card")).to_have_count(4)
-    assert held and page.locator("#v-late").count() == 0
+    assert gate.held and page.locator("#v-late").count() == 0
 
 
 @pytest.mark.parametrize("group", ["step=1&group=tracked", "step=0&group=train-0-1"])

@@ -9,7 +9,7 @@ from PIL import Image
 pytest.importorskip("gradio")
 pytest.importorskip("duckdb")
 from tests.app import made_runs
-from tests.app.conftest import opened, serving
+from tests.app.conftest import Gate, opened, serving
 from vlrl.app.index import Index, Query
 from vlrl.app.library import Library
 from vlrl.app.notes import Notes
@@ -193,24 +193,15 @@ def test_keys(page, served):
 
 
 @contextlib.contextmanager
-def locations_held(page):
+def locations_held(gate):
     """Holds back what asks for a location, but no tick; yields the requests. They go on at the end."""
-    kept, holding = [], True
-
-    def handle(route):
-        if holding and route.request.post_data_json.get("event_data") is None:
-            kept.append(route)
-        else:
-            route.continue_()
-
-    page.route("**/gradio_api/run/predict*", handle)
-    yield kept
-    holding = False
-    for route in kept:
-        route.continue_()
+    gate.close(lambda request: request.post_data_json.get("event_data") is None)
+    yield gate.held
+    gate.release()
 
 
 def test_keys_pressed_before_the_answer_are_meant_for_it(page, served):
+    gate = Gate(page)
     page.goto(f"{served}?page=rollouts&run=boxes&kind=train")
     counted(page, "16 groups")
     rows = page.locator(".v-row .v-line1")
@@ -218,7 +209,7 @@ def test_keys_pressed_before_the_answer_are_meant_for_it(page, served):
     page.locator(".v-row").nth(1).click()
     expect(page.locator(".v-card")).to_have_count(4)
     opened_row = page.locator(".v-row.v-open .v-line1")
-    with locations_held(page) as kept:
+    with locations_held(gate) as kept:
         page.keyboard.press("j")
         expect(opened_row).to_have_text(names[2])  # a tick brought the list; the group beside it is still the old one
         page.keyboard.press("k")
@@ -227,7 +218,7 @@ def test_keys_pressed_before_the_answer_are_meant_for_it(page, served):
         assert len(kept) == 1
     expect(opened_row).to_have_text(names[3])
     expect(page.locator("#v-group .v-facts")).to_contain_text(names[3].split()[0])
-    with locations_held(page):
+    with locations_held(gate):
         page.keyboard.press("j")
         page.keyboard.press("j")
         page.keyboard.press("u")  # away at once, and nothing that waited comes after it
