@@ -27,7 +27,7 @@ from urllib.parse import unquote, urlsplit
 
 import psutil
 
-from vlrl.task.chromium import FLAGS, not_started, program_of
+from vlrl.task.chromium import FLAGS, STEADY, not_started, program_of
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -57,9 +57,6 @@ _SHUT = ("--host-resolver-rules=MAP * ~NOTFOUND", "--force-webrtc-ip-handling-po
 """No name is looked up, and what gets past it meets a proxy that is not there."""
 _SMALL = ("--js-flags=--max-old-space-size=256", "--disable-gpu", "--disable-dev-shm-usage", "--mute-audio",
           "--disable-extensions", "--disable-smooth-scrolling")
-_STEADY = ("--disable-partial-raster", "--disable-threaded-animation", "--disable-threaded-scrolling",
-           "--disable-checker-imaging", "--disable-image-animation-resync")
-"""What is drawn does not depend on when: e.g. a part that changed is not drawn anew into a picture of before."""
 QUIET = """
 (() => {
   for (const name of ['RTCPeerConnection', 'webkitRTCPeerConnection', 'WebTransport'])
@@ -356,7 +353,7 @@ class Pages:
         self._driver = await async_playwright().start()
         try:
             return await self._driver.chromium.launch(
-                executable_path=program, args=[*FLAGS, *_SHUT, *_SMALL, *_STEADY], handle_sigint=False,
+                executable_path=program, args=[*FLAGS, *_SHUT, *_SMALL, *STEADY], handle_sigint=False,
                 handle_sigterm=False, handle_sighup=False)
         except Error as error:
             raise not_started(program, error, "task.browser") from None

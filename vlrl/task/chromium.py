@@ -21,6 +21,11 @@ FLAGS = ("--no-sandbox", "--disable-background-networking", "--disable-lcd-text"
 """No sandbox, for containers run as root: the pages are files of this machine. The others keep pixels the same and
 pages cheap."""
 
+STEADY = ("--disable-partial-raster", "--disable-threaded-animation", "--disable-threaded-scrolling",
+          "--disable-checker-imaging", "--disable-image-animation-resync")
+"""For screenshots: what is drawn does not depend on when, e.g. a part that changed is not drawn anew into a picture of
+before."""
+
 
 def program_of(named: str = "") -> str | None:
     """Returns the program of Chromium: the named one, else the first on the path; None = playwright's own.

@@ -26,7 +26,7 @@ from vlrl.data import SPLITS, write_rows
 from vlrl.data.formats.fields import tidy
 from vlrl.errors import ConfigError, DataError
 from vlrl.store.files import replacing
-from vlrl.task.chromium import FLAGS, not_started, program_of
+from vlrl.task.chromium import FLAGS, STEADY, not_started, program_of
 
 SCALES = (2, 3, 4)
 """Screen pixels per CSS pixel; one is drawn for each screenshot."""
@@ -265,7 +265,7 @@ def _chromium(program: str | None) -> Iterator[Callable[[Path, int, int], Shot]]
 
     with sync_playwright() as driver:
         try:
-            browser = driver.chromium.launch(executable_path=program, args=list(FLAGS))
+            browser = driver.chromium.launch(executable_path=program, args=[*FLAGS, *STEADY])
         except Error as error:
             raise not_started(program, error, "--browser") from None
         try:
