@@ -104,15 +104,15 @@ def _context(chromium, **options):
 
 
 @contextlib.contextmanager
-def opened(chromium, host="127.0.0.1", width=1280, height=900, **options):
-    """A page in a new tab; at its end nothing stands in its console and nothing was asked of another host than `host`.
-    Where a test fails, what the page saw is printed."""
+def opened(chromium, host="127.0.0.1", width=1280, height=900, allowed=(UPLOADING,), **options):
+    """A page in a new tab; at its end nothing but what is `allowed` stands in its console and nothing was asked of
+    another host than `host`. Where a test fails, what the page saw is printed."""
     from playwright.sync_api import Error
 
-    said, asked = [], []
+    said, places, asked = [], [], []
     page = _context(chromium, **options).new_page()
     page.set_viewport_size({"width": width, "height": height})
-    page.on("console", lambda message: said.append(f"{message.type}: {message.text}")
+    page.on("console", lambda message: (said.append(f"{message.type}: {message.text}"), places.append(message.location))
             if message.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: said.append(f"error: {error}"))
     page.on("request", lambda request: asked.append(request.url))
@@ -122,10 +122,10 @@ def opened(chromium, host="127.0.0.1", width=1280, height=900, **options):
         foreign = [url for url in asked if urlsplit(url).scheme not in ("data", "blob", "file")
                    and urlsplit(url).hostname != host]
         assert foreign == []
-        assert [line for line in said if line != UPLOADING] == []
+        assert [line for line in said if line not in allowed] == []
     except Exception:
         with contextlib.suppress(Error):  # a closed page has no text
-            print(page.url, said, asked[-9:], page.locator("body").inner_text(timeout=9000)[:2000], sep="\n")
+            print(page.url, said, places, asked[-9:], page.locator("body").inner_text(timeout=9000)[:2000], sep="\n")
         raise
     finally:
         page.context.clear_cookies()
