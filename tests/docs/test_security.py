@@ -12,7 +12,7 @@ import yaml
 
 from vlrl import config
 from vlrl.app.textfiles import read_yaml
-from vlrl.config import loading
+from vlrl.config import yaml_text
 from vlrl.errors import ConfigError
 from vlrl.models.loading import load_model
 
@@ -85,7 +85,7 @@ def test_the_search_finds(line):
 
 def test_the_loaders_of_yaml_are_safe(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert issubclass(loading._Loader, yaml.SafeLoader)
+    assert issubclass(yaml_text._Loader, yaml.SafeLoader)
     hostile = tmp_path / "a.yaml"
     hostile.write_text("a: !!python/object/apply:pathlib.Path.touch [!!python/object/apply:pathlib.Path [ran]]")
     with pytest.raises(ConfigError, match="python/object"):

@@ -43,16 +43,20 @@ def run_stages(config: Config, as_json: bool) -> None:
     from rich.console import Console
 
     from vlrl.tools import stages
+    from vlrl.training.needs import of_stages
 
+    needed = [str(one) for one in of_stages(config)]
     with Console(stderr=True).status("reading") as status:
         stage_reports = stages.dry_run(config, status.update)
     bad = [problem for *_, problems in stage_reports for problem in problems]
     if as_json:
         emit({"stages": [{"name": stage.name, "kind": stage.kind, "problems": problems,
                           **(_plain(report) if report else {})} for stage, report, problems in stage_reports],
-              "ok": not bad})
+              "needs": needed, "ok": not bad})
     else:
         console = Console(highlight=False)
+        for line in needed:
+            console.print(_clean(line, console.encoding), style="yellow", markup=False, soft_wrap=True)
         for stage, report, problems in stage_reports:
             console.print(f"stage {stage.name} ({stage.kind})", style="bold", markup=False)
             if report:
@@ -86,7 +90,7 @@ def _print(report: DryRun) -> None:
 
     console = Console(highlight=False)
     _print_rows(console, _rows(report))
-    for line in report.inert:
+    for line in (*report.needs, *report.inert):
         console.print(Text(_clean(line, console.encoding), "yellow"), soft_wrap=True)
     for warning in report.warnings:
         console.print(Text(f"warning: {_clean(warning, console.encoding)}", "yellow"), soft_wrap=True)

@@ -28,6 +28,7 @@ from vlrl.cli import (
     judging,
     looking,
     planning,
+    presets,
     scoring,
     serve,
     tasks,
@@ -70,6 +71,7 @@ looking.register(app)
 inspecting.register(app)
 serve.register(app)
 planning.register(app)
+presets.register(app)
 for _command in (*app.registered_commands, *tasks.app.registered_commands, *data.app.registered_commands,
                  *judging.app.registered_commands):
     _command.help = flowing(_command.callback)

@@ -20,7 +20,6 @@ from typing import Any, get_args
 import pydantic
 import yaml
 from pydantic import BaseModel
-from yaml.composer import ComposerError
 
 import vlrl
 from vlrl.config.algo import SUPERVISED
@@ -29,12 +28,11 @@ from vlrl.config.describe import describe as describe_settings
 from vlrl.config.merging import kind_of, merge
 from vlrl.config.other_names import known_as, known_below
 from vlrl.config.paths import placed
+from vlrl.config.presets import moved, taken
 from vlrl.config.schema import SHORT, AlgoSettings, Config, CurriculumSettings, StageEntry, label_of, resumable
+from vlrl.config.yaml_text import parse as _parse
 from vlrl.errors import ConfigError, RunError, did_you_mean
 
-MOST_MERGED = 10_000
-"""Keys that the merge keys (`<<`) of a config may bring."""
-_MERGE = "tag:yaml.org,2002:merge"
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel = 2
 _SHORT.maxstring = _SHORT.maxother = 300  # of a value in a message; of a nested one the first items
@@ -234,7 +232,7 @@ def _read(path: Path, visited: tuple[Path, ...] = ()) -> dict[str, Any]:
         kind = {"list": "a list", "str": "a text"}.get(type(tree).__name__, f"a {type(tree).__name__}")
         raise ConfigError(f"config {path} must hold settings as 'key: value', not {kind}")
     parents = tree.pop("extends", None)
-    tree = _with_bases_of_stages(placed(tree, path.parent), path.parent, f"{path}: stages")
+    tree = _with_bases_of_stages(placed(taken(tree, path), path.parent), path.parent, f"{path}: stages")
     return tree if parents is None else merge(
         _parents(path.parent, parents, f"{path}: extends", (*visited, path.resolve())), tree)
 
@@ -259,61 +257,9 @@ def _parents(folder: Path, parents: Any, origin: str, visited: tuple[Path, ...])
         if base is None:
             near = did_you_mean(str(parent), [p.name for p in [*folder.glob("*.yaml"), *shipped_configs()]])
             raise ConfigError(f"{origin}: {parent!r} does not exist (it is relative to the file that names "
-                              f"it, or names one of vlrl's).{near}")
+                              f"it, or names one of vlrl's).{moved(str(parent)) or near}")
         tree = merge(tree, _read(base, visited))
     return tree
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML in which a mapping has each key once; YAML's own loader lets the last one win. Merged mappings (`<<`) may
-    bring so many keys, as each of a chain of them brings all of the one before."""
-
-    merged = 0
-
-    def flatten_mapping(self, node: Any) -> None:
-        """Adds merged keys to the mapping's own, which win, as the first of several merged ones does. PyYAML 6.0.4
-        itself lets what a merged mapping has merged win over its own.
-        """
-        merged = next((value for key, value in node.value if key.tag == _MERGE), None)
-        node.value = [pair for pair in node.value if pair[0].tag != _MERGE]
-        named = {str(key.value): (key, value) for key, value in node.value}
-        for source in [] if merged is None else merged.value if isinstance(merged, yaml.SequenceNode) else [merged]:
-            if not isinstance(source, yaml.MappingNode):
-                raise ComposerError(None, None, "a merge key (<<) takes a mapping or a list of them", source.start_mark)
-            self.flatten_mapping(source)
-            self.merged += len(source.value)
-            if self.merged > MOST_MERGED:
-                raise ComposerError(None, None, f"its merge keys (<<) bring more than {MOST_MERGED:,} settings", None)
-            for pair in source.value:
-                named.setdefault(str(pair[0].value), pair)
-        node.value = list(named.values())
-        super().flatten_mapping(node)
-
-    def compose_mapping_node(self, anchor: Any) -> Any:
-        node = super().compose_mapping_node(anchor)
-        lines: dict[str, int] = {}
-        for key, _ in node.value:
-            name, line = str(key.value), key.start_mark.line + 1
-            if name in lines:
-                raise ComposerError(None, None, f"line {line}: the key '{name}' stands in line {lines[name]} already; "
-                                    "keep one of them", None)
-            lines[name] = line
-        return node
-
-
-def _parse(text: str) -> Any:
-    """Returns the value of a YAML text. Raises ValueError that says what is wrong with it."""
-    try:
-        return yaml.load(text, Loader=_Loader)
-    except yaml.MarkedYAMLError as error:
-        mark = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
-        raise ValueError(f"{mark}{error.problem or error.context}") from None
-    except yaml.YAMLError as error:
-        raise ValueError(" ".join(str(error).split())) from None
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-    except Exception as error:  # its constructors raise ValueError, KeyError, ... on values like 2020-13-45
-        raise ValueError(f"{type(error).__name__}: {error}") from None
 
 
 def _split(word: str) -> tuple[str, Any]:

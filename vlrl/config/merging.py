@@ -15,7 +15,7 @@ from vlrl.errors import ConfigError
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any], model: Any = Config) -> dict[str, Any]:
     """`over` laid on `base`; dictionaries are merged, everything else is replaced. A dictionary of places, as
-    {"0": {...}}, changes these items of a list.
+    {"0": {...}}, changes these items of a list; the names of `presets` add up.
 
     `model` has the settings that these are. Where it wants a Named, the curriculum or the engine, another name drops
     the options of the old one.
@@ -29,6 +29,8 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any], model: Any = Config)
             out[key] = _merge_curriculum(old, value)
         elif kind is EngineSettings and isinstance(old, (str, Mapping)) and isinstance(value, (str, Mapping)):
             out[key] = merge_engine(old, value)
+        elif key == "presets" and model is Config and isinstance(old, list) and isinstance(value, list):
+            out[key] = [*dict.fromkeys([*old, *value])]
         elif isinstance(old, list) and isinstance(value, Mapping) and value and all(map(_is_place, value)):
             out[key] = _merge_items(key, old, value)
         else:

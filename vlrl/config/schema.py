@@ -24,10 +24,10 @@ __all__ = ["RESUMABLE", "SHORT", "AlgoSettings", "AsyncSettings", "Config", "Cur
            "MergeSettings", "ModelSettings", "RolloutSettings", "RoundsSettings", "StageEntry", "TaskSettings",
            "TrainSettings", "label_of", "resumable"]
 
-RESUMABLE = ("steps", "eval", "save", "log", "store", "run", "resume", "alerts", "data.cache", "train.sharding",
-             "train.cpu_offload", "limits.collective_s", "limits.environment_errors", "limits.nonfinite_steps",
-             "limits.score_s", "limits.service_errors", "limits.stuck_s", "environment.name", *SERVICE_PLACES,
-             *(f"engine.{name}" for name in PLACES))
+RESUMABLE = ("steps", "eval", "save", "log", "store", "run", "resume", "alerts", "presets", "data.cache",
+             "train.sharding", "train.cpu_offload", "limits.collective_s", "limits.environment_errors",
+             "limits.nonfinite_steps", "limits.score_s", "limits.service_errors", "limits.stuck_s", "environment.name",
+             *SERVICE_PLACES, *(f"engine.{name}" for name in PLACES))
 """Settings, and sections of them, that may differ between a checkpoint and the run that resumes it."""
 SHORT = ("engine", "task", "curriculum")
 """Top-level settings of which a text alone is the `name`."""
@@ -364,6 +364,9 @@ class Config(Settings):
         default=(), description="Parts that follow one another, each from the weights of the one before: a list of "
         "name, kind (sft, rl, rounds, merge), begin, hand_over, and settings that override those beside it "
         "(docs/stages.md).")
+    presets: tuple[str, ...] = Field(
+        default=(), description="The presets that these settings were made of, noted by the loader: what they need is "
+        "compared with the rest (`vlrl presets`).")
     run: RunSettings = RunSettings()
     task: TaskSettings = TaskSettings()
     data: DataSettings = DataSettings()

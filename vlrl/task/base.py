@@ -26,7 +26,7 @@ from vlrl.config.base import refuse_bool
 from vlrl.errors import ConfigError, did_you_mean
 from vlrl.task.combine import Weight, checked_weights, make_combine, make_gate, weight_at
 from vlrl.task.environment import Environment
-from vlrl.task.tools import Tool
+from vlrl.task.tools import SUCCESS, Tool
 from vlrl.types import Answer, Coordinates, Parts, Sample, Variant
 
 _OUTCOMES = ("accuracy", "correct")
@@ -63,7 +63,7 @@ class Task:
         """The `data.*` settings, for tasks that read files."""
         self.outside: Any = None
         """What `environment.name` stands for, a vlrl.environments.Outside; None = the task's own environment."""
-        self.weights: dict[str, Weight] = checked_weights(cls.rewards_for(settings), settings.pop("rewards", {}))
+        self.weights: dict[str, Weight] = self._weights(settings)
         self.combination = self._combination(settings.pop("combine", "auto"), settings)
         """How parts become the reward: a value of `task.combine`, or "own"."""
         self._combine = make_combine("sum" if self.combination == "own" else self.combination, self.weights)
@@ -74,6 +74,15 @@ class Task:
         """Whether the criterion is that of `curriculum.part` or `curriculum.pass_at`, and `correct` is not asked."""
         for key, value in settings.items():
             setattr(self, key, _checked(cls, key, value))
+
+    @classmethod
+    def _weights(cls, settings: dict[str, Any]) -> dict[str, Weight]:
+        """Takes `rewards` out of the settings. A task whose tools are called for it has the part of their success when
+        its settings name it.
+        """
+        given, known = settings.pop("rewards", {}), cls.rewards_for(settings)
+        called = cls.tools is not Task.tools and cls.environment is Task.environment
+        return checked_weights({**known, SUCCESS: 0.0} if called and SUCCESS in given else known, given)
 
     # --- what a task author writes -------------------------------------------------------------------------------
 

@@ -41,7 +41,7 @@ from vlrl.task.scoring import Scored
 from vlrl.tools import acting, memory
 from vlrl.tools.episode_lengths import PLAYED, Length, Observed, counted, measure
 from vlrl.tools.shown import NOT_KNOWN, MediaFacts, Shown, convention_of, oracle_of, unseen
-from vlrl.training import demonstrations, inert, preflight, stored
+from vlrl.training import demonstrations, inert, needs, preflight, stored
 from vlrl.training.build import check_engine, check_trackers
 from vlrl.training.build_task import make_task, settle_coordinates
 from vlrl.types import Completion, Prompt, Sample
@@ -112,6 +112,8 @@ class DryRun:
     """What generates, and what of the device it takes beside `memory`; "" = the training model."""
     inert: list[str] = field(default_factory=list)
     """Settings that cannot change anything; see vlrl.training.inert."""
+    needs: list[str] = field(default_factory=list)
+    """What the presets need and the settings do not give; see vlrl.training.needs."""
     problems: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     """What may be meant, and does not stop a run."""
@@ -177,6 +179,8 @@ def _checked(config: Config, task: Task, host: Environments | None, samples: int
     with report.noting():
         skeleton, encode = open_model(config, task, report)
     train = splits.get("train", ())
+    with report.noting():
+        report.needs = [str(one) for one in needs.find(config, task, train[0] if train else None)]
     if train:
         tell("checking the first samples")
         with report.noting():

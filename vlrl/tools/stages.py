@@ -26,7 +26,7 @@ from vlrl.tools import dryrun, rounds
 from vlrl.tools.dryrun import DryRun
 from vlrl.tools.export import merged
 from vlrl.tools.extrapolate import extrapolate
-from vlrl.training import loop, sft
+from vlrl.training import loop, needs, sft
 from vlrl.training.build import make_accelerator
 from vlrl.training.run_checkpoints import refuse_other_settings
 
@@ -58,6 +58,8 @@ def train(config: Config, say: Say = print) -> Outcome:
                      "opening the run folder")
         known: StageList = comm.on_main(partial(_opened, config, stages), "checking the settings of all stages")
         model = config.model.name
+        for one in needs.of_stages(config) if comm.is_main() else ():
+            say(str(one))
         for stage, own in stages:
             own = _beginning(stage, own, known, model)
             if not comm.on_main(partial(_is_finished, known, stage, own)):

@@ -26,7 +26,7 @@ from vlrl.rollout.group_source import check_environment_errors, check_score_erro
 from vlrl.store import RunFolder, checkpoint, files
 from vlrl.store.lock import Lock, Unlocked
 from vlrl.store.writer import BackgroundWriter
-from vlrl.training import checkpointing, inert
+from vlrl.training import checkpointing, inert, needs
 from vlrl.training.build import Parts, remove_engine_folder
 from vlrl.training.checkpointing import Saver
 from vlrl.training.emergency_checkpoint import Rest
@@ -118,7 +118,7 @@ class Session:
                      parts.source.answering.services):
             if part is not None:
                 self._stack.callback(part.close)
-        for one in inert.find(self.config, parts.task):
+        for one in (*inert.find(self.config, parts.task), *needs.find(self.config, parts.task)):
             say(str(one))
         self._checkpoints = RunCheckpoints(parts, self.folder, self._saver, self.flush, say)
         if self.checkpoint:

@@ -1,0 +1,64 @@
+"""`vlrl presets`: what can be laid on a config by extends=."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+from typing import Annotated
+
+import typer
+
+from vlrl.cli.common import AsJson, emit, examples
+from vlrl.errors import ConfigError, did_you_mean
+
+FOLDERS = {"algorithm": "algorithms", "curriculum": "curricula", "stages": "stages"}
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command to the application."""
+    app.command(epilog=examples(
+        "vlrl presets                              all of them",
+        "vlrl presets grpo                         those with the word in name, needs or paper",
+        "vlrl presets --for recall                 those whose method acts on configs/recall.yaml",
+        "vlrl presets --json | jq -r '.[] | select(.kind == \"curriculum\") | .name'"))(presets)
+
+
+def presets(
+    word: Annotated[str | None, typer.Argument(metavar="WORD", show_default=False,
+                                               help="Part of a name, a need or a paper, e.g. gspo.")] = None,
+    task: Annotated[str | None, typer.Option("--for", metavar="TASK", show_default=False,
+                                             help="Those for this task or shipped config, e.g. recall.")] = None,
+    json: AsJson = False,
+) -> None:
+    """List the presets: objectives, curricula and stages of published methods, to lay on any config by extends=.
+
+    Each says for which shipped config it is, what it needs there, what it costs beside a run without it, and its paper.
+    """
+    from vlrl.config.presets import NEEDS, shipped
+
+    rows = [preset.row() for preset in shipped()]
+    if task is not None:
+        known = sorted({str(row["for"]).removesuffix(".yaml") for row in rows})
+        rows = [row for row in rows if task in _called(str(row["for"]))]
+        if not rows:
+            raise ConfigError(f"--for {task}: no preset is for this task.{did_you_mean(task, known)} Known: "
+                              f"{', '.join(known)}, and the names of their tasks")
+    if word is not None:
+        rows = [row for row in rows if word.lower() in f"{row['name']} {row['needs']} {row['paper']}".lower()]
+    if json:
+        return emit([{**row, "needs": [f"{need}: {why}" for need, why in row["needs"].items()]} for row in rows])
+    for row in rows:
+        typer.echo(f"{FOLDERS[row['kind']]}/{row['name']}.yaml: {row['paper']}; for {row['for']}; costs {row['cost']}")
+        for need, why in row["needs"].items():
+            first, _, which = need.partition(" ")
+            typer.echo(f"  needs {NEEDS[first]}{f': {which}' if which else ''} ({why})")
+    if not rows:
+        typer.echo(f"no preset has {word!r} in its name, needs or paper")
+
+
+def _called(shipped: str) -> set[str]:
+    """Returns the words that name a shipped config: the file, its stem and folder, and its tasks."""
+    from vlrl import config
+
+    path = PurePosixPath(shipped)
+    names = {shipped, f"configs/{shipped}", path.stem, str(path.with_suffix("")), *path.parts[:-1]}
+    return names | {entry.name for entry in config.load(f"configs/{shipped}").each_task}

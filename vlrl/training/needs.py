@@ -1,0 +1,140 @@
+"""What the presets of a run need and its config does not give: `find(config, task)`.
+
+A preset names its needs in its file (config/presets.py); here is how each is looked at. What settings cannot tell, as
+that answers hold paragraphs, is said every time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vlrl.config import presets
+from vlrl.config.algo import SUPERVISED
+from vlrl.config.presets import NEEDS, Preset
+from vlrl.config.schema import Config
+from vlrl.rollout.guidance import answer_place
+from vlrl.task import Task
+from vlrl.task.combine import weight_at
+from vlrl.task.environment import has_environment
+from vlrl.task.given import given_answer
+from vlrl.training.inert import Run
+from vlrl.types import Sample
+
+_OF_A_STAGE = "setting stages."
+
+
+@dataclass(frozen=True)
+class Unmet:
+    """A need that a config does not meet."""
+
+    preset: str
+    need: str
+    why: str
+
+    def __str__(self) -> str:
+        word, _, which = self.need.partition(" ")
+        return f"needs: {self.preset} needs {NEEDS[word]}{f': {which}' if which else ''} ({self.why})"
+
+
+def find(config: Config, task: Task, sample: Sample | None = None) -> list[Unmet]:
+    """Returns the needs of the config's presets that it does not meet, each once; none for supervised fine-tuning.
+    Without a sample of the training split nothing is said of its fields.
+    """
+    if config.algo.loss.name in SUPERVISED:
+        return []
+    scene = Scene(config, task, sample)
+    found = [(name, preset) for name in config.presets if (preset := presets.of(name))]
+    return [one for name, preset in found for one in _unmet(name, preset, scene)]
+
+
+def of_stages(config: Config) -> list[Unmet]:
+    """Returns the needs of a staged run's presets that are settings of one of its stages, and are not given there."""
+    found = [(name, preset) for name in config.presets if (preset := presets.of(name))]
+    return [Unmet(name, need, why) for name, preset in found for need, why in preset.needs.items()
+            if need.startswith(_OF_A_STAGE) and not _stage_setting(config, need.removeprefix(_OF_A_STAGE))]
+
+
+def _stage_setting(config: Config, name: str) -> bool:
+    place, _, rest = name.partition(".")
+    value: Any = config.stages[int(place)].settings if int(place) < len(config.stages) else None
+    return _given(value, rest)
+
+
+def _given(value: Any, name: str) -> bool:
+    """Returns whether nested settings have something at a dotted name."""
+    for key in name.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return bool(value)
+
+
+def _unmet(name: str, preset: Preset, scene: Scene) -> list[Unmet]:
+    out = []
+    for need, why in preset.needs.items():
+        word, _, which = need.partition(" ")
+        if not CHECKS[word](scene, which):
+            out.append(Unmet(name, need, why))
+    return out
+
+
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """What needs are compared with."""
+
+    config: Config
+    task: Task
+    sample: Sample | None = None
+
+    def any_task(self, meets: Callable[[Task], Any]) -> bool:
+        """Returns whether the task, or one of several, meets something."""
+        return any(meets(one) for one in self.task.members)
+
+
+def _counted(task: Task) -> int:
+    """Returns how many reward parts count at the first step."""
+    return sum(bool(weight_at(weight, 0)) for weight in task.weights.values())
+
+
+def _prompt(scene: Scene, text: str) -> bool:
+    return scene.any_task(lambda one: any(text in words for words in (one.system, *one.templates)))
+
+
+def _field(scene: Scene, name: str) -> bool:
+    settings, sample = scene.config, scene.sample
+    if sample is None or settings.data.difficulty:
+        return True
+    given = name == "category" and settings.curriculum.sampler.options.get("by", name) != name
+    return given or sample.get(name) is not None
+
+
+def _setting(scene: Scene, name: str) -> bool:
+    return name.startswith("stages.") or _given(scene.config.model_dump(mode="json", by_alias=True), name)
+
+
+def _reasoning(scene: Scene) -> bool:
+    if scene.sample is None:
+        return True
+    text = given_answer(scene.task.of(scene.sample), scene.sample)
+    return bool(text and text[:answer_place(text)].strip())
+
+
+CHECKS: Mapping[str, Callable[[Scene, str], bool]] = {
+    "episodes": lambda s, _: s.any_task(has_environment),
+    "answers": lambda s, _: not s.any_task(has_environment),
+    "tasks": lambda s, _: len(s.task.members) > 1,
+    "parts": lambda s, count: s.any_task(lambda one: _counted(one) >= int(count)),
+    "part": lambda s, name: s.any_task(lambda one: name in one.weights),
+    "prompt": _prompt,
+    "gate": lambda s, _: s.any_task(lambda one: one.combination.startswith("gate")),
+    "field": _field,
+    "setting": _setting,
+    "reasoning": lambda s, _: _reasoning(s),
+    "mismatch": lambda s, _: not Run(s.config, s.task).samples_as_it_trains,
+    "reference_reward": lambda s, _: "reference_logprobs" in s.task.needs,
+    "knobs": lambda s, _: bool(s.task.knobs),
+    "tokens": lambda s, count: s.config.rollout.max_new_tokens >= int(count),
+    "writes": lambda s, _: False,
+    "unbuilt": lambda s, _: False,
+}
+"""First word of a need -> whether a scene meets it, by the words behind."""
