@@ -1,5 +1,7 @@
 """`stages` in a config: each has the run's settings with its own laid on them, and mistakes are found at load."""
 
+from functools import reduce
+
 import pytest
 
 from vlrl.config import load, shipped, stages_of, validate
@@ -23,7 +25,7 @@ def test_settings_of_a_stage_are_laid_on_those_of_the_run(tmp_path):
     file = written(tmp_path, "  - {name: cold, kind: sft, steps: 3, train: {lr: 1e-3}}\n"
                              "  - {name: rl, kind: rl, algo: {loss: gspo}, rollout: {group_size: 2}}\n")
     (one, cold), (two, rl) = stages_of(load(file, ["train.lr=0.5", "run.dir=here", "stages.1.seed=7"]))
-    assert (one.kind, cold.steps, cold.train.lr, cold.algo.loss.options) == ("sft", 3, 1e-3, {"cap": 5})
+    assert (one.kind, cold.steps, cold.train.lr, cold.algo.loss.options) == ("sft", 3, 0.5, {"cap": 5})
     assert (two.name, rl.steps, rl.train.lr, rl.rollout.group_size, rl.seed) == ("rl", 8, 0.5, 2, 7)
     assert (rl.algo.loss.name, rl.algo.loss.options) == ("gspo", {})  # another name drops the options
     assert (cold.run.dir, rl.run.dir, rl.stages, cold.resume) == ("here/cold", "here/rl", (), "auto")
@@ -109,3 +111,31 @@ def test_recipes_of_several_stages(name):
         assert recipes == [f"curr_reft_{what}" for what in ("binary", "choice", "open", "open")]
     if name == "kimi_long2short":
         assert [s.name for s in stages["short"][1].algo.shaping] == ["kimi_length"]
+        assert stages["short"][1].rollout.max_new_tokens == whole.rollout.max_new_tokens / 2
+
+
+def test_what_the_command_line_says_reaches_every_stage(tmp_path):
+    file = written(tmp_path, "  - {name: a, kind: sft, steps: 3, train: {lr: 1e-3}}\n"
+                             "  - {name: b, kind: rl, algo: {loss: {name: gspo, clip_low: 0.1}}}\n")
+    (_, a), (_, b) = stages_of(load(file, ["stages.0.steps=4", "steps=2", "train.lr=0.5", "algo.loss.clip_low=0.3"]))
+    assert (a.steps, a.train.lr, b.steps, b.train.lr) == (4, 0.5, 2, 0.5)  # that of one stage says more
+    assert b.algo.loss.options == {"clip_low": 0.3} and b.algo.loss.name == "gspo"
+    (_, a), (_, b) = stages_of(load(file, ["extends=algorithms/dr_grpo.yaml"]))
+    assert (b.algo.loss.name, b.algo.advantage.name) == ("ppo_clip", "dr_grpo")
+
+
+def test_a_stage_has_a_setting_of_the_run_so_many_times(tmp_path):
+    file = written(tmp_path, "  - {name: a, kind: rl}\n"
+                             "  - {name: b, kind: rl, times: {rollout.max_new_tokens: 0.5, train.lr: 3}}\n")
+    (_, a), (_, b) = stages_of(load(file, ["rollout.max_new_tokens=25", "train.lr=1e-4"]))
+    assert (a.rollout.max_new_tokens, b.rollout.max_new_tokens) == (25, 13) and b.train.lr == pytest.approx(3e-4)
+    with pytest.raises(ConfigError, match=r"stages\.1 \(b\): times\.model\.name=2: .* no number"):
+        load(file, ["stages.1.times={model.name: 2}"])
+
+
+@pytest.mark.parametrize("word", ["model.lora.rank=16", "model.name=Qwen/Qwen3-VL-4B-Instruct", "train.lr=2e-05",
+                                  "rollout.group_size=4"])
+def test_curr_reft_is_one_run_of_one_model(word):
+    key, _, value = word.partition("=")
+    found = stages_of(load("configs/stages/curr_reft.yaml", [word]))
+    assert [str(reduce(getattr, key.split("."), own)) for _, own in found] == [value] * 4

@@ -25,7 +25,7 @@ stages:
   - {name: last, kind: sft, begin: cold, steps: 1}
 """
 SMALL = ("steps=2", "save.every=1", "eval.samples=2", "eval.every=1", "rollout.prompts_per_step=2",
-         "rollout.group_size=2", "store.media=none", "log.samples_every=0")
+         "rollout.group_size=2", "store.media=none", "log.samples_every=0", "stages.4.steps=1")
 
 
 def kill_when(config: Path, folder: Path, there: str) -> None:

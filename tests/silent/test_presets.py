@@ -1,7 +1,5 @@
 """A preset is its paper's method on the config that it lies on, or what it lacks there is said."""
 
-import pytest
-
 from vlrl import config
 from vlrl.errors import ConfigError
 from vlrl.tools import dryrun
@@ -38,7 +36,6 @@ def test_drive_that_never_reaches_its_second_stage_is_named():
     assert "curriculum" in said("extends=curricula/drive.yaml", "steps=40")
 
 
-@pytest.mark.xfail(strict=True, reason="the stage's own value wins in silence")
 def test_a_learning_rate_on_the_command_line_reaches_every_stage_or_is_refused():
     try:
         found = stages("configs/stages/vision_r1.yaml", "train.lr=3e-5")
@@ -48,7 +45,6 @@ def test_a_learning_rate_on_the_command_line_reaches_every_stage_or_is_refused()
     assert [own.train.lr for own in found] == [3e-5, 3e-5]
 
 
-@pytest.mark.xfail(strict=True, reason="the stage's own value wins in silence")
 def test_a_batch_on_the_command_line_reaches_every_stage_or_is_refused():
     try:
         found = stages("configs/stages/alphadrive.yaml", "rollout.prompts_per_step=4")

@@ -1,6 +1,7 @@
 """Rounds whose prompts without a right answer are learned by the given one, and rounds that train the first weights."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -97,3 +98,16 @@ def test_a_round_trains_the_model_that_the_run_began_with(tiny_models, tmp_path)
         assert {row["model"] for row in rows} == {left}
         begun = configs.load(tmp_path / start / "base/round-01/config.yaml").model.name
         assert begun == (str(model) if start == "start" else left)
+
+
+def test_a_dpo_round_without_a_pair_leaves_the_weights_and_the_run_goes_on(tmp_path, monkeypatch):
+    config = config_of(tmp_path, "rounds: {count: 2, answers: 2, learn: dpo}")
+    monkeypatch.setattr(rounds, "_draw", lambda config, one, number, file: file.add(
+        [answer(n, "abcd", True) for n in range(4)]))  # all right, all of one length
+    heard = []
+    assert rounds.train(config, heard.append) is True
+    assert sum("no pair is learned from" in words for words in heard) == 2
+    known = read_stages(tmp_path / "run")
+    assert [(left["steps"], left["kept"]) for left in known.done.values()] == [(0, 0), (0, 0)]
+    assert rounds.left(config) == known.done["round-01"]["model"]
+    assert (Path(rounds.left(config)) / "config.json").exists()

@@ -11,6 +11,7 @@ with a suggestion. The resolved copy is saved in the run folder.
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import reprlib
 from collections.abc import Mapping, Sequence
@@ -125,11 +126,25 @@ def stages_of(config: Config) -> list[tuple[StageEntry, Config]]:
     for i, stage in enumerate(config.stages):
         folder = {"run": {"dir": str(Path(config.run.dir) / stage.name)}, "resume": "auto"}
         try:
-            out.append((stage, _with_model(validate(merge(merge(base, stage.settings), folder)))))
+            tree = merge(merge(base, stage.settings), folder)
+            for name, factor in stage.times.items():
+                tree = _override(tree, name, _multiplied(tree, name, factor))
+            out.append((stage, _with_model(validate(tree))))
         except (ConfigError, RunError) as error:
             raise type(error)(f"stages.{i} ({stage.name}): {error}") from None
         _check_stage(out, f"stages.{i} ({stage.name})", config.model.name)
     return out
+
+
+def _multiplied(tree: Mapping[str, Any], name: str, factor: float) -> float:
+    """Returns a setting times a factor; a whole number stays one. Raises ConfigError where it is no number."""
+    value: Any = tree
+    for key in name.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ConfigError(f"times.{name}={factor:g}: {name} is {value!r}, no number; name a setting that is one, e.g. "
+                          "times={rollout.max_new_tokens: 0.5}")
+    return max(math.ceil(value * factor), 1) if isinstance(value, int) else value * factor
 
 
 def _check_stage(stages: Sequence[tuple[StageEntry, Config]], where: str, model: str) -> None:
@@ -274,10 +289,25 @@ def _split(word: str) -> tuple[str, Any]:
 
 
 def _laid(tree: dict[str, Any], given: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Returns the tree with settings laid on it, names first."""
-    for key, value in _names_first(given):
+    """Returns the tree with settings laid on it, names first, those of one stage last."""
+    for key, value in sorted(_names_first(given), key=lambda setting: setting[0].startswith("stages.")):
         tree = _override(tree, key, value)
+        if isinstance(tree.get("stages"), list):
+            tree = {**tree, "stages": [_reached(stage, key, value) for stage in tree["stages"]]}
     return tree
+
+
+def _reached(stage: Any, key: str, value: Any) -> Any:
+    """Returns a stage with a setting of the command line in the place of its own one: what is said there holds for
+    every stage. Files that bring the stages themselves are not laid on them.
+    """
+    first = key.partition(".")[0]
+    if not isinstance(stage, Mapping) or first in ("stages", *StageEntry.model_fields):
+        return stage
+    if key == "extends":
+        laid = _parents(Path(), value, "extends", ())
+        return stage if "stages" in laid else merge(stage, {k: v for k, v in laid.items() if k in stage})
+    return _override(dict(stage), key, value) if first in stage else stage
 
 
 def _override(tree: dict[str, Any], key: str, value: Any) -> dict[str, Any]:

@@ -28,6 +28,10 @@ class StageEntry(BaseModel):
         default="last", description="The weights that the next stage begins with: those of the last step, or of the "
         "best evaluation (save.best).")
 
+    times: dict[str, Rate] = Field(
+        default={}, description="Settings of the run that it has so many times, by their names: "
+        "{rollout.max_new_tokens: 0.5} halves the length.")
+
     @field_validator("name")
     @classmethod
     def _plain(cls, name: str) -> str:

@@ -29,6 +29,7 @@ from vlrl.errors import ConfigError, TrainingError
 from vlrl.evaluation.answers import Ready, ask
 from vlrl.evaluation.rows import Row, RowFile, read_rows
 from vlrl.evaluation.settings import Drawing
+from vlrl.models import loading
 from vlrl.rollout.selection import CHOICES, chosen, is_right, longer
 from vlrl.store import checkpoint
 from vlrl.store.stage_list import StageList, read_stages
@@ -77,6 +78,10 @@ def train(config: Config, say: Say = print, first: str = "") -> bool:
         if name not in known.done:
             said = _draw_and_select(config, model, folder, number, say)
             start = {"before": model, "stage": config.model.name, "start": first}[config.rounds.start]
+            if not said["kept"]:  # without a pair there is nothing to prefer, and the weights stay
+                known = comm.on_main(partial(known.finished, name, steps=0, model=loading.resolve(start), **said))
+                model = str(known.done[name]["model"])
+                continue
             learning = _learning(config, start, folder / name)
             dpo = config.rounds.learn.name == "dpo"
             session = preferences.train(learning, config.rounds.learn) if dpo else sft.train(learning)
@@ -122,12 +127,13 @@ def _draw_and_select(config: Config, model: str, folder: Path, number: int, say:
     if comm.is_main():
         say(f"{place.name}: {said['right']} of {said['answers']} answers are right, to {said['solved']} of "
             f"{said['prompts']} prompts; {said['kept']} are kept")
-    if not said["kept"]:
-        none = ("is right" if config.rounds.learn.name == "sft" or not said["right"] else
-                "is longer than a right one to the same prompt (rounds.longer)")
-        raise TrainingError(f"{place.name}: none of {said['answers']} answers to {said['prompts']} prompts {none}, "
+    if not said["kept"] and (config.rounds.learn.name == "sft" or not said["right"]):
+        raise TrainingError(f"{place.name}: none of {said['answers']} answers to {said['prompts']} prompts is right, "
                             "so there is nothing to learn from: raise rounds.answers or rounds.prompts, lower "
                             "rounds.least, or begin with a stage of kind sft")
+    if not said["kept"] and comm.is_main():
+        say(f"{place.name}: no answer is longer than a right one to the same prompt (rounds.longer="
+            f"{config.rounds.longer:g}), so no pair is learned from and the weights stay as they are")
     return said
 
 
