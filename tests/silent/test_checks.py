@@ -34,8 +34,9 @@ def picture(folder, name, size=(96, 64), orientation=None, seed=0):
 def started(folder, *words, task="grounding", heldout=None):
     """What a run says of its task and rows before the model is loaded: the warnings, or the error that ends it."""
     try:
-        made = load("configs/tiny.yaml", [f"task.name={task}", f"run.dir={folder}/run", f"data.train={folder}/train.jsonl",
-                             f"data.heldout={heldout or folder / 'train.jsonl'}", *words])
+        made = load("configs/tiny.yaml", [
+            f"task.name={task}", f"run.dir={folder}/run", f"data.train={folder}/train.jsonl",
+            f"data.heldout={heldout or folder / 'heldout.jsonl'}", *words])
         own = make_task(made)
         return "\n".join(preflight.check(own, task_samples(own, "train"), made))
     except VlrlError as error:
@@ -43,13 +44,15 @@ def started(folder, *words, task="grounding", heldout=None):
 
 
 def box(id, image, **more):
-    return {"id": id, "image": image, "expression": "the mug", "boxes": [{"box": [10, 10, 40, 30]}], **more}
+    row = {"id": id, "image": image, "width": 96, "height": 64, "expression": "the mug",
+           "boxes": [{"box": [10, 10, 40, 30]}]}
+    return {**row, **more}
 
 
 @UNKNOWN
 def test_a_photo_that_was_taken_upside_down_has_sizes_that_fit_and_boxes_that_may_not(tmp_path, capsys):
     picture(tmp_path, "photo.jpg", orientation=3)
-    file = rows_file(tmp_path, "train.jsonl", [box("r1", "photo.jpg", width=96, height=64)])
+    file = rows_file(tmp_path, "train.jsonl", [box("r1", "photo.jpg")])
     assert "EXIF" in (said := started(tmp_path)) and "r1" in said
     main(["data", "check", str(file)])
     assert "EXIF" in capsys.readouterr().out
@@ -60,7 +63,7 @@ def test_a_picture_too_thin_for_the_processor_far_down_the_file_is_found_at_the_
     picture(tmp_path, "usual.png")
     picture(tmp_path, "thin.png", size=(3, 900))
     rows_file(tmp_path, "train.jsonl", [box(f"r{i}", "usual.png") for i in range(150)]
-              + [{**box("thin-one", "thin.png"), "boxes": [{"box": [0, 10, 2, 30]}]}])
+              + [box("thin-one", "thin.png", width=3, height=900, boxes=[{"box": [0, 10, 2, 30]}])])
     assert "thin-one" in (said := started(tmp_path)) and "200" in said
 
 
