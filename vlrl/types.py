@@ -164,6 +164,10 @@ class SampleSequence(Sequence[Sample]):
     def _at(self, place: int) -> Sample:
         raise NotImplementedError
 
+    def where(self, place: int) -> str | None:
+        """Returns file and line of the row at a place; None where samples are made by code, which takes long."""
+        return None
+
     @overload
     def __getitem__(self, index: int) -> Sample: ...
     @overload
@@ -171,6 +175,13 @@ class SampleSequence(Sequence[Sample]):
     def __getitem__(self, index: int | slice) -> Sample | Sequence[Sample]:
         places = range(len(self))[index]
         return [self._at(i) for i in places] if isinstance(places, range) else self._at(places)
+
+
+def where(samples: Sequence[Sample], place: int) -> str | None:
+    """Returns file and line of a row, "" for a sample that is at hand; None where samples are made when asked for."""
+    if isinstance(samples, SampleSequence):
+        return samples.where(place)
+    return "" if isinstance(samples, (list, tuple)) else None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -217,8 +217,8 @@ class Shapes(Task):
                  {"id": "b", "answer": "C", "options": ["A"]}, {"id": "c", "options": []}, {"id": "d", "answer": "x"})
     code, out, _ = run(capsys, "check", file, "--config", config)
     assert code == 1 and "without a label: 1 rows" in out and "2 bad rows" in out
-    assert "rows.jsonl:2: b: oracle: the perfect answer 'C' gets the reward 0, the most is 1 (right 0, long 0)" in out
-    assert re.search(r"rows\.jsonl:4: d: oracle: .*shapes\.py:6: KeyError: 'options'", out)
+    assert "rows.jsonl:2: b: oracle: the perfect answer 'C' earns 0, the maximum is 1 (right 0, long 0)" in out
+    assert re.search(r"rows\.jsonl:4: d: oracle: .*KeyError: 'options' \(.*shapes\.py:6\)", out)
 
 
 def test_hostile_text_is_printed_harmlessly(folder, capsys):
@@ -258,7 +258,7 @@ def test_convert_stops_or_leaves_bad_rows_out(folder, capsys):
     code, _, err = run(capsys, "convert", file, "-o", out, "--keep-going")
     assert code == 1 and "out.jsonl exists; --force replaces it" in err
     code, text, _ = run(capsys, "convert", file, "-o", out, "--keep-going", "--force", "--json")
-    assert code == 0 and json.loads(text)["rows"] == 3 and len(json.loads(text)["left_out"]) == 2
+    assert code == 0 and json.loads(text)["rows"] == 2 and len(json.loads(text)["left_out"]) == 3
     assert not [p for p in folder.iterdir() if p.name.endswith(".tmp")]
 
 

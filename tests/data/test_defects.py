@@ -12,11 +12,13 @@ import pytest
 from PIL import Image
 
 from tests.data.test_formats import make_video
+from vlrl.checks import CheckedRow, Context, MediaFile
+from vlrl.checks.fields import field_problems
+from vlrl.checks.files import leaks
 from vlrl.cli.main import main
 from vlrl.config.schema import LimitsSettings
 from vlrl.task import load
 from vlrl.tools.datacheck import check, files_of
-from vlrl.tools.rowcheck import field_problems, leaks
 
 BOX = {"box": [1, 2, 30, 20], "label": "mug"}
 SOUND = {
@@ -142,7 +144,7 @@ def test_several_files_with_settings_between_them(media, capsys):
     files[0].rename(media / "train.jsonl")
     assert main(["data", "check", str(media / "train.jsonl"), str(files[1]), "--no-media"]) == 1  # by path
     out = capsys.readouterr().out
-    assert "val.jsonl:1: c: leak: its image or video is in train too" in out and "2 rows, 1 images; 1 bad rows" in out
+    assert "val.jsonl:1: c: leak: what it asks is in train too" in out and "2 rows, 1 images; 1 bad rows" in out
 
 
 def test_files_of_a_folder(tmp_path):
@@ -156,7 +158,9 @@ def test_files_of_a_folder(tmp_path):
 def test_leaks_go_by_split_of_the_row_before_the_name_of_the_file():
     rows = [("train", "t:1", {"group_key": 1}, ["x"]), ("heldout", "h:1", {"group_key": "1"}, []),
             ("heldout", "h:2", {}, ["y", "x"]), ("heldout", "h:3", {}, ["y"]), (None, "n", {"group_key": 1}, ["x"])]
-    assert {n: words.partition(" in t")[0] for n, words in leaks(rows).items()} == {
+    rows = [CheckedRow(where=where, row=row, side=side, files=[MediaFile(name=name, path=name) for name in names])
+            for side, where, row, names in rows]
+    assert {found.row: found.message.partition(" in t")[0] for found in leaks(rows, Context())} == {
         1: "group_key='1' is", 2: "its image or video is"}
 
 

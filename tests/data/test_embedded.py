@@ -174,7 +174,7 @@ def test_data_check_opens_what_rows_hold(tmp_path):
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "bad.parquet")
     found = check(tmp_path / "bad.parquet", None, LIMITS)
     assert found.bad == 1 and found.problems[0].kind == "media" and found.problems[0].where.endswith("row 4")
-    assert "no image of a known kind" in found.problems[0].reason
+    assert "no image of a known kind" in found.problems[0].message
     answer = CliRunner().invoke(app, ["data", "check", str(tmp_path / "bad.parquet")])
     assert answer.exit_code == 1 and "row 4" in answer.output
 

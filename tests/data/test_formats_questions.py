@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from tests.data.test_formats import CASES, JSON, one, save
 from tests.data.test_formats_vqa import CASES as VQA
+from vlrl.checks.fields import field_problems
 from vlrl.data import FIELDS, read_rows, sample_from_row
 from vlrl.data.formats import FORMATS, canonical, recognised
 from vlrl.data.formats.choices import kind_of, letter, options_of
 from vlrl.data.formats.times import interval, intervals, seconds
 from vlrl.errors import DataError
-from vlrl.tools.rowcheck import field_problems
 
 ASK = {"image": "a.png", "question": "Which?"}
 CLIP = {"video": "a.mp4", "question": "Which?"}

@@ -6,10 +6,10 @@ import pytest
 from PIL import Image
 
 from tests.data.test_formats import one
+from vlrl.checks.fields import field_problems
 from vlrl.data import FIELDS, read_rows, sample_from_row
 from vlrl.data.formats import Source, canonical
 from vlrl.errors import DataError
-from vlrl.tools.rowcheck import field_problems
 
 YES = {"answer": "yes", "answer_type": "yes_no"}
 NO = {**YES, "answer": "no"}

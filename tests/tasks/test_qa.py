@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from vlrl import config, testing
+from vlrl.checks.fields import field_problems
 from vlrl.config.schema import DataSettings
 from vlrl.errors import ConfigError, DataError
 from vlrl.rewards import math as verifier
@@ -21,7 +22,6 @@ from vlrl.task import load
 from vlrl.task.scoring import score_group
 from vlrl.task.services import AbsentService, Services
 from vlrl.tasks._qa import noise_step
-from vlrl.tools.rowcheck import field_problems
 from vlrl.training import build_task
 from vlrl.types import Media
 

@@ -10,13 +10,14 @@ import pytest
 from PIL import Image
 
 from vlrl import testing
+from vlrl.checks.finding import Finding, shorten
 from vlrl.data import Drawn, coordinates
 from vlrl.errors import ConfigError
 from vlrl.rewards.boxes import format_box, iou, parse_box
 from vlrl.rewards.text import extract_tag
 from vlrl.task import Task
 from vlrl.testing.answers import check_groups, check_texts, try_answer
-from vlrl.testing.findings import Finding, Findings, TooSlow, shorten, timed
+from vlrl.testing.findings import Findings, TooSlow, timed
 from vlrl.testing.samples import check_samples, places
 from vlrl.types import Media, Sample
 
@@ -69,8 +70,8 @@ class Boxes(Sound):
         return [{"kind": "box", "at": parsed, "label": "answer", "role": "answer"}] if parsed else []
 
 
-def by_check(task, samples=12, processes=0):
-    return {f.check: f for f in reversed(testing.check(task, samples, processes))}
+def by_rule(task, samples=12, processes=0):
+    return {f.kind: f for f in reversed(testing.check(task, samples, processes))}
 
 
 @pytest.fixture(autouse=True)
@@ -144,7 +145,7 @@ def test_broken_samples_are_found(name):
     check, says, changes = BROKEN_SAMPLES[name]
     findings = Findings()
     check_samples(sample_task(**changes), findings, 12, 0)
-    assert check in findings.by_check and re.search(says, findings.by_check[check][0].message), findings
+    assert check in findings.by_rule and re.search(says, findings.by_rule[check][0].message), findings
 
 
 HASHED = '''
@@ -173,8 +174,8 @@ def test_samples_that_depend_on_the_hash_seed_are_found(tmp_path):
 
     (tmp_path / "hashed.py").write_text(HASHED)
     task = load(str(tmp_path / "hashed.py"))
-    assert by_check(task) == {}
-    assert "in another process" in by_check(task, processes=1)["deterministic"].message
+    assert by_rule(task) == {}
+    assert "in another process" in by_rule(task, processes=1)["deterministic"].message
 
 
 def test_what_cannot_be_checked_is_told():
@@ -276,9 +277,9 @@ def test_broken_scores_are_found(name):
     if check != "raises":
         try_answer(task, sample, task.oracle(sample), findings)
         check_groups(task, sample, ["", "junk", task.oracle(sample)], findings)
-    first = findings.by_check[check][0]
+    first = findings.by_rule[check][0]
     assert re.search(says, first.message), first
-    assert first.sample == "train-0" and (first.text or check == "group")
+    assert first.id == "train-0" and (first.text or check == "group")
 
 
 BROKEN_ORACLES = {
@@ -298,7 +299,7 @@ BROKEN_ORACLES = {
 @pytest.mark.parametrize("name", BROKEN_ORACLES)
 def test_broken_oracles_are_found(name):
     says, changes = BROKEN_ORACLES[name]
-    findings = [f for f in testing.check(sample_task(**changes), 8, processes=0) if f.check == "oracle"]
+    findings = [f for f in testing.check(sample_task(**changes), 8, processes=0) if f.kind == "oracle"]
     assert any(re.search(says, f.message) for f in findings), findings
 
 
@@ -306,7 +307,7 @@ def test_broken_oracles_are_found(name):
     {"oracle": lambda self, s: format_box(s["box"])},
     {"parse": lambda self, s, a: parse_box(a.final)}], ids=["oracle", "parse"])
 def test_coordinates_used_one_way_only_are_found(changes):
-    message = by_check(type("OneWay", (Boxes,), changes)(), samples=3)["coordinates"].message
+    message = by_rule(type("OneWay", (Boxes,), changes)(), samples=3)["coordinates"].message
     assert re.search(r"task.coordinates=\w+ perfect .*from_original in oracle and to_original", message)
 
 
@@ -332,8 +333,8 @@ def judged(task):
     """The names of the cheats that pay too much, and the rows of all by name."""
     findings = Findings()
     rows = testing.judge_cheats(task, list(task.samples("train")), findings)
-    listed = findings.by_check.get("cheat", [])
-    assert set(findings.by_check) <= {"cheat"}
+    listed = findings.by_rule.get("cheat", [])
+    assert set(findings.by_rule) <= {"cheat"}
     return [f.message.split("'")[1] for f in listed], {row.name: row for row in rows}
 
 
@@ -376,7 +377,7 @@ def test_rows_without_a_size_get_that_of_the_picture():
             return Sample(id=sample.id, row=row, media=(Media(source=image),))
     task = Unsized()
     task.coordinates = coordinates.make("norm1000")
-    assert not by_check(task)
+    assert not by_rule(task)
 
 
 # --- tools ------------------------------------------------------------------------------------------------------------

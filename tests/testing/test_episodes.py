@@ -80,7 +80,7 @@ class Walking(Task):
 
 def found(world=Walk, base=Walking, **changes):
     report = testing.examine(type("Walking", (base,), {"world": world, **changes})(), processes=0)
-    return {finding.check: str(finding) for finding in report.findings}, report.notes
+    return {finding.kind: str(finding) for finding in report.findings}, report.notes
 
 
 def test_a_sound_one_passes():

@@ -8,6 +8,7 @@ from PIL import Image
 
 from tests.e2e.test_recipes_run import NAMES, ROOT, ROWS, TYPES
 from vlrl import config as configs
+from vlrl.checks.answers import is_mentioned, without_tag
 from vlrl.cli.main import main
 from vlrl.config.schema import Config, DataSettings
 from vlrl.data import read_samples
@@ -16,7 +17,6 @@ from vlrl.errors import DataError, TaskError
 from vlrl.task import Task, task_samples
 from vlrl.training import preflight
 from vlrl.training.build_task import make_task
-from vlrl.training.preflight import is_mentioned, without_tag
 from vlrl.types import Media, Sample
 
 IMAGE = Image.new("RGB", (64, 48))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,6 +18,7 @@ from vlrl.cli.common import AsJson, emit, examples, load
 from vlrl.cli.terminal import bars
 
 if TYPE_CHECKING:
+    from vlrl.checks import Finding
     from vlrl.config.schema import Config
     from vlrl.task import Task
     from vlrl.tools.datacheck import Findings
@@ -117,11 +118,17 @@ def check(
                        columns=_pairs(columns) or (settled.data.columns if settled else None), scale=scale, tell=tell,
                        see=_view(settled, task) if show else None)
     if json:
-        emit({"file": ", ".join(map(str, files)), **asdict(findings)})
+        emit({"file": ", ".join(map(str, files)), **asdict(findings), "problems": _plain(findings.problems),
+              "warnings": _plain(findings.warnings)})
     else:
         _show_findings(", ".join(map(str, files)), findings, most, labels=task is not None)
     if findings.bad or not findings.rows:
         raise typer.Exit(1)
+
+
+def _plain(findings: Sequence[Finding]) -> list[dict[str, str]]:
+    return [{"where": f.where, "id": f.id, "kind": f.kind, "rule": f.rule, "level": f.level, "reason": f.message}
+            for f in findings]
 
 
 def _view(config: Config | None, task: Task | None) -> Callable[[Sample], Shown]:
@@ -332,12 +339,14 @@ def _show_written(out: Path, counts: dict[str, int], json: bool) -> None:
 
 
 def _show_findings(file: str, findings: Findings, most: int, labels: bool) -> None:
-    from vlrl.data import reason_lines
+    from vlrl.checks import lines
     from vlrl.tools.datacheck import printable
 
-    listed = reason_lines((f"{p.where}: {p.id or '(no id)'}", f"{p.kind}: {p.reason}") for p in findings.problems)
+    listed = lines(findings.problems)
     for line in listed[:most or None]:
         typer.echo(printable(line))
+    for line in lines(findings.warnings):
+        typer.echo(printable(f"warning: {line}"))
     if 0 < most < len(listed):
         typer.echo(f"... and {len(listed) - most:,} more (--max 0 lists all)")
     for paths in findings.copies[:_VALUES]:

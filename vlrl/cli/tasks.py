@@ -127,6 +127,8 @@ def check(
     failed = bool(report.findings) or (verdict is not None and len(verdict.mistakes) > max_errors)
     if json:
         emit({"task": task, "ok": not failed, **{k: v for k, v in asdict(report).items() if k != "task"},
+              "findings": [{"check": f.kind, "message": f.message, "sample": f.id, "text": f.text, "more": f.more}
+                           for f in report.findings],
               "answers": _verdict_json(verdict) if verdict else None})
     else:
         _print_report(report)
@@ -145,7 +147,7 @@ def _task(name: str, config: str | None, settings: list[str] | None) -> Task:
 
 
 def _print_report(report: Report) -> None:
-    from vlrl.testing.findings import shorten
+    from vlrl.checks.finding import shorten
 
     if report.cheats:
         typer.echo(f"{'answer':<26}{'mean':>8}{'most':>8}{'at full':>9}  example")

@@ -18,10 +18,10 @@ from vlrl.data.dataset import (
     read_rows,
     read_samples,
     readable,
-    reason_lines,
     several,
     write_rows,
 )
+from vlrl.data.reasons import reason_lines
 from vlrl.data.row_samples import FIELDS, MEDIA_FIELDS, box_problems, make_sample, sample_from_row
 
 __all__ = ["FIELDS", "MEDIA_FIELDS", "SPLITS", "BadRow", "Drawn", "Samples", "bad_row_lines", "box_problems",

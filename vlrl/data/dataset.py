@@ -6,7 +6,6 @@ import glob
 import json
 import logging
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from vlrl.data.formats.folders import of_side, split_files
 from vlrl.data.formats.json_text import MOST_LINE
 from vlrl.data.lazy_dataset import lazy_samples
 from vlrl.data.media import Access
+from vlrl.data.reasons import reason_lines
 from vlrl.data.row_samples import checked_sample
 from vlrl.errors import ConfigError, DataError, RunError, TaskError, VlrlError
 from vlrl.store.files import cache_folder, write_text
@@ -39,31 +39,17 @@ class BadRow:
     reason: str
 
 
-def reason_lines(bad: Iterable[tuple[str, str]]) -> list[str]:
-    """Returns a line for each different reason of (whose it is, reason) pairs, with the number of rows more that have
-    it.
-    """
-    same: dict[str, list[str]] = {}
-    for whose, reason in bad:
-        same.setdefault(reason, []).append(whose)
-    return [f"{whose[0]}: {reason}" + (f" (and {len(whose) - 1:,} rows more)" if whose[1:] else "")
-            for reason, whose in same.items()]
-
-
 def bad_row_lines(bad: Iterable[BadRow]) -> list[str]:
-    """`reason_lines` of rows that were left out; a reason may begin with the name of its row."""
-    return reason_lines((f"{b.where}{': ' + row[0][:-2] if (row := _ROW.match(b.reason)) else ''}",
-                         _ROW.sub("", b.reason, count=1)) for b in bad)
-
-
-_ROW = re.compile(r"row '[^'\n]*': ")
+    """`reason_lines` of rows that were left out."""
+    return reason_lines((row.where, row.reason) for row in bad)
 
 
 class Samples(SampleSequence):
     """The usable samples of a file, media unread, and the rows left out of it."""
 
-    def __init__(self, samples: Sequence[Sample], quarantined: Sequence[BadRow] = (), files: Sequence[Path] = ()):
-        self._samples = tuple(samples)
+    def __init__(self, samples: Sequence[Sample], quarantined: Sequence[BadRow] = (), files: Sequence[Path] = (),
+                 places: Sequence[str] = ()):
+        self._samples, self._places = tuple(samples), tuple(places)
         self.quarantined = tuple(quarantined)
         self.files = tuple(files)
 
@@ -72,6 +58,9 @@ class Samples(SampleSequence):
 
     def _at(self, place: int) -> Sample:
         return self._samples[place]
+
+    def where(self, place: int) -> str:
+        return self._places[place] if self._places else ""
 
 
 class Drawn(SampleSequence):
@@ -161,6 +150,7 @@ def read_samples(task: Any, split: str) -> Sequence[Sample]:
 def _all_samples(task: Any, split: str, files: Sequence[Path], root: Path) -> Samples:
     data, roots = task.data, Access.of(task.data).roots
     samples: dict[str, Sample] = {}
+    places: list[str] = []
     bad: list[BadRow] = []
     taken: set[str] = set()
     rows = [entry for path in files for entry in rows_in(path, data.format, root, data.columns, roots, taken)]
@@ -170,6 +160,7 @@ def _all_samples(task: Any, split: str, files: Sequence[Path], root: Path) -> Sa
             if sample.id in samples:
                 raise DataError(f"row '{sample.id}': this id occurs before; ids must be unique")
             samples[sample.id] = sample
+            places.append(where)
         except DataError as error:
             if not data.quarantine:
                 raise DataError(f"{where}: {error} (data.quarantine=true leaves bad rows out)") from error
@@ -180,7 +171,7 @@ def _all_samples(task: Any, split: str, files: Sequence[Path], root: Path) -> Sa
     if not samples:
         first = f"; {bad[0].where}: {bad[0].reason}" if bad else ""
         raise DataError(f"data.{split}={getattr(data, split)!r} has no usable row{first}")
-    return Samples(list(samples.values()), bad, files)
+    return Samples(list(samples.values()), bad, files, places)
 
 
 def readable(samples: Sequence[Sample], index: int) -> Sample | None:

@@ -45,6 +45,9 @@ class LazySamples(SampleSequence):
         """Returns where a row stands, its id and what the file holds of it, before anything is made of it."""
         return self._rows[index if self._places is None else int(self._places[index])]
 
+    def where(self, place: int) -> str:
+        return self.record(place).where
+
     def _at(self, index: int) -> Sample:
         where, id, record = self.record(index)
         data = self._task.data

@@ -206,14 +206,14 @@ def _decode(data: bytes, path: Path | str, limits: LimitsSettings) -> Image.Imag
             raise DataError(f"{path} has more pixels than limits.image_pixels={limits.image_pixels}, or than Pillow "
                             "opens; make it smaller") from None
         with opened as image:
-            _check_pixels(image.size, str(path), limits)
+            check_pixels(image.size, str(path), limits)
             return _rgb(ImageOps.exif_transpose(image), str(path), limits)
 
     return _guard(path, read)
 
 
 def _rgb(image: Image.Image, name: str, limits: LimitsSettings) -> Image.Image:
-    _check_pixels(image.size, name, limits)
+    check_pixels(image.size, name, limits)
     with _READING:
         image.load()
     if image.mode == "F" or image.mode.startswith("I"):
@@ -234,7 +234,8 @@ def _of_numbers(values: np.ndarray, name: str) -> Image.Image:
     return Image.fromarray((values // 256 if most == 65535 else values * (255 / most)).astype(np.uint8))
 
 
-def _check_pixels(size: tuple[int, int], name: str, limits: LimitsSettings) -> None:
+def check_pixels(size: tuple[int, int], name: str, limits: LimitsSettings) -> None:
+    """Raises DataError, with the name, for a size without a pixel or above limits.image_pixels."""
     width, height = size
     if width < 1 or height < 1:
         raise DataError(f"{name} is {width}x{height} pixels: nothing to see")
@@ -268,7 +269,7 @@ def _load_video(media: Media, limits: LimitsSettings, sampling: VideoSampling, c
 
 
 def _check_frames(size: tuple[int, int], count: int, path: Path, limits: LimitsSettings) -> None:
-    _check_pixels(size, str(path), limits)
+    check_pixels(size, str(path), limits)
     if count * size[0] * size[1] > limits.video_pixels:
         raise DataError(f"{path}: {count} frames of {size[0]}x{size[1]} have more pixels than limits.video_pixels="
                         f"{limits.video_pixels}; take fewer with model.video_max_frames, make the video smaller, or "

@@ -20,7 +20,7 @@ from typing import Any
 from vlrl.config.paths import tried
 from vlrl.data.dataset import SampleSequence
 from vlrl.errors import ConfigError, DataError
-from vlrl.types import Sample
+from vlrl.types import Sample, where
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,10 @@ class Solved(SampleSequence):
 
     def __len__(self) -> int:
         return len(self.solutions)
+
+    def where(self, place: int) -> str | None:
+        number = self.solutions[place].number
+        return where(self.samples, number) if number < len(self.samples) else ""
 
     def _at(self, index: int) -> Sample:
         one = self.solutions[index]

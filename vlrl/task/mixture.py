@@ -19,7 +19,7 @@ from vlrl.errors import ConfigError, DataError, VlrlError, did_you_mean
 from vlrl.task.asked import generated, task_samples
 from vlrl.task.base import Task
 from vlrl.task.row_files import not_read, unread
-from vlrl.types import Answer, Parts, Sample, SampleSequence, Variant
+from vlrl.types import Answer, Parts, Sample, SampleSequence, Variant, where
 
 
 class Turns(SampleSequence):
@@ -43,6 +43,10 @@ class Turns(SampleSequence):
             self._stretches.append((place, round, going))
             place, round = place + (end - round) * len(going), end
         self._firsts = [first for first, *_ in self._stretches]
+
+    def where(self, place: int) -> str | None:
+        label, own = self.locate(place)
+        return where(self.parts[label], own)
 
     def __len__(self) -> int:
         return self._size

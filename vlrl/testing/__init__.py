@@ -20,6 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import cycle
 
+from vlrl.checks.finding import Finding
 from vlrl.config.registry import prints_aside
 from vlrl.task import Task
 from vlrl.task.environment import has_environment
@@ -36,7 +37,7 @@ from vlrl.testing.answers import (
 )
 from vlrl.testing.cheats import CheatRow, check_cheats, with_template
 from vlrl.testing.episodes import check_episodes
-from vlrl.testing.findings import Finding, Findings
+from vlrl.testing.findings import Findings
 from vlrl.testing.samples import check_samples
 from vlrl.types import Sample
 

@@ -10,13 +10,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from vlrl.checks.answers import answer_of, format_problems, part_weights
+from vlrl.checks.finding import shorten
+from vlrl.checks.prompts import prompt_text
 from vlrl.data import coordinates
-from vlrl.rewards.text import parse_answer
 from vlrl.task import Task, check_parts, check_shape
 from vlrl.task.services import Services
-from vlrl.testing.findings import Findings, TooSlow, full_marks, reward_of, shorten, timed
+from vlrl.testing.findings import Findings, TooSlow, full_marks, reward_of, timed
 from vlrl.testing.texts import hostile_texts
-from vlrl.training.preflight import format_problems, part_weights, prompt_text
 from vlrl.types import Answer, Coordinates, Sample
 
 SLOW = 1.0
@@ -26,11 +27,6 @@ _KINDS = {"box": 4, "point": 2, "span": 2}
 """Numbers of a mark. A path has any number of points instead, a track of pairs of seconds and box."""
 
 
-def answer_of(text: str) -> Answer:
-    """Returns a text as the loop hands it to a task."""
-    return parse_answer(text, n_tokens=max(1, len(text) // 4))
-
-
 def check_texts(task: Task, samples: Sequence[Sample], findings: Findings) -> None:
     """Tries every hostile text on the first sample, the short ones on the last too."""
     for sample in dict.fromkeys((samples[0], samples[-1])):
@@ -38,7 +34,7 @@ def check_texts(task: Task, samples: Sequence[Sample], findings: Findings) -> No
         with findings.guard("messages", "messages", sample.id):
             prompt = prompt_text(task.messages(sample))
         for text in hostile_texts(prompt, long=sample is samples[0]):
-            if len(findings.by_check.get("slow", ())) < 3:  # each costs seconds
+            if len(findings.by_rule.get("slow", ())) < 3:  # each costs seconds
                 try_answer(task, sample, text, findings)
 
 
@@ -245,10 +241,10 @@ def check_format(task: Task, samples: Sequence[Sample], findings: Findings) -> N
             prompt = prompt_text(task.messages(sample))
             reward = partial(_quietly, task, sample)
             for problem in format_problems(reward, sample, text, prompt):
-                if problem.stops:
-                    findings.add("prompt", problem.text, sample.id)
+                if problem.level != "warning":
+                    findings.add("prompt", problem.message, sample.id)
                 else:
-                    findings.note(problem.text)
+                    findings.note(problem.message)
 
 
 def _quietly(task: Task, sample: Sample, text: str) -> float:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from vlrl.checks.answers import answer_of
+from vlrl.checks.prompts import prompt_text
 from vlrl.config.registry import failure
 from vlrl.task import Task
-from vlrl.testing.answers import answer_of, quick_reward
+from vlrl.testing.answers import quick_reward
 from vlrl.testing.findings import Findings
-from vlrl.training.preflight import prompt_text
 from vlrl.types import Sample
 
 CLEAR = 0.8

@@ -216,7 +216,7 @@ def _check_hostile(host: Environments, task: Task, sample: Sample, actions: Sequ
                    findings: Findings) -> float:
     """Plays actions, one episode after the other; returns the most that one earned."""
     began, left, most = time.monotonic(), list(actions), 0.0
-    while left and time.monotonic() - began < _HOSTILE_S and len(findings.by_check.get("environment", ())) < 3:
+    while left and time.monotonic() - began < _HOSTILE_S and len(findings.by_rule.get("environment", ())) < 3:
         with findings.guard("score", "score", sample.id, left[0]):
             played = play(host, task, sample, left[:_TURNS], findings)
             if played.first is None:

@@ -10,47 +10,27 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from vlrl.checks.answers import part_weights
+from vlrl.checks.finding import Finding, shorten
 from vlrl.config.registry import failure
 from vlrl.errors import TaskError
 from vlrl.task import Task
-from vlrl.training.preflight import part_weights
 
 _SHOWN = 3
-"""Findings of one check that are kept; further ones are counted."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """One thing that is wrong with a task."""
-
-    check: str
-    """Short name of what was checked, e.g. "oracle"."""
-    message: str
-    sample: str = ""
-    """Id of the sample; empty when it is not about one."""
-    text: str = ""
-    """The answer that shows it, shortened."""
-    more: int = 0
-    """Further findings of the same check that are not listed."""
-
-    def __str__(self) -> str:
-        where = f"sample {self.sample!r}: " if self.sample else ""
-        shown = f"  answer: {self.text}" if self.text else ""
-        more = f"  (and {self.more} more)" if self.more else ""
-        return f"{self.check}: {where}{self.message}{shown}{more}"
+"""Findings of one rule that are kept; further ones are counted."""
 
 
 @dataclass
 class Findings:
-    """Collects findings, a few of each check, and notes: what was left out and why."""
+    """Collects findings, a few of each rule, and notes: what was left out and why."""
 
-    by_check: dict[str, list[Finding]] = field(default_factory=dict)
+    by_rule: dict[str, list[Finding]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
-    def add(self, check: str, message: str, sample: str = "", text: str | None = None, most: int = _SHOWN) -> None:
-        """Keeps a finding, once, or counts it when there are `most` of this check."""
-        listed = self.by_check.setdefault(check, [])
-        new = Finding(check=check, message=message[:500], sample=sample, text="" if text is None else shorten(text))
+    def add(self, rule: str, message: str, sample: str = "", text: str | None = None, most: int = _SHOWN) -> None:
+        """Keeps a finding, once, or counts it when there are `most` of this rule."""
+        listed = self.by_rule.setdefault(rule, [])
+        new = Finding(rule=rule, message=message[:500], id=sample, text="" if text is None else shorten(text))
         if new in listed:  # under several templates
             return
         if len(listed) < most:
@@ -63,23 +43,17 @@ class Findings:
             self.notes.append(text)
 
     def all(self) -> list[Finding]:
-        return [f for listed in self.by_check.values() for f in listed]
+        return [f for listed in self.by_rule.values() for f in listed]
 
     @contextmanager
-    def guard(self, check: str, doing: str, sample: str = "", text: str | None = None) -> Iterator[None]:
+    def guard(self, rule: str, doing: str, sample: str = "", text: str | None = None) -> Iterator[None]:
         """Turns what the task's code raises inside into a finding."""
         try:
             yield
         except TaskError as error:
-            self.add(check, str(error), sample, text)
+            self.add(rule, str(error), sample, text)
         except (Exception, SystemExit) as error:
-            self.add(check, f"{doing} raised {failure(error)}", sample, text)
-
-
-def shorten(text: str) -> str:
-    """Returns a text as Python would write it, its middle left out when it is long."""
-    shown = ascii(text)
-    return shown if len(shown) <= 120 else f"{shown[:80]}...{shown[-20:]} ({len(text)} characters)"
+            self.add(rule, f"{doing} raised {failure(error)}", sample, text)
 
 
 def full_marks(task: Task) -> float:

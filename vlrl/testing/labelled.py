@@ -11,15 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vlrl.checks.answers import answer_of, part_weights
+from vlrl.checks.finding import shorten
 from vlrl.config.registry import prints_aside
 from vlrl.data import SPLITS, read_rows
 from vlrl.errors import ConfigError, DataError, VlrlError, did_you_mean
 from vlrl.task import Task, task_samples
 from vlrl.task.scoring import score_group
-from vlrl.testing.answers import answer_of
-from vlrl.testing.findings import shorten
 from vlrl.training.build_task import sample_from
-from vlrl.training.preflight import part_weights
 from vlrl.types import Sample
 
 THRESHOLD = 0.5

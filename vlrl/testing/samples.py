@@ -20,6 +20,7 @@ from typing import Any
 
 from PIL import Image
 
+from vlrl.checks.prompts import media_problems, placeholder_problems, prompt_text
 from vlrl.config.registry import FILE_MODULE
 from vlrl.config.schema import DataSettings, LimitsSettings
 from vlrl.data import media as loader
@@ -27,7 +28,6 @@ from vlrl.errors import ConfigError, TaskError, VlrlError
 from vlrl.task import Task, generated, load, setting_names, task_samples
 from vlrl.task.environment import has_environment
 from vlrl.testing.findings import Findings
-from vlrl.training.preflight import media_problems, placeholder_problems, prompt_text
 from vlrl.types import Media, Sample
 
 GENERATED = "made"
@@ -62,7 +62,7 @@ def check_samples(task: Task, findings: Findings, count: int, processes: int) ->
             _check_sample(task, sample, findings)
     with findings.guard("samples", "comparing the splits"):
         _check_apart(task, splits, chosen[GENERATED], findings)
-    if not findings.by_check:  # else the same fault would be told again
+    if not findings.by_rule:  # else the same fault would be told again
         where: dict[str, Sequence[Any]] = {split: places(len(samples), len(chosen[split]))
                                            for split, samples in splits.items()}
         spots = _spots(task) if chosen[GENERATED] else ()
@@ -159,10 +159,10 @@ def _check_messages(task: Task, sample: Sample, findings: Findings) -> None:
         visit = replace(sample, prompt=template)
         listed += placeholder_problems(task, visit, prompt_text(task.messages(visit)))
     for problem in listed:
-        if problem.stops:
-            findings.add("messages", problem.text, sample.id)
+        if problem.level != "warning":
+            findings.add("messages", problem.message, sample.id)
         else:
-            findings.note(problem.text)
+            findings.note(problem.message)
 
 
 # --- splits -----------------------------------------------------------------------------------------------------------

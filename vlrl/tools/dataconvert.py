@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vlrl import checks
+from vlrl.checks import CheckedRow, Context
 from vlrl.config.registry import prints_aside
-from vlrl.data import MEDIA_FIELDS, BadRow, box_problems, check_suffix, json_line, make_sample, write_rows
+from vlrl.data import MEDIA_FIELDS, BadRow, check_suffix, json_line, make_sample, write_rows
 from vlrl.data.embedded import Embedded
 from vlrl.data.formats import rows_in
 from vlrl.data.media import IMAGE_FORMATS, resolve
@@ -92,6 +94,7 @@ def usable_rows(path: Path, format: str = "auto", root: Path | None = None, task
     `keep` is called with a row that holds media itself; it gives the row with paths instead, and their root.
     """
     reader, good, bad = task or Task(), [], []
+    context = Context(task=task)
     first: dict[str, str] = {}
     for where, row in rows_in(path, format, root, columns):
         try:
@@ -103,8 +106,10 @@ def usable_rows(path: Path, format: str = "auto", root: Path | None = None, task
             sample = make_sample(reader, row, own or root or path.parent)
             assert not isinstance(row, DataError)
             json_line(row)
-            for problem in box_problems(row, (row.get("width"), row.get("height"))):
-                raise DataError(f"row '{sample.id}': {problem}")
+            checked = CheckedRow(where=where, row=row, id=sample.id, sample=sample, root=own or root or path.parent)
+            for finding in checks.row_findings(checked, context, whole=False):
+                if finding.level == "error":
+                    raise DataError(f"row '{sample.id}': {finding.message}")
             if first.setdefault(sample.id, where) != where:
                 raise DataError(f"row '{sample.id}': this id occurs before, in {first[sample.id]}; ids must be unique")
             good.append(UsableRow(where, sample.id, row, sample.media, own))

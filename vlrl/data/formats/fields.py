@@ -3,7 +3,6 @@ that names the field and its value."""
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import os
@@ -31,7 +30,6 @@ SIDES = (("x", "y", "w", "h"), ("x", "y", "width", "height"), ("left", "top", "w
 PLACES = frozenset(name for names in (*CORNERS, *SIDES) for name in names)
 _SIZES = (("width", "height"), ("image_width", "image_height"), ("img_width", "img_height"), ("img_w", "img_h"))
 _PAIRS = ("image_size", "img_size", "original_size", "resolution")
-_TURNED = (5, 6, 7, 8)  # EXIF orientations that lay an image on its side
 _LONGEST = 40  # characters that a number may have as text
 _DIGITS = 9  # after the point, of numbers that may be shares of an image
 _PARTS = 32  # folders of an absolute path that are looked for under the root
@@ -128,20 +126,14 @@ class Source:
 
         No pixel is decoded.
         """
-        from PIL import Image
-
-        from vlrl.data.media import IMAGE_FORMATS, resolve
+        from vlrl.data.headers import header
+        from vlrl.data.media import resolve
 
         try:
-            here = self.root or Path.cwd()
-            file = io.BytesIO(image) if isinstance(image, bytes) else resolve(image, here, self.roots)
-            with Image.open(file, formats=IMAGE_FORMATS) as opened:
-                width, height = opened.size
-                # in a PNG without it in its header it would be looked for behind the pixels
-                has_exif = opened.format != "PNG" or "exif" in opened.info
-                return (height, width) if has_exif and opened.getexif().get(0x0112) in _TURNED else (width, height)
-        except Exception:  # decoders raise anything; opening the file says what is wrong
+            found = header(image if isinstance(image, bytes) else resolve(image, self.root or Path.cwd(), self.roots))
+        except DataError:  # making the sample says what is wrong
             return None
+        return found.size if found else None
 
 
 def short(value: Any) -> str:

@@ -1,16 +1,15 @@
-"""What is wrong with the canonical fields of a row, whatever task reads it; and what leaks from train to held-out."""
+"""Rules of the canonical fields of a row, whatever task reads it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from vlrl.checks.rule import CheckedRow, Context
 from vlrl.data import MEDIA_FIELDS, box_problems
 from vlrl.data.formats.choices import letter, options_of
 from vlrl.data.formats.driving import plan_problem
 from vlrl.data.formats.fields import number, short
-from vlrl.data.formats.folders import side_of
 from vlrl.errors import DataError, did_you_mean
 from vlrl.rewards.boxes import is_number
 from vlrl.rewards.chart import fraction
@@ -33,17 +32,25 @@ _SHOWN = {"expression": "image", "boxes": "image", "box": "image", "action": "im
 
 def field_problems(row: Row) -> Iterator[str]:
     """Yields each thing that is wrong with the fields that a row has; fields it has not are left to its task."""
-    for name in _TEXTS:
-        if row.get(name) is not None and not (isinstance(row[name], str) and row[name].strip()):
-            yield f"{name}={short(row[name])} must be a text that is not empty"
-    for name in _POSITIVE:
-        if row.get(name) is not None and not (is_number(row[name]) and row[name] > 0):
-            yield f"{name}={short(row[name])} must be a number above 0"
     for name, find in _CHECKS.items():
-        if row.get(name) is not None:
-            problem = find(row)
-            if problem:
-                yield problem
+        if row.get(name) is not None and (problem := find(row)):
+            yield problem
+
+
+def _text(name: str) -> Callable[[Row], str | None]:
+    def find(row: Row) -> str | None:
+        good = isinstance(row[name], str) and row[name].strip()
+        return None if good else f"{name}={short(row[name])} must be a text that is not empty"
+
+    return find
+
+
+def _above_0(name: str) -> Callable[[Row], str | None]:
+    def find(row: Row) -> str | None:
+        good = is_number(row[name]) and row[name] > 0
+        return None if good else f"{name}={short(row[name])} must be a number above 0"
+
+    return find
 
 
 def unseen_problem(row: Row) -> str | None:
@@ -193,6 +200,7 @@ def _labels(row: Row) -> str | None:
 
 
 _CHECKS: dict[str, Callable[[Row], str | None]] = {
+    **{name: _text(name) for name in _TEXTS}, **{name: _above_0(name) for name in _POSITIVE},
     "label": _label, "answer_type": _answer_type, "options": _options, "spans": span_problem, "video_end": _clip,
     "tracks": _tracks, "plan": lambda row: plan_problem(row["plan"]), "responses": _responses,
     "trajectory": _trajectory, "boxes": _boxes, "labels": _labels,
@@ -201,34 +209,23 @@ _CHECKS: dict[str, Callable[[Row], str | None]] = {
 """Field -> what is wrong with a row that has it."""
 
 
-def side(path: Path, row: Row) -> str | None:
-    """train or heldout, by the row's `split`, else by the name of its file; None for neither."""
-    stated = side_of(row.get("split")) if row.get("split") is not None else None
-    words = path.stem.replace("_", "-").replace(".", "-").split("-")
-    return stated or next((name for word in words if (name := side_of(word))), None)
+
+def _rule(name: str) -> Callable[[CheckedRow, Context], Iterator[str]]:
+    def find(row: CheckedRow, context: Context) -> Iterator[str]:
+        if context.canonical and row.sample and row.sample.row.get(name) is not None:
+            problem = _CHECKS[name](row.sample.row)
+            if problem:
+                yield problem
+
+    return find
 
 
-def leaks(rows: Sequence[tuple[str | None, str, Row, Sequence[str]]]) -> dict[int, str]:
-    """Returns the number of a held-out row -> why it is not unseen: its `group_key`, or one of its media, is in train
-    too.
+def _unseen(row: CheckedRow, context: Context) -> Iterator[str]:
+    problem = unseen_problem(row.sample.row) if context.canonical and row.sample else None
+    if problem:
+        yield problem
 
-    Rows are (side, place, row, names or hashes of its media).
-    """
-    groups: dict[str, str] = {}
-    media: dict[str, str] = {}
-    for which, where, row, shown in rows:
-        if which == "train":
-            groups.setdefault(str(row.get("group_key")), where)
-            for one in shown:
-                media.setdefault(one, where)
-    problems = {}
-    for n, (which, _, row, shown) in enumerate(rows):
-        if which != "heldout":
-            continue
-        key = row.get("group_key")
-        again = next((media[one] for one in shown if one in media), None)
-        if key is not None and str(key) in groups:
-            problems[n] = f"group_key={short(key)} is in train too, in {groups[str(key)]}; a group stays on one side"
-        elif again:
-            problems[n] = f"its image or video is in train too, in {again}; `vlrl data split` keeps them on one side"
-    return problems
+
+RULES: dict[str, Callable[[CheckedRow, Context], Iterator[str]]] = {
+    "unseen": _unseen, **{name: _rule(name) for name in _CHECKS}}
+"""Field -> the rule of rows that have it."""

@@ -1,0 +1,62 @@
+"""Rules of many rows together: what occurs twice, and what is in train and held out too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from vlrl.checks.rule import CheckedRow, Context, Found
+from vlrl.data import MEDIA_FIELDS
+from vlrl.data.formats.fields import short
+from vlrl.data.formats.folders import side_of
+
+_NOT_ASKED = (*MEDIA_FIELDS, "id", "original_id", "split", "source", "category", "difficulty", "weight", "meta",
+              "group_key")
+"""Fields that say nothing of what a row asks."""
+_SAID = {"row": ("what it asks", "what is held out must not be trained on: take it out of one of the two"),
+         "group": ("group_key={}", "a group stays on one side"),
+         "media": ("its image or video", "`vlrl data split` keeps them on one side")}
+
+
+def side(path: Path, split: object) -> str | None:
+    """train or heldout, by the `split` of a row, else by the name of its file; None for neither."""
+    stated = side_of(split) if split is not None else None
+    words = path.stem.replace("_", "-").replace(".", "-").split("-")
+    return stated or next((name for word in words if (name := side_of(word))), None)
+
+
+def ids_twice(rows: Sequence[CheckedRow], context: Context) -> Iterator[Found]:
+    """Yields the rows of a file whose id an earlier one has."""
+    first: dict[tuple[Path, str], str] = {}
+    for n, row in enumerate(rows):
+        where = first.setdefault((row.path, row.id), row.where) if row.id else row.where
+        if where != row.where:
+            yield Found(f"id {row.id!r} occurs before, in {where}; ids must be unique", row=n)
+
+
+def leaks(rows: Sequence[CheckedRow], context: Context) -> Iterator[Found]:
+    """Yields the held-out rows that are not unseen: what they ask, their `group_key` or one of their media is in train
+    too; media by content where that was read, else by path.
+    """
+    trained: dict[Any, str] = {}
+    for row in rows:
+        if row.side == "train":
+            for key in _marks(row):
+                trained.setdefault(key, row.where)
+    for n, row in enumerate(rows):
+        if row.side == "heldout" and (key := next((key for key in _marks(row) if key in trained), None)):
+            what, way = _SAID[key[0]]
+            what = what.format(short(row.row.get("group_key")))
+            yield Found(f"{what} is in train too, in {trained[key]}; {way}", row=n)
+
+
+def _marks(row: CheckedRow) -> Iterator[tuple[str, str]]:
+    """Yields what one row alone, or rows of one side alone, may have."""
+    asked = {name: value for name, value in row.row.items() if name not in _NOT_ASKED}
+    if asked:
+        yield "row", repr((row.contents, sorted(asked.items(), key=lambda item: item[0])))
+    if row.row.get("group_key") is not None:
+        yield "group", str(row.row["group_key"])
+    for one in row.contents:
+        yield "media", one

@@ -1,0 +1,73 @@
+"""Rules of what a row says about its images and videos, and of the files themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vlrl.checks.fields import length_problem
+from vlrl.checks.rule import CheckedRow, Context
+from vlrl.data import FIELDS, MEDIA_FIELDS, box_problems
+from vlrl.data.row_media import unshown_problem
+from vlrl.rewards.boxes import is_number
+
+_SIDES = ("width", "height")
+_PLACES = ("boxes", "box", "points", "action", "tracks")
+
+
+def not_shown(row: CheckedRow, context: Context) -> Iterator[str]:
+    """Media that a row names and its sample does not show."""
+    problem = unshown_problem(row.sample, FIELDS, MEDIA_FIELDS, row.root) if row.sample else ""
+    if problem:
+        yield problem
+
+
+def unusable(row: CheckedRow, context: Context) -> Iterator[str]:
+    """Files that are missing, broken or above a limit."""
+    for file in row.files:
+        if file.problem and not any("video_end=" in f.message for f in row.findings):  # a cut that holds no frame
+            yield file.problem
+
+
+def other_size(row: CheckedRow, context: Context) -> Iterator[str]:
+    """A width and height that are not those of the first image."""
+    size, stated = row.files[0].size if row.files else None, tuple(row.row.get(side) for side in _SIDES)
+    if size and all(map(is_number, stated)) and stated != size:
+        yield (f"width and height say {stated[0]}x{stated[1]} pixels, {row.files[0].name} is {size[0]}x{size[1]} (EXIF "
+               "orientation applied)")
+
+
+def refused(row: CheckedRow, context: Context) -> Iterator[str]:
+    """Images of a size that no prompt can hold."""
+    for file in row.files:
+        problem = context.refusal(file.size) if file.size else ""
+        if problem:
+            yield f"{file.name}: {problem}: crop it or fill it up, or leave the row out"
+
+
+def turned(row: CheckedRow, context: Context) -> Iterator[str]:
+    """Boxes and points in a photo that is shown turned: nobody can see in which of the two frames they count."""
+    file = row.files[0] if row.files else None
+    if file is None or file.orientation == 1 or not file.size or not any(row.row.get(name) for name in _PLACES):
+        return
+    if any(f.rule == "size" for f in row.findings):
+        return
+    yield (f"{file.name} is shown turned, as its EXIF orientation {file.orientation} says: {file.size[0]}x"
+           f"{file.size[1]} pixels, and boxes and points are read in that picture. Look at one; if they were drawn on "
+           "the picture as it is stored, save the files without the orientation")
+
+
+def other_length(row: CheckedRow, context: Context) -> Iterator[str]:
+    """A duration or span against how long the video lasts."""
+    for file in row.files:
+        if file.seconds and not any(f.kind in ("row", "field") for f in row.findings):
+            problem = length_problem(row.row, file.seconds, file.name, file.start, file.end)
+            if problem:
+                yield problem
+
+
+def boxes(row: CheckedRow, context: Context) -> Iterator[str]:
+    """Boxes and points with corners swapped, or outside of the image."""
+    size = row.files[0].size if row.files else None
+    for problem in box_problems(row.row, size or tuple(row.row.get(side) for side in _SIDES)):
+        if not any(problem.partition(" must ")[0] in f.message for f in row.findings):  # the task may have said so
+            yield problem

@@ -1,0 +1,87 @@
+"""Looking at the media that rows name: whether they are there, what their headers say, or all of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from PIL import Image
+
+from vlrl.checks.rule import MediaFile
+from vlrl.config.schema import LimitsSettings
+from vlrl.data.embedded import Embedded
+from vlrl.data.formats.fields import number
+from vlrl.data.headers import header
+from vlrl.data.media import check_pixels, load, missing
+from vlrl.data.row_media import each_source
+from vlrl.data.video_sampling import VideoSampling
+from vlrl.errors import DataError
+from vlrl.types import Media
+
+Key = tuple[Path | Embedded, str, float | None, float | None]
+"""File, image or video, and the seconds that a row cuts out."""
+_FRAMES = VideoSampling(fps=1.0, max_frames=4)  # enough to see that a video decodes from its start to its end
+
+
+def keys(media: Media) -> list[Key]:
+    """Returns what is opened once: the file, or each frame of a video given as pictures; [] for what a task has drawn,
+    and for what would have to be fetched.
+    """
+    one = [(media.source, media.kind, media.start, media.end)]
+    frames = [(frame, "image", None, None) for frame in each_source(media)]
+    return [key for key in (frames if isinstance(media.source, (list, tuple)) else one)
+            if isinstance(key[0], (Path, Embedded))]
+
+
+def unopened(key: Key) -> MediaFile:
+    """Returns the name of a file that is not looked for."""
+    return _of(key)
+
+
+def exists(key: Key) -> MediaFile:
+    """Returns whether the file is there."""
+    path = key[0]
+    problem = f"media file {path} {missing(path)}" if isinstance(path, Path) and not os.path.isfile(path) else ""
+    return _of(key, problem=problem)
+
+
+def opened(key: Key, limits: LimitsSettings) -> MediaFile:
+    """Returns what reading an image, or some frames of a video, shows."""
+    path, kind, start, end = key
+    try:
+        loaded = load(Media(source=path, kind="video" if kind == "video" else "image", start=start, end=end), limits,
+                      _FRAMES)
+    except DataError as error:
+        return _of(key, problem=str(error))
+    head = header(path) if kind == "image" else None
+    return _of(key, size=loaded.size, sha256=loaded.sha256, seconds=number(loaded.metadata.get("duration")),
+               orientation=head.orientation if head else 1)
+
+
+def looked_at(key: Key, limits: LimitsSettings) -> MediaFile:
+    """Returns what the header of an image says; one that cannot be read is opened for the reason. A video is only
+    looked for.
+    """
+    found = exists(key)
+    if found.problem or key[1] == "video":
+        return found
+    head = header(key[0])
+    if head is None:
+        return opened(key, limits)
+    try:
+        check_pixels(head.size, str(key[0]), limits)
+    except DataError as error:
+        return _of(key, problem=str(error))
+    return _of(key, size=head.size, orientation=head.orientation)
+
+
+def drawn(media: Sequence[Media]) -> list[MediaFile]:
+    """Returns the sizes of images that a task has drawn."""
+    return [MediaFile(name="the drawn image", size=one.source.size) for one in media
+            if isinstance(one.source, Image.Image)]
+
+
+def _of(key: Key, **facts: object) -> MediaFile:
+    path, _, start, end = key
+    return MediaFile(name=path.name, path=str(path), start=start, end=end, **facts)  # pyright: ignore
