@@ -392,7 +392,7 @@ def test_findings_are_counted_beyond_three_and_shortened():
     findings.add("oracle", "problem 0", "train-0", "x" * 500)  # the same under another template
     assert findings.all() == listed
     assert str(listed[0]).startswith("oracle: sample 'train-0': problem 0  answer: 'xxx")
-    assert str(Finding(check="ids", message="m")) == "ids: m"
+    assert str(Finding(rule="ids", message="m")) == "ids: m"
     assert shorten("\ud800\0é") == r"'\ud800\x00\xe9'"
 
 
