@@ -135,6 +135,8 @@ class Sample:
     """Of an episode, what its environment showed at the reset; it follows the task's own messages."""
     environment_seed: int | None = None
     """Seed of that reset, the same for all episodes of a group."""
+    reset_error: str | None = None
+    """Why its environment could not be reset, beginning with "reset: "; its episodes never begin, and are not paid."""
 
     def __getitem__(self, key: str) -> Any:
         return self.row[key]
@@ -354,6 +356,11 @@ class Completion:
     @property
     def truncated(self) -> bool:
         return self.finish_reason != "stop"
+
+    @property
+    def begun(self) -> bool:
+        """False for an episode whose environment could not be reset: it has no tokens, and an error."""
+        return self.error is None or len(self.tokens) > 0
 
     @property
     def actions(self) -> tuple[Turn, ...]:

@@ -14,17 +14,29 @@ from vlrl.rewards.worker import Hung, Killed, Worker
 PROGRAM = """
 import os, subprocess, time
 from multiprocessing.connection import Connection
-connection = Connection(0)
-while True:
-    word = connection.recv_bytes()
+from vlrl.rewards._wire import serve, with_number
+connection, asked = Connection(0), 0
+
+def reply(word):
+    global asked
+    asked += 1
     if word == b"die":
         os._exit(1)
     if word == b"child":
-        connection.send_bytes(str(subprocess.Popen(["sleep", "1000"]).pid).encode())
-    elif word == b"hang":
+        return str(subprocess.Popen(["sleep", "1000"]).pid).encode()
+    if word == b"hang":
         time.sleep(1000)
-    else:
-        connection.send_bytes(word + b"!")
+    if word == b"unasked":
+        connection.send_bytes(with_number(asked - 1, b"late"))
+        connection.send_bytes(with_number(asked, b"first"))
+    if word in (b"copy", b"raising copy") and not os.fork():
+        time.sleep(0.05)
+        if word == b"raising copy":
+            raise KeyError("a copy")
+        return b"of the copy"
+    return word + b"!"
+
+serve(connection, reply)
 """
 
 
@@ -80,6 +92,24 @@ def alive(pid):
             return file.read().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
+
+
+@pytest.mark.parametrize("word", [b"copy", b"raising copy"])
+def test_a_copy_that_a_reply_leaves_behind_replies_to_nothing(worker, word):
+    replies = []
+    for i in range(10):
+        replies += [ask(worker, word), ask(worker, b"%d" % i)]
+    time.sleep(0.1)
+    assert replies == [r for i in range(10) for r in (word + b"!", b"%d!" % i)] and ask(worker, b"a") == b"a!"
+    assert worker.late == 0
+
+
+def test_replies_that_belong_to_no_request_are_dropped_and_counted(worker):
+    assert ask(worker, b"a") == b"a!"
+    for i in range(1, 11):
+        assert ask(worker, b"unasked") == b"first"  # its number; "late" has that of the request before
+        assert ask(worker, b"b") == b"b!"  # and "unasked!" comes twice
+        assert worker.late == 2 * i
 
 
 def test_progress_is_no_hang(worker):

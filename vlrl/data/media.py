@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageFile, ImageOps, ImagePalette, UnidentifiedImageError
 
 from vlrl.config.schema import DataSettings, LimitsSettings
 from vlrl.data.clip_cache import NO_CACHE, ClipCache
@@ -29,7 +29,7 @@ from vlrl.data.download import Policy, Remote, checked, fetched, shown
 from vlrl.data.embedded import Embedded
 from vlrl.data.media_edits import edited
 from vlrl.data.video_sampling import Clip, VideoSampling, choose, decode
-from vlrl.errors import DataError
+from vlrl.errors import DataError, VlrlError
 from vlrl.store.files import cache_folder
 from vlrl.types import LoadedMedia, Media
 
@@ -37,6 +37,7 @@ IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "AVIF", "GIF", "BMP", "TIFF", "PPM")
 """What is opened; formats that start other programs (EPS) are not."""
 _READING = threading.Lock()
 """A picture that was opened and not yet read must not be read by two threads at once."""
+_DRAWN = "drawn image"
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|data:")
 
 
@@ -74,16 +75,18 @@ def load(media: Media, limits: LimitsSettings, video: VideoSampling | None = Non
     and `end` an even number of frames is taken (models merge two at a time), see `video_sampling.choose`; those of a
     file are kept in `cache`. Then come the edits.
 
-    Raises DataError naming the file when it is missing, unreadable, cut short or above `limits`.
+    Raises DataError naming the file when it is missing, unreadable, cut short or above `limits`; decoders raise
+    anything else on broken pixels, which becomes one too.
     """
-    return edited(_load(media, limits, video or VideoSampling(), cache), media.edits)
+    return _guard(_name(media.source), lambda: edited(_load(media, limits, video or VideoSampling(), cache),
+                                                      media.edits))
 
 
 def _load(media: Media, limits: LimitsSettings, video: VideoSampling, cache: ClipCache) -> LoadedMedia:
     if media.kind == "video":
         return _load_video(media, limits, video, cache)
     if isinstance(media.source, Image.Image):
-        image = _rgb(media.source, "drawn image", limits)
+        image = _rgb(media.source, _DRAWN, limits)
         return LoadedMedia(kind="image", frames=(image,), sha256=_pixel_hash([image]))
     if isinstance(media.source, (bytes, Embedded)):
         own = _checked_bytes(media.source, limits)
@@ -174,13 +177,19 @@ def _guard(path: Path | str, read: Any) -> Any:
     name = path if isinstance(path, str) else f"media file {path}"  # "media inside row ..."
     try:
         return read()
-    except DataError:
+    except VlrlError:
         raise
     except UnidentifiedImageError:
         raise DataError(f"{name} is no image of a known kind ({', '.join(IMAGE_FORMATS)})") from None
     except Exception as error:  # decoders raise anything on broken bytes: OSError, SyntaxError, struct.error, ...
         why = str(error).partition(" <_io.")[0]  # Pillow names a buffer by its address
         raise DataError(f"{name} cannot be read: {type(error).__name__}: {why}") from error
+
+
+def _name(source: Any) -> Path | str:
+    if isinstance(source, (str, os.PathLike)):
+        return Path(source)
+    return getattr(source, "name", "a picture in memory") if isinstance(source, Embedded) else _DRAWN
 
 
 def _sha256(data: bytes) -> str:
@@ -212,10 +221,27 @@ def _decode(data: bytes, path: Path | str, limits: LimitsSettings) -> Image.Imag
     return _guard(path, read)
 
 
+def drawn(image: Image.Image) -> Image.Image:
+    """Returns a picture of any mode in RGB, transparency laid over white: what is sent from one process to another,
+    where a picture without a palette would break. Raises DataError for what cannot be decoded or has no colours."""
+    return _guard(_DRAWN, lambda: _converted(image, _DRAWN))
+
+
 def _rgb(image: Image.Image, name: str, limits: LimitsSettings) -> Image.Image:
     check_pixels(image.size, name, limits)
+    return _converted(image, name)
+
+
+def _converted(image: Image.Image, name: str) -> Image.Image:
+    if "P" in image.mode and image.palette is None and not isinstance(image, ImageFile.ImageFile):
+        image.palette = ImagePalette.ImagePalette()  # lost by pickling; Pillow loads nothing without one
     with _READING:
         image.load()
+    if image.mode in ("P", "PA") and not image.getpalette() and np.asarray(image.getchannel(0)).any():
+        raise DataError(f"{name} is of mode {image.mode} without a palette, so its colours are not known: give it one, "
+                        "or make it of mode L or RGB")
+    if image.mode == "La":
+        image = image.convert("LA")  # the one way out of it
     if image.mode == "F" or image.mode.startswith("I"):
         image = _of_numbers(np.asarray(image), name)
     if image.has_transparency_data:

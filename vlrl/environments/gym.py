@@ -20,7 +20,7 @@ import numpy as np
 from vlrl.config.registry import resolve
 from vlrl.environments.actions import read_action
 from vlrl.environments.arguments import names
-from vlrl.environments.paid import PARTS, Paid, Wrong
+from vlrl.environments.paid import PARTS, Paid, Wrong, truth
 from vlrl.environments.shown import picture
 from vlrl.errors import ConfigError
 from vlrl.rewards.text import parse_answer
@@ -75,10 +75,11 @@ class GymEnvironment(Environment):
             return Step(Observation(cut(f"Error: {error}"), self._media), self.paid.illegal(), state=self.state,
                         info={"error": cut(str(error), 1000)})
         observation, reward, terminated, truncated, said = self.world.step(own)
-        self.state, self._ended = _digest(observation), bool(terminated or truncated)
-        parts = self.paid.step(reward, bool(terminated), said if isinstance(said, Mapping) else {})
+        ended, cut_short = truth(terminated, "terminated"), truth(truncated, "truncated")
+        self.state, self._ended = _digest(observation), ended or cut_short
+        parts = self.paid.step(reward, ended, said if isinstance(said, Mapping) else {})
         return Step(self._shown(observation), parts, done=self._ended, state=self.state,
-                    info={"action": cut(str(own), 200), "truncated": bool(truncated)})
+                    info={"action": cut(str(own), 200), "truncated": cut_short})
 
     def close(self) -> None:
         self.world.close()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from vlrl.environments.arguments import names
+from vlrl.rewards.scalar import finite, flag
 
 PARTS = ("return", "success")
 """Parts that are given where nothing else is said; `progress` and `illegal` are the others."""
@@ -65,12 +65,15 @@ class Paid:
 
 def number(value: Any, what: str) -> float:
     """Returns a finite number, of numpy too; None counts as 0. Raises Wrong."""
-    if value is None:
-        return 0.0
-    try:
-        result = math.nan if isinstance(value, (str, bytes)) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        result = math.nan
-    if not math.isfinite(result):
+    result, problem = finite(value)
+    if problem:
         raise Wrong(f"its {what} is {str(value)[:60]!r}, no finite number")
+    return 0.0 if result is None else result
+
+
+def truth(value: Any, what: str) -> bool:
+    """Returns a truth value; None counts as false. Raises Wrong for a text, whatever it says."""
+    result = False if value is None else flag(value)
+    if result is None:
+        raise Wrong(f"its {what} is {str(value)[:60]!r}, expected true or false")
     return result

@@ -37,8 +37,9 @@ def evaluate(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, s
 
     Every metric has `<metric>/ci95_low` and `<metric>/ci95_high` (bootstrap over samples). Greedy unless
     eval.temperature is set. `correct_frac` is the share of correct answers (Task.correct). Samples that cannot be
-    encoded count as `rejected`, answers without a reward as `unscorable`: neither as wrong. `tell(what, done, total)`
-    is called as the work proceeds. No variants are drawn; `likelihoods` are needed by tasks that ask for
+    encoded count as `rejected`, answers without a reward as `unscorable`: neither as wrong; `environment/errors` are
+    episodes that their environment ended, or that could not begin. `tell(what, done, total)` is called as the work
+    proceeds. No variants are drawn; `likelihoods` are needed by tasks that ask for
     log-probabilities, whose parts are left out without them, `services` are those of `services.*`. Of a mixture the
     samples are those of every task in turn.
     """
@@ -47,9 +48,10 @@ def evaluate(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, s
                                                             likelihoods, score, services))
     groups = comm.together(lambda: [_measured(task, g) for g in groups])
     records = [r for part in comm.gather([_record(g) for g in groups]) for r in part]
-    failed = sum(r["error"] is not None for r in records) / max(len(records), 1)
+    failed = sum(r["error"] is not None and not r["lost"] for r in records) / max(len(records), 1)
+    lost = {"environment/errors": sum(r["lost"] for r in records)} if any(r["episode"] for r in records) else {}
     return {"step": step, "split": split, "n": len(records), "rejected": int(comm.total(rejected)[0]),
-            "unscorable": sum(r["reward"] is None for r in records), "score_errors": failed,
+            "unscorable": sum(r["reward"] is None for r in records), "score_errors": failed, **lost,
             **(services.metrics(split, step, times=False) if services else {}), **_table(task, records)}, groups
 
 
@@ -101,12 +103,15 @@ def _measured(task: Task, group: Group) -> Group:
 
 
 def _record(group: Group) -> dict[str, Any]:
+    """Of an episode that could not begin there is no length."""
     rollout, completion = group.rollouts[0], group.rollouts[0].completion
+    written = ({"length": len(completion.tokens), "truncated": float(completion.truncated),
+                "turns": len(completion.actions) if completion.episode_id else None} if completion.begun
+               else dict.fromkeys(("length", "truncated", "turns")))
     return {"task": group.task, "sample": group.sample.row, "id": group.sample.id, "answer": completion.text,
             "parsed": rollout.parsed, "target": group.target, "parts": rollout.parts, "reward": rollout.reward,
-            "correct": rollout.correct, "length": len(completion.tokens),
-            "turns": sum(t.role == "assistant" for t in completion.turns) if completion.episode_id else None,
-            "truncated": float(completion.truncated), "error": rollout.error, "metrics": rollout.metrics}
+            "correct": rollout.correct, **written, "error": rollout.error, "metrics": rollout.metrics,
+            "episode": bool(completion.episode_id), "lost": completion.error is not None}
 
 
 def _table(task: Task, records: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -124,8 +129,10 @@ def _intervals(records: Sequence[dict[str, Any]]) -> dict[str, float]:
     columns: dict[str, list[float]] = {"reward/mean": [r["reward"] for r in records if r["reward"] is not None],
                                        "correct_frac": [float(r["correct"]) for r in records
                                                         if r["correct"] is not None],
-                                       "completion/length_mean": [float(r["length"]) for r in records],
-                                       "completion/truncated_frac": [r["truncated"] for r in records],
+                                       "completion/length_mean": [float(r["length"]) for r in records
+                                                                  if r["length"] is not None],
+                                       "completion/truncated_frac": [r["truncated"] for r in records
+                                                                     if r["truncated"] is not None],
                                        "episode/turns_mean": [r["turns"] for r in records if r["turns"] is not None]}
     for record in records:
         for name, value in {**record["parts"], **record["metrics"]}.items():
@@ -146,4 +153,5 @@ def evaluation_line(record: Mapping[str, Any]) -> str:
              for k, v in record.items() if f"{k}/ci95_low" in record and not k.startswith("completion/")
              and (k.endswith("/reward/mean") or not k.startswith(labels))]
     left_out = f", {record['rejected']} left out" if record["rejected"] else ""
+    left_out += f", {record['unscorable']} without a reward" if record["unscorable"] else ""
     return f"evaluation of {record['split']} at step {record['step']} (n={record['n']}{left_out}): {', '.join(words)}"

@@ -109,6 +109,7 @@ def group_metrics(groups: Sequence[Group], labels: Sequence[str] = ()) -> dict[s
     if not rows:
         return {}
     lengths = np.array([n for row in rows for n in row["lengths"]])
+    begun = [row for row in rows if row["begun"]]
     out = _rewards(rows)
     for label in labels:
         own = [row for row in rows if row["task"] == label]
@@ -116,13 +117,14 @@ def group_metrics(groups: Sequence[Group], labels: Sequence[str] = ()) -> dict[s
         rewards.pop("reward/std", None)
         out |= {f"{label}/{name}": value for name, value in rewards.items()}
         if own:
-            out[f"{label}/groups/zero_variance_frac"] = _mean([row["zero_variance"] for row in own])
-        out[f"{label}/share"] = len(own) / len(rows)
+            out[f"{label}/groups/zero_variance_frac"] = _mean([row["zero_variance"] for row in own if row["begun"]])
+        out[f"{label}/share"] = len({row["id"] for row in own}) / len({row["id"] for row in rows})
     return out | {
-        "completion/length_mean": _mean(lengths), "completion/length_max": float(lengths.max()),
+        "completion/length_mean": _mean(lengths), "completion/length_max": float(lengths.max(initial=0)),
         "completion/truncated_frac": _mean([t for row in rows for t in row["truncated"]]),
         **_episodes([e for row in rows for e in row["episodes"]]),
-        "groups/zero_variance_frac": _mean([row["zero_variance"] for row in rows]), "groups/count": float(len(rows)),
+        "groups/zero_variance_frac": _mean([row["zero_variance"] for row in begun]),
+        "groups/count": float(len({row["id"] for row in rows})),
         "tokens/prompt": float(sum(row["prompt"] for row in rows)), "tokens/completion": float(lengths.sum())}
 
 
@@ -138,9 +140,10 @@ def _rewards(rows: Sequence[dict]) -> dict[str, float]:
 def _facts(group: Group) -> dict:
     rollouts = group.plain
     names = dict.fromkeys(name for r in rollouts for name in r.parts)
-    return {"task": group.task, "rewards": [r.reward for r in rollouts],
-            "lengths": [len(r.completion.tokens) for r in rollouts],
-            "truncated": [r.completion.truncated for r in rollouts], "prompt": len(group.prompt),
+    begun = [r for r in rollouts if r.completion.begun]
+    return {"id": group.id, "task": group.task, "rewards": [r.reward for r in rollouts], "begun": bool(begun),
+            "lengths": [len(r.completion.tokens) for r in begun],
+            "truncated": [r.completion.truncated for r in begun], "prompt": len(group.prompt) if begun else 0,
             "zero_variance": group.zero_variance,
             "episodes": [_episode(r) for r in rollouts if r.completion.episode_id],
             "parts": {name: [r.parts.get(name) for r in rollouts] for name in names}}
@@ -151,7 +154,7 @@ def _episode(rollout: Rollout) -> dict[str, Any]:
     calls = [t.calls for t in done.turns if t.calls is not None]
     return {"calls": sum(map(len, calls)) if calls else None,
             "call_errors": sum(bool(call.get("error")) for own in calls for call in own),
-            "turns": sum(t.role == "assistant" for t in done.turns), "success": rollout.correct,
+            "turns": len(done.actions) if done.begun else None, "success": rollout.correct,
             "limit": done.finish_reason in ("turns", "tokens", "media"), "error": done.error is not None}
 
 
@@ -160,7 +163,8 @@ def _episodes(episodes: Sequence[dict[str, Any]]) -> dict[str, float]:
         return {}
     calls, errors = [e["calls"] for e in episodes if e["calls"] is not None], sum(e["call_errors"] for e in episodes)
     tools = {"episode/tool_calls_mean": _mean(calls), "episode/tool_errors_frac": errors / max(sum(calls), 1)}
-    return {**(tools if calls else {}), "episode/turns_mean": _mean([e["turns"] for e in episodes]),
+    turns = [e["turns"] for e in episodes if e["turns"] is not None]
+    return {**(tools if calls else {}), "episode/turns_mean": _mean(turns),
             "episode/success": _mean([e["success"] for e in episodes if e["success"] is not None]),
             "episode/limit_frac": _mean([e["limit"] for e in episodes]),
             "environment/errors": float(sum(e["error"] for e in episodes))}

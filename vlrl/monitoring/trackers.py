@@ -57,7 +57,7 @@ def best_of(evals: Sequence[Mapping[str, Any]], split: str, metric: str) -> Mapp
     has few.
     """
     lines = [line for line in evals if line.get("split") == split]
-    scored = [line for line in lines if "reward/mean" in line or "completion/length_mean" not in line]
+    scored = [line for line in lines if "reward/mean" in line or not line.get("unscorable")]
     if scored and not any(metric in line for line in lines):
         names = sorted(k for k, v in lines[-1].items() if f"{k}/ci95_low" in lines[-1])
         raise RunError(f"save.best={metric!r} is no metric of eval.jsonl; those of {split} are {', '.join(names)}")

@@ -2,6 +2,10 @@
 
     worker = Worker(start)                                  # start() -> (connection, the process or its id)
     reply = worker.ask(request, lambda: (progress, seconds))
+    serve(connection, reply_to)                             # in the process: bytes -> bytes, until nobody asks any more
+
+Requests and replies carry a number, so that a reply is that of its request and of no other. Only the process itself
+replies: a copy of it, which code that forks and returns leaves behind, ends where it would.
 
 The scorer of tasks and the verifier of mathematical answers use it. The library pebble (5.2.3) was measured for both
 and does not do: what a killed worker had started lives on, a limit counts from the request and not from the last
@@ -12,6 +16,7 @@ this one takes 0.05. It restarts as fast (0.01 s forked, 0.2 s spawned) and take
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import subprocess
@@ -19,7 +24,11 @@ import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
+from vlrl.rewards._wire import alone, serve, taken_apart, with_number
+
+__all__ = ["Hung", "Killed", "Worker", "alone", "serve"]
 _TICK_S = 0.5
+_log = logging.getLogger(__name__)
 
 
 class Killed(Exception):
@@ -37,25 +46,46 @@ class Worker:
         self._start = start
         self.process: subprocess.Popen[bytes] | int | None = None
         """The process itself, or the id of one that is nobody's child here; it leads its own group."""
+        self.late = 0
+        """Replies that came to no request of now, and were dropped."""
         self._connection: Connection | None = None
+        self._number = self._answered = 0
+        """Of the last request, and of the last one that has its reply."""
 
     def ask(self, request: bytes, patience: Callable[[], tuple[object, float]]) -> bytes:
         """Returns its reply. `patience` gives what it is at, and the seconds that this may take; they count from when
         the former last changed. Raises Killed or Hung, and then the next request starts another process."""
-        if self._connection and self._connection.poll(0):  # nothing was asked: it has ended
+        try:
+            while self._connection and self._connection.poll(0):  # nothing was asked: it has ended, or replies late
+                self._reply()
+        except (EOFError, OSError):
             self.kill()
         if self._connection is None:
             self._connection, self.process = self._start()
+        self._number += 1
         try:
-            self._connection.send_bytes(request)
-            _await(self._connection, patience)
-            return self._connection.recv_bytes()
+            self._connection.send_bytes(with_number(self._number, request))
+            while True:
+                _await(self._connection, patience)
+                if (reply := self._reply()) is not None:
+                    return reply
         except (EOFError, OSError):
             self.kill()
             raise Killed from None
         except BaseException:  # Ctrl-C too: a reply that comes later belongs to no request
             self.kill()
             raise
+
+    def _reply(self) -> bytes | None:
+        """Returns what has come; None for what belongs to another request."""
+        assert self._connection
+        number, reply = taken_apart(self._connection.recv_bytes())
+        if number == self._number != self._answered:
+            self._answered = number
+            return reply
+        self.late += 1
+        _log.warning("process %s sent a reply that nothing waits for (%d so far): dropped", self.process, self.late)
+        return None
 
     def kill(self) -> None:
         """Ends the process and what it has started, if there is one."""

@@ -66,7 +66,10 @@ class Demonstrations:
 
 
 def has_demonstration(task: Task, sample: Sample) -> bool:
-    """Returns whether a sample, its environment reset where it has one, has an answer or actions to learn from."""
+    """Returns whether a sample, its environment reset where it has one, has an answer or actions to learn from. Raises
+    DataError where it could not be reset."""
+    if sample.reset_error:
+        raise DataError(f"sample '{sample.id}': its environment failed: {sample.reset_error}")
     return bool(task_oracle_actions(task, sample) if sample.opening is not None else given_answer(task, sample))
 
 

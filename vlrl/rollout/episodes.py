@@ -36,7 +36,8 @@ from vlrl.models.packing import behind, joined
 from vlrl.models.processing import Encoder
 from vlrl.monitoring.metrics import Clock
 from vlrl.task import Task
-from vlrl.task.environment import has_environment, same_observation
+from vlrl.task.environment import has_environment
+from vlrl.task.environment_checks import same
 from vlrl.task.environment_host import Environments, Episode, Failed
 from vlrl.task.tools import readable
 from vlrl.types import Completion, Continued, LoadedMedia, Observation, Prompt, Request, Sample, Step, Turn
@@ -81,14 +82,19 @@ class EpisodeEngine:
         single = [i for i in range(len(requests)) if i not in {*acting}]
         completions = dict(zip(single, self.engine.generate([requests[i] for i in single]),
                                strict=True)) if single else {}
-        completions |= dict(zip(acting, self._episodes([requests[i] for i in acting], self.engine), strict=True))
+        completions |= {i: [_never_begun(requests[i], place, error) for place, _ in _places(requests[i])]
+                        for i in acting if (error := _lost(requests[i]))}
+        playing = [i for i in acting if i not in completions]
+        completions |= dict(zip(playing, self._episodes([requests[i] for i in playing], self.engine),
+                                strict=True)) if playing else {}
         return [completions[i] for i in range(len(requests))]
 
     def replayed(self, requests: Sequence[Request], recorded: Sequence[list[Completion]]) -> list[list[Completion]]:
         """Returns recorded completions; episodes, of which the actions suffice, after their environments have answered
         again. One that went otherwise has an error.
         """
-        acting = [i for i, r in enumerate(requests) if r.sample is not None and r.sample.opening is not None]
+        acting = [i for i, r in enumerate(requests)
+                  if r.sample is not None and r.sample.opening is not None and not _lost(r)]
         engine = _Recorded({requests[i].key: recorded[i] for i in acting})
         again = dict(zip(acting, self._episodes([requests[i] for i in acting], engine), strict=True))
         return [[*map(_unchanged, again[i], own)] if i in again else own for i, own in enumerate(recorded)]
@@ -115,8 +121,8 @@ class EpisodeEngine:
                 live = []
                 for playing, observation in self._arrived(calls):
                     if action := first.pop(playing, None):
-                        playing.begin(observation)
-                        self._act(playing, action, calls)
+                        if playing.begin(observation):
+                            self._act(playing, action, calls)
                     elif self._goes_on(playing, observation) and playing.goes_as_before():
                         if action := playing.played:
                             self._act(playing, action, calls)
@@ -205,6 +211,8 @@ class _Recorded:
 
 def _action(episode: Completion, turn: int) -> Completion:
     actions = [t for t in episode.turns if t.role == "assistant"]
+    if not actions:  # it was never begun, and `_unchanged` leaves it so
+        return episode
     at = actions[min(turn, len(actions) - 1)]  # one too many is found out by `_unchanged`
     own = slice(at.start, at.end)
     return Completion(tokens=episode.tokens[own], logprobs=episode.logprobs[own], loss_mask=episode.loss_mask[own],
@@ -212,6 +220,8 @@ def _action(episode: Completion, turn: int) -> Completion:
 
 
 def _unchanged(again: Completion, recorded: Completion) -> Completion:
+    if not recorded.begun:
+        return recorded
     if again.error is None and not np.array_equal(again.tokens, recorded.tokens):
         return replace(again, error="its environment answered the same actions otherwise than before the run stopped")
     return again
@@ -264,13 +274,15 @@ class _Playing:
         """[T] all tokens after the prompt."""
         return self.whole.ids[len(self.base_request.prompt):]
 
-    def begin(self, observation: Observation | Failed | None) -> None:
-        """Checks that it begins where its prompt says."""
+    def begin(self, observation: Observation | Failed | None) -> bool:
+        """Checks that it begins where its prompt says; returns whether it begins at all."""
         opening = self.episode.sample.opening
         if isinstance(observation, Failed):
-            self.error = observation.reason
-        elif opening is None or observation is None or not same_observation(observation, opening):
+            self.error, self.continued.cache = observation.reason, None
+            return False
+        if opening is None or observation is None or not same(observation, opening):
             self.error = f"reset({self.episode.seed}) showed something else than before: it must be the same for a seed"
+        return True
 
     @property
     def played(self) -> Completion | None:
@@ -333,6 +345,9 @@ class _Playing:
                                media=tuple(m.sha256 for m in shown.media)))
 
     def completion(self) -> Completion:
+        if not self.turns:
+            assert self.error
+            return _never_begun(self.base_request, self.index, self.error)
         texts = (t.text + "".join(f"\n<{m.kind}>" for m in self.observed_media if m.sha256 in t.media)
                  for t in self.turns)
         length = next(t for t in reversed(self.turns) if t.role == "assistant")
@@ -341,7 +356,7 @@ class _Playing:
         return Completion(
             tokens=self.written, logprobs=np.concatenate(self.logprobs), loss_mask=np.concatenate(self.sampled),
             text="\n\n".join(texts), finish_reason=reason, turns=tuple(self.turns), error=self.error,
-            episode_id="-".join(map(str, (*self.base_request.key, self.index))),
+            episode_id=_episode_id(self.base_request, self.index),
             observed_media=tuple(self.observed_media),
             shown=behind(self.whole, self.base_request.prompt, self.shown) if self.shown and not self.windows else None,
             windows=tuple(self.windows))
@@ -364,6 +379,21 @@ def _places(request: Request) -> list[tuple[int, Completion | None]]:
     return [(i, None) for i in range(request.n)]
 
 
+def _lost(request: Request) -> str | None:
+    """Returns why the environment of its sample could not be reset."""
+    return request.sample.reset_error if request.sample is not None else None
+
+
+def _never_begun(request: Request, index: int, error: str) -> Completion:
+    """Returns an episode whose environment could not be reset."""
+    return Completion(tokens=np.zeros(0, np.int64), logprobs=np.zeros(0, np.float32), loss_mask=np.zeros(0, bool),
+                      text="", finish_reason="stop", episode_id=_episode_id(request, index), error=error)
+
+
+def _episode_id(request: Request, index: int) -> str:
+    return "-".join(map(str, (*request.key, index)))
+
+
 def _start(request: Request) -> tuple[Any, int]:
     sample = request.sample
     assert sample is not None and sample.environment_seed is not None
@@ -375,8 +405,8 @@ def _at_most(request: Request, tokens: int) -> Any:
 
 
 def opened(engine: Engine, task: Task, sample: Sample, *key: int) -> Sample:
-    """Returns the sample with what its environment shows at a reset whose seed is made of `key`; as it is where its
-    task has no environment. Raises DataError when the reset fails.
+    """Returns the sample with what its environment shows at a reset whose seed is made of `key`, or why it cannot be
+    reset; as it is where its task has no environment.
     """
     if not isinstance(engine, EpisodeEngine) or not has_environment(task.of(sample)):
         return sample
@@ -388,7 +418,8 @@ def reopened(engine: Engine, sample: Sample) -> Sample:
     """Returns an opened sample whose media were changed with what its environment shows now, at the same seed."""
     if not isinstance(engine, EpisodeEngine) or sample.environment_seed is None:
         return sample
-    return engine.environments.opened(replace(sample, opening=None, environment_seed=None), sample.environment_seed)
+    as_it_was = replace(sample, opening=None, environment_seed=None, reset_error=None)
+    return engine.environments.opened(as_it_was, sample.environment_seed)
 
 
 def check(config: Config, task: Task) -> None:

@@ -103,7 +103,10 @@ class GroupSource:
         self.outcomes: list[Outcome] = []
         """What became of all draws of the last call, over all processes."""
         self.dropped: list[Group] = []
-        """This process's groups of the last call that were answered and are not trained on."""
+        """This process's groups of the last call that were answered and are not trained on, and episodes that could not
+        begin."""
+        self.wasted = 0
+        """How many of these groups were answered in vain."""
         self._opened: dict[Draw, Sample] = {}
         """Samples of this step and the next; some are drawn by code, and a variant needs its sample too."""
         self._may_lack = True
@@ -131,12 +134,13 @@ class GroupSource:
             intake.take(outcomes, len(self.carried_over))
             groups, carried_over = groups | mine, {}
         chosen = intake.chosen()
-        self.dropped = [*probed.values(), *(g for number, g in groups.items() if number not in {*chosen})]
+        wasted = [*probed.values(), *(g for number, g in groups.items() if number not in {*chosen})]
         self.outcomes = [*intake.outcomes.values()]
         self.filters.observe(self.outcomes)
         self.horizon.observe(self.outcomes)
         self.tally.note(intake, chosen, [*probes.values()])
-        chosen_groups = [groups[number] for number in chosen if number in groups]
+        chosen_groups, lost = _begun([groups[number] for number in chosen if number in groups])
+        self.wasted, self.dropped = len(wasted), [*wasted, *lost]
         return [*map(self.answering.guide.taught, chosen_groups)] if self.answering.guide else chosen_groups
 
     def sync(self, policy: Any, step: int, now: bool = True) -> None:
@@ -319,7 +323,7 @@ class GroupSource:
         if isinstance(self.engine, EpisodeEngine):
             restarts["environment/restarts"] = comm.total(self.engine.environments.restarts)[0]
         return {**restarts, **self.horizon.metrics(), **comm.on_main(lambda: self.sampler.metrics()),
-                **self.tally.metrics(), "groups/wasted": comm.total(len(self.dropped))[0],
+                **self.tally.metrics(), "groups/wasted": comm.total(self.wasted)[0],
                 "prompts/rejected": float(self.rejected.count), **self._variant_metrics(), **self._partial_metrics(),
                 **(self.answering.branch.metrics() if self.answering.branch else {}),
                 **(self.answering.search.metrics() if self.answering.search else {}),
@@ -369,6 +373,19 @@ class GroupSource:
         self.carried_over = {group.number: group for group in map(PartialGroup.of, state.get("held", ()))}
         if self.answering.search:
             self.answering.search.load_state_dict(state["search"])
+
+
+def _begun(groups: Sequence[Group]) -> tuple[list[Group], list[Group]]:
+    """Returns the groups to train on, and apart from them, in groups of the same ids, the episodes that never began:
+    they have no tokens."""
+    begun = [replace(g, rollouts=tuple(r for r in g.rollouts if r.completion.begun)) if _never(g) else g
+             for g in groups]
+    lost = [replace(g, rollouts=tuple(_never(g)), aside=()) for g in groups if _never(g)]
+    return [g for g in begun if g.rollouts], lost
+
+
+def _never(group: Group) -> list[Rollout]:
+    return [r for r in group.rollouts if not r.completion.begun]
 
 
 def _surprise(group: Group) -> float:

@@ -26,10 +26,10 @@ from vlrl.task.judge_prompts import (
     better_prompt,
     grades,
     principles_prompt,
-    question_text,
     reference,
     scores_prompt,
 )
+from vlrl.task.judged_episodes import to_judge
 from vlrl.task.part import part
 from vlrl.task.services import Question
 from vlrl.types import Answer, Parts, Sample
@@ -47,10 +47,13 @@ def pairwise(task: Task, sample: Sample, answers: Sequence[Answer], services: An
     texts = [a.text if reasoning else a.final for a in answers]
     key = f"{task.seed}/{sample.id}/{answers[0].step}"
     base = zlib.crc32(key.encode("utf-8", "backslashreplace")) % len(answers)
-    question, right, shown = question_text(task, sample), reference(task, sample), tuple(sample.media) if media else ()
-    others = [i for i in range(len(answers)) if i != base]
-    orders = [(texts[i], texts[base], "first") for i in others] + [(texts[base], texts[i], "second") for i in others]
-    replies = services.judge([Question(better_prompt(question, right, a, b), shown, BETTER) for a, b, _ in orders])
+    right, others = reference(task, sample), [i for i in range(len(answers)) if i != base]
+    orders = [(i, base, "first") for i in others] + [(base, i, "second") for i in others]
+    questions = []
+    for a, b, _ in orders:
+        question, shown = to_judge(task, sample, [answers[a], answers[b]], media)
+        questions.append(Question(better_prompt(question, right, texts[a], texts[b]), shown, BETTER))
+    replies = services.judge(questions)
     wins = [None if (said := _fields(reply, BETTER)) is None else said["better"] == own
             for reply, (*_, own) in zip(replies, orders, strict=True)]
     both = dict(zip(others, zip(wins[:len(others)], wins[len(others):], strict=True), strict=True))
@@ -73,14 +76,17 @@ def tournament(task: Task, sample: Sample, answers: Sequence[Answer], services: 
     if count < 2:
         return [{"tournament": 1.0} for _ in answers]
     texts = [a.text if reasoning else a.final for a in answers]
-    question, right, shown = question_text(task, sample), reference(task, sample), tuple(sample.media) if media else ()
+    right = reference(task, sample)
+
+    def told(a: int, b: int) -> Question:
+        question, shown = to_judge(task, sample, [answers[a], answers[b]], media)
+        return Question(scores_prompt(question, right, texts[a], texts[b]), shown, SCORES)
 
     def scored(pairs: Sequence[tuple[int, int]]) -> list[tuple[float, float] | None]:
         """Returns the scores of both of each pair; which is shown first goes by their texts."""
         swapped = [zlib.crc32(f"{texts[i]}|{texts[j]}".encode("utf-8", "backslashreplace")) % 2 for i, j in pairs]
         shown_as = [(j, i) if swap else (i, j) for (i, j), swap in zip(pairs, swapped, strict=True)]
-        replies = services.judge([Question(scores_prompt(question, right, texts[a], texts[b]), shown, SCORES)
-                                  for a, b in shown_as])
+        replies = services.judge([told(a, b) for a, b in shown_as])
         out: list[tuple[float, float] | None] = []
         for reply, swap in zip(replies, swapped, strict=True):
             said = _fields(reply, SCORES)
@@ -144,10 +150,14 @@ def principles(task: Task, sample: Sample, answers: Sequence[Answer], services: 
     With services.judge.json_schema=false the judge has room to write before its grades.
     """
     texts, count = [a.text if reasoning else a.final for a in answers], len(answers)
-    question, right, shown = question_text(task, sample), reference(task, sample), tuple(sample.media) if media else ()
+    right = reference(task, sample)
+
+    def told(order: Sequence[int]) -> Question:
+        question, shown = to_judge(task, sample, [answers[i] for i in order], media)
+        return Question(principles_prompt(question, right, [texts[i] for i in order]), shown, grades(count))
+
     orders = _orders(f"{task.seed}/{sample.id}/{answers[0].step}", count, samples)
-    replies = services.judge([Question(principles_prompt(question, right, [texts[i] for i in order]), shown,
-                                       grades(count)) for order in orders])
+    replies = services.judge([*map(told, orders)])
     given_grades: list[list[float]] = [[] for _ in answers]
     for order, reply in zip(orders, replies, strict=True):
         said = _fields(reply, grades(count))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vlrl.types import Media, Observation, Step
+from vlrl.types import Observation, Step
 
 
 class Environment:
@@ -28,17 +28,6 @@ class Environment:
 
     def close(self) -> None:
         """Frees what it holds. Called once, also after an error."""
-
-
-def same_observation(a: Observation, b: Observation) -> bool:
-    """Returns whether text and pixels are the same."""
-    return a.text == b.text and [*map(_pixels, a.media)] == [*map(_pixels, b.media)]
-
-
-def _pixels(media: Media) -> Any:
-    source = media.source
-    frames = source if isinstance(source, (list, tuple)) else [source]
-    return media.kind, [(f.size, f.tobytes()) if hasattr(f, "tobytes") else str(f) for f in frames]
 
 
 def has_environment(task: Any) -> bool:

@@ -8,19 +8,18 @@
 
 A process holds many episodes, and has one call at a time: what an environment waits for holds up the others of its
 process, and of no other. When one of them ends it, the others are reset and their actions replayed when they are
-next asked for: an environment is the same for the same sample, seed and actions.
+next asked for, and have to show the same again: an environment is the same for the same sample, seed and actions. A
+reset that fails is tried again.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import math
 import pickle
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -29,16 +28,19 @@ from typing import Any
 
 from vlrl.config.registry import failure
 from vlrl.config.schema import EnvironmentSettings
-from vlrl.errors import DataError
-from vlrl.rewards.worker import Hung, Killed, Worker
+from vlrl.rewards.worker import Hung, Killed, Worker, alone, serve
 from vlrl.task.base import Task
 from vlrl.task.environment import Environment
+from vlrl.task.environment_checks import Wrong, checked_observation, checked_step, fingerprint
 from vlrl.task.keeper import Keeper
 from vlrl.task.tools import environment_of
-from vlrl.types import Media, Observation, Sample, Step
+from vlrl.types import Observation, Sample, Step
 
-MOST_TEXT = 100_000
-"""Characters of an observation, and of an `info` as JSON."""
+_PAUSES_S = (0.25, 0.5, 1.0)
+"""Between the tries of a reset that fails, of which all together take environment.reset_s at most."""
+_MOST_LOST = 3
+"""Resets in a row that failed for good, from which on each has a single try until one succeeds: a server that is away
+does not hold up every episode for as long as the first."""
 _START_S = 60.0
 """Seconds that the start of a process may take."""
 _NOTHING = pickle.dumps(("close", 0, None))
@@ -62,6 +64,8 @@ class Episode:
     seed: int
     actions: list[str] = field(default_factory=list)
     """Those that it answered."""
+    seen: list[str] = field(default_factory=list)
+    """Fingerprints of what its reset and each of these showed."""
     seconds: float = 0.0
     """That the last call took."""
 
@@ -72,6 +76,7 @@ class Environments:
     def __init__(self, make: Callable[[str], Task], settings: EnvironmentSettings):
         self.settings, self.restarts = settings, 0
         self._convention, self._next, self._make = "", 0, make
+        self._lost = 0
         self._lock = threading.Lock()
         self._keeper = Keeper(lambda c, text: _serve(c, make(text))) if sys.platform == "linux" else None
         self._workers = [self._worker() for _ in range(settings.workers if self._keeper else 1)]
@@ -88,15 +93,14 @@ class Environments:
             return Episode(self._next, sample, seed)
 
     def opened(self, sample: Sample, seed: int) -> Sample:
-        """Returns the sample with what its environment shows at a reset; as it is where the task has none for it.
-
-        Raises DataError when the reset fails.
+        """Returns the sample with what its environment shows at a reset, or why it cannot be reset; as it is where the
+        task has none for it.
         """
         episode = self.open(sample, seed)
         (observation,) = self.reset([episode])
         self.close_episodes([episode])
         if isinstance(observation, Failed):
-            raise DataError(f"sample '{sample.id}': its environment failed: {observation.reason}")
+            return replace(sample, opening=Observation(), environment_seed=seed, reset_error=observation.reason)
         if observation is None:
             return sample
         return replace(sample, opening=observation, environment_seed=seed)
@@ -111,8 +115,7 @@ class Environments:
 
     def begin_reset(self, episode: Episode) -> Future[Observation | Failed | None]:
         """Returns at once what the episode will show first; calls of one process go on in the order of these."""
-        return self._begin(episode, lambda: self._ask(episode, "reset", (episode.sample, episode.seed),
-                                                      self.settings.reset_s))
+        return self._begin(episode, lambda: self._first(episode))
 
     def begin_step(self, episode: Episode, action: str) -> Future[Step | Failed]:
         """Returns at once what the action will do."""
@@ -157,22 +160,49 @@ class Environments:
 
         return self._queues[episode.number % len(self._queues)].submit(timed)
 
+    def _first(self, episode: Episode) -> Observation | Failed | None:
+        shown = self._reset(episode)
+        if isinstance(shown, Observation):
+            episode.seen = [fingerprint(shown)]
+        return shown
+
+    def _reset(self, episode: Episode) -> Observation | Failed | None:
+        """Returns what a reset shows; one that fails is tried again after pauses that double."""
+        left = self.settings.reset_s
+        end = time.monotonic() + left
+        for pause in (*_PAUSES_S, 0.0):
+            reply = self._ask(episode, "reset", (episode.sample, episode.seed), left)
+            if not isinstance(reply, Failed):
+                self._lost = 0
+                return reply
+            left = end - time.monotonic() - pause
+            if not pause or left <= 0 or self._lost >= _MOST_LOST:
+                break
+            _log.info("environment of sample %r: %s; tried again", episode.sample.id, reply.reason)
+            time.sleep(pause)
+        self._lost += 1
+        return reply
+
     def _step(self, episode: Episode, action: str) -> Step | Failed:
         reply = self._ask(episode, "step", action, self.settings.step_s)
         if reply is None:  # its process is a new one
             reply = self._replayed(episode) or self._ask(episode, "step", action, self.settings.step_s)
         if isinstance(reply, Step):
             episode.actions.append(action)
+            episode.seen.append(fingerprint(reply))
         return reply if isinstance(reply, (Step, Failed)) else Failed("its process was lost twice")
 
     def _replayed(self, episode: Episode) -> Failed | None:
         """Brings an environment to where it was; returns why it cannot be."""
-        reply = self._ask(episode, "reset", (episode.sample, episode.seed), self.settings.reset_s)
-        for action in episode.actions:
+        for i, seen in enumerate(episode.seen):
+            reply = (self._ask(episode, "step", episode.actions[i - 1], self.settings.step_s) if i
+                     else self._reset(episode))
             if isinstance(reply, Failed):
-                break
-            reply = self._ask(episode, "step", action, self.settings.step_s)
-        return reply if isinstance(reply, Failed) else None
+                return reply
+            if reply is None or fingerprint(reply) != seen:
+                return Failed(f"replay: its process was lost, and {f'action {i}' if i else 'the reset'} now leads to "
+                              "something else than the model saw: it must be the same for the same seed and actions")
+        return None
 
     def _ask(self, episode: Episode, call: str, given: Any, seconds: float) -> Any:
         """Returns the reply of its process; None where that does not know the episode."""
@@ -181,7 +211,8 @@ class Environments:
         if worker is None:  # no processes here: in this one, without a limit
             worker = self._workers[place] = _Hosted(self._make(self._convention))
         if isinstance(worker, _Hosted):
-            return worker.reply(call, episode.number, given)
+            with alone():
+                return worker.reply(call, episode.number, given)
         try:
             request = pickle.dumps((call, episode.number, given), pickle.HIGHEST_PROTOCOL)
             if not worker.process:  # how long a process takes to start is not the environment's
@@ -204,17 +235,15 @@ class Environments:
 def _serve(connection: Connection, task: Task) -> None:
     """Answers until nobody asks any more."""
     hosted = _Hosted(task)
-    while True:
+
+    def reply(request: bytes) -> bytes:
+        answer = hosted.reply(*pickle.loads(request))  # of the training process
         try:
-            request = connection.recv_bytes()
-        except EOFError:
-            return
-        reply = hosted.reply(*pickle.loads(request))  # of the training process
-        try:
-            sent = pickle.dumps(reply, pickle.HIGHEST_PROTOCOL)
+            return pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
         except Exception as error:  # of the task's own objects
-            sent = pickle.dumps(Failed(f"what it returned cannot be sent: {type(error).__name__}: {error}"[:500]))
-        connection.send_bytes(sent)
+            return pickle.dumps(Failed(f"what it returned cannot be sent: {type(error).__name__}: {error}"[:500]))
+
+    serve(connection, reply)
 
 
 class _Hosted:
@@ -235,56 +264,13 @@ class _Hosted:
                 if not isinstance(environment, Environment):
                     return Failed(f"environment(sample) returned {type(environment).__name__}, expected an Environment")
                 self._open[number] = environment
-                return _observation(environment.reset(seed))
+                return checked_observation(environment.reset(seed))
             if number not in self._open:
                 return None
             if call == "close":
                 return self._open.pop(number).close()
-            return _step(self._open[number].step(given))
-        except _Wrong as error:
+            return checked_step(self._open[number].step(given))
+        except Wrong as error:
             return Failed(f"{call}: {error}")
         except (Exception, SystemExit) as error:  # a task's code may raise anything
             return Failed(f"{call}: {failure(error)}"[:500])
-
-
-class _Wrong(Exception):
-    """What an environment returned is not what it must be."""
-
-
-def _observation(observation: Any) -> Observation:
-    if isinstance(observation, Observation) and observation.results:
-        return Observation.of_results([_observation(result) for result in observation.results])
-    if not isinstance(observation, Observation) or not isinstance(observation.text, str):
-        raise _Wrong(f"returned {type(observation).__name__}, expected an Observation with a text")
-    if len(observation.text) > MOST_TEXT:
-        raise _Wrong(f"returned a text of {len(observation.text)} characters; at most {MOST_TEXT} are shown")
-    if not isinstance(observation.media, (list, tuple)) or not all(isinstance(m, Media) for m in observation.media):
-        raise _Wrong("the media of its observation are no list of Media(source=...)")
-    return replace(observation, text=observation.text.encode("utf-8", "replace").decode(),
-                   media=tuple(observation.media))
-
-
-def _step(step: Any) -> Step:
-    if not isinstance(step, Step):
-        raise _Wrong(f"returned {type(step).__name__}, expected a Step")
-    if not isinstance(step.parts, Mapping):
-        raise _Wrong(f"parts is {type(step.parts).__name__}, expected {{part: number}}")
-    parts = {}
-    for name, value in step.parts.items():
-        if not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise _Wrong(f"the part {name!r} is {str(value)[:60]!r}, no finite number")
-        parts[str(name)] = float(value)
-    state = None if step.state is None else str(step.state)[:MOST_TEXT]
-    return Step(_observation(step.observation), parts, bool(step.done), state, _info(step.info))
-
-
-def _info(info: Any) -> dict[str, Any]:
-    if not isinstance(info, Mapping):
-        raise _Wrong(f"info is {type(info).__name__}, expected {{name: value}}")
-    try:
-        text = json.dumps(dict(info), allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise _Wrong(f"info cannot be written as JSON: {error}") from None
-    if len(text) > MOST_TEXT:
-        raise _Wrong(f"info has {len(text)} characters as JSON; at most {MOST_TEXT} are kept")
-    return json.loads(text)

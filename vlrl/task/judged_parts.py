@@ -21,11 +21,11 @@ from vlrl.task.judge_prompts import (
     AGREES,
     VERDICT,
     criterion_prompt,
-    question_text,
     reasoning_prompt,
     reference,
     verdict_prompt,
 )
+from vlrl.task.judged_episodes import to_judge
 from vlrl.task.part import part
 from vlrl.task.services import Question
 from vlrl.types import Answer, Parts, Sample
@@ -40,25 +40,26 @@ def _verdicts(services: Any, questions: Sequence[Question]) -> list[bool | None]
     return [None if fields is None else fields["verdict"] == "yes" for fields in parsed]
 
 
-def _right(task: Task, sample: Sample, texts: Mapping[int, str], services: Any, media: bool,
+def _right(task: Task, sample: Sample, answers: Mapping[int, Answer], services: Any, media: bool,
            criterion: str = "") -> dict[int, float | None]:
-    """Returns 1, 0 or None for each of some final answers, by number; an empty one is wrong unasked."""
-    question, right = question_text(task, sample), reference(task, sample)
-    nonempty = {i: text for i, text in texts.items() if text.strip()}
-    shown = tuple(sample.media) if media else ()
-    verdicts = _verdicts(services, [Question(verdict_prompt(question, right, text, criterion=criterion), shown, VERDICT)
-                                    for text in nonempty.values()])
-    known = {i: None if v is None else float(v) for i, v in zip(nonempty, verdicts, strict=True)}
-    return {i: known.get(i, 0.0) for i in texts}
+    """Returns 1, 0 or None for the final texts of some answers, by number; an empty one is wrong unasked."""
+    right, nonempty = reference(task, sample), {i: a for i, a in answers.items() if a.final.strip()}
+    questions = []
+    for answer in nonempty.values():
+        question, shown = to_judge(task, sample, [answer], media)
+        questions.append(Question(verdict_prompt(question, right, answer.final, criterion=criterion), shown, VERDICT))
+    known = {i: None if v is None else float(v)
+             for i, v in zip(nonempty, _verdicts(services, questions), strict=True)}
+    return {i: known.get(i, 0.0) for i in answers}
 
 
 @part({"judge": 1.0}, needs=("judge",))
 def judge(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *, media: bool = True,
           criterion: str = "") -> list[Parts]:
-    """1 where a judge that sees question, pictures, reference and final answer calls it right, else 0; the reasoning
-    is not shown. `criterion` says more of what is right.
+    """1 where a judge that sees question, pictures, reference and final answer (of an episode all turns) calls it
+    right, else 0; the reasoning is not shown. `criterion` says more of what is right.
     """
-    verdicts = _right(task, sample, {i: a.final for i, a in enumerate(answers)}, services, media, criterion)
+    verdicts = _right(task, sample, dict(enumerate(answers)), services, media, criterion)
     return [{"judge": verdicts[i]} for i in range(len(answers))]
 
 
@@ -68,7 +69,7 @@ def cascade(task: Task, sample: Sample, answers: Sequence[Answer], services: Any
     """1 where the task's rule calls an answer correct, and of the others where a judge does: the judge is asked about
     these alone. TinyV (arXiv 2505.14625). `recovered` is 1 where it was the judge.
     """
-    failed = {i: a.final for i, a in enumerate(answers) if not correct_by_rule(task, sample, a)}
+    failed = {i: a for i, a in enumerate(answers) if not correct_by_rule(task, sample, a)}
     verdicts = _right(task, sample, failed, services, media)
     return [{"cascade": verdicts.get(i, 1.0), "recovered": verdicts.get(i, 0.0)} for i in range(len(answers))]
 
@@ -88,9 +89,9 @@ def general_verdict(task: Task, sample: Sample, answers: Sequence[Answer], servi
     how many words and signs answer and reference differ in length; else 0. General-Reasoner (arXiv 2505.14652), which
     counts tokens.
     """
-    said = {i: a.final for i, a in enumerate(answers) if task.parse(sample, a) not in (None, "") and a.final.strip()}
+    said = {i: a for i, a in enumerate(answers) if task.parse(sample, a) not in (None, "") and a.final.strip()}
     verdicts, length = _right(task, sample, said, services, media), len(_PIECE.findall(reference(task, sample)))
-    off = {i: min(most, abs(len(_PIECE.findall(text)) - length)) for i, text in said.items()}
+    off = {i: min(most, abs(len(_PIECE.findall(a.final)) - length)) for i, a in said.items()}
     paid = {i: None if v is None else v * (1 - penalty * off[i]) for i, v in verdicts.items()}
     return [{"general_verdict": paid.get(i, missing)} for i in range(len(answers))]
 
@@ -107,10 +108,10 @@ def rubric(task: Task, sample: Sample, answers: Sequence[Answer], services: Any,
     total = sum(weight for _, weight in wanted)
     if not wanted or total <= 0:
         raise ValueError(f"row '{sample.id}' has no rubric, and the part 'rubric' no criteria of a weight above 0")
-    question, shown = question_text(task, sample), tuple(sample.media) if media else ()
+    told = [(a, *to_judge(task, sample, [a], media)) for a in answers]
     verdicts = iter(_verdicts(services, [
         Question(criterion_prompt(question, text, a.text if reasoning else a.final), shown, VERDICT)
-        for a in answers for text, _ in wanted]))
+        for a, question, shown in told for text, _ in wanted]))
     met = [[next(verdicts) for _ in wanted] for _ in answers]
     paid = [None if None in own else sum(w for v, (_, w) in zip(own, wanted, strict=True) if v) / total for own in met]
     full = None if None in paid else float(all(value == 1 for value in paid))

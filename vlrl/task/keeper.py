@@ -4,7 +4,8 @@
     connection, process = keeper.start("norm1000")  # work(connection, "norm1000") runs in a new process
 
 A process with the threads and locks of torch must not be forked, so one that has none of them yet is kept, asleep, with
-the task and its samples as they were then. They are shared by the fork and never sent.
+the task and its samples as they were then. They are shared by the fork and never sent. With it, or with the process
+that it was forked from, ends all that its processes have started, in sessions of their own too.
 """
 
 from __future__ import annotations
@@ -17,13 +18,27 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TextIO
+
+import psutil
 
 from vlrl.monitoring.signals import STOPS
 
 Work = Callable[[Connection, str], None]
+MOST_PRINTED = 2**20
+"""Characters that the code of a task may print, to each stream of a process."""
+_ENDING = signal.SIGRTMIN + 3 if sys.platform == "linux" else signal.SIGTERM
+"""Asks a keeper to end, with all below it; none that asks a run to stop (signals.STOPS)."""
+_END_S = 10.0
+_PDEATHSIG, _SUBREAPER = 1, 36
+"""Options of prctl: the signal at the death of the parent; orphans below a process become its own children."""
+
+
+class KeeperGone(ChildProcessError):
+    """A keeper has ended, so nothing can be started."""
 
 
 class Keeper:
@@ -43,22 +58,29 @@ class Keeper:
 
     def start(self, text: str) -> tuple[Connection, int]:
         """Returns the connection to a new process, which works with that line of text, and its id. Raises
-        ChildProcessError."""
+        KeeperGone."""
         mine, other = socket.socketpair()
-        with other, self._lock:
+        with other, self._lock, contextlib.suppress(ConnectionError, BrokenPipeError):
+            reply = b""
             socket.send_fds(self._control, [text.encode() + b"\n"], [other.fileno()])
             reply = self._control.recv(8)
         if len(reply) < 8:
-            raise ChildProcessError("the process that starts others for the task has gone")
+            mine.close()
+            raise KeeperGone(f"the process that starts others for the task (pid {self.process}) was ended from outside "
+                             "of this run, e.g. for lack of memory")
         return Connection(mine.detach()), int.from_bytes(reply, "little")
 
     def close(self) -> None:
-        """Ends it; the processes that it has started end with it."""
+        """Ends it, and all that it and its processes have started."""
         if self.process:
             self._control.close()
             with contextlib.suppress(OSError):
-                os.kill(self.process, signal.SIGKILL)
-                os.waitpid(self.process, 0)
+                os.kill(self.process, _ENDING)
+                end = time.monotonic() + _END_S
+                while not os.waitpid(self.process, os.WNOHANG)[0]:
+                    if time.monotonic() > end:
+                        os.kill(self.process, signal.SIGKILL)
+                    time.sleep(0.002)
             self.process = 0
 
 
@@ -77,17 +99,30 @@ def _alone(call: Callable[..., Any], *given: Any) -> None:
         os._exit(code)
 
 
-def _die_with(parent: int) -> None:
-    """Has the kernel end this process with its parent."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+def _die_with(parent: int, number: int = signal.SIGKILL) -> None:
+    """Has the kernel send this process a signal when its parent ends."""
+    ctypes.CDLL(None).prctl(_PDEATHSIG, int(number))
     if os.getppid() != parent:
         os._exit(1)
+
+
+def _end(*_: Any) -> None:
+    """Ends what is below this process, whose orphans have become its own children, and then it."""
+    me, until = psutil.Process(), time.monotonic() + _END_S / 2
+    while (below := me.children(recursive=True)) and time.monotonic() < until:
+        for process in below:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(below, timeout=0.2)
+    os._exit(0)
 
 
 def _keep(theirs: socket.socket, control: socket.socket, work: Work, parent: int) -> None:
     """Forks a process whenever it is asked, until nobody can ask any more."""
     theirs.close()
-    _die_with(parent)
+    signal.signal(_ENDING, _end)
+    _die_with(parent, _ENDING)
+    ctypes.CDLL(None).prctl(_SUBREAPER, 1)
     os.setsid()
     for number in STOPS:  # what asks a run to end, Slurm each of its processes, is for the training process alone
         signal.signal(number, lambda *_: None)  # no SIG_IGN, which programs inherit
@@ -95,7 +130,7 @@ def _keep(theirs: socket.socket, control: socket.socket, work: Work, parent: int
     while True:
         text, (*handles,), _, _ = socket.recv_fds(control, 4096, 1)
         if not handles:
-            return
+            _end()
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
@@ -109,6 +144,29 @@ def _keep(theirs: socket.socket, control: socket.socket, work: Work, parent: int
 
 
 def _begin(work: Work, connection: Connection, text: str, parent: int) -> None:
+    signal.signal(_ENDING, signal.SIG_DFL)
     _die_with(parent)
     os.setpgid(0, 0)
+    os.set_inheritable(connection.fileno(), False)
+    sys.stdout, sys.stderr = _Printed(sys.stdout), _Printed(sys.stderr)
     work(connection, text)
+
+
+class _Printed:
+    """A stream that takes MOST_PRINTED characters and leaves out the rest, which it says."""
+
+    def __init__(self, stream: TextIO):
+        self._stream, self._left = stream, MOST_PRINTED
+
+    def write(self, text: str) -> int:
+        if self._left > 0:
+            self._stream.write(text[:self._left])
+            self._left -= len(text)
+            if self._left <= 0:
+                self._stream.write(f"\n[the code of this task has printed {MOST_PRINTED} characters; what this process "
+                                   "prints from here on is left out]\n")
+            self._stream.flush()
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +10,8 @@ from typing import Any
 
 from vlrl.config.registry import place
 from vlrl.errors import TaskError, TrainingError
+from vlrl.rewards.scalar import finite
+from vlrl.rewards.worker import alone
 from vlrl.task.asked import check_parts, check_shape
 from vlrl.task.base import Task, reaches
 from vlrl.task.environment import has_environment
@@ -121,7 +122,8 @@ def unscored(scored: Scored, error: str | None) -> Scored:
     """Returns the scores without a value where the environment failed: its errors are never paid."""
     if error is None:
         return scored
-    return Scored(dict.fromkeys(scored.parts), None, scored.parsed, f"environment: {error}")
+    reason = error if error.startswith("reset:") else f"environment: {error}"
+    return Scored(dict.fromkeys(scored.parts), None, scored.parsed, reason)
 
 
 def overlay_marks(task: Task, sample: Sample, parsed: Any) -> list[Any] | None:
@@ -142,7 +144,7 @@ def sample_metrics(task: Task, sample: Sample, answer: Answer, parts: Parts) -> 
         error = f"returned {type(metrics).__name__}, expected {{name: number}}"
     out: dict[str, float] = {}
     for name, given in ({} if error else metrics).items():
-        value, problem = _number(given)
+        value, problem = finite(given)
         if value is not None and isinstance(name, str):
             out[name] = value
         elif problem or not isinstance(name, str):
@@ -168,7 +170,7 @@ def _finish(task: Task, sample: Sample, answer: Answer, parts: Parts | None, err
         return Scored(dict.fromkeys(weights), None, parsed, error)
     clean: Parts = {}
     for name, given in parts.items():
-        value, problem = _number(given)
+        value, problem = finite(given)
         clean[name] = value
         error = error or (problem and f"part '{name}' {problem}")
     error = error or parse_error
@@ -195,32 +197,10 @@ def _combined(task: Task, parts: dict[str, float], weights: dict[str, float]) ->
     """Returns the reward, or None and why."""
     given, problem = _guarded(lambda: task.combine(parts, weights))
     if problem is None:
-        value, problem = _number(given)
+        value, problem = finite(given)
         if value is not None:
             return value, None
     return None, f"combine: {problem or 'gave None'}"
-
-
-def _number(value: Any) -> tuple[float | None, str | None]:
-    """Returns a finite float, or None for None; else None and what the value was. 0-d arrays and tensors are
-    numbers.
-    """
-    if value is None:
-        return None, None
-    try:
-        if isinstance(value, (str, bytes)) or getattr(value, "ndim", 0):
-            raise TypeError
-        number = float(value)
-    except Exception:  # TypeError, OverflowError of an int like 10**400, anything from a __float__
-        return None, f"was {_shown(value)}, no number"
-    return (number, None) if math.isfinite(number) else (None, f"was {number}")
-
-
-def _shown(value: Any) -> str:
-    try:
-        return f"{repr(value)[:60]} ({type(value).__name__})"
-    except Exception:  # ValueError of an int with thousands of digits
-        return f"a {type(value).__name__}"
 
 
 def _guarded(call: Any, answers: int = 1) -> tuple[Any, str | None]:
@@ -233,7 +213,8 @@ def _guarded(call: Any, answers: int = 1) -> tuple[Any, str | None]:
     if refused:
         return None, refused
     try:
-        return call(), None
+        with alone():
+            return call(), None
     except (TaskError, TrainingError):
         raise
     except (Exception, SystemExit) as error:  # a task's code may raise anything on hostile text: stored and counted

@@ -14,14 +14,13 @@ import logging
 import mmap
 import pickle
 import struct
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 
-from vlrl.rewards.worker import Hung, Killed, Worker
+from vlrl.rewards.worker import Hung, Killed, Worker, serve
 from vlrl.task.base import Task
-from vlrl.task.keeper import Keeper
+from vlrl.task.keeper import Keeper, KeeperGone
 from vlrl.task.scoring import Marked, Scored, score_all, watching
 from vlrl.task.services import Services
 from vlrl.types import Answer, Sample
@@ -68,10 +67,12 @@ class Scorer:
             except GivenUp as given:
                 lost = Scored(dict.fromkeys(task.of(sample).weights_at(step)), None, None, str(given))
                 outcome = [(lost, None)] * (len(answers) + len(others)), task.of(sample).weights_at(step)
+            except KeeperGone as error:
+                self._tell(str(error))
             except Exception as error:  # whatever a task's own objects raise, and a system that forks no more
                 outcome = f"{type(error).__name__}: {error}"
         if isinstance(outcome, str):
-            self._tell(outcome)
+            self._tell(f"they cannot be sent to another one ({outcome[:300]})")
         return outcome if isinstance(outcome, tuple) else score_all(task, sample, answers, others, step, services)
 
     def close(self) -> None:
@@ -84,7 +85,7 @@ class Scorer:
         if not self._reported:
             self._reported = True
             _log.warning("answers of this task are scored in the training process, where limits.score_s ends nothing: "
-                         "they cannot be sent to another one (%s)", why[:300])
+                         "%s", why)
 
     def _scored(self, request: bytes, sample: Sample) -> Found | str | None:
         """Returns the scores; None, or why they could not be sent, where they are to be found in this process. Raises
@@ -119,14 +120,11 @@ class Scorer:
 
 def _work(connection: Connection, task: Task, place: mmap.mmap) -> None:
     """Scores what it is sent, until nobody sends any more."""
-    while True:
-        try:
-            refused, request = connection.recv()
-        except EOFError:
-            return
-        connection.send_bytes(_reply(task, refused, request, place))
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+    def reply(sent: bytes) -> bytes:
+        refused, request = pickle.loads(sent)  # of the training process
+        return _reply(task, refused, request, place)
+
+    serve(connection, reply)
 
 
 def _reply(task: Task, refused: Mapping[int, str], request: bytes, place: mmap.mmap) -> bytes:

@@ -29,6 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.json_schema import GenerateJsonSchema
 
 from vlrl.config.registry import failure
+from vlrl.data.media import drawn
 from vlrl.errors import DataError, TaskError, VlrlError
 from vlrl.task.environment import Environment
 from vlrl.types import Media, Observation, Sample, Step
@@ -154,13 +155,21 @@ def _result(value: Any) -> Observation:
             shown = Observation(json.dumps(value, ensure_ascii=False, allow_nan=False))
         except (TypeError, ValueError, RecursionError):
             raise CallError(f"returned {type(value).__name__}, which is no text, no image and no JSON") from None
-    for media in shown.media:
-        if isinstance(media.source, Image.Image):
-            if media.source.width * media.source.height > _MOST_PIXELS:
-                raise CallError(f"returned a picture of {media.source.width}x{media.source.height} pixels; at most "
-                                f"{_MOST_PIXELS} can be shown")
-            media.source.load()  # of a file that was opened only: what is wrong with it is said here
-    return replace(shown, text=cut(shown.text))
+    return replace(shown, text=cut(shown.text), media=tuple(map(_decoded, shown.media)))
+
+
+def _decoded(media: Media) -> Media:
+    """Returns media with a picture in RGB, also of a file that was opened only. Raises CallError."""
+    image = media.source
+    if not isinstance(image, Image.Image):
+        return media
+    if image.width * image.height > _MOST_PIXELS:
+        raise CallError(f"returned a picture of {image.width}x{image.height} pixels; at most {_MOST_PIXELS} can be "
+                        "shown")
+    try:
+        return replace(media, source=drawn(image))
+    except DataError as error:
+        raise CallError(f"returned a picture that cannot be shown: {error}") from None
 
 
 def cut(text: str, most: int = MOST_TEXT) -> str:

@@ -19,7 +19,7 @@ from vlrl.data import media as loader
 from vlrl.errors import DataError
 from vlrl.rewards.text import parse_answer
 from vlrl.task import Task
-from vlrl.task.environment import same_observation
+from vlrl.task.environment_checks import same
 from vlrl.task.environment_host import Environments, Failed
 from vlrl.task.scoring import Scored, score_group
 from vlrl.task.tools import CLOSE, OPEN, schemas
@@ -205,11 +205,11 @@ def _check_shown(played: Played, sample: Sample, findings: Findings) -> None:
 
 def _same(a: Played, b: Played) -> bool:
     def alike(one: Step, other: Step) -> bool:
-        return (one.parts, one.done, one.state) == (other.parts, other.done, other.state) and same_observation(
+        return (one.parts, one.done, one.state) == (other.parts, other.done, other.state) and same(
             one.observation, other.observation)
 
     return (a.first is not None and b.first is not None and not b.error and len(a.steps) == len(b.steps)
-            and same_observation(a.first, b.first) and all(map(alike, a.steps, b.steps)))
+            and same(a.first, b.first) and all(map(alike, a.steps, b.steps)))
 
 
 def _check_hostile(host: Environments, task: Task, sample: Sample, actions: Sequence[str], best: float | None,

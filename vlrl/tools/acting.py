@@ -62,10 +62,13 @@ class Acting:
         self.ended = ""
         """Why nothing can follow: stop (its environment ended it), a limit (turns, media) or error; "" = it goes on."""
         self._episode = host.open(opened, opened.environment_seed)
-        (observation,) = host.reset([self._episode])
-        if isinstance(observation, Failed):
+        error = opened.reset_error
+        if error is None:
+            (observation,) = host.reset([self._episode])
+            error = observation.reason if isinstance(observation, Failed) else None
+        if error is not None:
             self.ended = "error"
-            self.turns.append(Turned(Acted(action="", error=observation.reason)))
+            self.turns.append(Turned(Acted(action="", error=error)))
 
     @property
     def error(self) -> str | None:
@@ -107,8 +110,8 @@ class Acting:
 
 
 def opened(config: Config, host: Environments, sample: Sample, place: int) -> Sample:
-    """Returns the sample at a place with what its environment shows first; as it is where it has none. Raises
-    DataError.
+    """Returns the sample at a place with what its environment shows first, or why it cannot be reset; as it is where it
+    has none.
     """
     return host.opened(sample, int(np.random.SeedSequence([config.seed, 8, place]).generate_state(1)[0]))
 

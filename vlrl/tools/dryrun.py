@@ -347,7 +347,10 @@ def _spread(length: int, count: int) -> list[int]:
 
 
 def _opened(config: Config, host: Environments | None, sample: Sample, place: int) -> Sample:
-    return acting.opened(config, host, sample, place) if host else sample
+    shown = acting.opened(config, host, sample, place) if host else sample
+    if shown.reset_error:
+        raise DataError(f"sample '{sample.id}': its environment failed: {shown.reset_error}")
+    return shown
 
 
 def _measure(config: Config, task: Task, samples: Iterable[Sample], encode: Encoder, report: DryRun) -> None:

@@ -1,0 +1,115 @@
+"""What an environment returned, checked and made fit to leave its process; and what tells two of it apart."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from PIL import Image
+
+from vlrl.data.media import drawn
+from vlrl.errors import DataError
+from vlrl.rewards.scalar import finite, flag
+from vlrl.types import Media, Observation, Step
+
+MOST_TEXT = 100_000
+"""Characters of an observation, and of an `info` as JSON."""
+
+
+class Wrong(Exception):
+    """What an environment returned is not what it must be."""
+
+
+def checked_observation(observation: Any) -> Observation:
+    """Returns it with its pictures in RGB. Raises Wrong."""
+    if isinstance(observation, Observation) and observation.results:
+        return Observation.of_results([checked_observation(result) for result in observation.results])
+    if not isinstance(observation, Observation) or not isinstance(observation.text, str):
+        raise Wrong(f"returned {type(observation).__name__}, expected an Observation with a text")
+    if len(observation.text) > MOST_TEXT:
+        raise Wrong(f"returned a text of {len(observation.text)} characters; at most {MOST_TEXT} are shown")
+    if not isinstance(observation.media, (list, tuple)) or not all(isinstance(m, Media) for m in observation.media):
+        raise Wrong("the media of its observation are no list of Media(source=...)")
+    try:
+        media = tuple(replace(m, source=_sendable(m.source)) for m in observation.media)
+    except DataError as error:
+        raise Wrong(f"its observation: {error}") from None
+    return replace(observation, text=observation.text.encode("utf-8", "replace").decode(), media=media)
+
+
+def _sendable(source: Any) -> Any:
+    if isinstance(source, (list, tuple)):
+        return [*map(_sendable, source)]
+    return drawn(source) if isinstance(source, Image.Image) else source
+
+
+def checked_step(step: Any) -> Step:
+    """Returns it with parts as floats and its state as text. Raises Wrong."""
+    if not isinstance(step, Step):
+        raise Wrong(f"returned {type(step).__name__}, expected a Step")
+    if not isinstance(step.parts, Mapping):
+        raise Wrong(f"parts is {type(step.parts).__name__}, expected {{part: number}}")
+    parts = {}
+    for name, given in step.parts.items():
+        value, _ = finite(given)
+        if value is None:
+            raise Wrong(f"the part {name!r} is {str(given)[:60]!r}, no finite number")
+        parts[str(name)] = value
+    done = flag(step.done)
+    if done is None:
+        raise Wrong(f"done is {str(step.done)[:60]!r}, expected True or False")
+    state = None if step.state is None else str(step.state)[:MOST_TEXT]
+    return Step(checked_observation(step.observation), parts, done, state, _info(step.info))
+
+
+def _info(info: Any) -> dict[str, Any]:
+    if not isinstance(info, Mapping):
+        raise Wrong(f"info is {type(info).__name__}, expected {{name: value}}")
+    try:
+        text = json.dumps(dict(info), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise Wrong(f"info cannot be written as JSON: {error}") from None
+    if len(text) > MOST_TEXT:
+        raise Wrong(f"info has {len(text)} characters as JSON; at most {MOST_TEXT} are kept")
+    return json.loads(text)
+
+
+# --- what tells two apart ---------------------------------------------------------------------------------------------
+
+
+def fingerprint(shown: Observation | Step) -> str:
+    """Returns a hash of all that a model sees, is paid or is anchored by: text, pixels or bytes of media, parts, state
+    and done."""
+    digest = hashlib.sha256()
+    observation = shown.observation if isinstance(shown, Step) else shown
+    if isinstance(shown, Step):
+        digest.update(repr((sorted(shown.parts.items()), shown.state, shown.done)).encode("utf-8", "replace"))
+    for piece in observation.results or [observation]:
+        digest.update(f"{len(piece.text)} {len(piece.media)}:{piece.text}".encode("utf-8", "replace"))
+        for media in piece.media:
+            sources = media.source if isinstance(media.source, (list, tuple)) else [media.source]
+            digest.update(repr((media.kind, media.start, media.end, media.fps, media.edits, len(sources))).encode())
+            for source in sources:
+                digest.update(_contents(source))
+    return digest.hexdigest()
+
+
+def _contents(source: Any) -> bytes:
+    """Returns the hash of what a source of media holds; of a path to no file, its name."""
+    if isinstance(source, Image.Image):
+        held = f"{source.mode} {source.size} ".encode() + source.tobytes()
+    elif isinstance(source, (str, os.PathLike)) and os.path.isfile(source):
+        with open(source, "rb") as file:
+            return hashlib.file_digest(file, "sha256").digest()
+    else:
+        held = getattr(source, "data", source)
+    return hashlib.sha256(held if isinstance(held, bytes) else repr(held).encode("utf-8", "replace")).digest()
+
+
+def same(a: Observation, b: Observation) -> bool:
+    """Returns whether a model sees the same in both."""
+    return fingerprint(a) == fingerprint(b)
