@@ -153,7 +153,8 @@ def _all_samples(task: Any, split: str, files: Sequence[Path], root: Path) -> Sa
     places: list[str] = []
     bad: list[BadRow] = []
     taken: set[str] = set()
-    rows = [entry for path in files for entry in rows_in(path, data.format, root, data.columns, roots, taken)]
+    rows = [entry for path in files for entry in rows_in(path, data.format, root, data.columns, roots, taken,
+                                                                    cache=data.cache)]
     for where, row in of_side(rows, split):
         try:
             sample = checked_sample(task, row, root)

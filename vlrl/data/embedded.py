@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
 import re
 import tempfile
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,20 +27,75 @@ HASHED = re.compile(r"sha256:[0-9a-f]{64}")
 """What stands in a row in place of media that it held."""
 _MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"BM", b"II*\0", b"MM\0*", b"\x1aE\xdf\xa3")
 _STILL = (b"\xff\xd8\xff", b"\x89PNG", b"BM", b"II*\0", b"MM\0*")  # formats that hold one picture
+_LARGE = 4096
+"""Bytes of media that are put aside; smaller ones stay in their row."""
 _STILL_NAME = re.compile(r"\.(?:png|jpe?g|bmp|tiff?|ppm)$|^data:image/(?:png|jpe?g|bmp|tiff?);", re.IGNORECASE)
 
 
+class Aside:
+    """A file without a name in a folder, for the media of rows that are all read at once; it ends with the process."""
+
+    def __init__(self, folder: Path):
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file, name = tempfile.mkstemp(dir=folder)
+        os.unlink(name)
+        weakref.finalize(self, os.close, self._file)
+        self._end = 0
+
+    def put(self, data: bytes) -> Embedded:
+        """Writes the bytes of one image or video. Raises OSError where there is no room."""
+        begin, rest = self._end, memoryview(data)
+        while rest:
+            written = os.pwrite(self._file, rest, self._end)
+            self._end, rest = self._end + written, rest[written:]
+        return Embedded(Place(self, begin, len(data)))
+
+    def read(self, begin: int, count: int) -> bytes:
+        return os.pread(self._file, count, begin)
+
+
 @dataclass(frozen=True)
+class Place:
+    """Where the bytes of an image or video lie."""
+
+    file: Aside
+    begin: int
+    count: int
+
+    def read(self) -> bytes:
+        return self.file.read(self.begin, self.count)
+
+
+@dataclass(frozen=True, eq=False)
 class Embedded:
     """An image or video that a row holds itself; the source of a Media. Equal bytes are the same media."""
 
-    data: bytes = field(repr=False)
-    row: str = field(default="", compare=False)
+    content: bytes | Place = field(repr=False)
+    """The bytes, or where they were put aside."""
+    row: str = ""
     """Id of the row, for messages."""
+
+    @property
+    def data(self) -> bytes:
+        return self.content if isinstance(self.content, bytes) else self.content.read()
+
+    @property
+    def count(self) -> int:
+        """How many bytes it has."""
+        return len(self.content) if isinstance(self.content, bytes) else self.content.count
 
     @cached_property
     def sha256(self) -> str:
         return hashlib.sha256(self.data).hexdigest()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Embedded) and self.sha256 == other.sha256
+
+    def __hash__(self) -> int:
+        return hash(self.sha256)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Embedded, (self.data, self.row)  # another process has not the file
 
     def __str__(self) -> str:
         return f"sha256:{self.sha256}"
@@ -47,7 +104,7 @@ class Embedded:
     def name(self) -> str:
         """What a message calls it."""
         whose = f"row {self.row!r}" if self.row else "the row"
-        return f"media inside {whose} ({len(self.data)} bytes, {str(self)[:23]}...)"
+        return f"media inside {whose} ({self.count} bytes, {str(self)[:23]}...)"
 
     @contextmanager
     def file(self) -> Iterator[Path]:
@@ -84,6 +141,8 @@ def media_item(value: Any, row: str = "") -> Any:
             raise DataError(f"an object with {', '.join(map(str, value)) or 'nothing'} holds no media: it needs "
                             "'bytes', or 'path'")
         value = data or path
+    if isinstance(value, Embedded):
+        return Embedded(value.content, row)
     if is_pixels(value):
         return Embedded(_netpbm(value), row)
     data = inline(value) if isinstance(value, str) else value
@@ -124,9 +183,34 @@ def without_bytes(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [without_bytes(v) for v in value]
     if isinstance(value, (bytes, bytearray)):
-        known = value.startswith(_MAGIC) or value[4:8] == b"ftyp"
-        return str(Embedded(bytes(value))) if known else f"<{len(value)} bytes>"
+        return str(Embedded(bytes(value))) if _known(value) else f"<{len(value)} bytes>"
     return str(value) if isinstance(value, Embedded) else value
+
+
+def put_aside(value: Any, aside: Aside) -> Any:
+    """Returns a value of a row with its media in a file: bytes, those of `{"bytes": ...}`, and base64. What is broken
+    stays as it is. Raises OSError where there is no room.
+    """
+    if isinstance(value, str):
+        try:
+            data = inline(value) if len(value) >= _LARGE and value[:4].lower() in _BEGINS else None
+        except DataError:
+            data = None
+        return value if data is None else aside.put(data)
+    if isinstance(value, (bytes, bytearray)):
+        return aside.put(bytes(value)) if len(value) >= _LARGE and _known(value) else value
+    if isinstance(value, dict):
+        data = value.get("bytes")
+        if isinstance(data, (bytes, bytearray)) and len(data) >= _LARGE:
+            return aside.put(bytes(data))
+        return {k: put_aside(v, aside) for k, v in value.items()}
+    numbers = not isinstance(value, list) or not value or isinstance(value[0], (int, float)) or is_pixels(value)
+    return value if numbers else [put_aside(v, aside) for v in value]
+
+
+def _known(data: bytes | bytearray) -> bool:
+    """Returns whether bytes begin as those of images and videos do."""
+    return data.startswith(_MAGIC) or data[4:8] == b"ftyp"
 
 
 def _short(text: str) -> str:
@@ -141,6 +225,7 @@ def _is_still(item: Any) -> bool:
     """Returns whether one of several items is a picture, so that all are the frames of one video."""
     if isinstance(item, Mapping):
         item = item.get("bytes") or item.get("path")
+    item = item.data if isinstance(item, Embedded) else item
     if isinstance(item, (bytes, bytearray)):
         return item.startswith(_STILL)
     return bool(_STILL_NAME.search(item[:200] if item[:5] == "data:" else item)) if isinstance(

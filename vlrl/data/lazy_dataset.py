@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from vlrl.config.schema import DataSettings
+from vlrl.data.embedded import without_bytes
 from vlrl.data.formats import FORMATS, Source, check_columns, check_format, format_of, renamed, rows_as
 from vlrl.data.media import Access
 from vlrl.data.row_index import Record, Rows, bytes_of, opened
@@ -101,8 +102,8 @@ def _format(rows: Rows, data: DataSettings) -> str:
 
 
 def _looked_at(rows: Rows) -> list[Any]:
-    """Returns _LOOKED_AT records, which lie at even distances."""
-    return [rows[i].record for i in range(0, len(rows), max(1, len(rows) // _LOOKED_AT))]
+    """Returns _LOOKED_AT records without the media that they hold, at even distances."""
+    return [without_bytes(rows[i].record) for i in range(0, len(rows), max(1, len(rows) // _LOOKED_AT))]
 
 
 def _of_side(sides: np.ndarray | None, split: str) -> np.ndarray | None:

@@ -90,8 +90,8 @@ def _load(media: Media, limits: LimitsSettings, video: VideoSampling, cache: Cli
         return LoadedMedia(kind="image", frames=(image,), sha256=_pixel_hash([image]))
     if isinstance(media.source, (bytes, Embedded)):
         own = _checked_bytes(media.source, limits)
-        return LoadedMedia(kind="image", frames=(_decode(own.data, own.name, limits),), sha256=own.sha256,
-                           data=own.data)
+        data = own.data
+        return LoadedMedia(kind="image", frames=(_decode(data, own.name, limits),), sha256=own.sha256, data=data)
     path = _checked_file(media.source, limits)
     data = _guard(path, path.read_bytes)
     return LoadedMedia(kind="image", frames=(_decode(data, path, limits),), sha256=_sha256(data), path=path)
@@ -151,9 +151,9 @@ def _checked_file(source: Any, limits: LimitsSettings) -> Path:
 
 def _checked_bytes(source: bytes | Embedded, limits: LimitsSettings) -> Embedded:
     own = Embedded(source) if isinstance(source, bytes) else source
-    if len(own.data) > limits.media_bytes:
+    if own.count > limits.media_bytes:
         raise DataError(f"{own.name}: more bytes than limits.media_bytes={limits.media_bytes}")
-    if not own.data:
+    if not own.count:
         raise DataError(f"{own.name} is empty")
     return own
 

@@ -28,7 +28,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from vlrl.data.derived_cache import check_room, derived
-from vlrl.data.formats.files import Record, class_names, named_classes, record_of
+from vlrl.data.formats.files import Record, class_names, named_classes, parquet_batches, record_of
 from vlrl.data.formats.folders import shards_of, side_of, split_of
 from vlrl.data.formats.json_text import MOST_LINE, parsed_line
 from vlrl.data.formats.tar_shards import row_at, scanned
@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 _CHUNK = 4 << 20
 _GROUP_BYTES = 16 << 20
 """Of a parquet row group, decoded: larger ones are unpacked once, since one row costs the whole group."""
+_HUGE = 512 << 20
+"""Of a row group that is worth a warning."""
 _KEPT_BYTES = 64 << 20
 """Of decoded row groups kept in memory."""
 _LINES = (".jsonl", ".ndjson")
@@ -361,14 +363,20 @@ def _parquet(path: Path, cache: Path) -> Rows:
     import pyarrow.parquet as pq
 
     file = pq.ParquetFile(path)
-    largest = max((file.metadata.row_group(i).total_byte_size for i in range(file.metadata.num_row_groups)), default=0)
+    groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
+    largest = max((group.total_byte_size for group in groups), default=0)
     if largest <= _GROUP_BYTES:
         return Groups(path, file)
+    rows = max(1, _GROUP_BYTES * file.metadata.num_rows // sum(group.total_byte_size for group in groups))
+    if largest >= _HUGE:
+        log.warning("%s has row groups of %d MiB: to read one can take that much memory twice over, for a page is "
+                    "decoded as a whole. Write the file anew with smaller ones (row_group_size=%d)", path,
+                    largest >> 20, rows)
     try:
         return Batches(derived(path, cache, "rows.arrow", _unpack), path)
     except RunError as error:
         log.warning("%s has row groups of %d MiB, of which each row costs the decoding, and they cannot be unpacked "
-                    "(%s). Write the file anew with smaller ones (row_group_size=1000)", path, largest >> 20, error)
+                    "(%s). Write the file anew with smaller ones (row_group_size=%d)", path, largest >> 20, error, rows)
         return Groups(path, file)
 
 
@@ -376,10 +384,10 @@ def _unpack(source: Path, target: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    with (pq.ParquetFile(source, buffer_size=1 << 20) as file, pa.OSFile(str(target), "wb") as out,
+    with (pq.ParquetFile(source, buffer_size=1 << 20, pre_buffer=False) as file, pa.OSFile(str(target), "wb") as out,
           pa.ipc.new_file(out, file.schema_arrow) as writer):
-        for n, batch in enumerate(file.iter_batches(batch_size=1024, use_threads=False)):
-            if n % 64 == 0:  # about 64,000 rows
+        for n, batch in enumerate(parquet_batches(file)):
+            if n % 32 == 0:  # at most 128 MiB
                 check_room(source, target)
             writer.write_batch(batch)
 

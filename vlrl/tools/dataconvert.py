@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -51,11 +50,11 @@ def convert(path: Path, out: Path, format: str = "auto", root: Path | None = Non
     """
     check_suffix(out)
     refuse_existing([out], force)
-    target, pictures = root or out.parent, dict[Path, bytes]()
+    target, pictures = root or out.parent, dict[Path, Embedded]()
 
-    def keep(data: bytes, field: str) -> str:
-        file = out.with_name(f"{out.stem}_media") / f"{hashlib.sha256(data).hexdigest()[:16]}{_suffix(data, field)}"
-        pictures[file] = data
+    def keep(item: Embedded, field: str) -> str:
+        file = out.with_name(f"{out.stem}_media") / f"{item.sha256[:16]}{_suffix(item.data, field)}"
+        pictures[file] = item
         name = os.path.relpath(file, target)
         if name.startswith(".."):
             raise DataError(f"its picture would be written to {file.parent}, outside {target}: write to a folder "
@@ -68,9 +67,9 @@ def convert(path: Path, out: Path, format: str = "auto", root: Path | None = Non
     if not good:
         raise DataError(f"{path} has no usable row" + (f"; {bad[0].where}: {bad[0].reason}" if bad else ""))
     rows = [moved(row, root or path.parent, target) for row in good]
-    for file, data in pictures.items():
+    for file, item in pictures.items():
         with replacing(file, sync=False) as temporary:
-            temporary.write_bytes(data)
+            temporary.write_bytes(item.data)
     write_rows(out, rows)
     return len(good), bad
 
@@ -155,13 +154,13 @@ def holds_media(row: Mapping[str, Any]) -> bool:
                for one in (item if isinstance(item, list) else [item]))
 
 
-def _saved(row: Mapping[str, Any], keep: Callable[[bytes, str], str]) -> dict[str, Any]:
+def _saved(row: Mapping[str, Any], keep: Callable[[Embedded, str], str]) -> dict[str, Any]:
     new = dict(row)
     for field, items in media_items(row).items():
         def name(item: Any, field: str = field) -> Any:
             if isinstance(item, list):
                 return [name(frame) for frame in item]
-            return keep(item.data, field) if isinstance(item, Embedded) else item
+            return keep(item, field) if isinstance(item, Embedded) else item
 
         names = [name(item) for item in items]
         new[field] = names if isinstance(row[field], (list, tuple)) else names[0]

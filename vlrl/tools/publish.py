@@ -10,7 +10,7 @@ The folder is what the `datasets` library and the Hub read as it is: `data/*.par
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,8 +40,8 @@ SCHEMA = pa.schema({**dict.fromkeys((*_TEXTS, *_ADDED), pa.string()), **{n: _KIN
 _FEATURES = {**{name: {"dtype": "string", "_type": "Value"} for name in (*_TEXTS, *_ADDED)},
              **{name: {"dtype": kind, "_type": "Value"} for name, kind in _NUMBERS.items()},
              "images": {"feature": {"_type": "Image"}, "_type": "List"}}
-_TOGETHER = 500
-"""Rollouts of a row group."""
+_TOGETHER, _GROUP_BYTES = 500, 16 << 20
+"""Rollouts of a row group, and bytes of their pictures, at most."""
 _CARD = """---
 pretty_name: {title}
 tags: [vlrl, reinforcement-learning, vision-language]
@@ -109,13 +109,25 @@ def export(run: RunFolder, folder: Path, *, steps: range | None = None, split: s
             if tell:
                 tell("writing rollouts", number, len(wanted))
             rows = run.rollouts(step, split=split).to_pylist()
-            records = [_row(run, row, "eval" if split else "train", notes or {}, out, media) for row in rows]
-            records = records if private is None else [_published(row, private) for row in records]
-            for start in range(0, len(records), _TOGETHER):
-                writer.write_table(pa.Table.from_pylist(records[start:start + _TOGETHER], SCHEMA))
+            records = (_row(run, row, "eval" if split else "train", notes or {}, out, media) for row in rows)
+            for some in _together(row if private is None else _published(row, private) for row in records):
+                writer.write_table(pa.Table.from_pylist(some, SCHEMA))
     text = _card(run, out, name, split or "train", wanted)
     write_text(folder / "README.md", private.text(text) if private else text)
     return out
+
+
+def _together(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Yields rows in row groups, of _TOGETHER rows or _GROUP_BYTES of pictures at most."""
+    some, size = [], 0
+    for row in rows:
+        some.append(row)
+        size += sum(len(image["bytes"]) for image in row["images"])
+        if len(some) == _TOGETHER or size >= _GROUP_BYTES:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
 
 
 def files_of(folder: Path) -> dict[str, Path | bytes]:

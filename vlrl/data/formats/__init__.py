@@ -120,7 +120,7 @@ _ASKING = [FORMATS[name] for name in _QUESTIONS]
 def rows_in(path: Path, format: str = "auto", root: Path | None = None,
             columns: Mapping[str, str] | None = None,
             roots: tuple[Path, ...] = (), taken: set[str] | None = None,
-            shapes: Counter[str] | None = None) -> list[tuple[str, Row | DataError]]:
+            shapes: Counter[str] | None = None, cache: str = "") -> list[tuple[str, Row | DataError]]:
     """(place, canonical row) of every row of a file; what is no row of a known format gives its DataError instead.
 
     Ids that other people's records repeat become unique, among those `taken` by files before too; canonical rows keep
@@ -128,13 +128,13 @@ def rows_in(path: Path, format: str = "auto", root: Path | None = None,
 
     Media lie under `root` (default: the file's folder) or `roots`; sizes that a format leaves out are read from their
     headers. `columns` says which field of the records stands for a canonical one. `shapes` counts what each record is
-    recognised as.
+    recognised as. Media inside rows lie in a file in the folder `cache` meanwhile.
 
     Raises DataError when the file as a whole cannot be read, ConfigError for an unknown format.
     """
     check_format(format)
     path = Path(path)
-    entries = records(path, recognised)
+    entries = records(path, recognised, cache)
     if columns:
         check_columns([f.record for f in entries], columns, path)
         entries = [f._replace(record=renamed(f.record, columns)) for f in entries]

@@ -96,8 +96,8 @@ class Source:
         from vlrl.data.media import resolve
         from vlrl.data.video_decoders import header_duration
 
-        if isinstance(video, bytes):
-            with Embedded(video).file() as file:
+        if isinstance(video, (bytes, Embedded)):
+            with (Embedded(video) if isinstance(video, bytes) else video).file() as file:
                 return header_duration(file)
         try:
             file = resolve(video, self.root or Path.cwd(), self.roots)
@@ -130,7 +130,8 @@ class Source:
         from vlrl.data.media import resolve
 
         try:
-            found = header(image if isinstance(image, bytes) else resolve(image, self.root or Path.cwd(), self.roots))
+            data = image.data if isinstance(image, Embedded) else image
+            found = header(data if isinstance(data, bytes) else resolve(data, self.root or Path.cwd(), self.roots))
         except DataError:  # making the sample says what is wrong
             return None
         return found.size if found else None

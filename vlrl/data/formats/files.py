@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import csv
 import gzip
-import io
 import json
 import os
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +31,10 @@ MOST_DEPTH = 64
 _LISTS = ("data", "samples", "rows", "records", "examples", "items", "annotations", "train", "val", "test")
 _ASKED = ("questions", "qa_pairs", "videos", "images")  # CLEVR, FigureQA, Ego4D, Visual7W
 """Names under which a document keeps its list of records; of these, where they are objects."""
+_PIECE = 4 << 20
+"""Bytes of a table that are read at once."""
+_FEW, _MANY = 32, 1024
+"""Rows of a table that are read at once: where they hold media, and where they do not."""
 _SPLITS = ("train", "val", "test")
 _BARE = ("image", "x1", "y1", "x2", "y2", "label")  # columns of a CSV without a header line
 _NUMBERS = frozenset(("width", "height", "difficulty", "weight", "count", "tolerance", "duration", "fps", "speed_mps",
@@ -66,41 +70,49 @@ def file_records(path: Path, is_record: IsRecord) -> Iterable[Record]:
 
 
 def _text(path: Path) -> str:
+    return "".join(_text_lines(path))
+
+
+def _text_lines(path: Path) -> Iterator[str]:
+    """Yields the lines of a file, also of a packed one, with their ends; never holds it as a whole."""
+    packed, at = path.suffix.lower() == ".gz", 0
+    too_much = f"more than the {MOST_BYTES} that are read as one; cut it up"
     try:
-        size = os.stat(path).st_size
-        if size > MOST_BYTES:
-            raise DataError(f"{path} has {size} bytes, more than the {MOST_BYTES} that are read as one; cut it up")
-        return _unpacked(path) if path.suffix.lower() == ".gz" else path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} cannot be read: it is no UTF-8 text ({error.reason} at byte {error.start}). Save it "
-                        "as UTF-8.") from None
+        if (size := os.stat(path).st_size) > MOST_BYTES:
+            raise DataError(f"{path} has {size} bytes, {too_much}")
+        with gzip.open(path, "rb") if packed else open(path, "rb") as file:
+            for line in file:
+                yield _decoded(path, line, at)
+                if (at := at + len(line)) > MOST_BYTES:
+                    raise DataError(f"{path} unpacks to {too_much}, or set data.index=lazy")
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataError(f"{path} cannot be unpacked: {error}") from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def _unpacked(path: Path) -> str:
+def _decoded(path: Path, line: bytes, at: int) -> str:
     try:
-        with gzip.open(path, "rb") as file:
-            data = file.read(MOST_BYTES + 1)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(f"{path} cannot be unpacked: {error}") from None
-    if len(data) > MOST_BYTES:
-        raise DataError(f"{path} unpacks to more than the {MOST_BYTES} bytes that are read as one; cut it up, or set "
-                        "data.index=lazy")
-    return data.decode("utf-8-sig")
+        return line.decode("utf-8" if at else "utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} cannot be read: it is no UTF-8 text ({error.reason} at byte {at + error.start}). Save "
+                        "it as UTF-8.") from None
 
 
 def _lines(path: Path) -> Iterator[Record]:
-    text = _text(path)
-    if text.lstrip()[:1] == "[" and isinstance(whole := parsed_line(text), list) and not _is_one_line(text):
-        return _listed(path, whole)  # a list under the name of lines
-    return _each_line(path, text)
+    """Returns the rows of a file, a line each; a list under the name of lines is read as a whole."""
+    first = next((line for line in _text_lines(path) if line.strip()), "")
+    if first.lstrip()[:1] == "[":
+        text = _text(path)
+        if isinstance(whole := parsed_line(text), list) and not _is_one_line(text):
+            return _listed(path, whole)
+    return _each_line(path, _text_lines(path))
 
 
-def _each_line(path: Path, text: str) -> Iterator[Record]:
-    for n, line in enumerate(text.split("\n"), 1):
+def _each_line(path: Path, lines: Iterable[str]) -> Iterator[Record]:
+    for n, line in enumerate(lines, 1):
         if line.strip():
-            yield Record(f"{path}:{n}", f"{path.stem}-{n}", record_of(parsed_line(line)))
+            yield Record(f"{path}:{n}", f"{path.stem}-{n}", record_of(parsed_line(line.rstrip("\n"))))
 
 
 def _document(path: Path, is_record: IsRecord = lambda document: False) -> Iterable[Record]:
@@ -108,7 +120,7 @@ def _document(path: Path, is_record: IsRecord = lambda document: False) -> Itera
     document = parsed_line(text, MOST_BYTES)
     if isinstance(document, DataError):
         if "Extra data" in str(document) and not _is_one_line(text):  # lines under the name of a document
-            return _each_line(path, text)
+            return _each_line(path, text.split("\n"))
         raise DataError(f"{path}: {document}")
     if isinstance(document, list):
         return _listed(path, document)
@@ -211,14 +223,15 @@ def _is_one_line(text: str) -> bool:
 
 def _table(path: Path) -> Iterator[Record]:
     """Yields a line of a CSV or TSV as a record of texts; the delimiter is the one that the first line has most of."""
-    text = _text(path)
-    first = text.partition("\n")[0]
+    text = _text_lines(path)
+    line_one = next(text, "")
+    first = line_one.rstrip("\n")
     delimiter = max(",\t;|", key=first.count)
     bare = sum(number(cell.strip('" ')) is not None for cell in first[:10_000].split(delimiter)) >= 4
     if bare and first.count(delimiter) + 1 != len(_BARE):
         raise DataError(f"{path}: the first line names no columns: {short(first)}. Write one that does, e.g. "
                         f"{delimiter.join(_BARE)}")
-    lines = csv.DictReader(io.StringIO(text, newline=""), _BARE if bare else None, delimiter=delimiter, strict=True)
+    lines = csv.DictReader(chain([line_one], text), _BARE if bare else None, delimiter=delimiter, strict=True)
     while True:
         try:
             line = next(lines)
@@ -276,7 +289,25 @@ def _object_of(path: Path) -> str:
 def _parquet(path: Path) -> Iterator[Record]:
     import pyarrow.parquet as pq
 
-    return _batches(path, lambda: pq.ParquetFile(path).iter_batches(batch_size=256))
+    return _batches(path, lambda: parquet_batches(pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)))
+
+
+def parquet_batches(file: Any) -> Iterator[Any]:
+    """Yields the rows of an open parquet file in pieces of about _PIECE bytes; of columns with media, whose sizes
+    differ, of few rows.
+    """
+    most = _FEW if any(_holds_bytes(field.type) for field in file.schema_arrow) else _MANY
+    for k in range(file.metadata.num_row_groups):
+        group = file.metadata.row_group(k)
+        rows = _PIECE * group.num_rows // max(group.total_byte_size, 1)
+        yield from file.iter_batches(batch_size=max(1, min(most, rows)), row_groups=[k], use_threads=False)
+
+
+def _holds_bytes(kind: Any) -> bool:
+    import pyarrow.types as of
+
+    inner = [kind.field(i).type for i in range(kind.num_fields)]
+    return of.is_binary(kind) or of.is_large_binary(kind) or any(map(_holds_bytes, inner))
 
 
 def _arrow(path: Path) -> Iterator[Record]:
