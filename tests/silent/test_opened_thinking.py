@@ -1,0 +1,127 @@
+"""A chat template whose generation prompt has already written a beginning of the answer, such as <think>."""
+
+import shutil
+
+import pytest
+
+from tests.helpers import load, settings
+from tests.rollout.acting import Told, played
+from vlrl.config import validate
+from vlrl.rollout.demonstrations import Demonstrations
+from vlrl.rollout.generate import make_group, sampling_of
+from vlrl.store import RunFolder
+from vlrl.task import Task
+from vlrl.tools.rescore import rescore
+from vlrl.tools.score_rows import score_row
+from vlrl.training.build_task import make_task
+from vlrl.types import Observation, Request, Sample, Sampling
+
+OPENS = ("{% if enable_thinking is defined and not enable_thinking %}{{ '<think>\\n\\n</think>\\n\\n' }}"
+         "{% else %}{{ '<think>\\n' }}{% endif %}")
+THOUGHT = "A tail and two ears.\n"
+
+
+@pytest.fixture(scope="module")
+def thinking(tiny_models, tmp_path_factory):
+    """A tiny model whose template opens <think>, or writes an empty block where enable_thinking is false."""
+    folder = shutil.copytree(tiny_models["qwen3_vl"], tmp_path_factory.mktemp("opened") / "model")
+    template = folder / "chat_template.jinja"
+    text = template.read_text().rstrip()
+    assert text.endswith("{% endif %}")
+    template.write_text(text.removesuffix("{% endif %}") + OPENS + "{% endif %}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def encode(thinking):
+    return load(settings(thinking))[1]
+
+
+class Named(Task):
+    prompt = "What is it? Think in <think></think>, then answer in <answer></answer>."
+    rewards = {"right": 1.0, "framed": 0.5}
+
+    def score(self, sample, answer):
+        return {"right": float(answer.final == sample["label"]), "framed": float(answer.text.startswith("<think>"))}
+
+    def oracle(self, sample):
+        return f"<think>\n{THOUGHT}</think>\n<answer>{sample['label']}</answer>"
+
+
+def scored(config, row, *texts, opened="<think>\n"):
+    task = make_task(validate({**config, "model": {"name": "x"}}))
+    task.coordinates = type(task.coordinates)()
+    result = score_row(task, {"sample": row, "completions": list(texts), "opened": opened}, None)
+    return [r["reward"] for r in result["rewards"]]
+
+
+@pytest.mark.xfail(strict=True, reason="what a template opens is not scored")
+def test_a_class_named_after_the_thinking_that_the_prompt_opened_earns_all():
+    natural, doubled, cut = (f"{THOUGHT}</think>\n<answer>cat</answer>",
+                             f"<think>\n{THOUGHT}</think>\n<answer>cat</answer>", "<answer>cat</answer>")
+    row = {"id": "a", "image": "a.png", "label": "cat", "labels": ["cat", "dog"]}
+    rewards = scored({"task": {"name": "classification", "recipe": "cls_rl"}}, row, natural, doubled, cut)
+    assert rewards[0] == 2.0 and rewards[1] <= rewards[0] and rewards[2] == 0.0
+
+
+@pytest.mark.xfail(strict=True, reason="what a template opens is not scored")
+def test_boxes_and_spans_of_thinking_that_was_cut_are_no_answer():
+    row = {"id": "a", "image": "a.png", "expression": "the cat", "box": [10, 10, 60, 60], "width": 100, "height": 100}
+    config = {"task": {"name": "grounding", "coordinates": "original"}}
+    assert scored(config, row, "perhaps [10, 10, 60, 60], or")[0] == 0.0
+    assert scored(config, row, "perhaps [0, 0, 9, 9]\n</think>\n\n[10, 10, 60, 60]")[0] == pytest.approx(1.0)
+
+
+@pytest.mark.xfail(strict=True, reason="what a template opens is not scored")
+def test_what_the_prompt_opened_is_stored_beside_the_completion_and_scored_again(encode, tmp_path):
+    task, sample = Named(), Sample(id="a", row={"label": "cat"})
+    prompt = encode(task, sample)
+    given = Demonstrations(task, encode).generate([Request(prompt=prompt, n=1, sampling=Sampling(max_new_tokens=9),
+                                                           sample=sample)])[0]
+    group = make_group(task, sample, prompt, given, group_id="0", split="train", step=0)
+    folder = RunFolder(tmp_path)
+    folder.write_rollouts(0, 0, [group])
+    (row,) = folder.rollouts().to_pylist()
+    assert row["opened"] == "<think>\n" and row["completion"] == f"{THOUGHT}</think>\n<answer>cat</answer>"
+    assert row["reward"] == 1.5
+    row["n_tokens"] = len(row["token_ids"])
+    assert rescore(task, [row]).new == [1.5]
+
+
+@pytest.mark.xfail(strict=True, reason="what a template opens is not scored")
+def test_a_demonstration_goes_on_where_the_prompt_stops(encode):
+    task = Named()
+    written = []
+    for solution in (None, "<think>Ears.</think><answer>cat</answer>", "Ears.</think><answer>cat</answer>", "cat"):
+        sample = Sample(id="a", row={"label": "cat", "solution": solution})
+        request = Request(prompt=encode(task, sample), n=1, sampling=Sampling(max_new_tokens=9), sample=sample)
+        ((given,),) = Demonstrations(task, encode).generate([request])
+        written.append((request.prompt.text + given.text).rpartition("assistant\n")[2])
+        assert encode.processor.tokenizer.decode(given.tokens[:-1]) == given.text
+    assert [text.count("<think>") for text in written] == [1, 1, 1, 1]
+    assert [text.count("</think>") for text in written] == [1, 1, 1, 1] and written[3].endswith("</think>\n\ncat")
+
+
+@pytest.mark.xfail(strict=True, reason="what a template opens is not scored")
+def test_a_block_that_the_template_has_closed_is_no_thinking(thinking):
+    config = settings(thinking, model={"name": str(thinking), "chat_template_kwargs": {"enable_thinking": False}},
+                      rollout={"max_new_tokens": 8, "thinking_budget": 3})
+    _, encode = load(config)
+    task, sample = Named(), Sample(id="a", row={"label": "cat"})
+    prompt = encode(task, sample)
+    assert prompt.opened == encode.observation(Observation("Go on."), "a").opened == "<think>\n\n</think>\n\n"
+    assert sampling_of(config.rollout, 1.0, opened=prompt.opened).thinking_budget is None
+    row = {"id": "a", "image": "a.png", "label": "cat"}
+    bare = {"task": {"name": "classification", "thinking": "no_thinking"}}
+    assert scored(bare, row, "cat", opened=prompt.opened) == [1.0]
+
+
+@pytest.mark.xfail(strict=True, reason="what a template opens is not scored")
+def test_an_environment_is_told_what_the_prompt_opened_before_an_action(encode, thinking):
+    policy, encode = load(settings(thinking, rollout={"group_size": 2, "max_new_tokens": 4}))
+    (group,) = played(policy, encode, encode.config, count=1, task=Told(rewards={"vowels": 1.0}))
+    rollout, _ = group.rollouts
+    actions = rollout.completion.actions
+    assert len(actions) == 3 and all(t.opened == "<think>\n" and not t.text.startswith("<think>") for t in actions)
+    for turn in actions:  # its own parts count the vowels of what it was told: the i of <think> too
+        assert turn.parts["vowels"] == pytest.approx((1 + sum(c in "aeiou" for c in turn.text)) / 8)
