@@ -145,7 +145,8 @@ def card(view: GroupView, rollout: RolloutView, most: Mapping[str, float] | None
     read from it, error. With `tools`, which stand above the text, it is shown whole, and drawn beside it.
     """
     form = None if turns.is_episode(rollout) else forms.read(
-        rollout.completion, view.prompt, rollout.truncated, forms.usual([r.completion for r in view.rollouts]))
+        rollout.completion, view.prompt, rollout.truncated, forms.usual([r.whole for r in view.rollouts]),
+        rollout.opened)
     title = _link(links, where(view, rollout=rollout.index), f"#{rollout.index}", "its tokens")
     given = any(r.advantage is not None or r.aside for r in view.rollouts)  # evaluations and the playground give none
     advantage = _advantage(rollout) if given and view.key.source == "train" else ""

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from vlrl.data.coordinates import CONVENTIONS
 from vlrl.errors import VlrlError
 from vlrl.models.model_config import family_convention
+from vlrl.rewards.text import whole_answer
 from vlrl.store import SCHEMA, as_schema, plain, utf8
 from vlrl.task import builtin_names, load_class
 from vlrl.task.scoring import overlay_marks
@@ -105,6 +106,13 @@ class RolloutView:
     """Those that an episode showed after its prompt."""
     turn_advantages: np.ndarray | None = None
     """[actions] float32 of an episode; None where it has one for all."""
+    opened: str = ""
+    """What its prompt had begun it with, such as "<think>"."""
+
+    @property
+    def whole(self) -> str:
+        """The text that was scored."""
+        return whole_answer(self.completion, self.opened)
 
     @property
     def index(self) -> int:
@@ -319,7 +327,7 @@ def _rollout_view(key: GroupKey, place: int, row: Mapping[str, Any], notes: list
         parsed=decoded(row["parsed"]), error=row["error"], finish_reason=row["finish_reason"],
         truncated=bool(row["truncated"]), turns=tuple(turn for turn in row["turns"] or () if turn),
         episode_id=row["episode_id"], variant=row["variant"], marks=_marks(row["marks"]), media=_shown(row)[1],
-        turn_advantages=row["turn_advantages"])
+        turn_advantages=row["turn_advantages"], opened=row["opened"] or "")
 
 
 _PER_TOKEN = ("loss_mask", "logprobs", "trainer_logprobs", "entropies", "ratio", "clipped", "top_ids", "top_logprobs")

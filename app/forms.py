@@ -6,6 +6,8 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from vlrl.rewards.text import whole_answer
+
 TAGS = ("think", "answer", "glue")
 _TAG = re.compile(r"<(/?)(think|answer|glue)>")
 _KINDS = {"think": "reasoning", "answer": "answer", "glue": "answer"}
@@ -40,32 +42,28 @@ def usual(texts: Sequence[str]) -> set[str]:
     return {name for name in TAGS if texts and 2 * sum(f"</{name}>" in text for text in texts) >= len(texts)}
 
 
-def read(text: str, prompt: str = "", truncated: bool = False, others: Collection[str] = ()) -> Form:
-    """Returns the pieces of an answer and what is wrong with it.
+def read(text: str, prompt: str = "", truncated: bool = False, others: Collection[str] = (), opened: str = "") -> Form:
+    """Returns the pieces of an answer, with what its prompt has `opened`, and what is wrong with it.
 
-    Tags are expected where the answer, the prompt or the `others` (see `usual`) have them; a prompt may end with an
-    opened <think>. An answer whose
-    first thinking tag is </think> begins with reasoning, as rewards.text.parse_answer reads it.
+    Tags are expected where the answer, the prompt or the `others` (see `usual`) have them. An answer whose first
+    thinking tag is </think> begins with reasoning, as rewards.text.parse_answer reads it.
     """
-    end = prompt.rstrip()
-    opened = "think" if end.endswith("<think>") else ""
+    text, prompt = whole_answer(text, opened), prompt.removesuffix(opened)
     closed = {name for name in TAGS if re.search(f"</?{name}>", text)}
     requested = {name for name in TAGS if f"<{name}>" in prompt or name in others}
-    if end.endswith("</think>"):
-        requested -= {"think"}
     expected = [name for name in TAGS if name in closed | requested]
     if not expected:
         pieces = (Piece("answer", text),) if text else ()
         return Form(pieces, ("cut off before its end",) if truncated else ())
-    pieces, wrong = _pieces(text, opened, expected)
-    problems = [*_counts(text, expected, opened), *wrong, *_outside(pieces)]
+    pieces, wrong = _pieces(text, expected)
+    problems = [*_counts(text, expected), *wrong, *_outside(pieces)]
     return Form(tuple(pieces), (*dict.fromkeys(problems), *(("cut off before its end",) if truncated else ())))
 
 
-def _pieces(text: str, opened: str, expected: list[str]) -> tuple[list[Piece], list[str]]:
+def _pieces(text: str, expected: list[str]) -> tuple[list[Piece], list[str]]:
     """Returns the pieces, and the tags that stand where they must not."""
     first = re.search("</?think>", text)
-    inside = opened or ("think" if first and first[0] == "</think>" else "")
+    inside = "think" if first and first[0] == "</think>" else ""
     before = -1 if not inside else expected.index(inside) if inside in expected else -1
     pieces: list[Piece] = []
     wrong: list[str] = []
@@ -93,12 +91,12 @@ def _add(pieces: list[Piece], text: str, inside: str) -> None:
         pieces.append(Piece(_KINDS.get(inside, "outside"), text, bad=not inside and bool(text.strip())))
 
 
-def _counts(text: str, expected: list[str], opened: str) -> list[str]:
+def _counts(text: str, expected: list[str]) -> list[str]:
     """Tags that are missing or come several times."""
     problems = []
     for name in expected:
         for tag in (f"<{name}>", f"</{name}>"):
-            count = text.count(tag) + (opened == name and tag == f"<{name}>")
+            count = text.count(tag)
             if count == 0:
                 problems.append(f"{tag} is missing")
             elif count > 1:

@@ -95,5 +95,5 @@ def _rollout(rollout: Rollout, key: GroupKey, group: Group) -> RolloutView:
         top_ids=None, top_logprobs=None, parts=dict(rollout.parts), weights=dict(group.weights),
         metrics=dict(rollout.metrics), reward=rollout.reward, correct=rollout.correct, advantage=None,
         parsed=plain(rollout.parsed), error=rollout.error, finish_reason=done.finish_reason, truncated=done.truncated,
-        turns=(), episode_id=None, variant=rollout.variant or None,
+        turns=(), episode_id=None, variant=rollout.variant or None, opened=group.prompt.opened,
         marks=None if rollout.marks is None else tuple(plain(m) for m in rollout.marks))

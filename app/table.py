@@ -27,6 +27,7 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.parquet as pq
 
+from vlrl.rewards.text import whole_answer
 from vlrl.store import ROLLOUT_FILE, SCHEMA, as_schema, read_rollouts
 
 from . import AppError
@@ -42,7 +43,7 @@ SEARCHED = {"completion": 20_000, "prompt": 4_000, "error": 1_000}
 """Characters of each text that can be searched and shown in lists; less in files of more than _LONG_FILE bytes."""
 _COLUMNS = ("schema", "group_id", "sample_id", "task", "index", "step", "policy_step", "split", "prompt", "completion",
             "loss_mask", "parts", "reward", "advantage", "category", "difficulty", "error", "truncated", "variant",
-            "media", "correct", "target", "finish_reason", "episode_id")
+            "media", "correct", "target", "finish_reason", "episode_id", "opened")
 _FIELDS = [SCHEMA.field(name) for name in _COLUMNS]
 _OF_TURNS = [pa.field("turns", pa.int32()), pa.field("tool_errors", pa.int32())]
 _TURN_PATHS = [f"turns.list.{item}.{name}" for item in ("element", "item") for name in ("role", "info")]
@@ -389,25 +390,28 @@ def _light(batch: _Batch) -> pa.Table:
         "prompt": pc.fill_null(column("prompt"), ""),
         "correct": column("correct"), "target": _digests(column("target")),
         "finish_reason": column("finish_reason"), "turns": column("turns"), "tool_errors": column("tool_errors"),
-        "malformed": is_malformed(column("completion"), column("prompt"), column("episode_id"))})
+        "malformed": is_malformed(column("completion"), column("prompt"), column("episode_id"), column("opened"))})
 
 
-def is_malformed(answers: Any, prompts: Any, episodes: Any) -> Any:
+def is_malformed(answers: Any, prompts: Any, episodes: Any, opened: Any) -> Any:
     """Returns [N] whether the tags of an answer are wrong: one missing, unpaired or twice, or text outside of them.
 
     As forms.read judges one answer, but quickly: from the stored beginning of the text, with the tags that the answer
     or its prompt have. Episodes are not judged.
     """
+    if opened.null_count < len(opened):
+        rows = [[text or "" for text in row] for row in zip(*map(pa.Array.to_pylist, (answers, prompts, opened)),
+                                                            strict=True)]
+        answers = pa.array([whole_answer(text, begun) for text, _, begun in rows], pa.string())
+        prompts = pa.array([prompt.removesuffix(begun) for _, prompt, begun in rows], pa.string())
     texts, prompt_texts = pc.fill_null(answers, ""), pc.fill_null(prompts, "")
-    opened = pc.match_substring_regex(prompt_texts, r"<think>\s*$")
     wrong = tagged = pa.array(np.zeros(len(texts), bool))
     for name in TAGS:
         starts, ends = (pc.count_substring(texts, f"<{slash}{name}>") for slash in ("", "/"))
         here = pc.or_(pc.greater(pc.add(starts, ends), 0), pc.match_substring(prompt_texts, f"<{name}>"))
-        starts = pc.add(starts, opened.cast(starts.type)) if name == "think" else starts
         tagged = pc.or_(tagged, pc.greater(pc.add(starts, ends), 0))
         wrong = pc.or_(wrong, pc.and_(here, pc.or_(pc.not_equal(starts, 1), pc.not_equal(ends, 1))))
-    before = pc.and_not(pc.match_substring_regex(texts, r"^\s*[^<\s]"), opened)
+    before = pc.match_substring_regex(texts, r"^\s*[^<\s]")
     after = pc.match_substring_regex(texts, r"</(answer|glue)>\s*[^<\s]")
     return pc.and_(pc.or_(wrong, pc.and_(tagged, pc.or_(before, after))), pc.is_null(episodes))
 

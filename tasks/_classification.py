@@ -14,7 +14,7 @@ from typing import Any
 from vlrl.data.formats.fields import short
 from vlrl.errors import DataError, did_you_mean
 from vlrl.rewards.confidence import brier, confidence_format, read_confidence
-from vlrl.rewards.text import answer_tag, answer_text, clean_label, denies, same_label, think_answer_format
+from vlrl.rewards.text import answer_tag, answer_text, clean_label, denies, said, same_label, think_answer_format
 from vlrl.task.recipes import Recipe
 from vlrl.types import Answer, Parts, Sample
 
@@ -42,8 +42,8 @@ class Form:
     """(given text, name of a class, names of the others that the row lists) -> whether the text names this class."""
     say: Callable[[str], str]
     """A text in this form that says this."""
-    format: Callable[[Row, str], float] | None = None
-    """1 for a text in the right form, else 0; None where the recipe pays no such part."""
+    format: Callable[[Row, Answer], float] | None = None
+    """1 for an answer in the right form, else 0; None where the recipe pays no such part."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,8 +179,9 @@ def _around(words: Sequence[str], joined: str) -> list[str] | None:
 # --- recipes ----------------------------------------------------------------------------------------------------------
 
 
-def _plain(row: Row, text: str) -> float:
+def _plain(row: Row, answer: Answer) -> float:
     """Returns 1 for names to choose from; where the row lists none, for one line without tags."""
+    text = said(answer)
     if row.get("labels"):
         known = {name for label in labels_of(row) for name in names_of(row, label)} | set(row["labels"])
         items = listed(text) if isinstance(row["label"], list) else [text]
@@ -198,7 +199,7 @@ def _read(task: Any, sample: Sample, answer: Answer) -> Any:
 def _score(task: Any, sample: Sample, answer: Answer) -> Parts:
     form = form_of(task, sample)
     parts: Parts = {"accuracy": accuracy(task, sample, form.find(answer))}
-    return {**parts, "format": form.format(sample.row, answer.text)} if form.format else parts
+    return {**parts, "format": form.format(sample.row, answer)} if form.format else parts
 
 
 def _oracle(task: Any, sample: Sample) -> str:
@@ -214,16 +215,16 @@ def _thought(text: str) -> str:
     return f"<think>I look at the image.</think><answer>{text}</answer>"
 
 
-DIRECT = Form(find=lambda answer: answer.text, same=_exactly, say=str, format=_plain)
+DIRECT = Form(find=said, same=_exactly, say=str, format=_plain)
 TAGGED = Form(find=lambda answer: answer_tag(answer.text, "last"), same=_cleaned, say=_thought,
-              format=lambda _row, text: think_answer_format(text))
+              format=lambda _row, answer: think_answer_format(answer.text))
 PLAIN = _recipe("", {"accuracy": 1.0, "format": 0.1}, DIRECT, TAGGED)
 
 
 def _tag_or_all(answer: Answer) -> str:
     """Returns the first answer tag after the thinking, else the whole text, as CLS-RL compares it."""
     tagged = answer_tag(answer.text)
-    return answer.text if tagged is None else tagged
+    return said(answer) if tagged is None else tagged
 
 
 CLS_RL = _recipe(
@@ -231,7 +232,7 @@ CLS_RL = _recipe(
     {"accuracy": 1.0, "format": 1.0}, Form(find=_tag_or_all, same=_lowered, say=_thought, format=TAGGED.format))
 CLS_RL_NO_THINKING = _recipe(
     "{question}\nPlease directly output the answer.", {"accuracy": 1.0},
-    Form(find=lambda answer: answer.text, same=_exactly, say=str))
+    Form(find=said, same=_exactly, say=str))
 VISUAL_RFT = _recipe(
     "{question}\nOutput the thinking process in <think> </think> and final answer in <answer> </answer> tags. The "
     "output answer format should be as follows:\n<think> ... </think> <answer>name of the class</answer>\nPlease "
@@ -256,7 +257,7 @@ RLCR = _recipe(
     "</confidence> how likely it is to be right, a number from 0 to 1.",
     {"accuracy": 1.0, "brier": -1.0, "format": 0.0},
     Form(find=TAGGED.find, same=_cleaned, say=lambda text: f"{_thought(text)}<confidence>1</confidence>",
-         format=lambda _row, text: confidence_format(text)), read=_read_sure, score=_score_sure)
+         format=lambda _row, answer: confidence_format(answer.text)), read=_read_sure, score=_score_sure)
 
 RECIPES: dict[str, Recipe] = {"plain": PLAIN, "cls_rl": CLS_RL, "cls_rl_no_thinking": CLS_RL_NO_THINKING,
                               "visual_rft_classification": VISUAL_RFT, "rlcr": RLCR}

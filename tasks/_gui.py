@@ -10,7 +10,7 @@ from vlrl.rewards.boxes import box_format, centre, edge_similarity, format_box, 
 from vlrl.rewards.literals import decimals, first_object, numbers_of, read_fenced, read_literal
 from vlrl.rewards.points import distance_reward, gaussian_coverage, gaussian_point, inside
 from vlrl.rewards.regions import clip_to_image, region_consistency, region_vote
-from vlrl.rewards.text import answer_text, between, think_answer_within
+from vlrl.rewards.text import answer_text, between, said, think_answer_within
 from vlrl.task.recipes import Box, Recipe, pixels, shown, whole_units
 from vlrl.types import Answer, Parts, Sample
 
@@ -121,7 +121,7 @@ def _read_g2(task: Any, sample: Sample, answer: Answer) -> list[float] | None:
 def _g2(task: Any, sample: Sample, answer: Answer) -> Parts:
     """GUI-G2: two Gaussian terms, each rounded to three digits, and the bare box of whole numbers as format."""
     box, truth = _read_g2(task, sample, answer), element(task, sample)
-    framed = box_format(answer.text, whole=whole_units(task, sample))
+    framed = box_format(said(answer), whole=whole_units(task, sample))
     if box is None or truth is None:
         return {"point": 0.0, "coverage": 0.0, "format": framed}
     return {"point": round(gaussian_point(box, truth), 3), "coverage": round(gaussian_coverage(box, truth), 3),
@@ -151,7 +151,7 @@ def _se_gui(task: Any, sample: Sample, answer: Answer) -> Parts:
     """SE-GUI: inside or not, plus a dense term that falls with the squared distance to the centre."""
     point, truth = _read_tool_call(task, sample, answer), element(task, sample)
     paid = distance_reward(point, truth, sample["width"], sample["height"]) if point and truth else 0.0
-    return {"point": paid, "format": max(think_answer_within(answer.text), _one_call(answer.text))}
+    return {"point": paid, "format": max(think_answer_within(answer.text), _one_call(said(answer)))}
 
 
 def _one_call(text: str) -> float:

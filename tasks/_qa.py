@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vlrl.rewards.math import VerifierError, boxed
-from vlrl.rewards.text import between, denies, think_answer_format
+from vlrl.rewards.text import between, denies, said, think_answer_format
 from vlrl.task import Weight
 from vlrl.task.recipes import Recipe
 from vlrl.types import Answer, Parts, Sample, Variant
@@ -32,6 +32,8 @@ class QaRecipe(Recipe):
 
     form: Callable[[str], float]
     """1 for a text in the right form, else 0."""
+    thinks: bool = True
+    """Whether thinking is part of the form; else thinking that the prompt has opened stands before it."""
     find: Callable[[Answer], str]
     """The part of an answer that says what is right; empty for none."""
     say: Callable[[str], str]
@@ -57,7 +59,7 @@ def _says_so(text: str, row: Mapping[str, Any]) -> bool:
 
 def _score(task: Any, sample: Sample, answer: Answer) -> Parts:
     return {"accuracy": kinds.score(task, sample.row, _read(task, sample, answer)),
-            "format": task.used.form(answer.text)}
+            "format": task.used.form(answer.text if task.used.thinks else said(answer))}
 
 
 def _target(_task: Any, sample: Sample) -> Any:
@@ -89,7 +91,7 @@ _IN_DOLLARS = ("You should first think about the reasoning process in the mind a
                "</answer>, which means your output should start with <think> and end with </answer>.\n"
                "Question:\n{asked}")
 
-DIRECT = _recipe("{asked}\nAnswer with {kind} only.", {"accuracy": 1.0, "format": 0.1}, form=_one_line,
+DIRECT = _recipe("{asked}\nAnswer with {kind} only.", {"accuracy": 1.0, "format": 0.1}, form=_one_line, thinks=False,
                  say=lambda text: text)
 THINKING = _recipe("{asked}\n" + _TAGS, {"accuracy": 1.0, "format": 1.0})
 VISION_R1 = _recipe("{asked}\n" + _TAGS, {"accuracy": 1.0, "format": 1.0}, combine="product")

@@ -29,7 +29,7 @@ from vlrl.rewards.spans import (
     temporal_iou,
     union_iou,
 )
-from vlrl.rewards.text import answer_tag, clean_label, extract_tag, think_answer_format
+from vlrl.rewards.text import answer_tag, clean_label, extract_tag, said, think_answer_format
 from vlrl.task.recipes import Recipe
 from vlrl.types import Answer, Parts, Sample
 
@@ -224,7 +224,7 @@ def _evidence(_task: Any, sample: Sample) -> dict[str, Any]:
 
 def _read_gqa(_task: Any, sample: Sample, answer: Answer) -> dict[str, Any] | None:
     """Returns the first letter of the first answer tag, and the spans of the first <glue> after the thinking."""
-    shown = answer.text.partition("</think>")[2] if "</think>" in answer.text else answer.text
+    shown = answer.text.partition("</think>")[2] if "</think>" in answer.text else said(answer)
     chosen, glue = answer_tag(answer.text), extract_tag(shown, "glue")
     if chosen is None and glue is None:
         return None

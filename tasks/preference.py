@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from vlrl.data import Drawn
 from vlrl.data.formats.fields import short
-from vlrl.rewards.text import clean_label, extract_tag, think_answer_format
+from vlrl.rewards.text import clean_label, extract_tag, said, think_answer_format
 from vlrl.task.recipes import Recipe, RecipeTask
 from vlrl.types import Answer, Parts, Sample
 
@@ -30,7 +30,7 @@ class PairRecipe(Recipe):
     """A recipe that wants the number of the better response."""
 
     find: Callable[[str], str]
-    """The part of an answer's text that gives the number; empty for none."""
+    """The part of what an answer says that gives the number; empty for none."""
     say: Callable[[str], str]
     """A text in the right form that says this."""
 
@@ -53,7 +53,7 @@ def strict_format(text: str) -> float:
 
 def _read(task: Any, _sample: Sample, answer: Answer) -> int | None:
     """Returns 1 or 2; None for a text that gives no number, another one, or both."""
-    given = task.used.find(answer.text)
+    given = task.used.find(said(answer))
     match = _CHOICE.fullmatch(clean_label(given)) if len(given) <= _LONGEST else None
     return int(match[1]) if match else None
 
@@ -62,10 +62,10 @@ def _accuracy(task: Any, sample: Sample, answer: Answer) -> float:
     return float(_read(task, sample, answer) == sample["answer"])
 
 
-def _recipe(prompt: str, rewards: Mapping[str, float], form: Callable[[str], float], say: Callable[[str], str],
+def _recipe(prompt: str, rewards: Mapping[str, float], form: Callable[[Answer], float], say: Callable[[str], str],
             **other: Any) -> PairRecipe:
     def score(task: Any, sample: Sample, answer: Answer) -> Parts:
-        return {"accuracy": _accuracy(task, sample, answer), "format": form(answer.text)}
+        return {"accuracy": _accuracy(task, sample, answer), "format": form(answer)}
     return PairRecipe(prompt=_INPUT + prompt, rewards=rewards, say=say, read=_read, score=score,
                       target=lambda _task, sample: sample["answer"],
                       oracle=lambda _task, sample: say(str(sample["answer"])), **other)
@@ -92,11 +92,11 @@ def _choice_question(answer: Answer) -> str:
 
 DIRECT = _recipe(
     "Which response answers the question better? Answer with 1 or 2 only.", {"accuracy": 1.0, "format": 0.1},
-    form=lambda text: float(text.strip() in ("1", "2")), find=lambda text: text, say=str)
+    form=lambda answer: float(said(answer).strip() in ("1", "2")), find=lambda text: text, say=str)
 R1_REWARD = _recipe(
     "Compare the two responses to the question side by side in <think> </think>. A tie is not permitted. Then give the "
     "number of the better response, 1 or 2, in <answer> </answer>: <think>...</think><answer>1</answer>",
-    {"accuracy": 1.0, "format": 0.5, "consistency": 0.5}, form=strict_format, find=tagged,
+    {"accuracy": 1.0, "format": 0.5, "consistency": 0.5}, form=lambda answer: strict_format(answer.text), find=tagged,
     say=lambda text: f"<think>Response {text} is better.</think><answer>{text}</answer>",
     group=_consistency, needs={"judge": ("consistency",)})
 
@@ -106,8 +106,8 @@ def _better(sample: Sample) -> str:
 
 
 RESPOND = PairRecipe(
-    prompt="{question}", rewards={"accuracy": 1.0}, read=lambda _task, _sample, answer: answer.text,
-    score=lambda _task, sample, answer: {"accuracy": float(answer.text.strip() == _better(sample).strip())},
+    prompt="{question}", rewards={"accuracy": 1.0}, read=lambda _task, _sample, answer: said(answer),
+    score=lambda _task, sample, answer: {"accuracy": float(said(answer).strip() == _better(sample).strip())},
     target=lambda _task, sample: _better(sample), oracle=lambda _task, sample: _better(sample),
     find=lambda text: text, say=lambda text: text)
 

@@ -16,6 +16,7 @@ from pydantic import Field
 from vlrl.config.base import Positive
 from vlrl.data import SPLITS, Drawn
 from vlrl.errors import ConfigError
+from vlrl.rewards.text import said
 from vlrl.task import Task
 from vlrl.task.environment import Environment
 from vlrl.types import Answer, Media, Observation, Parts, Sample, Step
@@ -89,7 +90,7 @@ class Recall(Task):
         return Shown(sample["colours"])
 
     def score(self, sample: Sample, answer: Answer) -> Parts:
-        names = answer.text.split()
+        names = said(answer).split()
         named = len(names) == sample["length"] and all(name in COLOURS for name in names)
         return {"accuracy": float(names == sample["colours"]), "format": float(named)}
 

@@ -20,6 +20,7 @@ from pydantic import Field
 from vlrl.config.base import Positive
 from vlrl.data import SPLITS, Drawn
 from vlrl.errors import ConfigError
+from vlrl.rewards.text import said
 from vlrl.task import Task
 from vlrl.types import Answer, Media, Parts, Sample
 
@@ -106,7 +107,7 @@ class Zoom(Task):
         return [zoom] if self.media == "image" else [frame]
 
     def score(self, sample: Sample, answer: Answer) -> Parts:
-        right, legal = answer.final.strip() == sample["answer"], _FORMS[self.answer].fullmatch(answer.text.strip())
+        right, legal = answer.final.strip() == sample["answer"], _FORMS[self.answer].fullmatch(said(answer).strip())
         looked = any(turn.media for turn in answer.turns)
         return {"accuracy": float(right), "format": float(bool(legal)), "tool": float(right and looked)}
 

@@ -31,7 +31,7 @@ class StepValues:
 
     values: tuple[float, ...]
     ends: tuple[int, ...]
-    """Where each step ends, in characters of the answer's text; rising."""
+    """Where each step ends, in characters of the answer's text; rising. Of a Rollout in those of its completion."""
 
     def __float__(self) -> float:
         return float(np.mean(self.values)) if self.values else 0.0
@@ -241,6 +241,8 @@ class Prompt:
     """Visual tokens of each media; empty where the processor does not tell."""
     visuals: tuple[Any, ...] = ()
     """The same media as units of the feature cache (models/vision_cache.py); empty without one."""
+    opened: str = ""
+    """The end of its text, where the chat template has begun the answer, such as "<think>"."""
     inserted: tuple[Inserted, ...] = ()
     """Observations with media that were joined to it, in order."""
 
@@ -275,7 +277,8 @@ class Sampling:
     """An answer ends with the token that completes one of these texts; its finish_reason is then "stop"."""
     thinking_budget: int | None = None
     """When the first `thinking_budget` tokens hold no `</think>`, the tokens of `thinking_end` follow them, and the
-    model goes on after these. It does not matter whether a `<think>` was written: prompts may have opened one."""
+    model goes on after these. Prompts may have opened a `<think>`; where one has closed it, its Request
+    has no budget."""
     thinking_end: str = "\n</think>\n"
     """Its tokens are part of the answer and count towards `max_new_tokens`; loss_mask is False on them."""
 
@@ -290,6 +293,8 @@ class Turn:
     media: tuple[str, ...] = ()
     """Hashes of media added by this turn."""
     text: str = ""
+    opened: str = ""
+    """Of an action, what its prompt had begun it with, such as "<think>"; not in `text`."""
     parts: Mapping[str, float] | None = None
     """On an action, as all that follows: what the environment made of it; None where it has not answered."""
     state: str | None = None
@@ -435,12 +440,17 @@ class Request:
     turns: tuple[Turn, ...] = ()
     """Of an episode, those that the prompt ends with; they count from the end of the prompt that it began with."""
 
+    def __post_init__(self) -> None:
+        if self.sampling.thinking_budget is not None and "</think>" in self.prompt.opened:
+            object.__setattr__(self, "sampling", replace(self.sampling, thinking_budget=None))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Acted:
     """One action of an episode, and what its environment made of it."""
 
     action: str
+    """With what its prompt had opened, as `Answer.text`."""
     observation: str = ""
     media: tuple[Media, ...] = ()
     """Of the observation."""
@@ -452,13 +462,14 @@ class Acted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """What a task scores: the completion's text and the parts of it that tags mark.
+    """What a task scores: the text of an answer and the parts of it that tags mark.
 
     Example: `<think>a loop</think><answer>8</answer>` has reasoning "a loop" and final "8"; without tags
     `final` is the whole text.
     """
 
     text: str
+    """What the prompt opened, and the completion; see rewards.text.whole_answer."""
     reasoning: str = ""
     final: str = ""
     n_tokens: int = 0
@@ -468,6 +479,8 @@ class Answer:
     """Name of the Variant that it was drawn with; empty for the sample as it is."""
     turns: tuple[Acted, ...] = ()
     """All actions of an episode; `text` is the last one."""
+    opened: str = ""
+    """The beginning of `text` that stood in the prompt, such as "<think>"."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -20,7 +20,7 @@ def shown(site: Site, a: RolloutKey, b: RolloutKey, names: Sequence[str] = ("the
     halves = [el("article", _head(name, view, rollout), draw.media(view, Served(), rollout.index),
                  el("div", *(cards.part_chips(rollout)), class_="v-chips"), class_="v-side")
               for name, (view, rollout) in zip(names, sides, strict=True)]
-    texts = [rollout.completion for _, rollout in sides]
+    texts = [rollout.whole for _, rollout in sides]
     legend = el("p", el("del", f"only in {names[0]}"), " ", el("ins", f"only in {names[1]}"), class_="v-dim")
     return el("div", cards.question(sides[1][0]), el("div", *halves, class_="v-halves"),
               legend if texts[0] != texts[1] else "", diffs.words(*texts))

@@ -18,8 +18,6 @@ GOOD = "<think>a</think>\n<answer>b</answer>"
 
 @pytest.mark.parametrize(("text", "prompt", "problems"), [
     (GOOD, "", ()), ("[1, 2]", "", ()), ("", "", ()), (GOOD + "<glue>[(1, 2)]</glue>", "", ()),
-    ("a</think><answer>b</answer>", "<|assistant|><think>\n", ()),
-    ("<answer>b</answer>", "Write <answer></answer>.<|assistant|><think>\n\n</think>\n\n", ()),
     ("a</think><answer>b</answer>", "", ("<think> is missing",)),
     ("[1]", "Use <think></think>.", ("<think> is missing", "</think> is missing")),
     (GOOD + " bye", "", ("text after the answer",)), ("Hi " + GOOD, "", ("text before <think>",)),
@@ -33,6 +31,19 @@ GOOD = "<think>a</think>\n<answer>b</answer>"
 def test_forms_by_hand(text, prompt, problems):
     assert forms.read(text, prompt).problems == problems
     assert forms.read(text, prompt, truncated=True).problems == (*problems, "cut off before its end")
+
+
+@pytest.mark.parametrize(("opened", "text", "problems"), [
+    ("<think>\n", "a</think><answer>b</answer>", ()), ("<think>\n", "<answer>b</answer>", ("</think> is missing",
+                                                                                     "<answer> inside <think>")),
+    ("<think>\n", "<think>a</think><answer>b</answer>", ("<think> 2 times", "<think> inside <think>")),
+    ("<think>\n\n</think>\n\n", "<answer>b</answer>", ()), ("<think>\n\n</think>\n\n", GOOD, ())])
+def test_what_the_prompt_has_opened_is_read_with_the_answer(opened, text, problems):
+    prompt = "Write <answer></answer>.<|assistant|>" + opened
+    found = forms.read(text, prompt, opened=opened)
+    assert {*problems} <= {*found.problems} and bool(problems) == bool(found.problems)
+    made = Markup(cards.group(group(rollout(0, completion=text, opened=opened)), Plain()))
+    assert made.text.count("<think>") >= 1
 
 
 def test_tags_that_the_other_answers_have_are_expected():

@@ -429,13 +429,15 @@ def test_many_threads_ask_while_a_run_writes(tmp_path):
     ("", "7", False), ("", "<answer>7</answer>", False), ("", "<think>a</think>\n<answer>7</answer>\n", False),
     ("", "<answer>7", True), ("", "7</answer>", True), ("", "<answer>7</answer><answer>8</answer>", True),
     ("", "so: <answer>7</answer>", True), ("", "<answer>7</answer> done", True),
-    ("Write <answer>...</answer>", "7", True), ("Go <think>\n", "a</think><answer>7</answer>", False),
-    ("Go <think>\n", "<answer>7</answer>", True), ("", "a</think><answer>7</answer>", True)])
+    ("Write <answer>...</answer>", "7", True), ("<think>\n", "a</think><answer>7</answer>", False),
+    ("<think>\n", "<answer>7</answer>", True), ("", "a</think><answer>7</answer>", True),
+    ("<think>\n\n</think>\n", "7", False)])
 def test_malformed_is_what_the_card_of_an_answer_finds(prompt, answer, wrong):
-    column = [pa.array([text], pa.string()) for text in (answer, prompt, None)]
+    opened = prompt if prompt.startswith("<think>") else None
+    column = [pa.array([text], pa.string()) for text in (answer, prompt, None, opened)]
     assert is_malformed(*column).to_pylist() == [wrong]
-    assert bool(forms.read(answer, prompt).problems) == wrong
-    assert is_malformed(column[0], column[1], pa.array(["an episode"])).to_pylist() == [False]
+    assert bool(forms.read(answer, prompt, opened=opened or "").problems) == wrong
+    assert is_malformed(*column[:2], pa.array(["an episode"]), column[3]).to_pylist() == [False]
 
 
 def test_full_reward_but_unusual(tmp_path):

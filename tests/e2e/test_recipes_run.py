@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import shutil
 import sys
 from functools import cache
 from pathlib import Path
@@ -18,8 +19,10 @@ from tests.e2e.recipe_scores import CASES
 from tests.e2e.runs import ROOT, metrics
 from vlrl import config as configs
 from vlrl.cli.main import main
+from vlrl.rewards.text import written_after
 from vlrl.rollout.generate import make_group
 from vlrl.task import load, task_oracle
+from vlrl.tools.rescore import rescore
 from vlrl.training.loop import train
 from vlrl.training.session import Session
 from vlrl.types import Completion, Turn
@@ -185,6 +188,7 @@ class OneRight:
         task, sample = self.parts.task, self.samples[prompt.sample_id]
         sample = make_group(task, sample, prompt, [], group_id="", split="train", step=0).sample  # knows its size
         text = task_oracle(task, sample) or task.used.write(task, sample, [sample["box"]])
+        text = written_after(text, prompt.opened)
         tokens = self.parts.encode.answer_ids(text)
         return Completion(tokens=tokens, logprobs=np.zeros(len(tokens), np.float32), text=text, finish_reason="stop",
                           loss_mask=np.ones(len(tokens), bool), turns=(Turn(start=0, end=len(tokens)),))
@@ -226,5 +230,32 @@ def test_two_steps(name, data, tiny_models, tmp_path):
     assert {row["step"] for row in stored} == {0, 1} and not any(row["error"] for row in stored)
     assert {row["variant"] for row in stored} - {None} == VARIANTS.get(name, set())
     assert all({part for part, _ in row["parts"]} == parts for row in stored if row["variant"] != "shuffled")
+    after = dict(session.parts.policy.trainable())
+    assert any(not torch.equal(after[key], tensor) for key, tensor in session.before.items())
+
+
+OPENED = ("qa/vision_r1_ptst", "qa/mm_eureka", "gui/infigui_r1", "grounding/vlm_r1_rec", "classification/cls_rl",
+          "classification/cls_rl_no_thinking", "video/time_r1")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OPENED)
+def test_a_step_behind_a_template_that_opens_the_thinking(name, data, tiny_models, tmp_path):
+    """trl#6966: the natural answer earns all there is; where the recipe asks for thinking a second <think> earns less.
+    """
+    model = shutil.copytree(tiny_models["qwen3_vl"], tmp_path / "model")
+    template = model / "chat_template.jinja"
+    template.write_text(template.read_text().rstrip().removesuffix("{% endif %}") + "{{ '<think>\\n' }}{% endif %}")
+    session: Any = train(short(name, steps=1, **{"model.name": model, "data.train": data(name),
+                                                 "run.dir": tmp_path / "run"}), make_session=Watched)
+    rows = session.folder.rollouts().to_pylist()
+    task = session.parts.task
+    best = max(rows, key=lambda row: row["reward"])
+    assert {row["opened"] for row in rows} == {"<think>\n"} and not best["completion"].startswith("<think>")
+    weights = task.weights_at(0)
+    assert best["reward"] == pytest.approx(task.combine(dict.fromkeys(weights, 1.0), weights), rel=0.05)
+    best["n_tokens"] = len(best["token_ids"])
+    again = rescore(task, [best, {**best, "completion": "<think>\n" + best["completion"]}]).new
+    assert again[0] == pytest.approx(best["reward"]) and again[1] <= again[0]
     after = dict(session.parts.policy.trainable())
     assert any(not torch.equal(after[key], tensor) for key, tensor in session.before.items())

@@ -14,7 +14,7 @@ from vlrl.task import Task
 from vlrl.tools.rescore import rescore
 from vlrl.tools.score_rows import score_row
 from vlrl.training.build_task import make_task
-from vlrl.types import Observation, Request, Sample, Sampling
+from vlrl.types import Coordinates, Observation, Request, Sample, Sampling
 
 OPENS = ("{% if enable_thinking is defined and not enable_thinking %}{{ '<think>\\n\\n</think>\\n\\n' }}"
          "{% else %}{{ '<think>\\n' }}{% endif %}")
@@ -50,29 +50,27 @@ class Named(Task):
 
 def scored(config, row, *texts, opened="<think>\n"):
     task = make_task(validate({**config, "model": {"name": "x"}}))
-    task.coordinates = type(task.coordinates)()
+    task.coordinates = Coordinates()
     result = score_row(task, {"sample": row, "completions": list(texts), "opened": opened}, None)
     return [r["reward"] for r in result["rewards"]]
 
 
-@pytest.mark.xfail(strict=True, reason="what a template opens is not scored")
 def test_a_class_named_after_the_thinking_that_the_prompt_opened_earns_all():
     natural, doubled, cut = (f"{THOUGHT}</think>\n<answer>cat</answer>",
-                             f"<think>\n{THOUGHT}</think>\n<answer>cat</answer>", "<answer>cat</answer>")
+                             f"<think>\n{THOUGHT}</think>\n<answer>cat</answer>", "It is a cat, or")
     row = {"id": "a", "image": "a.png", "label": "cat", "labels": ["cat", "dog"]}
     rewards = scored({"task": {"name": "classification", "recipe": "cls_rl"}}, row, natural, doubled, cut)
     assert rewards[0] == 2.0 and rewards[1] <= rewards[0] and rewards[2] == 0.0
 
 
-@pytest.mark.xfail(strict=True, reason="what a template opens is not scored")
 def test_boxes_and_spans_of_thinking_that_was_cut_are_no_answer():
-    row = {"id": "a", "image": "a.png", "expression": "the cat", "box": [10, 10, 60, 60], "width": 100, "height": 100}
+    row = {"id": "a", "image": "a.png", "expression": "the cat", "boxes": [{"box": [10, 10, 60, 60]}], "width": 100,
+           "height": 100}
     config = {"task": {"name": "grounding", "coordinates": "original"}}
     assert scored(config, row, "perhaps [10, 10, 60, 60], or")[0] == 0.0
     assert scored(config, row, "perhaps [0, 0, 9, 9]\n</think>\n\n[10, 10, 60, 60]")[0] == pytest.approx(1.0)
 
 
-@pytest.mark.xfail(strict=True, reason="what a template opens is not scored")
 def test_what_the_prompt_opened_is_stored_beside_the_completion_and_scored_again(encode, tmp_path):
     task, sample = Named(), Sample(id="a", row={"label": "cat"})
     prompt = encode(task, sample)
@@ -88,7 +86,6 @@ def test_what_the_prompt_opened_is_stored_beside_the_completion_and_scored_again
     assert rescore(task, [row]).new == [1.5]
 
 
-@pytest.mark.xfail(strict=True, reason="what a template opens is not scored")
 def test_a_demonstration_goes_on_where_the_prompt_stops(encode):
     task = Named()
     written = []
@@ -102,7 +99,6 @@ def test_a_demonstration_goes_on_where_the_prompt_stops(encode):
     assert [text.count("</think>") for text in written] == [1, 1, 1, 1] and written[3].endswith("</think>\n\ncat")
 
 
-@pytest.mark.xfail(strict=True, reason="what a template opens is not scored")
 def test_a_block_that_the_template_has_closed_is_no_thinking(thinking):
     config = settings(thinking, model={"name": str(thinking), "chat_template_kwargs": {"enable_thinking": False}},
                       rollout={"max_new_tokens": 8, "thinking_budget": 3})
@@ -110,13 +106,12 @@ def test_a_block_that_the_template_has_closed_is_no_thinking(thinking):
     task, sample = Named(), Sample(id="a", row={"label": "cat"})
     prompt = encode(task, sample)
     assert prompt.opened == encode.observation(Observation("Go on."), "a").opened == "<think>\n\n</think>\n\n"
-    assert sampling_of(config.rollout, 1.0, opened=prompt.opened).thinking_budget is None
+    assert Request(prompt=prompt, n=1, sampling=sampling_of(config.rollout, 1.0)).sampling.thinking_budget is None
     row = {"id": "a", "image": "a.png", "label": "cat"}
     bare = {"task": {"name": "classification", "thinking": "no_thinking"}}
-    assert scored(bare, row, "cat", opened=prompt.opened) == [1.0]
+    assert scored(bare, row, "cat", opened=prompt.opened) == [1.1]
 
 
-@pytest.mark.xfail(strict=True, reason="what a template opens is not scored")
 def test_an_environment_is_told_what_the_prompt_opened_before_an_action(encode, thinking):
     policy, encode = load(settings(thinking, rollout={"group_size": 2, "max_new_tokens": 4}))
     (group,) = played(policy, encode, encode.config, count=1, task=Told(rewards={"vowels": 1.0}))

@@ -21,7 +21,7 @@ from vlrl.types import Completion, Group, LoadedMedia, Prompt, Rollout, Sample, 
 COLUMNS = """schema, group_id, sample_id, task, index, step, policy_step, split, prompt, completion, token_ids,
 loss_mask, logprobs, trainer_logprobs, entropies, ratio, clipped, parts, weights, reward, advantage, parsed, target,
 sample, category, difficulty, error, finish_reason, truncated, turns, media, variant, marks,
-top_ids, top_logprobs, metrics, correct, episode_id, turn_advantages""".replace("\n", " ").split(", ")
+top_ids, top_logprobs, metrics, correct, episode_id, turn_advantages, opened""".replace("\n", " ").split(", ")
 
 
 def picture(color="red", size=(6, 4)):

@@ -13,7 +13,7 @@ from vlrl.checks.rule import CheckedRow, Context, Found
 from vlrl.config.registry import failure
 from vlrl.errors import DataError, TaskError
 from vlrl.rewards.boxes import is_number
-from vlrl.rewards.text import parse_answer
+from vlrl.rewards.text import parse_answer, written_after
 from vlrl.task import Task, task_oracle
 from vlrl.task.scoring import score_group
 from vlrl.task.services import Services
@@ -117,10 +117,11 @@ class OwnParts:
                         f"{most:.4g} ({listed}): `oracle`, `score` and the row do not agree. See `vlrl tasks check`, "
                         "and `vlrl data check` for the rows", id=self.sample.id)
 
-    def reward(self, text: str) -> float:
-        """Returns what these parts pay for any text; 0 where scoring it fails."""
+    def reward(self, text: str, opened: str = "") -> float:
+        """Returns what these parts pay for any text, whose beginning may be `opened`; 0 where scoring it fails."""
         try:
-            return self._combine({k: v for k, v in self._scored(answer_of(text)).items() if k in self.parts})
+            scored = self._scored(answer_of(written_after(text, opened), opened))
+            return self._combine({k: v for k, v in scored.items() if k in self.parts})
         except (Exception, SystemExit):  # text of the model: scoring stores it and goes on
             return 0.0
 
@@ -156,9 +157,9 @@ class OwnParts:
             return set()
 
 
-def answer_of(text: str) -> Answer:
+def answer_of(text: str, opened: str = "") -> Answer:
     """Returns a text as the loop hands it to a task."""
-    return parse_answer(text, n_tokens=max(1, len(text) // 4))
+    return parse_answer(text, n_tokens=max(1, len(text) // 4), opened=opened)
 
 
 @contextmanager

@@ -182,6 +182,9 @@ def _sample(sample: Shown) -> Iterator[tuple[str, str]]:
 
 def _oracle(oracle: Oracle) -> Iterator[tuple[str, str]]:
     yield "  oracle", oracle.answer
+    if oracle.opened:
+        yield "", (f"behind {oracle.opened!r}, which the chat template has written and which is scored with it "
+                   "(model.chat_template_kwargs)")
     if oracle.tokens is not None:
         yield "", f"{oracle.tokens} tokens with the end token"
     parts = "  ".join(f"{name} {'none' if value is None else f'{value:.3f}'} x {oracle.weights.get(name, 0.0):g}"

@@ -182,7 +182,7 @@ def _answered(one: _Asking, numbers: Sequence[int]) -> tuple[list[Group], list[R
     groups = [group for group, drawn in zip(scored_groups, drawn_of, strict=True) if drawn]
     for (number, _, prompt), answers, drawn, group in zip(prompts, completions, drawn_of, scored_groups, strict=True):
         base = {**one.place(number), **item(ready.task, group.sample, prompt, group.target)}
-        rows += [{**base, "index": i, **outcome(ready.task, group.sample, c, rollout)}
+        rows += [{**base, "index": i, **outcome(ready.task, group, c, rollout)}
                  for (i, c), rollout in zip(drawn, group.rollouts, strict=True)]
         rows += [{**base, "index": i, "unanswered": True, "error": c.error} for i, c in enumerate(answers)
                  if ready.remote and c.error]
@@ -198,10 +198,10 @@ def item(task: Task, sample: Sample, prompt: Prompt, target: Any) -> Row:
             "size": list(prompt.media[0].size) if prompt.media else None}
 
 
-def outcome(task: Task, sample: Sample, completion: Completion, rollout: Rollout) -> Row:
+def outcome(task: Task, group: Group, completion: Completion, rollout: Rollout) -> Row:
     """Returns the fields of a row that say how an answer went."""
-    answer = answer_of(completion, rollout.policy_step)
-    metrics, problem = sample_metrics(task, sample, answer, rollout.parts)
+    answer = answer_of(completion, group.prompt, rollout.policy_step)
+    metrics, problem = sample_metrics(task, group.sample, answer, rollout.parts)
     tokens = len(completion.tokens)
     return {"answer": completion.text, "parsed": rollout.parsed, "parts": dict(rollout.parts),
             "reward": rollout.reward, "correct": rollout.correct, "metrics": dict(metrics),

@@ -97,7 +97,7 @@ def _answer(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, sp
 def _measured(task: Task, group: Group) -> Group:
     """Returns the group with what Task.metrics says of its answer."""
     rollout, completion = group.rollouts[0], group.rollouts[0].completion
-    answer = answer_of(completion, rollout.policy_step)
+    answer = answer_of(completion, group.prompt, rollout.policy_step)
     metrics, error = sample_metrics(task, group.sample, answer, rollout.parts)
     return replace(group, rollouts=(replace(rollout, metrics=metrics, error=rollout.error or error),))
 

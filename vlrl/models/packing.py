@@ -322,7 +322,7 @@ def joined(first: Prompt, more: Prompt) -> Prompt:
     beside = {name: np.concatenate([p.aligned.get(name, np.full(len(p), p.aligned_answer.get(name, 0)))
                                     for p in (first, more)]) for name in names}
     media = ("media", "processed_sizes", "visual_tokens", "visuals")
-    return replace(first, text=first.text + more.text, ids=np.concatenate([first.ids, more.ids]),
+    return replace(first, text=first.text + more.text, opened=more.opened, ids=np.concatenate([first.ids, more.ids]),
                    raw_ids=np.concatenate([first.raw_ids, more.raw_ids]), aligned=beside,
                    positions=np.concatenate([first.positions, more.positions + first.next_position], axis=1),
                    mm=media_inputs([replace(p, visuals=()) for p in (first, more)]),

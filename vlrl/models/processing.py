@@ -18,8 +18,10 @@ from vlrl.data.video_sampling import VideoSampling, clock
 from vlrl.errors import ConfigError, DataError
 from vlrl.models.families import Family
 from vlrl.models.loading import template_variables
+from vlrl.models.opened import opened_in, turn_beginning
 from vlrl.models.tool_prompts import in_system, keeps_results, results, strips_thinking, writes_calls
 from vlrl.models.vision_cache import processor_hash, visuals_of
+from vlrl.rewards.text import left_open
 from vlrl.task import Task, guided_messages, task_messages
 from vlrl.task.tools import schemas
 from vlrl.types import LoadedMedia, Media, Observation, Prompt, Sample
@@ -52,6 +54,7 @@ class Encoder:
         vision = {*family.vision_tokens, *tokenizer.convert_ids_to_tokens(family.vision_ids(processor))}
         self._vision = sorted(vision, key=len, reverse=True)
         self._reserved = sorted(control | ends | vision, key=len, reverse=True)
+        self._marks = [token for token in self._reserved if not left_open(token.replace("/", "", 1))]  # but <think>
 
     def __call__(self, task: Task, sample: Sample, guidance: str = "") -> Prompt:
         """Returns the prompt of one sample, with `guidance` behind its question. Raises DataError for unreadable media
@@ -129,7 +132,7 @@ class Encoder:
         mm = {k: v for k, v in tensors.items() if k not in beside}
         raw = self.processor.tokenizer(text, add_special_tokens=special)["input_ids"]
         return Prompt(
-            sample_id=name, text=text, ids=ids[0].numpy(), mm=mm, media=tuple(loaded),
+            sample_id=name, text=text, ids=ids[0].numpy(), mm=mm, media=tuple(loaded), opened=self._opened(text),
             raw_ids=np.asarray(raw, dtype=np.int64), aligned={} if self.family.shared else beside,
             aligned_answer=self.family.answer_types,
             positions=self.positions(ids, batch.get("mm_token_type_ids"), mm),
@@ -138,7 +141,8 @@ class Encoder:
             visuals=visuals_of(self.family, self._processed_by, mm, loaded) if self._processed_by else ())
 
     def answer_ids(self, text: str) -> np.ndarray:
-        """Returns [T] token ids of an answer text with the end token, as supervised fine-tuning trains it.
+        """Returns [T] token ids of an answer text with the end token, as supervised fine-tuning trains it; a given
+        answer is first cut to what follows the prompt (rewards.text.written_after).
 
         Vision tokens written in it are broken up: a model cannot write them.
         """
@@ -165,6 +169,19 @@ class Encoder:
     def _template(self, messages: list[dict[str, Any]], **options: Any) -> str:
         return self.processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **options,
                                                   **self.family.template, **self.config.model.chat_template_kwargs)
+
+    @property
+    def opened(self) -> str:
+        """What the chat template begins the answer to a question with, such as "<think>"; Prompt.opened is that of a
+        prompt."""
+        return self._opened(self._template([{"role": "user", "content": self._safe("x")}]))
+
+    def _opened(self, text: str) -> str:
+        return opened_in(text, self._beginning, self._marks)
+
+    @cached_property
+    def _beginning(self) -> str:
+        return turn_beginning(self._template)
 
     @cached_property
     def _reads_tools(self) -> bool:

@@ -9,6 +9,8 @@ from typing import Literal
 from vlrl.types import Answer
 
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+_OPENING = re.compile(r"([<\[\u25c1])(\w++)([>\]\u25b7])")
+_MARKED = re.compile(r"\s*+(?:<\w|\\boxed\{)")
 _SPACE = " \t\r\n\f\v\u00a0"
 _AROUND = _SPACE + "\"'`()[]{}<>*_,;:!?\u2018\u2019\u201c\u201d\u00ab\u00bb\u3001\u3002\uff0c\uff01\uff1f\uff1a\uff1b"
 _YES = re.compile(r"(?<![a-z])(?:yes|true|correct)(?![a-z])")
@@ -88,13 +90,50 @@ def think_answer_within(text: str, content: Callable[[str], bool] | None = None)
     return float(content is None or content(text[at[2] + len(_TAGS[2]):at[3]]))
 
 
-def parse_answer(text: str, n_tokens: int = 0, truncated: bool = False, step: int = 0) -> Answer:
-    """Returns an answer with its parts: `reasoning` and `final`, both stripped.
+def left_open(opened: str) -> str:
+    """Returns the closing tag that is missing in what a prompt has opened: "</think>" of "<think>"; "" for none."""
+    for match in reversed([*_OPENING.finditer(opened)]):
+        closing = f"{match[1]}/{match[2]}{match[3]}"
+        if closing not in opened[match.end():]:
+            return closing
+    return ""
+
+
+def whole_answer(text: str, opened: str = "") -> str:
+    """Returns what is scored of an answer: what the prompt `opened`, which the model went on from, and its own text.
+
+    A block that the prompt has closed again, such as an empty <think>, is left out in front of a block of the same
+    name, which stands in its place, and of an answer that does not begin with a tag or a box: that has no form.
+    """
+    if not opened or left_open(opened):
+        return opened + text
+    blocks = [match[0] for match in _OPENING.finditer(opened)]
+    replaced = blocks and (text.lstrip().startswith(tuple(blocks)) or not _MARKED.match(text))
+    return text if replaced else opened + text
+
+
+def written_after(text: str, opened: str = "") -> str:
+    """Returns what a model has to write behind what its prompt `opened` for a given answer, such as the perfect one.
+
+    A beginning that both have is left out; an answer without it, and without its closing tag, first closes the block.
+    """
+    closing, given = left_open(opened), text.lstrip()
+    for begun in filter(None, (opened.strip(), closing.replace("/", "", 1))):
+        if given.startswith(begun):
+            rest = given[len(begun):]
+            return rest.lstrip() if opened[-1].isspace() else rest
+    return f"\n{closing}\n\n{text}" if closing and closing not in text else text
+
+
+def parse_answer(text: str, n_tokens: int = 0, truncated: bool = False, step: int = 0, opened: str = "") -> Answer:
+    """Returns an answer with its parts: `reasoning` and `final`, both stripped. `text` is what the model wrote, the
+    answer's own is that with what its prompt `opened`, see `whole_answer`.
 
     `reasoning` is the first closed <think>, or what stands before a </think> that the prompt opened. `final` is the
     last closed <answer> after the thinking, else the text after the last </think>, else the whole text; thinking that
     was opened and never closed is all reasoning, so nothing in it can pay.
     """
+    written, text = text, whole_answer(text, opened)
     before, closed, after = text.rpartition("</think>")
     reasoning = extract_tag(text, "think")
     unfinished = not closed and "<think>" in text
@@ -104,7 +143,15 @@ def parse_answer(text: str, n_tokens: int = 0, truncated: bool = False, step: in
     if final is None:
         final = "" if unfinished else after if closed else text
     return Answer(text=text, reasoning=reasoning.strip(), final=final.strip(), n_tokens=n_tokens, truncated=truncated,
-                  step=step)
+                  step=step, opened=text.removesuffix(written))
+
+
+def said(answer: Answer) -> str:
+    """Returns the text of an answer for forms without thinking: without the thinking that its prompt has opened, ""
+    where that never ends. What the model opens itself stays.
+    """
+    closing, text = left_open(answer.opened), answer.text.removeprefix(answer.opened)
+    return text.partition(closing)[2].lstrip() if closing else text
 
 
 def clean_label(text: str) -> str:

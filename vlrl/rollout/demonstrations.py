@@ -18,6 +18,7 @@ from vlrl.config.schema import Config
 from vlrl.engine.base import Done
 from vlrl.errors import DataError
 from vlrl.models.processing import Encoder
+from vlrl.rewards.text import written_after
 from vlrl.rollout.episodes import EpisodeEngine, turn_of
 from vlrl.rollout.generate import AcceptedDraw, make_group, sampling_of
 from vlrl.task import Task, task_oracle_actions
@@ -39,7 +40,7 @@ class Demonstrations:
 
     def generate(self, requests: Sequence[Request], done: Done | None = None) -> list[list[Completion]]:
         """Returns one completion for each request, of log-probability 0. Raises DataError where there is none."""
-        return [[self._completion(self._text(request))] for request in requests]
+        return [[self._completion(written_after(self._text(request), request.prompt.opened))] for request in requests]
 
     def _text(self, request: Request) -> str:
         sample = request.sample

@@ -35,6 +35,7 @@ from vlrl.errors import ConfigError, DataError
 from vlrl.models.packing import behind, joined
 from vlrl.models.processing import Encoder
 from vlrl.monitoring.metrics import Clock
+from vlrl.rewards.text import whole_answer
 from vlrl.task import Task
 from vlrl.task.environment import has_environment
 from vlrl.task.environment_checks import same
@@ -144,7 +145,8 @@ class EpisodeEngine:
         """Adds an action, and has its environment answer it."""
         playing.act(action)
         if playing.error is None:
-            calls[self.environments.begin_step(playing.episode, action.text)] = playing
+            told = whole_answer(action.text, playing.turns[-1].opened)
+            calls[self.environments.begin_step(playing.episode, told)] = playing
 
     def _arrived(self, calls: dict[Future[Any], _Playing]) -> list[tuple[_Playing, Any]]:
         """Waits for environments; returns the episodes whose calls are done, which leave `calls`, and the results."""
@@ -317,8 +319,8 @@ class _Playing:
         if self.last is not None:
             self.windows.append(behind(before.followed_by(action.tokens), self.base_request.prompt,
                                        self.shown[-self.last:]))
-        self.turns.append(Turn(start=start, end=len(self.written), text=action.text, error=self.error,
-                               prompt_ids=None if self.last is None else tuple(before.ids.tolist())))
+        self.turns.append(Turn(start=start, end=len(self.written), text=action.text, opened=before.opened,
+                               error=self.error, prompt_ids=None if self.last is None else tuple(before.ids.tolist())))
 
     def answered(self, step: Step) -> None:
         """Notes on the action what the environment made of it."""

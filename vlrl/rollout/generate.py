@@ -14,7 +14,7 @@ from vlrl.config.schema import Config, RolloutSettings
 from vlrl.curriculum import Draw
 from vlrl.engine.base import Done, Engine
 from vlrl.monitoring.metrics import Clock
-from vlrl.rewards.text import parse_answer
+from vlrl.rewards.text import parse_answer, whole_answer
 from vlrl.rollout.branching import Branching
 from vlrl.rollout.eepo import Forgetting
 from vlrl.rollout.guided import Guiding
@@ -270,7 +270,7 @@ class Answering:
         whole, stays = [g for g in groups if isinstance(g, Group)], self.guide.trains_guided
         assert len(whole) == len(groups)  # Config refuses groups that go on in a later step
         requests, _ = self._requests(accepted)
-        answers = [[answer_of(r.completion, self.step, r.variant) for r in g.rollouts] for g in whole]
+        answers = [[answer_of(r.completion, g.prompt, self.step, r.variant) for r in g.rollouts] for g in whole]
 
         def score(group: Group, sampled: Prompt, completions: Sequence[Completion]) -> Group:
             moved = [c.behind(sampled, group.prompt) if c.episode_id and not stays else c for c in completions]
@@ -323,8 +323,8 @@ def make_group(task: Task, sample: Sample, prompt: Prompt, completions: Sequence
     task = task.of(sample)
     sample, members = sized(sample, prompt), _members(completions, variants)
     aside = [(v.name, c) for v, variant_answers in variants if not v.trained for c in variant_answers]
-    answers = [answer_of(c, step, name) for name, c in members]
-    others = [answer_of(c, step, name) for name, c in aside]
+    answers = [answer_of(c, prompt, step, name) for name, c in members]
+    others = [answer_of(c, prompt, step, name) for name, c in aside]
     policy_step = step if policy_step is None else policy_step
     given = served.at(Place(split, step, policy_step)) if served else None
     services = Services({v.name: [a for a in others if a.variant == v.name] for v, _ in variants if not v.trained},
@@ -381,11 +381,12 @@ def _unanswered(task: Task, scored: Scored, given: Given) -> Scored:
     return replace(scored, error=given.problem) if lost else scored
 
 
-def answer_of(completion: Completion, step: int, variant: str = "") -> Answer:
-    """Returns what a task scores of a completion: of an episode its last action, and all of them as `turns`."""
+def answer_of(completion: Completion, prompt: Prompt, step: int, variant: str = "") -> Answer:
+    """Returns what a task scores of a completion of a prompt: of an episode its last action, and all as `turns`."""
+    actions = completion.actions
+    text, opened = (actions[-1].text, actions[-1].opened) if actions else (completion.text, prompt.opened)
+    answer = parse_answer(text, len(completion.tokens), completion.truncated, step, opened)
     turns = _acted(completion) if completion.episode_id else ()
-    text = turns[-1].action if turns else completion.text
-    answer = parse_answer(text, n_tokens=len(completion.tokens), truncated=completion.truncated, step=step)
     return replace(answer, variant=variant, turns=turns) if variant or turns else answer
 
 
@@ -396,7 +397,8 @@ def _acted(completion: Completion) -> tuple[Acted, ...]:
     for turn, after in itertools.zip_longest(completion.turns, completion.turns[1:]):
         if turn.role == "assistant":
             after = after or Turn(start=turn.end, end=turn.end)
-            out.append(Acted(action=turn.text, observation=after.text, media=tuple(media[name] for name in after.media),
+            shown = tuple(media[name] for name in after.media)
+            out.append(Acted(action=whole_answer(turn.text, turn.opened), observation=after.text, media=shown,
                              parts=turn.parts or {}, state=turn.state, done=bool(turn.done), error=turn.error))
     return tuple(out)
 

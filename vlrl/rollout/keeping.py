@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vlrl.models.processing import Encoder
+from vlrl.rewards.text import written_after
 from vlrl.rollout.guidance import answer_place
 from vlrl.task import Task
 from vlrl.task.given import given_answer
@@ -47,7 +48,7 @@ def explains(groups: Sequence[Attempted], read: Read) -> list[list[bool]]:
     attempts = [(g, r.completion.tokens, answer_start(r.completion.tokens, g.encode.processor.tokenizer.decode))
                 for g in groups for r in g.attempts]
     given = [given_answer(g.task, g.sample) for g in groups]
-    solutions = [np.zeros(0, np.int64) if text is None else g.encode.answer_ids(text)
+    solutions = [np.zeros(0, np.int64) if text is None else g.encode.answer_ids(written_after(text, g.prompt.opened))
                  for g, text in zip(groups, given, strict=True)]
     values = iter(read([*(g.prompt for g, *_ in attempts for _ in range(2)), *(g.prompt for g in groups)],
                        [*(tokens for _, whole, at in attempts for tokens in (whole, whole[at:])), *solutions]))

@@ -19,6 +19,7 @@ from vlrl.errors import TaskError, TrainingError
 from vlrl.models.processing import Encoder
 from vlrl.models.reference import Reference
 from vlrl.models.token_text import Texts
+from vlrl.rewards.text import written_after
 from vlrl.rollout.generate import Visit, answer_of, sized
 from vlrl.task import Task
 from vlrl.task.services import LOGPROBS, Key, Likely, key_of
@@ -84,7 +85,7 @@ class Likelihoods:
         model's text may make it raise.
         """
         task, sample = self.task.of(visit.sample), sized(visit.sample, visit.prompt)
-        answers = [answer_of(c, step, name) for name, c in visit.members]
+        answers = [answer_of(c, visit.prompt, step, name) for name, c in visit.members]
         if not answers:
             return {}
         needed = [name for name in self.services if name in task.needs]
@@ -100,20 +101,20 @@ class Likelihoods:
         place, text = key
         whole = None if place is None else visit.members[place][1]
         if text is not None:
-            completion, (start, end) = self._instead(whole, text, visit.sample.id)
+            completion, (start, end) = self._instead(whole, text, visit)
         else:
             assert whole is not None
             start, end = answer_span(self._written(whole), self._decode)
             completion = whole if whole.episode_id else replace(whole, tokens=whole.tokens[:end])
         return _Row(group, key, visit.prompt, completion, start, end)
 
-    def _instead(self, whole: Completion | None, text: str, sample: str) -> tuple[Completion, tuple[int, int]]:
+    def _instead(self, whole: Completion | None, text: str, visit: Visit) -> tuple[Completion, tuple[int, int]]:
         """Returns an answer up to its last <answer> with a text behind that, and where its tokens are."""
         if whole is not None and whole.episode_id:
-            raise TaskError(f"sample '{sample}': a Reading of a text in place of an answer is for plain answers, and "
-                            "this is an episode")
+            raise TaskError(f"sample '{visit.sample.id}': a Reading of a text in place of an answer is for plain "
+                            "answers, and this is an episode")
         tokens = np.zeros(0, np.int64) if whole is None else self._written(whole)
-        before = _OPEN if whole is None else self._decode(tokens)
+        before = written_after(_OPEN, visit.prompt.opened) if whole is None else self._decode(tokens)
         begin = before.rfind(_OPEN) + len(_OPEN)
         if begin < len(_OPEN) or not text:
             return _plain(tokens[:0]), (0, 0)

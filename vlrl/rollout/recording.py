@@ -83,9 +83,9 @@ class Recorded:
         self.sampled.append(sampled)
 
     def act(self, action: Completion) -> None:
-        start = len(self.written)
+        start, opened = len(self.written), self.whole.opened
         self.append(self.whole.followed_by(action.tokens), action.logprobs, action.loss_mask)
-        self.turns.append(Turn(start=start, end=len(self.written), text=action.text))
+        self.turns.append(Turn(start=start, end=len(self.written), text=action.text, opened=opened))
         self.messages.append(Message("assistant", (("text", action.text),)))
 
     def observe(self, message: Message, shown: Prompt, closing: Sequence[int]) -> None:

@@ -31,6 +31,7 @@ from vlrl.models.families import agree, family_of
 from vlrl.models.policy import Policy
 from vlrl.models.processing import Encoder
 from vlrl.models.reading import read_tokens
+from vlrl.rewards.text import written_after
 from vlrl.store import checkpoint
 from vlrl.task import Task
 from vlrl.types import Completion, Media, Sample
@@ -100,7 +101,8 @@ class Headed:
     def __call__(self, question: str, media: Sequence[Media], answers: Sequence[str]) -> list[float]:
         """Raises DataError for media that cannot be read, and a prompt that is too long."""
         prompt = self._encode(_Asks(), Sample(id="asked", row={"question": question}, media=tuple(media)))
-        rows = [_completion(self._encode.answer_ids(answer), answer) for answer in answers]
+        texts = [written_after(answer, prompt.opened) for answer in answers]
+        rows = [_completion(self._encode.answer_ids(text), text) for text in texts]
         outputs = read_tokens(self._policy, [prompt] * len(rows), rows, self._train,
                               lambda batch: self._head(self._policy.states(batch)))
         return [float(values[-1]) for values in outputs]

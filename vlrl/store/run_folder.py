@@ -59,7 +59,7 @@ SCHEMA = pa.schema({
     "finish_reason": pa.string(), "truncated": pa.bool_(), "turns": pa.list_(pa.struct(_TURN)),
     "media": pa.list_(pa.struct(_MEDIA)), "variant": pa.string(), "marks": pa.string(),
     "top_ids": pa.list_(pa.list_(pa.int32())), "top_logprobs": pa.list_(_FLOATS), "metrics": _NUMBERS,
-    "correct": pa.bool_(), "episode_id": pa.string(), "turn_advantages": _FLOATS,
+    "correct": pa.bool_(), "episode_id": pa.string(), "turn_advantages": _FLOATS, "opened": pa.string(),
 })
 """The columns of every rollout file. Lists are per token; parsed, target, sample and marks (those of Task.overlay, for
 answer and target) are JSON; any value may be null. `advantage` of a rollout with one advantage per token is the mean
@@ -69,7 +69,9 @@ answer of one that is not trained on has no advantage, and is in no group. `top_
 store.alternatives most probable tokens at the place of each token, in falling order. `metrics` is what Task.metrics
 says of an evaluated answer, `correct` what Task.correct says of any; null where that is not known. `turns` of a
 searched answer are the nodes that it goes through, with `value` and `visits` in their info. `turn_advantages` has one
-for each action of an episode and each of these nodes; null where all have that of the rollout."""
+for each action of an episode and each of these nodes; null where all have that of the rollout. `opened` is what the
+prompt's template has begun an answer with, each action of an episode too, such as <think>: it is scored with the
+`completion` and no part of it."""
 
 PER_TOKEN = {"trainer_logprobs": np.float32, "entropies": np.float32, "ratio": np.float32, "clipped": np.bool_,
              "top_ids": np.int32, "top_logprobs": np.float32}
@@ -336,7 +338,7 @@ def _rows(step: int, group: Group, media: Mapping[int, list[dict[str, Any]]]) ->
         yield shared | {
             "index": rollout.index, "policy_step": rollout.policy_step,
             "prompt": utf8(rollout.sampled_prompt or group.prompt.text), "media": media[rollout.index],
-            "completion": utf8(done.text),
+            "completion": utf8(done.text), "opened": utf8(group.prompt.opened) or None,
             "token_ids": np.asarray(done.tokens, np.int32), "loss_mask": mask,
             "logprobs": np.asarray(done.logprobs, np.float32), "parts": _numbers(rollout.parts),
             "metrics": _numbers(rollout.metrics), "reward": rollout.reward, "correct": rollout.correct,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vlrl.config.registry import place
@@ -182,6 +182,8 @@ def _finish(task: Task, sample: Sample, answer: Answer, parts: Parts | None, err
         return Scored(clean, None, parsed, error or problem)
     correct, problem = _correct(task, sample, answer, clean)
     steps = next((given for given in parts.values() if isinstance(given, StepValues)), None)
+    if steps and answer.opened:  # the tokens of an answer begin behind what its prompt has opened
+        steps = replace(steps, ends=tuple(max(0, end - len(answer.opened)) for end in steps.ends))
     return Scored(clean, reward, parsed, error or problem, correct, steps)
 
 

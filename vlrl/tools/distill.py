@@ -186,7 +186,7 @@ class _Work:
             group = make_group(self.task, sample, prompt, [completion_of(reply) for _, reply in drawn],
                                group_id=f"{place:08d}", split="train", step=0, served=services)
             groups.append(replace(group, prompt=replace(prompt, media=(), mm={})))  # the pictures are not kept
-            scored = [{**outcome(self.task, group.sample, r.completion, r), "index": i,
+            scored = [{**outcome(self.task, group, r.completion, r), "index": i,
                        "tokens": reply.tokens_out or len(reply.text)}
                       for (i, reply), r in zip(drawn, group.rollouts, strict=True)]
             taken = chosen(scored, choose, self.order.least)

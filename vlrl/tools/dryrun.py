@@ -32,6 +32,7 @@ from vlrl.errors import ConfigError, DataError, TaskError, VlrlError
 from vlrl.models import loading, packing
 from vlrl.models.model_config import family_convention
 from vlrl.models.processing import Encoder, PromptTooLong
+from vlrl.rewards.text import written_after
 from vlrl.rollout import guided, search
 from vlrl.rollout.generate import make_group
 from vlrl.store import checkpoint
@@ -185,6 +186,7 @@ def _checked(config: Config, task: Task, host: Environments | None, samples: int
         tell("checking the first samples")
         with report.noting():
             report.warnings += preflight.check(task, train, config)
+            report.warnings += preflight.check_opened(task, train, config, encode.opened if encode else "")
         tell("encoding prompts")
         for i in range(len(task.members)):  # a mixture begins with a sample of each task
             with report.noting(), _task_code(task.of(train[i])):
@@ -327,12 +329,13 @@ def show(config: Config, task: Task, sample: Sample, encode: Encoder | None) -> 
     text = task_oracle(task, group.sample)
     oracle = None
     if text is not None:
+        text = written_after(text, prompt.opened)
         tokens = encode.answer_ids(text)
         given = Completion(tokens=tokens, logprobs=np.zeros(len(tokens), np.float32),
                            loss_mask=np.ones(len(tokens), bool), text=text, finish_reason="stop")
         (rollout,) = make_group(task, group.sample, prompt, [given], group_id="0", split="train", step=0).rollouts
         scored = Scored(rollout.parts, rollout.reward, rollout.parsed, rollout.error)
-        oracle = oracle_of(task, text, len(tokens), scored)
+        oracle = oracle_of(task, text, len(tokens), scored, prompt.opened)
     sizes, tokens = dict(enumerate(prompt.processed_sizes)), dict(enumerate(prompt.visual_tokens))
     described = [MediaFacts(kind=m.kind, original=m.size, frames=len(m.frames), processed=sizes.get(i),
                             tokens=tokens.get(i))

@@ -21,7 +21,7 @@ import numpy as np
 
 from vlrl.config.registry import prints_aside
 from vlrl.errors import RunError
-from vlrl.rewards.text import parse_answer
+from vlrl.rewards.text import parse_answer, whole_answer
 from vlrl.store import RunFolder
 from vlrl.task import Task, fill
 from vlrl.task.scoring import score_group, unscored
@@ -29,7 +29,7 @@ from vlrl.task.services import Services, without_absent
 from vlrl.types import Acted, Answer, Parts, Sample
 
 _COLUMNS = ("group_id", "sample_id", "task", "index", "step", "prompt", "completion", "token_ids", "parts", "reward",
-            "sample", "truncated", "error", "variant", "advantage", "turns", "episode_id")
+            "sample", "truncated", "error", "variant", "advantage", "turns", "episode_id", "opened")
 
 
 @dataclass(frozen=True)
@@ -209,18 +209,18 @@ def rescore(task: Task, rows: Sequence[Mapping[str, Any]]) -> Rescored:
 
 
 def _answer(row: Mapping[str, Any]) -> Answer:
-    parsed = parse_answer(row["completion"] or "", row["n_tokens"] or 0, bool(row["truncated"]), row["step"])
-    turns = _acted(row["turns"] or ()) if row["episode_id"] else ()
-    if turns:
-        parsed = parse_answer(turns[-1].action, row["n_tokens"] or 0, bool(row["truncated"]), row["step"])
-    return replace(parsed, variant=row["variant"] or "", turns=turns)
+    opened, turns = row["opened"] or "", row["turns"] or ()
+    acted = [t["text"] or "" for t in turns if t["role"] == "assistant"] if row["episode_id"] else []
+    parsed = parse_answer([row["completion"] or "", *acted][-1], row["n_tokens"] or 0, bool(row["truncated"]),
+                          row["step"], opened)
+    return replace(parsed, variant=row["variant"] or "", turns=_acted(turns, opened) if acted else ())
 
 
-def _acted(turns: Sequence[Mapping[str, Any]]) -> tuple[Acted, ...]:
+def _acted(turns: Sequence[Mapping[str, Any]], opened: str) -> tuple[Acted, ...]:
     """Returns the actions of an episode; pictures of their observations are left out."""
     after = [*(t["text"] or "" for t in turns[1:]), ""]
-    return tuple(Acted(action=t["text"] or "", observation=shown, parts=dict(t["parts"] or ()), state=t["state"],
-                       done=bool(t["done"]), error=t["error"])
+    return tuple(Acted(action=whole_answer(t["text"] or "", opened), observation=shown, parts=dict(t["parts"] or ()),
+                       state=t["state"], done=bool(t["done"]), error=t["error"])
                  for t, shown in zip(turns, after, strict=True) if t["role"] == "assistant")
 
 

@@ -1,10 +1,11 @@
 """`vlrl score`: rows with a sample and completions, one JSON object a line -> their rewards, one a line.
 
     {"sample": {...}, "completions": ["text", {"text": "...", "n_tokens": 12, "truncated": false}],
-     "step": 0, "variants": {"shuffled": ["text"]}}
+     "step": 0, "opened": "<think>\n", "variants": {"shuffled": ["text"]}}
     {"rewards": [{"parts": {...}, "reward": 1.0, "parsed": ..., "error": null}], "weights": {...}, "skipped": []}
 
-`step` and `variants` may be left out. With a config of several tasks a row has "task" too, the label of its own. The
+`step`, `opened` and `variants` may be left out. `opened` is what the chat template begins an answer with, which is
+scored with each of the row's. With a config of several tasks a row has "task" too, the label of its own. The
 completions of a row are one group. `variants` holds answers that were drawn with other media, by the name of their
 Variant: `score_group` is given them, and each gets the parts of `score`.
 """
@@ -33,7 +34,7 @@ from vlrl.types import Answer, Coordinates, Sample
 if TYPE_CHECKING:
     from vlrl.services.provided import Provided  # loads torch
 
-_KEYS = ("sample", "completions", "step", "variants", "task")
+_KEYS = ("sample", "completions", "step", "opened", "variants", "task")
 _COMPLETION_KEYS = ("text", "n_tokens", "truncated")
 
 
@@ -62,11 +63,14 @@ def score_row(task: Task, row: Mapping[str, Any], root: Path, provided: Provided
     Raises DataError for a malformed row, TaskError for a task that breaks its contract.
     """
     step = _whole(row, "step")
-    answers = _answers(row.get("completions"), "completions", step)
+    opened = row.get("opened") or ""
+    if not isinstance(opened, str):
+        raise DataError(f"opened={_short(opened)} must be a text: what the chat template begins an answer with")
+    answers = _answers(row.get("completions"), "completions", step, opened)
     variants = row.get("variants") or {}
     if not isinstance(variants, dict):
         raise DataError(f"variants={_short(variants)} must be an object {{name: [completions]}}")
-    others = {name: [replace(a, variant=name) for a in _answers(given, f"variants[{name!r}]", step)]
+    others = {name: [replace(a, variant=name) for a in _answers(given, f"variants[{name!r}]", step, opened)]
               for name, given in variants.items()}
     sample_row = row.get("sample")
     if not isinstance(sample_row, dict):
@@ -171,16 +175,16 @@ def _parsed(line: bytes, first: bool) -> dict[str, Any]:
     return row
 
 
-def _answers(given: Any, name: str, step: int) -> list[Answer]:
+def _answers(given: Any, name: str, step: int, opened: str) -> list[Answer]:
     if not isinstance(given, list):
         raise DataError(f"{name}={_short(given)} must be a list of texts or of {{\"text\", \"n_tokens\", "
                         "\"truncated\"}")
-    return [_answer(item, f"{name}[{i}]", step) for i, item in enumerate(given)]
+    return [_answer(item, f"{name}[{i}]", step, opened) for i, item in enumerate(given)]
 
 
-def _answer(given: Any, name: str, step: int) -> Answer:
+def _answer(given: Any, name: str, step: int, opened: str) -> Answer:
     if isinstance(given, str):
-        return parse_answer(given, step=step)
+        return parse_answer(given, step=step, opened=opened)
     if not isinstance(given, dict) or not isinstance(given.get("text"), str):
         raise DataError(f"{name}={_short(given)} must be a text, or an object with a 'text'")
     _refuse_misspelt(given, _COMPLETION_KEYS)
@@ -188,7 +192,7 @@ def _answer(given: Any, name: str, step: int) -> Answer:
     if not isinstance(truncated, bool):
         raise DataError(f"{name}: truncated={_short(truncated)} must be true or false")
     try:
-        return parse_answer(given["text"], _whole(given, "n_tokens"), truncated, step)
+        return parse_answer(given["text"], _whole(given, "n_tokens"), truncated, step, opened)
     except DataError as error:
         raise DataError(f"{name}: {error}") from None
 

@@ -33,6 +33,7 @@ class Oracle:
     """The task's perfect answer, scored as the model's answers are."""
 
     answer: str
+    """As the model writes it: without what its prompt `opened`."""
     tokens: int | None
     """With the end token."""
     parts: Parts
@@ -41,6 +42,8 @@ class Oracle:
     best: float
     """The sum of the positive weights: the reward of parts in [0, 1]."""
     error: str | None = None
+    opened: str = ""
+    """What the chat template begins the answer with."""
 
     @property
     def is_best(self) -> bool:
@@ -99,11 +102,11 @@ def outline(limits: LimitsSettings, sample: Sample) -> Shown:
     return replace(said, coordinates="", target=target)
 
 
-def oracle_of(task: Task, text: str, tokens: int | None, scored: Scored) -> Oracle:
+def oracle_of(task: Task, text: str, tokens: int | None, scored: Scored, opened: str = "") -> Oracle:
     weights = {part: weight for part, weight in task.weights_at(0).items() if part in scored.parts}
     best = task.combine({part: (w > 0) * task.best_parts.get(part, 1.0) for part, w in weights.items()}, weights)
     return Oracle(answer=text, tokens=tokens, parts=scored.parts, weights=weights, reward=scored.reward, best=best,
-                  error=scored.error)
+                  error=scored.error, opened=opened)
 
 
 NOT_KNOWN = "auto: the model family's, not known without the model"

@@ -183,6 +183,8 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
             process.settle(model.family.coordinates)
         clock = Clock()
         encode = Encoder(model.processor, model.family, model.positions, config)
+        if make_source.generates:
+            warnings += comm.on_main(lambda: preflight.check_opened(task, samples, config, encode.opened)) or ()
         likelihoods = make_likelihoods(config, task, model, encode) if make_source.generates else None
         reads = likelihoods is not None and "reference_logprobs" in likelihoods.services
         if algorithm.needs_reference and not reads:

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from vlrl import checks
 from vlrl.checks import CheckedRow, Context, Finding
+from vlrl.checks.answers import OwnParts, original_pixels
+from vlrl.checks.finding import shorten
 from vlrl.checks.opening import drawn, keys, looked_at, unopened
 from vlrl.checks.rule import Size, usual_refusal
 from vlrl.checks.tasks import Seen, task_findings
@@ -21,6 +23,7 @@ from vlrl.config.registry import prints_aside
 from vlrl.config.schema import Config
 from vlrl.data import Samples
 from vlrl.errors import DataError, TaskError, VlrlError
+from vlrl.rewards.text import written_after
 from vlrl.task import Task, task_samples
 from vlrl.types import Sample, where
 
@@ -53,6 +56,26 @@ def check(task: Task, samples: Sequence[Sample], config: Config, scored: bool = 
     if stops:
         raise TaskError("\n".join([*_lines(stops), "If this is meant, run.checks=warn trains all the same."]))
     return _lines(findings)
+
+
+@prints_aside()
+def check_opened(task: Task, samples: Sequence[Sample], config: Config, opened: str) -> list[str]:
+    """Returns a warning for each task that pays its perfect answer less where the chat template has `opened` it."""
+    warnings = []
+    for own, firsts in _by_task(task, samples, config.data.quarantine) if opened else ():
+        visit = Seen(own, firsts[:1], config.limits).visits[0]
+        if visit.oracle is None:
+            continue
+        with original_pixels(own):
+            parts = OwnParts(own, visit.shown, visit.oracle)
+            alone, less = parts.reward(visit.oracle), parts.reward(visit.oracle, opened)
+        if less < alone - 1e-6:
+            warnings.append(
+                f"task '{own.name}': the chat template begins every answer with {opened!r}; behind it the perfect "
+                f"answer {shorten(written_after(visit.oracle, opened))} earns {less:.3g}, and {alone:.3g} without. Its "
+                "`score` reads a form that has no such beginning: read answer.final or rewards.text.said(answer), or "
+                "choose another beginning with model.chat_template_kwargs, such as {enable_thinking: false}")
+    return warnings
 
 
 def heldout(task: Task, config: Config) -> dict[str, Sequence[Sample]]:

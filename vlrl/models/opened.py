@@ -1,0 +1,60 @@
+"""What a chat template writes between the beginning of the model's turn and the model's own text, such as <think>.
+
+It is found by comparing what the template makes of conversations, whatever its model: a prompt that it ends with the
+beginning of a turn, and one in which the model has answered.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection
+from itertools import takewhile
+from typing import Any
+
+from vlrl.models.tool_prompts import Template
+
+_ASKED, _SAID = "vlrl-stands-in-for-a-question", "vlrl-stands-in-for-an-answer"
+_BLOCK = re.compile(r"([<\[\u25c1])(\w++)([>\]\u25b7])(?=.*?\1/\2\3)", re.DOTALL)
+
+
+def turn_beginning(template: Template) -> str:
+    """Returns what the template writes after a question of the user before any text of the model, such as the end of
+    that turn and the header of the next; "" where that cannot be known.
+
+    A block that it puts before an earlier answer, such as an empty <think></think>, is no part of it.
+    """
+    shown = [texts for form in (_in_parts, str) if (texts := _shown(template, form))]
+    if not shown:
+        return ""
+    prompt, *answered = min(shown, key=lambda texts: len(texts[0]))  # some templates print the parts as they are
+    before = [_BLOCK.split(text.partition(_ASKED)[2].partition(_SAID)[0])[0] for text in answered]
+    alike = takewhile(lambda chars: len({*chars}) == 1, zip(prompt.partition(_ASKED)[2], *before, strict=False))
+    return "".join(chars[0] for chars in alike)
+
+
+def _shown(template: Template, form: Callable[[str], Any]) -> list[str]:
+    """Returns a question as the template shows it, and with an answer that is the last turn or not; [] where it does
+    not show them."""
+    asked, said, more = ({"role": role, "content": form(text)} for role, text in (
+        ("user", _ASKED), ("assistant", _SAID), ("user", "x")))
+    try:
+        prompt, *answered = template([asked]), template([asked, said]), template([asked, said, more])
+    except Exception:  # whatever a template's code raises
+        return []
+    return [prompt, *answered] if _ASKED in prompt and all(_ASKED in t and _SAID in t for t in answered) else []
+
+
+def opened_in(prompt: str, beginning: str, control: Collection[str]) -> str:
+    """Returns what a rendered `prompt` has behind the last `beginning` of a turn; "" for nothing but white space.
+
+    Tokens of `control` and what stands before them are the template's own marks, no text that the model goes on from.
+    """
+    if not beginning or beginning not in prompt:
+        return ""
+    after = prompt.rpartition(beginning)[2]
+    marks = [after.rfind(token) + len(token) for token in control if token in after]
+    return after[max(marks, default=0):].lstrip()
+
+
+def _in_parts(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}]
