@@ -23,7 +23,7 @@ ELSEWHERE = {"hold_entropy": "the temperature that samples", "e3": "the temperat
              **dict.fromkeys(("ghpo", "egsr", "expo", "critique_grpo"), "second attempts"),
              **dict.fromkeys(("chord", "chord_phi", "sasr", "relift"),
                              "demonstrations, which have a loss of their own"),
-             **dict.fromkeys(("raft_pp", "swarm_sapo", "a_lol"), "stored answers, which have one too")}
+             **dict.fromkeys(("swarm_sapo", "a_lol"), "stored answers, which have one too")}
 """Presets that change what the gradient is taken of."""
 BEGUN = {"siren": {"anchor": 0.1}, "adaptive": {"coef": 0.1, "active": True}}
 """Entropy terms that have no gradient in the first optimizer step, in the middle of a run."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlrl.rewards.ensembles import ENSEMBLES, spread
+from vlrl.rewards.ensembles import ENSEMBLES, combined, spread
 
 SCORES = (1.0, 2.0, 6.0)
 """Mean 3, variance (4 + 1 + 9) / 3."""
@@ -25,3 +25,11 @@ def test_caution_never_pays_more_and_equal_members_change_nothing(scores, lam, c
     assert all(ENSEMBLES[name](scores, lam) <= ENSEMBLES["mean"](scores, lam) + 1e-6 for name in ENSEMBLES)
     same = [scores[0]] * count
     assert all(function(same, lam) == pytest.approx(scores[0], rel=1e-9, abs=1e-6) for function in ENSEMBLES.values())
+
+
+def test_without_lam_each_has_that_of_its_paper():
+    mean = sum(SCORES) / len(SCORES)
+    variance = sum((s - mean) ** 2 for s in SCORES) / len(SCORES)
+    assert combined("less_deviation", SCORES) == pytest.approx(mean - math.sqrt(variance))
+    assert combined("less_variance", SCORES) == pytest.approx(mean - 0.1 * variance)
+    assert combined("less_deviation", SCORES, 0.5) == pytest.approx(mean - 0.5 * math.sqrt(variance))

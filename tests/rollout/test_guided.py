@@ -110,6 +110,30 @@ def test_correct_ones_are_learned_from_and_first_answers_are_told(tiny):
     assert guide.metrics()["guided/success"] == len(taught) / len(attempts)
 
 
+class Explained(Right):
+    """Wrong at first; answers have no tag."""
+
+    prompt = "Say {id}."
+
+    def score(self, sample, answer):
+        return {"said": float(getattr(self, "seen", None) is not None)}
+
+    def oracle(self, sample):
+        return "5"
+
+
+def test_explanations_that_no_answer_has_are_counted_and_told_once(tiny, caplog):
+    more = {"keep": "explains", "loss": "expo", "answers": 2}
+    config = settings(tiny[0].model.config._name_or_path, algo={"guided": more})
+    _, guide = drawn(tiny, Explained(), config)
+    found = guide.metrics()
+    assert found["guided/bare_frac"] == 1 and found["guided/kept"] == 0
+    _, again = drawn(tiny, Explained(), config)
+    guide.counts = again.counts
+    guide.metrics()
+    assert [r.message.partition(":")[0] for r in caplog.records] == ["algo.guided.keep=explains keeps nothing"]
+
+
 def test_a_prompt_that_grows_too_long_is_left_out_and_counted(tiny):
     policy, encode, config = tiny
     most = len(encode(Marks(), Marks().samples("train")[1])) + 8

@@ -32,9 +32,10 @@ from vlrl.rollout.generate import Answering
 from vlrl.rollout.group_source import GroupSource
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.store import RunFolder
+from vlrl.task import load_class
 from vlrl.task.scoring import score_group
 from vlrl.task.services import Services
-from vlrl.task.variants import variants_of
+from vlrl.task.variants import looks_alike, variants_of, with_media_of
 from vlrl.tools.rescore import compare
 from vlrl.training.advantages import credit
 from vlrl.training.loop import train
@@ -220,6 +221,27 @@ def test_plain_answers_are_the_same_bits_with_and_without_variants(scene):
     assert [len(g.rollouts) for g in among] == [4, 4, 4] and [len(g.aside) for g in among] == [2, 2, 0]
     assert [[r.variant for r in g.rollouts] for g in among] == [["", "", "noisy", "noisy"]] * 2 + [[""] * 4]
     assert len(drawn(among, "noisy")) == 4 and drawn(among, "noisy") != drawn(among, "other")
+
+
+def test_both_branches_of_t_grpo_show_other_pixels_and_a_still_clip_has_one_branch(scene):
+    """Video-R1#72: the shuffled branch had the plain video."""
+    config, policy, encode = scene
+    task = load_class("video")(recipe="video_r1", prompt="{question}")
+
+    def seen(colours):
+        sample = Sample(id="1", row={"question": "Which way?", "answer": "A", "answer_type": "choice"},
+                        media=(clip(colours),))
+        answering = Answering(config, task, HFEngine(policy, 5, 16), Clock())
+        with Prefetcher(encode, task, 0) as prefetch:
+            source = GroupSource(answering, encode, Sequential(Prompts(1, 0)), [sample], prefetch)
+            (group,) = source.next_groups(1, 0)
+            shown = prefetch.take("shuffled", lambda: with_media_of(sample, variants_of(task, sample, 4, 0)[0]))[1]
+        return group, looks_alike(shown, group.prompt)
+
+    moving, same = seen([0, 90, 200])
+    assert [r.variant for r in moving.aside] == ["shuffled"] * 2 and not same
+    still, same = seen([90, 90, 90])
+    assert still.aside == () and same and {r.parts["temporal"] for r in still.rollouts} == {0.0}
 
 
 def test_trained_variants_learn_under_the_unchanged_prompt(scene, tmp_path):

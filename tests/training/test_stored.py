@@ -275,6 +275,23 @@ def test_which_answers_are_learned_from(scene, folders):
     assert drawn(scene, folders, runs=[], every={"name": "constant", "k": 2})[0]
 
 
+def test_raft_pp_learns_right_answers_alone_each_with_weight_one(scene, folders):
+    stored = configs.load("configs/quickstart.yaml", ["extends=algorithms/raft_pp.yaml"]).algo.stored
+    more = {name: getattr(stored, name).model_dump() for name in ("advantage", "batch", "rule")}
+
+    def judged(row):
+        first = row["index"] == min(r.index for g in scene[2] if g.sample.id == row["sample_id"] for r in g.rollouts)
+        right = {"image": True, "two": True, "text": first, "video": False}[row["sample_id"]]
+        graded = 1 - row["index"] / 8 if row["sample_id"] == "image" else float(right)
+        return {**row, "reward": graded, "correct": right}
+
+    rewrite(folders / "own", judged)
+    found, _ = drawn(scene, folders, runs=[], **more)
+    size = len(scene[2][0].rollouts)
+    assert {g.sample.id: [r.advantage for r in g.rollouts] for g in found} == {
+        "image": [1.0] * size, "two": [1.0] * size, "text": [1.0], **({} if len(found) == 3 else {"video": []})}
+
+
 # --- settings and runs ------------------------------------------------------------------------------------------------
 
 

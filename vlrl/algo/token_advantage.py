@@ -74,7 +74,8 @@ def clip_delta(s: Scores, scale: NonNegative = 0.1, eta: float | None = None, no
     known = [value for own, r in zip(s.steps, s.rewards.tolist(), strict=True) if r == r for *_, value in own]
     if not known and bool((~s.rewards.isnan()).any()):
         tell("algo.advantage=clip_delta: no answer has values of steps, so this acts as grpo: add task.parts=[process]")
-    eta = eta if eta is not None or not known else float(np.mean(known))
+    if eta is None and known:  # of equal values exactly these, whatever their mean is rounded to
+        eta = float(np.clip(np.mean(known), min(known), max(known)))
     out = []
     for value, mask, own in zip(base.tolist(), s.masks, s.steps, strict=True):
         tokens = torch.full((len(mask),), value if value == value else 0.0, dtype=torch.float64)

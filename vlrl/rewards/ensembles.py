@@ -6,6 +6,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 
+def combined(name: str, scores: Sequence[float], lam: float | None = None) -> float:
+    """Returns the scores as the function `name` of ENSEMBLES combines them; without `lam` with its paper's."""
+    return ENSEMBLES[name](scores) if lam is None else ENSEMBLES[name](scores, lam)
+
+
 def mean(scores: Sequence[float], lam: float = 0.0) -> float:
     """Returns the mean."""
     return math.fsum(scores) / len(scores)
@@ -24,7 +29,7 @@ def less_variance(scores: Sequence[float], lam: float = 0.1) -> float:
 
 
 def less_deviation(scores: Sequence[float], lam: float = 1.0) -> float:
-    """Returns mean - lam * standard deviation (UP-RLHF, 2401.00243)."""
+    """Returns mean - lam * standard deviation; UP-RLHF (2401.00243) takes it off once."""
     return mean(scores) - lam * spread(scores)
 
 
@@ -38,5 +43,5 @@ def _variance(scores: Sequence[float]) -> float:
     return math.fsum((s - middle) ** 2 for s in scores) / len(scores)
 
 
-ENSEMBLES: Mapping[str, Callable[[Sequence[float], float], float]] = {
+ENSEMBLES: Mapping[str, Callable[..., float]] = {
     "mean": mean, "min": worst, "less_variance": less_variance, "less_deviation": less_deviation}

@@ -29,7 +29,7 @@ from vlrl.rollout.partial import PartialGroup
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.task import Task, generated, task_samples
 from vlrl.task.services import FAILED
-from vlrl.task.variants import has_variants, variants_of, with_media_of
+from vlrl.task.variants import has_variants, looks_alike, variants_of, with_media_of
 from vlrl.types import Group, Rollout, Sample, Variant
 
 Tell = Callable[[str, int, int], None]
@@ -219,6 +219,7 @@ class GroupSource:
                         sample, prompt = self.prefetch.take(draw, partial(self._sample, draw))
                         variants = [(v, *self.prefetch.take(key, show))
                                     for v, key, show in self._variants(draw, sample, self.step)]
+                        variants = [one for one in variants if one[0].trained or not looks_alike(one[2], prompt)]
                     drawn.accepted.append(AcceptedDraw(number, draw, sample, prompt, tuple(variants),
                                                        drawn.carried_over.get(number)))
                 except DataError as error:

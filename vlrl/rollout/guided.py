@@ -9,6 +9,7 @@ stand at their functions.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -20,13 +21,15 @@ from vlrl.distributed import comm
 from vlrl.engine.base import Engine
 from vlrl.errors import ConfigError, DataError
 from vlrl.models.processing import Encoder, PromptTooLong
-from vlrl.rollout.guidance import WORDS, Tried
+from vlrl.rollout.guidance import WORDS, Tried, answer_place
 from vlrl.rollout.keeping import KEEPS, Attempted, Read
 from vlrl.rollout.members import USES
 from vlrl.task import Task
 from vlrl.task.environment import has_environment
 from vlrl.task.variants import GUIDED, second_attempts
 from vlrl.types import Answer, Completion, Group, Prompt, Request, Sample
+
+log = logging.getLogger(__name__)
 
 _STREAM = 10
 """First number of the keys of second attempts; the others are in generate.py, episodes.py and recording.py."""
@@ -51,6 +54,8 @@ class _Counts:
     attempts: int = 0
     correct: int = 0
     retained: int = 0
+    bare: int = 0
+    """Attempts with nothing before their answer, where an explanation is asked for."""
     rejected: int = 0
     """Groups whose prompt cannot be read with the guidance behind it."""
     members: int = 0
@@ -74,7 +79,7 @@ class Guiding:
     def __post_init__(self) -> None:
         settings = self.config.algo.guided
         assert settings
-        self.settings, self.counts = settings, _Counts()
+        self.settings, self.counts, self._warned = settings, _Counts(), False
         self.words = bind("algo.guided.words", settings.words, WORDS)
         self.keep = bind("algo.guided.keep", settings.keep, KEEPS, skip=2)
         self.use = bind("algo.guided.use", settings.use, USES)
@@ -133,6 +138,8 @@ class Guiding:
         first = len(group.rollouts) + len(group.aside)
         self.counts.attempts += len(attempts.rollouts)
         self.counts.correct += sum(bool(r.correct) for r in attempts.rollouts)
+        if self.settings.keep.name == "explains":
+            self.counts.bare += sum(not answer_place(r.completion.text) for r in attempts.rollouts)
         self.counts.retained += sum(retained)
         under = sampled if self.trains_guided else group.prompt
         second = [replace(r, index=first + i, variant=GUIDED, trained=good, train_prompt=under,
@@ -155,15 +162,28 @@ class Guiding:
         """Returns, since the last call and over all processes, the share of groups that were asked again, of second
         attempts that are correct and that are kept, and of the tokens of them among all that are learned from."""
         c, self.counts = self.counts, _Counts()
-        groups, retried, attempts, correct, retained, rejected, members, tokens, own, *levels = comm.total(
-            c.groups, c.retried, c.attempts, c.correct, c.retained, c.rejected, c.members, c.tokens, c.own, *c.levels)
+        groups, retried, attempts, correct, retained, bare, rejected, members, tokens, own, *levels = comm.total(
+            c.groups, c.retried, c.attempts, c.correct, c.retained, c.bare, c.rejected, c.members, c.tokens, c.own,
+            *c.levels)
         out = {"guided/groups_frac": retried / max(groups, 1.0), "guided/rejected": rejected}
         if attempts:
             out |= {"guided/success": correct / attempts, "guided/kept": retained / attempts}
+            if self.settings.keep.name == "explains":
+                out["guided/bare_frac"] = bare / attempts
+                self._warn(int(bare), int(attempts))
             out |= {f"guided/level_{i}_frac": n / retried for i, n in enumerate(levels) if i == 0 or n}
         if tokens + own:
             out["guided/tokens_frac"] = tokens / (tokens + own)
         return out | ({} if self.settings.beside else {"guided/members": members})
+
+
+    def _warn(self, bare: int, attempts: int) -> None:
+        """Says once that no attempt explains anything."""
+        if bare == attempts and not self._warned and comm.is_main():
+            self._warned = True
+            log.warning("algo.guided.keep=explains keeps nothing: none of %d second attempts has anything before its "
+                        "answer. An explanation is what stands before the last <answer>, so have the prompt ask for "
+                        "<think> and <answer> (task.prompt, task.system), or set algo.guided.keep=correct", attempts)
 
 
 def failed(group: Group) -> bool:

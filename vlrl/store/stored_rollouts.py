@@ -204,12 +204,14 @@ class StoredRollouts:
     # --- drawing --------------------------------------------------------------------------------------------------
 
     def draw(self, count: int, step: int, rng: np.random.Generator, weigh: Weigh,
-             max_age: int | None = None) -> list[StoredGroup]:
+             max_age: int | None = None, settled: bool = False) -> list[StoredGroup]:
         """Returns at most `count` groups, each once, by weights; none older than `max_age` steps, and of this run none
-        without a preference. Groups of other runs, which are not weighed, have the mean weight of this run's.
+        without a preference unless `settled`. Groups of other runs, which are not weighed, have the mean weight of this
+        run's.
         """
         ages = np.maximum(step - self.groups["age_from"], 0)
-        usable = np.flatnonzero(~(self.groups["spread"] <= 0) & (ages <= (step if max_age is None else max_age)))
+        young = ages <= (step if max_age is None else max_age)
+        usable = np.flatnonzero((settled | ~(self.groups["spread"] <= 0)) & young)
         usable = usable[np.argsort(self.groups["key"][usable])]  # the same whichever file, and so process, wrote it
         groups, ages = self.groups[usable], ages[usable]
         if not len(groups):

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from vlrl.rewards.ensembles import ENSEMBLES, mean, spread
+from vlrl.rewards.ensembles import combined, mean, spread
 from vlrl.rewards.process import steps_of, with_pairs
 from vlrl.task.base import Task
 from vlrl.task.judge_prompts import question_text
@@ -23,14 +23,16 @@ from vlrl.types import Answer, Parts, Sample, StepValues
 @part({"reward_model": 1.0, "reward_spread": 0.0}, needs=("reward_model",))
 def reward_model(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *,
                  combine: Literal["mean", "min", "less_variance", "less_deviation"] = "mean",
-                 lam: Annotated[float, Field(ge=0)] = 0.1, media: bool = True, reasoning: bool = False) -> list[Parts]:
-    """Score of an answer by services.reward_model, of an ensemble as `combine` says (rewards/ensembles.py), with `lam`.
-    `reasoning` shows it the whole answer. `reward_spread` is the standard deviation over the models.
+                 lam: Annotated[float, Field(ge=0)] | None = None, media: bool = True,
+                 reasoning: bool = False) -> list[Parts]:
+    """Score of an answer by services.reward_model, of an ensemble as `combine` says (rewards/ensembles.py), with `lam`,
+    null = that of its paper. `reasoning` shows it the whole answer. `reward_spread` is the standard deviation
+    over the models.
     """
     texts = [a.text if reasoning else a.final for a in answers]
     replies = services.reward_model(question_text(task, sample), tuple(sample.media) if media else (), texts)
     return [{"reward_model": None, "reward_spread": None} if scores is None else
-            {"reward_model": ENSEMBLES[combine](scores, lam), "reward_spread": spread(scores)} for scores in replies]
+            {"reward_model": combined(combine, scores, lam), "reward_spread": spread(scores)} for scores in replies]
 
 
 @part({"process": 1.0}, needs=("reward_model",))

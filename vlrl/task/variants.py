@@ -9,7 +9,7 @@ from typing import Any
 from vlrl.config.registry import failure
 from vlrl.errors import TaskError, VlrlError
 from vlrl.task.base import Task
-from vlrl.types import GUIDED, REPLACED, Group, Media, Rollout, Sample, Variant
+from vlrl.types import GUIDED, REPLACED, Group, Media, Prompt, Rollout, Sample, Variant
 
 GREEDY = "greedy"
 """Variant of the answer drawn at temperature 0 for an advantage that compares with it; stored beside the group."""
@@ -51,6 +51,14 @@ def variants_of(task: Task, sample: Sample, n: int, step: int) -> list[Variant]:
 def with_media_of(sample: Sample, variant: Variant) -> Sample:
     """Returns the sample with the variant's media."""
     return replace(sample, media=tuple(variant.media))
+
+
+def looks_alike(shown: Prompt, plain: Prompt) -> bool:
+    """Returns whether a variant shows the very pixels of the sample, as a clip of one frame in another order does.
+    Answers to it beside the group would tell nothing, and are not drawn.
+    """
+    pixels = [[[frame.tobytes() for frame in media.frames] for media in prompt.media] for prompt in (shown, plain)]
+    return bool(plain.media) and pixels[0] == pixels[1]
 
 
 def trained_answers(variants: Sequence[Variant]) -> int:

@@ -33,6 +33,7 @@ from vlrl.task import Task
 from vlrl.task.environment import has_environment
 from vlrl.training.advantages import chosen
 from vlrl.training.apart import learn_apart
+from vlrl.training.inert import OF_OUTCOME
 from vlrl.training.minibatch import Minibatch, Numbered, make_minibatch, split
 from vlrl.types import Completion, Group, Prompt, Rollout, Sample, Turn
 
@@ -83,14 +84,16 @@ class StoredAnswers:
         self.drawn = len(stored_groups)
         mine = stored_groups[comm.rank()::comm.world()]
         groups = comm.together(lambda: [self._group(stored, step) for stored in mine])
-        return [self._credited(g, step, parts) for g in groups if g is not None]
+        credited = [self._credited(g, step, parts) for g in groups if g is not None]
+        return [g for g in credited if g is not None]
 
     def _taken(self, step: int, settings: StoredSettings, parts: StoredParts) -> list[StoredGroup]:
         self.buffer.take(step)
         if not parts.every(step):
             return []
         rng = np.random.default_rng([self.config.seed, _STREAM, step])
-        return self.buffer.draw(settings.groups, step, rng, parts.draw, settings.max_age)
+        by_outcome = parts.advantage.name in OF_OUTCOME  # which groups of equal rewards have, too
+        return self.buffer.draw(settings.groups, step, rng, parts.draw, settings.max_age, by_outcome)
 
     @cached_property
     def buffer(self) -> StoredRollouts:
@@ -132,9 +135,6 @@ class StoredAnswers:
             group = make_group(self.task, sample, prompt, answers, group_id=stored.name, split="train", step=step,
                                policy_step=max(step - stored.age, 0), score=self.answering.score,
                                served=self.answering.services)
-        if group.zero_variance:
-            self.unused["settled"] += 1
-            return None
         return group
 
     def _matching(self, stored: StoredGroup) -> tuple[Sample, Prompt] | None:
@@ -156,9 +156,13 @@ class StoredAnswers:
         self.unused["another prompt"] += 1
         return None
 
-    def _credited(self, group: Group, step: int, parts: StoredParts) -> Group:
+    def _credited(self, group: Group, step: int, parts: StoredParts) -> Group | None:
+        """Returns the group with its advantages; None where its rewards are equal and give it none."""
         seed = zlib.crc32(f"{self.config.seed}/{group.id}".encode())
         credited = chosen(group, parts.advantage, parts.batch, step, seed)
+        if group.zero_variance and not any(r.advantage for r in credited.rollouts):
+            self.unused["settled"] += 1
+            return None
         return replace(credited, rollouts=tuple(r for r in credited.rollouts if r.trained))
 
     def metrics(self) -> dict[str, float]:
