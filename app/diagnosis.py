@@ -96,6 +96,13 @@ ADVICE: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "skipped_above": ("Lower train.lr; in 16 bits try model.dtype=float32 for some steps.", {}),
     "service_errors_above": ("See in services/ of the run what failed, and whether the server of services.judge.url is "
                              "up and keeps up: fewer requests at a time, or a longer time limit.", {"err": "yes"}),
+    "mismatch_above": ("Compare engine.dtype with model.dtype and the versions of engine and transformers; "
+                       "engine.name=hf for some steps says whether it is the engine. limits.mismatch stops such a run, "
+                       "algo.correction=token_truncate weighs what is left.", {}),
+    "mismatch_gap_above": ("Read the rollouts of that step by token: a token that the engine cannot know (a picture, a "
+                           "control token) stands out.", {}),
+    "unreadable_above": ("Read some of them: does the prompt ask for what `score` reads? `vlrl tasks check` lists "
+                         "answers without a score.", {"err": "yes"}),
 }
 """Rule of vlrl.monitoring.alerts -> what to do, and the filters of the groups that it speaks of."""
 

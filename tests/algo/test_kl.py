@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.algo.flat import bound, flat, gradient, random_step, run
-from vlrl.algo.kl import KLS
+from vlrl.algo.kl import KLS, clamped
 
 # d = 0.5, -1 | 3; ratios to the old policy e^0.2, 1 | e^-0.4; to the engine e^0.3, e^-0.1 | 1
 LOGP, REFERENCE = [-1.0, -1.0, -4.0], [-0.5, -2.0, -1.0]
@@ -20,11 +20,11 @@ SLOPE = [1 - E(d) for d in D]  # of k3
 
 @pytest.mark.parametrize("name, options, value, slope", [
     ("k1", {}, [-0.5, 1, -3], [1, 1, 1]),
-    ("k1", {"clamp": 2.0}, [-0.5, 1, -2], [1, 1, 0]),
     ("k2", {}, [0.125, 0.5, 4.5], [-0.5, 1, -3]),
-    ("k2", {"clamp": 2.0}, [0.125, 0.5, 2], [-0.5, 1, 0]),
     ("k3", {}, K3, SLOPE),
-    ("k3", {"clamp": 2.0}, [*K3[:2], E(2) - 3], [*SLOPE[:2], 0]),
+    ("k3", {"clamp": 2.0}, [*K3[:2], 2 * E(2) - 4], [*SLOPE[:2], 1 - E(2)]),  # exp goes on along its tangent
+    ("k3_bounded", {}, K3, SLOPE),
+    ("k3_bounded", {"clamp": 0.4}, [E(0.4) * 1.1 - 1.5, K3[1], E(0.4) * 3.6 - 4], [1 - E(0.4), SLOPE[1], 1 - E(0.4)]),
     ("k3", {"limit": 10.0}, [*K3[:2], 10], [*SLOPE[:2], 0]),
     ("k1_plus", {}, [-0.5, 1, -3], [-0.5, 1, -3]),
     ("k3_plus", {}, K3, [-0.5, 1, -3]),
@@ -45,6 +45,15 @@ def test_by_hand(name, options, value, slope):
     assert gradient(per_token, x) == pytest.approx(slope, abs=1e-5)
 
 
+@pytest.mark.parametrize("name, options, far", [
+    ("k1", {}, None), ("k2", {}, None), ("k3", {}, [0, 0, 0]), ("k3", {"clamp": 2.0}, [0, 0, 1]),
+    ("k3_bounded", {"clamp": 0.4}, [1, 0, 1]), ("k3_plus", {"limit": 0.3}, [0, 1, 1])])
+def test_clamped_tokens_by_hand(name, options, far):
+    x, kl = flat(LOGP, OLD, rollout=IDS, reference_logprobs=REFERENCE), bound(KLS, name, **options)
+    found = clamped(kl, x)
+    assert far is found if far is None else found.tolist() == [*map(bool, far)]
+
+
 def test_a_token_whose_log_probability_the_engine_does_not_know_has_the_ratio():
     x = flat(LOGP, OLD, rollout=IDS, reference_logprobs=REFERENCE, sampler_logprobs=[math.nan, *SAMPLER[1:]])
     per_token = run(bound(KLS, "k3_score", from_sampler=True), x)
@@ -62,7 +71,8 @@ def expected(name, logits, reference):
 
 
 @pytest.mark.parametrize("name, value, slope", [
-    ("k1", True, "none"), ("k2", False, "right"), ("k3", True, "wrong"), ("k1_plus", True, "right"),
+    ("k1", True, "none"), ("k2", False, "right"), ("k3", True, "wrong"), ("k3_bounded", True, "wrong"),
+    ("k1_plus", True, "right"),
     ("k3_plus", True, "right"), ("k3_unbiased", True, "right"), ("k3_score", True, "right")])
 def test_what_it_estimates(name, value, slope):
     """Over all tokens of a small vocabulary: its value unbiased or not, its gradient the KL's, none or another."""

@@ -37,7 +37,7 @@ def test_a_stage_may_extend_files(tmp_path):
     file = written(tmp_path, "  - {name: a, kind: rl, extends: [slow.yaml, algorithms/dapo.yaml], steps: 5}\n"
                              "  - {name: b, kind: sft, data: {train: rows.jsonl}}\n")
     (_, a), (_, b) = stages_of(load(file))
-    assert (a.train.lr, a.steps, a.curriculum.keep.name) == (1e-9, 5, "mixed")
+    assert (a.train.lr, a.steps, a.curriculum.keep.name) == (1e-9, 5, "some_right")
     assert b.data.train == str(tmp_path / "rows.jsonl")
     with pytest.raises(ConfigError, match=r"stages\.0\.extends: 'none\.yaml' does not exist"):
         load(written(tmp_path, "  - {name: a, kind: rl, extends: none.yaml}\n"))

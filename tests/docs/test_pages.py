@@ -317,6 +317,7 @@ def test_every_key_of_metrics_is_documented(run):
                                     "feature_cache/hit_frac",
                                     "balance/imbalance", "variants/<name>/reward", "variants/<name>/share",
                                     "reward/shaped", "correction/weight", "correction/outside", "phi", "kl_coef",
+                                    "kl/clamped",
                                     "entropy_coef", "entropy_anchor", "temperature", "reference_reset", "partial/held",
                                     "partial/segments_mean", "async/staleness_mean", "async/staleness_max",
                                     "time/ahead_s"}

@@ -86,6 +86,9 @@ def rewards(*values, std=0.1):
     ({"constant_rewards": 2}, rewards(0, 0, 0, .1, .1, .1, std=0), [1, 4]),
     ({"constant_rewards": 2}, rewards(0.5, 0.5, 0.5, 0.5), []),  # equal means of differing rewards
     ({"zero_variance_above": 0.9}, [{"groups/zero_variance_frac": v} for v in (1, .2, .9, 1, 1, 1, .95, .6)], [6]),
+    ({"mismatch_above": 1e-4}, [{"mismatch/kl": v} for v in (1e-9, 2e-4, 5e-4, 1e-6, float("nan"), 0.3)], [1, 5]),
+    ({"mismatch_gap_above": 0.1}, [{"mismatch/gap_max": v} for v in (0.09, 0.11)], [1]),
+    ({"unreadable_above": 0.2}, [{"unreadable_frac": v} for v in (0.2, 0.3, 1.0, 0.0, 0.5)], [1, 4]),
     ({"truncated_above": 0.5}, [{"completion/truncated_frac": v} for v in (0.5, 0.75)], [1]),
     ({"skipped_above": 1, "window": 3}, [{"skipped": v} for v in (0, 2, 0, 0, 1, 1, 0)], [5]),
     ({}, [{"kl": 0.0, "skipped": 0.0, "entropy": 0.0, "completion/truncated_frac": 1.0}] * 3, []),
@@ -133,7 +136,7 @@ def test_a_fall_of_the_held_out_result(tmp_path, lines, told):
 
 def test_given_answers_have_no_rules_on_rewards():
     base = {"task": "x", "model": {"name": "x"}}
-    assert watched(config.validate(base)) == AlertSettings()
+    assert watched(config.validate(base)) == AlertSettings(mismatch_above=1e-4, mismatch_gap_above=0.1)
     given = watched(config.validate({**base, "algo": {"loss": {"name": "supervised"}}}))
     assert given.entropy_drop is None is given.constant_rewards and given.heldout_drop == 0.1
 

@@ -122,6 +122,17 @@ def test_groups_are_scored_and_credited():
     assert facts["tokens/prompt"] == 3 + 4 + 5 + 6
 
 
+def test_answers_without_a_score_by_the_task_s_own_word_are_counted():
+    """A scorer that raises is an error; None as a part is the task's own word."""
+    s = source(lambda prompt, i: ["-1", "none", prompt.text][i])
+    score = s.task.score
+    s.task.score = lambda sample, answer: {"right": None} if answer.text == "none" else score(sample, answer)
+    groups = s.next_groups(4, 0)
+    facts = group_metrics(groups)
+    assert (facts["unreadable"], facts["unreadable_frac"]) == (4, pytest.approx(1 / 3))
+    assert check_score_errors(groups, 1.0, "here") == pytest.approx(1 / 3)
+
+
 def test_too_long_prompts_are_rejected_and_replaced():
     s = source(lambda prompt, i: "x")
     BAD[1] = PromptTooLong("sample 'train-1': prompt of 99 tokens")

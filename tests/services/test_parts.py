@@ -199,9 +199,13 @@ def test_grades_by_principles(tmp_path):
 
 
 def test_any_task_can_have_them_beside_its_own(tmp_path):
-    """The task's own parts, criterion and group parts stay; without the service the further parts are left out."""
+    """The task's own parts, criterion and group parts stay; without the service the further parts are left out. What
+    says whether an answer is right has the weight of the task's own accuracy.
+    """
     plain, both = task_of(recipe="kimi_k1_5"), task_of("judge", "tournament", recipe="kimi_k1_5")
-    assert both.criterion == plain.criterion and plain.weights.items() < both.weights.items()
+    assert both.criterion == plain.criterion == {"accuracy": 0.5}
+    half = plain.weights["accuracy"] / 2
+    assert both.weights == {**plain.weights, "accuracy": 0.0, "judge": half, "tournament": half}
     assert both.needs == {"judge": ("judge", "tournament")}
     sample = both.sample_from_row(ROW)
     answers = [parse_answer("<answer>4</answer>"), parse_answer("<answer>5</answer>")]
@@ -214,6 +218,16 @@ def test_any_task_can_have_them_beside_its_own(tmp_path):
         found = score_group(both, sample, answers, 0, Services(given={"judge": judge.at(PLACE)}))
     assert [{k: s.parts[k] for k in own[0].parts} for s in found] == [s.parts for s in own]
     assert column(found, "judge") == [1, 0] and column(found, "tournament") == [0, 1]
+
+
+@pytest.mark.parametrize("more, weights", [
+    ({}, {"accuracy": 0, "cascade": 1, "recovered": 0}),
+    ({"rewards": {"accuracy": 0.6}}, {"accuracy": 0.6, "cascade": 1}),  # both are asked for
+    ({"combine": "max:accuracy,cascade"}, {"accuracy": 1, "cascade": 1}),
+    ({"rewards": {"cascade": 0.5}}, {"accuracy": 0, "cascade": 0.5})])
+def test_an_answer_is_not_paid_twice_for_being_right(more, weights):
+    found = task_of("cascade", recipe="vision_r1_ptst", **more).weights
+    assert {part: found[part] for part in weights} == weights
 
 
 def test_a_task_that_needs_a_service_of_its_own(tmp_path):

@@ -20,7 +20,7 @@ from vlrl.algo.aggregation import AGGREGATIONS
 from vlrl.algo.correction import CORRECTIONS
 from vlrl.algo.entropy import ENTROPIES
 from vlrl.algo.inputs import LossInputs, Metrics
-from vlrl.algo.kl import KLS
+from vlrl.algo.kl import KLS, clamped
 from vlrl.algo.named import Bound, bind, options_of, parameters
 from vlrl.algo.pairs import bradley_terry
 from vlrl.algo.terms import LOSSES
@@ -104,6 +104,8 @@ class Objective:
         if self.kl and kl_coef:
             kl = self.kl(_of(x, "kl"))
             metrics = {**metrics, "kl": (kl.detach() * x.mask).sum()}
+            if (far := clamped(self.kl, x)) is not None:
+                metrics["kl/clamped"] = (far * x.mask).sum()
             for i, weight in enumerate(self.kl_weights):
                 kl = kl * weight(_of(x, f"kl_weights.{i}"))
             per_token = per_token + kl_coef * kl

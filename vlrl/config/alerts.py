@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ipaddress import ip_address
+from typing import Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
@@ -42,6 +43,16 @@ class AlertSettings(Settings):
     service_errors_above: Fraction | None = Field(
         default=0.05, description="Tell when a service, such as a judge, did not answer for a larger share of a step's "
         "rollouts; null = never.")
+    mismatch_above: NonNegative | Literal["auto"] | None = Field(
+        default="auto", description="Tell when mismatch/kl, how far sampler and trainer disagree, is larger per token; "
+        "auto = 1e-4 where both compute in float32, else 0.02, and never where they differ on purpose (older weights, "
+        "dropout, engine.top_p); null = never.")
+    mismatch_gap_above: NonNegative | Literal["auto"] | None = Field(
+        default="auto", description="The same for mismatch/gap_max, the largest difference of a token's log-"
+        "probability; auto = 0.1 in float32, else 10; null = never.")
+    unreadable_above: Fraction | None = Field(
+        default=0.2, description="Tell when the task itself gives a larger share of a step's rollouts no score (None); "
+        "null = never.")
     webhook: str = Field(
         default="", description="URL that alerts are sent to as JSON with a `text` (POST), https or on this machine; "
         "env:NAME = the URL is in that environment variable, for one that is secret. Empty = none.")

@@ -164,8 +164,8 @@ class AlgoSettings(Settings):
         default=None, gt=0, description="The ratio is clipped above 1 + clip_high, or what the loss makes of it: the "
         "same as algo.loss.clip_high, of which the later word holds. Refused where the loss has no clip; null = its "
         "default.")
-    kl: Named = Field(default=Named(name="k3"), description="Estimator of the KL to the reference: k1, k2, k3, ... or "
-                      "own module:function.")
+    kl: Named = Field(default=Named(name="k3_bounded"), description="Estimator of the KL to the reference: k1, k2, k3, "
+                      "k3_bounded, ... or own module:function.")
     kl_in: Literal["loss", "reward"] = Field(
         default="loss", description="Where the KL enters: as a term of the loss, or subtracted from the reward, as "
         "log p - log p(reference) of each token.")

@@ -221,8 +221,8 @@ class CurriculumSettings(Settings):
                       "... (docs/curriculum.md) or own module:Class. Its options stand beside: `curriculum.alpha=0.5`.")
     keep: Named = Field(
         default=Named(name="all"), description="Which groups are trained on; others are refilled. all; mixed: those "
-        "whose rewards differ; pass_range: pass rates from low to high; std_ema: "
-        "rewards that vary enough beside those of earlier steps; or own module:function.")
+        "that give some answer an advantage; some_right: those with right and wrong answers; pass_range: pass rates "
+        "from low to high; std_ema: rewards that vary enough beside those of earlier steps; or own module:function.")
     max_refills: Count = Field(default=3, description="Most extra rounds of generation in a step to replace groups "
                                "that are not kept.")
     oversample: Annotated[Named, BeforeValidator(_factor)] = Field(

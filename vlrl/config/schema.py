@@ -311,6 +311,9 @@ class LimitsSettings(Settings):
     service_errors: Fraction = Field(
         default=0.5, description="Stop when a service, such as a judge, did not answer for more than this share of a "
         "step's rollouts. Such a rollout is unscorable, and counts nowhere else.")
+    mismatch: NonNegative | None = Field(
+        default=None, description="Stop when mismatch/kl of a step, how far sampler and trainer disagree, is larger "
+        "per token; null = never. alerts.mismatch_above tells of it.")
     nonfinite_steps: Count = Field(
         default=3, description="An optimizer step whose loss or gradient is NaN or infinite is left out, and the run "
         "stops when that happens in more than so many steps in a row; 0 = at the first one.")
@@ -468,7 +471,7 @@ class Config(Settings):
         if self.asynchronous.max_staleness:
             return (f"algo.guided asks for second attempts once answers are scored, and async.max_staleness="
                     f"{self.asynchronous.max_staleness} draws them ahead of that: set async.max_staleness=0, or {off}")
-        if keep in ("mixed", "pass_range", "std_ema"):
+        if keep in ("mixed", "some_right", "pass_range", "std_ema"):
             return (f"curriculum.keep={keep} drops groups without a correct answer, which are those that algo.guided "
                     f"asks again: set curriculum.keep=all, or {off}")
         return ""

@@ -32,8 +32,17 @@ def keep_all(outcome: Outcome) -> bool:
 
 
 def mixed(outcome: Outcome) -> bool:
-    """Returns groups whose raw rewards are not all equal: dynamic sampling (DAPO, 2503.14476, eq. 11)."""
+    """Groups that the advantage learns something from; where it needs more than the group to say so, those whose raw
+    rewards differ.
+    """
     return outcome.mixed
+
+
+def some_right(outcome: Outcome) -> bool:
+    """Groups with right and wrong answers: dynamic sampling (DAPO, arXiv 2503.14476, eq. 11). Where no outcome is
+    known, as `mixed`.
+    """
+    return outcome.mixed if math.isnan(outcome.pass_rate) else 0 < outcome.pass_rate < 1
 
 
 class PassRange:
@@ -80,7 +89,7 @@ def _spread(outcome: Outcome) -> float:
     return float(np.std(outcome.scored)) if outcome.scored else -1.0
 
 
-KEEP = {"all": keep_all, "mixed": mixed, "pass_range": PassRange, "std_ema": StdEma}
+KEEP = {"all": keep_all, "mixed": mixed, "some_right": some_right, "pass_range": PassRange, "std_ema": StdEma}
 
 
 # --- select -----------------------------------------------------------------------------------------------------------

@@ -42,6 +42,8 @@ class Outcome:
     of the gradient."""
     acted: bool = False
     """Whether its answers are episodes."""
+    teaches: bool | None = None
+    """Whether the advantage of the run differs from 0 for any answer; None where a group alone does not say it."""
 
     @cached_property
     def scored(self) -> tuple[float, ...]:
@@ -56,8 +58,8 @@ class Outcome:
 
     @property
     def mixed(self) -> bool:
-        """Whether the rewards differ; equality is exact, on raw rewards."""
-        return len(set(self.scored)) > 1
+        """Whether the group teaches something: by the advantage, or else where its raw rewards differ. Exact."""
+        return len(set(self.scored)) > 1 if self.teaches is None else self.teaches
 
     @property
     def reward(self) -> float:

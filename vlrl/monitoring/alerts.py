@@ -30,6 +30,7 @@ from vlrl.config.alerts import AlertSettings, webhook_problem
 from vlrl.config.algo import SUPERVISED
 from vlrl.config.schema import Config
 from vlrl.errors import ConfigError
+from vlrl.monitoring.mismatch import expected
 from vlrl.store import plain
 from vlrl.store.files import append_line
 
@@ -133,11 +134,16 @@ class Alerts:
 
 
 def watched(config: Config) -> AlertSettings:
-    """Returns `alerts.*`, for supervised training without the rules on rewards and entropies: its answers are given."""
-    if config.algo.loss.name not in SUPERVISED:
-        return config.alerts
-    off = ("reward_drop", "constant_rewards", "zero_variance_above", "entropy_below", "entropy_drop")
-    return config.alerts.model_copy(update=dict.fromkeys(off))
+    """Returns `alerts.*` with what auto stands for; for supervised training without the rules on rewards, entropies and
+    samplers: its answers are given.
+    """
+    settings = config.alerts
+    limits = {name: expected(config, what) for name, what in (("mismatch_above", "kl"), ("mismatch_gap_above", "gap"))
+              if getattr(settings, name) == "auto"}
+    if config.algo.loss.name in SUPERVISED:
+        limits |= dict.fromkeys(("reward_drop", "constant_rewards", "zero_variance_above", "entropy_below",
+                                 "entropy_drop", "unreadable_above", "mismatch_above", "mismatch_gap_above"))
+    return settings.model_copy(update=limits)
 
 
 # --- rules ------------------------------------------------------------------------------------------------------------
@@ -236,14 +242,36 @@ def _service_errors_above(columns: Columns, settings: AlertSettings) -> Breach |
             f"{limit:.0%}: they are unscorable") if value > limit else None
 
 
+def _mismatch(columns: Columns, metric: str, limit: Any, what: str) -> Breach | None:
+    value = _last(columns, metric)
+    return (value, limit, f"{what} {value:.3g}, above {limit:g}: sampler and trainer do not compute the same log-"
+            "probabilities, so the update learns from a policy that did not answer") \
+        if isinstance(limit, float) and value > limit else None
+
+
+def _mismatch_above(columns: Columns, settings: AlertSettings) -> Breach | None:
+    return _mismatch(columns, "mismatch/kl", settings.mismatch_above, "mismatch/kl per token is")
+
+
+def _mismatch_gap_above(columns: Columns, settings: AlertSettings) -> Breach | None:
+    return _mismatch(columns, "mismatch/gap_max", settings.mismatch_gap_above, "the largest gap of a token is")
+
+
+def _unreadable_above(columns: Columns, settings: AlertSettings) -> Breach | None:
+    value, limit = _last(columns, "unreadable_frac"), settings.unreadable_above or 0.0
+    return (value, limit, f"the task gives {value:.0%} of the rollouts no score (None), more than {limit:.0%}: nothing "
+            "is learned from them") if value > limit else None
+
+
 RULES: Mapping[str, Callable[[Columns, AlertSettings], Breach | None]] = {
     "reward_drop": _reward_drop, "constant_rewards": _constant_rewards, "zero_variance_above": _zero_variance_above,
     "kl_above": _kl_above, "entropy_below": _entropy_below, "entropy_drop": _entropy_drop,
     "truncated_above": _truncated_above, "skipped_above": _skipped_above,
-    "service_errors_above": _service_errors_above}
+    "service_errors_above": _service_errors_above, "mismatch_above": _mismatch_above,
+    "mismatch_gap_above": _mismatch_gap_above, "unreadable_above": _unreadable_above}
 """By the name of their setting; null turns one off."""
 _READ = ("reward/mean", "reward/std", "groups/zero_variance_frac", "kl", "entropy", "completion/truncated_frac",
-         "skipped", "service_errors")
+         "skipped", "service_errors", "mismatch/kl", "mismatch/gap_max", "unreadable_frac")
 
 
 # --- the webhook ------------------------------------------------------------------------------------------------------

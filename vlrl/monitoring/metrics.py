@@ -123,6 +123,7 @@ def group_metrics(groups: Sequence[Group], labels: Sequence[str] = ()) -> dict[s
         "completion/length_mean": _mean(lengths), "completion/length_max": float(lengths.max(initial=0)),
         "completion/truncated_frac": _mean([t for row in rows for t in row["truncated"]]),
         **_episodes([e for row in rows for e in row["episodes"]]),
+        **_unreadable([u for row in rows for u in row["unreadable"]]),
         "groups/zero_variance_frac": _mean([row["zero_variance"] for row in begun]),
         "groups/count": float(len({row["id"] for row in rows})),
         "tokens/prompt": float(sum(row["prompt"] for row in rows)), "tokens/completion": float(lengths.sum())}
@@ -145,8 +146,14 @@ def _facts(group: Group) -> dict:
             "lengths": [len(r.completion.tokens) for r in begun],
             "truncated": [r.completion.truncated for r in begun], "prompt": len(group.prompt) if begun else 0,
             "zero_variance": group.zero_variance,
+            "unreadable": [r.reward is None and r.error is None and r.completion.error is None for r in rollouts],
             "episodes": [_episode(r) for r in rollouts if r.completion.episode_id],
             "parts": {name: [r.parts.get(name) for r in rollouts] for name in names}}
+
+
+def _unreadable(rollouts: Sequence[bool]) -> dict[str, float]:
+    """How many rollouts the task itself gave no score, without an error; and their share."""
+    return {"unreadable": float(sum(rollouts)), "unreadable_frac": _mean(rollouts)}
 
 
 def _episode(rollout: Rollout) -> dict[str, Any]:

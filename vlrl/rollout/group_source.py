@@ -77,7 +77,7 @@ class GroupSource:
 
     `next_groups(P)` returns this process's share of P groups; the sampler, which is the main process's, has observed
     all of them. `measures`: what samplers can have measured of prompts by the policy, by name (curriculum.Measuring).
-    `tell` shows how far something before a step is.
+    `tell` shows how far something before a step is; `teaches` is Outcome.teaches of a group.
     """
 
     generates: ClassVar[bool] = True
@@ -85,13 +85,14 @@ class GroupSource:
 
     def __init__(self, answering: Answering, encode: Encoder, sampler: Sampler, samples: Sequence[Sample],
                  prefetch: Prefetcher | None = None, prompts: Prompts | None = None,
-                 measures: Mapping[str, Measure] | None = None, tell: Tell = lambda what, done, total: None):
+                 measures: Mapping[str, Measure] | None = None, tell: Tell = lambda what, done, total: None,
+                 teaches: Callable[[Group], bool | None] = lambda group: None):
         self.answering, self.encode, self.sampler, self.samples = answering, encode, sampler, samples
         self.config, self.task, self.engine, self.clock = (
             answering.config, answering.task, answering.engine, answering.clock)
         self.prefetch = prefetch or Prefetcher(encode, self.task, 0)
         self.prompts = prompts or Prompts.of(samples, self.config.seed, self.config.data.difficulty)
-        self.measures, self.tell = measures or {}, tell
+        self.measures, self.tell, self.teaches = measures or {}, tell, teaches
         self.fingerprint = fingerprint.of(samples)
         self.filters, self.tally = Filters(self.config.curriculum), Tally()
         self.horizon = Horizon(self.config.episode if self.generates else EpisodeSettings())
@@ -290,7 +291,7 @@ class GroupSource:
     def _share_outcomes(self, drawn: Draws, groups: Mapping[int, Group]) -> dict[int, Outcome]:
         """Returns the outcome of every draw of every process by number, in draw order."""
         share = {n: Outcome(drawn.draws[n], tuple(g.rewards), tuple(r.correct for r in g.rollouts), _surprise(g),
-                            any(r.completion.episode_id for r in g.rollouts))
+                            any(r.completion.episode_id for r in g.rollouts), self.teaches(g))
                  for n, g in groups.items()}
         by_variant = [(r.variant, r.reward) for g in groups.values() for r in (*g.rollouts, *g.aside)]
         parts = [1 if r.completion.episode_id else len(r.completion.turns) for g in groups.values() for r in g.rollouts]

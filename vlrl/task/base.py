@@ -13,12 +13,13 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, get_type_hints
+from typing import Any, ClassVar, Self, get_type_hints
 
 import pydantic
 
@@ -68,7 +69,7 @@ class Task:
         """How parts become the reward: a value of `task.combine`, or "own"."""
         self._combine = make_combine("sum" if self.combination == "own" else self.combination, self.weights)
         self._gate = make_gate(self.combination)
-        self.criterion = self._criterion(settings)
+        self.criterion = self._own_criterion = self._criterion(settings)
         """What makes an answer correct in this run: part -> the least raw value."""
         self.overridden = False
         """Whether the criterion is that of `curriculum.part` or `curriculum.pass_at`, and `correct` is not asked."""
@@ -315,6 +316,12 @@ class Task:
             self.criterion, self.overridden = {part: self.criterion.get(part, 0.5) if least is None else least}, True
         elif least is not None:
             self.criterion, self.overridden = dict.fromkeys(self.criterion, least), True
+
+    def by_rule(self) -> Self:
+        """The task with what its own rule calls correct, which `override_outcome` does not change."""
+        rule = copy.copy(self)
+        rule.criterion, rule.overridden = self._own_criterion, False
+        return rule
 
     def _criterion(self, settings: Mapping[str, Any]) -> dict[str, float]:
         criterion = dict(self.outcome_for(settings))

@@ -65,7 +65,7 @@ def pairwise(task: Task, sample: Sample, answers: Sequence[Answer], services: An
     return [{"pairwise": paid[i], "order_disagreement": apart.get(i, 0.0)} for i in range(len(answers))]
 
 
-@part({"tournament": 1.0}, needs=("judge",))
+@part({"tournament": 1.0}, needs=("judge",), replaces_outcome=True)
 def tournament(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *, media: bool = True,
                reasoning: bool = False) -> list[Parts]:
     """1 - rank / (G - 1) of a tournament (ArenaRL), in 2 G - 2 calls: a judge scores the first answer against each

@@ -28,6 +28,7 @@ from vlrl.config.base import Named, refuse_bool
 from vlrl.config.registry import resolve
 from vlrl.errors import ConfigError, TaskError, did_you_mean
 from vlrl.task.base import Task, Weight, usual_outcome
+from vlrl.task.combine import weight_at
 from vlrl.task.compared_parts import pairwise, principles, tournament
 from vlrl.task.judged_parts import cascade, general_verdict, judge, reasoned, rubric
 from vlrl.task.likely_parts import consistency, likelihood
@@ -104,7 +105,9 @@ def mixed(cls: type[Task], named: Sequence[Named]) -> type[Task]:
             if twice := sorted(own.keys() & weights):
                 raise ConfigError(f"task.parts: the part '{twice[0]}' is one of this task's own. Leave it out of "
                                   "task.parts")
-            return {**own, **weights}
+            if str(settings.get("combine", "")).startswith("max:"):  # the larger of both is paid
+                return {**own, **weights}
+            return {**own, **weights, **_in_its_place(own, cls.outcome_for(settings), extras)}
 
         @classmethod
         def outcome_for(cls, settings: Mapping[str, Any]) -> Mapping[str, float]:
@@ -143,6 +146,19 @@ def _together(extras: Sequence[Extra]) -> dict[str, float]:
             raise ConfigError(f"task.parts: the part '{twice[0]}' is given twice")
         weights |= extra.offer.weights
     return weights
+
+
+def _in_its_place(own: Mapping[str, Weight], outcome: Mapping[str, float],
+                  extras: Sequence[Extra]) -> dict[str, Weight]:
+    """The weights where some of `extras` say too whether an answer is right: that of the task's own such parts is
+    theirs, in equal shares, and those have 0. A schedule over steps goes to one part, or is taken as it begins.
+    """
+    given = [next(iter(extra.offer.weights)) for extra in extras if extra.offer.replaces_outcome]
+    weights = [own[part] for part in outcome if part in own]
+    if not given or not any(weight_at(w, 0) for w in weights):
+        return {}
+    one = weights[0] if len(weights) == len(given) == 1 else sum(weight_at(w, 0) for w in weights) / len(given)
+    return {**dict.fromkeys(outcome, 0.0), **dict.fromkeys(given, one)}
 
 
 def _needs(own: Collection[str], extras: Sequence[Extra]) -> Collection[str]:

@@ -53,7 +53,7 @@ def _right(task: Task, sample: Sample, answers: Mapping[int, Answer], services: 
     return {i: known.get(i, 0.0) for i in answers}
 
 
-@part({"judge": 1.0}, needs=("judge",))
+@part({"judge": 1.0}, needs=("judge",), replaces_outcome=True)
 def judge(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *, media: bool = True,
           criterion: str = "") -> list[Parts]:
     """1 where a judge that sees question, pictures, reference and final answer (of an episode all turns) calls it
@@ -63,7 +63,7 @@ def judge(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, 
     return [{"judge": verdicts[i]} for i in range(len(answers))]
 
 
-@part({"cascade": 1.0, "recovered": 0.0}, needs=("judge",))
+@part({"cascade": 1.0, "recovered": 0.0}, needs=("judge",), replaces_outcome=True)
 def cascade(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *,
             media: bool = False) -> list[Parts]:
     """1 where the task's rule calls an answer correct, and of the others where a judge does: the judge is asked about
@@ -75,14 +75,17 @@ def cascade(task: Task, sample: Sample, answers: Sequence[Answer], services: Any
 
 
 def correct_by_rule(task: Task, sample: Sample, answer: Answer) -> bool:
-    """Returns whether the task calls an answer correct; False where its rule fails, which scoring meets again."""
+    """Whether the task's own rule calls an answer correct, whatever curriculum.part and curriculum.pass_at say; False
+    where the rule fails, which scoring meets again.
+    """
     try:
-        return task.correct(sample, answer, task.score(sample, answer)) is True
+        rule = task.by_rule()
+        return rule.correct(sample, answer, rule.score(sample, answer)) is True
     except Exception:  # anyone's verifier: the judge decides
         return False
 
 
-@part({"general_verdict": 1.0}, needs=("judge",))
+@part({"general_verdict": 1.0}, needs=("judge",), replaces_outcome=True)
 def general_verdict(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *, penalty: float = 0.05,
                     most: int = 10, missing: float = -0.5, media: bool = False) -> list[Parts]:
     """`missing` where the task reads no answer; of those that a judge calls right 1 - penalty * min(most, d), d = by

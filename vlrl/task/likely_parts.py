@@ -28,7 +28,7 @@ def _references(task: Task, sample: Sample, answers: Sequence[Answer], *, debias
     return [Reading(a, right) for a in ([*answers, None] if debias else answers)] if right else []
 
 
-@part({"likelihood": 1.0}, needs=("policy_logprobs",), readings=_references)
+@part({"likelihood": 1.0}, needs=("policy_logprobs",), readings=_references, replaces_outcome=True)
 def likelihood(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *,
                debias: bool = True) -> list[Parts]:
     """Mean probability, under the policy that is trained, of the tokens of the reference answer in place of an answer's

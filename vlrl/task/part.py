@@ -20,16 +20,20 @@ class Offer:
     readings: Callable[..., Sequence[Any]] | None = None
     """(task, sample, answers, *, options) -> what a service of log-probabilities is to read for it; None = the answers.
     """
+    replaces_outcome: bool = False
+    """Whether its first part says whether an answer is right, and so takes the weight of the task's own parts that
+    do."""
 
 
 def part(weights: Mapping[str, float], needs: Collection[str] = (),
-         readings: Callable[..., Sequence[Any]] | None = None) -> Callable[[F], F]:
+         readings: Callable[..., Sequence[Any]] | None = None, replaces_outcome: bool = False) -> Callable[[F], F]:
     """Marks `function(task, sample, answers, services, *, options)` as one that gives these parts of every answer.
 
     `readings(task, sample, answers, *, options)` says what a service of log-probabilities reads for it before, as
-    Task.readings does; without it these are the answers."""
+    Task.readings does; without it these are the answers. With `replaces_outcome` an answer is not paid by it and by the
+    task's own rule: see Offer."""
     def mark(function: F) -> F:
-        setattr(function, ATTRIBUTE, Offer(dict(weights), tuple(needs), readings))
+        setattr(function, ATTRIBUTE, Offer(dict(weights), tuple(needs), readings, replaces_outcome))
         return function
 
     return mark

@@ -75,6 +75,24 @@ class Credit:
             self._metrics |= critic_metrics(out)
         return out
 
+    def teaches(self, group: Group) -> bool | None:
+        """Whether the shaped rewards of a group give any of its answers an advantage. An advantage over the whole step
+        is taken to: where what it reads, rewards or parts, differs. None where the critic, or a shaping over the whole
+        step, decides.
+        """
+        shaping, advantage = self.algorithm.shaping, self.algorithm.advantage
+        needs = frozenset[str]().union(*(f.requires for f in (*shaping, advantage)))
+        if "values" in needs or not all("local" in f.requires for f in shaping):
+            return None
+        s = self._shaped(_scores([_facts(group, needs, None, self.task, self._plan if "plans" in needs else None,
+                                         self._steps if "steps" in needs else None)],
+                                 self.config.rollout.max_new_tokens, 0.0, 0, self.config.seed))
+        if "local" in advantage.requires:
+            return any(np.nan_to_num(np.asarray(a)).any() for a in _applied("algo.advantage", advantage, s))
+        read = [s.rewards] if "parts" not in advantage.requires else [
+            torch.where(s.rewards.isnan(), torch.nan, s.parts[name]) for name in s.part_weights]
+        return any(len({*values[~values.isnan()].tolist()}) > 1 for values in read)
+
     def _credits(self, everyone: Sequence[_Facts], step: int) -> dict[tuple[str, int], tuple[Any, Any, bool, float]]:
         """Advantage, targets of the critic, whether it is trained on, and shaped reward of each rollout, by group and
         place in it."""

@@ -210,9 +210,10 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
             guide = make_guide(config, model, encode, algorithm) if make_source.generates else None
             answering = Answering(config, task, engine, clock, algorithm, scorer or score_all, likelihoods, forget,
                                   branch, Searching(config) if searches else None, guide, services=services)
+            credit = Credit(algorithm, config, model, task)
             source = make_source(answering, encode, sampler, samples, prefetch, prompts,
-                                 {"angle": Angles(model, config, task, prefetch)}, tell)
-            return Parts(config, task, model, encode, prefetch, engine, source, Credit(algorithm, config, model, task),
+                                 {"angle": Angles(model, config, task, prefetch)}, tell, credit.teaches)
+            return Parts(config, task, model, encode, prefetch, engine, source, credit,
                          optimizer_of(model, config), algorithm, clock,
                          Demonstrator(config, task, encode, engine, samples, algorithm),
                          StoredAnswers(config, task, encode, samples, answering, algorithm, model), scorer, warnings)

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from vlrl.algo.algorithm import Algorithm
 from vlrl.algo.named import options_of
 from vlrl.algo.shaping import SHAPINGS
@@ -22,6 +20,7 @@ from vlrl.config.algo import CLIPS, SUPERVISED, AlgoSettings, CriticSettings, De
 from vlrl.config.base import Named
 from vlrl.config.rollout import CurriculumSettings
 from vlrl.config.schema import Config, DataSettings
+from vlrl.monitoring.mismatch import computes_in_float32, samples_other_weights
 from vlrl.task import Task
 from vlrl.task.combine import weight_at
 from vlrl.task.environment import has_environment
@@ -95,10 +94,8 @@ class Run:
     @property
     def samples_as_it_is(self) -> bool:
         """The same of the trainer without dropout."""
-        dtype, config, rollout = self.config.model.dtype, self.config, self.config.rollout
-        exact = dtype == "float32" or (dtype == "auto" and not torch.cuda.is_available())
-        older = config.asynchronous.max_staleness or rollout.forget.lr or rollout.step_tokens
-        return exact and config.engine.name == "hf" and not older
+        config = self.config
+        return computes_in_float32(config) and config.engine.name == "hf" and not samples_other_weights(config)
 
     @property
     def drops_out(self) -> bool:

@@ -8,6 +8,7 @@ from vlrl.distributed import comm
 from vlrl.models.cost import share_out
 from vlrl.models.fsdp import launched
 from vlrl.monitoring.metrics import group_metrics
+from vlrl.monitoring.mismatch import check_mismatch
 from vlrl.rollout.async_source import refuse_stale
 from vlrl.rollout.group_source import (
     GroupSource,
@@ -55,6 +56,7 @@ def train(config: Config, make_source: type[GroupSource] = GroupSource,
                                               stored)
                     stats |= parts.credit.metrics() | parts.stored.metrics()
                     stats |= algorithm.after_step(policy, parts.optimizer, stats, step + 1)
+                check_mismatch(stats, config, step)
             with clock("store"):
                 session.write(step, drawn, per_token)
             session.log(step, {**group_metrics(drawn, parts.task.labels), **loads, **stats, "score_errors": errors,

@@ -210,7 +210,8 @@ def _apply(policy: Policy, optimizer: torch.optim.Optimizer, part: Minibatch, al
     if overflow:
         meter.skipped += 1
     else:
-        meter.grad_norm, meter.critic_norm = norm, critic_norm
+        meter.norms.append(norm)
+        meter.critic_norm = critic_norm
     return True
 
 
@@ -291,7 +292,9 @@ class _Meter:
         """Summed over this process's trained tokens of the optimizer step."""
         self.widest = self.fresh_widest = 0.0
         """Largest difference between sampler and trainer of a token's log-probability."""
-        self.grad_norm, self.critic_norm, self.passes = 0.0, 0.0, 0
+        self.norms: list[float] = []
+        """Gradient norms of the optimizer steps taken, before clipping."""
+        self.critic_norm, self.passes = 0.0, 0
         self.skipped = self.nonfinite = 0
         """Optimizer steps left out; those of them for NaN or infinity."""
         self.halved = 0
@@ -353,7 +356,9 @@ class _Meter:
         loss, entropy, known = (total.pop(k, 0.0) for k in ("loss", "entropy", "mismatch/tokens"))
         unknown = math.nan if self.nonfinite and not any(everyone) else 0.0
         return {
-            "loss": loss / max(steps, 1) + unknown, "grad_norm": self.grad_norm + unknown, "lr": rate,
+            "loss": loss / max(steps, 1) + unknown, "lr": rate,
+            "grad_norm": sum(self.norms) / max(len(self.norms), 1) + unknown,
+            "grad_norm/max": max(self.norms, default=0.0) + unknown,
             "kl": unknown, "clip_frac": unknown, "entropy": entropy / first_pass + unknown,
             **{k: total.pop(k, 0.0) / max(known, 1.0) for k in ("mismatch/kl", "mismatch/gap_mean")},
             "mismatch/gap_max": max(widest),

@@ -1,0 +1,55 @@
+"""How far sampler and trainer may disagree about the same tokens: by dtype and engine, as an alert and as a stop.
+
+`mismatch/kl` is the mean over tokens of exp(g) - g - 1, g = trainer log-probability - sampler log-probability, and
+`mismatch/gap_max` the largest |g|. Rounding alone stays below these limits; other weights, pictures, positions or
+temperatures do not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+
+from vlrl.config.schema import Config
+from vlrl.errors import TrainingError
+
+_FLOAT32 = {"kl": 1e-4, "gap": 0.1}
+"""The same sums in another order."""
+_ROUNDED = {"kl": 0.02, "gap": 10.0}
+"""16 bits or 4-bit weights: a mean |g| of .02 is usual, a mixture of experts has more."""
+
+
+def expected(config: Config, what: str) -> float | None:
+    """The largest `mismatch/kl` ("kl") or `mismatch/gap_max` ("gap") that rounding explains; None where the two differ
+    on purpose: answers of older or other weights, dropout, log-probabilities among a part of the tokens.
+    """
+    on_purpose = (samples_other_weights(config), config.model.lora.rank and config.model.lora.dropout,
+                  config.engine.renormalises)
+    return None if any(on_purpose) else (_FLOAT32 if computes_in_float32(config) else _ROUNDED)[what]
+
+
+def computes_in_float32(config: Config) -> bool:
+    """Whether both do."""
+    own, engine = config.model.dtype, config.engine.dtype
+    exact = own == "float32" or (own == "auto" and not torch.cuda.is_available())
+    merged = config.engine.name != "hf" and config.model.lora.quantize != "none"
+    return exact and engine in (None, "float32") and not merged
+
+
+def samples_other_weights(config: Config) -> bool:
+    """Whether answers, or parts of them, may be of weights that are not those at the start of the update."""
+    rollout = config.rollout
+    return bool(config.asynchronous.max_staleness or rollout.forget.lr or rollout.step_tokens)
+
+
+def check_mismatch(metrics: Mapping[str, float], config: Config, step: int) -> None:
+    """Raises TrainingError where `mismatch/kl` of a step is above limits.mismatch."""
+    limit, value = config.limits.mismatch, metrics.get("mismatch/kl", math.nan)
+    if limit is not None and value > limit:
+        raise TrainingError(
+            f"step {step}: mismatch/kl is {value:.3g} per token, above limits.mismatch={limit:g}: engine.name="
+            f"{config.engine.name} and the trainer do not compute the same log-probabilities "
+            "(docs/troubleshooting.md). The same command goes on from the last checkpoint; limits.mismatch=null lifts "
+            "the limit.")
