@@ -1,0 +1,115 @@
+"""Every command of README.md and docs/ in an empty folder, with what an installed vlrl carries and nothing else."""
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from vlrl import config
+from vlrl.cli.main import app
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))}
+PROGRAM = re.compile(r"(?: {4})?((?:\w+=\S+ )*(?:vlrl|python3?|torchrun|accelerate launch|srun|sbatch) .*)")
+OWN = {"my.yaml", "mine.yaml", "a.yaml", "b.yaml", "one.yaml", "tempered.yaml", "CONFIG"}
+"""Names for a reader's own config."""
+FILE = re.compile(r"^```(?:python|yaml)\n# ([\w.]+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SETTING = re.compile(r"[a-z_]+(\.\w+)*=.*", re.DOTALL)
+LAUNCHERS = {"torchrun", "accelerate"}
+
+
+def commands(text: str) -> list[list[str]]:
+    """The words of every command of a page, without its comment."""
+    lines = re.sub(r"\\\n *", "", text).splitlines()
+    found = [re.split(r"\s{2,}(?:#|[a-zA-Z])", match[1])[0] for match in map(PROGRAM.fullmatch, lines) if match]
+    return [shlex.split(line, comments=True) for line in found if " says " not in line and " fine-tunes " not in line]
+
+
+COMMANDS = [(page, words) for page, text in PAGES.items() for words in commands(text)]
+VLRL = [(page, words[words.index("vlrl") + 1:]) for page, words in COMMANDS if "vlrl" in words]
+
+
+@pytest.fixture
+def empty(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def named_config(page: str, words: list[str]) -> str | None:
+    """The first config that a command names and a reader has not written."""
+    written = {name for name, _ in FILE.findall(PAGES[page])}
+    made = {"parity.yaml", "count.yaml", "stars.yaml"}  # by `vlrl tasks new`
+    found = [word for word in words if word.endswith(".yaml") and "=" not in word]
+    return next((word for word in found if word not in OWN | written | made), None)
+
+
+@pytest.mark.xfail(strict=True, reason="a bare name of a shipped config is not found")
+def test_every_config_of_a_command_is_found(empty):
+    wrong = []
+    for page, words in VLRL:
+        name = named_config(page, words)
+        settings = [word for word in words if SETTING.fullmatch(word) and not word.startswith(("extends=", "--"))]
+        if name is None or words[0] in ("sweep", "compare"):
+            continue
+        try:
+            config.load(name, [s for s in settings if not re.search(r"runs/|models/", s)])
+        except Exception as error:
+            wrong.append(f"{page}: vlrl {' '.join(words)}: {error}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_command_and_option_is_there():
+    wrong = []
+    for page, (*words,) in VLRL:
+        group: Any = typer.main.get_command(app)
+        while hasattr(group, "commands") and words and words[0] in group.commands:
+            group = group.commands[words.pop(0)]
+        known = {option for parameter in group.params for option in (*parameter.opts, *parameter.secondary_opts)}
+        if hasattr(group, "commands") and words or {w for w in words if re.match(r"--?[a-z]", w)} - known - {"-h"}:
+            wrong.append(f"{page}: vlrl {words}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_preset_of_a_command_is_found(empty):
+    for page, words in VLRL:
+        for name in (word.removeprefix("extends=") for word in words if word.startswith("extends=")):
+            if name not in OWN:
+                assert config.loading.shipped(name), f"{page}: {name}"
+
+
+@pytest.mark.xfail(strict=True, reason="a bare name of a shipped config is not found")
+def test_a_shipped_config_is_found_by_its_name_in_a_file_and_a_word(empty):
+    (empty / "own.yaml").write_text("extends: digits.yaml\nsteps: 3\n")
+    assert config.load("own.yaml").task.name == "digits"
+    assert config.load("own.yaml", ["extends=gspo.yaml"]).algo.loss.name == "gspo"
+
+
+@pytest.mark.xfail(strict=True, reason="a bare name of a shipped config is not found")
+def test_a_name_that_several_shipped_configs_have_is_an_error_with_all_of_them(empty):
+    """drive.yaml at the top goes before curricula/drive.yaml; of two below it none is taken."""
+    assert config.load("drive.yaml").task.name == "drive"
+    names = [path.name for path in config.loading.shipped_configs()]
+    top = {path.name for path in (ROOT / "configs").glob("*.yaml")}
+    twice = next(name for name in names if names.count(name) > 1 and name not in top)
+    with pytest.raises(config.loading.ConfigError, match=f"(?s)/{twice}.*/{twice}"):
+        config.load(twice)
+
+
+@pytest.mark.xfail(strict=True, reason="pages give commands of a clone without a word")
+def test_what_needs_a_clone_is_said_to():
+    """train.py, benchmarks/, make and files that other programs read are in no wheel."""
+    wrong = []
+    for page, words in COMMANDS:
+        needed = [w for w in words if w == "train.py" or w.startswith(("benchmarks/", "configs/slurm", "configs/acc"))]
+        if needed and "clone" not in PAGES[page]:
+            wrong.append(f"{page}: {' '.join(words)}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_it_reads_the_pages():
+    assert len(VLRL) > 100 and len({page for page, _ in VLRL}) > 20
+    assert yaml  # the pages' own files are YAML
