@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import hmac
 import html
@@ -18,15 +19,20 @@ import re
 import secrets
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qs, urlsplit
+from weakref import WeakValueDictionary
 
+from starlette.datastructures import Address as Client
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .address import Address
 
 LOGIN = "/vlrl/login"
+BODY_S = 10.0
+"""Seconds that the form may take to arrive."""
+_NOBODY = Client("", 0)
 _EXACT = {"/", "/config", "/theme.css", "/favicon.ico", "/manifest.json", "/robots.txt"}
 _FOLDERS = ("/assets/", "/static/", "/vlrl/")
 _OWN = re.compile(r"/vlrl/(login|media|film|static/[\w-]+\.\w+)")
@@ -58,7 +64,8 @@ class Guard:
         self.password = password.encode() if password else None
         self.token = secrets.token_urlsafe(32)
         self._head = f"{head}</head>".encode()
-        self._trying = asyncio.Lock()
+        self._trying: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """By address, while somebody there tries passwords."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -122,8 +129,11 @@ class Guard:
         if self.password is None:
             return RedirectResponse(f"{self.address.root_path}/", 303)
         if request.method == "POST":
-            async with self._trying:  # one guess at a time
-                password = parse_qs((await _body(request)).decode("utf-8", "replace")).get("password", [""])[0]
+            body = await _body(request)  # before anybody has to wait for it
+            if body is None:
+                return PlainTextResponse("The password did not arrive in time.", 408, {"Connection": "close"})
+            password = parse_qs(body.decode("utf-8", "replace")).get("password", [""])[0]
+            async with self._trying.setdefault((request.client or _NOBODY).host, asyncio.Lock()):  # a guess at a time
                 if hmac.compare_digest(password.encode(), self.password):
                     answer = self._redirect("/", request.scope)
                     answer.headers["Set-Cookie"] = self._cookie_text(request)
@@ -200,10 +210,14 @@ def _cookie(scope: Scope) -> str:
     return f"vlrl-{(scope.get('server') or ('', 0))[1]}"
 
 
-async def _body(request: Request, most: int = 10_000) -> bytes:
+async def _body(request: Request, most: int = 10_000) -> bytes | None:
+    """Returns the body, b"" for one that is too long; None where it takes too long or the client has gone."""
     body = b""
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > most:
-            return b""
-    return body
+    with contextlib.suppress(TimeoutError, ClientDisconnect):
+        async with asyncio.timeout(BODY_S):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > most:
+                    return b""
+            return body
+    return None

@@ -1,6 +1,9 @@
 """Who may ask the inspector for what. The app behind the guard is a page that says who it is."""
 
+import asyncio
 import re
+import time
+from urllib.parse import urlencode
 
 import pytest
 
@@ -10,6 +13,7 @@ pytest.importorskip("httpx")
 from starlette.responses import HTMLResponse
 from starlette.testclient import TestClient
 
+from vlrl.app import guard as guards
 from vlrl.app.address import Address, parsed
 from vlrl.app.guard import Guard
 from vlrl.errors import ConfigError
@@ -180,3 +184,58 @@ def test_with_a_password_nothing_is_served_before_it():
     assert client.get(media).status_code == 200 and "page" in client.get("/").text
     assert client_of("0.0.0.0", "x", "http://box").get(media, headers={"Cookie": "vlrl-80=wrong"}).status_code == 401
     assert client.post("/vlrl/login", data={"password": "x" * 20_000}).status_code == 200
+
+
+def posting(guard, password, finished=True, address="10.0.0.1"):
+    """The status that the login answers to a password; the body of one that is not finished never ends."""
+    body = urlencode({"password": password}).encode()
+    scope = {"type": "http", "method": "POST", "path": "/vlrl/login", "raw_path": b"/vlrl/login", "query_string": b"",
+             "headers": [(b"host", b"127.0.0.1:7860")], "scheme": "http", "server": ("127.0.0.1", 7860),
+             "client": (address, 5)}
+    said = []
+
+    async def receive():
+        if said or (posted and not finished):
+            await asyncio.sleep(60)
+        posted.append(1)
+        return {"type": "http.request", "body": body, "more_body": not finished}
+
+    async def send(message):
+        said.append(message)
+
+    async def call():
+        await guard(scope, receive, send)
+        return said[0]["status"]
+
+    posted = []
+    return call()
+
+
+def test_an_unfinished_form_locks_nobody_out(monkeypatch):
+    monkeypatch.setattr(guards, "BODY_S", 0.2)
+    guard = Guard(app, address=parsed("127.0.0.1"), password="x", head="")
+
+    async def all_of_them():
+        slow = [asyncio.create_task(posting(guard, "x", finished=False)) for _ in range(20)]
+        await asyncio.sleep(0)
+        begun = time.monotonic()
+        assert await posting(guard, "x") == 303
+        assert time.monotonic() - begun < 0.15  # before any of the others is given up
+        assert await asyncio.gather(*slow) == [408] * 20
+
+    asyncio.run(all_of_them())
+
+
+def test_wrong_guesses_of_one_address_hold_up_no_other():
+    guard = Guard(app, address=parsed("127.0.0.1"), password="x", head="")
+
+    async def all_of_them():
+        guesses = [asyncio.create_task(posting(guard, "y", address="10.0.0.2")) for _ in range(20)]
+        await asyncio.sleep(0.05)
+        assert await asyncio.wait_for(posting(guard, "x"), 0.3) == 303
+        assert sum(guess.done() for guess in guesses) == 0  # one at a time
+        for guess in guesses:
+            guess.cancel()
+        await asyncio.gather(*guesses, return_exceptions=True)
+
+    asyncio.run(all_of_them())

@@ -69,7 +69,7 @@ def test_every_command_and_option_is_there():
         while hasattr(group, "commands") and words and words[0] in group.commands:
             group = group.commands[words.pop(0)]
         known = {option for parameter in group.params for option in (*parameter.opts, *parameter.secondary_opts)}
-        if hasattr(group, "commands") and words or {w for w in words if re.match(r"--?[a-z]", w)} - known - {"-h"}:
+        if (hasattr(group, "commands") and words) or {w for w in words if re.match(r"--?[a-z]", w)} - known - {"-h"}:
             wrong.append(f"{page}: vlrl {words}")
     assert not wrong, "\n".join(wrong)
 

@@ -1,7 +1,7 @@
 """The `vlrl` command: what it can do, and how an error or Ctrl-C becomes a message and an exit code.
 
 Exit codes: 0 only on success; 1 an error that the message explains, or a check that failed; 2 the command line itself
-is wrong; 130 stopped by Ctrl-C, SIGTERM or SIGUSR1 after saving.
+is wrong; 130 stopped by Ctrl-C, SIGTERM, SIGUSR1 or SIGHUP after saving.
 """
 
 from __future__ import annotations

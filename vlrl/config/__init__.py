@@ -8,6 +8,7 @@ from vlrl.config.loading import (
     describe,
     differences,
     dump,
+    lasting,
     load,
     load_config,
     refuse_other_kind,
@@ -19,5 +20,5 @@ from vlrl.config.loading import (
 from vlrl.config.merging import merge
 from vlrl.config.schema import Config
 
-__all__ = ["Config", "config_of", "describe", "differences", "dump", "load", "load_config", "merge",
+__all__ = ["Config", "config_of", "describe", "differences", "dump", "lasting", "load", "load_config", "merge",
            "refuse_other_kind", "shipped", "shipped_configs", "stages_of", "validate"]

@@ -180,9 +180,13 @@ def differences(old: Config, new: Config) -> list[str]:
     """Returns lines `name: old -> new` for the settings whose change forbids a resume (schema.RESUMABLE names the
     others).
     """
-    a, b = (_flatten(c.model_dump(mode="json")) for c in (old, new))
-    return [f"{k}: {a.get(k)!r} -> {b.get(k)!r}" for k in sorted({*a, *b})
-            if a.get(k) != b.get(k) and not resumable(k)]
+    a, b = lasting(old), lasting(new)
+    return [f"{k}: {a.get(k)!r} -> {b.get(k)!r}" for k in sorted({*a, *b}) if a.get(k) != b.get(k)]
+
+
+def lasting(config: Config) -> dict[str, Any]:
+    """Returns the settings that stay the same for the whole of a run, by dotted name."""
+    return {k: v for k, v in _flatten(config.model_dump(mode="json")).items() if not resumable(k)}
 
 
 def refuse_other_kind(old: Config, new: Config, folder: str | Path) -> None:

@@ -270,8 +270,8 @@ class SaveSettings(Settings):
         default=True, description="Weights and optimizer are copied to host memory (12 bytes per trained parameter) "
         "and written while training goes on. Where that much memory is not free, or with false, training waits.")
     grace: NonNegative = Field(
-        default=20, description="Seconds that the step in flight may take after SIGTERM or SIGUSR1 before it is given "
-        "up. After Ctrl-C it may take as long as it likes.")
+        default=20, description="Seconds that the step in flight may take after SIGTERM, SIGUSR1 or SIGHUP before it "
+        "is given up. After Ctrl-C it may take as long as it likes.")
 
 
 class StoreSettings(Settings):

@@ -2,21 +2,25 @@
 
     SIGINT (Ctrl-C)       the step in flight may take its time
     SIGTERM, SIGUSR1      it is given up after `grace` seconds: who sends them (Slurm, Kubernetes) kills soon after
+    SIGHUP                alike, and nothing is written to the terminal any more, which was closed; under nohup, which
+                          has it ignored, the run goes on
 
 Stopping is a KeyboardInterrupt in the main thread.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import stat
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 """Signals that end a run."""
 _TWICE_S = 1.0
 """A launcher and the terminal may both send what was meant once: what comes so soon after the first is the first."""
@@ -32,8 +36,8 @@ class StopSignals:
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.getsignal(number) for number in (*STOPS, signal.SIGALRM)}
-            for number in STOPS:
+            self._before = {number: signal.getsignal(number) for number in (*_heeded(), signal.SIGALRM)}
+            for number in _heeded():
                 signal.signal(number, self._on_signal)
             signal.signal(signal.SIGALRM, self._over)
         return self
@@ -48,6 +52,8 @@ class StopSignals:
             signal.setitimer(signal.ITIMER_REAL, 0)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            leave_terminal()
         if self._since is None:
             self._since = time.monotonic()
             if number != signal.SIGINT:
@@ -71,6 +77,45 @@ class StopSignals:
         self._before = {}
 
 
+@contextlib.contextmanager
+def as_interrupt() -> Iterator[None]:
+    """In the block, of the main thread, the first signal that ends a run is a KeyboardInterrupt; of those after it
+    Ctrl-C alone is heeded."""
+    begun: list[int] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            leave_terminal()
+        begun.append(number)
+        if len(begun) == 1 or number == signal.SIGINT:
+            raise KeyboardInterrupt
+
+    alone = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, stop) for number in (_heeded() if alone else ())}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _heeded() -> list[int]:
+    """STOPS without the signal that nohup has ignored."""
+    return [n for n in STOPS if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
+
+
 def to_terminal(text: str) -> None:
-    """Straight to the terminal: a signal may fall into the middle of a print."""
-    os.write(2, text.encode())
+    """Straight to the terminal, if it is still there: a signal may fall into the middle of a print."""
+    with contextlib.suppress(OSError):
+        os.write(2, text.encode())
+
+
+def leave_terminal() -> None:
+    """Has what this process prints go nowhere, where it went to a terminal: one that was closed refuses it, and the
+    error would end the run before it is saved. Files and pipes are kept."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in (1, 2):
+        with contextlib.suppress(OSError):
+            if stat.S_ISCHR(os.fstat(stream).st_mode):
+                os.dup2(nowhere, stream)
+    os.close(nowhere)

@@ -3,7 +3,8 @@
     checkpoints/step-000050/        the model or adapter and its processor, as the policy writes them, and
         trainer_state.json          the trainer's state, its tensors replaced by names ...
         trainer_state.safetensors   ... that stand here
-        manifest.json               size and sha256 of every other file, and how long they took to write
+        manifest.json               its step, the settings of its run, size and sha256 of every other file, and how
+                                    long they took to write
     checkpoints/best.json           the step of the best evaluation, and its line of eval.jsonl; see `mark_best`
 
 A checkpoint is written under a temporary name, synced to the disk and renamed, so a kill at any moment leaves every
@@ -64,13 +65,14 @@ def step_of(path: Path) -> int:
 # --- saving -----------------------------------------------------------------------------------------------------------
 
 
-def save(folder: Path, step: int, write: Callable[[Path], None], state: Mapping[str, Any] | State, keep: int) -> Path:
+def save(folder: Path, step: int, write: Callable[[Path], None], state: Mapping[str, Any] | State, keep: int,
+         settings: Mapping[str, Any] | None = None) -> Path:
     """Saves the checkpoint of `step` completed steps and removes all but the `keep` newest; returns its path.
 
     `write(path)` puts the model's files into a folder. `state` may hold, nested: dictionaries, lists, tuples, tensors,
-    numpy arrays, numbers, strings, bytes, None; or is what `freeze` made of that. The checkpoint of `mark_best` is kept
-    besides. Checkpoints of later steps belong to a run that was started over and are removed. Raises RunError when the
-    disk is full or not writable; older checkpoints are then untouched.
+    numpy arrays, numbers, strings, bytes, None; or is what `freeze` made of that. `settings_of` gives the `settings`
+    back. The checkpoint of `mark_best` is kept besides. Checkpoints of later steps belong to a run that was started
+    over and are removed. Raises RunError when the disk is full or not writable; older checkpoints are then untouched.
     """
     target, temporary = folder / f"step-{step:06d}", folder / f".tmp-step-{step:06d}-{os.getpid()}"
     begun = time.monotonic()
@@ -79,7 +81,7 @@ def save(folder: Path, step: int, write: Callable[[Path], None], state: Mapping[
         temporary.mkdir(parents=True)
         write(temporary)
         _save_state(temporary, state)
-        _seal(temporary, step, begun)
+        _seal(temporary, step, begun, settings or {})
         _swap_in(temporary, target)
     except VlrlError:
         raise
@@ -93,15 +95,15 @@ def save(folder: Path, step: int, write: Callable[[Path], None], state: Mapping[
     return target
 
 
-def _seal(path: Path, step: int, begun: float) -> None:
+def _seal(path: Path, step: int, begun: float, settings: Mapping[str, Any]) -> None:
     """Waits until everything is on the disk, and writes the manifest. `begun` is in time.monotonic's seconds."""
     files = sorted(file for file in path.rglob("*") if file.is_file())
     sizes = {str(f.relative_to(path)): {"size": f.stat().st_size, "sha256": file_sha256(f)} for f in files}
     for file in (*files, *(d for d in path.rglob("*") if d.is_dir())):
         fsync(file)
     manifest, seconds = path / MANIFEST, round(time.monotonic() - begun, 3)
-    manifest.write_text(json.dumps({"schema": 1, "step": step, "seconds": seconds, "files": sizes}, indent=1) + "\n",
-                        encoding="utf-8")
+    content = {"schema": 1, "step": step, "seconds": seconds, "settings": settings, "files": sizes}
+    manifest.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     for file in (manifest, path):
         fsync(file)
 
@@ -120,9 +122,9 @@ def _prune(folder: Path, step: int, keep: int) -> None:
     best = marked(folder).get("step")
     if best is not None and best > step:
         (folder / f"{BEST}.json").unlink()
-    earlier = [path for path in _all(folder) if step_of(path) <= step]
+    earlier = [path for path in named(folder) if step_of(path) <= step]
     whole = [path for path in earlier if not problems(path, full=False)]
-    for path in _all(folder):
+    for path in named(folder):
         spared = path in whole[:keep] or step_of(path) == best
         if (not spared and path in whole) or step_of(path) > step:
             _remove(path)
@@ -177,7 +179,7 @@ def mark_best(folder: Path, step: int, record: Mapping[str, Any], keep: int) -> 
     It is kept beside the `keep` newest until another one is marked. Raises RunError when the disk is full.
     """
     write_text(folder / f"{BEST}.json", json.dumps({"step": step, **record}, indent=1) + "\n")
-    newest = next(iter(_all(folder)), None)
+    newest = next(iter(named(folder)), None)
     _prune(folder, step_of(newest) if newest else step, keep)
 
 
@@ -189,7 +191,7 @@ def marked(folder: Path) -> dict[str, Any]:
 
 def pace(folder: Path) -> tuple[int, float] | None:
     """(bytes of the newest checkpoint, bytes per second at which it was written); None without any."""
-    for path in _all(folder):
+    for path in named(folder):
         manifest = read_json(path / MANIFEST) or {}
         seconds, files = manifest.get("seconds"), manifest.get("files")
         if isinstance(seconds, (int, float)) and seconds > 0 and isinstance(files, dict):
@@ -241,18 +243,19 @@ def latest(folder: Path, full: bool = False) -> NewestCheckpoint:
 
     Files are checked by size; with `full`, as before a resume, by sha256 too. Changes nothing on the disk.
     """
-    warnings = []
-    for path in _all(folder):
+    passed = []
+    for path in named(folder):
         wrong = problems(path, full)
         if not wrong:
-            return NewestCheckpoint(path, tuple(warnings))
-        warnings.append(f"checkpoint {path} is damaged ({wrong[0]}); falling back to the one before it")
-    return NewestCheckpoint(None, tuple(warnings))
+            return NewestCheckpoint(path, tuple(f"checkpoint {damaged} is damaged ({why}); falling back to the one "
+                                                "before it" for damaged, why in passed))
+        passed.append((path, wrong[0]))
+    return NewestCheckpoint(None, tuple(f"checkpoint {damaged} is damaged ({why})" for damaged, why in passed))
 
 
 def whole(folder: Path) -> list[Path]:
     """Returns every checkpoint whose files are there with their sizes, by step."""
-    return [path for path in reversed(_all(folder)) if not problems(path, full=False)]
+    return [path for path in reversed(named(folder)) if not problems(path, full=False)]
 
 
 def problems(path: Path, full: bool = True) -> list[str]:
@@ -265,6 +268,9 @@ def problems(path: Path, full: bool = True) -> list[str]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return [f"{MANIFEST} cannot be read: {error}"]
     findings = [] if path / STATE in entries else [f"{MANIFEST} does not list {STATE}"]
+    name = _NAME.fullmatch(path.name.removeprefix(".old-"))
+    if name and manifest.get("step", int(name[1])) != int(name[1]):
+        findings.append(f"{MANIFEST} says that it is of step {manifest['step']}: rename it back")
     for file, (size, sha256) in entries.items():
         if not file.is_file():
             findings.append(f"{file.name} is missing")
@@ -275,11 +281,17 @@ def problems(path: Path, full: bool = True) -> list[str]:
     return findings
 
 
-def _all(folder: Path) -> list[Path]:
-    """Returns every checkpoint, newest first, one that had stepped aside for a killed save included."""
+def named(folder: Path) -> list[Path]:
+    """Returns every checkpoint, whole or not, newest first, one that had stepped aside for a killed save included."""
     paths = [p for p in folder.glob("step-*") if _NAME.fullmatch(p.name)]
     aside = [p for p in folder.glob(".old-step-*") if not (folder / p.name.removeprefix(".old-")).exists()]
     return sorted(paths + aside, key=step_of, reverse=True)
+
+
+def settings_of(path: Path) -> dict[str, Any]:
+    """Returns the settings of the run that saved a checkpoint; {} where it does not say."""
+    settings = (read_json(path / MANIFEST) or {}).get("settings")
+    return settings if isinstance(settings, dict) else {}
 
 
 def _readable_hash(path: Path) -> str | None:

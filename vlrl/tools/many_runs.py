@@ -14,14 +14,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vlrl.config.schema import Config
 from vlrl.errors import ConfigError, RunError, TrainingError, did_you_mean
+from vlrl.monitoring.signals import as_interrupt
 from vlrl.store import RunFolder, plain
 from vlrl.store.files import read_json, write_text
 
@@ -56,13 +57,13 @@ def finish(jobs: Sequence[Job], parallel: int = 1, tell: Callable[[str, int, int
 
     Each is a process `vlrl ...` of its own with an equal share of the CPU's threads (unless OMP_NUM_THREADS is set) and
     of the GPUs in CUDA_VISIBLE_DEVICES, where there are as many. They are killed when this process is, and saved when
-    it is interrupted. Raises TrainingError with the end of the output of a run that failed; those beside it are
-    stopped after saving.
+    it is interrupted or its terminal is closed. Raises TrainingError with the end of the output of a run that failed;
+    those beside it are stopped after saving.
     """
     waiting = [job for job in jobs if not finished(job.folder)]
     running: dict[int, tuple[Job, subprocess.Popen[bytes]]] = {}
     done = len(jobs) - len(waiting)
-    try:
+    with as_interrupt(), _stopped_after(running):
         while waiting or running:
             for slot in range(parallel):
                 if waiting and slot not in running:
@@ -76,8 +77,6 @@ def finish(jobs: Sequence[Job], parallel: int = 1, tell: Callable[[str, int, int
             if tell:
                 tell("runs", done, len(jobs))
             time.sleep(_LOOK_S if running else 0)
-    finally:
-        _stop([process for _, process in running.values()])
 
 
 def score(folder: Path, split: str, metric: str) -> float:
@@ -167,8 +166,16 @@ def _check(job: Job, code: int) -> None:
     raise TrainingError(f"run {job.folder} ended with exit code {code} before its last step, and left no {job.log}")
 
 
+@contextmanager
+def _stopped_after(running: Mapping[int, tuple[Job, subprocess.Popen[bytes]]]) -> Iterator[None]:
+    """Has the runs that are left when the block ends save and end."""
+    try:
+        yield
+    finally:
+        _stop([process for _, process in running.values()])
+
+
 def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Has runs save and end."""
     for process in processes:
         process.send_signal(signal.SIGINT)
     limit = time.monotonic() + _SAVE_S

@@ -28,7 +28,7 @@ from vlrl.tools.export import merged
 from vlrl.tools.extrapolate import extrapolate
 from vlrl.training import loop, needs, sft
 from vlrl.training.build import make_accelerator
-from vlrl.training.run_checkpoints import refuse_other_settings
+from vlrl.training.resume import refuse_other_settings
 
 Say = Callable[[str], None]
 

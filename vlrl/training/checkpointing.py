@@ -34,10 +34,12 @@ _ROOM = 1.25
 
 
 class Saver:
-    """The checkpoints of one run, in its checkpoints folder."""
+    """The checkpoints of one run, in its checkpoints folder; `run` are the settings that each of them keeps."""
 
-    def __init__(self, folder: Path, settings: SaveSettings):
-        self.folder, self.settings = folder, settings
+    def __init__(self, folder: Path, settings: SaveSettings, run: Mapping[str, Any] | None = None):
+        self.folder, self.settings, self._run = folder, settings, run
+        self.saved = 0
+        """Step of the newest checkpoint that is known to be whole."""
         self.last: int | None = None
         """Step of the newest save, which may still be being written."""
         self.failed: BaseException | None = None
@@ -61,8 +63,7 @@ class Saver:
         self.wait()
         self.last = step
         if not (self.settings.background and fits(policy, state)):
-            self._noting(partial(checkpoint.save, self.folder, step, partial(policy.save, weights=weights), state,
-                                 self.settings.keep))
+            self._noting(partial(self._save, step, partial(policy.save, weights=weights), state))
             return
         self._submit(self._job(step, policy, checkpoint.freeze(state)))
 
@@ -85,8 +86,7 @@ class Saver:
         """Saves weights and state as they are, without a copy: nothing may learn until this returns. Raises what the
         save raises. The watchdog sees that it goes on."""
         self.last = step
-        self._submit(partial(checkpoint.save, self.folder, step, partial(policy.save, weights=weights), state,
-                             self.settings.keep))
+        self._submit(partial(self._save, step, partial(policy.save, weights=weights), state))
         self._live()
         self.wait()
 
@@ -132,7 +132,11 @@ class Saver:
 
     def _job(self, step: int, policy: Policy, state: checkpoint.State) -> Callable[[], object]:
         write = partial(policy.save, weights=policy.copied_weights(), head=policy.copied_head())
-        return partial(checkpoint.save, self.folder, step, write, state, self.settings.keep)
+        return partial(self._save, step, write, state)
+
+    def _save(self, step: int, write: Callable[[Path], None], state: Mapping[str, Any] | checkpoint.State) -> None:
+        checkpoint.save(self.folder, step, write, state, self.settings.keep, self._run)
+        self.saved = step
 
     def _live(self) -> None:
         """Waits, with signs of life for the watchdog."""

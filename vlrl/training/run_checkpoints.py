@@ -6,13 +6,8 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-import yaml
-
-from vlrl import config
-from vlrl.config.schema import Config
 from vlrl.curriculum.visited import write_visited
 from vlrl.distributed import comm
-from vlrl.errors import RunError
 from vlrl.models import fsdp
 from vlrl.monitoring import trackers
 from vlrl.store import RunFolder, checkpoint
@@ -92,18 +87,3 @@ class RunCheckpoints:
             self.say(f"warning: {name} was written to, moved or removed since the run began, which goes on with the "
                      "rows that it found there. Bring the file back before the run is resumed: other rows are refused "
                      "then.")
-
-
-def refuse_other_settings(folder: RunFolder, settings: Config) -> None:
-    """Raises RunError where the checkpoints of a folder are of a run with other settings."""
-    path = folder.path / "config.yaml"
-    try:
-        before = config.validate(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise RunError(f"{folder.checkpoints} holds a checkpoint, but the settings it was made with cannot be read "
-                       f"from {path}: {error} Restore that file, or start over with resume=never.") from None
-    config.refuse_other_kind(before, settings, folder.path)
-    if changed := config.differences(before, settings):
-        raise RunError(f"{folder.path} holds a run with other settings, so its checkpoint cannot go on:\n  "
-                       + "\n  ".join(changed) + "\nSet them back, choose another run.dir, or start over with "
-                       "resume=never (the old run is kept beside).")

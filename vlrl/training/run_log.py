@@ -40,8 +40,8 @@ class RunLog:
             if comm.is_main() and "mlflow" in self.config.log.trackers:
                 run: Any = accelerator.get_tracker("mlflow", unwrap=True)
                 trackers.remember(folder.path, run.info.run_id)
-        if comm.is_main():
-            self.alerts = Alerts(watched(self.config), folder.path, progress.print, folder.metrics())
+        self._alerts = Alerts(watched(self.config), folder.path, progress.print, folder.metrics()) \
+            if comm.is_main() else None
 
     def append(self, line: Mapping[str, float]) -> None:
         """Writes the metrics of a step, and why prompts were left out; prints the first reasons."""
@@ -91,10 +91,19 @@ class RunLog:
             run = self.accelerator.get_tracker(name, unwrap=True)
             tracked_groups.send(name, run, view, f"eval-groups/{split}" if split else "groups", step)
 
+    @property
+    def alerts(self) -> Alerts:
+        """Those of the main process."""
+        assert self._alerts
+        return self._alerts
+
     def close(self) -> None:
-        """Gives the webhook of alerts a moment."""
-        if comm.is_main():
-            self.alerts.close()
+        """Ends the trackers, and gives the webhook of alerts a moment. The process group stays, for what is closed
+        later."""
+        for tracker in self.accelerator.trackers:
+            tracker.finish()
+        if self._alerts:
+            self._alerts.close()
 
     def _append_rejected(self, step: int, reason: str) -> None:
         files.append_line(self.folder.path / "rejected.jsonl", json.dumps({"step": step, "reason": reason}))

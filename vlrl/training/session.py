@@ -26,13 +26,13 @@ from vlrl.rollout.group_source import check_environment_errors, check_score_erro
 from vlrl.store import RunFolder, checkpoint, files
 from vlrl.store.lock import Lock, Unlocked
 from vlrl.store.writer import BackgroundWriter
-from vlrl.training import checkpointing, inert, needs
+from vlrl.training import checkpointing, inert, needs, resume
 from vlrl.training.build import Parts, remove_engine_folder
 from vlrl.training.checkpointing import Saver
 from vlrl.training.emergency_checkpoint import Rest
 from vlrl.training.heldout_loss import heldout_loss
 from vlrl.training.heldout_pairs import heldout_pairs
-from vlrl.training.run_checkpoints import RunCheckpoints, refuse_other_settings
+from vlrl.training.run_checkpoints import RunCheckpoints
 from vlrl.training.run_log import RunLog, measured
 from vlrl.training.update import PerToken
 from vlrl.types import Group
@@ -57,7 +57,7 @@ class Session:
         self._stack = contextlib.ExitStack()
         self._stop = threading.Event()
         self._writer = BackgroundWriter()
-        self._saver = Saver(self.folder.checkpoints, settings.save)
+        self._saver = Saver(self.folder.checkpoints, settings.save, config.lasting(settings))
         self._signals = StopSignals(self._interrupt, settings.save.grace, self._tell)
         self._rest: Rest | None = None
         """From the first step on."""
@@ -75,7 +75,7 @@ class Session:
         self._stack.callback(remove_engine_folder, self.config)
         self._stack.enter_context(Watchdog(self.config.limits.stuck_s, self.folder.path))
         self.checkpoint = path
-        self.start = self.done = checkpoint.step_of(path) if path else 0
+        self.start = self.done = self._saver.saved = checkpoint.step_of(path) if path else 0
         self.progress = self._stack.enter_context(Progress(self.config.steps, self.start, enabled=comm.is_main()))
         for warning in warnings:
             self.progress.print(f"warning: {warning}")
@@ -88,12 +88,7 @@ class Session:
         with self._closing_on_error():
             if self.config.resume == "never":
                 files.set_aside(self.folder.path)
-            latest = checkpoint.latest(self.folder.checkpoints, full=True)
-            if latest.path is None and self.config.resume == "must":
-                raise RunError(f"resume=must, but {self.folder.checkpoints} holds no whole checkpoint. "
-                               "Start with resume=auto.")
-            if latest.path is not None:
-                refuse_other_settings(self.folder, self.config)
+            latest = resume.found(self.folder, self.config)
             # without a checkpoint nothing says that an earlier evaluation was of this model and these settings
             self.folder.truncate(latest.step, evaluated=latest.path is not None)
             rows = [self.config.data, *(entry.data for entry in self.config.tasks)]
@@ -175,8 +170,6 @@ class Session:
             self._end_writing(self._saver, "a checkpoint that was being written is")
             if comm.is_main():
                 self._beat()
-            if self.config.log.trackers and hasattr(self, "parts"):
-                self.accelerator.end_training()
         finally:
             self._stack.close()
 
@@ -290,7 +283,7 @@ class Session:
     def _beat(self, **more: Any) -> None:
         if comm.is_main():
             self.folder.heartbeat({"step": self.done, "steps": self.config.steps, "state": self._state,
-                                   "eta_s": self.progress.eta_s, **more})
+                                   "saved": self._saver.saved, "eta_s": self.progress.eta_s, **more})
 
     def _tell(self, text: str) -> None:
         if comm.is_main():

@@ -1,0 +1,105 @@
+"""Where a run goes on: its newest checkpoint, why none can be taken, and what else of its folder is gone.
+
+"None is there" and "there never was one" are two things: a folder is begun anew only where its heartbeat says that no
+step of it was saved. On the main process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import yaml
+
+from vlrl import config
+from vlrl.config.schema import Config
+from vlrl.errors import RunError
+from vlrl.store import RunFolder, checkpoint
+from vlrl.store.checkpoint import NewestCheckpoint
+
+_WAY = "choose another run.dir, or start over with resume=never (the old run is kept beside)."
+
+
+def found(folder: RunFolder, settings: Config) -> NewestCheckpoint:
+    """Returns the checkpoint to go on from, with what is to be said of it and of the folder; changes nothing.
+
+    Raises RunError where it is of a run with other settings, and where completed steps have none.
+    """
+    latest = checkpoint.latest(folder.checkpoints, full=True)
+    if latest.path is not None:
+        before = refuse_other_settings(folder, settings)
+        refuse_other_run(latest.path, settings)
+        return latest._replace(warnings=(*latest.warnings, *_gone(folder, latest.step, before)))
+    done = _completed(folder)
+    if done and (settings.resume == "must" or not _never_saved(folder)):
+        why = "; ".join(latest.warnings) or f"{folder.checkpoints} has none"
+        raise RunError(f"resume={settings.resume}, but {folder.path} holds completed steps (at least {done}) and no "
+                       f"whole checkpoint to go on from: {why}. Nothing was changed. Bring the checkpoint back, {_WAY}")
+    if settings.resume == "must":
+        raise RunError(f"resume=must, but {folder.checkpoints} holds no whole checkpoint. Start with resume=auto.")
+    lost = len(folder.metrics())
+    return latest._replace(warnings=(f"{_steps(range(lost))} of {folder.path} had not been saved when the run ended: "
+                                     "it begins with the first step again",) if lost else ())
+
+
+def _completed(folder: RunFolder) -> int:
+    """Returns how many steps were completed, by whatever of them is left."""
+    steps = [line.get("step", 0) + 1 for line in folder.metrics()]
+    steps += [line.get("step", 0) for line in folder.evals()]
+    steps += [covered.stop for _, covered, _ in folder.rollout_files("rollouts")]
+    steps += [checkpoint.step_of(path) for path in checkpoint.named(folder.checkpoints)]
+    steps += [folder.last_heartbeat().get("step", 0), checkpoint.marked(folder.checkpoints).get("step", 0)]
+    return max((step for step in steps if isinstance(step, int)), default=0)
+
+
+def _never_saved(folder: RunFolder) -> bool:
+    left = checkpoint.named(folder.checkpoints) or checkpoint.marked(folder.checkpoints)
+    return not left and folder.last_heartbeat().get("saved") == 0
+
+
+def refuse_other_settings(folder: RunFolder, settings: Config) -> Config:
+    """Raises RunError where the checkpoints of a folder are of a run with other settings, else returns those of the
+    folder."""
+    path = folder.path / "config.yaml"
+    try:
+        before = config.validate(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise RunError(f"{folder.checkpoints} holds a checkpoint, but the settings it was made with cannot be read "
+                       f"from {path}: {error} Restore that file, or start over with resume=never.") from None
+    config.refuse_other_kind(before, settings, folder.path)
+    if changed := config.differences(before, settings):
+        raise RunError(f"{folder.path} holds a run with other settings, so its checkpoint cannot go on:\n  "
+                       + "\n  ".join(changed) + f"\nSet them back, {_WAY}")
+    return before
+
+
+def refuse_other_run(path: Path, settings: Config) -> None:
+    """Raises RunError where a checkpoint itself says that it is of other settings than the folder in which it lies."""
+    before, now = checkpoint.settings_of(path), config.lasting(settings)
+    changed = [f"{name}: {before[name]!r} -> {now[name]!r}" for name in now
+               if name in before and before[name] != now[name]]
+    if changed:
+        raise RunError(f"checkpoint {path} is of another run:\n  " + "\n  ".join(changed) + "\nPut the run's own "
+                       f"checkpoint there, or remove it to go on from the one before; else {_WAY}")
+
+
+# --- what else is gone ------------------------------------------------------------------------------------------------
+
+
+def _gone(folder: RunFolder, step: int, before: Config) -> Iterable[str]:
+    """Yields what the folder lacks of the `step` completed steps of its checkpoint."""
+    stays = "Stop and bring it back, or the run goes on without."
+    if missing := sorted({*range(step)} - {line.get("step") for line in folder.metrics()}):
+        yield f"metrics.jsonl has no line of {_steps(missing)}, which the checkpoint holds. {stays}"
+    stored = {i for _, covered, _ in folder.rollout_files("rollouts") for i in covered}
+    if before.store.rollouts and (missing := sorted({*range(step)} - stored)):
+        yield f"rollouts/ has no file of {_steps(missing)}, which the checkpoint holds. {stays}"
+    first = {line.get("split") for line in folder.evals() if line.get("step") == 0}
+    if before.eval.samples and (splits := [split for split in before.eval.splits if split not in first]):
+        yield (f"eval.jsonl has no evaluation of {', '.join(splits)} before the first step, so no gain over it is "
+               f"shown. {stays}")
+
+
+def _steps(missing: Sequence[int]) -> str:
+    shown = f"{missing[0]}" if len(missing) == 1 else f"{missing[0]} to {missing[-1]}"
+    return f"{len(missing)} completed steps ({shown})" if len(missing) > 1 else f"step {shown}"
