@@ -8,6 +8,8 @@ from typing import Any
 
 import pyarrow.compute
 
+from vlrl.store import comparable
+
 from .diagnosis import Answer, Evidence
 from .html import finite
 from .library import Library
@@ -46,7 +48,7 @@ class Reader:
             self._answers.move_to_end(run)
             while len(self._answers) > _MOST_RUNS:
                 self._answers.popitem(last=False)
-        return Evidence(run, metrics, self.library.evals(run), self.library.alerts(run), known[1])
+        return Evidence(run, metrics, comparable(self.library.evals(run)), self.library.alerts(run), known[1])
 
     def _read(self, run: str, last: int | None) -> list[Answer]:
         answers: list[Answer] = []

@@ -94,7 +94,8 @@ def _record(line: bytes) -> dict[str, Any] | None:
     step = value.get("step") if isinstance(value, dict) else None
     if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < 1 << 53:
         return None
-    return {str(key): _scalar(item) for key, item in value.items() if not isinstance(item, (dict, list))}
+    return {str(key): _scalar(item) for key, item in value.items()
+            if not isinstance(item, (dict, list)) or (key == "changed" and all(isinstance(one, str) for one in item))}
 
 
 def _scalar(value: Any) -> Any:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from vlrl.evaluation.stats import Interval, paired_gain
 from vlrl.monitoring.trackers import sign
-from vlrl.store import RunFolder
+from vlrl.store import RunFolder, comparable
 from vlrl.store.files import read_json, replacing
 
 _NOT_METRICS = {"step", "n", "rejected", "unscorable", "score_errors"}
@@ -62,7 +62,7 @@ def summary_table(run: RunFolder) -> Table:
     """
     rows = main_gains(gains(run))
     span = f" (steps {rows[0].steps[0]} to {rows[0].steps[1]})" if rows else ": no evaluation yet"
-    notes = ["[low, high] = 95 % interval; the gain is paired over the same samples", *_best(run)]
+    notes = ["[low, high] = 95 % interval; the gain is paired over the same samples", *_breaks(run), *_best(run)]
     caption = Text("\n".join(notes), "dim")
     table = Table(title=f"Evaluation before and after{span}", caption=caption, box=SIMPLE_HEAD, pad_edge=False,
                   collapse_padding=True, min_width=50)
@@ -77,12 +77,19 @@ def summary_table(run: RunFolder) -> Table:
     return table
 
 
+def _breaks(run: RunFolder) -> Iterator[str]:
+    """Yields where what a split measures on changed last."""
+    last = {str(line["split"]): line for line in run.evals() if line.get("changed")}
+    for split, line in last.items():
+        yield f"{split} was changed before step {line['step']} ({', '.join(line['changed'])}): the gain begins there"
+
+
 def _best(run: RunFolder) -> Iterator[str]:
     """Yields the best evaluation of each split that was evaluated after a step, by the metric of checkpoints/best."""
     marked = read_json(run.checkpoints / "best.json") or {}
     metric = marked.get("metric", "reward/mean")
     splits: dict[str, list[dict[str, Any]]] = {}
-    for line in run.evals():
+    for line in comparable(run.evals()):
         if _number(line.get(metric)):
             splits.setdefault(str(line["split"]), []).append(line)
     for split, lines in splits.items():
@@ -157,12 +164,12 @@ def _plot_evaluations(axes: Any, run: RunFolder) -> None:
                       color=_SPLIT_COLORS[i % len(_SPLIT_COLORS)], label=f"{split}, 95 % interval".replace("$", r"\$"))
 
 
-def _ends(run: RunFolder, until: int | None) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
-    """Returns the first and last evaluation of each split; of a repeated evaluation the newer line counts."""
-    splits: dict[str, dict[int, dict[str, Any]]] = {}
-    for record in run.evals():
-        if until is not None and record["step"] > until:
-            continue
+def _ends(run: RunFolder, until: int | None) -> dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Returns the first and last evaluation of each split that measure on the same; of a repeated evaluation the newer
+    line counts.
+    """
+    splits: dict[str, dict[int, Mapping[str, Any]]] = {}
+    for record in comparable([line for line in run.evals() if until is None or line["step"] <= until]):
         splits.setdefault(str(record["split"]), {})[record["step"]] = record
     return {split: (steps[min(steps)], steps[max(steps)]) for split, steps in splits.items()}
 

@@ -93,16 +93,16 @@ def _read(samples: Sequence[Sample], index: int) -> tuple[str, int]:
         if isinstance(samples.parts[label], LazySamples):
             return _read(samples.parts[label], place)
     if isinstance(samples, Solved):
-        return samples.solutions[index].id, _sum("", asdict(samples.solutions[index]))
+        return samples.solutions[index].id, row_sum("", asdict(samples.solutions[index]))
     if isinstance(samples, LazySamples):
         try:
             _, id, record = samples.record(index)
         except DataError:
             return "", 0
         own = record.get("id", id) if isinstance(record, Mapping) else id
-        return str(own), _sum("", record)
+        return str(own), row_sum("", record)
     sample = readable(samples, index)
-    return (sample.id, _sum(sample.id, sample.row)) if sample else ("", 0)
+    return (sample.id, row_sum(sample.id, sample.row)) if sample else ("", 0)
 
 
 def _compared(samples: Sequence[Sample], size: int) -> Sequence[int]:
@@ -130,7 +130,8 @@ def _state(path: Path) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _sum(id: str, row: Any) -> int:
+def row_sum(id: str, row: Any) -> int:
+    """Returns the CRC-32 of a row: of its id and fields."""
     try:
         text = json.dumps([id, row], default=_other, skipkeys=True)
     except (ValueError, RecursionError):

@@ -8,7 +8,17 @@
 - tokenizer.json turns token ids into text.
 """
 
-from vlrl.store.run_folder import PER_TOKEN, ROLLOUT_FILE, SCHEMA, RunFolder, as_schema, plain, read_rollouts, utf8
+from vlrl.store.run_folder import (
+    PER_TOKEN,
+    ROLLOUT_FILE,
+    SCHEMA,
+    RunFolder,
+    as_schema,
+    comparable,
+    plain,
+    read_rollouts,
+    utf8,
+)
 
-__all__ = ["PER_TOKEN", "ROLLOUT_FILE", "SCHEMA", "RunFolder", "as_schema", "plain", "read_rollouts",
-           "utf8"]
+__all__ = ["PER_TOKEN", "ROLLOUT_FILE", "SCHEMA", "RunFolder", "as_schema", "comparable", "plain",
+           "read_rollouts", "utf8"]

@@ -288,6 +288,13 @@ class RunFolder:
                 yield file, range(int(match[1] or match[3]), int(match[1] or match[4]) + 1), match[2]
 
 
+def comparable(evals: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Returns those lines of eval.jsonl that measure on the same as the last one of their split: what they measure on
+    may have changed between a stop and a resume, which the first line after it says in `changed`."""
+    since = {line.get("split"): i for i, line in enumerate(evals) if line.get("changed")}
+    return [line for i, line in enumerate(evals) if i >= since.get(line.get("split"), 0)]
+
+
 # --- JSON -------------------------------------------------------------------------------------------------------------
 
 

@@ -26,7 +26,7 @@ from vlrl.evaluation.report import Gain, gains, main_gains, signed
 from vlrl.evaluation.run import Run, is_run
 from vlrl.monitoring.progress import duration
 from vlrl.monitoring.trackers import flat_settings
-from vlrl.store import RunFolder, checkpoint
+from vlrl.store import RunFolder, checkpoint, comparable
 from vlrl.store.files import read_json
 from vlrl.tools.export import Exported
 from vlrl.tools.model_usage import usage
@@ -177,7 +177,8 @@ def _remarks(subject: Subject, run: RunFolder, rows: Sequence[Gain]) -> Iterator
     if last != subject.step:
         yield f"The weights published here are those after step {subject.step}, which was not evaluated."
     marked = checkpoint.marked(run.checkpoints)
-    tried = len({line["step"] for line in run.evals() if line.get("step") and line.get("split") == marked.get("split")})
+    tried = len({line["step"] for line in comparable(run.evals())
+                 if line.get("step") and line.get("split") == marked.get("split")})
     if marked.get("step") == subject.step and tried > 1:
         yield (f"This checkpoint was chosen as the best of {tried} by `{marked.get('metric')}` on these same samples, "
                "so its figure is too high on average.")

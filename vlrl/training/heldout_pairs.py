@@ -23,18 +23,19 @@ _CHUNK = 64
 """Pairs read together, over all processes."""
 
 
-def heldout_pairs(parts: Parts, name: str, step: int) -> dict[str, Any]:
-    """Returns a line of eval.jsonl with 95 % intervals: `accuracy`, the share of the pairs of a split whose better
-    answer has the higher score (.5 for equal ones), `loss`, the mean of -log sigmoid(s+ - s-), and `margin`, that of
-    s+ - s-. Called on every process.
+def heldout_pairs(parts: Parts, name: str, step: int) -> tuple[dict[str, Any], list[Group]]:
+    """Returns a line of eval.jsonl, and the pairs of this process. The line has with 95 % intervals `accuracy`, the
+    share of the pairs of a split whose better answer has the higher score (.5 for equal ones), `loss`, the mean of
+    -log sigmoid(s+ - s-), and `margin`, that of s+ - s-. Called on every process.
     """
     samples = list(enumerate(first_samples(parts.task, name, parts.config.eval.samples)))
     margins: dict[str, float] = {}
-    rejected = 0
+    rejected, pairs = 0, list[Group]()
     for start in range(0, len(samples), _CHUNK):
         mine = samples[start:start + _CHUNK][comm.rank()::comm.world()]
         groups, refused = comm.together(lambda mine=mine: _groups(parts, name, mine, step))
         rejected += int(comm.total(refused)[0])
+        pairs += groups
         margins |= {id: m for part in comm.gather(_margins(parts, groups)) for id, m in part.items()}
     differences = np.array([margins[id] for id in sorted(margins)], np.float64)
     columns = {"accuracy": (differences > 0) + 0.5 * (differences == 0), "loss": np.logaddexp(0, -differences),
@@ -44,7 +45,7 @@ def heldout_pairs(parts: Parts, name: str, step: int) -> dict[str, Any]:
     for column, values in columns.items() if len(differences) else ():
         mean, low, high = mean_ci(values.tolist())
         out |= {column: mean, f"{column}/ci95_low": low, f"{column}/ci95_high": high}
-    return out
+    return out, pairs
 
 
 def _groups(parts: Parts, name: str, samples: Sequence[tuple[int, Sample]], step: int) -> tuple[list[Group], int]:

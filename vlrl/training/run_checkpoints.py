@@ -10,7 +10,7 @@ from vlrl.curriculum.visited import write_visited
 from vlrl.distributed import comm
 from vlrl.models import fsdp
 from vlrl.monitoring import trackers
-from vlrl.store import RunFolder, checkpoint
+from vlrl.store import RunFolder, checkpoint, comparable
 from vlrl.training.build import Parts
 from vlrl.training.checkpointing import Saver
 from vlrl.types import Sample
@@ -62,7 +62,7 @@ class RunCheckpoints:
         metric, measured = self.parts.config.save.best, self.parts.config.eval
         if not (metric and measured.samples and measured.splits):
             return
-        best = comm.on_main(lambda: trackers.best_of(self.folder.evals(), measured.splits[0], metric))
+        best = comm.on_main(lambda: trackers.best_of(comparable(self.folder.evals()), measured.splits[0], metric))
         if best and best["step"] == done:
             self.save(done)
             if comm.is_main():

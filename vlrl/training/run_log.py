@@ -15,7 +15,7 @@ from vlrl.monitoring import tracked_groups, trackers
 from vlrl.monitoring.alerts import Alerts, watched
 from vlrl.monitoring.metrics import peak_gib
 from vlrl.monitoring.progress import Progress
-from vlrl.store import RunFolder, files
+from vlrl.store import RunFolder, comparable, files
 from vlrl.task.mixture import Turns
 from vlrl.training.build import Parts
 from vlrl.types import Group
@@ -69,11 +69,13 @@ class RunLog:
     def check_evaluations(self, done: int) -> None:
         """Alerts when the last evaluation is a fall, of the reward where save.best is a metric that is to fall."""
         best = self.config.save.best or "reward/mean"
-        self.track(self.alerts.evaluated(self.folder.evals(), best if trackers.sign(best) > 0 else "reward/mean"), done)
+        evals = comparable(self.folder.evals())
+        self.track(self.alerts.evaluated(evals, best if trackers.sign(best) > 0 else "reward/mean"), done)
 
     def track_evaluation(self, record: Mapping[str, Any]) -> None:
         """Hands an evaluation to the trackers."""
-        self.track({f"eval/{record['split']}/{k}": v for k, v in record.items() if k != "split"}, record["step"])
+        self.track({f"eval/{record['split']}/{k}": v for k, v in record.items()
+                    if k not in ("split", "measured", "changed")}, record["step"])
 
     def track(self, values: Mapping[str, Any], step: int) -> None:
         """Hands values to the trackers."""

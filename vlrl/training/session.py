@@ -18,6 +18,7 @@ from vlrl.data import hub
 from vlrl.distributed import comm
 from vlrl.errors import RunError, TrainingError
 from vlrl.evaluation.evaluate import evaluate, evaluation_line
+from vlrl.evaluation.measured import basis, changed
 from vlrl.models import families
 from vlrl.monitoring.progress import Progress
 from vlrl.monitoring.signals import StopSignals, to_terminal
@@ -264,6 +265,10 @@ class Session:
             check_environment_errors(groups, self.config.limits.environment_errors, what, path)
             check_service_errors(groups, self.config.limits.service_errors, what, path)
             if comm.is_main():
+                if names := changed(record["measured"], split, self.folder.evals()):
+                    record["changed"] = names
+                    self.progress.print(f"warning: {split} is not what was evaluated before ({', '.join(names)}): no "
+                                        "gain and no best checkpoint are taken from earlier evaluations.")
                 self.folder.append_eval(record)
                 self.progress.print(evaluation_line(record))
                 self._log.check_evaluations(done)
@@ -275,9 +280,11 @@ class Session:
         """Returns a line of eval.jsonl, and the groups of this process that were answered for it."""
         parts, answering = self.parts, self.parts.source.answering
         if parts.algorithm.scores_pairs:
-            return heldout_pairs(parts, split, done), []
+            record, pairs = heldout_pairs(parts, split, done)
+            return {**record, "measured": basis(pairs, self.config)}, []
         record, groups = evaluate(parts.task, parts.prefetch, parts.engine, self.config, split, done,
                                   self.progress.busy, answering.likelihoods, answering.score, answering.services)
+        record["measured"] = basis(groups, self.config)
         return record if parts.source.generates else {**record, **heldout_loss(parts, split, done)}, groups
 
     def _beat(self, **more: Any) -> None:

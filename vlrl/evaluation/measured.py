@@ -1,0 +1,36 @@
+"""What an evaluation measures on, so that two of them are told apart when it has changed between them."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vlrl.config.schema import Config
+from vlrl.distributed import comm
+from vlrl.rollout.fingerprint import row_sum
+from vlrl.types import Group
+
+
+def basis(groups: Sequence[Group], config: Config) -> dict[str, Any]:
+    """Returns `measured` of a line of eval.jsonl: `rows` and `pictures` (checksums of the samples of all processes and
+    of their media, in hexadecimal) and the settings that an evaluation depends on. Called on every process with its
+    groups.
+    """
+    own = [(g.sample.id, row_sum(g.sample.id, g.sample.row), [m.sha256 for m in g.prompt.media]) for g in groups]
+    samples = sorted(sample for part in comm.gather(own) for sample in part)
+    settings = config.eval
+    return {"rows": _sum((id, row) for id, row, _ in samples), "pictures": _sum((id, m) for id, _, m in samples),
+            "eval.samples": settings.samples, "eval.temperature": settings.temperature}
+
+
+def changed(now: Mapping[str, Any], split: str, before: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns what is other than in the last line of eval.jsonl of the split; of more or fewer samples that alone."""
+    known = (line["measured"] for line in reversed(before) if line.get("split") == split and "measured" in line)
+    then = next(known, {})
+    names = [name for name, value in now.items() if then.get(name, value) != value]
+    return [name for name in names if name.startswith("eval.")] if "eval.samples" in names else names
+
+
+def _sum(values: Any) -> str:
+    return f"{zlib.crc32(repr([*values]).encode('utf-8', 'surrogatepass')):08x}"
