@@ -3,7 +3,6 @@
 import json
 import re
 import shlex
-import shutil
 
 import pytest
 
@@ -21,11 +20,10 @@ def test_the_page_trains(tmp_path):
         (tmp_path / name).write_text(code)
     for name, text in re.findall(r"^```yaml\n# (\w+\.yaml)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL):
         (tmp_path / name).write_text(text)
-    shutil.copy(ROOT / "configs" / "quickstart.yaml", tmp_path)
     commands = re.findall(r"^vlrl train (.*)$", PAGE, re.MULTILINE)
     assert len(commands) == 3
     for command in commands:
-        done = forked.run([str(ROOT / "train.py"), *shlex.split(command)], ENV, tmp_path, 600)
+        done = forked.run(["-m", "vlrl", "train", *shlex.split(command)], ENV, tmp_path, 600)
         assert done.returncode == 0, done.stderr
     (line,) = RunFolder(tmp_path / "runs" / "doors").metrics()
     assert line["episode/turns_mean"] >= 1 and line["episode/tool_calls_mean"] >= 0 == line["environment/restarts"]

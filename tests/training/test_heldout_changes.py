@@ -22,8 +22,9 @@ def write_rows(folder, words="the circle", shade=200):
         for i in range(4):
             green = shade if name == "heldout" else 200
             Image.new("RGB", (64, 48), (10 * i, green, 90)).save(folder / f"{name}-{i}.png")
-            rows.append({"id": f"{name}-{i}", "image": f"{name}-{i}.png", "boxes": [{"box": [1, 2, 30, 40]}],
-                         "expression": words if name == "heldout" else "the circle"})
+            rows.append({"id": f"{name}-{i}", "image": f"{name}-{i}.png", "width": 64, "height": 48,
+                         "expression": words if name == "heldout" else "the circle",
+                         "boxes": [{"box": [1, 2, 30, 40]}]})
         (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
         rows = []
 

@@ -38,7 +38,10 @@ def load(path: str | None, words: Sequence[str] | None) -> Config:
     from vlrl import config
 
     if not path:
-        raise ConfigError("name a config, e.g. configs/quickstart.yaml")
+        raise ConfigError("name a config, e.g. quickstart.yaml")
+    place = config.located(path)
+    if place.name == path and not os.path.exists(path) and os.environ.get("RANK", "0") == "0":
+        typer.echo(f"{path} is not in this folder: it is vlrl's own, {place}", err=True)
     return config.load(path, words or ())
 
 

@@ -14,5 +14,5 @@ def _quiet(kind: type[BaseException], error: BaseException, trace: TracebackType
         _hook(kind, error, trace)
 
 
-if os.path.basename(sys.argv[0]) in ("vlrl", "vlrl.exe", "train.py"):
+if os.path.basename(sys.argv[0]) in ("vlrl", "vlrl.exe", "train.py", "__main__.py"):
     sys.excepthook = _quiet

@@ -11,6 +11,7 @@ from vlrl.config.loading import (
     lasting,
     load,
     load_config,
+    located,
     refuse_other_kind,
     shipped,
     shipped_configs,
@@ -20,5 +21,5 @@ from vlrl.config.loading import (
 from vlrl.config.merging import merge
 from vlrl.config.schema import Config
 
-__all__ = ["Config", "config_of", "describe", "differences", "dump", "lasting", "load", "load_config", "merge",
-           "refuse_other_kind", "shipped", "shipped_configs", "stages_of", "validate"]
+__all__ = ["Config", "config_of", "describe", "differences", "dump", "lasting", "load", "load_config", "located",
+           "merge", "refuse_other_kind", "shipped", "shipped_configs", "stages_of", "validate"]

@@ -1,7 +1,7 @@
 """Reads settings: YAML files with `extends:`, `key=value` overrides, and the errors that help.
 
 A config file holds only what differs from the defaults in schema.py; `extends: other.yaml` (relative to the file, or
-else one of those that come with vlrl) is read first; of a list of files later ones win. Paths follow paths.py.
+else one of those that come with vlrl, by name) is read first; of a list of files later ones win. Paths follow paths.py.
 `tasks.0.weight=2` sets one item's field of a list; an item of `stages` may extend files too. Of a config with several
 `tasks`, `task=LABEL` leaves one.
 `load("configs/quickstart.yaml", ["steps=20", "train.lr=1e-4"])` returns a frozen Config; an unknown key is an error
@@ -14,7 +14,7 @@ import difflib
 import math
 import os
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -45,7 +45,7 @@ def load(path: str | Path, overrides: Sequence[str] = (), settings: Mapping[str,
     Raises ConfigError naming the setting, its value and the way out. `run.dir` is resolved to `runs/<stem>` when empty,
     and a run folder as `model.name` to its newest checkpoint.
     """
-    path = _find(Path(path))
+    path = located(path)
     tree = _laid(_read(path), [*map(_split, overrides), *_plain(settings or {}).items()])
     tree.setdefault("run", {})
     if isinstance(tree["run"], dict) and tree["run"].get("dir") in (None, ""):  # false is a mistake, and told
@@ -209,14 +209,19 @@ def describe() -> list[tuple[str, str, Any, str]]:
     return list(describe_settings(Config))
 
 
-def _find(path: Path) -> Path:
-    for candidate in (path, vlrl.HOME / path):
-        if os.path.isfile(candidate):  # Path.is_file raises for a name that is too long
-            return candidate
+def located(name: str | Path) -> Path:
+    """Returns the file of a config: the one of that path, else the one that comes with vlrl and has that name. Raises
+    ConfigError where there is none, and where several of vlrl's have the name.
+    """
+    path = Path(name)
+    if os.path.isfile(path):  # Path.is_file raises for a name that is too long
+        return path
+    if not os.path.exists(path) and (own := shipped(str(name))):
+        return own
     if os.path.exists(path):
         kind = "a folder" if os.path.isdir(path) else "no regular file"
         raise ConfigError(f"config {str(path)!r} is {kind}: name a YAML file, e.g. configs/quickstart.yaml")
-    known = {p.name: str(Path(*p.parts[p.parts.index("configs"):])) for p in shipped_configs()}
+    known = {p.name: f"configs/{_of_vlrl(p)}" for p in shipped_configs()}
     if os.path.isdir(path.parent):
         known |= {p.name: p.name for p in path.parent.glob("*.yaml")}
     close = difflib.get_close_matches(path.name, known, n=1)
@@ -225,11 +230,26 @@ def _find(path: Path) -> Path:
 
 
 def shipped(name: str) -> Path | None:
-    """Returns the file of a config that comes with vlrl, named relative to its folder, e.g. "tiny.yaml"; None without
-    one.
+    """Returns the file of a config that comes with vlrl, by its path in configs/ or the end of that: "tiny.yaml",
+    "gui/gui_g1.yaml", "gui_g1.yaml"; None without one. Raises ConfigError where several end so.
     """
+    name = os.path.normpath(name).removeprefix("configs/")
     place = vlrl.HOME / "configs" / name
-    return place if os.path.isfile(place) else None
+    if os.path.isfile(place):
+        return place
+    fitting = [path for path in shipped_configs() if f"/{_of_vlrl(path)}".endswith(f"/{name}")]
+    if len(fitting) > 1:
+        raise ConfigError(f"{name!r} is the name of several configs of vlrl: write {_either(map(_of_vlrl, fitting))}")
+    return fitting[0] if fitting else None
+
+
+def _of_vlrl(path: Path) -> str:
+    return path.relative_to(vlrl.HOME / "configs").as_posix()
+
+
+def _either(words: Iterable[str]) -> str:
+    *first, last = words
+    return f"{', '.join(first)} or {last}"
 
 
 def shipped_configs() -> list[Path]:
