@@ -18,7 +18,7 @@ from vlrl.errors import RunError, VlrlError
 from vlrl.evaluation.report import Gain, gains
 from vlrl.monitoring.progress import duration
 from vlrl.store import RunFolder
-from vlrl.store.files import read_json, write_text
+from vlrl.store.files import read_json, read_small, write_text
 
 from . import cards, curves, film, telling, turns
 from .details import GroupView, RolloutView, box_convention, group, with_marks
@@ -231,7 +231,7 @@ def _origin(path: Path) -> Html:
                                                           "hardware") if env.get(name) is not None]
     rows += [(name, as_json(value)[:200]) for name, value in packages.items()] if isinstance(packages, dict) else []
     try:
-        config = (path / "config.yaml").read_text(encoding="utf-8", errors="replace")
+        config = read_small(path / "config.yaml").decode("utf-8", "replace")
     except OSError:
         config = ""
     pieces = [el("details", el("summary", "Versions and machine"), table(("", ""), rows))] if rows else []

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-_LINE = 1 << 20  # bytes of one line
+from vlrl.store.files import MOST_LINE, read_lines, read_small
+
 _NOTES = 20  # per file
 _NODES = 5000  # of a YAML file
 _DEPTH = 20
@@ -53,20 +53,18 @@ class JsonLines:
         return self.records
 
     def _append(self, path: Path) -> None:
-        with open(path, "rb") as file:
-            file.seek(self._at)
-            for line, length in _lines(file):
-                whole = line.endswith(b"\n")
-                record = None if self._open else _record(line)
-                if record is None and not whole and length < _LINE:
-                    return  # it is being written
-                self._number += not self._open  # else it is the end of the line before
-                self._open = not whole
-                self._at += length
-                if record is not None:
-                    self.records.append(record)
-                elif line.strip() and self._noted < self._number:
-                    self._skip()
+        for line, length in read_lines(path, self._at):
+            whole = line.endswith(b"\n")
+            record = None if self._open else _record(line)
+            if record is None and not whole and length < MOST_LINE:
+                return  # it is being written
+            self._number += not self._open  # else it is the end of the line before
+            self._open = not whole
+            self._at += length
+            if record is not None:
+                self.records.append(record)
+            elif line.strip() and self._noted < self._number:
+                self._skip()
 
     def _skip(self) -> None:
         self._bad, self._noted = self._bad + 1, self._number
@@ -74,16 +72,6 @@ class JsonLines:
             self.notes.append(f"skipped line {self._number} of {self.name}: no JSON object with a whole step")
         elif self._bad == _NOTES + 1:
             self.notes.append(f"skipped more lines of {self.name}")
-
-
-def _lines(file: Any) -> Iterator[tuple[bytes, int]]:
-    """Yields (line, its bytes in the file); of a line that is too long only the end is given, so that it is skipped."""
-    while line := file.readline(_LINE):
-        length = len(line)
-        while not line.endswith(b"\n") and len(line) == _LINE:
-            line = b"#" + file.readline(_LINE - 1)
-            length += len(line) - 1
-        yield line, length
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
@@ -115,9 +103,7 @@ def read_yaml(path: Path, most_bytes: int) -> Mapping[str, Any]:
     """Returns the mapping in a YAML file. Raises BadFile for what is none, too large, too deep, or refers to itself."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        if os.path.getsize(path) > most_bytes:
-            raise BadFile(f"it has more than {most_bytes} bytes")
-        text = path.read_text(encoding="utf-8")
+        text = read_small(path, most_bytes).decode("utf-8")
         _check(yaml.parse(text, Loader=loader))
         value = yaml.load(text, Loader=loader)
     except yaml.YAMLError as error:
@@ -125,7 +111,8 @@ def read_yaml(path: Path, most_bytes: int) -> Mapping[str, Any]:
     except UnicodeDecodeError:
         raise BadFile("no UTF-8 text") from None
     except (OSError, ValueError, RecursionError, TypeError) as error:
-        raise error if isinstance(error, BadFile) else BadFile(f"{type(error).__name__}") from None
+        said = error.strerror if isinstance(error, OSError) else ""
+        raise error if isinstance(error, BadFile) else BadFile(said or type(error).__name__) from None
     if not isinstance(value, Mapping):
         raise BadFile("it holds no settings")
     return value

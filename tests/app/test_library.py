@@ -185,7 +185,7 @@ def test_a_line_without_an_end_is_read_once(tmp_path, monkeypatch):
     path.write_bytes(b'{"step": 0}\n' + b"x" * (5 << 19))
     assert lines.read(path) == [{"step": 0}]
     with monkeypatch.context() as patch:
-        patch.setattr(textfiles, "_lines", lambda file: pytest.fail("it is read again"))
+        patch.setattr(textfiles, "read_lines", lambda *_: pytest.fail("it is read again"))
         assert lines.read(path) == [{"step": 0}]
     with open(path, "ab") as file:
         file.write(b'{"step": 1}\n{"step": 2}\n{"step": 3}')  # the first of them is the end of that line

@@ -1,13 +1,19 @@
 """Files that are whole or absent, also after a power cut."""
 
 import io
+import os
 import threading
 
+import numpy as np
 import pytest
 
-from vlrl.errors import RunError
-from vlrl.store import files
+from vlrl import load_run
+from vlrl.curriculum.visited import _written
+from vlrl.errors import RunError, VlrlError
+from vlrl.evaluation.report import summary_table
+from vlrl.store import RunFolder, checkpoint, files
 from vlrl.store.files import append_line, replacing, set_aside, write_text
+from vlrl.tools import status
 
 
 def test_a_file_is_on_the_disk_before_it_gets_its_name_and_the_name_after(tmp_path, disk):
@@ -69,3 +75,48 @@ def test_what_is_set_aside_lies_beside_and_the_lock_stays(tmp_path):
     assert [p.name for p in (tmp_path / "run.before-2").iterdir()] == ["config.yaml"]
     set_aside(folder)
     assert not (tmp_path / "run.before-3").exists()
+
+
+# --- what is no regular file ------------------------------------------------------------------------------------------
+
+ENDLESS = {"fifo": os.mkfifo, "zero": lambda path: path.symlink_to("/dev/zero")}
+NAMES = ("heartbeat.json", "metrics.jsonl", "eval.jsonl", "config.yaml", "run.lock", "stages.json", "prompts.parquet",
+         "rollouts/step-000001-rank-00000.parquet", "checkpoints/best.json", "checkpoints/step-000004/manifest.json")
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_without_an_end_holds_up_no_reader(tmp_path, kind, name):
+    """Each of them once was read with open(): a pipe hangs there, /dev/zero takes all memory."""
+    place = tmp_path / name
+    place.parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "env.json").write_text("{}")
+    ENDLESS[kind](place)
+    folder = RunFolder(tmp_path)
+    assert folder.metrics() == folder.evals() == [] and folder.last_heartbeat() == {}
+    assert not len(folder.rollouts())
+    status.read(tmp_path)
+    summary_table(folder)
+    assert checkpoint.latest(folder.checkpoints, full=True).path is None and _written(place, np.zeros(0)) is not None
+    with pytest.raises(VlrlError):
+        load_run(tmp_path).config  # noqa: B018 - it is read here
+    if name.endswith(".jsonl"):
+        with pytest.raises(RunError, match="cannot write"):
+            files.append_line(place, "{}")
+        assert any(name in note for note in folder.notes)
+
+
+def test_a_file_of_settings_has_a_size(tmp_path):
+    with open(tmp_path / "heartbeat.json", "wb") as file:
+        file.truncate(1 << 40)
+    assert files.read_json(tmp_path / "heartbeat.json") is None
+    with pytest.raises(OSError, match="more than 10 bytes"):
+        files.read_small(tmp_path / "heartbeat.json", 10)
+
+
+def test_lines_are_read_in_pieces(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "MOST_LINE", 8)
+    (tmp_path / "a").write_bytes(b"1\n" + b"x" * 20 + b"\n2\nhalf")
+    last = [(b"2\n", 2), (b"half", 4)]
+    assert [*files.read_lines(tmp_path / "a")] == [(b"1\n", 2), (b"#xxxxx\n", 21), *last]
+    assert [*files.read_lines(tmp_path / "a", 23)] == last

@@ -26,6 +26,7 @@ from vlrl.monitoring import notebook
 from vlrl.monitoring.progress import describe
 from vlrl.monitoring.tracked_groups import with_marks
 from vlrl.store import RunFolder, checkpoint
+from vlrl.store.files import read_small
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -68,7 +69,7 @@ class Run:
         """Reads the resolved settings. Raises RunError where config.yaml is missing or cannot be read."""
         path = self.path / "config.yaml"
         try:
-            return validate(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
+            return validate(yaml.safe_load(read_small(path)) or {})
         except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
             raise RunError(f"the settings of the run cannot be read from {path}: {error} Restore that file.") from None
 

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vlrl.errors import RunError, VlrlError
-from vlrl.store.files import file_sha256, fsync, read_json, write_text
+from vlrl.store.files import file_sha256, fsync, read_json, read_small, write_text
 
 MANIFEST, STATE, TENSORS = "manifest.json", "trainer_state.json", "trainer_state.safetensors"
 BEST = "best"
@@ -263,7 +263,7 @@ def problems(path: Path, full: bool = True) -> list[str]:
     whole.
     """
     try:
-        manifest = json.loads((path / MANIFEST).read_bytes())
+        manifest = json.loads(read_small(path / MANIFEST))
         entries = {path / name: (entry["size"], entry["sha256"]) for name, entry in manifest["files"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return [f"{MANIFEST} cannot be read: {error}"]

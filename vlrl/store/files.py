@@ -17,6 +17,7 @@ import os
 import platform
 import shutil
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -24,12 +25,14 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import psutil
 
 from vlrl.errors import RunError
 
+MOST_LINE = 1 << 20
+"""Bytes of a line that is read."""
 _HEADS = ((b"\x89PNG", ".png"), (b"\xff\xd8\xff", ".jpg"), (b"GIF8", ".gif"), (b"BM", ".bmp"), (b"II*\0", ".tiff"),
           (b"MM\0*", ".tiff"), (b"\x1aE\xdf\xa3", ".mkv"))
 _INNER = {b"WEBP": ".webp", b"AVI ": ".avi", b"avif": ".avif"}  # at byte 8
@@ -98,6 +101,7 @@ def append_line(path: Path, line: str) -> None:
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "a+b", buffering=0) as file:
+            _refuse_special(file.fileno(), path)
             size = file.seek(0, os.SEEK_END)
             if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
                 data = b"\n" + data  # a killed process left half a line
@@ -108,10 +112,50 @@ def append_line(path: Path, line: str) -> None:
             os.fsync(file.fileno())
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    """Returns the object in a JSON file; None when it is missing or no whole object."""
+def opened(path: Path) -> BinaryIO:
+    """Opens a file for reading. Raises OSError for a pipe or a device (a link to /dev/zero), which may have no end."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        return dict(json.loads(path.read_bytes()))
+        _refuse_special(descriptor, path)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return os.fdopen(descriptor, "rb")
+
+
+def _refuse_special(descriptor: int, path: Path) -> None:
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+
+
+def read_small(path: Path, most: int = 64 << 20) -> bytes:
+    """Returns the content of a file of settings or of what a run says of itself. Raises OSError for one of more bytes,
+    and as `opened`."""
+    with opened(path) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
+    return content
+
+
+def read_lines(path: Path, start: int = 0) -> Iterator[tuple[bytes, int]]:
+    """Yields (line with its end, its bytes in the file) from a place on. Of a line above MOST_LINE bytes only the end
+    is given, after a "#". Raises OSError as `opened`.
+    """
+    with opened(path) as file:
+        file.seek(start)
+        while line := file.readline(MOST_LINE):
+            length = len(line)
+            while not line.endswith(b"\n") and len(line) == MOST_LINE:
+                line = b"#" + file.readline(MOST_LINE - 1)
+                length += len(line) - 1
+            yield line, length
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Returns the object in a JSON file; None when it is missing, no regular file or no whole object."""
+    try:
+        return dict(json.loads(read_small(path)))
     except (OSError, ValueError, TypeError, RecursionError):
         return None
 

@@ -35,7 +35,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from vlrl.store.files import append_line, environment, read_json, replacing, suffix_of, write_text
+from vlrl.store.files import append_line, environment, read_json, read_lines, replacing, suffix_of, write_text
 from vlrl.store.lock import Lock, Unlocked, lock
 from vlrl.types import Group, LoadedMedia, Prompt, Rollout, SearchNode, Turn
 
@@ -271,20 +271,26 @@ class RunFolder:
         return pa.concat_tables(tables)
 
     def _lines(self, name: str) -> list[dict[str, Any]]:
-        path, records = self.path / name, []
-        lines = path.read_bytes().splitlines() if path.exists() else []
-        for number, line in enumerate(lines, 1):
-            try:
-                records.append(dict(json.loads(line)))
-            except (ValueError, TypeError, RecursionError):
-                if number < len(lines):
-                    self.notes.append(f"skipped line {number} of {path}: not a JSON object")
+        path, records, bad = self.path / name, list[dict[str, Any]](), 0
+        try:
+            for number, (line, _) in enumerate(read_lines(path) if os.path.lexists(path) else (), 1):
+                if bad:  # no half-written last one
+                    self.notes.append(f"skipped line {bad} of {path}: not a JSON object")
+                bad = 0
+                try:
+                    records.append(dict(json.loads(line)))
+                except (ValueError, TypeError, RecursionError):
+                    bad = number
+        except OSError as error:
+            self.notes.append(f"skipped {path}: {error.strerror}")
         return records
 
     def rollout_files(self, folder: str) -> Iterator[tuple[Path, range, str | None]]:
         """(file, the steps it covers, split of an evaluation) in "rollouts" or "eval-rollouts", in order."""
         for file in sorted((self.path / folder).glob("*.parquet")):
-            if match := ROLLOUT_FILE.fullmatch(file.name):
+            if (match := ROLLOUT_FILE.fullmatch(file.name)) and not file.is_file():
+                self.notes.append(f"skipped {file}: it is no regular file")
+            elif match:
                 yield file, range(int(match[1] or match[3]), int(match[1] or match[4]) + 1), match[2]
 
 

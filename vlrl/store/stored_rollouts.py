@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from vlrl.errors import RunError
-from vlrl.store.files import append_line, replacing
+from vlrl.store.files import append_line, read_small, replacing
 from vlrl.store.run_folder import ROLLOUT_FILE
 from vlrl.store.stored_rows import KEPT, Limits, Unreadable, read_stored
 
@@ -106,7 +106,7 @@ class StoredRollouts:
 
     def _lines(self) -> list[dict[str, Any]]:
         path = self.folder / TAKEN
-        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        lines = read_small(path).splitlines() if path.is_file() else []
         out = []
         for line in lines:
             try:
@@ -148,7 +148,7 @@ class StoredRollouts:
 
     def _other_tokenizer(self, source: Source) -> bool:
         try:
-            other = hashlib.sha256((source.path / "tokenizer.json").read_bytes()).digest() != self._tokenizer
+            other = hashlib.sha256(read_small(source.path / "tokenizer.json")).digest() != self._tokenizer
         except OSError:
             return False  # then the texts of its answers tell
         if other and self._examined.setdefault((source.name, ""), (0, 0)) == (0, 0):

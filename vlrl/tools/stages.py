@@ -193,14 +193,14 @@ def _merge(own: Config, known: StageList, say: Say) -> bool:
 
 def _first(known: StageList) -> str:
     """Returns the model of the whole run."""
-    return str(yaml.safe_load((known.folder / "config.yaml").read_text(encoding="utf-8"))["model"]["name"])
+    return str(yaml.safe_load(files.read_small(known.folder / "config.yaml"))["model"]["name"])
 
 
 def _begun(own: Config) -> None:
     """Writes the settings of a stage that is no run of its own; RunError where it was begun with others."""
     folder = RunFolder(Path(own.run.dir))
     if (folder.path / "config.yaml").exists():
-        before = validate(yaml.safe_load((folder.path / "config.yaml").read_text(encoding="utf-8")))
+        before = validate(yaml.safe_load(files.read_small(folder.path / "config.yaml")))
         if changed := differences(before, own):
             raise RunError(f"{folder.path} holds a stage that was begun with other settings:\n  " + "\n  ".join(changed)
                            + "\nSet them back, choose another run.dir, or start over with resume=never (the old run is "

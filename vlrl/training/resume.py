@@ -14,7 +14,7 @@ import yaml
 from vlrl import config
 from vlrl.config.schema import Config
 from vlrl.errors import RunError
-from vlrl.store import RunFolder, checkpoint
+from vlrl.store import RunFolder, checkpoint, files
 from vlrl.store.checkpoint import NewestCheckpoint
 
 _WAY = "choose another run.dir, or start over with resume=never (the old run is kept beside)."
@@ -62,7 +62,7 @@ def refuse_other_settings(folder: RunFolder, settings: Config) -> Config:
     folder."""
     path = folder.path / "config.yaml"
     try:
-        before = config.validate(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
+        before = config.validate(yaml.safe_load(files.read_small(path)) or {})
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise RunError(f"{folder.checkpoints} holds a checkpoint, but the settings it was made with cannot be read "
                        f"from {path}: {error} Restore that file, or start over with resume=never.") from None
