@@ -276,6 +276,9 @@ _BEGAN = (f"{_CHECKPOINTING}::test_what_is_written_is_what_was_there_when_it_beg
 _EXACT = (f"{_CURRICULUM}bandits.py::test_a_resumed_sampler_goes_on", f"{_ONLINE}::test_a_resumed_sampler_goes_on",
           f"{_CURRICULUM}staged.py::test_it_goes_on_exactly", f"{_CURRICULUM}refocus.py::test_it_goes_on_exactly")
 _RESUME = (f"{_CHECKPOINTING}::test_a_run_goes_on_from_the_newest_whole_checkpoint",)
+_FOUND = ("tests/training/test_resume.py",)
+_MEASURED = tuple(f"tests/training/test_heldout_changes.py::test_{name}" for name in (
+    "what_is_compared_is_what_comes_after_the_last_change_of_its_split", "names_of_what_changed"))
 _WENT_BEFORE = (f"{_SOURCE}::test_a_resumed_source_knows_what_went_before",)
 _SHORT = (f"{_CHECKPOINTING}::test_a_copy_needs_its_size_and_a_quarter",)
 _REST = ("tests/training/test_rest.py",)
@@ -359,12 +362,22 @@ RESUME = [
            _RESUME, "a resumed run begins with fresh moments of the optimizer"),
     Mutant("vlrl/training/run_checkpoints.py", 'parts.source.load_state_dict(state["source"])', "pass", _RESUME,
            "a resumed run draws the first prompts again"),
-    Mutant("vlrl/training/session.py", "self.start = self.done = checkpoint.step_of(path) if path else 0",
-           "self.start = self.done = checkpoint.step_of(path) + 1 if path else 0", _RESUME,
+    Mutant("vlrl/training/session.py", "self._saver.saved = checkpoint.step_of(path) if path else 0",
+           "self._saver.saved = checkpoint.step_of(path) + 1 if path else 0", _RESUME,
            "a resumed run skips a step"),
-    Mutant("vlrl/training/session.py", "latest = checkpoint.latest(self.folder.checkpoints, full=True)",
-           "latest = checkpoint.latest(self.folder.checkpoints)", _RESUME,
+    Mutant("vlrl/training/resume.py", "latest = checkpoint.latest(folder.checkpoints, full=True)",
+           "latest = checkpoint.latest(folder.checkpoints)", _RESUME,
            "a run goes on from weights that the disk has damaged"),
+    Mutant("vlrl/training/resume.py", "not _never_saved(folder))", "False)", _FOUND,
+           "a run that lost its checkpoints is started over in silence"),
+    Mutant("vlrl/training/resume.py", 'folder.last_heartbeat().get("saved") == 0', "True", _FOUND,
+           "a folder without checkpoints is taken for one that never had any"),
+    Mutant("vlrl/training/resume.py", "        refuse_other_run(latest.path, settings)\n", "", _FOUND,
+           "a run goes on with the weights of another one"),
+    Mutant("vlrl/evaluation/measured.py", "then.get(name, value) != value", "False", _MEASURED,
+           "a gain is taken between evaluations of other rows"),
+    Mutant("vlrl/store/run_folder.py", 'i >= since.get(line.get("split"), 0)', "True", _MEASURED,
+           "the best checkpoint is that of an evaluation of other rows"),
 ]
 
 _FOLDER, _LOCK, _WRITER, _FILES = (f"tests/store/test_{name}.py" for name in ("run_folder", "lock", "writer", "files"))
@@ -401,8 +414,9 @@ STORE = [
            _SAVES, "after a power cut the weights of a checkpoint are empty"),
     Mutant("vlrl/store/checkpoint.py", "    for file in (manifest, path):\n        fsync(file)\n", "", _SAVES,
            "after a power cut the manifest of a checkpoint is empty"),
-    Mutant("vlrl/store/checkpoint.py", "        _seal(temporary, step, begun)\n        _swap_in(temporary, target)\n",
-           "        _swap_in(temporary, target)\n        _seal(target, step, begun)\n", _SAVES,
+    Mutant("vlrl/store/checkpoint.py",
+           "        _seal(temporary, step, begun, settings or {})\n        _swap_in(temporary, target)\n",
+           "        _swap_in(temporary, target)\n        _seal(target, step, begun, settings or {})\n", _SAVES,
            "a kill between the two leaves a checkpoint without a manifest in the place of a whole one"),
     Mutant("vlrl/store/checkpoint.py", "path in whole[:keep]", "path in earlier[:keep]", _SAVES,
            "a damaged checkpoint takes the place of a whole one"),

@@ -51,7 +51,8 @@ def _named(path: Path, visited: np.ndarray, samples: Sequence[Sample]) -> pa.Tab
 def _written(path: Path, visited: np.ndarray) -> pa.Table:
     """Returns what an earlier file says of visited prompts; nothing where it cannot be read."""
     try:
-        table = pq.read_table(opened(path), columns=list(_NAMES)).cast(pa.schema(_NAMES))
+        with opened(path) as file:
+            table = pq.read_table(file, columns=list(_NAMES)).cast(pa.schema(_NAMES))
     except (OSError, ValueError, pa.ArrowException):
         return pa.schema(_NAMES).empty_table()
     index, first = np.unique(np.asarray(table["index"]), return_index=True)
