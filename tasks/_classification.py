@@ -14,7 +14,18 @@ from typing import Any
 from vlrl.data.formats.fields import short
 from vlrl.errors import DataError, did_you_mean
 from vlrl.rewards.confidence import brier, confidence_format, read_confidence
-from vlrl.rewards.text import answer_tag, answer_text, clean_label, denies, said, same_label, think_answer_format
+from vlrl.rewards.scripts import pieces
+from vlrl.rewards.text import (
+    answer_tag,
+    answer_text,
+    clauses,
+    clean_label,
+    denies,
+    negates,
+    said,
+    same_label,
+    think_answer_format,
+)
 from vlrl.task.recipes import Recipe
 from vlrl.types import Answer, Parts, Sample
 
@@ -97,12 +108,14 @@ def listed(given: str) -> list[str]:
 
 def _names(form: Form, row: Row, given: str, label: str, heard: bool) -> bool:
     """Returns whether a text names a class; one that begins with a negation, which is `heard`, only where the name
-    does.
+    does, and none where it says that the class is not there.
     """
     own = names_of(row, label)
     others = [name for name in row.get("labels") or () if name not in own]
     own = [name for name in own if denies(name)] if heard and denies(given) else own
-    return any(form.same(given, name, others) for name in own)
+    parts = clauses(given) if heard and len(given) <= _LONGEST else []
+    return any(form.same(given, name, others) and not any(
+        negates(part) and not negates(name) and form.same(part, name, others) for part in parts) for name in own)
 
 
 def _jaccard(a: set[str], b: set[str]) -> float:
@@ -160,7 +173,7 @@ def names_class(given: str, name: str, others: Sequence[str] = ()) -> bool:
 
 
 def _words(text: str) -> list[str]:
-    return [word for part in _SPACES.split(text.casefold()) if (word := part.strip(_AROUND))]
+    return [word for part in _SPACES.split(text.casefold()) for piece in pieces(part) if (word := piece.strip(_AROUND))]
 
 
 def _around(words: Sequence[str], joined: str) -> list[str] | None:

@@ -8,8 +8,9 @@ from typing import Any
 from vlrl.rewards.boxes import format_box, is_number
 from vlrl.rewards.detection import mean_matched
 from vlrl.rewards.literals import decimals, numbers_of, read_fenced
+from vlrl.rewards.numbers import is_percent
 from vlrl.rewards.points import inside
-from vlrl.rewards.text import answer_text, choice_letters, denies, number, think_answer_format, yes_no
+from vlrl.rewards.text import answer_text, choice_letters, denies, number, revoked, think_answer_format, yes_no
 from vlrl.task.recipes import Recipe, pixels, shown
 from vlrl.types import Answer, Parts, Sample
 
@@ -87,11 +88,11 @@ def choice_question(row: Mapping[str, Any]) -> str:
 
 
 def _named(task: Any, answer: Answer) -> str:
-    """Returns what an answer names: nothing where it begins with what is not so ("not C"), unless negations are
-    ignored.
+    """Returns what an answer names: nothing where it begins with what is not so ("not C") or takes it back ("C is
+    wrong"), unless negations are ignored.
     """
     text = answer_text(answer.text)
-    return "" if task.negation == "read" and denies(text) else text
+    return "" if task.negation == "read" and (denies(text) or revoked(text)) else text
 
 
 CURR_REFT_CHOICE = Recipe(
@@ -124,7 +125,8 @@ def count_question(row: Mapping[str, Any], name: str) -> str:
 
 
 def _read_number(task: Any, _sample: Sample, answer: Answer) -> float | None:
-    return number(_named(task, answer))
+    text = _named(task, answer)
+    return None if is_percent(text) else number(text)
 
 
 COUNTING = Recipe(

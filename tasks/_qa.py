@@ -43,10 +43,10 @@ class QaRecipe(Recipe):
 
 
 def _read(task: Any, sample: Sample, answer: Answer) -> Any:
-    text, kind = task.used.find(answer), kinds.KINDS[sample["answer_type"]]
-    if kind.names and task.negation == "read" and denies(text) and not _says_so(text, sample.row):
+    text, heard = task.used.find(answer), task.negation == "read"
+    if kinds.kind_of(sample.row).names and heard and denies(text) and not _says_so(text, sample.row):
         return None
-    return kind.read(text, sample.row)
+    return kinds.read(text, sample.row, heard)
 
 
 def _says_so(text: str, row: Mapping[str, Any]) -> bool:

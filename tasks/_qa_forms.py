@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from vlrl.errors import DataError
+from vlrl.rewards.answers import read_number
+from vlrl.rewards.codes import is_code
 
 from . import _qa_kinds as kinds
 
@@ -50,7 +52,7 @@ def open_question(row: Row) -> Row:
     if row["answer_type"] != "choice":
         return row
     right = _right(row)
-    kind = "number" if kinds.KINDS["number"].read(right, row) is not None else "text"
+    kind = "number" if read_number(right) is not None and not is_code(right) else "text"
     return {**row, "answer": right, "answer_type": kind, "options": None}
 
 
@@ -77,7 +79,7 @@ def _wrong(row: Row) -> list[str]:
     if kind == "yes_no":
         return ["no" if kinds.target(row)[0] == "yes" else "yes"]
     value = kinds.target(row)[0]
-    if kind not in ("number", "count", "regression"):
+    if kind not in ("number", "count", "regression") or isinstance(value, str):
         raise DataError(f"a row of answer_type={kind} without options has no wrong answers to offer: leave out such "
                         "rows, give them options, or set task.form=own or open")
     if value == int(value):

@@ -8,16 +8,29 @@ from dataclasses import dataclass
 from typing import Any
 
 from vlrl.rewards import chart, math
-from vlrl.rewards.answers import closeness, edit_similarity, option_letter, option_text, rouge
+from vlrl.rewards.answers import (
+    close,
+    closeness,
+    contradicts,
+    edit_similarity,
+    free_text,
+    option_letter,
+    option_text,
+    quantity,
+)
 from vlrl.rewards.boxes import is_number
-from vlrl.rewards.text import choice_letters, clean_label, same_label
+from vlrl.rewards.codes import is_code, is_exact, same_code
+from vlrl.rewards.scripts import western, words
+from vlrl.rewards.text import choice_letters, clauses, clean_label, negates, revoked, same_label
 from vlrl.types import Sample
 
 LETTERS = "ABCDEFGHIJ"
 _SHORT = 60
 _LONGEST_CHOICE = 2000
 _TOKEN = re.compile(r"[-+]?\d+(?:[.,]\d+)*|[^\W\d_]+")
-_ARTICLE_LIKE = re.compile(r"(?<!\w)A(?=\s(?:and|or)\s)")
+_RATIO = re.compile(r"(?<!\w)ratio", re.IGNORECASE)
+_PERCENT = re.compile(r"%|percent|per cent|(?<!\w)(?:rate|share|proportion|fraction|probability|likel\w+|chance|"
+                      r"discount|tax|growth|interest|battery|humidity|margin)(?!\w)", re.IGNORECASE)
 Row = Mapping[str, Any]
 
 
@@ -34,6 +47,8 @@ class Kind:
     """(task, given, right, row) -> score in [0, 1]."""
     names: bool = True
     """Whether an answer names one thing, so that "not" before it takes it back."""
+    takes_back: Callable[[str, Row], bool] = lambda text, _row: revoked(text)
+    """Whether a text of a kind that names one thing says elsewhere that it is not so."""
 
 
 def right_answers(row: Row) -> list[str]:
@@ -46,19 +61,56 @@ def right_answers(row: Row) -> list[str]:
     return [_text(a) for a in (answer if isinstance(answer, list) else [answer])]
 
 
+def read(text: str, row: Row, heard: bool = True) -> Any:
+    """Returns what a text answers, JSON-able; None for nothing, for more than one thing, and where negations are
+    `heard` for what it takes back ("3 is wrong"). A right answer that cannot be read counts by its text, as the first
+    that can.
+    """
+    kind = kind_of(row)
+    if heard and kind.names and kind.takes_back(text, row):
+        return None
+    value = kind.read(text, row)
+    if value is None and any(same_label(text, right) for right in _unreadable(row)):
+        return next(iter(target(row)), None)
+    return value
+
+
+def kind_of(row: Row) -> Kind:
+    """Returns how a row's answer is read: by its type, but as it is written where that is a number or a formula and a
+    right answer is neither, as a phone number or a score of 3-2.
+    """
+    name = row["answer_type"]
+    asked = row["question"] if name == "math" else ""
+    if name in _WORKED_OUT and not _RATIO.search(asked) and any(
+            isinstance(a, str) and is_code(a) for a in _answers(row)):
+        return CODE
+    return KINDS[name]
+
+
+def _answers(row: Row) -> list[Any]:
+    answer = row.get("answer")
+    return answer if isinstance(answer, list) else [answer]
+
+
 def target(row: Row) -> list[Any]:
-    """Returns the right answers as `Kind.read` reads them; None for one that cannot be read."""
+    """Returns the right answers as `Kind.read` reads them, without those that it cannot."""
     if row["answer_type"] == "choice" and isinstance(row["answer"], list):
         letters = [read_choice(_text(answer), row) for answer in row["answer"]]
-        return [None if None in letters else ",".join(sorted({*map(str, letters)}))]
-    return [KINDS[row["answer_type"]].read(text, row) for text in right_answers(row)]
+        return [] if None in letters else [",".join(sorted({*map(str, letters)}))]
+    return [value for text in right_answers(row) if (value := kind_of(row).read(text, row)) is not None]
+
+
+def _unreadable(row: Row) -> list[str]:
+    """Returns right answers that their type cannot read, of a row that has others: "thirty-six" beside "36"."""
+    several = right_answers(row)
+    return [text for text in several if kind_of(row).read(text, row) is None] if len(several) > 1 else []
 
 
 def score(task: Any, row: Row, given: Any) -> float:
     """Returns how right a read answer is, in [0, 1]: that of the right answer which it fits best; None is 0."""
     if given is None:
         return 0.0
-    return max(KINDS[row["answer_type"]].same(task, given, right, row) for right in target(row))
+    return max((kind_of(row).same(task, given, right, row) for right in target(row)), default=0.0)
 
 
 def _text(answer: Any) -> str:
@@ -89,19 +141,46 @@ def read_choice(text: str, row: Row) -> str | None:
     letter = option_letter(text, options)
     if letter and letter in LETTERS:
         return letter
+    if contradicts(text, options):
+        return None
     letters = LETTERS[:len(options)] or LETTERS[:8]
-    named = choice_letters(_ARTICLE_LIKE.sub("A,", text), letters)
+    text = western(text)
+    named = choice_letters(text, letters)
     if named:
         return ",".join(sorted(named.split(",")))
     answer_words = _words(text)
     mentioned = [letter for letter, option in zip(letters, options, strict=False)
-                 if (words := _words(option)).strip() and words in answer_words]
+                 if (said := _words(option)).strip() and said in answer_words]
     return mentioned[0] if len(mentioned) == 1 else None
 
 
+def _denies_option(text: str, row: Row) -> bool:
+    """Returns whether the clause in which a text names an option among other words says that it is not so: "a dog is
+    not there", "B is wrong".
+    """
+    options = options_of(row)
+    if len(text) > _LONGEST_CHOICE or option_letter(text, options):
+        return False
+    letters = LETTERS[:len(options)] or LETTERS[:8]
+    for clause in clauses(western(text)):
+        rest, said = clause if choice_letters(clause, letters) else "", _words(clause)
+        for words_ in sorted(map(_words, options), key=len, reverse=True):
+            if words_.strip() and words_ in said:
+                said = rest = said.replace(words_, " ")
+        if rest and (negates(rest) or "n't" in clause.replace("\u2019", "'")):
+            return True
+    return False
+
+
 def _words(text: str) -> str:
-    """Returns words in lower case and numbers, with a space before and after each."""
-    return f" {' '.join(_TOKEN.findall(text.casefold()))} "
+    """Returns words in lower case and numbers, with a space before and after each; a character each where a script sets
+    no spaces.
+    """
+    return f" {' '.join(w for token in _TOKEN.findall(western(text).casefold()) for w in _spaced(token))} "
+
+
+def _spaced(token: str) -> list[str]:
+    return [token] if token.isascii() else words(token)
 
 
 def _option_problem(row: Row) -> str | None:
@@ -131,10 +210,18 @@ def _equal(_task: Any, given: Any, right: Any, _row: Row) -> float:
     return float(given == right)
 
 
+def _number(text: str, row: Row) -> float | None:
+    """Returns the one number of a text; a share of a hundred as one, where the row asks for a percentage."""
+    asks = any(_PERCENT.search(str(said)) for said in (row["question"], *_answers(row)))
+    return quantity(text, percent=asks)
+
+
 def _near(_task: Any, given: float, right: float, row: Row) -> float:
-    """Returns 1 within the row's tolerance."""
+    """Returns 1 within the row's tolerance, or where both are the same to the places that its `precision` tells."""
     units, share = tolerance(row)
-    return float(abs(given - right) <= max(units, share * abs(right)) + 1e-9 * abs(right))
+    same = close(given, right, max(units, share * abs(right)))
+    return float(same or (row.get("precision") is not None and not row.get("tolerance")
+                          and round(given, int(row["precision"])) == round(right, int(row["precision"]))))
 
 
 def _math(task: Any, given: str, right: str, row: Row) -> float:
@@ -150,7 +237,9 @@ def _chart(_task: Any, given: str, right: str, row: Row) -> float:
 
 
 def _free_text(task: Any, given: str, right: str, _row: Row) -> float:
-    return 1.0 if same_label(given, right) else TEXT_SCORES[task.text_score](given, right)
+    if same_label(given, right) or is_exact(right):
+        return float(same_label(given, right) or same_code(given, right))
+    return TEXT_SCORES[task.text_score](given, right)
 
 
 def _whole_text(text: str, _row: Row) -> str | None:
@@ -158,23 +247,26 @@ def _whole_text(text: str, _row: Row) -> str | None:
 
 
 TEXT_SCORES: dict[str, Callable[[str, str], float]] = {
-    "exact": lambda _given, _right: 0.0, "rouge": rouge,
+    "exact": lambda _given, _right: 0.0, "rouge": free_text,
     "edit": lambda given, right: edit_similarity(clean_label(given), clean_label(right))}
-"""What a text earns that is not the right one but for case and punctuation, by `task.text_score`."""
+"""What a text earns that is not the right one but for case and punctuation, by `task.text_score`; nothing where that is
+a code, a number or a quantity."""
 
 KINDS: dict[str, Kind] = {
-    "choice": Kind("the letter of the right option", read_choice, _equal),
-    "number": Kind("a number", lambda text, _row: chart.finite_number(text), _near),
+    "choice": Kind("the letter of the right option", read_choice, _equal, takes_back=_denies_option),
+    "number": Kind("a number", _number, _near),
     "count": Kind("a whole number", lambda text, _row: chart.count(text), _equal),
     "yes_no": Kind("yes or no", lambda text, _row: chart.one_yes_no(text), _equal, names=False),
     "math": Kind("one mathematical expression", lambda text, _row: math.expression(text), _math),
     "chart": Kind("the value or the label that the chart shows", _whole_text, _chart, names=False),
     "ocr": Kind("the text as it is written", _whole_text, lambda _t, a, b, _r: chart.transcript_similarity(a, b),
                 names=False),
-    "regression": Kind("a number", lambda text, _row: chart.finite_number(text),
-                       lambda _t, a, b, _r: closeness(f"{a:.15g}", f"{b:.15g}")),
+    "regression": Kind("a number", _number, lambda _t, a, b, _r: closeness(f"{a:.15g}", f"{b:.15g}")),
     "text": Kind("a short text", _whole_text, _free_text, names=False),
 }
+CODE = Kind("the right text as it is written", _whole_text, lambda _t, a, b, _r: float(same_code(a, b)), names=False)
+"""Of a number or formula that is neither: see kind_of."""
+_WORKED_OUT = ("number", "count", "math", "regression")
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
@@ -203,11 +295,17 @@ def _answer_problem(task: Any, row: Row) -> str | None:
     given: Sequence[Any] = answer if isinstance(answer, list) else [answer]
     if not given or not all(isinstance(a, str) or (is_number(a)) for a in given):
         return f"answer={str(answer)[:_SHORT]} must be a text or a number, or a list of those that are right"
-    for text, value in zip(right_answers(row), target(row), strict=True):
-        if value is None or (kind == "math" and not _readable(task, value)):
-            among = f" of {', '.join(options_of(row))[:200]}" if kind == "choice" and row.get("options") else ""
-            return f"answer={text[:_SHORT]!r} cannot be read as {KINDS[kind].asks}{among}, so no answer could be right"
-    return None
+    values = target(row)
+    if not values or (kind_of(row) is KINDS["math"] and not any(_readable(task, value) for value in values)):
+        among = f" of {', '.join(options_of(row))[:200]}" if kind == "choice" and row.get("options") else ""
+        return (f"answer={' or '.join(right_answers(row))[:_SHORT]!r} cannot be read as {kind_of(row).asks}{among}, so "
+                "no answer could be right")
+    return _precision_problem(row.get("precision"))
+
+
+def _precision_problem(given: Any) -> str | None:
+    known = given is None or (is_number(given) and given == int(given) and 0 <= given <= 15)
+    return None if known else f"precision={given!r} must be a whole number of places, 0 to 15"
 
 
 def _readable(task: Any, value: str) -> bool:
@@ -220,5 +318,7 @@ def _readable(task: Any, value: str) -> bool:
 
 def spoken(sample: Sample) -> str:
     """Returns the right answer as a model would write it."""
-    kind = sample["answer_type"]
-    return target(sample.row)[0] if kind == "choice" else right_answers(sample.row)[0]
+    row = sample.row
+    if row["answer_type"] == "choice":
+        return target(row)[0]
+    return next((text for text in right_answers(row) if kind_of(row).read(text, row) is not None), "")

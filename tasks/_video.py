@@ -88,7 +88,7 @@ def typed_problem(_task: Any, row: Mapping[str, Any]) -> str | None:
     if kind == "text" and row.get("labels") and not any(same_label(str(answer), name) for name in row["labels"]):
         return f"answer={str(answer)[:200]!r} is none of the row's labels"
     if kind == "text" and not row.get("labels") and not rouge_tokens(str(answer)):
-        return f"answer={str(answer)[:200]!r} has no Latin letter or digit, and ROUGE compares nothing else"
+        return f"answer={str(answer)[:200]!r} has no letter or digit, and ROUGE compares nothing else"
     return None
 
 

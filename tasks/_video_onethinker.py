@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from vlrl.rewards.answers import exact, ocr, read_number, rouge
+from vlrl.rewards.answers import exact, free_text, ocr, read_number
 from vlrl.rewards.boxes import format_box
 from vlrl.rewards.literals import numbers_of, read_literal
 from vlrl.rewards.spans import temporal_iou
@@ -92,7 +92,7 @@ def _accuracy(task: Any, sample: Sample, parsed: Any) -> float:
         return temporal_iou(parsed[0], truth[0]) if parsed else 0.0
     if kind == "track":
         return mean_overlap(parsed["boxes"], truth["boxes"]) if parsed else 0.0
-    return {"choice": exact, "number": _same_number, "ocr": ocr, "text": rouge,
+    return {"choice": exact, "number": _same_number, "ocr": ocr, "text": free_text,
             "regression": relative_accuracy}[kind](parsed, truth)
 
 

@@ -2,8 +2,10 @@
 
 `task.recipe` chooses how to ask and what to pay, `task.form` whether rows ask as they are, as yes or no, as a choice or
 openly. Rows: `question`, `answer` (a text or number, or a list of those that are right), `answer_type` (choice, number,
-count, yes_no, math, chart, ocr, regression, text), and as they need `options`, `tolerance`, `image` or `images`; an
-`<image>` in the question is where that image is shown. Answers of type math need math-verify.
+count, yes_no, math, chart, ocr, regression, text), and as they need `options`, `tolerance`, `precision` (places after
+the point that count), `image` or `images`; an `<image>` in the question is where that image is shown. Answers of type
+math need math-verify. A right answer of digits that is neither a number nor a formula, such as a phone number, is
+compared as it is written, whatever its type.
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ class Qa(RecipeTask):
     def placeholders(self, row: Mapping[str, Any]) -> Mapping[str, str]:
         options = zip(kinds.LETTERS, kinds.options_of(row), strict=False)
         return {"asked": "\n".join([row["question"], *(f"{letter}. {text}" for letter, text in options)]),
-                "kind": kinds.KINDS[row["answer_type"]].asks}
+                "kind": kinds.kind_of(row).asks}
 
     def metrics(self, sample: Sample, answer: Answer, parts: Parts) -> dict[str, float]:
         """Returns `mathvista_acc` of rows as MathVista has them, with a `question_type`: right by its authors' rule."""

@@ -11,7 +11,8 @@ from tests.data.test_formats_vqa import CASES as VQA
 from vlrl.checks.fields import field_problems
 from vlrl.data import FIELDS, read_rows, sample_from_row
 from vlrl.data.formats import FORMATS, canonical, recognised
-from vlrl.data.formats.choices import kind_of, letter, options_of
+from vlrl.data.formats.answer_types import guessed
+from vlrl.data.formats.choices import letter, options_of
 from vlrl.data.formats.times import interval, intervals, seconds
 from vlrl.errors import DataError
 
@@ -341,9 +342,13 @@ def test_letters_of_options():
 
 def test_types_of_answers():
     for answer, asked, kind in (("5", "How many?", "count"), ("5", "How far?", "number"), ("Yes.", "", "yes_no"),
-                                ("(C)", "", "choice"), ("2\\pi", "", "math"), ("x = 3", "", "math"),
-                                ("3/4", "", "math"),
-                                ("covid-19 virus", "", "text"), ("1/8/93", "", "text"),
-                                ("2019-2021", "", "text"), ("10-12", "", "math"), ("a cat", "", "text"),
+                                ("(C)", "", "choice"), ("2\\pi", "", "math"), ("x = 3", "", "text"),
+                                ("x = 3", "Find x.", "math"), ("3/4", "What fraction is left?", "math"),
+                                ("3/4", "", "text"), ("24/7", "When is it open?", "text"), ("$5.99", "", "number"),
+                                ("covid-19 virus", "", "text"), ("1/8/93", "", "text"), ("12.5%", "", "number"),
+                                ("2019-2021", "", "text"), ("10-12", "Solve it.", "text"), ("a cat", "", "text"),
+                                ("007", "How many?", "text"), (7, "", "number"), ("No", "What does it say?", "text"),
+                                ("C:\\Users", "", "text"), ("12,5", "", "number"), ("1.2.3", "", "text"),
+                                ("12:30", "", "text"), ("B-MW 12", "", "text"), ("45°", "Measure of angle A?", "math"),
                                 ("", "", "text")):
-        assert kind_of(answer, asked) == kind, answer
+        assert guessed(answer, asked) == kind, answer

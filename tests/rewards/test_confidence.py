@@ -25,7 +25,8 @@ ANSWER = "<think>so</think><answer>cat</answer>"
     ("<answer>cat</answer><confidence>0.8</confidence>", 0.8, 0),
     (f"{ANSWER}<confidence>1</confidence><confidence>0</confidence>", None, 0),
     *((f"{ANSWER}<confidence>{q}</confidence>", None, 0) for q in (
-        "", "85", "85%", "-0.1", "1.01", "nan", "inf", "high", "0.8 or 0.2", "1e400", "\u0661")),
+        "", "85", "85%", "-0.1", "1.01", "nan", "inf", "high", "0.8 or 0.2", "1e400", "\u00b9")),
+    (f"{ANSWER}<confidence>\u0661</confidence>", 1.0, 1),
     (f"{ANSWER}<confidence>0.8", None, 0),
     (ANSWER, None, 0),
     ("", None, 0),

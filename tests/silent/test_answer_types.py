@@ -26,31 +26,26 @@ def paid(row, *texts):
     return [s.parts["accuracy"] for s in found]
 
 
-@pytest.mark.xfail(strict=True, reason="a type is guessed from one answer")
 def test_a_times_sum_or_order_is_not_worked_out(tmp_path):
     (row,) = rows_of(tmp_path, {"question": "What is the bus timetable entry?", "answer": "08-15-30"})
     assert paid(row, "08-15-30", "-37", "30-15-08", "8-15-30") == [1, 0, 0, 0]
 
 
-@pytest.mark.xfail(strict=True, reason="a type is guessed from one answer")
 def test_zeros_before_a_number_are_part_of_it(tmp_path):
     (row,) = rows_of(tmp_path, {"question": "Which postcode is on the letter?", "answer": "01067"})
     assert paid(row, "01067", "1067", "001067") == [1, 0, 0]
 
 
-@pytest.mark.xfail(strict=True, reason="a type is guessed from one answer")
 def test_a_number_with_an_exponent_is_no_number_where_it_names_a_seat(tmp_path):
     (row,) = rows_of(tmp_path, {"question": "Which seat is printed on the ticket?", "answer": "12E1"})
     assert paid(row, "12E1", "120") == [1, 0]
 
 
-@pytest.mark.xfail(strict=True, reason="a type is guessed from one answer")
 def test_a_price_range_is_no_formula(tmp_path):
     (row,) = rows_of(tmp_path, {"question": "What does the menu ask for lunch?", "answer": "$8-12"})
     assert paid(row, "$8-12", "-4", "12-8") == [1, 0, 0]
 
 
-@pytest.mark.xfail(strict=True, reason="a type is guessed from one answer")
 def test_a_letter_that_is_read_from_a_picture_is_no_option(tmp_path):
     row, *_ = rows_of(tmp_path, {"question": "Which grade did she get?", "answer": "A"},
                       {"question": "Who teaches it?", "answer": "Mr Smith"},
@@ -58,7 +53,6 @@ def test_a_letter_that_is_read_from_a_picture_is_no_option(tmp_path):
     assert paid(row, "A", "A+", "A or B") == [1, 0, 0]
 
 
-@pytest.mark.xfail(strict=True, reason="a type is guessed from one answer")
 @pytest.mark.parametrize("given", ["math", "number"])
 def test_a_type_of_an_earlier_convert_does_not_pay_other_codes(given):
     row = {"id": "1", "question": "Which order number?", "answer": "0041-007", "answer_type": given}

@@ -77,7 +77,7 @@ NEVER = Services(given={"judge": lambda questions: ["0.0"] * len(questions)})
 TYPES = [
     (CHOICE, {"B": 1, "b": 1, "(B)": 1, "B. a dog": 1, "a dog": 1, "The answer is B.": 1, "it is a dog, sure": 1,
               "there is a cat": 0, "it is a black dog": 0, "A": 0, "A, B": 0, "A B C": 0, "B or C": 0,
-              "a cat; a dog": 0, "": 0, "D": 0, "Both": 0, "A dog": 1, "B. a cat": 1, "A or B": 0, LONG: 0}),
+              "a cat; a dog": 0, "": 0, "D": 0, "Both": 0, "A dog": 1, "B. a cat": 0, "A or B": 0, LONG: 0}),
     (SEVERAL, {"A, C": 1, "C, A": 1, "A and C": 1, "A": 0, "A, B, C": 0, "": 0}),
     ({**CHOICE, "answer": ["a black dog", "a cat"]}, {"A, C": 1, "C": 0}),
     ({**CHOICE, "answer": "A, C"}, {"C, A": 1, "C": 0}),

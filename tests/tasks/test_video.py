@@ -250,7 +250,7 @@ def test_the_margin_of_consistency():
     ("direct", {**NUMBER, "answer": "three"}, "must be a number"),
     ("direct", {**NUMBER, "tolerance": -1}, "tolerance=-1"),
     ("favchat", {**LABEL, "answer": "blurred"}, "is none of the row's labels"),
-    ("video_r1", {**TEXT, "answer": "\u4e2d\u6587"}, "no Latin letter or digit"),
+    ("video_r1", {**TEXT, "answer": "\u2026\uff01"}, "no letter or digit"),
     ("direct", {**timed.SPAN, "spans": []}, "spans is missing")])
 def test_rows_that_cannot_be_scored(recipe, row, words):
     with pytest.raises(DataError, match="row 'r1'") as caught:

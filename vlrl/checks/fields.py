@@ -11,8 +11,9 @@ from vlrl.data.formats.choices import letter, options_of
 from vlrl.data.formats.driving import plan_problem
 from vlrl.data.formats.fields import number, short
 from vlrl.errors import DataError, did_you_mean
+from vlrl.rewards.answers import one_number
 from vlrl.rewards.boxes import is_number
-from vlrl.rewards.chart import fraction
+from vlrl.rewards.codes import is_code
 from vlrl.rewards.driving import trajectory_problem
 
 Row = Mapping[str, Any]
@@ -91,8 +92,7 @@ def _answer_type(row: Row) -> str | None:
 
 def _is_numeric(value: Any) -> bool:
     several = value if isinstance(value, list) else [value]
-    return bool(several) and all(number(str(v).replace(",", "").rstrip("%")) is not None
-                                 or fraction(str(v)) is not None for v in several)
+    return any(one_number(str(v)) is not None or is_code(str(v)) for v in several)
 
 
 def _options(row: Row) -> str | None:

@@ -20,6 +20,7 @@ from vlrl.cli.terminal import bars
 if TYPE_CHECKING:
     from vlrl.checks import Finding
     from vlrl.config.schema import Config
+    from vlrl.data.formats.answer_types import TypeLine
     from vlrl.task import Task
     from vlrl.tools.datacheck import Findings
     from vlrl.tools.datasplit import Split
@@ -116,6 +117,7 @@ def check(
         findings = run(files, task, limits, own_root, format or (settled.data.format if settled else "auto"),
                        media=media, allow_missing=allow_missing,
                        columns=_pairs(columns) or (settled.data.columns if settled else None), scale=scale, tell=tell,
+                       answer_type=settled.data.answer_type if settled else "",
                        see=_view(settled, task) if show else None)
     if json:
         emit({"file": ", ".join(map(str, files)), **asdict(findings), "problems": _plain(findings.problems),
@@ -161,6 +163,9 @@ def convert(
     columns: Columns = None,
     keep_going: Annotated[bool, typer.Option("--keep-going",
                                              help="Leave bad rows out and list them, instead of stopping.")] = False,
+    answer_type: Annotated[str | None, typer.Option(
+        help="answer_type of all rows without options, e.g. text; default: data.answer_type of the config, else by "
+        "their fields, answers and questions.", show_default=False)] = None,
     force: Force = False, json: AsJson = False,
 ) -> None:
     """Write a data file of any known format as canonical rows, whole or not at all.
@@ -168,19 +173,26 @@ def convert(
     Media paths stay valid: relative to the new file's folder, or to --root.
     """
     from vlrl.data import bad_row_lines
+    from vlrl.data.formats.answer_types import TypeTable, check_answer_type
     from vlrl.tools.datacheck import printable
     from vlrl.tools.dataconvert import convert as run
 
-    task = None
+    task, types = None, TypeTable()
     if config:
         from vlrl.task.mixture import one_task
         from vlrl.training.build_task import make_task
 
-        task = one_task(make_task(load(config, None)), "vlrl data convert --config")
-    count, bad = run(file, out, format, root, task, columns=_pairs(columns), keep_going=keep_going, force=force)
+        settled = load(config, None)
+        task = one_task(make_task(settled), "vlrl data convert --config")
+        answer_type = settled.data.answer_type if answer_type is None else answer_type
+    check_answer_type(answer_type or "", "--answer-type")
+    count, bad = run(file, out, format, root, task, columns=_pairs(columns), keep_going=keep_going, force=force,
+                     answer_type=answer_type or "", types=types)
     if json:
-        emit({"file": str(out), "rows": count, "left_out": [asdict(row) for row in bad]})
+        emit({"file": str(out), "rows": count, "left_out": [asdict(row) for row in bad],
+              "types": [asdict(line) for line in types.lines()]})
         return
+    _show_types(types.lines())
     for line in bad_row_lines(bad):
         typer.echo(f"left out {printable(line)}")
     typer.echo(f"{out}: {count:,} rows" + (f", {len(bad):,} left out" if bad else ""))
@@ -363,6 +375,7 @@ def _show_findings(file: str, findings: Findings, most: int, labels: bool) -> No
     if findings.bad:
         kinds = Counter(kind for _, kind in {(p.where, p.kind) for p in findings.problems})
         typer.echo("bad rows by kind of problem: " + ", ".join(f"{kind} {n:,}" for kind, n in kinds.most_common()))
+    _show_types(findings.types)
     for name, values in findings.counts.items():
         _show_counts(name, values)
     if findings.pixels:
@@ -383,6 +396,15 @@ def _show_fields(findings: Findings) -> None:
     for name, count in findings.fields.items():
         note = "" if name in FIELDS else f"   not canonical: kept, sample[{name!r}] in the task"
         typer.echo(f"{name[:24]:<24} {count:>6,} {count / findings.rows:>6.1%}{note}")
+
+
+def _show_types(lines: Sequence[TypeLine]) -> None:
+    from vlrl.tools.datacheck import printable
+
+    if lines:
+        typer.echo("answer type      rows   why, and examples")
+    for line in lines:
+        typer.echo(f"{line.type[:14]:<14} {line.rows:>6,}   {line.why}: {printable(', '.join(line.examples))}")
 
 
 def _show_pixels(budget: PixelBudget) -> None:

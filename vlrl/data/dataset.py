@@ -15,6 +15,7 @@ from vlrl.config.paths import split_of_folder, tried
 from vlrl.config.registry import failure
 from vlrl.data import hub
 from vlrl.data.formats import rows_in
+from vlrl.data.formats.answer_types import TypeTable
 from vlrl.data.formats.folders import of_side, split_files
 from vlrl.data.formats.json_text import MOST_LINE
 from vlrl.data.lazy_dataset import lazy_samples
@@ -153,8 +154,13 @@ def _all_samples(task: Any, split: str, files: Sequence[Path], root: Path) -> Sa
     places: list[str] = []
     bad: list[BadRow] = []
     taken: set[str] = set()
+    types = TypeTable()
     rows = [entry for path in files for entry in rows_in(path, data.format, root, data.columns, roots, taken,
-                                                                    cache=data.cache)]
+                                                         cache=data.cache,
+                                                         answer_type=data.answer_type, types=types)]
+    if guessed := types.guessed():
+        log.info("data.%s: types of answers that no field says: %s (vlrl data check shows examples, data.answer_type "
+                 "sets one)", split, guessed)
     for where, row in of_side(rows, split):
         try:
             sample = checked_sample(task, row, root)

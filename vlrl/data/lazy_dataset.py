@@ -12,6 +12,7 @@ import numpy as np
 from vlrl.config.schema import DataSettings
 from vlrl.data.embedded import without_bytes
 from vlrl.data.formats import FORMATS, Source, check_columns, check_format, format_of, renamed, rows_as
+from vlrl.data.formats.answer_types import Tendency, settled
 from vlrl.data.media import Access
 from vlrl.data.row_index import Record, Rows, bytes_of, opened
 from vlrl.data.row_samples import checked_sample
@@ -37,6 +38,7 @@ class LazySamples(SampleSequence):
         self._columns = task.data.columns
         self._format = _format(rows, task.data)
         self._roots = Access.of(task.data).roots
+        self._tendency = Tendency.of(row for record in _looked_at(rows) for row in self._rows_of("", record))
         self._places = _of_side(rows.sides, split)
 
     def __len__(self) -> int:
@@ -53,12 +55,15 @@ class LazySamples(SampleSequence):
         where, id, record = self.record(index)
         data = self._task.data
         try:
-            source = Source(id, self._root, self._roots)
-            (row,) = rows_as(renamed(record, self._columns), self._format, source, sure=data.format != "auto")
-            return checked_sample(self._task, row, self._root)
+            (row,) = self._rows_of(id, record)
+            return checked_sample(self._task, settled(row, self._tendency, data.answer_type), self._root)
         except DataError as error:
             way = "" if data.quarantine else " (data.quarantine=true leaves bad rows out)"
             raise DataError(f"{where}: {error}{way}") from error
+
+    def _rows_of(self, id: str, record: Any) -> Sequence[Any]:
+        source, sure = Source(id, self._root, self._roots), self._task.data.format != "auto"
+        return rows_as(renamed(record, self._columns), self._format, source, sure=sure)
 
 
 def lazy_samples(task: Any, split: str, files: Sequence[Path], root: Path) -> LazySamples | None:

@@ -3,6 +3,7 @@ truth as texts and gives a score in [0, 1]. Linear time up to products with the 
 
 import math
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -10,8 +11,11 @@ from itertools import islice
 
 from rapidfuzz.distance import LCSseq, Levenshtein
 
+from vlrl.rewards.codes import is_exact, same_code
+from vlrl.rewards.numbers import is_percent, numbers, whole_number
+from vlrl.rewards.scripts import pieces, western, words
 from vlrl.rewards.stem import stem
-from vlrl.rewards.text import clean_label, denies, numbers, same_label
+from vlrl.rewards.text import clean_label, denies, revoked, same_label
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 MOST_CHARACTERS = 20_000
@@ -20,8 +24,6 @@ MOST_WORDS = 5000
 """Words of an answer that are compared; one that has more cannot be close to a shorter truth."""
 _LEADING = re.compile(r"[(\[\s*_\"'`]*([A-Za-z])(?![\w'\u2019])([)\].:,;*_\"'`]*)(\s*)", re.ASCII)
 _ALONE = re.compile(r"(?<![\w'\u2019])[A-Z](?![\w'\u2019])", re.ASCII)
-_WHOLE_NUMBER = re.compile(r"[-+]?(?:\d{1,30}\.?\d{0,30}|\.\d{1,30})(?:[eE][-+]?\d{1,2})?", re.ASCII)
-_NO_TOKEN = re.compile(r"[^a-z0-9]+")
 _TINY = 1e-9
 
 
@@ -49,20 +51,35 @@ def option_letter(text: str, options: Sequence[str] = ()) -> str | None:
     """Returns the one option that a text names, as a capital letter; None when it names none or several.
 
     It stands first, alone or marked ("B", "b.", "(B)", "B: a cat"), or the text is that of an option. "Both" names
-    none, and "A, B" names two. Without `options` any letter from A to Z will do.
+    none, "A, B" names two, and so does "B. a cat" where that is the text of A. Without `options` any letter from A to Z
+    will do.
     """
+    text = western(text)
     letters = LETTERS[:len(options)] if options else LETTERS
     texts = [clean_label(option) for option in bare_options(options)]
     match = _LEADING.match(text)
     letter = match[1].upper() if match else ""
     if match and letter in letters:
-        rest = text[match.end():]
-        if not clean_label(rest) or (texts and clean_label(rest) == texts[letters.index(letter)]):
+        rest, own = text[match.end():], texts[letters.index(letter)] if texts else ""
+        if not clean_label(rest) or clean_label(rest) == own:
             return letter
+        if contradicts(text, options):
+            return None
         if (match[2] or "\n" in match[3]) and not {m[0] for m in _ALONE.finditer(rest)} & (set(letters) - {letter}):
             return letter  # "A. so" is marked, "A cat" begins a sentence
     same = [at for at, option in enumerate(texts) if option == clean_label(text)]
     return letters[same[0]] if len(same) == 1 else None
+
+
+def contradicts(text: str, options: Sequence[str]) -> bool:
+    """Returns whether a text has the letter of one option and then the words of another: "B. a cat" where that is A."""
+    match = _LEADING.match(western(text))
+    letter = match[1].upper() if match and match[2] else ""
+    if not match or not letter or letter not in LETTERS[:len(options)]:
+        return False
+    texts, said = [clean_label(option) for option in bare_options(options)], clean_label(western(text)[match.end():])
+    fits = [text for text in texts if text and re.match(rf"{re.escape(text)}(?!\w)", said)]
+    return bool(fits) and max(fits, key=len) != texts[LETTERS.index(letter)]
 
 
 def choice(given: str, truth: str, options: Sequence[str] = ()) -> float:
@@ -75,9 +92,8 @@ def choice(given: str, truth: str, options: Sequence[str] = ()) -> float:
 
 
 def read_number(text: str) -> float | None:
-    """Returns the number that a text is, commas dropped ("1,200", "-3.5", "2e3"); None for any other text."""
-    text = text.strip().replace(",", "")
-    return float(text) if _WHOLE_NUMBER.fullmatch(text) else None
+    """Returns the number that a text is ("1,200", "-3.5", "12,5", "2e3", "1/2"); None for any other text."""
+    return whole_number(text)
 
 
 def mathvista(given: str, truth: str, options: Sequence[str] = (), precision: int | None = None) -> float:
@@ -140,6 +156,19 @@ def one_number(text: str) -> float | None:
     return value if not values and math.isfinite(value) else None
 
 
+def quantity(text: str, percent: bool = False) -> float | None:
+    """Returns the one number of a text, "3%" as .03 unless what is asked for is a `percent`; None for none or several.
+    """
+    value = one_number(text)
+    return value if value is None or percent or not is_percent(text) else value / 100
+
+
+def close(a: float, b: float, within: float) -> bool:
+    """Returns whether two numbers differ by at most `within`, or by rounding; whole ones do not."""
+    whole = a == int(a) and b == int(b)
+    return abs(a - b) <= within + (0.0 if whole and not within else _TINY * abs(b))
+
+
 def same_number(given: str, truth: str) -> float:
     """1 when both are numbers, equal to two digits, and both or neither have a point or a comma (Video-R1)."""
     a, b = read_number(given), read_number(truth)
@@ -149,16 +178,16 @@ def same_number(given: str, truth: str) -> float:
 
 
 def _has_point(text: str) -> bool:
-    return "." in text or "," in text
+    return not {".", ","}.isdisjoint(western(text))
 
 
 def near_number(given: str, truth: str, tolerance: float = 0.0) -> float:
     """1 when the one number of `given` differs from the truth by at most `tolerance`, in the number's own units.
 
-    0 for what begins with a negation, "not 3".
+    0 for what begins with a negation, "not 3", or ends with one, "3 is wrong".
     """
-    a, b = None if denies(given) else one_number(given), read_number(truth)
-    return float(a is not None and b is not None and abs(a - b) <= tolerance + _TINY * abs(b))
+    a, b = None if denies(given) or revoked(given) else quantity(given), read_number(truth)
+    return float(a is not None and b is not None and close(a, b, tolerance))
 
 
 def closeness(given: str, truth: str) -> float:
@@ -173,9 +202,11 @@ def closeness(given: str, truth: str) -> float:
 
 
 def word_error_rate(given: str, truth: str) -> float:
-    """Word edits between the two, as a share of the truth's words; above 1 for an answer that says far too much."""
-    wanted = truth.split()
-    return Levenshtein.distance(given.split()[:MOST_WORDS + 2 * len(wanted)], wanted) / max(1, len(wanted))
+    """Word edits between the two, as a share of the truth's words; above 1 for an answer that says far too much. A
+    character counts as a word where a script sets no spaces.
+    """
+    wanted = pieces(truth)
+    return Levenshtein.distance(pieces(given, MOST_WORDS + 2 * len(wanted)), wanted) / max(1, len(wanted))
 
 
 def ocr(given: str, truth: str) -> float:
@@ -185,21 +216,22 @@ def ocr(given: str, truth: str) -> float:
 
 def edit_similarity(given: str, truth: str) -> float:
     """1 minus the edits between the texts as a share of the longer one; 1 for two empty texts."""
-    return Levenshtein.normalized_similarity(given[:20 * MOST_WORDS], truth)
+    given, truth = (unicodedata.normalize("NFC", text) for text in (given[:20 * MOST_WORDS], truth))
+    return Levenshtein.normalized_similarity(given, truth)
 
 
 def rouge_tokens(text: str) -> list[str]:
-    """Returns the words of a text as ROUGE sees them: runs of a-z and 0-9 in lower case, stemmed from four letters
-    on.
+    """Returns the words of a text as ROUGE sees them: of letters and digits in lower case, Latin ones stemmed from four
+    letters on; a character each where a script sets no spaces.
     """
-    words = _NO_TOKEN.sub(" ", text.lower()).split()[:MOST_WORDS]
-    return [stem(word) if 3 < len(word) <= 100 else word for word in words]
+    found = words(text[:20 * MOST_WORDS].lower(), MOST_WORDS)
+    return [stem(word) if 3 < len(word) <= 100 and word.isascii() else word for word in found]
 
 
 def rouge(given: str, truth: str) -> float:
     """Returns the mean F of ROUGE-1, ROUGE-2 and ROUGE-L with stemming (Lin 2004; Video-R1's free-form score).
 
-    Texts of one word share no pair of words, so they earn 2/3 at most. Only Latin letters and digits count.
+    Texts of one word share no pair of words, so they earn 2/3 at most. Letters and digits of every script count.
     """
     a, b = rouge_tokens(given), rouge_tokens(truth)
     if not a or not b:
@@ -207,6 +239,12 @@ def rouge(given: str, truth: str) -> float:
     shared = [sum((_runs(a, n) & _runs(b, n)).values()) for n in (1, 2)]
     return (_f(shared[0], len(a), len(b)) + _f(shared[1], len(a) - 1, len(b) - 1)
             + _f(LCSseq.similarity(a, b), len(a), len(b))) / 3
+
+
+def free_text(given: str, truth: str) -> float:
+    """Returns ROUGE, but nothing for another code, number or quantity than the right one: "12 m" is no part of "13 m".
+    """
+    return 0.0 if is_exact(truth) and not same_code(given, truth) else rouge(given, truth)
 
 
 def _runs(words: Sequence[str], n: int) -> Counter[tuple[str, ...]]:
@@ -221,7 +259,7 @@ def _f(shared: float, given: int, wanted: int) -> float:
 
 Scorer = Callable[[str, str], float]
 
-STRICT: Mapping[str, Scorer] = {"choice": exact, "number": same_number, "ocr": ocr, "text": rouge,
+STRICT: Mapping[str, Scorer] = {"choice": exact, "number": same_number, "ocr": ocr, "text": free_text,
                                   "regression": closeness}
 """The typed accuracy of Video-R1 (2503.21776), strict about the form of an answer."""
 

@@ -1,25 +1,29 @@
 """Values of charts, words of pictures, counts, and yes or no: answers that name exactly one thing. Never raises."""
 
-import math
 import re
 
 from vlrl.rewards.answers import edit_similarity, one_number
+from vlrl.rewards.numbers import is_percent, whole_number
+from vlrl.rewards.scripts import western
 from vlrl.rewards.text import clean_label, yes_no
 
 CLOSE = 1e-5
 """Relative error up to which two values of a chart are equal (GLM-4.1V, arXiv 2507.01006)."""
 _YEARS = (1000, 3000)
-_VALUE = re.compile(r"(?:[$€£¥]\s?)?([-+]?(?:\d{1,3}(?:,\d{3})+|\d{1,15})(?:\.\d{1,15})?)\s?%?", re.ASCII)
-_FRACTION = re.compile(r"([-+\u2212]?)(\d{1,9})\s?/\s?(\d{1,9})", re.ASCII)
+_VALUE = re.compile(r"(?:[$€£¥]\s?)?([-+]?[\d.,]{1,30})\s?%?", re.ASCII)
 _WORDS = ("zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
           "seventeen eighteen nineteen twenty").split()
+_HAN = {c: n for n, c in enumerate("零一二三四五六七八九十")} | {"两": 2, "〇": 0}
+_TEENS = re.compile(r"([二三四五六七八九]?)十([一二三四五六七八九]?)")
 _NO_LIKE = re.compile(r"(?<!\w)(?:no|not|none|false|incorrect)(?!\w)")
+_AS_NO = re.compile("不是|不对|不正确|没有|否|错误|いいえ|(?<!\\w)нет(?!\\w)")
+_AS_YES = re.compile("是|对|正确|はい|(?<!\\w)да(?!\\w)")
 
 
 def chart_value(text: str) -> float | None:
     """Returns the value that a text is, but for a currency sign, commas and a percent sign; None for any other text."""
-    match = _VALUE.fullmatch(text.strip().rstrip("."))
-    return float(match[1].replace(",", "")) if match else None
+    match = _VALUE.fullmatch(western(text).strip().rstrip("."))
+    return whole_number(match[1]) if match else None
 
 
 def chart_equal(given: str, truth: str, close: float = CLOSE, units: float = 0.0) -> bool:
@@ -36,40 +40,30 @@ def chart_equal(given: str, truth: str, close: float = CLOSE, units: float = 0.0
     return abs(a - b) <= max(units + 1e-9 if units else 0.0, close * (abs(b) + 1e-6))
 
 
-def finite_number(text: str) -> float | None:
-    """Returns the number of a text that has exactly one, whatever words stand around it, or is a fraction; None for
-    others.
-    """
-    part, value = fraction(text), one_number(text)
-    return part if part is not None else value if value is not None and math.isfinite(value) else None
-
-
-def fraction(text: str) -> float | None:
-    """Returns the value of a text that is a fraction in lowest terms ("1/2"); None for others, "34/2" is not worked
-    out.
-    """
-    match = _FRACTION.fullmatch(text.strip().rstrip("."))
-    above, below = (int(match[2]), int(match[3])) if match else (0, 1)
-    if not match or below < 2 or math.gcd(above, below) > 1:
-        return None
-    return (-1 if match[1] in ("-", "\u2212") else 1) * above / below
-
-
 def count(text: str) -> int | None:
-    """Returns the count that a text gives: its one number, or a number word from zero to twenty alone; None without
-    one.
+    """Returns the count that a text gives: its one number, or alone a number word from zero to twenty or a Chinese one
+    up to 99; None without one, and for a share of a hundred.
     """
     word = clean_label(text)
     if word in _WORDS:
         return _WORDS.index(word)
-    value = finite_number(text)
+    if word in _HAN:
+        return _HAN[word]
+    if tens := _TEENS.fullmatch(word):
+        return 10 * _HAN.get(tens[1], 1) + _HAN.get(tens[2], 0)
+    value = None if is_percent(text) else one_number(text)
     return int(value) if value is not None and value >= 0 and value == int(value) else None
 
 
 def one_yes_no(text: str) -> str | None:
-    """"yes" or "no" as `text.yes_no` reads it, but None where a text says both, as "yes, no" does."""
+    """"yes" or "no" as `text.yes_no` reads it, Chinese, Japanese and Russian words too; None where a text says both, as
+    "yes, no" does.
+    """
+    text = text.casefold()
+    if not text.isascii():
+        text = _AS_YES.sub(" yes ", _AS_NO.sub(" no ", text))
     said = yes_no(text)
-    return None if said == "yes" and _NO_LIKE.search(text.casefold()) else said
+    return None if said == "yes" and _NO_LIKE.search(text) else said
 
 
 def transcript_similarity(given: str, truth: str) -> float:

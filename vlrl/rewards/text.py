@@ -3,33 +3,46 @@
 import math
 import re
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Literal
 
+from vlrl.rewards.numbers import numbers
+from vlrl.rewards.scripts import pieces, western
 from vlrl.types import Answer
 
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 _OPENING = re.compile(r"([<\[\u25c1])(\w++)([>\]\u25b7])")
 _MARKED = re.compile(r"\s*+(?:<\w|\\boxed\{)")
 _SPACE = " \t\r\n\f\v\u00a0"
-_AROUND = _SPACE + "\"'`()[]{}<>*_,;:!?\u2018\u2019\u201c\u201d\u00ab\u00bb\u3001\u3002\uff0c\uff01\uff1f\uff1a\uff1b"
+_AROUND = (_SPACE + "\"'`()[]{}<>*_,;:!?\u2018\u2019\u201c\u201d\u201e\u00ab\u00bb\u00bf\u00a1\u2026\u060c\u061b\u061f"
+           "\u0964\u3001\u3002\u300c\u300d\u300e\u300f\u3010\u3011\uff0c\uff01\uff1f\uff1a\uff1b")
+_DASHES = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2014\u2212"), "-")
+_RAISED = {ord(c): f"^{n}" for n, c in enumerate("\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079")}
+"""Raised digits, which NFKC would put on the line: 10\u00b2 is not 102."""
 _YES = re.compile(r"(?<![a-z])(?:yes|true|correct)(?![a-z])")
 _NO = re.compile(r"(?<![a-z])(?:no|false|incorrect)(?![a-z])")
 _NOT = re.compile(r"(?<![a-z])(?:not|isn't|n't)\s{1,9}(?:yes|true|correct)(?![a-z])")
-_ALONE = re.compile(r"(?<![A-Za-z0-9'])[A-Z](?![A-Za-z0-9'])(?!(?<=A)\s[a-z])", re.ASCII)  # "A cat" has an article
+_ALONE = re.compile(r"(?<![A-Za-z0-9'])[A-Z](?![A-Za-z0-9'])(?!(?<=A)\s(?!(?:and|or)\s)[a-z])",
+                    re.ASCII)  # "A cat" has an article, "A and B" none
 _SMALL = re.compile(r"(?<![a-z0-9])[a-z](?![a-z0-9])", re.ASCII)
 _OTHER_WORDS = re.compile(r"\w\w")
 _EMPTY = ("[]", "{}", "```json\n[]\n```", "```json\n{}\n```")
 _NOTHING = re.compile(r"(?<!\w)(?:no|none|not|nothing|nowhere|neither|null|empty|absent|missing|without|cannot)(?!\w)"
                       r"|n['\u2019]t(?!\w)|没有|不存在|无")
-# no possessive group: Python before 3.11.5 matches "3e" whole with one
-_NUMBER = re.compile(r"(?<![\w.])[-+\u2212]?(?:(?:\d{1,3}(?:,\d{3})+(?!,\d{3})|\d++)(?:\.\d++)?|\.\d++)"
-                     r"(?:[eE][-+]?\d{1,2})?(?!\w|\.\d)", re.ASCII)
 _DENIES = re.compile(
     r"\W{0,9}(?:(?:it|this|that|these|there|i|we|you|the\s{1,9}\w{1,20})(?:\s{1,9}|['\u2019]s\s{1,9}))?"
     r"(?:(?:is|are|am|was|were|be|do|does|did|should|would|will|can|could|must)\s{1,9}){0,2}"
     r"(?:not|never|neither|cannot|anything\s{1,9}but|no(?=\s{1,9}[^\W\d])"
-    r"|(?:is|are|was|were|do|does|did|should|would|wo|ca|could|must)n['\u2019]t)(?!\w)", re.IGNORECASE)
+    r"|(?:is|are|was|were|do|does|did|should|would|wo|ca|could|must)n['\u2019]t)(?!\w)"
+    r"|\W{0,9}(?:答案|它|这|那)?(?:不是|并非|不选)", re.IGNORECASE)
+_CLAUSE = re.compile(r"[.,;:!?\n、。，；：！？]|(?<!\w)(?:but|so|because|since|hence|therefore|thus)(?!\w)"
+                     r"|但|所以|因为", re.IGNORECASE)
+_CERTAIN = re.compile(r"(?:no|without(?:\sa)?)\s(?:doubt|question)|not\s(?:only|just)|没错", re.IGNORECASE)
+_NOT_SO = re.compile(r"(?<!\w)(?:not|no|never|neither|nor|none|cannot|without|wrong|incorrect|false|absent|missing)"
+                     r"(?!\w)|n['\u2019]t(?!\w)|不|没|并非|错", re.IGNORECASE)
+_REVOKED = re.compile(
+    r"(?:(?:is|are|was|were)(?:\s{1,9}not|n['\u2019]t)\s{1,9}(?:right|correct|true|it|so|there|(?:the|an)\s(?:right\s|"
+    r"correct\s)?answer)|(?:is|are|was|were)\s{1,9}(?:wrong|incorrect|false)|不对|错误|不正确)\W{0,9}$", re.IGNORECASE)
 _UNSURE = re.compile(r"(?:(?<!\w)(?:not|cannot)|n['\u2019]t)\s{1,9}(?:know|sure|certain|tell|say|decide)(?!\w)")
 
 
@@ -159,7 +172,8 @@ def clean_label(text: str) -> str:
 
     Signs that tell labels apart (`C++` and `C#`, `-5` and `5`) stay.
     """
-    text = unicodedata.normalize("NFKC", text)
+    if not text.isascii():
+        text = unicodedata.normalize("NFKC", western(text).translate(_RAISED)).translate(_DASHES)
     plain = text.lstrip(_AROUND).rstrip(_AROUND + ".") or text.strip(_SPACE)
     return " ".join(plain.casefold().split())
 
@@ -170,17 +184,11 @@ def same_label(a: str, b: str) -> bool:
 
 
 def number(text: str) -> float | None:
-    """Returns the first number of a text that stands alone ("3", "-2.5", "1,200"); None without one ("x2", "3D" are
-    none).
+    """Returns the first number of a text that stands alone ("3", "-2.5", "1,200"); None without one, and where it is
+    one that is not worked out ("x2", "3D", "3^2" are none).
     """
-    match = _NUMBER.search(text)
-    value = float(match[0].replace(",", "").replace("\u2212", "-")) if match else math.nan
+    value = next(numbers(text), math.nan)
     return value if math.isfinite(value) else None
-
-
-def numbers(text: str) -> Iterator[float]:
-    """Returns all numbers of a text that stand alone, in its order; those beyond the range of floats are infinite."""
-    return (float(match[0].replace(",", "").replace("\u2212", "-")) for match in _NUMBER.finditer(text))
 
 
 def yes_no(text: str) -> str | None:
@@ -214,15 +222,32 @@ def token_f1(a: str, b: str, contained: bool = False) -> float:
         return float(first == second)
     if len(first) == len(second) == 1:
         short, long = sorted((*first, *second), key=len)
-        if short not in long or contained or short == long:
-            return float(short in long)
-        return 2 * len(short) / (len(short) + len(long)) if len(short) > 1 else 0.0
+        if short in long:
+            if contained or short == long:
+                return 1.0
+            return 2 * len(short) / (len(short) + len(long)) if len(short) > 1 else 0.0
+    first, second = set(pieces(a.casefold())), set(pieces(b.casefold()))
     return 2 * len(first & second) / (len(first) + len(second))
 
 
 def denies(text: str) -> bool:
     """Returns whether a text begins by saying what is not so: "not a cat", "It isn't C", "do not STOP", "no cat"."""
     return _DENIES.match(text) is not None
+
+
+def clauses(text: str) -> list[str]:
+    """Returns the parts of a text between its commas, stops and words such as "but" and "so"."""
+    return _CLAUSE.split(text)
+
+
+def negates(clause: str) -> bool:
+    """Returns whether a clause says that something is not so: "is not there", "is wrong", "no"; "no doubt" does not."""
+    return _NOT_SO.search(_CERTAIN.sub(" ", clause)) is not None
+
+
+def revoked(text: str) -> bool:
+    """Returns whether a text ends by saying that what it said is not right: "3 is wrong"."""
+    return _REVOKED.search(text[-100:]) is not None
 
 
 def says_none(text: str) -> bool:

@@ -19,6 +19,8 @@ from vlrl.task.services import Services, without_absent
 from vlrl.types import Answer, Parts, Sample, StepValues
 
 _MOST_MARKS = 1000
+LARGEST = 1e12
+"""Of a part or reward; squares and sums of larger ones leave the range of the numbers that a GPU computes with."""
 _watch: Callable[[int], str | None] | None = None
 """Told before a task's code is called for so many answers; a text that comes back is stored as the error instead."""
 
@@ -178,8 +180,10 @@ def _finish(task: Task, sample: Sample, answer: Answer, parts: Parts | None, err
     if len(known) < len(clean):
         return Scored(clean, None, parsed, error)
     reward, problem = _combined(task, known, weights)
-    if reward is None:
-        return Scored(clean, None, parsed, error or problem)
+    problem = problem or _too_large({**{f"part '{k}'": v for k, v in known.items()}, "reward": reward or 0})
+    if reward is None or problem:
+        small = {name: value if abs(value) <= LARGEST else None for name, value in known.items()}
+        return Scored(small, None, parsed, error or problem)
     correct, problem = _correct(task, sample, answer, clean)
     steps = next((given for given in parts.values() if isinstance(given, StepValues)), None)
     if steps and answer.opened:  # the tokens of an answer begin behind what its prompt has opened
@@ -203,6 +207,13 @@ def _combined(task: Task, parts: dict[str, float], weights: dict[str, float]) ->
         if value is not None:
             return value, None
     return None, f"combine: {problem or 'gave None'}"
+
+
+def _too_large(values: Mapping[str, float]) -> str | None:
+    """Returns why the first of these values cannot be averaged, or None."""
+    name = next((name for name, value in values.items() if abs(value) > LARGEST), None)
+    return None if name is None else (f"{name} was {values[name]:g}, beyond the {LARGEST:g} up to which means and "
+                                      "variances of rewards can be computed")
 
 
 def _guarded(call: Any, answers: int = 1) -> tuple[Any, str | None]:

@@ -26,6 +26,7 @@ from vlrl.config.registry import prints_aside
 from vlrl.config.schema import LimitsSettings
 from vlrl.data import MEDIA_FIELDS, make_sample, sample_from_row
 from vlrl.data.formats import rows_in
+from vlrl.data.formats.answer_types import TypeLine, TypeTable
 from vlrl.data.formats.files import READERS
 from vlrl.errors import DataError, TaskError
 from vlrl.rewards.boxes import is_number
@@ -69,6 +70,8 @@ class Findings:
     """What was recognised, with the projects that it comes from -> records."""
     example: Shown | None = None
     """The first sound row as the model sees it."""
+    types: Sequence[TypeLine] = ()
+    """Types of answers, with examples and why."""
     pixels: PixelBudget | None = None
     """How large targets are after the processor's resize; None when no row has one, or the resize is not known."""
 
@@ -84,8 +87,8 @@ class _Row(CheckedRow):
 @prints_aside()
 def check(path: Path | Sequence[Path], task: Task | None, limits: LimitsSettings, root: Path | None = None,
           format: str = "auto", *, media: bool = True, allow_missing: bool = False,
-          columns: Mapping[str, str] | None = None, scale: Scale | None = None, tell: Tell | None = None,
-          see: Callable[[Sample], Shown] | None = None, refusal: Callable[[Size], str] = usual_refusal) -> Findings:
+          columns: Mapping[str, str] | None = None, answer_type: str = "", scale: Scale | None = None,
+          tell: Tell | None = None, see: Callable[[Sample], Shown] | None = None, refusal: Callable[[Size], str] = usual_refusal) -> Findings:
     """Reads every row through `task.sample_from_row` (None: the canonical fields alone) and lists every problem.
 
     Of a folder every file of rows is read, see `files_of`. Rows of held-out files (named val, test, heldout ..., or by
@@ -103,8 +106,9 @@ def check(path: Path | Sequence[Path], task: Task | None, limits: LimitsSettings
     reader = task or Task()
     reader.coordinates = Coordinates()
     context = Context(task=task, limits=limits, refusal=refusal)
-    shapes: Counter[str] = Counter()
-    rows = _rows([path] if isinstance(path, Path) else path, format, root, columns, shapes)
+    shapes, types = Counter[str](), TypeTable()
+    rows = _rows([path] if isinstance(path, Path) else path, format, root, columns, shapes=shapes, types=types,
+                 answer_type=answer_type)
     for done, row in enumerate(rows):
         if done % 1000 == 0:
             tell("reading rows", done, len(rows))
@@ -117,7 +121,7 @@ def check(path: Path | Sequence[Path], task: Task | None, limits: LimitsSettings
         checks.row_findings(row, context)
     checks.file_findings(rows, context)
     pixels = pixel_budget([row.given for row in rows if isinstance(row.given, dict)], scale)
-    return replace(_summary(rows, files, pixels), shapes=dict(shapes.most_common()),
+    return replace(_summary(rows, files, pixels), shapes=dict(shapes.most_common()), types=types.lines(),
                    example=_example(rows, see) if see else None)
 
 
@@ -156,12 +160,12 @@ def _errors(row: CheckedRow) -> list[Finding]:
 
 
 def _rows(paths: Sequence[Path], format: str, root: Path | None, columns: Mapping[str, str] | None,
-          shapes: Counter[str]) -> list[_Row]:
+          **counted: Any) -> list[_Row]:
     """Returns the rows of all files; a file that cannot be read is a row of its own, unless it is the only one."""
     files, rows = [file for path in paths for file in files_of(path)], []
     for file in files:
         try:
-            rows += [_row(file, where, row, root) for where, row in rows_in(file, format, root, columns, shapes=shapes)]
+            rows += [_row(file, where, row, root) for where, row in rows_in(file, format, root, columns, **counted)]
         except DataError as error:
             if len(files) == 1:
                 raise

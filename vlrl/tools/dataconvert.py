@@ -15,6 +15,7 @@ from vlrl.config.registry import prints_aside
 from vlrl.data import MEDIA_FIELDS, BadRow, check_suffix, json_line, make_sample, write_rows
 from vlrl.data.embedded import Embedded
 from vlrl.data.formats import rows_in
+from vlrl.data.formats.answer_types import TypeTable
 from vlrl.data.media import IMAGE_FORMATS, resolve
 from vlrl.data.row_samples import media_items
 from vlrl.errors import DataError
@@ -36,14 +37,15 @@ class UsableRow:
 
 
 def convert(path: Path, out: Path, format: str = "auto", root: Path | None = None, task: Task | None = None, *,
-            columns: Mapping[str, str] | None = None, keep_going: bool = False, force: bool = False
-            ) -> tuple[int, list[BadRow]]:
+            columns: Mapping[str, str] | None = None, keep_going: bool = False, force: bool = False,
+            answer_type: str = "", types: TypeTable | None = None) -> tuple[int, list[BadRow]]:
     """Writes the rows of `path` to `out` (.jsonl or .json), whole or not at all; returns their number and the bad ones.
 
     Media paths of the new rows are relative to `root` when it is given, else to the folder of `out`; those of the old
     ones to `root`, else to the folder of `path`. With a task its own `sample_from_row` decides what a usable row is.
     Media need not exist. Those that rows hold themselves (parquet, base64) are written to the folder `<out>_media`.
-    `columns` says which field stands for a canonical one, e.g. {"image": "photo"}.
+    `columns` says which field stands for a canonical one, e.g. {"image": "photo"}; `answer_type` is as in rows_in, and
+    `types` counts those that are written.
 
     Raises DataError at the first bad row unless `keep_going`, for a row that cannot be moved, when no row is usable,
     and when `out` exists without `force`.
@@ -61,7 +63,8 @@ def convert(path: Path, out: Path, format: str = "auto", root: Path | None = Non
                             "inside it, or leave --root out")
         return name
 
-    good, bad = usable_rows(path, format, root, task, columns=columns, keep=lambda row: (_saved(row, keep), target))
+    good, bad = usable_rows(path, format, root, task, columns=columns, answer_type=answer_type, types=types,
+                            keep=lambda row: (_saved(row, keep), target))
     if bad and not keep_going:
         raise DataError(f"{bad[0].where}: {bad[0].reason} (--keep-going leaves bad rows out and lists them)")
     if not good:
@@ -85,8 +88,8 @@ def refuse_existing(paths: Sequence[Path], force: bool) -> None:
 @prints_aside()
 def usable_rows(path: Path, format: str = "auto", root: Path | None = None, task: Task | None = None, *,
                 columns: Mapping[str, str] | None = None,
-                keep: Callable[[Mapping[str, Any]], tuple[dict[str, Any], Path]] | None = None
-                ) -> tuple[list[UsableRow], list[BadRow]]:
+                keep: Callable[[Mapping[str, Any]], tuple[dict[str, Any], Path]] | None = None, answer_type: str = "",
+                types: TypeTable | None = None) -> tuple[list[UsableRow], list[BadRow]]:
     """Returns the rows that the task can read (without one: whose canonical fields are sound), and the others with
     reasons.
 
@@ -95,7 +98,7 @@ def usable_rows(path: Path, format: str = "auto", root: Path | None = None, task
     reader, good, bad = task or Task(), [], []
     context = Context(task=task)
     first: dict[str, str] = {}
-    for where, row in rows_in(path, format, root, columns):
+    for where, row in rows_in(path, format, root, columns, answer_type=answer_type, types=types):
         try:
             own = None
             if not isinstance(row, DataError) and holds_media(row):

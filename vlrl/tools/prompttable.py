@@ -157,8 +157,8 @@ def rows_for(config: Config, split: str, out: Path) -> list[dict[str, Any]]:
         return []
     root = Path(config.data.root) if config.data.root else file.parent
     target = root if config.data.root else out.parent
-    read = [(where, row) for where, row in of_side(rows_in(file, config.data.format, root, config.data.columns),
-                                                split)
+    read = [(where, row) for where, row in of_side(rows_in(file, config.data.format, root, config.data.columns,
+                                                        answer_type=config.data.answer_type), split)
             if not isinstance(row, DataError) and "id" in row]
     if any(holds_media(row) for _, row in read):  # a line of JSON holds no media: columns by id instead
         return []

@@ -15,6 +15,7 @@ from vlrl.config.registry import prints_aside
 from vlrl.config.schema import Config, DataSettings, TaskSettings
 from vlrl.data import SPLITS, coordinates, hub, make_sample
 from vlrl.data.formats import Source, canonical, renamed
+from vlrl.data.formats.answer_types import Tendency, settled
 from vlrl.environments import named as environments
 from vlrl.errors import DataError, VlrlError
 from vlrl.models.model_config import FamilyConvention
@@ -80,8 +81,9 @@ def sample_from(task: Task, row: Mapping[str, Any], root: Path) -> Sample:
     rows = canonical(renamed(dict(row), data.columns), data.format, Source(root=root))
     if len(rows) != 1:
         raise DataError(f"the sample stands for {len(rows)} rows; give one, as `vlrl data convert` writes them")
+    row = settled(rows[0], Tendency.of(rows), data.answer_type)
     try:
-        return make_sample(task, rows[0], root)
+        return make_sample(task, row, root)
     except DataError:
-        outside = make_sample(task, rows[0], Path("/"))  # raises again unless the paths were what was wrong
+        outside = make_sample(task, row, Path("/"))  # raises again unless the paths were what was wrong
         return Sample(id=outside.id, row=outside.row, prompt=outside.prompt)

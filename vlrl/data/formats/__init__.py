@@ -16,6 +16,7 @@ from typing import Any
 from vlrl.data.formats import annotated as a
 from vlrl.data.formats import driving, gui, labelled, pairs, qa, talk, video, vqa
 from vlrl.data.formats import grounding as g
+from vlrl.data.formats.answer_types import Tendency, TypeTable, settled
 from vlrl.data.formats.fields import Source, short
 from vlrl.data.formats.records import records
 from vlrl.data.formats.shapes import shape_of
@@ -120,7 +121,8 @@ _ASKING = [FORMATS[name] for name in _QUESTIONS]
 def rows_in(path: Path, format: str = "auto", root: Path | None = None,
             columns: Mapping[str, str] | None = None,
             roots: tuple[Path, ...] = (), taken: set[str] | None = None,
-            shapes: Counter[str] | None = None, cache: str = "") -> list[tuple[str, Row | DataError]]:
+            shapes: Counter[str] | None = None, cache: str = "", answer_type: str = "",
+            types: TypeTable | None = None) -> list[tuple[str, Row | DataError]]:
     """(place, canonical row) of every row of a file; what is no row of a known format gives its DataError instead.
 
     Ids that other people's records repeat become unique, among those `taken` by files before too; canonical rows keep
@@ -128,7 +130,8 @@ def rows_in(path: Path, format: str = "auto", root: Path | None = None,
 
     Media lie under `root` (default: the file's folder) or `roots`; sizes that a format leaves out are read from their
     headers. `columns` says which field of the records stands for a canonical one. `shapes` counts what each record is
-    recognised as. Media inside rows lie in a file in the folder `cache` meanwhile.
+    recognised as. Types of answers that no field says are settled over the file, see answer_types; `answer_type` comes
+    before, and `types` counts them.
 
     Raises DataError when the file as a whole cannot be read, ConfigError for an unknown format.
     """
@@ -150,7 +153,8 @@ def rows_in(path: Path, format: str = "auto", root: Path | None = None,
     placed = sorted((FORMATS[name].together or list)(placed), key=lambda entry: entry[0])
     if name != "canonical":
         unique_ids(path, [row for *_, row in placed], set() if taken is None else taken)
-    return [(where, row) for _, where, row in placed]
+    tendency = Tendency.of(row for *_, row in placed)
+    return [(where, settled(row, tendency, answer_type, types)) for _, where, row in placed]
 
 
 def format_of(records: Sequence[Mapping[str, Any] | DataError]) -> str:
@@ -173,6 +177,8 @@ def rows_as(record: Mapping[str, Any] | DataError, name: str, source: Source, su
     asks = (own is None or name in _QUESTIONS) and any(_recognises(FORMATS[name], r) for r in (record, plain))
     if own == name or asks:
         return canonical(record, name, source)
+    if own is None and (empty := qa.without_answer(record)):
+        return [empty]
     of = f"format {own}" if own else f"no known format ({short(', '.join(record))})"  # an empty cell is no field
     return [DataError(f"its fields are those of {of}, and most of the file's rows are of format {name}. Mend it, move "
                       f"it to another file, or have all rows read in one way: data.format={name} (--format {name})")]
@@ -188,6 +194,8 @@ def canonical(record: Mapping[str, Any] | DataError, format: str = "auto",
     if isinstance(record, DataError):
         return [record]
     chosen_format = FORMATS[format if format != "auto" else recognised(record) or "canonical"]
+    if chosen_format is FORMATS["canonical"] and "id" not in record and (empty := qa.without_answer(record)):
+        return [empty]
     try:
         beside = {} if chosen_format is FORMATS["canonical"] else carried(record)
         if chosen_format in _ASKING:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vlrl.data.formats.answer_types import typed
 from vlrl.data.formats.fields import has, number, pick, short
 from vlrl.errors import DataError
 from vlrl.rewards.literals import read_literal
@@ -22,25 +23,14 @@ LETTERED = tuple(name for names in _COLUMNS for name in names)
 INDICES = ("golden_choice_idx", "correct_choice_idx", "correct_choice", "correct_idx", "answer_idx", "answer_index",
            "answer_id", "correct_answer_idx")
 """Fields that hold the place of the right option, counted from 0, or its letter."""
-TYPES = {"multiple choice": "choice", "multiple-choice": "choice", "multi_choice": "choice", "mcq": "choice",
-         "numerical": "number", "free-form": "text", "free_form": "text", "open": "text", "open-ended": "text",
-         "ocr": "ocr", "regression": "regression", "yes_no": "yes_no", "yes/no": "yes_no", "counting": "count",
-         "integer": "number", "float": "number", "math": "math"}
-"""What others call a type of answer -> answer_type."""
 _BEFORE = re.compile(r"\s*[(\[]?([A-Z])(?:[)\].:、]|\s*[-–]\s)\s*(?=\S)")
 _LETTER = re.compile(r"(?:option|choice|answer)?\s*[(\[]?([A-Za-z])[)\]]?[.:、]?", re.IGNORECASE)
 _WITH_TEXT = re.compile(r"\s*[(\[]?([A-Z])[)\].:、]\s*(\S.*)", re.DOTALL)
 _SEVERAL = re.compile(r"[A-H](?:\s*[,;&]\s*[A-H])+")
-_ASKS_COUNT = re.compile(r"\bhow many\b|\bcount\b|\bnumber of\b", re.IGNORECASE)
 _ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _NO_OPTIONS = ("", "none", "null", "nan", "n/a", "[]", "{}")
 _SINGLE = OPTIONS[3:]  # what others call "option" or "choice" may be the one that was chosen
-_MATH = re.compile(r"[\\$^√π°]|\d\s*[-+*/=]\s*\w|\w\s*[-+*/=]\s*\d")
-_THOUSANDS = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d{1,9})?")
-_DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}|(?:1\d|20)\d\d\s?[-–/]\s?(?:(?:1\d|20)\d\d|\d\d)")
-"""A day, or a span of years."""
 _PICTURE = re.compile(r"\S+\.(?:png|jpe?g|webp)", re.IGNORECASE)
-_LONGEST_MATH = 200
 _SPLIT = re.compile(r"\n|;\s*(?=[A-H][.):])")
 """What stands between options in one text; before letters a semicolon (We-Math)."""
 _CODE = re.compile(r"\"bbox(?:_2d)?\"\s*:|\bpyautogui\.|<box>|<\|box_start\||<point>|<click>|"
@@ -48,7 +38,6 @@ _CODE = re.compile(r"\"bbox(?:_2d)?\"\s*:|\bpyautogui\.|<box>|<\|box_start\||<po
 _POINT = re.compile(r"[(\[]\s*\d+(?:\.\d+)?\s*,\s*\d+(?:\.\d+)?\s*[)\]]|\d+(?:\.\d+)?,\s+\d+(?:\.\d+)?")
 _ASKS_PLACE = re.compile(r"^\W*where\b|\b(?:click|tap|press|screenshot|screen|button|icon|element|UI|GUI|webpage|"
                          r"point to|locate)\b", re.IGNORECASE)
-_OF_CLIP = {"count": "number", "yes_no": "text", "math": "text"}
 
 
 def untagged(value: Any) -> str:
@@ -186,33 +175,11 @@ def _clash(said: str, options: Sequence[str]) -> bool:
     return len(said) == 1 and said.isupper() and ord(said) - ord("A") < len(options)
 
 
-def kind_of(answer: str, question: str) -> str:
-    """answer_type of an answer without options, from how it is written and what is asked."""
-    value = number(answer)
-    if value is not None:
-        return "count" if isinstance(value, int) and value >= 0 and _ASKS_COUNT.search(question) else "number"
-    if answer.lower().rstrip(".") in ("yes", "no"):
-        return "yes_no"
-    if re.fullmatch(r"\(?[A-H]\)?\.?", answer):
-        return "choice"
-    if _THOUSANDS.fullmatch(answer):
-        return "number"
-    if _DATE.fullmatch(answer):
-        return "text"
-    return "math" if len(answer) <= _LONGEST_MATH and _MATH.search(answer) and not re.search(
-        r"(?<![\\A-Za-z])[A-Za-z]{4,}", answer) else "text"
-
-
 def _is_place(answer: str, question: str) -> bool:
     """Returns whether an answer is a call or mark of a GUI agent, or a point where the question asks for a place;
     geometry's points are answers to other questions.
     """
     return bool(_CODE.search(answer) or (_POINT.fullmatch(answer.strip()) and _ASKS_PLACE.search(question)))
-
-
-def of_clip(row: dict[str, Any]) -> dict[str, Any]:
-    """Returns an answer about a video by the types that video rows have: a count is a number, yes a text."""
-    return {**row, "answer_type": _OF_CLIP.get(row["answer_type"], row["answer_type"])}
 
 
 def _of_most(answers: list[Any]) -> list[Any]:
@@ -226,8 +193,8 @@ def _of_most(answers: list[Any]) -> list[Any]:
     return ["yes" if yes > no else "no"]
 
 
-def answered(given: Any, options: Sequence[str], question: str, type_name: Any = None) -> dict[str, Any]:
-    """`answer`, `answer_type` and `options` of a row. `type_name` is what the record calls the type of its answer.
+def answered(given: Any, options: Sequence[str], question: str, said: str | None = None) -> dict[str, Any]:
+    """`answer`, `answer_type` and `options` of a row. `said` is the type that a field of the record says.
 
     Several texts are right each, the most frequent first. Raises DataError when there is no answer, or none that
     options allow.
@@ -236,18 +203,17 @@ def answered(given: Any, options: Sequence[str], question: str, type_name: Any =
     if not several or any(v is None or isinstance(v, (bool, Mapping, list)) or untagged(v) == "" for v in several):
         raise DataError(f"answer={short(given)} must be a text or a number")
     if options:
-        said = several[0] if len(several) == 1 else ", ".join(letter(v, options) for v in several)
-        return {"options": list(options), "answer": letter(said, options), "answer_type": "choice"}
+        right = several[0] if len(several) == 1 else ", ".join(letter(v, options) for v in several)
+        return {"options": list(options), "answer": letter(right, options), "answer_type": "choice"}
     answers = [untagged(v) if isinstance(v, str) else v for v in several]
     answers = _of_most(answers)
     answers = sorted(dict.fromkeys(answers), key=answers.count, reverse=True)
     if isinstance(answers[0], str) and _is_place(answers[0], question):
         raise DataError(f"its answer {short(answers[0])} is a place or an action, which no rule for questions can "
                         "score: give boxes as [x1, y1, x2, y2] in pixels, or an `action`")
-    kind = TYPES.get(str(type_name).strip().lower()) if type_name is not None else None
-    kind = kind or kind_of(str(answers[0]), question)
+    kind = typed(answers, question, said)
     if kind == "choice":
-        said = _LETTER.fullmatch(str(answers[0])) or _WITH_TEXT.fullmatch(str(answers[0]))
-        return {"answer": said[1].upper(), "answer_type": kind} if said else {
+        named = _LETTER.fullmatch(str(answers[0])) or _WITH_TEXT.fullmatch(str(answers[0]))
+        return {"answer": named[1].upper(), "answer_type": kind} if named else {
             "answer": answers[0], "answer_type": "text"}
     return {"answer": answers[0] if len(answers) == 1 else answers, "answer_type": kind}

@@ -7,8 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vlrl.data.formats.answer_types import of_clip
 from vlrl.data.formats.asked import context, heard, plain, question_fields, shown, system_prompt, with_media
-from vlrl.data.formats.choices import OPTIONS, answered, of_clip, options_of, untagged
+from vlrl.data.formats.choices import OPTIONS, answered, options_of, untagged
 from vlrl.data.formats.fields import (
     IMAGE,
     VIDEO,

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vlrl.data.formats.answer_types import of_clip, stated
 from vlrl.data.formats.asked import heard, plain, question_fields, shown, system_prompt, with_media
 from vlrl.data.formats.choices import (
     INDICES,
@@ -14,7 +15,6 @@ from vlrl.data.formats.choices import (
     OPTIONS,
     answered,
     letter,
-    of_clip,
     options_of,
     placed_letter,
     untagged,
@@ -67,11 +67,11 @@ def problem_text(record: Record, source: Source) -> list[dict[str, Any]]:
     if has(record, "answer") and "<answer>" not in str(solution):  # the solution is worked out, and ends in the answer
         return question_answer(record, source)
     options = options_of(record)
-    row = answered(final(solution), options, question, record.get("problem_type"))
+    row = answered(final(solution), options, question, stated(record))
     value = number(row["answer"]) if row["answer_type"] in ("count", "number") else None
     counted = {"count": value} if row["answer_type"] == "count" else {}
     named_ = {"label": row["answer"]} if row["answer_type"] == "text" and _ASKS_CLASS.search(question) else {}
-    row = row if value is None else {**row, "answer": value}
+    row = {**row, "answer": value} if str(value) == str(row["answer"]) else row  # 3.50 stays as it is written
     about = begin(record, source)
     return [{**about, **row, **question_fields(question, about, options), **counted, **named_,
              **meta(record, "problem", "solution", "problem_type", *OPTIONS)}]
@@ -114,9 +114,7 @@ def question_answer(record: Record, source: Source) -> list[dict[str, Any]]:
         raw = record.get("choices")
         if isinstance(raw, list) and raw != options and all(isinstance(v, str) for v in raw):
             texts = {"choice_texts": raw}  # with letters, which its score compares too
-    kind = pick(record, "answer_type", "question_type", "problem_type")
-    row = answered(final(given) if isinstance(given, str) else given, options, question,
-                   kind if isinstance(kind, str) else None)
+    row = answered(final(given) if isinstance(given, str) else given, options, question, stated(record))
     if has(record, "sample_token") and not has(record, *IMAGE, *VIDEO):
         raise DataError("it names a sample of nuScenes, and no image: add `images`, the files of its cameras")
     media = shown(record, source, needed=False) or ({"video": source.id} if _FILM.search(source.id) else {})
@@ -128,6 +126,15 @@ def question_answer(record: Record, source: Source) -> list[dict[str, Any]]:
     return [{**_of_part(_numeric(rest), media), "id": named(record, source, *PLACES), **media, **_recorded_size(record),
              **row, **texts, **question_fields(question, media, options, said.turns), **worked,
              **system_prompt(record, said)}]
+
+
+def without_answer(record: Record) -> DataError | None:
+    """Returns why a record that asks has no row, where a field for its answer is there and empty; else None."""
+    empty = next((name for name in ANSWER if name in record and record[name] in (None, "", [])), None)
+    if empty is None or not has(record, *QUESTION) or has(record, *ANSWER, *_OTHERS):
+        return None
+    return DataError(f"{empty}={short(record[empty])} is empty, so nothing answers its question "
+                     f"{short(pick(record, *QUESTION))}: fill it, or leave the row out (--keep-going, data.quarantine)")
 
 
 def refuse_two_readings(record: Record) -> None:

@@ -11,12 +11,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from vlrl.data.formats.answer_types import TYPES, stated
 from vlrl.data.formats.asked import question_fields, shown
 from vlrl.data.formats.choices import (
     INDICES,
     LETTERED,
     OPTIONS,
-    TYPES,
     answered,
     letter,
     options_of,
@@ -94,7 +94,7 @@ def video_r1(record: Record, source: Source) -> Rows:
     if problem_type is not None and str(problem_type).strip().lower() not in TYPES:
         raise DataError(f"problem_type={short(problem_type)} is none of: {', '.join(TYPES)}")
     options = options_of(record)
-    row = {**answered(pick(record, "solution", "answer"), options, question, problem_type),
+    row = {**answered(pick(record, "solution", "answer"), options, question, stated(record)),
            **question_fields(question, media, options)}
     about = {"source": record["data_source"]} if isinstance(record.get("data_source"), str) else {}
     return [{"id": named(record, source, "problem_id"), **media, **row, **_length(record),

@@ -1,0 +1,235 @@
+"""answer_type of other people's rows: what a field says, else what answer and question say, settled over a file.
+
+A guess never rests on the characters of one answer alone where several types could be meant: digits that are no number
+are text, a formula is one where LaTeX, the question or most of the file says so, a letter is an option where most
+answers are letters. `data.answer_type` comes before all of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, get_args
+
+from vlrl.config.schema import AnswerType
+from vlrl.errors import ConfigError, DataError, did_you_mean
+from vlrl.rewards.answers import quantity
+from vlrl.rewards.codes import is_code
+from vlrl.rewards.numbers import whole_number
+from vlrl.rewards.scripts import western
+
+Row = Mapping[str, Any]
+TYPES = {"multiple choice": "choice", "multiple-choice": "choice", "multi_choice": "choice", "mcq": "choice",
+         "numerical": "number", "free-form": "text", "free_form": "text", "open": "text", "open-ended": "text",
+         "ocr": "ocr", "regression": "regression", "yes_no": "yes_no", "yes/no": "yes_no", "counting": "count",
+         "integer": "number", "float": "number", "math": "math"}
+"""What others call a type of answer -> answer_type."""
+_MORE = {"integer_number": "number", "decimal_number": "number", "numeric": "number", "number": "number",
+         "count": "count", "extractive_text": "text", "boolean_text": "text", "other_text": "text", "text": "text",
+         "string": "text", "list": "text", "date": "text", "time": "text", "expression": "math", "equation": "math",
+         "interval": "math", "tuple": "math"}
+"""Further ones of TabMWP, MathVista, OlympiadBench and VQAv2."""
+_STATED_BY = ("answer_type", "ans_type", "problem_type", "question_type", "ques_type")
+_OPEN = ("free-form", "free_form", "open", "open-ended", "free_text")
+"""Words that say only that there are no options, but in `problem_type` (Video-R1)."""
+_OF_CLIP = {"count": "number", "yes_no": "text", "math": "text"}
+_LONGEST_MATH = 200
+_ASKS_COUNT = re.compile(r"\bhow many\b|\bcount\b|\bnumber of\b", re.IGNORECASE)
+_ASKS_AMOUNT = re.compile(r"\bhow\b|\bages?\b|\bpercent|%|\b(?:total|average|mean|median|sum|difference|amount|value|"
+                          r"price|cost|length|height|width|distance|weight|area|volume|temperature|speed)\b",
+                          re.IGNORECASE)
+_ASKS_WORDS = re.compile(r"\b(?:say|says|said|written|reads?|printed|texts?|words?|titles?|transcribe|names?|letters?|"
+                         r"labell?ed)\b", re.IGNORECASE)
+_ASKS_MATH = re.compile(
+    r"\b(?:solve|simplif\w+|evaluate|calculate|compute|equations?|fractions?|ratio|probability|formula|integral|"
+    r"derivative|in terms of|perimeter|volume|angles?|radius|diameter|degrees?|slope|polynomial|square root|sum of|"
+    r"product of|measure of|coordinates?|function|express\b|factor|hypotenuse|arcs?|(?:area|length|value) of|"
+    r"find (?:the value|the measure|the length|[a-z]\b))|\u2220|\\[a-z]+|\$[^$]+\$", re.IGNORECASE)
+_ASKS_CODE = re.compile(
+    r"\b(?:phone|telephone|fax|call|dates?|time|times|hours|score|result|code|plates?|licen[cs]e|address|version|serial|"
+    r"isbn|zip|postal|flight|seat|gate|model|page|room|street|bus|line|id|ip|when|open(?:s|ed|ing)?)\b", re.IGNORECASE)
+_LETTER = re.compile(r"[A-H]")
+_MARKED = re.compile(r"\([A-H]\)?\.?|[A-H][).]\.?")
+_LATEX = re.compile(r"(?<![A-Za-z]:)(?<!\\)\\[A-Za-z]+|\$[^$]*[^$\d.,\s-][^$]*\$|\$-?\d+(?:\.\d+)?\$|"
+                    r"[\w)}]\s?\^\s?[\w({-]|[\u221a\u03c0]")
+_OPERATES = re.compile(r"\u00b0|\d\s*[-+*/=:]\s*\w|\w\s*[-+*/=]\s*\d")
+_WORDS = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{4,}")
+_COIN = re.compile(r"(?:[$\u20ac\u00a3\u00a5]\s?)?(.*?)(?:\s?\\?%)?")
+_POWER = re.compile(r"\d+[eE]\d+")
+
+
+class Guess(str):
+    """An answer_type that no field says, until its file is settled: the type, the form of the answer, and why."""
+
+    form: str
+    why: str
+
+    def __new__(cls, kind: str, form: str = "", why: str = "") -> Guess:
+        guess = super().__new__(cls, kind)
+        guess.form, guess.why = form, why
+        return guess
+
+
+def stated(record: Mapping[str, Any]) -> str | None:
+    """Returns the answer_type that a field of a record says in words of its own; None where none does."""
+    for name in _STATED_BY:
+        said = str(record.get(name) or "").strip().lower()
+        known = TYPES.get(said) or _MORE.get(said)
+        if known and (name == "problem_type" or said not in _OPEN):
+            return known
+    return None
+
+
+def typed(answers: Sequence[Any], question: str, said: str | None) -> str:
+    """Returns the answer_type of answers that are right each, the most frequent first: what a field `said`, or a guess.
+    """
+    if said in ("number", "count") and not any(quantity(str(v), True) is not None or is_code(str(v)) for v in answers):
+        return Guess("text", "text", f"a field says {said}, and the answer is none")
+    if said:
+        return said
+    guesses = [guessed(v, question) for v in answers]
+    return next((guess for guess in guesses if guess.form == "code"), guesses[0])
+
+
+def guessed(answer: Any, question: str) -> Guess:
+    """Returns the answer_type of one answer without options, from its form and what is asked."""
+    said = western(str(answer)).strip()
+    if said.lower().rstrip(".") in ("yes", "no"):
+        asks = _ASKS_WORDS.search(question) is not None
+        return Guess("text" if asks else "yes_no", "yes_no", "yes or no" + " where words are asked for" * asks)
+    if _MARKED.fullmatch(said):
+        return Guess("choice", "letter", "the letter of an option")
+    if _LETTER.fullmatch(said):
+        return Guess("choice", "bare letter", "a letter, as most answers of the file")
+    if _LATEX.search(said) and _short(said):
+        return Guess("math", "math", "LaTeX or signs of mathematics")
+    if (said := said.removesuffix(".")) and not isinstance(answer, (int, float)) and _is_text_of_digits(said):
+        return Guess("text", "code", "digits that are no number: zeros before them, hyphens, slashes, letters")
+    if (value := whole_number(_COIN.fullmatch(said)[1] if "\n" not in said else said)) is not None and "/" not in said:  # pyright: ignore
+        asks = value >= 0 and value == int(value) and "%" not in said and _ASKS_COUNT.search(question)
+        if asks:
+            return Guess("count", "amount", "a number, and the question asks how many")
+        return Guess("number", "amount" if _ASKS_AMOUNT.search(question) else "number", "a number")
+    if not (_OPERATES.search(said) and _short(said)):
+        return Guess("text", "text", "words")
+    asks = _ASKS_MATH.search(question) and not _ASKS_CODE.search(question)
+    return Guess("math", "math", "the question asks for a formula") if asks else Guess(
+        "text", "formula", "a sum or fraction of which nothing says that it is a formula")
+
+
+def _is_text_of_digits(said: str) -> bool:
+    return is_code(said) or _POWER.fullmatch(said) is not None
+
+
+def _short(said: str) -> bool:
+    return len(said) <= _LONGEST_MATH and not _WORDS.search(said)
+
+
+# --- a file -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tendency:
+    """What most guessed answers of a file are."""
+
+    letters: bool = True
+    codes: bool = False
+    formulas: bool = False
+    yes_no: bool = False
+
+    @classmethod
+    def of(cls, rows: Iterable[Any]) -> Tendency:
+        """Counts the guessed rows; others, and rows that are none, do not count."""
+        forms = Counter(guess.form for row in rows if isinstance(row, Mapping)
+                        and isinstance(guess := row.get("answer_type"), Guess))
+        letters = forms["letter"] + forms["bare letter"]
+        return cls(letters=2 * letters >= sum(forms.values()), codes=forms["code"] > forms["number"],
+                   formulas=forms["math"] > forms["code"] + forms["formula"] + forms["text"],
+                   yes_no=2 * forms["yes_no"] >= sum(forms.values()) > 1)
+
+    def settle(self, guess: Guess) -> tuple[str, str]:
+        """Returns the answer_type of a guess, and on what it rests."""
+        if guess.form == "bare letter" and not self.letters:
+            return "text", "a letter, and most answers of the file are none"
+        if guess.form == "number" and self.codes:
+            return "text", "a number among answers of which more are digits that are no numbers"
+        if guess.form == "formula" and self.formulas:
+            return "math", "a formula, as most answers of the file"
+        if guess.form == "yes_no" and self.yes_no:
+            return "yes_no", "yes or no, as most answers of the file"
+        return str(guess), guess.why
+
+
+_SURE = _BY_FIELD, _BY_SETTING, _BY_OPTIONS = "a field of the row or record", "data.answer_type", "its options"
+
+
+@dataclass
+class TypeLine:
+    """Rows of one answer_type for one reason."""
+
+    type: str
+    rows: int
+    examples: list[str] = field(default_factory=list)
+    """Up to three different answers."""
+    why: str = ""
+
+
+class TypeTable:
+    """Counts the types of the rows of files, with examples and reasons."""
+
+    def __init__(self) -> None:
+        self._lines: dict[tuple[str, str], TypeLine] = {}
+
+    def add(self, row: Row, why: str) -> None:
+        kind = str(row.get("answer_type"))
+        line = self._lines.setdefault((kind, why), TypeLine(kind, 0, why=why))
+        line.rows += 1
+        example = repr(row.get("answer"))[:60]
+        if len(line.examples) < 3 and example not in line.examples:
+            line.examples.append(example)
+
+    def guessed(self) -> str:
+        """Returns the types that no field says, with numbers of rows and reasons; "" for none."""
+        return ", ".join(f"{line.type} {line.rows:,} ({line.why})" for line in self.lines() if line.why not in _SURE)
+
+    def lines(self) -> list[TypeLine]:
+        """Returns the lines, that of most rows first."""
+        return sorted(self._lines.values(), key=lambda line: -line.rows)
+
+
+def settled(row: Any, tendency: Tendency, setting: str = "", table: TypeTable | None = None) -> Any:
+    """Returns a row with its answer_type settled: by `data.answer_type`, where it has no options, spans or tracks, else
+    by its field, else by its guess and the file. What is no row stays. `table` counts it.
+    """
+    if isinstance(row, DataError) or "question" not in row or row.get("answer") is None:
+        return row
+    given, why = row.get("answer_type"), _BY_FIELD
+    if setting and (setting == "choice" or not any(row.get(name) for name in ("options", "spans", "tracks"))):
+        kind, why = setting, _BY_SETTING
+    elif isinstance(given, Guess):
+        kind, why = tendency.settle(given)
+        kind = _OF_CLIP.get(kind, kind) if "video" in row else kind
+    elif given is None:
+        return row
+    else:
+        kind, why = given, _BY_OPTIONS if given == "choice" and row.get("options") else why
+    row = row if kind is given else {**row, "answer_type": kind}
+    if table is not None:
+        table.add(row, why)
+    return row
+
+
+def check_answer_type(name: str, setting: str) -> None:
+    """Raises ConfigError unless this is the name of a type, or empty."""
+    known = get_args(AnswerType)[1:]
+    if name and name not in known:
+        raise ConfigError(f"{setting}={name!r} is not known.{did_you_mean(name, known)} Known: {', '.join(known)}.")
+
+
+def of_clip(row: dict[str, Any]) -> dict[str, Any]:
+    """Returns an answer about a video by the types that video rows have: a count is a number, yes a text."""
+    given = row["answer_type"]
+    kind = _OF_CLIP.get(given, given)
+    return {**row, "answer_type": Guess(kind, given.form, given.why) if isinstance(given, Guess) else kind}

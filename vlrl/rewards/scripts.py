@@ -1,0 +1,63 @@
+"""Digits, letters and words of every script, as text metrics compare them. Linear time, never raises."""
+
+import re
+import unicodedata
+from functools import lru_cache
+from itertools import islice
+
+_UNSPACED = frozenset(("CJK", "HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA", "BOPOMOFO", "IDEOGRAPHIC", "THAI", "LAO",
+                       "KHMER", "MYANMAR", "TIBETAN"))
+"""First words of the names of letters between which no spaces stand."""
+_SIGNS = {"\u2212": "-", "\u2010": "-", "\u2011": "-", "\ufe63": "-", "\u066b": ".", "\u066c": ",", "\u066a": "%"}
+_WORD = re.compile(r"a[m]*|w[wm]*")
+_PIECE = re.compile(r"a[m]*|[^a]+")
+_LATIN = re.compile(r"[A-Za-z0-9]+")
+
+
+def western(text: str) -> str:
+    """Returns a text with decimal digits of any script, full-width signs and letters, and minus signs as in ASCII:
+    "\uff11\uff12\uff0e\uff15" -> "12.5". Raised digits stay: "10\u00b2" is not 102.
+    """
+    return text if text.isascii() else "".join(map(_western, text))
+
+
+def words(text: str, most: int | None = None) -> list[str]:
+    """Returns the first words of a text: runs of letters, marks and digits of any script; where a script sets no spaces
+    between words (Chinese, Japanese, Thai ...) each character.
+    """
+    if text.isascii():
+        return [match[0] for match in islice(_LATIN.finditer(text), most)]
+    text = unicodedata.normalize("NFC", western(text))
+    return [text[m.start():m.end()] for m in islice(_WORD.finditer("".join(map(_kind, text))), most)]
+
+
+def pieces(text: str, most: int | None = None) -> list[str]:
+    """Returns what stands between spaces, signs included; the characters of scripts without spaces one by one."""
+    text = unicodedata.normalize("NFC", text)
+    parts = islice(text.split(), most)
+    if text.isascii():
+        return list(parts)
+    return list(islice((part[m.start():m.end()] for part in parts
+                        for m in _PIECE.finditer("".join(map(_kind, part)))), most))
+
+
+@lru_cache(maxsize=20_000)
+def _western(c: str) -> str:
+    if c in _SIGNS:
+        return _SIGNS[c]
+    if c.isdecimal():
+        return str(unicodedata.decimal(c))
+    return unicodedata.normalize("NFKC", c) if unicodedata.decomposition(c).startswith(("<wide>", "<narrow>")) else c
+
+
+@lru_cache(maxsize=20_000)
+def _kind(c: str) -> str:
+    """"a" for a character that is a word alone, "w" for one of a word, "m" for a mark above, below or beside one, "-"
+    for others.
+    """
+    category = unicodedata.category(c)
+    if category[0] == "M":
+        return "m"
+    if category[0] not in "LN":
+        return "-"
+    return "a" if category != "Nd" and unicodedata.name(c, "").partition(" ")[0] in _UNSPACED else "w"
