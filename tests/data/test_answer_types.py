@@ -155,7 +155,7 @@ def test_one_setting_decides_everywhere(tmp_path, capsys):
 
 
 def test_an_unknown_type_in_the_settings_is_named():
-    with pytest.raises(ConfigError, match=r"data\.answer_type='txt': Input should be .* or 'text'"):
+    with pytest.raises(ConfigError, match=r"data\.answer_type='txt': Input should be .*'text'"):
         load_config(CONFIG, ["data.answer_type=txt"])
 
 

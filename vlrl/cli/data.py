@@ -117,7 +117,7 @@ def check(
         findings = run(files, task, limits, own_root, format or (settled.data.format if settled else "auto"),
                        media=media, allow_missing=allow_missing,
                        columns=_pairs(columns) or (settled.data.columns if settled else None), scale=scale, tell=tell,
-                       answer_type=settled.data.answer_type if settled else "",
+                       answer_type=settled.data.answer_type if settled else None,
                        see=_view(settled, task) if show else None)
     if json:
         emit({"file": ", ".join(map(str, files)), **asdict(findings), "problems": _plain(findings.problems),
@@ -185,9 +185,9 @@ def convert(
         settled = load(config, None)
         task = one_task(make_task(settled), "vlrl data convert --config")
         answer_type = settled.data.answer_type if answer_type is None else answer_type
-    check_answer_type(answer_type or "", "--answer-type")
+    check_answer_type(answer_type, "--answer-type")
     count, bad = run(file, out, format, root, task, columns=_pairs(columns), keep_going=keep_going, force=force,
-                     answer_type=answer_type or "", types=types)
+                     answer_type=answer_type, types=types)
     if json:
         emit({"file": str(out), "rows": count, "left_out": [asdict(row) for row in bad],
               "types": [asdict(line) for line in types.lines()]})

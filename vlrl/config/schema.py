@@ -53,7 +53,7 @@ class RunSettings(Settings):
         "the model is loaded, or warn.")
 
 
-AnswerType = Literal["", "choice", "number", "count", "yes_no", "math", "chart", "ocr", "regression", "text"]
+AnswerType = Literal["choice", "number", "count", "yes_no", "math", "chart", "ocr", "regression", "text"]
 
 
 class DataSettings(Settings):
@@ -76,9 +76,9 @@ class DataSettings(Settings):
     columns: Mapping[str, str] = Field(
         default_factory=dict, description="Which column of the files stands for a field of the rows: "
         "{question: problem, answer: solution, images: image}. Known shapes need none.")
-    answer_type: AnswerType = Field(
-        default="", description="answer_type of all rows that ask without options, before what their fields say; empty "
-        "= by the fields, else settled over the file by its answers and questions, as `vlrl data check` shows.")
+    answer_type: AnswerType | None = Field(
+        default=None, description="answer_type of all rows that ask without options, before what their fields say; "
+        "null = by the fields, else settled over the file by its answers and questions, as `vlrl data check` shows.")
     index: Literal["auto", "memory", "lazy"] = Field(
         default="auto", description="memory: all rows are read and checked at the start. lazy: a row is read when it "
         "is drawn, and a bad one is left out then (data.quarantine) or stops the run; for files larger than memory. "

@@ -87,8 +87,9 @@ class _Row(CheckedRow):
 @prints_aside()
 def check(path: Path | Sequence[Path], task: Task | None, limits: LimitsSettings, root: Path | None = None,
           format: str = "auto", *, media: bool = True, allow_missing: bool = False,
-          columns: Mapping[str, str] | None = None, answer_type: str = "", scale: Scale | None = None,
-          tell: Tell | None = None, see: Callable[[Sample], Shown] | None = None, refusal: Callable[[Size], str] = usual_refusal) -> Findings:
+          columns: Mapping[str, str] | None = None, answer_type: str | None = None, scale: Scale | None = None,
+          tell: Tell | None = None, see: Callable[[Sample], Shown] | None = None,
+          refusal: Callable[[Size], str] = usual_refusal) -> Findings:
     """Reads every row through `task.sample_from_row` (None: the canonical fields alone) and lists every problem.
 
     Of a folder every file of rows is read, see `files_of`. Rows of held-out files (named val, test, heldout ..., or by

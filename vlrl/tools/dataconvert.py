@@ -38,7 +38,7 @@ class UsableRow:
 
 def convert(path: Path, out: Path, format: str = "auto", root: Path | None = None, task: Task | None = None, *,
             columns: Mapping[str, str] | None = None, keep_going: bool = False, force: bool = False,
-            answer_type: str = "", types: TypeTable | None = None) -> tuple[int, list[BadRow]]:
+            answer_type: str | None = None, types: TypeTable | None = None) -> tuple[int, list[BadRow]]:
     """Writes the rows of `path` to `out` (.jsonl or .json), whole or not at all; returns their number and the bad ones.
 
     Media paths of the new rows are relative to `root` when it is given, else to the folder of `out`; those of the old
@@ -88,8 +88,8 @@ def refuse_existing(paths: Sequence[Path], force: bool) -> None:
 @prints_aside()
 def usable_rows(path: Path, format: str = "auto", root: Path | None = None, task: Task | None = None, *,
                 columns: Mapping[str, str] | None = None,
-                keep: Callable[[Mapping[str, Any]], tuple[dict[str, Any], Path]] | None = None, answer_type: str = "",
-                types: TypeTable | None = None) -> tuple[list[UsableRow], list[BadRow]]:
+                keep: Callable[[Mapping[str, Any]], tuple[dict[str, Any], Path]] | None = None,
+                answer_type: str | None = None, types: TypeTable | None = None) -> tuple[list[UsableRow], list[BadRow]]:
     """Returns the rows that the task can read (without one: whose canonical fields are sound), and the others with
     reasons.
 

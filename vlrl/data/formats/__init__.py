@@ -121,7 +121,7 @@ _ASKING = [FORMATS[name] for name in _QUESTIONS]
 def rows_in(path: Path, format: str = "auto", root: Path | None = None,
             columns: Mapping[str, str] | None = None,
             roots: tuple[Path, ...] = (), taken: set[str] | None = None,
-            shapes: Counter[str] | None = None, cache: str = "", answer_type: str = "",
+            shapes: Counter[str] | None = None, cache: str = "", answer_type: str | None = None,
             types: TypeTable | None = None) -> list[tuple[str, Row | DataError]]:
     """(place, canonical row) of every row of a file; what is no row of a known format gives its DataError instead.
 

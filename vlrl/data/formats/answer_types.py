@@ -199,7 +199,7 @@ class TypeTable:
         return sorted(self._lines.values(), key=lambda line: -line.rows)
 
 
-def settled(row: Any, tendency: Tendency, setting: str = "", table: TypeTable | None = None) -> Any:
+def settled(row: Any, tendency: Tendency, setting: str | None = None, table: TypeTable | None = None) -> Any:
     """Returns a row with its answer_type settled: by `data.answer_type`, where it has no options, spans or tracks, else
     by its field, else by its guess and the file. What is no row stays. `table` counts it.
     """
@@ -221,10 +221,10 @@ def settled(row: Any, tendency: Tendency, setting: str = "", table: TypeTable | 
     return row
 
 
-def check_answer_type(name: str, setting: str) -> None:
-    """Raises ConfigError unless this is the name of a type, or empty."""
-    known = get_args(AnswerType)[1:]
-    if name and name not in known:
+def check_answer_type(name: str | None, setting: str) -> None:
+    """Raises ConfigError unless this is the name of a type, or None."""
+    known = get_args(AnswerType)
+    if name is not None and name not in known:
         raise ConfigError(f"{setting}={name!r} is not known.{did_you_mean(name, known)} Known: {', '.join(known)}.")
 
 
