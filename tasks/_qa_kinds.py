@@ -27,6 +27,7 @@ from vlrl.types import Sample
 LETTERS = "ABCDEFGHIJ"
 _SHORT = 60
 _LONGEST_CHOICE = 2000
+_NOT = re.compile(r"n['\u2019]t(?!\w)")
 _TOKEN = re.compile(r"[-+]?\d+(?:[.,]\d+)*|[^\W\d_]+")
 _RATIO = re.compile(r"(?<!\w)ratio", re.IGNORECASE)
 _PERCENT = re.compile(r"%|percent|per cent|(?<!\w)(?:rate|share|proportion|fraction|probability|likel\w+|chance|"
@@ -67,6 +68,8 @@ def read(text: str, row: Row, heard: bool = True) -> Any:
     that can.
     """
     kind = kind_of(row)
+    if not any(same_label(text, right) for right in right_answers(row)):
+        text = math.unwrapped(text)
     if heard and kind.names and kind.takes_back(text, row):
         return None
     value = kind.read(text, row)
@@ -158,16 +161,17 @@ def _denies_option(text: str, row: Row) -> bool:
     """Returns whether the clause in which a text names an option among other words says that it is not so: "a dog is
     not there", "B is wrong".
     """
-    options = options_of(row)
-    if len(text) > _LONGEST_CHOICE or option_letter(text, options):
+    options, named = options_of(row), read_choice(text, row)
+    if named is None or "," in named or option_letter(text, options):
         return False
-    letters = LETTERS[:len(options)] or LETTERS[:8]
-    for clause in clauses(western(text)):
-        rest, said = clause if choice_letters(clause, letters) else "", _words(clause)
-        for words_ in sorted(map(_words, options), key=len, reverse=True):
-            if words_.strip() and words_ in said:
-                said = rest = said.replace(words_, " ")
-        if rest and (negates(rest) or "n't" in clause.replace("\u2019", "'")):
+    own = " " + _words(options[LETTERS.index(named)]).strip() + " " if options else ""
+    for clause in clauses(_NOT.sub(" not", western(text))):
+        said = _words(clause)
+        if own.strip() and own in said:
+            said = said.replace(own, " ")
+        elif choice_letters(clause) != named:
+            continue
+        if negates(said):
             return True
     return False
 

@@ -128,6 +128,7 @@ def test_format_implies_one_answer(text):
 @pytest.mark.parametrize(("a", "b", "same"), [
     ("Cat", "cat", True), (" 'cat'. ", "cat", True), ("**Golden  Retriever**", "golden retriever", True),
     ("\u201ccat\u201d", "cat", True),
+    ("10\u00b2", "102", False), ("\u00bfperro?", "perro", True), ("3\u20132", "3-2", True),
     ("cat!", "cat", True), ("\uff23at", "cat", True), ("STRASSE", "stra\u00dfe", True),
     ("cat", "cats", False), ("C++", "C#", False), ("-5", "5", False), (".5", "5", False), ("!", "?", False),
     ("", "cat", False)])
@@ -161,7 +162,8 @@ def test_denials(text, denied):
 
 @pytest.mark.parametrize(("text", "letters"), [
     ("B", "B"), ("b", "B"), ("A, C", "A,C"), ("C A C", "C,A"), ("(D)", "D"), ("a, c", "A,C"), ("a cat", ""),
-    ("A cat is in B", "B"), ("BAD", ""), ("Z", ""), ("", ""), ("B and D", "B,D")])
+    ("A cat is in B", "B"), ("BAD", ""), ("Z", ""), ("", ""), ("B and D", "B,D"), ("A and C", "A,C"),
+    ("A or B", "A,B"), ("A android", "")])
 def test_choice_letters(text, letters):
     assert choice_letters(text) == letters
 
@@ -169,7 +171,7 @@ def test_choice_letters(text, letters):
 @pytest.mark.parametrize(("a", "b", "f1"), [
     ("hello there", "hello there", 1), ("Hello", "hello", 1), ("hello there", "hello", 2 / 3), ("a b c", "d e", 0),
     ("downwards", "down", 8 / 13), ("a", "at", 0), ("a", "A", 1), ("cat", "at", 0.8), ("", "", 1),
-    ("", "down", 0), ("down", " ", 0)])
+    ("", "down", 0), ("down", " ", 0), ("\u6253\u5f00\u8bbe\u7f6e", "\u6253\u5f00\u76f8\u673a", 1 / 2)])
 def test_token_f1(a, b, f1):
     assert token_f1(a, b) == pytest.approx(f1) and token_f1(b, a) == pytest.approx(f1)
 

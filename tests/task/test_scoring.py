@@ -130,6 +130,11 @@ def test_a_combination_that_fails_is_unscorable(combine, says):
 def test_rewards_too_large_for_a_float():
     (one,) = scored(task(lambda x: {"a": 1.7e308, "b": 1.7e308}), "x")
     assert one.reward is None and one.error == "combine: was inf"
+    (one,) = scored(task(lambda x: {"a": 1e308, "b": 1.0}), "x")
+    assert one.reward is None and one.parts == {"a": None, "b": 1.0}
+    assert one.error.startswith("part 'a' was 1e+308, beyond the 1e+12 up to which means")
+    (one,) = scored(task(lambda x: {"a": 1e12, "b": -1e12}), "x")
+    assert one.error is None and one.reward is not None
 
 
 @pytest.mark.parametrize(("given", "kept", "says"), [

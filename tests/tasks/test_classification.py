@@ -131,7 +131,8 @@ def test_recipes_by_hand(recipe):
     ("a big black cat", "black cat", ("cat",), True), ("a big black cat", "cat", ("black cat",), False),
     ("concatenate", "cat", ("dog",), False), ("737", "737-200", ("737-300",), False),
     ("Boeing 737-200", "737-200", ("737-300",), True), ("of", "bird of paradise", (), False), ("", "", (), False),
-    ("cat", "!", (), False), ("dog", "cat", ("!",), False)])
+    ("cat", "!", (), False), ("dog", "cat", ("!",), False),
+    ("\u8fd9\u662f\u72d7", "\u72d7", ("\u732b",), True), ("\u8fd9\u662f\u72d7", "\u732b", ("\u72d7",), False)])
 def test_names_within_other_words(text, name, others, same):
     assert names_class(text, name, others) is same
 
@@ -139,7 +140,7 @@ def test_names_within_other_words(text, name, others, same):
 @pytest.mark.parametrize("row", [ROW, SEVERAL])
 def test_what_it_is_not_is_no_class(row):
     name = row["label"] if isinstance(row["label"], str) else ", ".join(row["label"])
-    for text in (f"not a {name}", f"It is not a {name}", f"no {name}"):
+    for text in (f"not a {name}", f"It is not a {name}", f"no {name}", f"a {name} is not there"):
         paid = [scored(row, think(text), recipe="visual_rft_classification", negation=rule)[0].parts["accuracy"]
                 for rule in ("read", "ignored")]
         assert paid[0] < paid[1]

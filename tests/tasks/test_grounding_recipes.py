@@ -172,7 +172,8 @@ CHOICE = [
     (OPTIONS, think("a red B"), 1, 1),  # an article is no letter
     (OPTIONS, think("A, B"), 0, 1), (OPTIONS, "B", 1, 0), (OPTIONS, "<think>B</think><answer>C</answer>", 0, 1),
     (OPTIONS, think("C") + think("B"), 0, 0), (OPTIONS, think("B") + " indeed", 1, 0), (OPTIONS, think("Ｂ"), 0, 1),
-    (OPTIONS, think(LONG), 0, 1), (OPTIONS, "", 0, 0),
+    (OPTIONS, think(LONG), 0, 1), (OPTIONS, "", 0, 0), (TWO, think("A and B"), 1, 1), (OPTIONS, think("A and B"), 0, 1),
+    (OPTIONS, think("B is wrong"), 0, 1),
 ]
 OPEN = [
     (ROW, think('{"bbox_2d": [20, 10, 60, 50]}'), 1, 1),
@@ -196,6 +197,8 @@ COUNTING = [
     (TWINS, think("2"), 1, 1), (TWINS, think("There are 2 mugs"), 1, 1), (TWINS, think("two"), 0, 1),
     (TWINS, "2", 1, 0), (TWINS, think("12"), 0, 1), (ABSENT, think("0"), 1, 1), (ABSENT, "", 0, 0),
     ({**QUESTION, "question": "How many?", "answer": 4}, think("4"), 1, 1), ({**ROW, "count": 7}, think("7"), 1, 1),
+    (TWINS, think("2^3"), 0, 1), (TWINS, think("2%"), 0, 1), (TWINS, think("2 is wrong"), 0, 1),
+    (TWINS, think("4/2"), 0, 1), (TWINS, think("\uff12"), 1, 1),
 ]
 POINTS = {**ROW, "points": [[40, 30], [120, 40]]}
 POINTING = [

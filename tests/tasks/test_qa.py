@@ -415,3 +415,63 @@ def test_the_contract(recipe, tmp_path):
     task = load("qa", {"recipe": recipe})
     task.data = DataSettings(train=str(path))
     testing.assert_ok(task, samples=12, processes=0)
+
+
+# --- what users of other projects met ---------------------------------------------------------------------------------
+
+KINDS_OF_3 = [{"answer_type": kind, "answer": "3"} for kind in (
+    "number", "count", "math", "text", "chart", "ocr", "regression")]
+
+
+@pytest.mark.parametrize("row", KINDS_OF_3, ids=lambda row: row["answer_type"])
+@pytest.mark.parametrize("recipe", ["thinking", "mm_eureka", "vision_r1_ptst", "noisy_rollout"])
+def test_report_17_nothing_readable_earns_nothing(row, recipe):
+    """ms-swift#3130: accuracy and format were both paid for a row with the solution 3 when nothing could be parsed."""
+    texts = ["", "abc", "<answer></answer>", "<answer>33</answer>", "<answer>abc</answer>"]
+    texts += [think(""), think("33"), think("3")]
+    found = scored({"question": "How many?", **row}, *texts, recipe=recipe)
+    paid = [s.parts["accuracy"] for s in found]
+    assert paid[-1] == 1 and paid[:3] == [0, 0, 0] and paid[5] == 0, paid
+    assert max(paid[3], paid[4], paid[6]) <= (0.5 if row["answer_type"] == "ocr" else 0), paid
+    assert [s.parts["format"] for s in found[:5]] == [0] * 5
+
+
+@pytest.mark.parametrize(("row", "right", "wrong"), [
+    ({"answer": "\\frac{1}{2}", "answer_type": "math"}, ["\\boxed{\\frac{1}{2}}", "$\\frac{1}{2}$", "\\(.5\\)"], ["2"]),
+    ({"answer": "5", "answer_type": "number"},
+     ["\\boxed{5}", "5 cm", "\\boxed{5\\text{ cm}}", "5\\,\\mathrm{cm}", "\\[5\\]"],
+     ["\\boxed{15}", "\\frac{5}{2}", "5\\pi"]),
+    ({"answer": 12.5, "answer_type": "number"}, ["\\frac{25}{2}", "12,5 kg", "$\\dfrac{25}{2}$"], ["\\frac{2}{25}"]),
+    ({"answer": "5", "answer_type": "count"}, ["\\boxed{5}", "\\boxed{five}"], ["\\boxed{5}\\boxed{6}"]),
+    ({"answer": "red", "answer_type": "text"}, ["\\boxed{red}", "\\boxed{\\text{red}}"], ["\\boxed{blue}"]),
+    ({"answer": "B", "answer_type": "choice", "options": ["x", "y"]}, ["\\boxed{B}", "\\boxed{\\text{y}}"],
+     ["\\boxed{A}"]),
+    ({"answer": "yes", "answer_type": "yes_no"}, ["\\boxed{yes}"], ["\\boxed{no}", "\\boxed{yes} \\boxed{no}"])],
+    ids=lambda v: v["answer_type"] if isinstance(v, dict) else "")
+def test_report_16_latex_units_and_boxes_inside_the_answer(row, right, wrong):
+    """trl#3903, VLM-R1#163, R1-V#106: the format was learned while no right answer was paid."""
+    found = scored({"question": "Which?", **row}, *map(think, [*right, *wrong]), recipe="thinking")
+    assert [(s.parts["accuracy"], s.parts["format"]) for s in found] == [(1, 1)] * len(right) + [(0, 1)] * len(wrong)
+
+
+@pytest.mark.parametrize(("row", "right", "wrong"), [
+    (CHOICE, ["I have no doubt it is a dog", "I see no rain, so B", "B because a cat is missing"],
+     ["a dog is not there", "there is no dog here", "a dog isn't there", "B is wrong", "I don't see a dog", "B不对",
+      "B. a cat"]),
+    ({**CHOICE, "options": ["no dog", "a dog"], "answer": "A"}, ["no dog", "A", "I think there is no dog"], ["B"]),
+    (COUNT, ["12", "there are 12, not many"], ["12%", "12 is wrong", "12 is not correct", "12^2", "3*4", "12/1"]),
+    (NUMBER, ["3.14", "\uff13\uff0e\uff11\uff14", "3,14"], ["3.14%", "3.14 is false", "3.14\\pi", "\\sqrt{3.14}"]),
+    ({**NUMBER, "question": "What percent?"}, ["3.14%", "3.14"], ["31.4%"]),
+    ({"question": "?", "answer": "0.25", "answer_type": "number"}, ["25%", "1/4", "\\frac14"], ["0.25%", "4/1"]),
+    ({"question": "?", "answer": 18885550142, "answer_type": "number"}, ["18885550142"], ["18885550143"])],
+    ids=["choice", "a negation that is an option", "count", "number", "percent", "share", "many digits"])
+def test_what_an_answer_takes_back_or_leaves_to_be_worked_out(row, right, wrong):
+    found = scored(row, *right, *wrong, recipe="direct")
+    assert [s.parts["accuracy"] for s in found] == [1] * len(right) + [0] * len(wrong)
+
+
+def test_precision_is_how_many_places_count():
+    row = {"question": "How long?", "answer": "1.2", "answer_type": "number", "precision": 1.0}
+    assert [s.parts["accuracy"] for s in scored(row, "1.22", "1.2", "1.16", "1.26", "1.3")] == [1, 1, 1, 0, 0]
+    with pytest.raises(DataError, match=r"precision=-1 must be a whole number of places"):
+        sample_of(qa(), {**row, "precision": -1})

@@ -78,7 +78,8 @@ def contradicts(text: str, options: Sequence[str]) -> bool:
     if not match or not letter or letter not in LETTERS[:len(options)]:
         return False
     texts, said = [clean_label(option) for option in bare_options(options)], clean_label(western(text)[match.end():])
-    fits = [text for text in texts if text and re.match(rf"{re.escape(text)}(?!\w)", said)]
+    fits = [text for text in texts if text and (
+        said == text or (len(text) > 1 and re.match(rf"{re.escape(text)}(?!\w)", said)))]
     return bool(fits) and max(fits, key=len) != texts[LETTERS.index(letter)]
 
 

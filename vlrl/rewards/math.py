@@ -46,6 +46,8 @@ _DIGITS_RAISED = str.maketrans("\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077
 _AS_LATEX = str.maketrans({
     "\u2212": "-", "\u00b0": "^\\circ ", "\u00d7": "\\times ", "\u00b7": "\\cdot ", "\u00f7": "\\div ",
     "\u03c0": "\\pi ", "\u221e": "\\infty ", "\u2264": "\\le ", "\u2265": "\\ge ", "\u00bd": "\\frac{1}{2}"})
+_WRAPPED = re.compile(r"\\(?:boxed|text|textbf|mathrm|mathbf)\s?\{(.*)\}|\$(.*)\$|\\\((.*)\\\)|\\\[(.*)\\\]",
+                      re.DOTALL)
 _MARK = re.compile(r"\\boxed\{|[{}]|<\|(?:begin|end)_of_box\|>")
 
 
@@ -183,6 +185,17 @@ def _paired(text: str) -> bool:
         if depth < 0:
             return False
     return depth == 0
+
+
+def unwrapped(text: str) -> str:
+    """Returns what a text holds that is nothing but LaTeX's marks around an answer: "\\boxed{\\text{red}}" -> "red"."""
+    for _ in range(4):
+        match = _WRAPPED.fullmatch(text.strip()) if len(text) <= 2 * LONGEST else None
+        inner = next(part for part in match.groups() if part is not None) if match else "$"
+        if "$" in inner or not _paired(inner):
+            break
+        text = inner
+    return text
 
 
 def _dollars(text: str) -> list[str]:
