@@ -1,13 +1,14 @@
 """What differs between model families. Nothing else in vlrl names one.
 
 A Family says how the model writes coordinates, which token strings stand for visual input, how its parts are called,
-how it numbers positions, and how its processor is told the size of an image. `family_of(config)` picks one by the
-`model_type` of the model's own config; a type that is not in the table gets what can be read off its config, and rows
-padded instead of prefix-shared.
+and how it numbers positions. `family_of(config)` picks one by the `model_type` of the model's own config; a type that
+is not in the table gets what can be read off its config, and rows padded instead of prefix-shared. How a processor is
+told the size of an image goes by its class, whatever the family.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from vlrl.errors import ConfigError
+from vlrl.models.chat_template import ChatTemplate
 
 if TYPE_CHECKING:
     import torch
@@ -23,12 +25,7 @@ if TYPE_CHECKING:
     from vlrl.config.schema import ModelSettings
 
 Part = Literal["language", "merger", "vision"]
-
-
-def _no_limits(processor: Any, settings: ModelSettings) -> None:
-    unit = type(processor.image_processor).__name__
-    raise ConfigError(f"model.{_given(settings)}: vlrl does not know how {unit} is told the size of an image. Leave "
-                      "the setting out and set the size in preprocessor_config.json of the model's folder.")
+_log = logging.getLogger(__name__)
 
 
 def _as_they_are(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -62,8 +59,6 @@ class Family:
     """Images and videos travel in one tensor, so a prompt holds images or videos, not both."""
     template: Mapping[str, Any] = field(default_factory=dict)
     """Keywords of the processor's apply_chat_template."""
-    limit: Callable[[Any, ModelSettings], None] = _no_limits
-    """Tells (processor, settings) the area limits of an image or video frame."""
     encode: Callable[[Any, dict[str, Any]], dict[str, Any]] = _as_they_are
     """(model, forward keywords) -> forward keywords; for media that the model's forward cannot take together."""
     answer_types: Mapping[str, int] = field(default_factory=dict)
@@ -98,10 +93,9 @@ class Family:
         The two differ in some models (Gemma 3, base models): there an answer ends as the model was taught to end it.
         """
         tokenizer, answer = processor.tokenizer, "There it is."
-        turns = [{"role": role, "content": [{"type": "text", "text": text}]}
-                 for role, text in (("user", "Where is it?"), ("assistant", answer))]
+        turns = [{"role": "user", "content": "Where is it?"}, {"role": "assistant", "content": answer}]
         try:
-            text = processor.apply_chat_template(turns, tokenize=False, **self.template)
+            text = ChatTemplate(processor, self.template)(turns)
         except Exception:  # whatever a template's code raises; some refuse a given answer
             return tokenizer.eos_token_id
         rest = text.rpartition(answer)[2].lstrip() if answer in text else ""
@@ -130,7 +124,9 @@ class Family:
         """Returns (width, height) of each media in order, read from the processor's own grids; () for tiles of fixed
         size.
         """
-        if not self.grids:
+        units = [getattr(processor, f"{kind}_processor", None) for kind in {*kinds}]
+        if not self.grids and (self.known or not all(hasattr(unit, "patch_size") for unit in units)
+                               or len({"image_grid_thw", "video_grid_thw"} & mm.keys()) < len(units)):
             return ()
         grids = {kind: iter(mm[key].tolist()) for kind, key in
                  (("image", "image_grid_thw"), ("video", "video_grid_thw")) if key in mm}
@@ -160,19 +156,30 @@ def _text_after_media(positions: np.ndarray, types: torch.Tensor | None) -> np.n
 def set_pixel_limits(processor: Any, family: Family, settings: ModelSettings) -> None:
     """Sets the area limits of an image, a video frame and a whole video after resizing, in pixels.
 
-    None keeps the processor's own, as far as the other limits allow. Raises ConfigError where the processor of the
-    family has no such limit.
+    None keeps the processor's own, as far as the other limits allow. Raises ConfigError where the image or video
+    processor is of a class that has no such limit.
     """
+    images: Any = processor.image_processor
+    videos: Any = getattr(processor, "video_processor", None)
+    limit_images, limit_frames = _IMAGE_LIMITS.get(_class_of(images)), _FRAME_LIMITS.get(_class_of(videos))
     for name in ("video_min_pixels", "video_max_pixels", "video_total_pixels"):
         value = getattr(settings, name)
-        if value is not None and not (family.grids and family.videos):
+        if value is not None and limit_frames is None:
             raise ConfigError(f"model.{name}={value}: this model ({family.model_type}) does not resize video frames by "
                               "their area; leave the setting out.")
-    if {settings.min_pixels, settings.max_pixels, settings.video_total_pixels, *settings.frame_pixels} != {None}:
-        family.limit(processor, settings)
-    unit: Any = getattr(processor, "video_processor", None)
-    if getattr(unit, "cap_pixels_per_frame", False) is None:  # as qwen-vl-utils does and transformers 5.22 will
-        unit.cap_pixels_per_frame = True
+    if {settings.min_pixels, settings.max_pixels} != {None}:
+        if limit_images is None:
+            raise ConfigError(f"model.{_given(settings)}: vlrl does not know how {type(images).__name__} is told the "
+                              "size of an image. Leave the setting out and set the size in preprocessor_config.json of "
+                              "the model's folder.")
+        limit_images(images, settings)
+        if videos is not None and limit_frames is None and "longest_edge" in dict(videos.size):
+            _log.warning("model.%s limits images alone: clips of this model keep the size that %s gives them.",
+                         _given(settings), type(videos).__name__)
+    if limit_frames:
+        limit_frames(videos, settings)
+    if videos is not None and getattr(videos, "cap_pixels_per_frame", False) is None:  # as qwen-vl-utils does and transformers 5.22 will
+        videos.cap_pixels_per_frame = True
 
 
 def agree(model: Any, processor: Any) -> None:
@@ -182,27 +189,38 @@ def agree(model: Any, processor: Any) -> None:
         model.config.image_grid_pinpoints = [list(p) for p in pinpoints]
 
 
-# --- how each processor is told the size of an image -----------------------------------------------------------------
+# --- how each class of processors is told the size of an image, and of a frame ----------------------------------------
 
 
-def _limit_area(processor: Any, settings: ModelSettings) -> None:
-    """Qwen2: the area itself, of an image and of a frame; of a video as a number of visual tokens."""
-    _set_areas(processor, settings)
-    unit = processor.video_processor
+def _limit_area(unit: Any, settings: ModelSettings) -> None:
+    """Qwen2-VL: the area itself."""
+    _set_area(unit, settings.min_pixels, settings.max_pixels, "max_pixels")
+
+
+def _limit_area_of_two(unit: Any, settings: ModelSettings) -> None:
+    """GLM-4V: the area of the two equal frames that an image is taken for."""
+    frames = unit.temporal_patch_size
+    low, high = (value and value * frames for value in (settings.min_pixels, settings.max_pixels))
+    _set_area(unit, low, high, "max_pixels", frames)
+
+
+def _limit_frames(unit: Any, settings: ModelSettings) -> None:
+    """Qwen2-VL: the area of a frame; of a video as a number of visual tokens."""
+    _set_frame_area(unit, settings)
     if settings.video_total_pixels is not None:
         unit.cap_pixels_per_frame = True
         unit.max_video_tokens = (settings.video_total_pixels + 0.5) / (0.9 * _side(unit) ** 2)  # it takes 0.9 of them
         _below_its_cap(unit, settings.frame_pixels[1])
 
 
-def _limit_area_of_videos(processor: Any, settings: ModelSettings) -> None:
-    """Qwen3: its video processor knows only the area of all frames together, so a lower limit is of the whole video.
+def _limit_all_frames(unit: Any, settings: ModelSettings) -> None:
+    """Qwen3-VL: it knows only the area of all frames together, so a lower limit is of the whole video.
 
     It shares the upper limit out among the frames, here enough for the most of them. The cap keeps a short video from
     spending all of it on large frames.
     """
-    _set_areas(processor, settings)
-    unit, high, total = processor.video_processor, settings.frame_pixels[1], settings.video_total_pixels
+    _set_frame_area(unit, settings)
+    high, total = settings.frame_pixels[1], settings.video_total_pixels
     if high is not None:
         unit.max_video_tokens = max(1, high // _side(unit) ** 2)
         unit.size = dict(unit.size) | {"longest_edge": high * settings.video_max_frames}
@@ -213,19 +231,21 @@ def _limit_area_of_videos(processor: Any, settings: ModelSettings) -> None:
         unit.cap_pixels_per_frame = True
 
 
-def _set_areas(processor: Any, settings: ModelSettings) -> None:
-    for unit, low, high, name in (
-            (processor.image_processor, settings.min_pixels, settings.max_pixels, "max_pixels"),
-            (processor.video_processor, *settings.frame_pixels,
-             "max_pixels" if settings.video_max_pixels is None else "video_max_pixels")):
-        side, size = _side(unit), dict(unit.size)
-        _refuse(high if high is not None and high < side**2 else None, name,
-                f"one of its visual tokens is {side}x{side} pixels; allow at least {side**2}")
-        if low is not None:
-            size |= {"shortest_edge": low, "longest_edge": max(low, size["longest_edge"])}
-        if high is not None:
-            size |= {"shortest_edge": min(high, size["shortest_edge"]), "longest_edge": high}
-        unit.size = size
+def _set_frame_area(unit: Any, settings: ModelSettings) -> None:
+    low, high = settings.frame_pixels
+    _set_area(unit, low, high, "max_pixels" if settings.video_max_pixels is None else "video_max_pixels")
+
+
+def _set_area(unit: Any, low: int | None, high: int | None, name: str, frames: int = 1) -> None:
+    side, size = _side(unit), dict(unit.size)
+    least = frames * side**2
+    _refuse(high // frames if high is not None and high < least else None, name,
+            f"one of its visual tokens is {side}x{side} pixels; allow at least {side**2}")
+    if low is not None:
+        size |= {"shortest_edge": low, "longest_edge": max(low, size["longest_edge"])}
+    if high is not None:
+        size |= {"shortest_edge": min(high, size["shortest_edge"]), "longest_edge": high}
+    unit.size = size
 
 
 def _side(unit: Any) -> int:
@@ -239,9 +259,8 @@ def _below_its_cap(unit: Any, high: int | None) -> None:
         unit.size = size | {"shortest_edge": min(size["shortest_edge"], int(high / 1.05))}
 
 
-def _limit_longest_edge(processor: Any, settings: ModelSettings) -> None:
+def _limit_longest_edge(unit: Any, settings: ModelSettings) -> None:
     """SmolVLM: the longest edge, a whole number of square tiles; one tile alone is not split."""
-    unit = processor.image_processor
     tile = unit.max_image_size["longest_edge"]
     _refuse(settings.min_pixels, "min_pixels", "its images are always resized to the same longest edge")
     tiles = int(((settings.max_pixels or 0) / tile**2) ** 0.5)
@@ -251,9 +270,8 @@ def _limit_longest_edge(processor: Any, settings: ModelSettings) -> None:
     unit.do_image_splitting = unit.do_image_splitting and tiles > 1
 
 
-def _limit_tilings(processor: Any, settings: ModelSettings) -> None:
+def _limit_tilings(unit: Any, settings: ModelSettings) -> None:
     """LLaVA-OneVision: an image takes the best of a list of tilings; those within the limits stay."""
-    unit = processor.image_processor
     low, high = settings.min_pixels or 0, settings.max_pixels or float("inf")
     allowed = [list(p) for p in unit.image_grid_pinpoints if low <= p[0] * p[1] <= high]
     areas = sorted(h * w for h, w in unit.image_grid_pinpoints)
@@ -262,9 +280,8 @@ def _limit_tilings(processor: Any, settings: ModelSettings) -> None:
     unit.image_grid_pinpoints = allowed
 
 
-def _limit_tiles(processor: Any, settings: ModelSettings) -> None:
+def _limit_tiles(unit: Any, settings: ModelSettings) -> None:
     """InternVL: the number of square tiles."""
-    unit = processor.image_processor
     tile = unit.size["height"] * unit.size["width"]
     if settings.max_pixels is not None:
         _refuse(settings.max_pixels if settings.max_pixels < tile else None, "max_pixels",
@@ -284,6 +301,20 @@ def _refuse(value: int | None, name: str, why: str) -> None:
 def _given(settings: ModelSettings) -> str:
     name = "min_pixels" if settings.max_pixels is None else "max_pixels"
     return f"{name}={getattr(settings, name)}"
+
+
+def _class_of(unit: Any) -> str:
+    """Returns the class of an image or video processor, whatever computes it."""
+    return re.sub("(Pil|Fast)$", "", type(unit).__name__)
+
+
+_IMAGE_LIMITS: dict[str, Callable[[Any, ModelSettings], None]] = {
+    "Qwen2VLImageProcessor": _limit_area, "Glm4vImageProcessor": _limit_area_of_two,
+    "Glm46VImageProcessor": _limit_area_of_two, "SmolVLMImageProcessor": _limit_longest_edge,
+    "Idefics3ImageProcessor": _limit_longest_edge, "LlavaOnevisionImageProcessor": _limit_tilings,
+    "LlavaNextImageProcessor": _limit_tilings, "GotOcr2ImageProcessor": _limit_tiles}
+_FRAME_LIMITS: dict[str, Callable[[Any, ModelSettings], None]] = {
+    "Qwen2VLVideoProcessor": _limit_frames, "Qwen3VLVideoProcessor": _limit_all_frames}
 
 
 def _clips_of_any_length(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -337,12 +368,12 @@ def _features(pooled: Any) -> Any:
 _QWEN: dict[str, Any] = {
     "vision_tokens": ("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>"),
     "vision": ("visual.",), "mergers": ("visual.merger.", "visual.deepstack_merger_list."), "mrope": True,
-    "grids": True, "limit": _limit_area}
-_QWEN3 = replace(Family("qwen3_vl", coordinates="norm1000", **_QWEN), limit=_limit_area_of_videos)
+    "grids": True}
+_QWEN3 = Family("qwen3_vl", coordinates="norm1000", **_QWEN)
 _TILES = tuple(f"<row_{row}_col_{col}>" for row in range(1, 9) for col in range(1, 9))
 _SMOLVLM = Family("smolvlm", coordinates="norm1000", vision=("vision_model.",), mergers=("connector.",),
                   vision_tokens=("<image>", "<video>", "<fake_token_around_image>", "<global-img>", *_TILES),
-                  nested=("images", "videos"), exclusive_media=True, limit=_limit_longest_edge,
+                  nested=("images", "videos"), exclusive_media=True,
                   template={"processor_kwargs": {"num_frames": 64}})  # not used; without it every call warns
 FAMILIES = {f.model_type: f for f in (
     Family("qwen2_vl", coordinates="norm1000", **_QWEN),
@@ -353,9 +384,9 @@ FAMILIES = {f.model_type: f for f in (
     replace(_SMOLVLM, model_type="idefics3", nested=("images",), template={}, videos=False),  # the first SmolVLMs too
     Family("llava_onevision", coordinates="norm1", vision=("vision_tower.",),  # fractions, as in LLaVA's data
            mergers=("multi_modal_projector.", "image_newline."), vision_tokens=("<image>", "<video>"),
-           nested=("images",), limit=_limit_tilings, encode=_clips_of_any_length),
+           nested=("images",), encode=_clips_of_any_length),
     Family("internvl", coordinates="norm1000", vision=("vision_tower.",), mergers=("multi_modal_projector.",),
-           vision_tokens=("<IMG_CONTEXT>", "<img>", "</img>", "<video>", "<image>"), limit=_limit_tiles),
+           vision_tokens=("<IMG_CONTEXT>", "<img>", "</img>", "<video>", "<image>")),
 )}
 
 

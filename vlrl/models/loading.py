@@ -15,6 +15,7 @@ from vlrl.config.schema import ModelSettings
 from vlrl.errors import ConfigError, VlrlError, did_you_mean
 from vlrl.models import hub
 from vlrl.models.attention import ATTENTION
+from vlrl.models.chat_template import ChatTemplate
 from vlrl.models.families import Family, family_of, set_pixel_limits
 from vlrl.models.model_config import embedded
 from vlrl.models.quantization import Quantization, adapted_layers, dequantized, keep_layout
@@ -66,14 +67,7 @@ def check_processor(processor: Any, name: str, family: Family) -> None:
     if lacks:
         raise ConfigError(f"model.name={name!r}: its processor has no {' and no '.join(lacks)}. Save the processor of "
                           "the original model beside the weights (AutoProcessor...save_pretrained).")
-    question = "Where is it?"
-    message = {"role": "user", "content": [{"type": "text", "text": question}]}
-    try:
-        text = processor.apply_chat_template([message], tokenize=False, add_generation_prompt=True, **family.template)
-        problem = "" if question in text else f"it renders {question!r} as {text!r}"
-    except Exception as error:  # whatever a template's code raises
-        problem = _first_line(error)
-    if problem:
+    if problem := ChatTemplate(processor, family.template).problem("user"):
         raise ConfigError(f"model.name={name!r}: no chat template that can be used: {problem.rstrip('.')}. Copy "
                           "chat_template.jinja of the original instruction-tuned model into the folder.")
 

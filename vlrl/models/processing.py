@@ -16,6 +16,7 @@ from vlrl.data.clip_cache import ClipCache
 from vlrl.data.media_edits import edited
 from vlrl.data.video_sampling import VideoSampling, clock
 from vlrl.errors import ConfigError, DataError
+from vlrl.models.chat_template import ChatTemplate, parts_of
 from vlrl.models.families import Family
 from vlrl.models.loading import template_variables
 from vlrl.models.opened import opened_in, turn_beginning
@@ -46,6 +47,7 @@ class Encoder:
                                     config.model.video_min_frames)
         self._clips = ClipCache(config.data.clip_cache_mib)  # shared by copies
         self._processed_by = processor_hash(processor) if config.model.feature_cache_mib else None
+        self._chat = ChatTemplate(processor, {**family.template, **config.model.chat_template_kwargs})
         tokenizer = processor.tokenizer
         self._end = family.end_id(processor)
         ends = {tokenizer.eos_token, tokenizer.bos_token, tokenizer.pad_token,
@@ -66,6 +68,7 @@ class Encoder:
         """Returns an encoder with a processor of its own, for another thread."""
         other = copy.copy(self)
         other.processor = copy.deepcopy(self.processor)
+        other._chat = self._chat.of(other.processor)
         return other
 
     def prompt(self, sample: Sample, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> Prompt:
@@ -78,7 +81,7 @@ class Encoder:
             messages, tools = in_system(messages, tools), ()
         else:
             tools = tools or sample.get("tools") or ()
-        text = self._render(messages, loaded, sample, tools)
+        text = self._render(self._media_first(messages, sample.opening), loaded, sample, tools)
         encoded = self._encoded(sample.id, text, loaded, self._adds_special(text))
         if len(encoded) > self.config.limits.prompt_tokens:
             raise PromptTooLong(f"sample '{sample.id}': prompt of {len(encoded)} tokens is longer than "
@@ -124,9 +127,14 @@ class Encoder:
         """Returns rendered text as the model sees it; `special`: the tokenizer adds its first token."""
         try:
             batch = self._process(text, loaded, special)
-        except (ValueError, RuntimeError) as error:  # such as an image of extreme aspect ratio
+        except (ValueError, RuntimeError, IndexError) as error:  # such as an image of extreme aspect ratio
             raise DataError(f"sample '{name}': the processor refuses it: {error}") from None
         ids = batch["input_ids"]
+        shown = self._shown(batch, ids, loaded)
+        if shown != len(loaded):
+            raise DataError(f"sample '{name}': the chat template of {self.config.model.name} shows {shown} of its "
+                            f"{len(loaded)} pictures and clips, and an answer to the others would be guessed. Copy the "
+                            "chat_template.jinja of the original model into its folder")
         tensors = {k: v for k, v in batch.items() if isinstance(v, torch.Tensor) and k not in _BESIDE}
         beside = {k: v[0].numpy() for k, v in tensors.items() if v.shape == ids.shape and k.endswith("type_ids")}
         mm = {k: v for k, v in tensors.items() if k not in beside}
@@ -162,13 +170,34 @@ class Encoder:
         if tools and not self._reads_tools:
             raise DataError(f"sample '{sample.id}': it has tools, which the chat template of {self.config.model.name} "
                             "does not show. Leave them out, or choose a model whose template does")
+        for role in dict.fromkeys(m["role"] for m in messages):
+            if problem := self._chat.problem(role, self._plain(tools)):
+                raise DataError(f"sample '{sample.id}': the chat template of {self.config.model.name} shows no text of "
+                                f"a turn of {role!r} ({problem.rstrip('.')}). Leave such turns out, or copy a "
+                                "chat_template.jinja that has them into the model's folder")
         safe = [{**self._plain({k: v for k, v in m.items() if k != "content"}), "content": self._safe(m["content"])}
                 for m in messages]
-        return self._template(safe, **({"tools": self._plain(tools)} if tools else {}))
+        try:
+            return self._template(safe, **({"tools": self._plain(tools)} if tools else {}))
+        except Exception as error:  # whatever a template's code raises
+            raise DataError(f"sample '{sample.id}': the chat template of {self.config.model.name} refuses its turns "
+                            f"({', '.join(m['role'] for m in messages)}): {error}") from None
+
+    def _media_first(self, messages: list[dict[str, Any]], opening: Observation | None) -> list[dict[str, Any]]:
+        """Returns the messages; what an environment shows first stands before the text of its turn where the template
+        writes the media of a turn there anyway.
+        """
+        if opening is None or not opening.media or self._reads_order:
+            return messages
+        content = messages[-1]["content"]
+        if _mixed(content[:-1 - len(opening.media)]):
+            return messages
+        texts = [part for part in content if part.get("type") == "text"]
+        media = [part for part in content if part.get("type") != "text"]
+        return [*messages[:-1], {**messages[-1], "content": [*media, *texts]}]
 
     def _template(self, messages: list[dict[str, Any]], **options: Any) -> str:
-        return self.processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **options,
-                                                  **self.family.template, **self.config.model.chat_template_kwargs)
+        return self._chat(messages, add_generation_prompt=True, **options)
 
     @property
     def opened(self) -> str:
@@ -219,9 +248,8 @@ class Encoder:
         """Returns the content whose text cannot open a turn or claim an image: control tokens written in data are
         broken up.
         """
-        if isinstance(content, str):  # some templates render only parts
-            content = [{"type": "text", "text": content}]
-        return [{**c, "text": _broken_up(c["text"], self._reserved)} if c.get("type") == "text" else c for c in content]
+        return [{**c, "text": _broken_up(c["text"], self._reserved)} if c.get("type") == "text" else c
+                for c in parts_of(content)]
 
     def _process(self, text: str, loaded: Sequence[LoadedMedia], special: bool) -> Any:
         images = [m.frames[0] for m in loaded if m.kind == "image"]
@@ -247,6 +275,14 @@ class Encoder:
         """Returns whether the tokenizer is to add its first token; many templates have written it already."""
         first = self.processor.tokenizer.bos_token
         return not (first and text.startswith(first))
+
+    def _shown(self, batch: Any, ids: torch.Tensor, loaded: Sequence[LoadedMedia]) -> int:
+        """Returns of how many media the text holds a place: by the processor's own count, else all or none."""
+        offsets = batch.get("text_replacement_offsets")
+        if isinstance(offsets, list) and offsets:
+            return sum(put["type"] in ("image", "video") for put in offsets[0])
+        some = torch.isin(ids, torch.tensor(self.family.vision_ids(self.processor))).any()
+        return len(loaded) if some else 0
 
     def _visual_tokens(self, batch: Any, loaded: Sequence[LoadedMedia]) -> tuple[int, ...]:
         """Returns visual tokens of each media in order, counted in the text that the processor put in its place."""

@@ -1,0 +1,105 @@
+"""The chat template of a processor, given the content of each turn in a form of which it shows the text.
+
+Some templates read a content as parts, some print it as it stands, some of a role read the first part alone. Which, is
+found by rendering a turn of each role once: as parts, as parts of which texts that follow one another are one, and as a
+text. The first form that shows all of the text and nothing of its structure is used.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+Message = dict[str, Any]
+Parts = list[dict[str, Any]]
+Form = Callable[[Parts], Any]
+
+_TEXTS = ("Where is it?", "There it is.")
+_KEY = "vlrl-key"
+"""A key of a part: what prints it shows the structure."""
+
+
+def text_part(text: str) -> dict[str, Any]:
+    """Returns the part of a content that is a text."""
+    return {"type": "text", "text": text}
+
+
+def parts_of(content: str | Sequence[Mapping[str, Any]]) -> Parts:
+    """Returns a content as parts."""
+    return [text_part(content)] if isinstance(content, str) else [dict(part) for part in content]
+
+
+def _joined(parts: Parts) -> Parts:
+    """Returns parts of which texts that follow one another are one."""
+    out: Parts = []
+    for part in parts:
+        if out and part.get("type") == out[-1].get("type") == "text":
+            out[-1] = {**out[-1], "text": out[-1]["text"] + part["text"]}
+        else:
+            out.append(part)
+    return out
+
+
+def _text(parts: Parts) -> str | Parts:
+    """Returns parts as a text; as they are where they show media, which no text can."""
+    return "".join(part["text"] for part in parts) if all(p.get("type") == "text" for p in parts) else parts
+
+
+_FORMS: tuple[Form, ...] = (lambda parts: parts, _joined, _text)
+_BEFORE = {"user": (), "system": (), "developer": (), "tool": ("user", "assistant")}
+"""Roles of the turns before one of a role; else a turn of the user."""
+
+
+class ChatTemplate:
+    """Renders messages by the chat template of a processor; `options` are given to it every time."""
+
+    def __init__(self, processor: Any, options: Mapping[str, Any]):
+        self.processor, self.options = processor, options
+        self._known: dict[tuple[str, bool], tuple[Form | None, str]] = {}
+
+    def of(self, processor: Any) -> ChatTemplate:
+        """Returns the same template of a copy of its processor."""
+        other = copy.copy(self)
+        other.processor = processor
+        return other
+
+    def __call__(self, messages: Sequence[Message], **options: Any) -> str:
+        """Returns rendered messages. Raises whatever the template's code raises."""
+        shown = [self._turn(m, m["content"], options.get("tools", ())) for m in messages]
+        return self._rendered(shown, **options)
+
+    def problem(self, role: str, tools: Sequence[Any] = ()) -> str:
+        """Returns why no text of a turn of `role` can be shown, beside tools; "" where one can."""
+        return self._form(role, tools)[1]
+
+    def _turn(self, turn: Message, content: Any, tools: Sequence[Any] = ()) -> Message:
+        form = self._form(turn["role"], tools)[0] or _FORMS[0]
+        return {**turn, "content": form(parts_of(content))}
+
+    def _form(self, role: str, tools: Sequence[Any]) -> tuple[Form | None, str]:
+        key = role, bool(tools)
+        if key not in self._known:
+            self._known[key] = self._tried(role, {"tools": tools} if tools else {})
+        return self._known[key]
+
+    def _tried(self, role: str, options: Mapping[str, Any]) -> tuple[Form | None, str]:
+        """Returns the first form that shows the texts of a turn alone, or what the template made of it."""
+        before = [self._turn({"role": other}, "x") for other in _BEFORE.get(role, ("user",))]
+        after = [self._turn({"role": "user"}, "x")] if role not in ("user", "tool") else []
+        problem = ""
+        for form in _FORMS:
+            turn = {"role": role, "content": form([{**text_part(text), _KEY: _KEY} for text in _TEXTS])}
+            try:
+                text = self._rendered([*before, turn, *after], add_generation_prompt=True, **options)
+            except Exception as error:  # whatever a template's code raises
+                lines = str(error).strip().splitlines()
+                problem = problem or ": ".join([type(error).__name__, *lines[:1]])
+                continue
+            if _KEY not in text and _TEXTS[1] in text.partition(_TEXTS[0])[2]:
+                return form, ""
+            problem = problem or f"it renders {_TEXTS[0]!r} as {text[:200]!r}"
+        return None, problem
+
+    def _rendered(self, messages: Sequence[Message], **options: Any) -> str:
+        return self.processor.apply_chat_template(messages, tokenize=False, **{**self.options, **options})
