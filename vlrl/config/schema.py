@@ -140,9 +140,10 @@ class LoraSettings(Settings):
     rank: Count = Field(default=0, description="0 = full fine-tuning.")
     alpha: Positive = Field(default=32, description="Scale; the update is multiplied by alpha / rank.")
     dropout: float = Field(default=0.0, ge=0, lt=1, description="Dropout on the adapter's input.")
-    target: Literal["language", "all_linear", "vision_language"] = Field(
+    target: str | tuple[str, ...] = Field(
         default="language", description="language: the language model's linear layers; all_linear: these and the "
-        "merger's; vision_language: these and the vision tower's.")
+        "merger's; vision_language: these and the vision tower's. Or names of linear layers, as in [q_proj, v_proj], "
+        "and regular expressions of whole names; those that are of no layer are refused.")
     quantize: Literal["none", "nf4"] = Field(
         default="none", description="nf4: the frozen weights under the adapter are kept in 4 bits (QLoRA); needs "
         "bitsandbytes. Embeddings, lm_head and layers without an adapter stay in model.dtype.")

@@ -16,8 +16,9 @@ from vlrl.errors import ConfigError, VlrlError, did_you_mean
 from vlrl.models import hub
 from vlrl.models.attention import ATTENTION
 from vlrl.models.chat_template import ChatTemplate
-from vlrl.models.families import Family, family_of, set_pixel_limits
+from vlrl.models.families import Family, family_in, family_of
 from vlrl.models.model_config import embedded
+from vlrl.models.pixel_limits import set_pixel_limits
 from vlrl.models.quantization import Quantization, adapted_layers, dequantized, keep_layout
 from vlrl.store.aligned_memory import own, own_weights
 from vlrl.store.files import read_json
@@ -42,9 +43,10 @@ def skeleton(settings: ModelSettings, config: Any = None) -> tuple[Any, Family]:
         while config is None and (base := adapter_base(name)):
             name = base
         config = config or AutoConfig.from_pretrained(resolve(name), trust_remote_code=False)
-        family = family_of(config)
+        family_of(config)  # refuses first
         with torch.device("meta"):
             model = AutoModelForImageTextToText.from_config(config)
+            family = family_in(model)
             choose_trained(model, family, settings, torch.float32)
             return (add_lora(model, family, settings, None) if settings.lora.rank else model), family
 
@@ -218,10 +220,22 @@ def compute_dtype(settings: ModelSettings) -> torch.dtype:
 def choose_trained(model: Any, family: Family, settings: ModelSettings, dtype: torch.dtype) -> None:
     """Marks what learns. Learned weights stay float32 (small updates vanish in bfloat16), the rest is kept in dtype."""
     parts = () if settings.lora.rank else settings.train
+    if not settings.lora.rank:
+        _refuse_absent_parts(model, family, settings)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(family.part_of(name) in parts)
         if not parameter.requires_grad and parameter.is_floating_point():  # 4-bit weights are packed bytes
             parameter.data = parameter.data.to(dtype)
+
+
+def _refuse_absent_parts(model: Any, family: Family, settings: ModelSettings) -> None:
+    """Raises ConfigError where a part that is to learn is none of the model's, or no part is to learn."""
+    has = {family.part_of(name) for name, _ in model.named_parameters()}
+    absent = [part for part in settings.train if part not in has]
+    if absent or not settings.train:
+        problem = f"this model ({family.model_type}) has no {' and no '.join(absent)}" if absent else "nothing learns"
+        raise ConfigError(f"model.train=[{', '.join(settings.train)}]: {problem}. Its parts: "
+                          f"{', '.join(sorted(has - {'audio'}))}; or train an adapter with model.lora.rank")
 
 
 def add_lora(model: Any, family: Family, settings: ModelSettings, checkpoint: Path | None) -> Any:

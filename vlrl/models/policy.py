@@ -22,7 +22,7 @@ from vlrl.models import attention
 from vlrl.models import cost as balance
 from vlrl.models.critic import HEAD, Critic, RewardHead, make_critic
 from vlrl.models.deepspeed_zero import Zero
-from vlrl.models.families import Family, agree, family_of
+from vlrl.models.families import Family, agree, family_in
 from vlrl.models.flops import Cost, cost_model, patches_of
 from vlrl.models.fsdp import Shards, wanted
 from vlrl.models.loading import (
@@ -397,7 +397,7 @@ def load(config: Config, accelerator: Accelerator, checkpoint: Path | None = Non
     quantized = Quantization.of(settings.lora, dtype)
     model = load_model(checkpoint if full and checkpoint else settings.name, torch.float32 if full else dtype,
                        quantized=quantized, device=accelerator.device)
-    family = family_of(model.config)
+    family = family_in(model)
     processor = load_processor(settings, family)
     agree(model, processor)
     features = make_cache(settings, model, family)

@@ -7,6 +7,8 @@ the same values.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -14,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from vlrl.errors import ConfigError
-from vlrl.models.families import Family, Part, family_of
+from vlrl.errors import ConfigError, did_you_mean
+from vlrl.models.families import Family, Part, family_in
 
 if TYPE_CHECKING:
     from vlrl.config.schema import LoraSettings
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
 FILE = "quantization.json"
 """Beside an adapter, when its base model was quantized."""
 
-Target = Literal["language", "all_linear", "vision_language"]
 _PARTS: dict[str, tuple[Part, ...]] = {"language": ("language",), "all_linear": ("language", "merger"),
                                        "vision_language": ("language", "merger", "vision")}
 _DTYPES = Literal["float32", "bfloat16", "float16"]
@@ -34,7 +35,7 @@ class Quantization(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     quantize: Literal["nf4"] = "nf4"
-    target: Target
+    target: str | tuple[str, ...]
     dtype: _DTYPES
     """Compute type; also that of the weights before they were rounded."""
 
@@ -79,17 +80,41 @@ class Quantization(BaseModel):
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
         with torch.device("meta"):
             empty: Any = AutoModelForImageTextToText.from_config(config, trust_remote_code=False)
-        rounded = set(adapted_layers(empty, family_of(config), self.target))
+        rounded = set(adapted_layers(empty, family_in(empty), self.target))
         skipped = [n for n, m in empty.named_modules() if isinstance(m, torch.nn.Linear) and n not in rounded]
         how = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=self.quantize, bnb_4bit_use_double_quant=True,
                                  bnb_4bit_compute_dtype=self.compute_dtype, llm_int8_skip_modules=skipped)
         return {"quantization_config": how, "device_map": {"": str(device)}}
 
 
-def adapted_layers(model: Any, family: Family, target: Target) -> list[str]:
-    """Returns names of the linear layers that model.lora.target means; lm_head is never one."""
-    return [n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)
-            and n != "lm_head" and family.part_of(n) in _PARTS[target]]
+def adapted_layers(model: Any, family: Family, target: str | Sequence[str]) -> list[str]:
+    """Returns names of the linear layers that model.lora.target means: of parts of the model, or by module names (their
+    ends, or regular expressions of whole names); lm_head is never one. Raises ConfigError for a name that means none.
+    """
+    layers = [n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and n != "lm_head"]
+    if isinstance(target, str) and target in _PARTS:
+        chosen = {n for n in layers if family.part_of(n) in _PARTS[target]}
+    else:
+        chosen = set().union(*(_named(layers, word) for word in ([target] if isinstance(target, str) else target)))
+    if not chosen:
+        raise ConfigError(f"model.lora.target={target}: this model ({family.model_type}) has no linear layer there. "
+                          "Name another target")
+    return [n for n in layers if n in chosen]
+
+
+def _named(layers: Sequence[str], word: str) -> set[str]:
+    """Returns the layers whose name is, or ends in, `word`; or that it matches as a regular expression."""
+    found = {n for n in layers if f".{n}".endswith(f".{word}") and word}
+    try:
+        found = found or {n for n in layers if re.fullmatch(word, n)}
+    except re.error as error:
+        raise ConfigError(f"model.lora.target={word!r} is no module name and no regular expression: {error}") from None
+    if not found:
+        ends = sorted({n.rpartition(".")[2] for n in layers if not n.rpartition(".")[2].isdigit()})
+        raise ConfigError(f"model.lora.target={word!r}: no linear layer of the model has that name."
+                          f"{did_you_mean(word, [*_PARTS, *ends])} Parts: {', '.join(_PARTS)}. Layers: "
+                          f"{', '.join(ends)} (lm_head takes no adapter)")
+    return found
 
 
 def keep_layout(model: Any) -> None:

@@ -29,7 +29,7 @@ from vlrl.config.registry import failure, prints_aside
 from vlrl.config.schema import Config
 from vlrl.curriculum import horizon
 from vlrl.errors import ConfigError, DataError, TaskError, VlrlError
-from vlrl.models import loading, packing
+from vlrl.models import learning, loading, packing
 from vlrl.models.model_config import family_convention
 from vlrl.models.processing import Encoder, PromptTooLong
 from vlrl.rewards.text import written_after
@@ -108,6 +108,8 @@ class DryRun:
     """The longest episode that the settings allow."""
     parameters: tuple[int, int] | None = None
     """Trained, all (an adapter included)."""
+    learns: str = ""
+    """The trained ones by part, in words."""
     memory: Any = None
     engine: str = ""
     """What generates, and what of the device it takes beside `memory`; "" = the training model."""
@@ -302,6 +304,9 @@ def open_model(config: Config, task: Task, report: DryRun | None = None) -> tupl
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     if report:
         report.parameters = trained, sum(p.numel() for p in model.parameters())
+        learns = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+        report.learns = learning.by_part(learns, family)
+        report.warnings += filter(None, [learning.unread(learns, family, base.config)])
     settle_coordinates(task, config, family.coordinates)
     processor = loading.load_processor(config.model, family)
     return base, Encoder(processor, family, lambda ids, types, mm: family.positions(base, ids, types, mm), config)

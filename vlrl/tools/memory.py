@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 
-from vlrl.config.schema import Config
+from vlrl.config.schema import Config, ModelSettings
 from vlrl.engine.cache import ROOM
 from vlrl.engine.capacity import MOST_ROWS, head_width, logit_bytes, token_bytes
 from vlrl.models import loading
-from vlrl.models.families import Family, Part, family_of
+from vlrl.models.families import Family, Part, family_in, family_of
 from vlrl.models.flops import merge_side, patch_side
 from vlrl.models.logprobs import chunk_rows
 from vlrl.models.quantization import adapted_layers
@@ -127,6 +127,7 @@ class _Block:
     """One repeated block of the model: a decoder layer, or a layer of the vision tower."""
 
     part: Part
+    learns: bool
     width: int
     """Values that enter it, per token or patch."""
     values: int
@@ -166,8 +167,10 @@ def estimate(config: Config, model_config: Any, prompt_tokens: int | None = None
     and what Python and the media hold in main memory. Raises ConfigError for a model that takes no images.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    size, family, model = _dtype(config, device).itemsize, family_of(model_config), _build(model_config)
-    blocks = _blocks(model, family)
+    family_of(model_config)  # refuses what cannot be built
+    size, model = _dtype(config, device).itemsize, _build(model_config)
+    family = family_in(model)
+    blocks = _blocks(model, family, config.model)
     trained, frozen, largest = _weights(model, family, config, size)
     visual = _visual_tokens(config, model_config) if visual_tokens is None else visual_tokens
     prompt = visual + TEXT_TOKENS if prompt_tokens is None else prompt_tokens
@@ -233,15 +236,18 @@ def _built(kind: Any, text: str) -> Any:
         return AutoModelForImageTextToText.from_config(kind.from_dict(json.loads(text)))
 
 
-def _blocks(model: Any, family: Family) -> list[_Block]:
+def _blocks(model: Any, family: Family, settings: ModelSettings) -> list[_Block]:
     """Returns the blocks that gradient checkpointing recomputes, in order."""
+    adapted = adapted_layers(model, family, settings.lora.target) if settings.lora.rank else []
+    learning = {family.part_of(name) for name in adapted} if adapted else {*settings.train}
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     blocks = []
     for name, module in model.named_modules():
         linear = [m for m in module.modules() if isinstance(m, torch.nn.Linear)]
         if isinstance(module, GradientCheckpointingLayer) and linear:
-            blocks.append(_Block(family.part_of(name), linear[0].in_features,
+            part = family.part_of(name)
+            blocks.append(_Block(part, part in learning, linear[0].in_features,
                                  sum(m.in_features + m.out_features for m in linear)))
     return blocks
 
@@ -310,7 +316,7 @@ def _activations(config: Config, model_config: Any, blocks: Sequence[_Block], ba
     """
     lora = config.model.lora
     stream = size if lora.rank else 4  # residual stream: the type of the embeddings
-    sees = "vision" in config.model.train if lora.rank == 0 else lora.target == "vision_language"
+    sees = any(block.part == "vision" and block.learns for block in blocks)
     counts = {"language": batch.tokens, "vision": patches}
     text = model_config.get_text_config()
     attention = size * (2 * text.num_attention_heads * head_width(text) * batch.keys + batch.pairs)

@@ -19,7 +19,7 @@ from vlrl.distributed import comm
 from vlrl.errors import RunError, TrainingError
 from vlrl.evaluation.evaluate import evaluate, evaluation_line
 from vlrl.evaluation.measured import basis, changed
-from vlrl.models import families
+from vlrl.models import families, learning
 from vlrl.monitoring.progress import Progress
 from vlrl.monitoring.signals import StopSignals, to_terminal
 from vlrl.monitoring.watchdog import Watchdog
@@ -124,11 +124,14 @@ class Session:
         if comm.is_main():
             self._saver.start()
         self._rest = Rest(parts, self.folder.path, self._lock, self._saver, self.start)
-        trained = sum(getattr(p, "ds_numel", p.numel()) for _, p in parts.policy.trainable())
+        policy, learns = parts.policy, parts.policy.trainable()
+        trained = sum(getattr(p, "ds_numel", p.numel()) for _, p in learns)
         say(f"{self.folder.path}: {self.config.task_name} with {self.config.model.name}, {trained:,} trained "
-            f"parameters on {comm.world()} x {parts.policy.device.type}")
-        if notice := families.notice(parts.policy.family):
-            say(notice)
+            f"parameters on {comm.world()} x {policy.device.type}")
+        say(f"{'an adapter learns' if policy.lora else 'learns'}: {learning.by_part(learns, policy.family)}")
+        for notice in (families.notice(policy.family), learning.unread(learns, policy.family, policy.base.config)):
+            if notice:
+                say(notice)
         for warning in parts.warnings:
             say(f"warning: {warning}")
         self._beat()

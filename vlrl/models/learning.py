@@ -1,0 +1,37 @@
+"""What of a model learns, in words: for the first lines of a run and for the dry run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from vlrl.models.families import Family
+
+
+def by_part(named: Iterable[tuple[str, Any]], family: Family) -> str:
+    """Returns how many parameters of each part learn: "language 1,200 and merger 30"; of an adapter those it adds."""
+    counts: dict[str, int] = {}
+    for name, parameter in named:
+        part = family.part_of(name)
+        counts[part] = counts.get(part, 0) + getattr(parameter, "ds_numel", parameter.numel())
+    return " and ".join(f"{part} {count:,}" for part, count in sorted(counts.items()))
+
+
+def unread(named: Iterable[tuple[str, Any]], family: Family, config: Any) -> str:
+    """Returns which tensors count as trained and never change, as the model takes an earlier layer of its vision tower
+    (LLaVA 1.5: the last but one); "" where there are none.
+    """
+    chosen, tower = getattr(config, "vision_feature_layer", None), getattr(config, "vision_config", None)
+    layers = getattr(tower, "num_hidden_layers", None)
+    if chosen is None or layers is None:
+        return ""
+    each = [chosen] if isinstance(chosen, int) else list(chosen)
+    read = max(layer if layer >= 0 else layers + 1 + layer for layer in each)
+    inside = [name for name, _ in named if family.part_of(name) == "vision"]
+    numbers = ((name, re.search(r"\.layers\.(\d+)\.", name)) for name in inside)
+    idle = [name for name, found in numbers if (int(found[1]) >= read if found else "post_layernorm" in name)]
+    if read >= layers or not idle:
+        return ""
+    return (f"{len(idle)} of {len(inside)} trained tensors of the vision tower lie behind layer {read} of {layers}, "
+            f"whose output this model takes (vision_feature_layer={chosen}): they count as trained and never change")

@@ -1,0 +1,177 @@
+"""How the image and video processor of a model are told the size of a picture, by their classes and not by the family.
+
+Several families share a processor's class, and a family that is in no table brings one that others have.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from vlrl.errors import ConfigError
+from vlrl.models.families import Family
+
+if TYPE_CHECKING:
+    from vlrl.config.schema import ModelSettings
+
+_log = logging.getLogger(__name__)
+
+
+def set_pixel_limits(processor: Any, family: Family, settings: ModelSettings) -> None:
+    """Sets the area limits of an image, a video frame and a whole video after resizing, in pixels.
+
+    None keeps the processor's own, as far as the other limits allow. Raises ConfigError where the image or video
+    processor is of a class that has no such limit.
+    """
+    images: Any = processor.image_processor
+    videos: Any = getattr(processor, "video_processor", None)
+    limit_images, limit_frames = _IMAGE_LIMITS.get(_class_of(images)), _FRAME_LIMITS.get(_class_of(videos))
+    for name in ("video_min_pixels", "video_max_pixels", "video_total_pixels"):
+        value = getattr(settings, name)
+        if value is not None and limit_frames is None:
+            raise ConfigError(f"model.{name}={value}: this model ({family.model_type}) does not resize video frames by "
+                              "their area; leave the setting out.")
+    if {settings.min_pixels, settings.max_pixels} != {None}:
+        if limit_images is None:
+            raise ConfigError(f"model.{_given(settings)}: vlrl does not know how {type(images).__name__} is told the "
+                              "size of an image. Leave the setting out and set the size in preprocessor_config.json of "
+                              "the model's folder.")
+        limit_images(images, settings)
+        if videos is not None and limit_frames is None and "longest_edge" in dict(videos.size):
+            _log.warning("model.%s limits images alone: clips of this model keep the size that %s gives them.",
+                         _given(settings), type(videos).__name__)
+    if limit_frames:
+        limit_frames(videos, settings)
+    # as qwen-vl-utils does and transformers 5.22 will
+    if videos is not None and getattr(videos, "cap_pixels_per_frame", False) is None:
+        videos.cap_pixels_per_frame = True
+
+
+# --- how each class of processors is told the size of an image, and of a frame ----------------------------------------
+
+
+def _limit_area(unit: Any, settings: ModelSettings) -> None:
+    """Qwen2-VL: the area itself."""
+    _set_area(unit, settings.min_pixels, settings.max_pixels, "max_pixels")
+
+
+def _limit_area_of_two(unit: Any, settings: ModelSettings) -> None:
+    """GLM-4V: the area of the two equal frames that an image is taken for."""
+    frames = unit.temporal_patch_size
+    low, high = (value and value * frames for value in (settings.min_pixels, settings.max_pixels))
+    _set_area(unit, low, high, "max_pixels", frames)
+
+
+def _limit_frames(unit: Any, settings: ModelSettings) -> None:
+    """Qwen2-VL: the area of a frame; of a video as a number of visual tokens."""
+    _set_frame_area(unit, settings)
+    if settings.video_total_pixels is not None:
+        unit.cap_pixels_per_frame = True
+        unit.max_video_tokens = (settings.video_total_pixels + 0.5) / (0.9 * _side(unit) ** 2)  # it takes 0.9 of them
+        _below_its_cap(unit, settings.frame_pixels[1])
+
+
+def _limit_all_frames(unit: Any, settings: ModelSettings) -> None:
+    """Qwen3-VL: it knows only the area of all frames together, so a lower limit is of the whole video.
+
+    It shares the upper limit out among the frames, here enough for the most of them. The cap keeps a short video from
+    spending all of it on large frames.
+    """
+    _set_frame_area(unit, settings)
+    high, total = settings.frame_pixels[1], settings.video_total_pixels
+    if high is not None:
+        unit.max_video_tokens = max(1, high // _side(unit) ** 2)
+        unit.size = dict(unit.size) | {"longest_edge": high * settings.video_max_frames}
+        _below_its_cap(unit, high)
+    if total is not None:
+        unit.size = dict(unit.size) | {"longest_edge": 2 * total}  # it counts each of two merged frames
+    if high is not None or total is not None:
+        unit.cap_pixels_per_frame = True
+
+
+def _set_frame_area(unit: Any, settings: ModelSettings) -> None:
+    low, high = settings.frame_pixels
+    _set_area(unit, low, high, "max_pixels" if settings.video_max_pixels is None else "video_max_pixels")
+
+
+def _set_area(unit: Any, low: int | None, high: int | None, name: str, frames: int = 1) -> None:
+    side, size = _side(unit), dict(unit.size)
+    least = frames * side**2
+    _refuse(high // frames if high is not None and high < least else None, name,
+            f"one of its visual tokens is {side}x{side} pixels; allow at least {side**2}")
+    if low is not None:
+        size |= {"shortest_edge": low, "longest_edge": max(low, size["longest_edge"])}
+    if high is not None:
+        size |= {"shortest_edge": min(high, size["shortest_edge"]), "longest_edge": high}
+    unit.size = size
+
+
+def _side(unit: Any) -> int:
+    return unit.patch_size * unit.merge_size
+
+
+def _below_its_cap(unit: Any, high: int | None) -> None:
+    """Keeps 1.05 times the lower limit below `high`: a video processor lifts the cap of a frame to it."""
+    size = dict(unit.size)
+    if high is not None:
+        unit.size = size | {"shortest_edge": min(size["shortest_edge"], int(high / 1.05))}
+
+
+def _limit_longest_edge(unit: Any, settings: ModelSettings) -> None:
+    """SmolVLM: the longest edge, a whole number of square tiles; one tile alone is not split."""
+    tile = unit.max_image_size["longest_edge"]
+    _refuse(settings.min_pixels, "min_pixels", "its images are always resized to the same longest edge")
+    tiles = int(((settings.max_pixels or 0) / tile**2) ** 0.5)
+    _refuse(settings.max_pixels if tiles == 0 else None, "max_pixels", f"its tiles are {tile}x{tile}; allow at least "
+            f"{tile**2}")
+    unit.size = {"longest_edge": min(tiles * tile, unit.size["longest_edge"])}
+    unit.do_image_splitting = unit.do_image_splitting and tiles > 1
+
+
+def _limit_tilings(unit: Any, settings: ModelSettings) -> None:
+    """LLaVA-OneVision: an image takes the best of a list of tilings; those within the limits stay."""
+    low, high = settings.min_pixels or 0, settings.max_pixels or float("inf")
+    allowed = [list(p) for p in unit.image_grid_pinpoints if low <= p[0] * p[1] <= high]
+    areas = sorted(h * w for h, w in unit.image_grid_pinpoints)
+    _refuse(None if allowed else settings.max_pixels or settings.min_pixels, _given(settings).partition("=")[0],
+            f"none of its tilings has such an area; they go from {areas[0]} to {areas[-1]} pixels")
+    unit.image_grid_pinpoints = allowed
+
+
+def _limit_tiles(unit: Any, settings: ModelSettings) -> None:
+    """InternVL: the number of square tiles."""
+    tile = unit.size["height"] * unit.size["width"]
+    if settings.max_pixels is not None:
+        _refuse(settings.max_pixels if settings.max_pixels < tile else None, "max_pixels",
+                f"one of its tiles has {tile} pixels; allow at least that")
+        unit.max_patches = settings.max_pixels // tile
+        unit.min_patches = min(unit.min_patches, unit.max_patches)
+    if settings.min_pixels is not None:
+        unit.min_patches = max(1, -(-settings.min_pixels // tile))
+        unit.max_patches = max(unit.max_patches, unit.min_patches)
+
+
+def _refuse(value: int | None, name: str, why: str) -> None:
+    if value is not None:
+        raise ConfigError(f"model.{name}={value} does not fit this model: {why}. Change the setting or leave it out.")
+
+
+def _given(settings: ModelSettings) -> str:
+    name = "min_pixels" if settings.max_pixels is None else "max_pixels"
+    return f"{name}={getattr(settings, name)}"
+
+
+def _class_of(unit: Any) -> str:
+    """Returns the class of an image or video processor, whatever computes it."""
+    return re.sub("(Pil|Fast)$", "", type(unit).__name__)
+
+
+_IMAGE_LIMITS: dict[str, Callable[[Any, ModelSettings], None]] = {
+    "Qwen2VLImageProcessor": _limit_area, "Glm4vImageProcessor": _limit_area_of_two,
+    "Glm46VImageProcessor": _limit_area_of_two, "SmolVLMImageProcessor": _limit_longest_edge,
+    "Idefics3ImageProcessor": _limit_longest_edge, "LlavaOnevisionImageProcessor": _limit_tilings,
+    "LlavaNextImageProcessor": _limit_tilings, "GotOcr2ImageProcessor": _limit_tiles}
+_FRAME_LIMITS: dict[str, Callable[[Any, ModelSettings], None]] = {
+    "Qwen2VLVideoProcessor": _limit_frames, "Qwen3VLVideoProcessor": _limit_all_frames}
