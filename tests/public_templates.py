@@ -47,7 +47,8 @@ LLAVA_1_5 = (_OPEN + "{% if message.role != 'system' %}{{ message.role | upper }
 MISTRAL_3 = ("{{ bos_token }}{% set turns = messages %}{% if messages[0].role == 'system' %}"
              "{% set turns = messages[1:] %}[SYSTEM_PROMPT]"
              "{{ messages[0].content if messages[0].content is string else messages[0].content[0].text }}"
-             "[/SYSTEM_PROMPT]{% endif %}{% for message in turns %}" + _RAISE_UNLESS_ALTERNATE + "{% if message.role == 'user' %}[INST]" + _content("[IMG]") + "[/INST]"
+             "[/SYSTEM_PROMPT]{% endif %}{% for message in turns %}" + _RAISE_UNLESS_ALTERNATE +
+             "{% if message.role == 'user' %}[INST]" + _content("[IMG]") + "[/INST]"
              "{% else %}{{ message.content if message.content is string else message.content[0].text }}{{ eos_token }}"
              "{% endif %}" + _CLOSE)
 """Mistral Small 3.1: of what a system or the model said the first part alone; nothing opens the answer."""
