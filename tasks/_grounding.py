@@ -38,8 +38,8 @@ _THOUSAND = re.compile(r"\[(1000|\d{1,3}),\s?(1000|\d{1,3}),\s?(1000|\d{1,3}),\s
 
 
 def name_of(row: Mapping[str, Any]) -> str:
-    """Returns what a row asks for: its expression, else its labels."""
-    return row.get("expression") or ", ".join(row.get("labels") or ())
+    """Returns what a row asks for: its expression, else its labels, else its question."""
+    return row.get("expression") or ", ".join(row.get("labels") or ()) or row.get("question") or ""
 
 
 def first_box(_task: Any, sample: Sample) -> list[float] | None:
@@ -94,7 +94,7 @@ def _oracle_box(task: Any, sample: Sample) -> str:
 
 SOFT_IOU = Recipe(
     prompt="Locate the {expression}. Answer with its box as [x1, y1, x2, y2].",
-    rewards={"iou": 1.0, "format": 0.0},
+    asked="{question} Answer with the box as [x1, y1, x2, y2].", rewards={"iou": 1.0, "format": 0.0},
     read=_read_first, score=_soft_iou, target=first_box, oracle=_oracle_box,
     write=lambda task, sample, boxes: _one_box(task, sample, boxes, whole=False))
 
@@ -134,6 +134,7 @@ def _write_rec(task: Any, sample: Sample, boxes: Sequence[Box]) -> str:
 VLM_R1_REC = Recipe(
     prompt="Please provide the bounding box coordinate of the region this sentence describes: {expression}. "
            f"{_THINK} Output the final answer in JSON format.",
+    asked=f"{{question}} {_THINK} Output the final answer in JSON format.",
     rewards={"accuracy": 1.0, "format": 1.0}, read=_read_rec, score=_rec, target=first_box, write=_write_rec,
     oracle=lambda task, sample: (_write_rec(task, sample, [truth]) if (truth := first_box(task, sample))
                                  else _thinking("None")))
@@ -154,8 +155,8 @@ def _read_open(task: Any, sample: Sample, answer: Answer) -> list[float] | None:
 
 
 CURR_REFT_OPEN = Recipe(
-    prompt=VLM_R1_REC.prompt, rewards={"accuracy": 1.0, "format": 1.0}, read=_read_open, score=_open,
-    target=first_box, oracle=VLM_R1_REC.oracle, write=_write_rec)
+    prompt=VLM_R1_REC.prompt, asked=VLM_R1_REC.asked, rewards={"accuracy": 1.0, "format": 1.0}, read=_read_open,
+    score=_open, target=first_box, oracle=VLM_R1_REC.oracle, write=_write_rec)
 
 
 # --- detection --------------------------------------------------------------------------------------------------------
@@ -229,10 +230,12 @@ def _all_boxes(task: Any, sample: Sample) -> list[Box]:
     return [t["box"] for t in truths(task, sample)]
 
 
+_OVD_FORM = ("Output each detected target's bbox coordinates in JSON format, as ```json\n"
+             '[{"bbox_2d": [x1, y1, x2, y2], "label": "target name"}]\n```. If there are no such targets in the image, '
+             f"simply respond with None. {_THINK}")
 VLM_R1_OVD = Recipe(
-    prompt="Please carefully check the image and detect the following objects: [{categories}]. Output each detected "
-           'target\'s bbox coordinates in JSON format, as ```json\n[{"bbox_2d": [x1, y1, x2, y2], "label": '
-           '"target name"}]\n```. If there are no such targets in the image, simply respond with None. ' + _THINK,
+    prompt="Please carefully check the image and detect the following objects: [{categories}]. " + _OVD_FORM,
+    asked="{question} " + _OVD_FORM,
     rewards={"accuracy": 1.0, "format": 1.0}, read=_read_ovd, score=_ovd, target=truths, write=_write_ovd,
     problem=_ovd_problem, oracle=lambda task, sample: _write_ovd(task, sample, _all_boxes(task, sample)))
 
@@ -288,6 +291,7 @@ def _write_griffon(task: Any, sample: Sample, boxes: Sequence[Box]) -> str:
 VISION_R1_GRIFFON = Recipe(
     prompt="Locate every item from the category list in the image and output the coordinates in JSON format. The "
            "category set includes {categories}.",
+    asked="{question} Output the coordinates in JSON format.",
     rewards={"precision": 1.0, "recall": 1.0, "format": 1.0}, outcome={"precision": 0.5, "recall": 0.5},
     read=_read_griffon, score=_griffon, target=truths, write=_write_griffon,
     oracle=lambda task, sample: _write_griffon(task, sample, _all_boxes(task, sample)))
@@ -322,6 +326,10 @@ def _write_positions(task: Any, sample: Sample, boxes: Sequence[Box]) -> str:
 
 
 VISUAL_RFT_DETECTION = Recipe(
+    asked="{question} Provide the bounding boxes (between 0 and 1000, integer) and confidence (between 0 and 1, with "
+          "two decimal places); where there is no such object, return 'No Objects'. Output the thinking process in "
+          "<think> </think> and the final answer in <answer> </answer> tags, as [{'Position': [x1, y1, x2, y2], "
+          "'Confidence': number}, ...].",
     prompt="Detect all objects belonging to the category '{categories}' in the image, and provide the bounding boxes "
            "(between 0 and 1000, integer) and confidence (between 0 and 1, with two decimal places).\nIf no object "
            "belonging to the category '{categories}' in the image, return 'No Objects'.\nOutput the thinking process "
@@ -363,7 +371,7 @@ def _write_marked(task: Any, sample: Sample, boxes: Sequence[Box]) -> str:
 
 
 PERCEPTION_R1 = Recipe(
-    prompt="Output the bounding box of the {categories} in the image.",
+    prompt="Output the bounding box of the {categories} in the image.", asked="{question}",
     rewards={"accuracy": 1.0, "format": 1.0}, outcome={"accuracy": 0.25},  # squared IoU
     read=_read_marked, score=_perception, target=truths, write=_write_marked,
     oracle=lambda task, sample: _write_marked(task, sample, _all_boxes(task, sample)) or "none")
@@ -389,6 +397,7 @@ def _write_lisa(task: Any, sample: Sample, boxes: Sequence[Box]) -> str:
 
 REASONING = Recipe(
     prompt=f"{{expression}}\n{_THINK} Output the final answer as the box [x1, y1, x2, y2].",
+    asked=f"{{question}}\n{_THINK} Output the final answer as the box [x1, y1, x2, y2].",
     rewards={"accuracy": 1.0, "format": 1.0}, read=_read_lisa, score=_lisa, target=first_box, write=_write_lisa,
     oracle=lambda task, sample: (_write_lisa(task, sample, [truth]) if (truth := first_box(task, sample))
                                  else _thinking("none")))

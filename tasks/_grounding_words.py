@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -178,8 +179,25 @@ def _oracle_points(task: Any, sample: Sample) -> str:
 
 POINTING = Recipe(
     prompt="Point at every {categories} in the image. Answer with a list of points [[x, y], ...], or none.",
+    asked="{question} Answer with a list of points [[x, y], ...], or none.",
     rewards={"accuracy": 1.0, "format": 0.1}, read=_read_points, score=_pointing, target=_places,
     oracle=_oracle_points)
+
+
+_OWN_KIND = {"curr_reft_binary": (r"^\W*(?:is|are|was|were|do|does|did|can|could|has|have|will)\b", "yes or no"),
+             "curr_reft_choice": (r"\b(?:which|what|who|select|choose)\b", "options"),
+             "counting": (r"\bhow many\b|\bcount\b|\bnumber of\b", "a number")}
+"""Recipe -> words of a question that it can pay by the boxes of a row alone, and what it asks for."""
+
+
+def other_question(recipe: str, row: Mapping[str, Any]) -> str | None:
+    """Returns why a recipe cannot ask the question of a row, whose boxes answer it; None where it can."""
+    question, known = row.get("question"), _OWN_KIND.get(recipe)
+    if not known or not isinstance(question, str) or row.get("answer") is not None or re.search(
+            known[0], question, re.IGNORECASE):
+        return None
+    return (f"question={question[:120]!r} is answered by boxes, and task.recipe={recipe} asks for {known[1]}: choose a "
+            "recipe of boxes, or give the row its `answer`")
 
 
 def count_problem(row: Mapping[str, Any]) -> str | None:

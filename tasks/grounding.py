@@ -5,11 +5,15 @@ of some categories (vlm_r1_ovd, vision_r1_griffon, visual_rft_detection, percept
 choice (curr_reft_choice), a count (counting) or points (pointing).
 
 `task.drawn=true` draws scenes of coloured shapes, so no file is needed; they can be made at any difficulty. Else the
-canonical rows of `data.train` and `data.heldout` are read. A recipe with one box takes the row's first; an empty list
-means that the object is absent.
+canonical rows of `data.train` and `data.heldout` are read. A recipe with one box refuses rows of several; an empty list
+means that the object is absent. A row with a `question` and boxes, but no `expression` and no `labels`, is asked in its
+own words, followed by how to answer.
 """
 
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -95,14 +99,34 @@ class Grounding(RecipeTask):
     def _sample(self, image: Any, row: Mapping[str, Any]) -> Sample:
         return Sample(id=row["id"], media=(Media(source=image),), row=self.filled(row))
 
+    def sample_from_row(self, row: Mapping[str, Any], root: Path | None = None) -> Sample:
+        sample = super().sample_from_row(row, root)
+        asked = self.used.asked if self.templates == (self.used.prompt,) and _asks_itself(sample.row) else ""
+        return replace(sample, prompt=asked) if asked else sample
+
     def problem(self, row: Mapping[str, Any]) -> str | None:
-        return _problem(row, self.used.asks)
+        one = self.used.target is boxes.first_box
+        return (_problem(row, self.used.asks) or words.other_question(self.recipe, row)
+                or (_several(row, self.recipe) if one else None) or self._unfilled(row))
+
+    def _unfilled(self, row: Mapping[str, Any]) -> str | None:
+        """Returns which place of an own template the row cannot fill: a question in place of a name, or the reverse."""
+        if self.templates == (self.used.prompt,):
+            return None
+        known, asked = self.placeholders(row), {n for t in self.templates for n in re.findall(r"\{(\w+)\}", t)}
+        for name in sorted(asked & {"question", "expression", "categories"} - known.keys() - row.keys()):
+            has = "question" if name != "question" else "expression" if row.get("expression") else "labels"
+            place = "categories" if has == "labels" else has
+            return (f"task.prompt asks for {{{name}}}, and the row has none, but {has}={str(row.get(has))[:120]!r}: "
+                    f"ask with {{{place}}}, or leave task.prompt out")
+        return None
 
     def placeholders(self, row: Mapping[str, Any]) -> Mapping[str, str]:
         name = boxes.name_of(row)
-        return {"categories": ", ".join(row.get("labels") or ()) or name, "expression": name,
-                "question": words.binary_question(row, name), "how_many": words.count_question(row, name),
-                "choices": words.choice_question(row)}
+        told = {} if _asks_itself(row) else {"categories": ", ".join(row.get("labels") or ()) or name,
+                                             "expression": name}
+        asks = {"question": words.binary_question(row, name)} if row.get("question") or self.used.asks else {}
+        return {**told, **asks, "how_many": words.count_question(row, name), "choices": words.choice_question(row)}
 
     def guidance(self, sample: Sample, answers: Sequence[Answer]) -> str | None:
         """Returns the row's hint, else the ninth of the image that the middle of the box lies in, for recipes with one
@@ -160,6 +184,25 @@ def _marks(place: Any, name: str, role: str) -> list[dict[str, Any]]:
     return marks
 
 
+def _asks_itself(row: Mapping[str, Any]) -> bool:
+    """Returns whether a row says what to find by its own question alone."""
+    return bool(row.get("question")) and not row.get("expression") and not row.get("labels")
+
+
+def _several(row: Mapping[str, Any], recipe: str) -> str | None:
+    """Returns why a recipe of one box cannot pay a row, or None."""
+    count, labels = len(row["boxes"]), row.get("labels") or ()
+    ways = ("choose a recipe of all boxes (task.recipe=vlm_r1_ovd, vision_r1_griffon, visual_rft_detection or "
+            "perception_r1), or give each box a row with its own expression")
+    if count > 1:
+        return f"the row has {count} boxes, and task.recipe={recipe} asks for one: {ways}"
+    if len(labels) > 1 and not row.get("expression"):
+        return f"the row asks for {len(labels)} labels, and task.recipe={recipe} for one thing: {ways}"
+    if not count and row.get("points"):
+        return f"the row has points and no box, and task.recipe={recipe} asks for a box: choose task.recipe=pointing"
+    return None
+
+
 def _problem(row: Mapping[str, Any], asks: bool) -> str | None:
     """Returns what is wrong with a grounding row, or None; `asks`: a question and its answer will do."""
     for side in ("width", "height"):
@@ -170,7 +213,7 @@ def _problem(row: Mapping[str, Any], asks: bool) -> str | None:
         return f"labels={str(labels)[:200]} must be a list of texts, the categories to find"
     if asks and isinstance(row.get("question"), str) and row.get("answer") is not None and not row.get("boxes"):
         return words.count_problem(row)
-    if not isinstance(row.get("expression"), str) and not labels:
+    if not isinstance(row.get("expression"), str) and not labels and not isinstance(row.get("question"), str):
         return f"expression={row.get('expression')!r} must be the text to locate"
     if not isinstance(row.get("boxes"), list):
         return (f"boxes={row.get('boxes')!r} must be a list of {{\"box\": [x1, y1, x2, y2]}}; empty when the object is "

@@ -79,7 +79,7 @@ def test_what_was_read_wrongly_is_refused(record, words):
     ({**FILM, "answer": "0:03 – 0:07"}, {"answer_type": "span", "spans": [[3, 7]]}),
     ({**FILM, "answer": "2-5"}, {"answer_type": "text", "answer": "2-5"}),  # a score, say
     ({**FILM, "options": ["1.0-2.5", "3.1-7.5"], "answer": "3.1-7.5"}, {"answer_type": "choice", "answer": "B"}),
-    (talk("[]"), {"boxes": [], "expression": "Where are cats?"}),
+    (talk("[]"), {"boxes": [], "question": "Where are cats?"}),
     (coco([1, 2, 3, 4], [{**CAT, "id": "1"}]), {"labels": ["cat"]}),
     (coco([0, 0, 1, 1], [CAT], "1"), {"boxes": [{"box": [0, 0, 1, 1], "label": "cat"}]}),  # a pixel
     ({"image": "a.png", "bboxes": [], "labels": []}, {"boxes": [], "labels": []}),

@@ -98,6 +98,27 @@ QUESTIONS = {
         "answer_type": "text", "question_type": "multi_choice"}, {
         "id": "6", **ASK, "options": ["0", "8", "10"], "answer": "C", "answer_type": "choice",
         "question_type": "multi_choice"}),
+    "tabmwp": ("table_question", {
+        "question": "How many on Monday?", "choices": None, "answer": "1,200", "unit": "apples", "table_title": "Sold",
+        "table": "Day | Apples\nMonday | 1,200", "ques_type": "free_text", "ans_type": "integer_number"}, {
+        "id": "r-1", "question": "Sold\nDay | Apples\nMonday | 1,200\n\nHow many on Monday? (unit: apples)",
+        "answer": "1,200", "answer_type": "number", "meta": {"ques_type": "free_text"}}),
+    "a table of cells": ("table_question", {
+        "question": "Which?", "answer": "b", "choices": ["a", "b"], "table": [["x", 1], ["y", None]]}, {
+        "id": "r-1", "question": "x | 1\ny | \n\nWhich?", "answer": "B", "answer_type": "choice",
+        "options": ["a", "b"]}),
+    "aitz, a tap": ("aitw", {
+        "episode_id": "9", "step_id": 2, "instruction": "Mute it", "image_path": "a.png", "image_width": 100,
+        "image_height": 200, "result_action_type": 4, "result_touch_yx": "[0.5, 0.25]",
+        "result_lift_yx": "[0.51, 0.25]", "coat_action_desc": "tap the bell"}, {
+        "id": "r-1", "image": "a.png", "width": 100, "height": 200, "instruction": "Mute it", "platform": "mobile",
+        "action": {"type": "click", "point": [25, 100]}, "group_key": "episode_9",
+        "meta": {"step_id": 2, "coat_action_desc": "tap the bell"}}),
+    "aitw, a scroll": ("aitw", {
+        "goal": "Look on", "image": "a.png", "result_action_type": "dual_point", "result_touch_yx": [0.8, 0.5],
+        "result_lift_yx": [0.2, 0.5]}, {
+        "id": "r-1", "image": "a.png", "instruction": "Look on", "platform": "mobile",
+        "action": {"type": "scroll", "direction": "up"}}),
     "qa": ("qa", {"images": ["a.png"], "problem": "<image>Find x.", "answer": "3"}, {
         "id": "r-1", "image": "a.png", "question": "Find x.", "answer": "3", "answer_type": "number"}),
 }

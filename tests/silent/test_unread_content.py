@@ -50,7 +50,6 @@ def test_a_passage_beside_a_question_is_named(tmp_path: Path, capsys: pytest.Cap
     assert "'passage'" in said and "Ann came at 0" in said
 
 
-@pytest.mark.xfail(strict=True, reason="not repaired yet")
 def test_descriptions_of_annotations_are_what_is_asked(tmp_path: Path) -> None:
     picture(tmp_path)
     (tmp_path / "coco.json").write_text(json.dumps({
@@ -63,7 +62,6 @@ def test_descriptions_of_annotations_are_what_is_asked(tmp_path: Path) -> None:
         (True, False), (False, True)]
 
 
-@pytest.mark.xfail(strict=True, reason="not repaired yet")
 def test_a_question_is_asked_as_it_stands(tmp_path: Path) -> None:
     rows = [{"prompt": [{"role": "user", "content": "Where does the path end? Give one box."}],
              "completion": [{"role": "assistant", "content": "[10, 20, 30, 40]"}], "image": picture(tmp_path)}]
@@ -71,7 +69,6 @@ def test_a_question_is_asked_as_it_stands(tmp_path: Path) -> None:
     assert prompt.startswith("Where does the path end? Give one box.") and "Locate" not in prompt
 
 
-@pytest.mark.xfail(strict=True, reason="not repaired yet")
 def test_a_recipe_of_one_box_refuses_two(tmp_path: Path) -> None:
     boxes = [{"box": [10, 10, 20, 20], "label": "cup"}, {"box": [40, 10, 60, 20], "label": "cup"}]
     rows = [{"id": "pair", "image": picture(tmp_path), "width": 200, "height": 100, "expression": "a", "boxes": boxes}]
@@ -87,7 +84,6 @@ def test_points_of_a_thousand_are_doubted(tmp_path: Path, capsys: pytest.Capture
     assert "data.boxes=norm1000" in run(capsys, "data", "check", lines(tmp_path / "rows.jsonl", rows))
 
 
-@pytest.mark.xfail(strict=True, reason="not repaired yet")
 def test_places_of_swift_are_filled_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"messages": [{"role": "user", "content": "<image>Where is <ref-object>?"},
                           {"role": "assistant", "content": "<bbox>"}], "images": [picture(tmp_path)],

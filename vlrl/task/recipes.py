@@ -51,6 +51,8 @@ class Recipe:
     """What this recipe misses in a row, or None."""
     best_parts: Mapping[str, float] = field(default_factory=dict)
     """Part -> the most that it can be, where that is not 1."""
+    asked: str = ""
+    """How to ask a row that brings its own `question` in place of what to find: it, and how to answer."""
     asks: bool = False
     """Rows may have a question and its answer instead of the boxes of a grounding row."""
     system: str = ""

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vlrl.data.formats import aitw, driving, gui, labelled, pairs, qa, tables, talk, video, vqa
 from vlrl.data.formats import annotated as a
-from vlrl.data.formats import driving, gui, labelled, pairs, qa, talk, video, vqa
 from vlrl.data.formats import grounding as g
 from vlrl.data.formats.answer_types import Tendency, TypeTable, settled
 from vlrl.data.formats.fields import Source, short
@@ -72,6 +72,7 @@ FORMATS: dict[str, Format] = {
     "coco": Format(g.is_coco, g.coco, several=True),
     "label_studio": Format(a.is_label_studio, a.label_studio, a.ask_for_all),
     "lisa": Format(g.is_lisa, g.lisa, several=True),
+    "table_question": Format(tables.is_table_question, tables.table_question),
     "statement": Format(vqa.is_statement, vqa.statement),
     "hallusion": Format(vqa.is_hallusion, vqa.hallusion),
     "natural_bench": Format(vqa.is_natural_bench, vqa.natural_bench, several=True),
@@ -95,6 +96,7 @@ FORMATS: dict[str, Format] = {
     "time_r1": Format(video.is_time_r1, video.time_r1),
     "clip_class": Format(video.is_clip_class, video.clip_class),
     "vlm_r1": Format(g.is_vlm_r1, g.vlm_r1),
+    "aitw": Format(aitw.is_aitw, aitw.aitw, aitw.steps_before),
     "android_episode": Format(gui.is_android_episode, gui.android_episode, several=True),
     "android_step": Format(gui.is_android_step, gui.android_step),
     "gui_r1": Format(gui.is_gui_r1, gui.gui_r1),

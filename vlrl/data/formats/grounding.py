@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vlrl.data.formats import swift
 from vlrl.data.formats.answer_types import of_clip
 from vlrl.data.formats.asked import context, heard, plain, question_fields, shown, system_prompt, with_media
 from vlrl.data.formats.choices import OPTIONS, answered, options_of, untagged
@@ -42,6 +43,12 @@ MOST_LABELS = 100
 """Categories of a whole file that are asked for in every row; of a larger vocabulary a row asks for its own."""
 _FENCE = re.compile(r"^```\w*\s*(.*?)\s*```$", re.DOTALL)
 _DESCRIBES = re.compile(r"(?:sentence|expression|phrase) describes?:\s*(.+?)\s*\.?\s*$", re.DOTALL)
+_ASKS = re.compile(
+    r"[?？\n]|bound(?:ing)?[ -]?box|\bbbox|\bcoordinates?\b|[请框找]|定位|检测|^\W*(?:please|can|could|would|you|given|"
+    r"locate|find|where|what|which|who|provide|output|detect|give|identify|point|mark|return|draw|click|show|report|"
+    r"describe|look|tell|answer|segment|ground|highlight|select|search|predict|determine|list|locali[sz]e|spot|"
+    r"pinpoint|let|help|box|in (?:the|this) (?:image|picture|photo))\b", re.IGNORECASE)
+"""Words of a text that asks, and does not merely name what it is about."""
 _OBJECTS = re.compile(r"(?:objects?|categor(?:y|ies)|targets?|labels?|following|detect)\b[^:\[]{0,80}[:\[]\s*"
                       r"([^\n\]]+)", re.IGNORECASE)
 _QUOTED = re.compile(r"""\s*(["'])(.+?)\1\s*(?:[,;]|\W*$)""")
@@ -68,6 +75,7 @@ def vlm_r1(record: Record, source: Source) -> Rows:
 
     Boxes are in original pixels, or shares of the image where no number is above 1.
     """
+    record, places = swift.filled(record)
     said = heard(record) or Talk()
     record = with_media(record, said)
     question = plain(said.question)
@@ -78,8 +86,10 @@ def vlm_r1(record: Record, source: Source) -> Rows:
     answer = json.dumps(answer) if isinstance(answer, list) and answer and not isinstance(answer[0], str) else answer
     method = str(record.get("accu_reward_method") or "").lower()
     rest = {**worked, **system_prompt(record, said), **meta(record, *FIELDS, *ANSWER, *QUESTION, *PLACES, *VIDEO,
-                                                            *OPTIONS, "reward_model", "system")}
-    boxes = _boxes_said(untagged(answer), method) if isinstance(answer, str) else None
+                                                            *OPTIONS, "reward_model", "system",
+                                                            *(("objects",) if places else ()))}
+    points = places is not None and bool(places.points)
+    boxes = [] if points else _boxes_said(untagged(answer), method) if isinstance(answer, str) else None
     id = named(record, source, *PLACES)
     if boxes is None:
         about = _about(record, source)
@@ -87,16 +97,27 @@ def vlm_r1(record: Record, source: Source) -> Rows:
         return [{"id": id, **about, **row, **question_fields(said.question, about, options, said.turns), **rest}]
     row = {**begin(record, source), "id": id}
     row |= context(said, row)
-    boxes = [{**b, "box": _in_pixels(b["box"], row)} for b in boxes]
+    if places and points:
+        return [{**row, **target(question), **swift.in_pixels(places, row), "boxes": [], **rest}]
+    boxes = [{**b, "box": _in_pixels(b["box"], row, places.full if places else 1)} for b in boxes]
     if len({"label" in b for b in boxes}) > 1:
         raise DataError(f"of its {len(boxes)} boxes some have a label and some have none")
-    if boxes and "label" not in boxes[0]:
-        expression = (_DESCRIBES.findall(question) or [question])[-1]
-        return [{**row, "expression": expression, "boxes": [{**b, "label": expression} for b in boxes], **rest}]
-    labels = _listed_categories(question) or list(dict.fromkeys(b["label"] for b in boxes))
-    if not labels:
-        return [{**row, "expression": question, "boxes": boxes, **rest}]
-    return [{**row, "labels": list(dict.fromkeys([*labels, *(b["label"] for b in boxes)])), "boxes": boxes, **rest}]
+    labels = _listed_categories(question) if not boxes or "label" in boxes[0] else []
+    if labels:
+        labels = list(dict.fromkeys([*labels, *(b["label"] for b in boxes)]))
+        return [{**row, "labels": labels, "boxes": boxes, **rest}]
+    asked = target(question)
+    named_ = [{"label": asked["expression"], **b} for b in boxes] if "expression" in asked else boxes
+    return [{**row, **asked, "boxes": named_, **rest}]
+
+
+def target(words: str) -> dict[str, str]:
+    """`expression` of a text that names something, or is known to name it at its end; `question` of one that asks in
+    its own words, which no template may put into others.
+    """
+    if described := _DESCRIBES.findall(words):
+        return {"expression": described[-1]}
+    return {"question": words} if _ASKS.search(words) else {"expression": words}
 
 
 def _about(record: Record, source: Source) -> dict[str, Any]:
@@ -127,9 +148,9 @@ def _boxes_said(answer: str, method: str) -> list[dict[str, Any]] | None:
     return boxes if boxes and None not in boxes else None  # pyright: ignore[reportReturnType]
 
 
-def _in_pixels(box: list[float], row: Record) -> list[float]:
+def _in_pixels(box: list[float], row: Record, full: float = 1) -> list[float]:
     size = (row["width"], row["height"]) if "width" in row else None
-    return scaled(box, size, 1, "box") if are_shares(box) else box
+    return scaled(box, size, full, "box") if full != 1 or are_shares(box) else box
 
 
 def _box_said(entry: Any) -> dict[str, Any] | None:
@@ -162,6 +183,8 @@ EXPRESSION = ("expression", "sentences", "sentence", "sent", "caption", "caption
                "normal_caption", "referring_expression", "raw", "description", "query")
 
 
+COCO_TEXTS = ("caption", "expression", "sentence", "phrase", "text", *EXPRESSION)
+"""Fields of an annotation of COCO that say in words what its box shows."""
 _REF_NAME = re.compile(r"(COCO_\w+_\d{12})_\d+(?=\.\w+$)")
 
 
@@ -171,15 +194,14 @@ def is_problem_box(record: Record) -> bool:
 
 
 def problem_box(record: Record, source: Source) -> Rows:
-    """`problem` is the expression and `solution` [x1, y1, x2, y2] in original pixels (VLM-R1's rec_jsons_processed,
-    refcoco*_val.json and lisa_test.json)."""
-    expression = plain(text(record, "problem"))
-    expression = (_DESCRIBES.findall(expression) or [expression])[-1]
+    """`problem` is the expression, or asks for it, and `solution` [x1, y1, x2, y2] in original pixels (VLM-R1's
+    rec_jsons_processed, refcoco*_val.json and lisa_test.json; EasyR1)."""
+    asked = target(plain(text(record, "problem")))
     row = begin(record, source)
     solution = _four(pick(record, "solution")) or _four(record.get("answer"))
-    box = _in_pixels(numbers(solution, (4,), "solution"), row)
-    return [{**row, "expression": expression, "boxes": [{"box": box, "label": expression}],
-             **meta(record, "problem", "solution", "answer")}]
+    box = {"box": _in_pixels(numbers(solution, (4,), "solution"), row)}
+    boxes = [{**box, "label": asked["expression"]}] if "expression" in asked else [box]
+    return [{**row, **asked, "boxes": boxes, **meta(record, "problem", "solution", "answer")}]
 
 
 def _four(value: Any) -> list[Any] | None:
@@ -273,7 +295,8 @@ def is_coco(record: Record) -> bool:
 
 
 def coco(record: Record, source: Source) -> Rows:
-    """Returns a row per image: `labels` are the file's categories, `boxes` the annotations, from [x, y, width, height].
+    """Returns a row per image: `labels` are the file's categories, `boxes` the annotations, from [x, y, width, height];
+    of annotations with a text (`caption`, `expression`, `sentence` ...) a row per text, which is its expression.
 
     Regions of a crowd (iscrowd=1), and those without an extent, are no targets and stand in `meta`. Of a vocabulary of
     more than MOST_LABELS categories a row asks for its own and those that LVIS says are absent (neg_category_ids).
@@ -286,11 +309,29 @@ def coco(record: Record, source: Source) -> Rows:
         if str(entry.get("image_id")) not in regions:
             place = f"annotation {short(entry.get('id'))}: image_id={short(entry.get('image_id'))}"
             raise DataError(f"{place} is the id of no entry of 'images'")
-        region = _annotation(entry, names)
+        region = _annotation(entry, names, record["images"])
         x1, y1, x2, y2 = region["box"]
         kind = "crowd" if entry.get("iscrowd") in (1, True) else "empty" if x2 == x1 or y2 == y1 else "boxes"
         regions[str(entry["image_id"])].setdefault(kind, []).append(region)
-    return [_coco_row(image, source, names, **regions[str(image.get("id"))]) for image in record["images"]]
+    return [row for image in record["images"]
+            for row in _told(_coco_row(image, source, names, **regions[str(image.get("id"))]))]
+
+
+def _told(row: dict[str, Any]) -> Rows:
+    """Returns a row for each text of the boxes of an image, or the row itself, where they have none."""
+    told = {name: [b for b in row["boxes"] if name in b.get("told", ())]
+            for b in row["boxes"] for name in b.get("told", ())}
+    if not told:
+        return [row]
+    untold = sum("told" not in b for b in row["boxes"])
+    if untold:
+        raise DataError(f"{untold} of its {len(row['boxes'])} annotations have no text ({', '.join(COCO_TEXTS[:5])}), "
+                        "and the others have: give each one, or move those without to a file of their own")
+    rest = {k: v for k, v in row.items() if k not in ("labels", "boxes")}
+    one = len(told) == 1
+    return [{**rest, "id": row["id"] if one else f"{row['id']}-{n}", "expression": name,
+             "boxes": [{"box": b["box"], "label": name} for b in boxes]}
+            for n, (name, boxes) in enumerate(told.items(), 1)]
 
 
 def _coco_row(image: Record, source: Source, names: Mapping[Any, str], boxes: Sequence[Record] = (),
@@ -317,7 +358,7 @@ def _categories(entries: Sequence[Any]) -> dict[str, str]:
     return names
 
 
-def _annotation(entry: Record, names: Mapping[str, str]) -> dict[str, Any]:
+def _annotation(entry: Record, names: Mapping[str, str], images: Sequence[Record]) -> dict[str, Any]:
     which = f"annotation {short(entry.get('id'))}"
     key = entry.get("category_id")
     if not isinstance(key, (int, str)) or str(key) not in names:
@@ -325,4 +366,18 @@ def _annotation(entry: Record, names: Mapping[str, str]) -> dict[str, Any]:
     if not has(entry, "bbox"):
         raise DataError(f"{which} has no bbox")
     bbox = pixels(numbers(entry["bbox"], (4,), f"{which}: bbox"), f"{which}: bbox")
-    return {"box": xywh(bbox), "label": names[str(key)]}
+    told = _texts_of(entry, images)
+    return {"box": xywh(bbox), "label": names[str(key)], **({"told": told} if told else {})}
+
+
+def _texts_of(entry: Record, images: Sequence[Record]) -> list[str]:
+    """Returns what an annotation says its box shows; also as places in the caption of its image (MDETR's
+    tokens_positive)."""
+    given = pick(entry, *COCO_TEXTS)
+    if given is not None:
+        return [_sentence(one) for one in (given if isinstance(given, list) else [given])]
+    whole = next((image.get("caption") for image in images if image.get("id") == entry.get("image_id")), None)
+    places = entry.get("tokens_positive")
+    if not isinstance(whole, str) or not isinstance(places, list) or not places:
+        return []
+    return [" ".join(whole[begin:end].strip() for begin, end in places)]

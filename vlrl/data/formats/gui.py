@@ -118,6 +118,8 @@ def _platform(record: Record, row: Record) -> str | None:
 
 _ANSWERS = tuple("question answer answer_type plan responses label labels boxes box action bbox gt gt_action video "
                  "expression solution conversations messages".split())
+_LIKE_ANSWER = re.compile(r"action|answer|operation|click|touch|bbox|ground_?truth|(?:^|_)(?:point|gt|coords?|coordinates?|"
+                          r"label|solution)(?:_|s?$)", re.IGNORECASE)
 _OF_SCREENSPOT = ("data_type", "data_source")
 
 
@@ -126,7 +128,14 @@ def is_unlabelled(record: Record) -> bool:
 
 
 def unlabelled(record: Record, source: Source) -> Rows:
-    """Returns an instruction without an answer, for region consistency (GUI-RCPO); other fields stay as they are."""
+    """Returns an instruction without an answer, for region consistency (GUI-RCPO); other fields stay as they are.
+
+    Raises DataError for a field that seems to hold the answer, which would be lost.
+    """
+    if field := next((name for name in record if _LIKE_ANSWER.search(name) and has(record, name)), None):
+        raise DataError(f"it has an instruction, and neither box nor action under a known name; {field}="
+                        f"{short(record[field])} seems to be the answer: say what it stands for with --columns "
+                        f"(data.columns) bbox={field} or action={field}, or take it out")
     row = begin(record, source)
     others = {k: v for k, v in record.items() if k not in (*IMAGE, *_OF_SCREENSPOT, "image_size", "img_size")}
     rest = {k: record[k] for k in _OF_SCREENSPOT if k in record}

@@ -1,0 +1,83 @@
+"""Steps of Android in the Wild -> canonical rows: AITZ with its chains of thought (2403.02713), AITW (2307.10088).
+
+Points are [y, x] as shares of the screen. A gesture whose ends lie closer than _TAP is a tap, any other a scroll in the
+direction in which the finger moves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from vlrl.data.formats.fields import Source, begin, has, meta, number, numbers, scaled, short, text
+from vlrl.data.formats.grounding import Placed
+from vlrl.errors import DataError
+
+Record = Mapping[str, Any]
+_TAP = 0.04
+_GESTURE = 4
+_TYPES = {3: "type", 5: "press_back", 6: "press_home", 7: "press_enter", 10: "complete", 11: "impossible"}
+"""result_action_type -> type of an action; _GESTURE is a tap or a scroll."""
+_NAMES = {"type": 3, "dual_point": 4, "press_back": 5, "press_home": 6, "press_enter": 7, "status_task_complete": 10,
+          "status_task_impossible": 11}
+"""The same numbers by the names of AITW."""
+_USED = ("instruction", "goal", "result_action_type", "result_action_text", "result_touch_yx", "result_lift_yx",
+         "result_action", "episode_id")
+
+
+def is_aitw(record: Record) -> bool:
+    return has(record, "result_action_type", "result_action") and has(record, "instruction", "goal")
+
+
+def aitw(record: Record, source: Source) -> list[dict[str, Any]]:
+    """Returns a step: what is to be done, the action, and its episode, which never spans two splits."""
+    row = begin(record, source)
+    episode = {"group_key": f"episode_{record['episode_id']}"} if has(record, "episode_id") else {}
+    return [{**row, "instruction": text(record, "instruction", "goal"), "action": _action(record, row),
+             "platform": "mobile", **episode, **meta(record, *_USED)}]
+
+
+def steps_before(rows: Placed) -> Placed:
+    """Tells each step what those before it in its episode did, where the file says it (`coat_action_desc`)."""
+    episodes: dict[str, list[tuple[float, str]]] = {}
+    for _, _, row in rows:
+        done = None if isinstance(row, DataError) else row.get("meta", {}).get("coat_action_desc")
+        if isinstance(row, dict) and isinstance(done, str) and "group_key" in row:
+            episodes.setdefault(row["group_key"], []).append((_step(row), done))
+    return [(n, where, row if isinstance(row, DataError) else {**row, **_history(row, episodes)})
+            for n, where, row in rows]
+
+
+def _history(row: Record, episodes: Mapping[str, list[tuple[float, str]]]) -> dict[str, list[str]]:
+    before = sorted(entry for entry in episodes.get(str(row.get("group_key")), ()) if entry[0] < _step(row))
+    return {"history": [done for _, done in before]} if before else {}
+
+
+def _step(row: Record) -> float:
+    return number(row.get("meta", {}).get("step_id")) or 0.0
+
+
+def _action(record: Record, row: Record) -> dict[str, Any]:
+    given, words = record.get("result_action_type"), record.get("result_action_text")
+    if given is None:  # [type, text]
+        both = record["result_action"]
+        given, words = (*both, None, None)[:2] if isinstance(both, list) else (both, None)
+    kind = _NAMES.get(str(given).lower(), number(given))
+    if kind == _GESTURE:
+        return _gesture(record, row)
+    if kind not in _TYPES:
+        raise DataError(f"result_action_type={short(given)} is no action of Android in the Wild; known: "
+                        f"{', '.join(map(str, (_GESTURE, *_TYPES)))}")
+    typed = {"text": str(words)} if kind == _NAMES["type"] else {}
+    return {"type": _TYPES[int(kind)], **typed}
+
+
+def _gesture(record: Record, row: Record) -> dict[str, Any]:
+    touch, lift = (numbers(record.get(f"result_{name}_yx"), (2,), f"result_{name}_yx") for name in ("touch", "lift"))
+    down, right = lift[0] - touch[0], lift[1] - touch[1]
+    if math.hypot(down, right) <= _TAP:
+        size = (row["width"], row["height"]) if "width" in row else None
+        return {"type": "click", "point": scaled([touch[1], touch[0]], size, 1, "result_touch_yx")}
+    along, names = (down, ("up", "down")) if abs(down) >= abs(right) else (right, ("left", "right"))
+    return {"type": "scroll", "direction": names[along > 0]}

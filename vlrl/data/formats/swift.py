@@ -1,0 +1,98 @@
+"""Places of ms-swift's records: `<ref-object>` and `<bbox>` in the turns, names and boxes in `objects`.
+
+    {"messages": [{"role": "user", "content": "<image>Find <ref-object>."}, {"role": "assistant", "content": "<bbox>"}],
+     "images": ["a.png"], "objects": {"ref": ["the mug"], "bbox": [[10, 20, 30, 40]]}}
+
+`objects.bbox_type` says what boxes count in: `real` (the default, pixels of the image), `norm1000` or `norm1`; two
+numbers are a point.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vlrl.data.formats.fields import IMAGE, numbers, pick, scaled, short, unpacked
+from vlrl.errors import DataError
+
+Record = Mapping[str, Any]
+_MARK = re.compile(r"<(bbox|ref-object)>")
+_FULL = {"real": 1.0, "none": 1.0, "norm1": 1.0, "norm1000": 1000.0}
+"""bbox_type -> what the right and lower edge count; 1 where pixels are not scaled."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """What stood in the places of an answer."""
+
+    full: float
+    """1000 of norm1000, else 1: shares are known by their size."""
+    shares: bool
+    points: tuple[list[float], ...] = ()
+
+
+def filled(record: Record) -> tuple[Record, Places | None]:
+    """Returns the record with names in the places of its turns, and a list of boxes as the answer; None with it where
+    it has no such places. Raises DataError for places and `objects` that do not fit together.
+    """
+    name = next((n for n in ("messages", "conversations") if isinstance(pick(record, n), list)), "")
+    objects = unpacked(record.get("objects"))
+    if not name or not isinstance(objects, Mapping) or not isinstance(objects.get("bbox"), list):
+        return record, None
+    boxes = [numbers(box, (2, 4), "objects.bbox") for box in objects["bbox"]]
+    names, turns = [str(ref) for ref in objects.get("ref") or ()], pick(record, name)
+    kind = objects.get("bbox_type") or "real"
+    if kind not in _FULL:
+        raise DataError(f"objects.bbox_type={short(kind)} is not known; known: {', '.join(_FULL)}")
+    words = [str(turn.get("content", turn.get("value")) or "") if isinstance(turn, Mapping) else "" for turn in turns]
+    answers = bool(turns) and _speaks(turns[-1])
+    asked, answer = (words[:-1], words[-1]) if answers else (words, "<bbox>" * len(boxes))
+    if any("<bbox>" in text for text in asked):
+        raise DataError(f"its question {short(asked[-1])} holds <bbox>, a box whose numbers depend on the model: name "
+                        "what is meant in words")
+    if not _MARK.search("".join(words)) and answers:
+        return record, None
+    asked = [_MARK.sub(lambda mark: _next(names, "ref"), text) for text in asked]
+    said, label = [], None
+    for mark in _MARK.finditer(answer):
+        if mark[1] == "bbox":
+            said.append({"bbox_2d": _next(boxes, "bbox"), **({"label": label} if label else {})})
+        else:
+            label = _next(names, "ref")
+    if boxes or names:
+        raise DataError(f"{len(boxes)} boxes and {len(names)} names of its objects have no place in its turns")
+    images = pick(record, *IMAGE)
+    if isinstance(images, list) and len(images) > 1 and said:
+        raise DataError(f"its boxes lie in some of its {len(images)} images (objects.image_id), and a row has boxes in "
+                        "one")
+    return _spoken(record, name, turns, asked, said, answers), Places(_FULL[kind], kind == "norm1", tuple(
+        one["bbox_2d"] for one in said if len(one["bbox_2d"]) == 2))
+
+
+def in_pixels(places: Places, row: Record) -> dict[str, Any]:
+    """Returns the `points` of a row in pixels."""
+    size = (row["width"], row["height"]) if "width" in row else None
+    scale = places.shares or places.full != 1
+    return {"points": [scaled(p, size, places.full, "objects.bbox") if scale else p for p in places.points]}
+
+
+def _spoken(record: Record, name: str, turns: list[Any], asked: list[str], said: list[Any], answers: bool) -> Record:
+    """Returns the record with these texts in its turns, and boxes, or points as they were, in the last."""
+    texts = [*asked, *([json.dumps(said)] if answers else [])]
+    new = [{**{k: v for k, v in turn.items() if k not in ("content", "value")}, "content": text}
+           for turn, text in zip(turns, texts, strict=True)]
+    role = {"role": "assistant"} if "role" in turns[0] else {"from": "gpt"}
+    return {**record, name: new if answers else [*new, {**role, "content": json.dumps(said)}]}
+
+
+def _speaks(turn: Any) -> bool:
+    return isinstance(turn, Mapping) and (turn.get("role") or turn.get("from")) in ("assistant", "gpt")
+
+
+def _next(values: list[Any], what: str) -> Any:
+    if not values:
+        raise DataError(f"its turns have more places for {what} than objects.{what} has entries")
+    return values.pop(0)

@@ -1,0 +1,53 @@
+"""Records of a question about a table in text -> canonical rows: TabMWP (2209.14610)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vlrl.data.formats.choices import OPTIONS, answered, options_of
+from vlrl.data.formats.fields import IMAGE, Source, has, meta, named, pick, short, size_of, text
+from vlrl.errors import DataError
+
+Record = Mapping[str, Any]
+_TYPES = {"integer_number": "number", "decimal_number": "number", "boolean_text": "text", "extractive_text": "text",
+          "other_text": "text"}
+"""ans_type -> what choices.TYPES calls it."""
+_NAMES = ("tables/{}.png", "{}.png")
+"""Where the picture of a table lies, by the id of its record."""
+
+
+def is_table_question(record: Record) -> bool:
+    """Returns whether a record asks about a table of its own, as text or as rows of cells."""
+    return has(record, "table") and has(record, "question") and has(record, "answer")
+
+
+def table_question(record: Record, source: Source) -> list[dict[str, Any]]:
+    """Returns the question behind its table, with title and unit; the picture of the table where one is there."""
+    question, table = text(record, "question"), _as_text(pick(record, "table"))
+    title, unit = (str(record.get(name) or "").strip() for name in ("table_title", "unit"))
+    asked = "\n".join(filter(None, (title, f"{table}\n", question))) + (f" (unit: {unit})" if unit else "")
+    options, id = options_of(record), named(record, source)
+    row = answered(record["answer"], options, question, _TYPES.get(str(record.get("ans_type"))))
+    drawn = (name.format(id) for name in _NAMES)
+    image = pick(record, *IMAGE) or next((name for name in drawn if source.size(name)), None)
+    shown: dict[str, Any] = {"image": source.path(image)} if isinstance(image, str) else {}
+    size = size_of(record, shown, source) if shown else None
+    shown |= {"width": size[0], "height": size[1]} if size else {}
+    split = {"split": record["split"]} if has(record, "split") else {}
+    return [{"id": id, **shown, "question": asked, **row, **split,
+             **meta(record, "question", "table", "table_title", "table_for_pd", "unit", "answer", "ans_type", "split",
+                    *OPTIONS)}]
+
+
+def _as_text(table: Any) -> str:
+    """Returns a table as lines of cells, with a bar between; DataError for what is none."""
+    if isinstance(table, str):
+        return table.strip()
+    if isinstance(table, Mapping):  # WikiTableQuestions, TAT-QA
+        rows = pick(table, "rows", "table", "data")
+        head = pick(table, "header", "columns")
+        table = [*([head] if head else []), *rows] if isinstance(rows, list) else None
+    if not isinstance(table, list) or not table or not all(isinstance(line, list) for line in table):
+        raise DataError(f"table={short(table)} must be a text, or a list of rows of cells")
+    return "\n".join(" | ".join("" if cell is None else str(cell) for cell in line) for line in table)
