@@ -118,8 +118,8 @@ def _platform(record: Record, row: Record) -> str | None:
 
 _ANSWERS = tuple("question answer answer_type plan responses label labels boxes box action bbox gt gt_action video "
                  "expression solution conversations messages".split())
-_LIKE_ANSWER = re.compile(r"action|answer|operation|click|touch|bbox|ground_?truth|(?:^|_)(?:point|gt|coords?|coordinates?|"
-                          r"label|solution)(?:_|s?$)", re.IGNORECASE)
+_LIKE_ANSWER = re.compile(r"action|answer|operation|click|touch|bbox|ground_?truth|(?:^|_)(?:point|gt|coords?|"
+                          r"coordinates?|label|solution)(?:_|s?$)", re.IGNORECASE)
 _OF_SCREENSPOT = ("data_type", "data_source")
 
 
