@@ -138,7 +138,8 @@ class Repair(Task):
         """Judges all attempts again, by their text; an answer without turns is one attempt."""
         final = first = self.judged(sample, replace(answer, turns=()))
         if len(answer.turns) > 1:
-            first = self.judged(sample, parse_answer(answer.turns[0].action, step=answer.step))
+            text = answer.turns[0].action.removeprefix(answer.opened)
+            first = self.judged(sample, parse_answer(text, step=answer.step, opened=answer.opened))
         gained = None if final.reward is None or first.reward is None else final.reward - first.reward
         return {"final": final.reward, "first": first.reward, "improvement": gained,
                 "solved": None if final.reward is None else float(bool(final.correct))}

@@ -11,14 +11,18 @@ from vlrl.rewards.text import (
     clean_label,
     denies,
     extract_tag,
+    left_open,
     number,
     numbers,
     parse_answer,
+    said,
     same_label,
     says_none,
     think_answer_format,
     think_answer_within,
     token_f1,
+    whole_answer,
+    written_after,
     yes_no,
 )
 
@@ -224,3 +228,44 @@ def test_hostile_text_takes_linear_time(text):
     answer_text(text)
     think_answer_within(text)
     assert time.perf_counter() - began < 20  # not a timing: a quadratic scan takes minutes
+
+
+# --- what a prompt has opened -----------------------------------------------------------------------------------------
+
+
+OPENED = ("<think>\n", "<think>", "Sure.\n<think>\n", "<think>\n\n</think>\n\n", "<think></think>\n", "Answer: ")
+
+
+@pytest.mark.parametrize(("opened", "text", "whole", "reasoning", "final"), [
+    ("<think>\n", "a\n</think>\n8", "<think>\na\n</think>\n8", "a", "8"),
+    ("<think>\n", "perhaps 8, or", "<think>\nperhaps 8, or", "perhaps 8, or", ""),  # cut: no answer
+    ("<think>\n", "<think>a</think>8", "<think>\n<think>a</think>8", "<think>a", "8"),
+    ("<think>\n\n</think>\n\n", "8", "8", "", "8"),
+    ("<think>\n\n</think>\n\n", "<think>a</think>8", "<think>a</think>8", "a", "8"),
+    ("<think></think>", "<answer>8</answer>", "<think></think><answer>8</answer>", "", "8"),
+    ("<answer>", "8</answer>", "<answer>8</answer>", "", "8"), ("", "8", "8", "", "8")])
+def test_what_the_prompt_opened_is_scored_with_the_answer(opened, text, whole, reasoning, final):
+    answer = parse_answer(text, 3, True, 5, opened)
+    assert (answer.text, answer.reasoning, answer.final) == (whole, reasoning, final)
+    assert answer.opened == whole.removesuffix(text) and whole_answer(text, opened) == whole
+    assert (answer.n_tokens, answer.truncated, answer.step) == (3, True, 5)
+
+
+@pytest.mark.parametrize(("opened", "text", "written"), [
+    ("<think>\n", "<think>a</think>8", "a</think>8"), ("<think>", " <think>\na</think>8", "\na</think>8"),
+    ("Sure.\n<think>\n", "<think>a</think>8", "a</think>8"),
+    ("Sure.\n<think>\n", "Sure.\n<think>\na</think>8", "a</think>8"), ("<answer>", "<answer>8</answer>", "8</answer>"),
+    ("<think>\n", "8", "\n</think>\n\n8"), ("<think>\n", "a</think>8", "a</think>8"),
+    ("[THINK]", "8", "\n[/THINK]\n\n8"), ("<answer>", "8</answer>", "8</answer>"), ("<think></think>\n", "8", "8"),
+    ("<think></think>\n", "<think>a</think>8", "<think>a</think>8"), ("Answer: ", "Answer: 8", "8"), ("", "8", "8")])
+def test_what_is_written_behind_what_the_prompt_opened(opened, text, written):
+    assert written_after(text, opened) == written and written_after(written, opened) in (written, text)
+
+
+@given(TAGGED, st.sampled_from(OPENED))
+def test_an_answer_behind_its_prompt_says_what_it_says_alone(text, opened):
+    alone, behind = parse_answer(text), parse_answer(written_after(text, opened), opened=opened)
+    if "<think>" in text and "</think>" in text.partition("<think>")[2] and text.startswith("<think>"):
+        assert (behind.final, think_answer_format(behind.text)) == (alone.final, think_answer_format(text))
+    assert said(parse_answer(text)) == text and not said(parse_answer(text.replace("</think>", ""), opened="<think>"))
+    assert left_open(opened) in ("", "</think>")

@@ -164,7 +164,7 @@ class ModelSettings(Settings):
                       "checkpoint.")
     chat_template_kwargs: Mapping[str, bool | int | float | str] = Field(
         default_factory=dict, description="Options that the model's chat template reads, e.g. {enable_thinking: "
-        "false}.")
+        "false}; one that it does not read is refused.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto", description="Compute type and type of frozen weights; trained weights stay in float32. "
         "auto = bfloat16 on CUDA, else float32. float16, with loss scaling, is for GPUs without bfloat16.")

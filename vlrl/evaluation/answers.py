@@ -203,7 +203,8 @@ def outcome(task: Task, group: Group, completion: Completion, rollout: Rollout) 
     answer = answer_of(completion, group.prompt, rollout.policy_step)
     metrics, problem = sample_metrics(task, group.sample, answer, rollout.parts)
     tokens = len(completion.tokens)
-    return {"answer": completion.text, "parsed": rollout.parsed, "parts": dict(rollout.parts),
+    return {"answer": completion.text if answer.turns else answer.text, "parsed": rollout.parsed,
+            "parts": dict(rollout.parts),
             "reward": rollout.reward, "correct": rollout.correct, "metrics": dict(metrics),
             "confidence": _confidence(answer, rollout.parsed, metrics),
             "turns": len(answer.turns) or None,

@@ -14,7 +14,7 @@ from typing import Any
 from vlrl.models.tool_prompts import Template
 
 _ASKED, _SAID = "vlrl-stands-in-for-a-question", "vlrl-stands-in-for-an-answer"
-_BLOCK = re.compile(r"([<\[\u25c1])(\w++)([>\]\u25b7])(?=.*?\1/\2\3)", re.DOTALL)
+_BLOCK = re.compile(r"([<\[\u25c1])([A-Za-z][\w:-]*+)([>\]\u25b7])(?=.*?\1/\2\3)", re.DOTALL)
 
 
 def turn_beginning(template: Template) -> str:

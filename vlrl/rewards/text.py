@@ -11,7 +11,7 @@ from vlrl.rewards.scripts import pieces, western
 from vlrl.types import Answer
 
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
-_OPENING = re.compile(r"([<\[\u25c1])(\w++)([>\]\u25b7])")
+_OPENING = re.compile(r"([<\[\u25c1])(?!answer\b)([A-Za-z][\w:-]*+)([>\]\u25b7])")
 _MARKED = re.compile(r"\s*+(?:<\w|\\boxed\{)")
 _SPACE = " \t\r\n\f\v\u00a0"
 _AROUND = (_SPACE + "\"'`()[]{}<>*_,;:!?\u2018\u2019\u201c\u201d\u201e\u00ab\u00bb\u00bf\u00a1\u2026\u060c\u061b\u061f"
@@ -104,7 +104,7 @@ def think_answer_within(text: str, content: Callable[[str], bool] | None = None)
 
 
 def left_open(opened: str) -> str:
-    """Returns the closing tag that is missing in what a prompt has opened: "</think>" of "<think>"; "" for none."""
+    """Returns the closing tag of the thinking that a prompt has opened, "</think>" of "<think>"; "" for none."""
     for match in reversed([*_OPENING.finditer(opened)]):
         closing = f"{match[1]}/{match[2]}{match[3]}"
         if closing not in opened[match.end():]:

@@ -208,8 +208,10 @@ class Call:
 
 def calls_of(text: str) -> list[Call]:
     """Returns the calls of an action in order, `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` each; what
-    stands before `</think>` is none. Beyond MOST_CALLS one more stands for all others, with an error."""
-    _, *pieces = text.rpartition("</think>")[2].split(OPEN)
+    stands before `</think>` is none, and neither is anything in thinking that never ends. Beyond MOST_CALLS one more
+    stands for all others, with an error."""
+    _, closed, said = text.rpartition("</think>")
+    _, *pieces = said.split(OPEN) if closed or "<think>" not in text else ("",)
     calls = [_call(piece) for piece in pieces[:MOST_CALLS]]
     rest = len(pieces) - len(calls)
     if rest:
