@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vlrl.rewards.literals import decimals, first_object, numbers_of, read_literal
-from vlrl.rewards.text import answer_tag, think_answer_format
+from vlrl.rewards.text import answer_tag, said, think_answer_format
 from vlrl.task.recipes import pixels, shown, whole_units
 from vlrl.types import Sample
 
@@ -48,12 +48,13 @@ class Form:
     read: Callable[[Any, Sample, str], Action]
     """The action in CSS pixels; raises Unreadable."""
     strict: Callable[[str], bool]
-    """Whether a text that can be read is the form and nothing else."""
+    """Whether an action that can be read is the form and nothing else."""
     write: Callable[[Any, Sample, Action], str]
 
 
 def read(form: Form, task: Any, sample: Sample, text: str) -> Action:
-    """Returns the action that a text says. Raises Unreadable."""
+    """Returns the action that a text says, behind thinking that its prompt has opened. Raises Unreadable."""
+    text = said(text)
     if len(text) > _LONGEST:
         raise Unreadable(f"it is longer than {_LONGEST} characters")
     return form.read(task, sample, text)
@@ -196,7 +197,8 @@ _UI_TARS = Form(
            "type(content='')\nhotkey(key='ctrl a')\n"
            "scroll(start_box='(x,y)', direction='down or up or right or left')\nwait()\n"
            "finished(content='')",
-    read=_read_ui_tars, strict=lambda text: text.lstrip().startswith("Thought:") and text.count("Action:") == 1,
+    read=_read_ui_tars,
+    strict=lambda text: said(text).lstrip().startswith("Thought:") and said(text).count("Action:") == 1,
     write=_write_ui_tars)
 
 
@@ -222,6 +224,6 @@ def _write_call(task: Any, sample: Sample, action: Action) -> str:
 _PLAIN = Form(
     prompt="Do the task on the web page with one action a turn: click(x, y), double_click(x, y), drag(x1, y1, x2, y2), "
            "scroll(x, y, \"down\"), type(\"text\"), key(\"Enter\"), wait(), answer(\"text\").",
-    read=_read_call, strict=lambda text: text == text.strip(), write=_write_call)
+    read=_read_call, strict=lambda text: said(text) == said(text).strip(), write=_write_call)
 
 FORMS: Mapping[str, Form] = {"gui_r1": _GUI_R1, "ui_tars": _UI_TARS, "call": _PLAIN}

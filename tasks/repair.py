@@ -37,6 +37,12 @@ class Attempt:
     correct: bool | None
 
 
+def _attempt(action: str, step: int = 0) -> Answer:
+    """Returns an action as an answer to the other task."""
+    opened: str = getattr(action, "opened", "")
+    return parse_answer(action.removeprefix(opened), step=step, opened=opened)
+
+
 class Attempts(Environment):
     """Judges one attempt a turn, until one is right or there are no more."""
 
@@ -49,7 +55,7 @@ class Attempts(Environment):
 
     def step(self, action: str) -> Step:
         self.count += 1
-        attempt = self.task.judged(self.sample, parse_answer(action))
+        attempt = self.task.judged(self.sample, _attempt(action))
         done = bool(attempt.correct) or attempt.reward is None or self.count >= self.task.attempts
         said = self.task.said(attempt)
         return Step(Observation("" if done else said), done=done, state=f"{self.count}: {said}",
@@ -138,8 +144,7 @@ class Repair(Task):
         """Judges all attempts again, by their text; an answer without turns is one attempt."""
         final = first = self.judged(sample, replace(answer, turns=()))
         if len(answer.turns) > 1:
-            text = answer.turns[0].action.removeprefix(answer.opened)
-            first = self.judged(sample, parse_answer(text, step=answer.step, opened=answer.opened))
+            first = self.judged(sample, _attempt(answer.turns[0].action, answer.step))
         gained = None if final.reward is None or first.reward is None else final.reward - first.reward
         return {"final": final.reward, "first": first.reward, "improvement": gained,
                 "solved": None if final.reward is None else float(bool(final.correct))}

@@ -460,6 +460,15 @@ class Acted:
     error: str | None = None
 
 
+class Told(str):
+    """An action as its environment is told it: what the prompt has `opened`, and then what the model wrote."""
+
+    def __new__(cls, text: str, opened: str = "") -> Told:
+        told = super().__new__(cls, text)
+        told.opened = opened
+        return told
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
     """What a task scores: the text of an answer and the parts of it that tags mark.

@@ -3,16 +3,22 @@
 Public reports of a format part that stayed 0 under such templates: trl#6966, ms-swift#6408.
 """
 
+import pickle
 import re
+from dataclasses import replace
 from functools import cache
 
 import pytest
 
 from tests.e2e.recipe_scores import CASES, think
 from vlrl.config import load
-from vlrl.rewards.text import written_after
+from vlrl.rewards.text import parse_answer, told, written_after
+from vlrl.task import load as load_task
+from vlrl.task.tools import calls_of
+from vlrl.tasks import _web_actions  # pyright: ignore[reportMissingImports]  # on vlrl.__path__
 from vlrl.tools.score_rows import score_row
 from vlrl.training.build_task import make_task
+from vlrl.types import Acted, Coordinates, Sample
 
 BEGINNINGS = ("<think>", "<think>\n", "<think>\n\n</think>\n\n")
 
@@ -61,3 +67,46 @@ def test_thinking_that_was_cut_earns_no_more_than_silence(name):
 
 def test_the_beginning_is_part_of_a_row():
     assert paid("qa/vision_r1_ptst", [think("5").removeprefix("<think>")]) == [0.0]
+
+
+# --- what environments are told ---------------------------------------------------------------------------------------
+
+
+def test_an_action_behind_its_thinking_is_an_action():
+    task = load_task("recall", {})
+    sample = task.samples("train")[0]
+    turns = ("next", "next", task.oracle(sample))
+    answer = parse_answer(f"Now.\n</think>\n\n{turns[-1]}", opened="<think>\n")
+    assert task.score(sample, answer) == {"accuracy": 1.0, "format": 1.0}
+    assert task.score(sample, parse_answer(turns[-1], opened="<think>\n")) == {"accuracy": 0.0, "format": 0.0}
+
+
+def test_an_attempt_behind_its_thinking_is_judged_as_alone():
+    task = load_task("repair", {"base": "digits"})
+    sample = task.samples("train")[0]
+    right = task.other.oracle(sample)
+    for text, done in ((f"I see.\n</think>\n\n{right}", True), (f"I see {right}", False), (right, False)):
+        world = task.environment(sample)
+        world.reset(0)
+        action = told(text, "<think>\n")
+        assert world.step(pickle.loads(pickle.dumps(action))).done == done  # as it reaches another process
+        turns = (Acted(action=action, done=done),)
+        assert task.score(sample, replace(parse_answer(text, opened="<think>\n"), turns=turns))["solved"] == done
+
+
+def test_a_page_is_told_the_action_behind_the_thinking():
+    task = load_task("web", {})
+    sample = Sample(id="1", row={"scale": 1.0, "width": 100, "height": 100, "processed_size": [100, 100]})
+    task.coordinates = Coordinates()
+    for form, text in (("call", "click(30, 40)"), ("ui_tars", "Thought: There.\nAction: click(start_box='(30,40)')")):
+        action = told(f"It is there.</think>\n{text}", "<think>")
+        read = _web_actions.read(_web_actions.FORMS[form], task, sample, action)
+        assert (read.verb, read.point) == ("click", (30, 40)) and _web_actions.FORMS[form].strict(action)
+        with pytest.raises(_web_actions.Unreadable):
+            _web_actions.read(_web_actions.FORMS[form], task, sample, told(f"perhaps {text}", "<think>"))
+
+
+def test_a_call_in_thinking_that_was_cut_is_none():
+    call = '<tool_call>{"name": "zoom", "arguments": {}}</tool_call>'
+    assert [c.name for c in calls_of(told(f"Look.</think>{call}", "<think>"))] == ["zoom"]
+    assert calls_of(told(f"Perhaps {call}", "<think>")) == []

@@ -8,7 +8,7 @@ from typing import Literal
 
 from vlrl.rewards.numbers import numbers
 from vlrl.rewards.scripts import pieces, western
-from vlrl.types import Answer
+from vlrl.types import Answer, Told
 
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 _OPENING = re.compile(r"([<\[\u25c1])(?!answer\b)([A-Za-z][\w:-]*+)([>\]\u25b7])")
@@ -159,11 +159,18 @@ def parse_answer(text: str, n_tokens: int = 0, truncated: bool = False, step: in
                   step=step, opened=text.removesuffix(written))
 
 
-def said(answer: Answer) -> str:
-    """Returns the text of an answer for forms without thinking: without the thinking that its prompt has opened, ""
-    where that never ends. What the model opens itself stays.
+def told(text: str, opened: str = "") -> Told:
+    """Returns an action as its environment is told it, see `whole_answer`."""
+    whole = whole_answer(text, opened)
+    return Told(whole, whole.removesuffix(text))
+
+
+def said(answer: Answer | str) -> str:
+    """Returns the text of an answer, or of an action that an environment is told, for forms without thinking: without
+    the thinking that its prompt has opened, "" where that never ends. What the model opens itself stays.
     """
-    closing, text = left_open(answer.opened), answer.text.removeprefix(answer.opened)
+    opened: str = getattr(answer, "opened", "")
+    closing, text = left_open(opened), str(answer.text if isinstance(answer, Answer) else answer).removeprefix(opened)
     return text.partition(closing)[2].lstrip() if closing else text
 
 

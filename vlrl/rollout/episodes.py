@@ -35,7 +35,7 @@ from vlrl.errors import ConfigError, DataError
 from vlrl.models.packing import behind, joined
 from vlrl.models.processing import Encoder
 from vlrl.monitoring.metrics import Clock
-from vlrl.rewards.text import whole_answer
+from vlrl.rewards.text import told
 from vlrl.task import Task
 from vlrl.task.environment import has_environment
 from vlrl.task.environment_checks import same
@@ -145,8 +145,8 @@ class EpisodeEngine:
         """Adds an action, and has its environment answer it."""
         playing.act(action)
         if playing.error is None:
-            told = whole_answer(action.text, playing.turns[-1].opened)
-            calls[self.environments.begin_step(playing.episode, told)] = playing
+            words = told(action.text, playing.turns[-1].opened)
+            calls[self.environments.begin_step(playing.episode, words)] = playing
 
     def _arrived(self, calls: dict[Future[Any], _Playing]) -> list[tuple[_Playing, Any]]:
         """Waits for environments; returns the episodes whose calls are done, which leave `calls`, and the results."""

@@ -14,7 +14,7 @@ from vlrl.config.schema import Config, RolloutSettings
 from vlrl.curriculum import Draw
 from vlrl.engine.base import Done, Engine
 from vlrl.monitoring.metrics import Clock
-from vlrl.rewards.text import parse_answer, whole_answer
+from vlrl.rewards.text import parse_answer, told
 from vlrl.rollout.branching import Branching
 from vlrl.rollout.eepo import Forgetting
 from vlrl.rollout.guided import Guiding
@@ -398,7 +398,7 @@ def _acted(completion: Completion) -> tuple[Acted, ...]:
         if turn.role == "assistant":
             after = after or Turn(start=turn.end, end=turn.end)
             shown = tuple(media[name] for name in after.media)
-            out.append(Acted(action=whole_answer(turn.text, turn.opened), observation=after.text, media=shown,
+            out.append(Acted(action=told(turn.text, turn.opened), observation=after.text, media=shown,
                              parts=turn.parts or {}, state=turn.state, done=bool(turn.done), error=turn.error))
     return tuple(out)
 
