@@ -115,7 +115,9 @@ def test_alternatives_of_mixed_kinds(tmp_path, capsys):
     assert [row["answer_type"] for row in rows] == ["number", "number", "text", "text"]
     assert paid(rows[0], "36", "36 years old", "Thirty-six", "he is 36", "37", "thirty-seven") == [1, 1, 1, 1, 0, 0]
     assert paid(rows[1], "12.5", "12,5 kg", "125") == [1, 1, 0]
-    assert main(["data", "check", str(file), "--allow-missing", "--no-show", "--config", str(CONFIG)]) == 0
+    words = lines(tmp_path / "w.jsonl", [{"id": 1, **ASK, "answer": ["twelve", "a dozen"], "answer_type": "count"}])
+    for one in (file, words):
+        assert main(["data", "check", str(one), "--allow-missing", "--no-show", "--config", str(CONFIG)]) == 0
     assert "0 bad rows" in capsys.readouterr().out
 
 

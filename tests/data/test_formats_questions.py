@@ -370,6 +370,9 @@ def test_types_of_answers():
                                 ("2019-2021", "", "text"), ("10-12", "Solve it.", "text"), ("a cat", "", "text"),
                                 ("007", "How many?", "text"), (7, "", "number"), ("No", "What does it say?", "text"),
                                 ("C:\\Users", "", "text"), ("12,5", "", "number"), ("1.2.3", "", "text"),
+                                ("3.10", "Which version is it?", "text"), ("5550100199", "Phone number?", "text"),
+                                ("12", "How many codes?", "count"), ("12 \u20ac", "", "number"), ("1 1/2", "", "text"),
+                                ("$5 and $6", "", "text"), ("x>3", "Solve it.", "math"),
                                 ("12:30", "", "text"), ("B-MW 12", "", "text"), ("45°", "Measure of angle A?", "math"),
                                 ("", "", "text")):
         assert guessed(answer, asked) == kind, answer

@@ -62,14 +62,15 @@ def test_a_vote_of_many_answers_is_estimated_from_drawn_subsets():
     assert votes.majority(ballots, right, 9) == votes.majority(ballots, right, 9)
 
 
-@pytest.mark.parametrize("a, b", [("12", "12.0"), (12, "12"), ("1,200", 1200.0), ("A cat.", "a  CAT"),
+@pytest.mark.parametrize("a, b", [("12", "12.0"), (12, "12"), ("1,200", 1200.0), ("\uff11\uff12", 12),
+                                  ("A cat.", "a  CAT"),
                                   ({"label": "dog", "confidence": 0.2}, "Dog"), (["b", 1], ("b", 1))])
 def test_ballots_that_are_equal(a, b):
     assert votes.ballot(a) == votes.ballot(b) is not None
 
 
 @pytest.mark.parametrize("a, b", [("1234567", "1234568"), (1234567, 1234568), ("0.1234567", "0.1234568"),
-                                  ("12", "12 cats"), (True, 1), (["1"], "1")])
+                                  ("12", "12 cats"), ("007", "7"), (True, 1), (["1"], "1")])
 def test_ballots_that_differ(a, b):
     assert votes.ballot(a) != votes.ballot(b)
 

@@ -58,14 +58,15 @@ def test_rouge_of_other_scripts_by_hand(given_, right, rouge):
 CODES = ["555-010-0199", "(555) 010-0199", "+1 888 867 2757", "3-2", "3\u20132", "1/8/93", "007", "012590", "J-062",
          "12:30", "12:30 PM", "1.2.3", "192.168.0.1", "978-3-16-148410-0", "9" * 16, "10 - 12"]
 NO_CODES = ["0.5", "0", "10", "1/2", "-5", "1,200", "3.14", "2x+3", "x=3", "2019", "a cat", "", "36 years old", "0,5",
-            "\\frac{01}{2}", "24/7"]
+            "\\frac{01}{2}", "24/7", "1 1/2"]
 
 
 def test_codes_by_hand():
     assert [text for text in CODES if not codes.is_code(text)] == []
     assert [text for text in NO_CODES if codes.is_code(text)] == []
     assert codes.same_code("j-062.", "J-062") and codes.same_code("3 \u2013 2", "3-2")
-    assert not codes.same_code("62", "062")
+    assert codes.same_code("12km", "12 km") and codes.same_code("(3,4)", "(3, 4)")
+    assert not codes.same_code("62", "062") and not codes.same_code("12 3", "1 23")
     assert answers.free_text("012591", "012590") == answers.free_text("12 m", "13 m") == 0
     assert answers.free_text("3 red cars on a road", "2 red cars on a road") > 0.5  # a sentence
 

@@ -13,6 +13,7 @@ from vlrl.data.formats.fields import number, short
 from vlrl.errors import DataError, did_you_mean
 from vlrl.rewards.answers import one_number
 from vlrl.rewards.boxes import is_number
+from vlrl.rewards.chart import count
 from vlrl.rewards.codes import is_code
 from vlrl.rewards.driving import trajectory_problem
 
@@ -85,14 +86,16 @@ def _answer_type(row: Row) -> str | None:
     needed = {"span": "spans", "track": "tracks"}.get(kind, "answer")
     if row.get(needed) is None and row.get("answer") is None:
         return f"answer_type={kind} needs the field {needed!r}"
-    if kind in _NUMERIC and not _is_numeric(row.get("answer")):
+    if kind in _NUMERIC and not _is_numeric(row.get("answer"), kind):
         return f"answer={short(row.get('answer'))} must be a number, as answer_type={kind} says"
     return None
 
 
-def _is_numeric(value: Any) -> bool:
-    several = value if isinstance(value, list) else [value]
-    return any(one_number(str(v)) is not None or is_code(str(v)) for v in several)
+def _is_numeric(value: Any, kind: str) -> bool:
+    """Returns whether one of the right answers is a number of this type, or a code, which is compared as it is written.
+    """
+    several, read = value if isinstance(value, list) else [value], count if kind == "count" else one_number
+    return any(read(str(v)) is not None or is_code(str(v)) for v in several)
 
 
 def _options(row: Row) -> str | None:

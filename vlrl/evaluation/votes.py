@@ -19,6 +19,7 @@ import numpy as np
 
 from vlrl.rewards.answers import read_number
 from vlrl.rewards.boxes import is_number
+from vlrl.rewards.codes import is_code
 from vlrl.rewards.regions import clip_to_image, region_vote
 
 MOST_SUBSETS = 1000
@@ -47,8 +48,8 @@ def pass_at(n: int, c: int, k: int) -> float:
 def ballot(parsed: Any) -> str | None:
     """Returns what an answer votes for, by what the task has read in it; None where it votes for nothing.
 
-    Numbers are equal by value ("12" and "12.0"), texts but for case, spaces and a full stop; a stated confidence is no
-    part of it.
+    Numbers are equal by value ("12" and "12.0", not "007" and "7"), texts but for case, spaces and a full stop; a
+    stated confidence is no part of it.
     """
     if isinstance(parsed, Mapping) and "confidence" in parsed:
         parsed = {key: value for key, value in parsed.items() if key != "confidence"}
@@ -56,7 +57,7 @@ def ballot(parsed: Any) -> str | None:
     if parsed is None or parsed == "" or parsed == [] or parsed == {}:
         return None
     if isinstance(parsed, str):
-        number = read_number(parsed[:_MOST_TEXT])
+        number = None if is_code(parsed) else read_number(parsed[:_MOST_TEXT])
         return " ".join(parsed[:_MOST_TEXT].casefold().split()).rstrip(".") if number is None else repr(float(number))
     if isinstance(parsed, (int, float)) and not isinstance(parsed, bool):
         return repr(float(parsed))

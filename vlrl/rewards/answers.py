@@ -63,7 +63,7 @@ def option_letter(text: str, options: Sequence[str] = ()) -> str | None:
         rest, own = text[match.end():], texts[letters.index(letter)] if texts else ""
         if not clean_label(rest) or clean_label(rest) == own:
             return letter
-        if contradicts(text, options):
+        if contradicts(text, options) or revoked(rest):
             return None
         if (match[2] or "\n" in match[3]) and not {m[0] for m in _ALONE.finditer(rest)} & (set(letters) - {letter}):
             return letter  # "A. so" is marked, "A cat" begins a sentence

@@ -15,8 +15,9 @@ _MOST_DIGITS = 15
 _ZEROS = re.compile(r"(?<![\d.,])0\d", re.ASCII)
 _JOINED = re.compile(r"\(?\+?[\d()]+(?:\s?[-/.:]\s?|\s)[\d()](?:[\d\s()./:-]*[\d)])?", re.ASCII)
 _TIME = re.compile(r"\d{1,2}:[0-5]\d(?:\s?[ap]\.?m\.?)?", re.ASCII | re.IGNORECASE)
-_ONE_FRACTION = re.compile(r"\d+\s?/\s?\d+", re.ASCII)
+_ONE_FRACTION = re.compile(r"(?:\d+\s)?\d+\s?/\s?\d+", re.ASCII)
 _ONE_POINT = re.compile(r"\d+[.:]\d+", re.ASCII)
+_SPACED = re.compile(r"(?<=\d)\s(?=[^\W\d])|(?<=[^\W\d])\s(?=\d)")
 _DASHES = str.maketrans("\u2012\u2013\u2014", "---")
 
 
@@ -42,6 +43,8 @@ def is_exact(text: str) -> bool:
 
 
 def same_code(given: str, truth: str) -> bool:
-    """Returns whether two texts are the same but for case, signs around them and spaces beside their signs."""
-    a, b = (re.sub(r"\s*([-/:.])\s*", r"\1", clean_label(text)) for text in (given, truth))
+    """Returns whether two texts are the same but for case, signs around them, and spaces beside their signs or between
+    digits and letters: "12 km" and "12km", but not "1 23" and "12 3".
+    """
+    a, b = (_SPACED.sub("", re.sub(r"\s*([-/:.,])\s*", r"\1", clean_label(text))) for text in (given, truth))
     return a == b

@@ -17,8 +17,8 @@ _SPACE = " \t\r\n\f\v\u00a0"
 _AROUND = (_SPACE + "\"'`()[]{}<>*_,;:!?\u2018\u2019\u201c\u201d\u201e\u00ab\u00bb\u00bf\u00a1\u2026\u060c\u061b\u061f"
            "\u0964\u3001\u3002\u300c\u300d\u300e\u300f\u3010\u3011\uff0c\uff01\uff1f\uff1a\uff1b")
 _DASHES = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2014\u2212"), "-")
-_RAISED = {ord(c): f"^{n}" for n, c in enumerate("\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079")}
-"""Raised digits, which NFKC would put on the line: 10\u00b2 is not 102."""
+_RAISED = re.compile(r"(?<=\d)(?=[\u00b2\u00b3\u00b9\u2070\u2074-\u2079])")
+"""Where a raised digit follows a number, which NFKC would put on the line: 10\u00b2 is not 102."""
 _YES = re.compile(r"(?<![a-z])(?:yes|true|correct)(?![a-z])")
 _NO = re.compile(r"(?<![a-z])(?:no|false|incorrect)(?![a-z])")
 _NOT = re.compile(r"(?<![a-z])(?:not|isn't|n't)\s{1,9}(?:yes|true|correct)(?![a-z])")
@@ -180,7 +180,7 @@ def clean_label(text: str) -> str:
     Signs that tell labels apart (`C++` and `C#`, `-5` and `5`) stay.
     """
     if not text.isascii():
-        text = unicodedata.normalize("NFKC", western(text).translate(_RAISED)).translate(_DASHES)
+        text = unicodedata.normalize("NFKC", _RAISED.sub("^", western(text))).translate(_DASHES)
     plain = text.lstrip(_AROUND).rstrip(_AROUND + ".") or text.strip(_SPACE)
     return " ".join(plain.casefold().split())
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vlrl.config.base import Positive
+from vlrl.rewards.scripts import pieces
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def diverse(candidates: Sequence[Candidate], count: Positive = 4) -> list[int]:
     several as the one it is most like. Distinct ways to an answer, as in rejection sampling fine-tuning (arXiv
     2308.01825), whose measure is the equations of an answer: words are our choice.
     """
-    words = [{*c.text.lower().split()} for c in candidates]
+    words = [{*pieces(c.text.lower())} for c in candidates]
     chosen = best(candidates)
     while len(chosen) < min(count, len(candidates)):
         left = [i for i in range(len(candidates)) if i not in chosen]

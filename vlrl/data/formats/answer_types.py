@@ -44,19 +44,24 @@ _ASKS_WORDS = re.compile(r"\b(?:say|says|said|written|reads?|printed|texts?|word
                          r"labell?ed)\b", re.IGNORECASE)
 _ASKS_MATH = re.compile(
     r"\b(?:solve|simplif\w+|evaluate|calculate|compute|equations?|fractions?|ratio|probability|formula|integral|"
-    r"derivative|in terms of|perimeter|volume|angles?|radius|diameter|degrees?|slope|polynomial|square root|sum of|"
-    r"product of|measure of|coordinates?|function|express\b|factor|hypotenuse|arcs?|(?:area|length|value) of|"
-    r"find (?:the value|the measure|the length|[a-z]\b))|\u2220|\\[a-z]+|\$[^$]+\$", re.IGNORECASE)
+    r"derivative|expand|algebraic|in terms of|perimeter|volume|angles?|radius|diameter|degrees?|slope|polynomial|"
+    r"square root|sum of|product of|measure of|coordinates?|function|express\b|factor|hypotenuse|arcs?|"
+    r"(?:area|length|value) of|find (?:the value|the measure|the length|[a-z]\b))|\u2220|\\[a-z]+|\$[^$]+\$", re.IGNORECASE)
+_ASKS_NAME = re.compile(
+    r"\b(?:phone|telephone|fax|codes?|versions?|serial|isbn|zip|postal|postcode|plates?|licen[cs]e|flight|ip|id|account|"
+    r"invoice|reference|tracking|registration|barcode|password|pin)\b", re.IGNORECASE)
+"""What digits name, where a zero more is another one."""
 _ASKS_CODE = re.compile(
     r"\b(?:phone|telephone|fax|call|dates?|time|times|hours|score|result|code|plates?|licen[cs]e|address|version|serial|"
     r"isbn|zip|postal|flight|seat|gate|model|page|room|street|bus|line|id|ip|when|open(?:s|ed|ing)?)\b", re.IGNORECASE)
 _LETTER = re.compile(r"[A-H]")
 _MARKED = re.compile(r"\([A-H]\)?\.?|[A-H][).]\.?")
-_LATEX = re.compile(r"(?<![A-Za-z]:)(?<!\\)\\[A-Za-z]+|\$[^$]*[^$\d.,\s-][^$]*\$|\$-?\d+(?:\.\d+)?\$|"
+_LATEX = re.compile(r"(?<![A-Za-z]:)(?<!\\)\\[A-Za-z]+|\$[^$]*[^$\d.,\s-][^$]*\$(?!\d)|\$-?\d+(?:\.\d+)?\$|"
                     r"[\w)}]\s?\^\s?[\w({-]|[\u221a\u03c0]")
-_OPERATES = re.compile(r"\u00b0|\d\s*[-+*/=:]\s*\w|\w\s*[-+*/=]\s*\d")
+_OPERATES = re.compile(r"\u00b0|\d\s*[-+*/=:]\s*\w|\w\s*[-+*/=]\s*\d|\w\s*[<>\u2264\u2265]\s*[-\w]|\w[\u00b2\u00b3]")
 _WORDS = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{4,}")
-_COIN = re.compile(r"(?:[$\u20ac\u00a3\u00a5]\s?)?(.*?)(?:\s?\\?%)?")
+_COIN = re.compile(r"(?:[$\u20ac\u00a3\u00a5]\s?)?(.*?)(?:\s?(?:[$\u20ac\u00a3\u00a5]|\\?%|percent|per cent))?",
+                   re.IGNORECASE)
 _POWER = re.compile(r"\d+[eE]\d+")
 
 
@@ -111,6 +116,8 @@ def guessed(answer: Any, question: str) -> Guess:
         asks = value >= 0 and value == int(value) and "%" not in said and _ASKS_COUNT.search(question)
         if asks:
             return Guess("count", "amount", "a number, and the question asks how many")
+        if not isinstance(answer, (int, float)) and _ASKS_NAME.search(question) and not _ASKS_AMOUNT.search(question):
+            return Guess("text", "code", "digits, and the question asks for a code, a version or the like")
         return Guess("number", "amount" if _ASKS_AMOUNT.search(question) else "number", "a number")
     if not (_OPERATES.search(said) and _short(said)):
         return Guess("text", "text", "words")
