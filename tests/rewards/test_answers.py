@@ -15,7 +15,8 @@ LETTERS = [
     ("**B.** a dog", "B"), ("B: a dog", "B"), ("B a dog", "B"), ("a dog", "B"), ("A Dog.", "B"),
     ("B. because it barks", "B"), ("B \nbecause it barks", "B"), ("C. vitamin D", "C"),
     ("B. a cat", None), ("B: a cat, I think", None), ("A. a cattle", "A"), ("\uff22", "B"), ("\uff08B\uff09", "B"),
-    ("(B) is wrong", None), ("B: this is not correct.", None), ("Both", None), ("A cat sat", None), ("B because", None), ("A, B", None),
+    ("(B) is wrong", None), ("B: this is not correct.", None),
+    ("Both", None), ("A cat sat", None), ("B because", None), ("A, B", None),
     ("A or B", None), ("A. B. C. D.", None), ("ABCD", None), ("E", None), ("the answer is B", None), ("", None),
     ("B's", None), ("\u0392", None), ("\U0001f642", None), ("B" * 100_000, None), ("A " * 100_000, None),
     ("(" * 100_000, None)]

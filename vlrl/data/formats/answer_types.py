@@ -46,7 +46,8 @@ _ASKS_MATH = re.compile(
     r"\b(?:solve|simplif\w+|evaluate|calculate|compute|equations?|fractions?|ratio|probability|formula|integral|"
     r"derivative|expand|algebraic|in terms of|perimeter|volume|angles?|radius|diameter|degrees?|slope|polynomial|"
     r"square root|sum of|product of|measure of|coordinates?|function|express\b|factor|hypotenuse|arcs?|"
-    r"(?:area|length|value) of|find (?:the value|the measure|the length|[a-z]\b))|\u2220|\\[a-z]+|\$[^$]+\$", re.IGNORECASE)
+    r"(?:area|length|value) of|find (?:the value|the measure|the length|[a-z]\b))|\u2220|\\[a-z]+|\$[^$]+\$",
+    re.IGNORECASE)
 _ASKS_NAME = re.compile(
     r"\b(?:phone|telephone|fax|codes?|versions?|serial|isbn|zip|postal|postcode|plates?|licen[cs]e|flight|ip|id|account|"
     r"invoice|reference|tracking|registration|barcode|password|pin)\b", re.IGNORECASE)
