@@ -341,7 +341,7 @@ SCORES = [
            "anyone in the network uses the judge"),
     Mutant("vlrl/engine/vllm_launch.py", "option.replace('_', '-')}{dot}{key}",
            "(option + dot + key).replace('_', '-')}", _SERVED, "vLLM's nested arguments are not known to it"),
-    Mutant("vlrl/monitoring/trackers.py", 'if "reward/mean" in line or not line.get("unscorable")',
+    Mutant("vlrl/monitoring/trackers.py", 'if "reward/mean" in line or not _ANSWERED & line.keys()',
            "if True",
            ("tests/training/test_checkpointing.py::test_an_evaluation_without_a_scorable_answer_is_not_best",),
            "a judge that is away at the first evaluation stops the run"),

@@ -173,6 +173,8 @@ def test_an_evaluation_without_a_scorable_answer_is_not_best():
     """The judge was away: nothing is known of a metric, until an evaluation that scored has another one."""
     away = {"step": 0, "split": "heldout", "n": 2, "completion/length_mean": 3.0, "short": 0.1}
     assert trackers.best_of([away], "heldout", "reward/mean") is None
+    lost = {"step": 0, "split": "heldout", "n": 2, "unscorable": 2}  # no environment could be reset
+    assert trackers.best_of([lost], "heldout", "reward/mean") is None
     scored = {**away, "step": 2, "reward/mean": 0.1}
     assert trackers.best_of([away, scored], "heldout", "reward/mean") == scored
     with pytest.raises(RunError, match=r"save.best='length' is no metric"):

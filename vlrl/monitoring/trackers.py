@@ -49,6 +49,10 @@ def sign(metric: str) -> int:
     return -1 if metric == "loss" else 1
 
 
+_ANSWERED = {"completion/length_mean", "unscorable"}
+"""Of a line of eval.jsonl whose answers were to be scored."""
+
+
 def best_of(evals: Sequence[Mapping[str, Any]], split: str, metric: str) -> Mapping[str, Any] | None:
     """Returns the line of eval.jsonl with the highest `metric` of a split (of `loss` the lowest), the first of several;
     None before any was trained.
@@ -57,7 +61,7 @@ def best_of(evals: Sequence[Mapping[str, Any]], split: str, metric: str) -> Mapp
     has few.
     """
     lines = [line for line in evals if line.get("split") == split]
-    scored = [line for line in lines if "reward/mean" in line or not line.get("unscorable")]
+    scored = [line for line in lines if "reward/mean" in line or not _ANSWERED & line.keys()]
     if scored and not any(metric in line for line in lines):
         names = sorted(k for k, v in lines[-1].items() if f"{k}/ci95_low" in lines[-1])
         raise RunError(f"save.best={metric!r} is no metric of eval.jsonl; those of {split} are {', '.join(names)}")
