@@ -211,6 +211,18 @@ def test_the_reference_of_services_is_that_of_algo():
         reference("services.reference=start", "algo.reference=ema")
 
 
+def test_an_empty_dictionary_of_own_keys_clears_it_and_an_empty_section_changes_nothing(tmp_path):
+    (tmp_path / "base.yaml").write_text("task: world\nmodel: {name: a}\n"
+                                        "environment: {name: 'gym:A-v1', options: {goal: 1, size: 4}}\n"
+                                        "train: {lr: 0.5, part_lr: {vision: 0.1}}\n")
+    (tmp_path / "run.yaml").write_text("extends: base.yaml\nenvironment: {options: {}}\ntrain: {}\n")
+    assert not loading.load(tmp_path / "base.yaml", ["environment.options={}"]).environment.options
+    assert loading.load(tmp_path / "base.yaml", ["environment.options={goal: 2}"]).environment.options == {
+        "goal": 2, "size": 4}
+    loaded = loading.load(tmp_path / "run.yaml", ["train={}"])
+    assert loaded.environment.options == {} and loaded.train.lr == 0.5 and loaded.train.part_lr == {"vision": 0.1}
+
+
 @pytest.mark.parametrize("words, found", [
     (["algo.demonstrations.mix=relift", "algo.demonstrations.mix.size=3"], {"name": "relift", "size": 3}),
     (["extends=algorithms/chord.yaml", "algo.demonstrations.mix.peak=0.5"],

@@ -1,5 +1,6 @@
 import io
 import os
+import pickle
 import struct
 import zlib
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 from PIL import Image
 
 from vlrl.config.schema import LimitsSettings
-from vlrl.data.media import load, resolve
+from vlrl.data.media import drawn, load, resolve
 from vlrl.data.video_sampling import VideoSampling
 from vlrl.errors import DataError
 from vlrl.types import Media
@@ -33,6 +34,14 @@ def bomb(width: int, height: int) -> bytes:
     chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(b"")), (b"IEND", b"")]
     return b"\x89PNG\r\n\x1a\n" + b"".join(
         struct.pack(">I", len(d)) + kind + d + struct.pack(">I", zlib.crc32(kind + d)) for kind, d in chunks)
+
+
+def broken_files():
+    png = io.BytesIO()
+    picture(64, 64).save(png, "PNG")
+    whole = png.getvalue()
+    return {"cut short": whole[:len(whole) // 2], "header only": whole[:20], "empty": b"", "text": b"hello",
+            "flipped": whole[:60] + bytes(b ^ 0xFF for b in whole[60:]), "eps": b"%!PS-Adobe-3.0 EPSF-3.0\n"}
 
 
 # --- images ---
@@ -85,6 +94,35 @@ def test_other_modes(tmp_path, mode):
         assert loaded.frames[0].getpixel((1, 0)) == (100, 100, 100)
 
 
+MODES = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV", "I", "F",
+         "I;16", "I;16B", "I;16L")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_drawn_picture_of_any_mode_is_the_same_here_and_in_another_process(mode):
+    image = Image.new(mode, (3, 2))
+    here, there = (load(Media(source=i), LIMITS).frames[0] for i in (image, pickle.loads(pickle.dumps(image))))
+    assert here.mode == "RGB" and here.tobytes() == there.tobytes() == drawn(image).tobytes()
+
+
+def bad_pictures():
+    lazy, gone = (Image.open(io.BytesIO(broken_files()["cut short"])), Image.open(io.BytesIO(bomb(4, 4))))
+    closed = Image.new("RGB", (3, 3))
+    closed.close()
+    return {"truncated": lazy, "nothing in it": gone, "closed": closed, "0-size": Image.new("RGB", (0, 4)),
+            "no palette": Image.new("P", (3, 3), 7), "no palette, alpha": Image.new("PA", (3, 3), (7, 255)),
+            "nan": Image.fromarray(np.full((2, 2), np.nan, np.float32)), "pickled": pickle.loads(
+                pickle.dumps(Image.new("P", (3, 3), 7)))}
+
+
+@pytest.mark.parametrize("name", bad_pictures())
+def test_whatever_is_wrong_with_a_drawn_picture_is_an_error_of_the_data(name):
+    image = bad_pictures()[name]
+    for source in (image, [image]):
+        with pytest.raises(DataError, match=r"drawn image|video"):
+            load(Media(source=source, kind="video" if source is not image else "image", fps=1.0), LIMITS)
+
+
 @pytest.mark.parametrize("values, seen", [
     (np.array([[0, 0.5, 1]], np.float32), (0, 127, 255)), (np.array([[0, 40.0, 255]], np.float32), (0, 40, 255)),
     (np.array([[0, 256, 65535]], np.int32), (0, 1, 255)), (np.array([[0, 1, 200]], np.int32), (0, 1, 200))])
@@ -99,14 +137,6 @@ def test_pictures_of_numbers(tmp_path, values, seen):
 def test_pictures_of_numbers_without_known_black_and_white_are_refused(tmp_path, values):
     with pytest.raises(DataError, match=r"a\.tiff.* holds numbers from .*8 or 16 bits a pixel"):
         load(saved(tmp_path / "a.tiff", Image.fromarray(values)), LIMITS)
-
-
-def broken_files():
-    png = io.BytesIO()
-    picture(64, 64).save(png, "PNG")
-    whole = png.getvalue()
-    return {"cut short": whole[:len(whole) // 2], "header only": whole[:20], "empty": b"", "text": b"hello",
-            "flipped": whole[:60] + bytes(b ^ 0xFF for b in whole[60:]), "eps": b"%!PS-Adobe-3.0 EPSF-3.0\n"}
 
 
 @pytest.mark.parametrize("name", broken_files())

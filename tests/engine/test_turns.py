@@ -1,5 +1,6 @@
 """Every turn of an episode is the same for engine and trainer; a planted fault is named with its turn."""
 
+import os
 from dataclasses import replace
 from functools import reduce
 
@@ -117,6 +118,42 @@ def test_another_picture_shows_in_the_turn_after_it(played):
     gaps = turn_gaps(play.policy, prompt, other_pixels(completion, play.encode))
     before = completion.turns[TURN].start
     assert gaps[:before].max() < EXACT and gaps[before:].max() > 1e-3
+
+
+def test_the_prompt_of_each_turn_is_as_long_as_its_parts(tiny_models, tmp_path, monkeypatch):
+    """prime-rl#1739: placeholders of earlier turns were expanded anew in each turn, and prompts grew exponentially.
+    Four turns with a picture each; lengths and placeholders are counted from what the engine was asked."""
+    with playing(settings(tiny_models["qwen2_5_vl"], "full"), tmp_path) as play:
+        asked, inner = [], play.engine.engine
+        monkeypatch.setattr(inner, "generate", lambda requests, done=None, draw=inner.generate: (
+            asked.extend(requests), draw(requests, done))[1])
+        play.sync()
+        for prompt, completion in play.episodes(1):
+            own = [r for r in asked if r.sample.id == prompt.sample_id]
+            assert len(own) == 4
+            places = [prompt.ids, *(completion.tokens[:t.start] for t in completion.turns if t.role == "assistant")]
+            image = play.policy.processor.tokenizer.convert_tokens_to_ids("<|image_pad|>")
+            for turn, request in enumerate(own):
+                grown = len(prompt) + (len(places[turn + 1]) if turn else 0)
+                pictures = [*prompt.visual_tokens, *completion.shown.visual_tokens][:len(request.prompt.media)]
+                assert len(request.prompt) == grown and len(request.prompt.media) == len(prompt.media) + turn
+                assert (request.prompt.ids == image).sum() == sum(pictures) > 0
+                assert (request.prompt.raw_ids == image).sum() == len(request.prompt.media)
+
+
+def test_pictures_from_the_process_of_an_environment_change_what_the_trainer_reads(played):
+    """prime-rl PR#2786, verifiers#1653: pictures were lost on the way from the process of the environment to the
+    trainer, and rewards fell. The trainer agrees with the sampler, and not without the pictures."""
+    play, prompt, completion = played
+
+    def blank(a, b, d):
+        return tuple(replace(o, mm=o.mm | {"pixel_values": torch.zeros_like(o.mm["pixel_values"])})
+                     for o in (a, b, d))
+
+    assert os.getpid() not in play.engine.environments.processes
+    assert max(per_turn(play, prompt, completion)) < EXACT
+    first, *later = per_turn(play, prompt, with_media(completion, play.encode, blank))
+    assert first < EXACT and min(later) > 1e-3
 
 
 def test_a_stale_weight_shows_in_the_first_turn(played):

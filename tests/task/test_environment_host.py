@@ -1,12 +1,16 @@
-"""Environments in processes of their own: calls that wait beside others, and limits of each call."""
+"""Environments in processes of their own: calls that wait beside others, limits of each call, resets that fail, and
+worlds that are lost and begun again."""
 
 import os
 import time
 
+import numpy as np
 import pytest
+from PIL import Image
 
-from vlrl import Environment, Observation, Sample, Step, Task
+from vlrl import Environment, Media, Observation, Sample, Step, Task
 from vlrl.config.schema import EnvironmentSettings
+from vlrl.task.environment_checks import Wrong, checked_step
 from vlrl.task.environment_host import Environments, Failed
 
 
@@ -69,3 +73,147 @@ def test_the_first_call_of_a_process_has_its_own_limit(opened):
     assert isinstance(first, Failed) and first.reason == "reset: no result within 0.5 s" and second.text == "1"
     assert time.monotonic() - begun < 30  # not that of the start of a process, a minute more
     assert host.restarts == 1
+
+
+class Fleeting(Environment):
+    """A world of which one thing is another one in each process, as its sample says; "die" ends the process."""
+
+    def __init__(self, sample):
+        self.row, self.own = sample.row, os.getpid()
+
+    def shown(self):
+        what, own = self.row["anew"], self.own
+        picture = Image.new("RGB", (4, 4), (own % 256, own // 256 % 256, 0) if what == "pixels" else "red")
+        media = [Media(source=picture)]
+        if what == "file":
+            path = self.row["folder"] + "/frame.bin"  # the same name each time
+            with open(path, "wb") as file:
+                file.write(b"%d" % own)
+            media = [Media(source=path)]
+        if what == "frames":
+            media = [Media(kind="video", fps=1.0, source=[picture] * (1 + own % 50))]
+        return Observation(str(own) if what == "text" else "on", media)
+
+    def reset(self, seed):
+        return self.shown() if self.row["anew"] != "reset" else Observation(str(self.own))
+
+    def step(self, action):
+        if action == "die":
+            os._exit(3)
+        if action == "copy" and not os.fork():
+            time.sleep(0.02)
+            return Step(Observation("of a copy"), {"won": 99.0})
+        what = self.row["anew"]
+        return Step(self.shown(), {"won": float(self.own) if what == "part" else 1.0},
+                    done=np.bool_(what == "done" and self.own % 2), state=self.own if what == "state" else "s")
+
+
+class Flaky(Environment):
+    """Fails so many resets, and counts them."""
+
+    def __init__(self, sample):
+        self.row = sample.row
+
+    def reset(self, seed):
+        with open(self.row["file"], "a") as file:
+            file.write("x")
+        if os.path.getsize(self.row["file"]) <= self.row["fails"]:
+            if self.row["how"] == "exit":
+                os._exit(3)
+            raise ConnectionError("away")
+        return Observation("well")
+
+
+class Worlds(Task):
+    rewards = {"won": 1.0}
+
+    def environment(self, sample):
+        return Flaky(sample) if "how" in sample.row else Fleeting(sample)
+
+
+@pytest.fixture
+def worlds(tmp_path, monkeypatch):
+    monkeypatch.setattr("vlrl.task.environment_host._PAUSES_S", (0.01, 0.02, 0.04))
+    host = Environments(lambda convention: Worlds(), EnvironmentSettings(workers=1, reset_s=20))
+    numbers = iter(range(1000))
+
+    def begun(**row):
+        episode = host.open(Sample(id=str(next(numbers)), row={"folder": str(tmp_path), **row}), 1)
+        return episode, host.reset([episode])[0]
+
+    yield host, begun
+    host.close()
+
+
+def lost(host, begun, anew):
+    """Returns what an episode's second action gives after a neighbour has ended its process."""
+    (one, _), (other, _) = begun(anew=anew), begun(anew="")
+    before = host.processes
+    assert isinstance(host.step([one], ["a"])[0], Step)
+    assert isinstance(host.step([other], ["die"])[0], Failed)
+    after = host.step([one], ["b"])[0]
+    alike = {"done": 2, "frames": 50}.get(anew)  # processes whose numbers differ by these show the same
+    return None if alike and before[0] % alike == host.processes[0] % alike else after
+
+
+@pytest.mark.parametrize("anew", ["text", "pixels", "file", "frames", "part", "done", "state", "reset"])
+def test_a_world_that_is_another_one_after_its_process_was_lost_is_not_gone_on_with(worlds, anew):
+    found = [lost(*worlds, anew) for _ in range(10)]
+    assert all(isinstance(f, Failed) and f.reason.startswith("replay: its process was lost") for f in found if f)
+    assert sum(f is not None for f in found) >= 2
+
+
+def test_a_world_that_is_the_same_after_its_process_was_lost_is_gone_on_with(worlds):
+    assert all(isinstance(lost(*worlds, ""), Step) for _ in range(10))
+
+
+def test_a_copy_that_a_world_leaves_behind_answers_no_other_episode(worlds):
+    host, begun = worlds
+    (one, _), (other, _) = begun(anew=""), begun(anew="")
+    for _ in range(10):
+        for episode, action in ((one, "copy"), (other, "a")):
+            (step,) = host.step([episode], [action])
+            assert isinstance(step, Step) and step.observation.text == "on" and step.parts == {"won": 1.0}
+    assert host.restarts == 0
+
+
+@pytest.mark.parametrize("how", ["raise", "exit"])
+def test_a_reset_that_fails_is_tried_again_and_not_for_ever(worlds, tmp_path, how):
+    _, begun = worlds
+    for fails, tries in ((2, 3), (9, 4)):
+        file = tmp_path / f"{how}-{fails}"
+        begin = time.monotonic()
+        _, shown = begun(how=how, fails=fails, file=str(file))
+        assert len(file.read_text()) == tries and time.monotonic() - begin < 10
+        if fails == 2:
+            assert shown.text == "well"
+        else:
+            assert shown.reason.startswith("reset: ")
+
+
+def test_resets_while_a_server_is_away_have_one_try_each_until_it_is_back(worlds, tmp_path):
+    _, begun = worlds
+
+    def tries(name, fails):
+        begun(how="raise", fails=fails, file=str(tmp_path / name))
+        return len((tmp_path / name).read_text())
+
+    assert [tries(f"away-{i}", 99) for i in range(5)] == [4, 4, 4, 1, 1]
+    assert tries("back", 0) == 1 and tries("again", 2) == 3
+
+
+def test_no_reset_is_tried_beyond_its_time(tmp_path):
+    host = Environments(lambda convention: Worlds(), EnvironmentSettings(workers=1, reset_s=0.6))
+    try:
+        episode = host.open(Sample(id="a", row={"how": "raise", "fails": 99, "file": str(tmp_path / "log")}), 1)
+        host.reset([episode])
+        assert len((tmp_path / "log").read_text()) == 2  # a third would begin after 0.75 s
+    finally:
+        host.close()
+
+
+@pytest.mark.parametrize("done", ["no", "yes", "", 2, None, [], float("nan")])
+def test_done_that_is_no_truth_value_ends_the_episode_unpaid(done):
+    with pytest.raises(Wrong, match="done is"):
+        checked_step(Step(Observation(), {}, done=done))
+    assert [checked_step(Step(done=d)).done for d in (True, np.bool_(False), 1, np.array(0))] == [True, False] * 2

@@ -57,6 +57,9 @@ class Odd(Task):
         if text == "wait":
             (Path(sample.row["folder"]) / "begun").touch()
             wait_for((Path(sample.row["folder"]) / "go").exists)
+        if text.endswith("copy") and not os.fork():  # which does not end
+            time.sleep(0.02)
+            return 1 / 0 if text == "raising copy" else {"length": 99.0}
         if text == "wrong":
             raise TaskError("mend me")
         return {"length": 1 / 0 if text == "divide" else float("nan") if text == "nan" else np.float32(len(text))}
@@ -118,6 +121,30 @@ def test_an_answer_that_hangs_or_ends_the_process(scorer, text, why, caplog):
     else:
         assert bad.reward is None and why in bad.error and bad.parts == {"length": None, "rank": None}
     assert good.error is None and scored(scorer, "one")[0][0][0].reward == 3  # another process goes on
+
+
+@pytest.mark.parametrize("text", ["copy", "raising copy"])
+def test_a_copy_left_behind_pays_no_other_answer(scorer, text, tmp_path):
+    rewards = []
+    for _ in range(10):
+        for one in (text, "three"):
+            (found, _), = scored(scorer, one)[0]
+            rewards.append((found.parts["length"], found.error))
+    time.sleep(0.05)
+    assert rewards == [(float(len(text)), None), (5.0, None)] * 10 and scorer.worker.late == 0
+
+
+def test_a_copy_that_scoring_leaves_behind_in_this_process_ends():
+    before = os.getpid()
+    found, _ = score_all(Odd(), SAMPLE, answers("copy"), [], 3, Services())
+    assert os.getpid() == before and found[0][0].parts["length"] == 4  # the copy does not come here
+
+
+def test_a_killed_keeper_is_told(scorer, caplog):
+    os.kill(scorer.keeper.process, signal.SIGKILL)
+    assert scored(scorer, "one")[0][0][0].reward == 3
+    assert "scored in the training process" in caplog.text and "was ended from outside" in caplog.text
+    assert "cannot be sent" not in caplog.text
 
 
 def test_a_group_that_hangs(scorer):

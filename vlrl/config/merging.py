@@ -7,7 +7,7 @@ from types import NoneType, UnionType
 from typing import Any, get_args
 
 from vlrl.config.algo import CLIPS
-from vlrl.config.base import Named
+from vlrl.config.base import Named, Settings
 from vlrl.config.engine import merge_engine
 from vlrl.config.schema import AlgoSettings, Config, CurriculumSettings, EngineSettings
 from vlrl.errors import ConfigError
@@ -34,8 +34,15 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any], model: Any = Config)
         elif isinstance(old, list) and isinstance(value, Mapping) and value and all(map(_is_place, value)):
             out[key] = _merge_items(key, old, value)
         else:
-            out[key] = merge(old, value, kind) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+            nested = isinstance(old, Mapping) and isinstance(value, Mapping) and (value or _is_section(kind))
+            out[key] = merge(old, value, kind) if nested else value
     return out
+
+
+def _is_section(kind: Any) -> bool:
+    """Returns whether a setting is a section of settings, of which an empty one changes nothing; an empty dictionary of
+    one's own keys (environment.options={}) clears it."""
+    return isinstance(kind, type) and issubclass(kind, Settings)
 
 
 def _is_place(key: Any) -> bool:

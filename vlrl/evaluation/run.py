@@ -19,7 +19,8 @@ import pyarrow as pa
 import yaml
 
 from vlrl.config.loading import validate
-from vlrl.config.schema import Config
+from vlrl.config.schema import Config, LimitsSettings
+from vlrl.data.media import load
 from vlrl.errors import RunError
 from vlrl.evaluation.report import plot_reward, summary_table
 from vlrl.monitoring import notebook
@@ -27,6 +28,7 @@ from vlrl.monitoring.progress import describe
 from vlrl.monitoring.tracked_groups import with_marks
 from vlrl.store import RunFolder, checkpoint
 from vlrl.store.files import read_small
+from vlrl.types import Media
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -177,16 +179,14 @@ class Run:
 def _marked(run: Path, rows: Sequence[Mapping[str, Any]]) -> Image.Image | None:
     """Returns the first picture of a group of rollouts with their marks; None where it is no picture or is not there.
     """
-    from PIL import Image, UnidentifiedImageError
-
     media = (rows[0]["media"] or [{}])[0]
     path = run / str(media.get("path") or "")
     if media.get("kind") != "image" or not path.resolve().is_relative_to(run.resolve() / "media"):
         return None
     try:
-        with Image.open(path) as picture:
-            return with_marks(picture, [(row["index"] or 0, json.loads(row["marks"] or "null")) for row in rows])
-    except (OSError, ValueError, UnidentifiedImageError, Image.DecompressionBombError):
+        picture = load(Media(source=path), LimitsSettings()).frames[0]
+        return with_marks(picture, [(row["index"] or 0, json.loads(row["marks"] or "null")) for row in rows])
+    except ValueError:  # a DataError, or marks that are no JSON
         return None
 
 

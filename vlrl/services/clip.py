@@ -19,6 +19,7 @@ import torch
 from transformers import AutoModel, AutoProcessor
 
 from vlrl.config.services import ClipSettings
+from vlrl.data.media import drawn
 from vlrl.errors import ConfigError
 from vlrl.models import hub
 
@@ -54,7 +55,7 @@ class Clip:
         """Returns [images, texts] cosines of PIL images and texts; a text that is too long is cut, as the model's own
         tokenizer does it.
         """
-        pictures = [image.convert("RGB") for image in images]
+        pictures = [*map(drawn, images)]
         if not pictures or not texts:
             return np.zeros((len(pictures), len(texts)), np.float32)
         shown = self._embedded([_hash(p) for p in pictures], pictures, self._of_pictures)

@@ -24,7 +24,7 @@ from vlrl.checks.prompts import media_problems, placeholder_problems, prompt_tex
 from vlrl.config.registry import FILE_MODULE
 from vlrl.config.schema import DataSettings, LimitsSettings
 from vlrl.data import media as loader
-from vlrl.errors import ConfigError, TaskError, VlrlError
+from vlrl.errors import ConfigError, DataError, TaskError, VlrlError
 from vlrl.task import Task, generated, load, setting_names, task_samples
 from vlrl.task.environment import has_environment
 from vlrl.testing.findings import Findings
@@ -212,7 +212,10 @@ def _media_key(media: Media) -> list[Any]:
 
 def _source_key(source: Any) -> str:
     if isinstance(source, Image.Image):
-        return hashlib.sha256(f"{source.mode}{source.size}".encode() + source.tobytes()).hexdigest()
+        try:
+            return hashlib.sha256(f"{source.mode}{source.size}".encode() + loader.drawn(source).tobytes()).hexdigest()
+        except DataError as error:  # said where it is loaded
+            return str(error)
     if isinstance(source, (str, os.PathLike)) and os.path.isfile(source):
         with open(source, "rb") as file:  # enough to tell files apart, cheap for videos
             return hashlib.sha256(file.read(1 << 20)).hexdigest() + str(os.path.getsize(source))

@@ -14,7 +14,7 @@ from PIL import Image
 
 from vlrl.config.schema import Config
 from vlrl.data import MEDIA_FIELDS
-from vlrl.data.media import resolve
+from vlrl.data.media import drawn, resolve
 from vlrl.data.row_samples import FIELDS
 from vlrl.errors import DataError
 from vlrl.store import plain
@@ -80,7 +80,7 @@ def _written(given: Any, where: Where) -> Path:
     """Returns the file of a picture held in memory, by its content."""
     if isinstance(given, Image.Image):
         buffer = io.BytesIO()
-        given.save(buffer, "PNG")
+        drawn(given).save(buffer, "PNG")
         given = buffer.getvalue()
     data = getattr(given, "data", given)
     if not isinstance(data, bytes):
