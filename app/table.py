@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,7 +62,7 @@ _BATCH, _BATCH_BYTES = 8192, 24 << 20  # rows that go into the table at once, an
 _TOGETHER = 8  # files that are read before the clock is looked at
 _MOST_ROWS = 400_000  # in the table; above, runs that were not asked for lately leave it
 _MOST_IN_FILE = 2_000_000
-_ROWS_AT_ONCE = 1024  # of a file
+_ROWS_AT_ONCE, _DECODED_ROWS = 1024, 16  # of a file; those that are decoded before their bytes are looked at
 _LONG_FILE = 128 << 20  # bytes; of the rows beyond,
 _OF_LONG_FILE = 240  # so many characters of each text are kept
 _PATIENCE_S = 20.0  # a query that takes longer is stopped
@@ -315,13 +315,25 @@ def _read_light(path: Path) -> pa.Table:
             raise ValueError(f"{reader.metadata.num_rows} rows, more than {_MOST_IN_FILE}")
         names = [name for name in reader.schema_arrow.names if name in _COLUMNS] + _TURN_PATHS
         tables, size = list[pa.Table](), 0
-        for batch in reader.iter_batches(_ROWS_AT_ONCE, columns=names, use_threads=False):
+        for some in _pieces(reader.iter_batches(_DECODED_ROWS, columns=names, use_threads=False)):
             long = size > _LONG_FILE
-            tables.append(_searchable(pa.Table.from_batches([batch]), _OF_LONG_FILE if long else None))
+            tables.append(_searchable(pa.Table.from_batches(some), _OF_LONG_FILE if long else None))
             size += tables[-1].nbytes
             if size > 4 * _LONG_FILE:  # compressed, a few kilobytes can stand for any amount of data
                 raise ValueError(f"its columns have more than {4 * _LONG_FILE >> 20} MiB")
     return pa.concat_tables(tables) if tables else pa.schema([*_FIELDS, *_OF_TURNS]).empty_table()
+
+
+def _pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    """Yields batches together, up to so many rows or bytes: texts are whole here, and a small file may hold any."""
+    some, rows, size = list[pa.RecordBatch](), 0, 0
+    for batch in batches:
+        some, rows, size = [*some, batch], rows + batch.num_rows, size + batch.nbytes
+        if rows >= _ROWS_AT_ONCE or size >= _BATCH_BYTES:
+            yield some
+            some, rows, size = [], 0, 0
+    if some:
+        yield some
 
 
 def _searchable(table: pa.Table, most: int | None = None) -> pa.Table:

@@ -456,3 +456,14 @@ def test_full_reward_but_unusual(tmp_path):
     assert found[False].total == 88 and index.groups(Query(unusual=True)).rows[0].hits == 2
     assert index.rollouts(Query(malformed=True)).total == 2
     index.close()
+
+
+def test_a_small_file_of_large_texts_is_read_in_small_pieces(tmp_path, monkeypatch):
+    """Compressed, a few kilobytes stand for any amount of text."""
+    rows = [{"schema": 1, "step": 0, "index": i, "completion": "x" * 500_000, "loss_mask": [True]} for i in range(300)]
+    pq.write_table(pa.Table.from_pylist(rows, store.SCHEMA), tmp_path / "a.parquet", compression="zstd")
+    assert (tmp_path / "a.parquet").stat().st_size < 50_000
+    sizes, cut = [], table._searchable
+    monkeypatch.setattr(table, "_searchable", lambda t, most=None: sizes.append(t.nbytes) or cut(t, most))
+    read = table._read_light(tmp_path / "a.parquet")
+    assert len(read) == 300 and max(sizes) < 40 << 20 and read.nbytes < 10 << 20

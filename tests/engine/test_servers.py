@@ -192,6 +192,18 @@ def test_two_runs_at_one_server_take_turns(server):
     asyncio.run(run())
 
 
+def test_pictures_for_other_weights_are_not_decoded(server, monkeypatch):
+    async def run():
+        assert (await server.ask("/vlrl/load", server.load("a-1")))[0] == 200
+        picture = vllm_wire.Image.fromarray(np.zeros((8, 8, 3), dtype=np.uint8))
+        monkeypatch.setattr(vllm_wire, "_image", lambda data: pytest.fail("it is decoded"))
+        body = json.loads(vllm_wire.pack({"version": "a-2", "input": {"image": picture}, "options": {}}))
+        status, said = await server.ask("/vlrl/generate", body)
+        assert status == 409 and "not 'a-2'" in said["error"]
+
+    asyncio.run(run())
+
+
 def test_newer_weights_of_a_run_end_what_it_wrote_before(server):
     async def run():
         assert (await server.ask("/vlrl/load", server.load("a-1")))[0] == 200

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from vlrl import config
-from vlrl.errors import RunError
+from vlrl.errors import ConfigError, RunError
 from vlrl.store import RunFolder, checkpoint
+from vlrl.task.loading import load_class, of_a_notebook
 from vlrl.training import resume
+from vlrl.training.build import check_launcher
 
 WORDS = ("save.every=2", "eval.every=2", "steps=4")
 
@@ -141,3 +143,25 @@ def test_settings_that_a_newer_version_has_are_no_difference(made):
     own = made.path / "own"
     checkpoint.save(own, 4, lambda path: None, {}, 1, {k: v for k, v in kept.items() if k != "train.lr"})
     resume.refuse_other_run(own / "step-000004", settings(made.path))
+
+
+# --- what a start says ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("environ, missing", [
+    ({}, ""), ({"WORLD_SIZE": "1"}, ""), ({"WORLD_SIZE": "2"}, "RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT are"),
+    ({"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_PORT": "1"}, "MASTER_ADDR is"),
+    ({"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_PORT": "1", "MASTER_ADDR": "h"}, "")])
+def test_half_of_what_a_launcher_sets(environ, missing):
+    if not missing:
+        check_launcher(environ)
+        return
+    with pytest.raises(ConfigError, match=f"WORLD_SIZE=2 .*{missing} not set.*torchrun"):
+        check_launcher(environ)
+
+
+def test_a_task_of_a_notebook_is_told_and_its_error_says_what_to_do():
+    assert of_a_notebook("grounding") == of_a_notebook("a.py:Shades") == ""
+    assert "write it to a file" in of_a_notebook("__main__:Shades")
+    with pytest.raises(ConfigError, match=r"has no Task class 'Shades'.*task=path/file.py:Shades"):
+        load_class("__main__:Shades")

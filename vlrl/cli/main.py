@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import shutil
 import sys
 
 import vlrl.cli.interrupt  # isort: skip # noqa: F401 - before what takes time to import
@@ -40,6 +41,7 @@ from vlrl.config.registry import failure, place
 from vlrl.errors import RunError, VlrlError
 
 _MOST = 8000  # characters of one message
+_LEAST_WIDTH = 20
 
 app = typer.Typer(name="vlrl", no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False,
                   context_settings={"help_option_names": ["-h", "--help"]},
@@ -99,6 +101,7 @@ class _Printable(logging.Formatter):
 
 def _run(command: Any, argv: Sequence[str], name: str) -> int:
     _prepare_stdout()
+    _widen()
     if logging.lastResort:  # what prints warnings where nobody has set up logging
         logging.lastResort.setFormatter(_Printable())
     try:
@@ -136,6 +139,13 @@ def _called(command: Any, argv: Sequence[str], name: str) -> int:
             raise
         return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
     return 0
+
+
+def _widen() -> None:
+    """Has tables drawn for _LEAST_WIDTH columns where the terminal, or COLUMNS, has fewer: they fit into no less."""
+    given = os.environ.get("COLUMNS", "")
+    if shutil.get_terminal_size().columns < _LEAST_WIDTH or (given.isdecimal() and int(given) < _LEAST_WIDTH):
+        os.environ["COLUMNS"] = str(_LEAST_WIDTH)
 
 
 def _prepare_stdout() -> None:

@@ -147,8 +147,9 @@ class Routes:
 
     async def _generate(self, state: Any, body: bytes) -> dict[str, Any]:
         """Returns answers to {"version", "input": prompt of vLLM, "options": of SamplingParams}."""
-        request = _object(await asyncio.to_thread(vllm_wire.unpack, body))
-        self._check(request["version"])
+        sent = _object(await asyncio.to_thread(vllm_wire.parsed, body))
+        self._check(sent["version"])
+        request = await asyncio.to_thread(vllm_wire.restored, sent)
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
         task = asyncio.current_task()

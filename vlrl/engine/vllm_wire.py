@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -28,8 +28,24 @@ def unpack(data: bytes) -> Any:
     """Returns what `pack` was given; sequences come back as lists where they were no tuples. ValueError for anything
     else.
     """
+    return restored(parsed(data))
+
+
+def parsed(data: bytes) -> Any:
+    """Returns the JSON, in which media are still texts: what it says can be checked before they are decoded. Raises as
+    `unpack`.
+    """
+    return _checked(json.loads, data)
+
+
+def restored(value: Any) -> Any:
+    """Returns what `parsed` gave with its images and arrays. Raises as `unpack`."""
+    return _checked(_restored, value)
+
+
+def _checked(read: Callable[[Any], Any], value: Any) -> Any:
     try:
-        return _restored(json.loads(data))
+        return read(value)
     except (TypeError, KeyError, OSError, RecursionError, Image.DecompressionBombError) as error:
         raise ValueError(f"what was sent is damaged: {error or type(error).__name__}") from None
 

@@ -46,6 +46,11 @@ class StopSignals:
         self.completed()
         self._restore()
 
+    @property
+    def came(self) -> bool:
+        """Whether there was a first one."""
+        return self._since is not None
+
     def completed(self) -> None:
         """Notes that the step in flight has ended: its time is not limited any more."""
         if self._before:

@@ -13,6 +13,16 @@ from vlrl.config.registry import MissingFile, failure, file_module
 from vlrl.errors import ConfigError, VlrlError, did_you_mean
 from vlrl.task.base import Task
 
+_OF_A_NOTEBOOK = (" It is code of a notebook or script, which no other process has: write it to a file and name that, "
+                  "task=path/file.py:{}")
+
+
+def of_a_notebook(name: str) -> str:
+    """Returns a warning for a task of the code that runs as `__main__`; "" for any other."""
+    location, _, attribute = name.partition(":")
+    return f"task.name={name}: vlrl eval, score and app cannot load it.{_OF_A_NOTEBOOK.format(attribute)}" \
+        if location == "__main__" else ""
+
 
 def load(name: str, settings: Mapping[str, Any] | None = None,
          change: Callable[[type[Task]], type[Task]] = lambda cls: cls) -> Task:
@@ -43,7 +53,8 @@ def load_class(name: str) -> type[Task]:
     if not (inspect.isclass(task_class) and issubclass(task_class, Task) and task_class is not Task):
         near = did_you_mean(attribute, [n for n, v in vars(module).items()
                                         if inspect.isclass(v) and issubclass(v, Task) and v is not Task])
-        raise ConfigError(f"task.name={name!r}: {location} has no Task class '{attribute}'.{near}")
+        own = _OF_A_NOTEBOOK.format(attribute) if location == "__main__" else ""
+        raise ConfigError(f"task.name={name!r}: {location} has no Task class '{attribute}'.{near}{own}")
     if not task_class.__dict__.get("name"):
         task_class.name = location.rpartition(".")[2] if not location.endswith(".py") else Path(location).stem
     return task_class

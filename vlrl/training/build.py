@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import logging
+import os
 import random
 import shutil
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -97,6 +98,7 @@ def make_accelerator(config: Config) -> Accelerator:
     NCCL ends the process by itself, without a word on the others, and so gets a later time-out than the roll call.
     """
     check_trackers(config)
+    check_launcher(os.environ)
     on_cpu = not (torch.cuda.is_available() or torch.backends.mps.is_available())
     folder, limit = config.run.dir, config.limits.collective_s
     timeout = timedelta(seconds=limit if on_cpu else limit + 2 * GRACE)
@@ -113,6 +115,18 @@ def check_trackers(config: Config) -> None:
     for name in config.log.trackers:
         if importlib.util.find_spec(name) is None:
             raise ConfigError(f"log.trackers={name!r}: the package is not installed; pip install {name}")
+
+
+def check_launcher(environ: Mapping[str, str]) -> None:
+    """Raises ConfigError when WORLD_SIZE says that there are several processes and other variables of a launcher are
+    missing.
+    """
+    size = environ.get("WORLD_SIZE", "1")
+    missing = [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if not environ.get(name)]
+    if size not in ("", "1") and missing:
+        raise ConfigError(f"WORLD_SIZE={size} in the environment says that there are several processes, and "
+                          f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set: start them with "
+                          "torchrun or accelerate launch, which set all of them, or unset WORLD_SIZE")
 
 
 def check_engine(config: Config) -> None:

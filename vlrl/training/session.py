@@ -27,6 +27,7 @@ from vlrl.rollout.group_source import check_environment_errors, check_score_erro
 from vlrl.store import RunFolder, checkpoint, files
 from vlrl.store.lock import Lock, Unlocked
 from vlrl.store.writer import BackgroundWriter
+from vlrl.task.loading import of_a_notebook
 from vlrl.training import checkpointing, inert, needs, resume
 from vlrl.training.build import Parts, remove_engine_folder
 from vlrl.training.checkpointing import Saver
@@ -132,7 +133,8 @@ class Session:
         for notice in (families.notice(policy.family), learning.unread(learns, policy.family, policy.base.config)):
             if notice:
                 say(notice)
-        for warning in parts.warnings:
+        names = [self.config.task.name, *(entry.name for entry in self.config.tasks)]
+        for warning in (*filter(None, map(of_a_notebook, names)), *parts.warnings):
             say(f"warning: {warning}")
         self._beat()
         return parts
@@ -167,7 +169,8 @@ class Session:
             if kind is not None:
                 self._state = "interrupted" if kind is KeyboardInterrupt else "failed"
             if self._saver.busy:
-                self._tell("\nThe checkpoint that is being written is finished first; once more ends at once.\n")
+                again = "once more" if self._signals.came else "Ctrl-C twice"
+                self._tell(f"\nThe checkpoint that is being written is finished first; {again} ends at once.\n")
             self._end_writing(self._writer, "the rollouts of the last step are")
             if error is not None:
                 comm.ended(error, lambda: self._rest.end(error) if self._rest else None)
