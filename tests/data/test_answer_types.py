@@ -70,7 +70,7 @@ SHAPES = {  # records -> types, and of the first answers that pay and that do no
                ["text", "number", "text"], ["7:05 P.M.", "7:05 p.m."], ["7:50 P.M.", "7:05 A.M."]),
     "geometry": ([{**ASK, "question": "Find x.", "answer": "2\\sqrt{3}"},
                   {**ASK, "question": "Find y.", "answer": "3/4"},
-                  {**ASK, "question": "Find the angle.", "answer": "45°"}], ["math"] * 3,
+                  {**ASK, "question": "Find the angle.", "answer": "45°"}], ["math", "math", "number"],
                  ["2\\sqrt{3}", "$2\\sqrt{3}$"], ["3\\sqrt{2}", "6"]),
     "formulas by their file": ([{**ASK, "question": "?", "answer": "\\pi"}, {**ASK, "question": "?", "answer": "x^2"},
                                 {**ASK, "question": "?", "answer": "3/4"}], ["math"] * 3, ["\\pi"], ["3.14"]),

@@ -373,6 +373,7 @@ def test_types_of_answers():
                                 ("3.10", "Which version is it?", "text"), ("5550100199", "Phone number?", "text"),
                                 ("12", "How many codes?", "count"), ("12 \u20ac", "", "number"), ("1 1/2", "", "text"),
                                 ("$5 and $6", "", "text"), ("x>3", "Solve it.", "math"),
-                                ("12:30", "", "text"), ("B-MW 12", "", "text"), ("45°", "Measure of angle A?", "math"),
+                                ("12:30", "", "text"), ("B-MW 12", "", "text"), ("-5°C", "", "number"),
+                                ("45°", "Measure of angle A?", "number"),
                                 ("", "", "text")):
         assert guessed(answer, asked) == kind, answer

@@ -68,6 +68,8 @@ def test_codes_by_hand():
     assert codes.same_code("12km", "12 km") and codes.same_code("(3,4)", "(3, 4)")
     assert not codes.same_code("62", "062") and not codes.same_code("12 3", "1 23")
     assert answers.free_text("012591", "012590") == answers.free_text("12 m", "13 m") == 0
+    assert answers.free_text("Highway 102", "Highway 101") == answers.free_text("37 years old", "36 years old") == 0
+    assert answers.free_text("years old: 36", "36 years old") > 0
     assert answers.free_text("3 red cars on a road", "2 red cars on a road") > 0.5  # a sentence
 
 

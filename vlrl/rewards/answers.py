@@ -25,6 +25,8 @@ MOST_WORDS = 5000
 _LEADING = re.compile(r"[(\[\s*_\"'`]*([A-Za-z])(?![\w'\u2019])([)\].:,;*_\"'`]*)(\s*)", re.ASCII)
 _ALONE = re.compile(r"(?<![\w'\u2019])[A-Z](?![\w'\u2019])", re.ASCII)
 _TINY = 1e-9
+_SHORT = 3
+"""Words of a right text up to which those with digits in them must be there."""
 
 
 def exact(given: str, truth: str) -> float:
@@ -243,9 +245,13 @@ def rouge(given: str, truth: str) -> float:
 
 
 def free_text(given: str, truth: str) -> float:
-    """Returns ROUGE, but nothing for another code, number or quantity than the right one: "12 m" is no part of "13 m".
+    """Returns ROUGE, but nothing for another code, number or quantity than the right one ("12 m" is no part of "13 m"),
+    nor for other words with digits than those of a right one of up to three words ("Highway 101").
     """
-    return 0.0 if is_exact(truth) and not same_code(given, truth) else rouge(given, truth)
+    wanted = rouge_tokens(truth)
+    named = {word for word in wanted if not word.isalpha() and any(map(str.isdigit, word))}
+    other = len(wanted) <= _SHORT and not named.issubset(rouge_tokens(given))
+    return 0.0 if other or (is_exact(truth) and not same_code(given, truth)) else rouge(given, truth)
 
 
 def _runs(words: Sequence[str], n: int) -> Counter[tuple[str, ...]]:

@@ -61,8 +61,8 @@ _LATEX = re.compile(r"(?<![A-Za-z]:)(?<!\\)\\[A-Za-z]+|\$[^$]*[^$\d.,\s-][^$]*\$
                     r"[\w)}]\s?\^\s?[\w({-]|[\u221a\u03c0]")
 _OPERATES = re.compile(r"\u00b0|\d\s*[-+*/=:]\s*\w|\w\s*[-+*/=]\s*\d|\w\s*[<>\u2264\u2265]\s*[-\w]|\w[\u00b2\u00b3]")
 _WORDS = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{4,}")
-_COIN = re.compile(r"(?:[$\u20ac\u00a3\u00a5]\s?)?(.*?)(?:\s?(?:[$\u20ac\u00a3\u00a5]|\\?%|percent|per cent))?",
-                   re.IGNORECASE)
+_COIN = re.compile(r"(?:[$\u20ac\u00a3\u00a5]\s?)?(.*?)(?:\s?(?:[$\u20ac\u00a3\u00a5]|\\?%|percent|per cent|"
+                   r"\u00b0\s?[CF]?))?", re.IGNORECASE)
 _POWER = re.compile(r"\d+[eE]\d+")
 
 
