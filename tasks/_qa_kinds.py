@@ -29,7 +29,7 @@ _SHORT = 60
 _LONGEST_CHOICE = 2000
 _NOT = re.compile(r"n['\u2019]t(?!\w)")
 _TOKEN = re.compile(r"[-+]?\d+(?:[.,]\d+)*|[^\W\d_]+")
-_RATIO = re.compile(r"(?<!\w)ratio", re.IGNORECASE)
+_RATIO = re.compile(r"(?<!\w)(?:ratio|scale|proportion)", re.IGNORECASE)
 _PERCENT = re.compile(r"%|percent|per cent|(?<!\w)(?:rate|share|proportion|fraction|probability|likel\w+|chance|"
                       r"discount|tax|growth|interest|battery|humidity|margin)(?!\w)", re.IGNORECASE)
 Row = Mapping[str, Any]
@@ -85,7 +85,7 @@ def kind_of(row: Row) -> Kind:
     name = row["answer_type"]
     asked = row["question"] if name == "math" else ""
     if name in _WORKED_OUT and not _RATIO.search(asked) and any(
-            isinstance(a, str) and is_code(a) for a in _answers(row)):
+            not isinstance(a, float) and is_code(str(a)) for a in _answers(row)):
         return CODE
     return KINDS[name]
 

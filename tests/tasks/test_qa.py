@@ -463,8 +463,9 @@ def test_report_16_latex_units_and_boxes_inside_the_answer(row, right, wrong):
     (NUMBER, ["3.14", "\uff13\uff0e\uff11\uff14", "3,14"], ["3.14%", "3.14 is false", "3.14\\pi", "\\sqrt{3.14}"]),
     ({**NUMBER, "question": "What percent?"}, ["3.14%", "3.14"], ["31.4%"]),
     ({"question": "?", "answer": "0.25", "answer_type": "number"}, ["25%", "1/4", "\\frac14"], ["0.25%", "4/1"]),
-    ({"question": "?", "answer": 18885550142, "answer_type": "number"}, ["18885550142"], ["18885550143"])],
-    ids=["choice", "a negation that is an option", "count", "number", "percent", "share", "many digits"])
+    ({"question": "?", "answer": 18885550142, "answer_type": "number"}, ["18885550142"], ["18885550143"]),
+    ({"question": "?", "answer": 10**17 + 1, "answer_type": "number"}, ["100000000000000001"], ["100000000000000002"])],
+    ids=["choice", "a negation that is an option", "count", "number", "percent", "share", "many digits", "more digits"])
 def test_what_an_answer_takes_back_or_leaves_to_be_worked_out(row, right, wrong):
     found = scored(row, *right, *wrong, recipe="direct")
     assert [s.parts["accuracy"] for s in found] == [1] * len(right) + [0] * len(wrong)
