@@ -49,7 +49,7 @@ class AlertSettings(Settings):
         "dropout, engine.top_p); null = never.")
     mismatch_gap_above: NonNegative | Literal["auto"] | None = Field(
         default="auto", description="The same for mismatch/gap_max, the largest difference of a token's log-"
-        "probability; auto = 0.1 in float32, else 10; null = never.")
+        "probability; auto = 0.1 in float32, else 5; null = never.")
     unreadable_above: Fraction | None = Field(
         default=0.2, description="Tell when the task itself gives a larger share of a step's rollouts no score (None); "
         "null = never.")

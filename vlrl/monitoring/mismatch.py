@@ -17,7 +17,7 @@ from vlrl.errors import TrainingError
 
 _FLOAT32 = {"kl": 1e-4, "gap": 0.1}
 """The same sums in another order."""
-_ROUNDED = {"kl": 0.02, "gap": 10.0}
+_ROUNDED = {"kl": 0.02, "gap": 5.0}
 """16 bits or 4-bit weights: a mean |g| of .02 is usual, a mixture of experts has more."""
 
 
