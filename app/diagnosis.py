@@ -101,6 +101,8 @@ ADVICE: Mapping[str, tuple[str, Mapping[str, Any]]] = {
                        "algo.correction=token_truncate weighs what is left.", {}),
     "mismatch_gap_above": ("Read the rollouts of that step by token: a token that the engine cannot know (a picture, a "
                            "control token) stands out.", {}),
+    "unpaid_part": ("Read the best answers: does the task read them as the prompt asks for them (tags, units, LaTeX)? "
+                    "`vlrl score` shows what is read.", {"order": "best"}),
     "unreadable_above": ("Read some of them: does the prompt ask for what `score` reads? `vlrl tasks check` lists "
                          "answers without a score.", {"err": "yes"}),
 }

@@ -134,6 +134,16 @@ def test_a_fall_of_the_held_out_result(tmp_path, lines, told):
     assert not alerts(tmp_path, said, heldout_drop=None).evaluated(lines, "acc")
 
 
+def test_a_part_that_is_never_paid_is_told(tmp_path):
+    """VLM-R1#163, trl#3903: the format is learned, and the accuracy is 0 in every answer of the run."""
+    said = []
+    found = Alerts(AlertSettings(unpaid_part=3), tmp_path, said.append, paid=("accuracy", "format"))
+    rows = [{"reward/mean": v, "reward/std": 0.1, "reward/format": v, "reward/accuracy": 0.0, "reward/overlong": 0.0}
+            for v in (0.1, 0.2, 0.3, 0.4)]
+    assert steps(found, [*rows, {**rows[0], "reward/accuracy": 0.5}]) == [[], [], ["unpaid_part"], [], []]
+    assert len(said) == 1 and "reward part accuracy is 0 in all answers of 3 steps" in said[0]
+
+
 def test_given_answers_have_no_rules_on_rewards():
     base = {"task": "x", "model": {"name": "x"}}
     assert watched(config.validate(base)) == AlertSettings(mismatch_above=1e-4, mismatch_gap_above=0.1)

@@ -50,6 +50,9 @@ class AlertSettings(Settings):
     mismatch_gap_above: NonNegative | Literal["auto"] | None = Field(
         default="auto", description="The same for mismatch/gap_max, the largest difference of a token's log-"
         "probability; auto = 0.1 in float32, else 5; null = never.")
+    unpaid_part: Positive | None = Field(
+        default=20, description="Tell when a part of the reward that could be above 0 is 0 in all answers of so many "
+        "steps (at most alerts.window), as when the task reads answers otherwise than the prompt asks; null = never.")
     unreadable_above: Fraction | None = Field(
         default=0.2, description="Tell when the task itself gives a larger share of a step's rollouts no score (None); "
         "null = never.")

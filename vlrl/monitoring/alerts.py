@@ -64,12 +64,13 @@ Breach = tuple[float, float, str]
 
 
 class Alerts:
-    """Watches the metrics of a run. On the main process alone."""
+    """Watches the metrics of a run; `paid` are the reward parts that can be above 0. On the main process alone."""
 
     def __init__(self, settings: AlertSettings, folder: Path, say: Callable[[str], None],
-                 before: Iterable[Mapping[str, Any]] = ()):
+                 before: Iterable[Mapping[str, Any]] = (), paid: Sequence[str] = ()):
         self.settings, self.folder, self._say = settings, folder, say
-        self._columns = {name: deque[float](maxlen=settings.window) for name in _READ}
+        self._read = (*_READ, *(f"reward/{part}" for part in paid))
+        self._columns = {name: deque[float](maxlen=settings.window) for name in self._read}
         self._columns |= {name: deque[float](maxlen=1) for name in (BEST, HIGHEST)}
         self._holding: set[str] = set()
         address = _address(settings.webhook)
@@ -113,7 +114,7 @@ class Alerts:
         return [_alert(name, step, breach) for name, breach in fresh.items()]
 
     def _take(self, line: Mapping[str, Any]) -> None:
-        values = {name: line.get(name) for name in _READ}
+        values = {name: line.get(name) for name in self._read}
         values = {name: float(v) if isinstance(v, (int, float)) else math.nan for name, v in values.items()}
         if math.isnan(values["reward/mean"]):
             del values["reward/mean"], values["reward/std"]
@@ -142,7 +143,8 @@ def watched(config: Config) -> AlertSettings:
               if getattr(settings, name) == "auto"}
     if config.algo.loss.name in SUPERVISED:
         limits |= dict.fromkeys(("reward_drop", "constant_rewards", "zero_variance_above", "entropy_below",
-                                 "entropy_drop", "unreadable_above", "mismatch_above", "mismatch_gap_above"))
+                                 "entropy_drop", "unreadable_above", "unpaid_part", "mismatch_above",
+                                 "mismatch_gap_above"))
     return settings.model_copy(update=limits)
 
 
@@ -257,6 +259,15 @@ def _mismatch_gap_above(columns: Columns, settings: AlertSettings) -> Breach | N
     return _mismatch(columns, "mismatch/gap_max", settings.mismatch_gap_above, "the largest gap of a token is")
 
 
+def _unpaid_part(columns: Columns, settings: AlertSettings) -> Breach | None:
+    count = min(settings.unpaid_part or 1, settings.window)
+    recent = {name: [*values][-count:] for name, values in columns.items() if name.startswith("reward/")}
+    unpaid = [name.removeprefix("reward/") for name, values in recent.items()
+              if name not in (*_READ, BEST) and len(values) == count and not any(values)]
+    return (0.0, 0.0, f"the reward part {' and '.join(unpaid)} is 0 in all answers of {count} steps: see in rollouts/ "
+            "whether the task reads the answers as the prompt asks for them") if unpaid else None
+
+
 def _unreadable_above(columns: Columns, settings: AlertSettings) -> Breach | None:
     value, limit = _last(columns, "unreadable_frac"), settings.unreadable_above or 0.0
     return (value, limit, f"the task gives {value:.0%} of the rollouts no score (None), more than {limit:.0%}: nothing "
@@ -268,7 +279,8 @@ RULES: Mapping[str, Callable[[Columns, AlertSettings], Breach | None]] = {
     "kl_above": _kl_above, "entropy_below": _entropy_below, "entropy_drop": _entropy_drop,
     "truncated_above": _truncated_above, "skipped_above": _skipped_above,
     "service_errors_above": _service_errors_above, "mismatch_above": _mismatch_above,
-    "mismatch_gap_above": _mismatch_gap_above, "unreadable_above": _unreadable_above}
+    "mismatch_gap_above": _mismatch_gap_above, "unreadable_above": _unreadable_above,
+    "unpaid_part": _unpaid_part}
 """By the name of their setting; null turns one off."""
 _READ = ("reward/mean", "reward/std", "groups/zero_variance_frac", "kl", "entropy", "completion/truncated_frac",
          "skipped", "service_errors", "mismatch/kl", "mismatch/gap_max", "unreadable_frac")

@@ -16,6 +16,7 @@ from vlrl.monitoring.alerts import Alerts, watched
 from vlrl.monitoring.metrics import peak_gib
 from vlrl.monitoring.progress import Progress
 from vlrl.store import RunFolder, comparable, files
+from vlrl.task import Task
 from vlrl.task.mixture import Turns
 from vlrl.training.build import Parts
 from vlrl.types import Group
@@ -40,8 +41,8 @@ class RunLog:
             if comm.is_main() and "mlflow" in self.config.log.trackers:
                 run: Any = accelerator.get_tracker("mlflow", unwrap=True)
                 trackers.remember(folder.path, run.info.run_id)
-        self._alerts = Alerts(watched(self.config), folder.path, progress.print, folder.metrics()) \
-            if comm.is_main() else None
+        self._alerts = Alerts(watched(self.config), folder.path, progress.print, folder.metrics(),
+                              _paid(parts.task)) if comm.is_main() else None
 
     def append(self, line: Mapping[str, float]) -> None:
         """Writes the metrics of a step, and why prompts were left out; prints the first reasons."""
@@ -131,3 +132,9 @@ def measured(step: int, metrics: Mapping[str, float], parts: Parts) -> tuple[dic
     cached = {} if features is None else features.metrics()
     return {"step": step, **metrics, **cached, **times, "tokens_per_s": work / times["time/total_s"],
             "memory/peak_gib": peak_gib()}, spans
+
+
+def _paid(task: Task) -> list[str]:
+    """The reward parts that can be above 0 and are paid then."""
+    return sorted({part for one in task.members for part, weight in one.weights_at(0).items()
+                   if weight > 0 and one.best_parts.get(part, 1.0) > 0})
