@@ -224,7 +224,8 @@ def _rule(name: str) -> Callable[[CheckedRow, Context], Iterator[str]]:
 
 
 def _unseen(row: CheckedRow, context: Context) -> Iterator[str]:
-    problem = unseen_problem(row.sample.row) if context.canonical and row.sample else None
+    sample = row.sample
+    problem = unseen_problem(sample.row) if context.canonical and sample and not sample.media else None
     if problem:
         yield problem
 

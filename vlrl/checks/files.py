@@ -54,7 +54,7 @@ def leaks(rows: Sequence[CheckedRow], context: Context) -> Iterator[Found]:
 def _marks(row: CheckedRow) -> Iterator[tuple[str, str]]:
     """Yields what one row alone, or rows of one side alone, may have."""
     asked = {name: value for name, value in row.row.items() if name not in _NOT_ASKED}
-    if asked:
+    if asked and len(row.contents) >= len(row.sample.media if row.sample else ()):  # all that it shows is known
         yield "row", repr((row.contents, sorted(asked.items(), key=lambda item: item[0])))
     if row.row.get("group_key") is not None:
         yield "group", str(row.row["group_key"])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from vlrl.checks.identity import media_key
 from vlrl.checks.rule import MediaFile
 from vlrl.config.schema import LimitsSettings
 from vlrl.data.embedded import Embedded
@@ -76,9 +77,10 @@ def looked_at(key: Key, limits: LimitsSettings) -> MediaFile:
     return _of(key, size=head.size, orientation=head.orientation)
 
 
-def drawn(media: Sequence[Media]) -> list[MediaFile]:
-    """Returns the sizes of images that a task has drawn."""
-    return [MediaFile(name="the drawn image", size=one.source.size) for one in media
+def drawn(media: Sequence[Media], hashed: bool) -> list[MediaFile]:
+    """Returns the sizes of images that a task has drawn, and the hashes of their pixels."""
+    return [MediaFile(name="the drawn image", size=one.source.size,
+                      sha256=media_key(one.source) if hashed else "") for one in media
             if isinstance(one.source, Image.Image)]
 
 

@@ -68,8 +68,10 @@ class CheckedRow:
 
     @property
     def contents(self) -> list[str]:
-        """Names of its media: hashes where their content was read, else paths."""
-        return [file.sha256 or file.path for file in self.files]
+        """Names of its media: hashes where their content was read, else paths; without those of which neither is
+        known.
+        """
+        return [name for file in self.files if (name := file.sha256 or file.path)]
 
 
 def usual_refusal(size: Size) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,6 +25,7 @@ from vlrl.checks.answers import (
     part_weights,
 )
 from vlrl.checks.finding import Finding, shorten
+from vlrl.checks.identity import fingerprint, other_sample
 from vlrl.checks.prompts import media_problems, placeholder_problems, prompt_text
 from vlrl.checks.rule import Found, Rule
 from vlrl.config.schema import LimitsSettings
@@ -80,6 +81,8 @@ class Seen:
     limits: LimitsSettings
     scored: bool = True
     """False leaves out what concerns rewards."""
+    again: Sequence[Sample] = ()
+    """The samples once more, as far as they were asked for again."""
 
     @cached_property
     def visits(self) -> list[Visit]:
@@ -201,6 +204,13 @@ def _guarded(seen: Seen, visit: Visit, find: Callable[[], Iterator[Found]]) -> l
         return [Found(str(error), id=visit.sample.id)]
 
 
+def _other_samples(seen: Seen) -> Iterator[Found]:
+    for first, again in zip(seen.samples, seen.again, strict=False):
+        with suppress(VlrlError):  # of messages: another rule says so
+            if fingerprint(seen.task, first) != fingerprint(seen.task, again):
+                yield Found(other_sample("when it is asked for again"), id=first.id)
+
+
 def _drawn_scores(seen: Seen) -> Iterator[Found]:
     for one in seen.trials:
         if repr(one.first.parts) != repr(one.again.parts):
@@ -257,6 +267,7 @@ TASK_RULES: tuple[Rule, ...] = (
     Rule(name="prompt", scope="task", find=_prompt),
     Rule(name="oracle", scope="task", find=_oracle),
     Rule(name="tag", scope="task", find=_tag),
+    Rule(name="deterministic/samples", scope="task", find=_other_samples, start="warning"),
     Rule(name="deterministic", scope="task", find=_drawn_scores, start="warning"),
     Rule(name="unreadable", scope="task", find=_unreadable, start="warning"),
     Rule(name="constant", scope="task", find=_constant, start="warning"),
@@ -264,9 +275,9 @@ TASK_RULES: tuple[Rule, ...] = (
 )
 
 
-def task_findings(seen: Seen, at_start: bool = False) -> Iterator[Finding]:
-    """Yields what the rules say of a task."""
-    for rule in TASK_RULES:
+def task_findings(seen: Seen, names: Collection[str] = (), *, at_start: bool = False) -> Iterator[Finding]:
+    """Yields what the rules, or those of some `names`, say of a task."""
+    for rule in (rule for rule in TASK_RULES if not names or rule.name in names):
         for found in rule.find(seen):
             level = found.level or (at_start and rule.start) or rule.level
             yield Finding(rule=rule.name, level=level, message=found.message, id=found.id, text=found.text,

@@ -94,6 +94,7 @@ def check(
     together: what is in a held-out file and in a train file is a problem of the former. Changes nothing. Exits with 1
     if a row is bad.
     """
+    from vlrl.checks.rule import usual_refusal
     from vlrl.config.schema import LimitsSettings
     from vlrl.tools.datacheck import check as run
 
@@ -102,13 +103,14 @@ def check(
     settled = load(config, settings) if config else None
     if settings and not config:
         raise typer.BadParameter("settings change a config: name one with --config")
-    task = scale = None
+    task = scale = refusal = None
     if settled:
         from vlrl.task.mixture import one_task
-        from vlrl.tools.pixelbudget import scale_of
+        from vlrl.tools.pixelbudget import refusal_of, scale_of
         from vlrl.training.build_task import make_task
 
         task, scale = one_task(make_task(settled), "vlrl data check"), scale_of(settled)
+        refusal = refusal_of(settled)
     limits = settled.limits if settled else LimitsSettings()
     own_root = root or (Path(settled.data.root) if settled and settled.data.root else None)
     files, media_root = _located(files, settled.data.cache if settled else "")
@@ -118,7 +120,7 @@ def check(
                        media=media, allow_missing=allow_missing,
                        columns=_pairs(columns) or (settled.data.columns if settled else None), scale=scale, tell=tell,
                        answer_type=settled.data.answer_type if settled else None,
-                       see=_view(settled, task) if show else None)
+                       see=_view(settled, task) if show else None, refusal=refusal or usual_refusal)
     if json:
         emit({"file": ", ".join(map(str, files)), **asdict(findings), "problems": _plain(findings.problems),
               "warnings": _plain(findings.warnings)})

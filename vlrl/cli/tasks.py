@@ -13,6 +13,7 @@ import typer
 from rich.markup import escape
 
 from vlrl.cli.common import AsJson, Words, emit, examples, load
+from vlrl.cli.terminal import late_lines
 
 if TYPE_CHECKING:
     from vlrl.task import Task
@@ -123,7 +124,7 @@ def check(
     acts = has_environment(task_object)  # starts processes, which a thread that draws may leave with a taken lock
     with nullcontext() if acts else Console(stderr=True).status(f"checking {escape(task)}"):
         verdict = judge(task_object, answers) if answers else None
-        report = examine(task_object, samples, processes)
+        report = examine(task_object, samples, processes, late_lines(f"checking {task}"))
     failed = bool(report.findings) or (verdict is not None and len(verdict.mistakes) > max_errors)
     if json:
         emit({"task": task, "ok": not failed, **{k: v for k, v in asdict(report).items() if k != "task"},

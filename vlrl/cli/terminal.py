@@ -45,6 +45,19 @@ def standard_input() -> TextIO:
     return sys.stdin
 
 
+def late_lines(what: str, every: float = 10.0) -> Callable[[str], None]:
+    """Returns `tell(doing)`: on standard error a line with that and the seconds gone by, once in `every` seconds."""
+    begun = said = time.monotonic()
+
+    def tell(doing: str) -> None:
+        nonlocal said
+        if (now := time.monotonic()) - said >= every:
+            said = now
+            print(printable(f"{what}: {doing}, {now - begun:.0f} s"), file=sys.stderr, flush=True)
+
+    return tell
+
+
 @contextmanager
 def late_bar(what: str, after: float = 2.0) -> Iterator[Callable[[int, int | None], None]]:
     """Gives `update(done, total)`; a bar with `what` appears on stderr once `after` seconds have passed.

@@ -17,11 +17,14 @@ the actions of `oracle_actions` earn the most; nothing is left running.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import cycle
 
 from vlrl.checks.finding import Finding
+from vlrl.checks.tasks import Seen, task_findings
 from vlrl.config.registry import prints_aside
+from vlrl.config.schema import LimitsSettings
 from vlrl.task import Task
 from vlrl.task.environment import has_environment
 from vlrl.testing.answers import (
@@ -70,20 +73,24 @@ def assert_ok(task: Task, samples: int = 20, processes: int = 2) -> None:
 
 
 @prints_aside()
-def examine(task: Task, samples: int = 20, processes: int = 2) -> Report:
+def examine(task: Task, samples: int = 20, processes: int = 2, tell: Callable[[str], None] = lambda what: None
+            ) -> Report:
     """Checks a task on up to `samples` samples of each split.
 
-    The samples are also compared with those of so many fresh `processes`, each with another hash seed.
+    The samples are also compared with those of so many fresh `processes`, each with another hash seed. `tell` is told
+    what is being done.
 
     Raises ConfigError and DataError for what is wrong with the settings or the data file rather than with the task.
     """
-    findings, rows = Findings(), []
+    findings, rows = Findings(tell=tell), []
     chosen = check_samples(task, findings, samples, processes)
     if chosen:
         visits = [with_template(s, t) for s, t in zip(chosen, cycle(task.templates), strict=False)]
         if has_environment(task):
             check_episodes(task, visits, findings)
             return _report(task, chosen, findings, rows)
+        for found in task_findings(Seen(task, visits, LimitsSettings()), ("task", "unreadable", "constant")):
+            findings.add(found.rule, found.message, found.id, found.text or None)
         check_texts(task, visits, findings)
         check_oracle(task, visits, findings)
         check_format(task, visits[:max(4, len(task.templates))], findings)

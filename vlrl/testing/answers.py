@@ -13,6 +13,7 @@ from typing import Any
 from vlrl.checks.answers import answer_of, format_problems, part_weights
 from vlrl.checks.finding import shorten
 from vlrl.checks.prompts import prompt_text
+from vlrl.checks.tasks import range_problem
 from vlrl.data import coordinates
 from vlrl.task import Task, check_parts, check_shape
 from vlrl.task.services import Services
@@ -22,7 +23,6 @@ from vlrl.types import Answer, Coordinates, Sample
 
 SLOW = 1.0
 """Seconds of CPU time that one answer may take to score."""
-_BOUND = 10.0
 _KINDS = {"box": 4, "point": 2, "span": 2}
 """Numbers of a mark. A path has any number of points instead, a track of pairs of seconds and box."""
 
@@ -40,6 +40,7 @@ def check_texts(task: Task, samples: Sequence[Sample], findings: Findings) -> No
 
 def try_answer(task: Task, sample: Sample, text: str, findings: Findings) -> float | None:
     """Puts one text through everything the loop calls, without its safety net; the reward, or None after a finding."""
+    findings.scoring()
     answer, before = answer_of(text), json.dumps(sample.row, sort_keys=True, default=repr)
     try:
         with warnings.catch_warnings():
@@ -65,7 +66,7 @@ def _scored(task: Task, sample: Sample, answer: Answer, findings: Findings) -> f
         parts = _with_group_parts(task, sample, answer, parts)
         if not task.needs:  # else parts come from services that are not here
             check_parts(task, parts)
-        problem = next((p for name, value in parts.items() if (p := _problem(name, value))), None)
+        problem = next((p for name, value in parts.items() if (p := _problem(task, name, value))), None)
         if problem:
             findings.add("parts", problem, sample.id, answer.text)
             return None
@@ -75,6 +76,7 @@ def _scored(task: Task, sample: Sample, answer: Answer, findings: Findings) -> f
 
 def quick_reward(task: Task, sample: Sample, text: str, findings: Findings) -> float:
     """Returns the reward alone; 0 and a finding for an answer that cannot be scored."""
+    findings.scoring()
     answer = answer_of(text)
     with findings.guard("raises", "score", sample.id, text):
         return reward_of(task, _with_group_parts(task, sample, answer, task.score(sample, answer)))
@@ -87,7 +89,7 @@ def _with_group_parts(task: Task, sample: Sample, answer: Answer, parts: Any) ->
     return {**parts, **(together[0] if together else {})}
 
 
-def _problem(name: str, value: Any) -> str | None:
+def _problem(task: Task, name: str, value: Any) -> str | None:
     if value is None:
         return None
     if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
@@ -98,9 +100,7 @@ def _problem(name: str, value: Any) -> str | None:
         return f"part '{name}' is too large for a float"
     if not math.isfinite(number):
         return f"part '{name}' is {number}; it must be finite"
-    if abs(number) > _BOUND:
-        return f"part '{name}' is {number:g}: a part must stay within -{_BOUND:g} and {_BOUND:g} whatever the text"
-    return None
+    return range_problem(task, name, number) or None
 
 
 def _check_shown(task: Task, sample: Sample, answer: Answer, findings: Findings) -> None:

@@ -26,6 +26,10 @@ class Findings:
 
     by_rule: dict[str, list[Finding]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    tell: Callable[[str], None] = field(default=lambda what: None, repr=False)
+    """Told what is being done, as often as an answer is scored or media are opened."""
+    answers: int = 0
+    """Scored so far."""
 
     def add(self, rule: str, message: str, sample: str = "", text: str | None = None, most: int = _SHOWN) -> None:
         """Keeps a finding, once, or counts it when there are `most` of this rule."""
@@ -37,6 +41,11 @@ class Findings:
             listed.append(new)
         else:
             listed[-1] = replace(listed[-1], more=listed[-1].more + 1)
+
+    def scoring(self) -> None:
+        """Says that one more answer is scored."""
+        self.answers += 1
+        self.tell(f"answer {self.answers:,}")
 
     def note(self, text: str) -> None:
         if text not in self.notes:

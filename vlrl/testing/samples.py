@@ -6,7 +6,6 @@ Those that a task makes with knobs (Task.generate) are checked, and scored, as t
 from __future__ import annotations
 
 import copy
-import hashlib
 import importlib.util
 import inspect
 import json
@@ -18,17 +17,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from PIL import Image
-
+from vlrl.checks.identity import asked, fingerprint, other_sample
 from vlrl.checks.prompts import media_problems, placeholder_problems, prompt_text
 from vlrl.config.registry import FILE_MODULE
 from vlrl.config.schema import DataSettings, LimitsSettings
 from vlrl.data import media as loader
-from vlrl.errors import ConfigError, DataError, TaskError, VlrlError
+from vlrl.errors import ConfigError, TaskError, VlrlError
 from vlrl.task import Task, generated, load, setting_names, task_samples
 from vlrl.task.environment import has_environment
 from vlrl.testing.findings import Findings
-from vlrl.types import Media, Sample
+from vlrl.types import Sample
 
 GENERATED = "made"
 """Stands for a split whose places are (index, knobs)."""
@@ -57,8 +55,9 @@ def check_samples(task: Task, findings: Findings, count: int, processes: int) ->
     for split, samples in splits.items():
         chosen[split] = _taken(samples, count, findings, split)
     chosen[GENERATED] = _generated(task, findings)
-    for samples in chosen.values():
-        for sample in samples:
+    for split, samples in chosen.items():
+        for done, sample in enumerate(samples):
+            findings.tell(f"{split} sample {done + 1} of {len(samples)}")
             _check_sample(task, sample, findings)
     with findings.guard("samples", "comparing the splits"):
         _check_apart(task, splits, chosen[GENERATED], findings)
@@ -180,7 +179,7 @@ def _check_apart(task: Task, splits: Mapping[str, Sequence[Sample]], generated: 
                 where = f"twice in {split!r}" if owner[sample.id] == split else "in both train and heldout"
                 findings.add("ids", f"the id is there {where}; ids must be unique", sample.id)
             owner[sample.id] = split
-        keys = {_content(task, sample): sample for sample in wide}
+        keys = {asked(task, sample): sample for sample in wide}
         if split != "train" and not has_environment(task):  # which shows more than the question does
             for key in filter(content.__contains__, keys):
                 findings.add("leak", f"the same question about the same media is {content[key].id!r} in train: what is "
@@ -195,44 +194,7 @@ def _check_apart(task: Task, splits: Mapping[str, Sequence[Sample]], generated: 
         owner[sample.id] = GENERATED
 
 
-def _content(task: Task, sample: Sample) -> str:
-    """Returns what the model sees of a sample; with an environment also its row, which makes its world."""
-    world = sample.row if has_environment(task.of(sample)) else {}
-    return _digest([*_prompt_parts(task, sample), *([dict(world)] if world else ())])
-
-
-def _prompt_parts(task: Task, sample: Sample) -> list[Any]:
-    return [task.messages(sample), [_media_key(m) for m in sample.media]]
-
-
-def _media_key(media: Media) -> list[Any]:
-    sources = media.source if isinstance(media.source, (list, tuple)) else [media.source]
-    return [media.kind, media.start, media.end, *map(_source_key, sources)]
-
-
-def _source_key(source: Any) -> str:
-    if isinstance(source, Image.Image):
-        try:
-            return hashlib.sha256(f"{source.mode}{source.size}".encode() + loader.drawn(source).tobytes()).hexdigest()
-        except DataError as error:  # said where it is loaded
-            return str(error)
-    if isinstance(source, (str, os.PathLike)) and os.path.isfile(source):
-        with open(source, "rb") as file:  # enough to tell files apart, cheap for videos
-            return hashlib.sha256(file.read(1 << 20)).hexdigest() + str(os.path.getsize(source))
-    return repr(source)
-
-
-def _digest(value: Any) -> str:
-    text = json.dumps(value, sort_keys=True, default=repr)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 # --- the same every time ----------------------------------------------------------------------------------------------
-
-
-def fingerprint(task: Task, sample: Sample) -> str:
-    """Tells two samples apart: id, row, media and messages."""
-    return _digest([sample.id, sample.row, *_prompt_parts(task, sample)])
 
 
 def rebuilt(task: Task) -> Task:
@@ -255,8 +217,7 @@ def _check_repeatable(task: Task, chosen: Mapping[str, list[Sample]], places_of:
         for split, samples in chosen.items():
             for sample, a, b in zip(samples, first[split], other[split], strict=True):
                 if a != b:
-                    findings.add("deterministic", f"the sample is another one {what}: draw from random.Random of "
-                                 "(self.seed, split, index), never from a shared generator, hash() or a set", sample.id)
+                    findings.add("deterministic", other_sample(what), sample.id)
                     return False
         return True
 

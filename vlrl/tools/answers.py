@@ -157,7 +157,7 @@ def evaluate_at_length(config: Config, source: Chosen | Server, grid: Grid, fold
 def _prepared(config: Config, source: Chosen | Server) -> Iterator[Ready]:
     if isinstance(source, Chosen):
         chosen_config = source.config.model_copy(update={"eval": config.eval, "rollout": config.rollout})
-        with ready(chosen_config, source) as prepared:
+        with ready(chosen_config, source, evaluates=True) as prepared:
             yield prepared
         return
     task, encode = make_task(config), ChatEncoder(config)

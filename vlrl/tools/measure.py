@@ -9,6 +9,7 @@ The path is that of a run's own evaluations, so a checkpoint gives the numbers t
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ import transformers
 
 from vlrl.config.engine import PLACES
 from vlrl.config.schema import Config, LoraSettings
+from vlrl.distributed import comm
 from vlrl.evaluation.answers import Ready
 from vlrl.evaluation.evaluate import evaluate
 from vlrl.models import loading, policy
@@ -30,6 +32,7 @@ from vlrl.rollout.episodes import EpisodeEngine
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.services.provided import serving
 from vlrl.store import checkpoint, plain
+from vlrl.training import preflight
 from vlrl.training.build import (
     check_engine,
     make_accelerator,
@@ -123,7 +126,7 @@ def _instead(config: Config, name: str) -> Config:
 
 def measure(config: Config, chosen: Chosen, tell: Callable[[str, int, int], None] | None = None) -> Iterator[Result]:
     """Evaluates the chosen model on each of `eval.splits` with the sampling of `eval.*`; see evaluate.evaluate."""
-    with ready(chosen.config.model_copy(update={"eval": config.eval}), chosen) as r:
+    with ready(chosen.config.model_copy(update={"eval": config.eval}), chosen, evaluates=True) as r:
         for split in r.config.eval.splits:
             record, groups = evaluate(r.task, r.prefetch, r.engine, r.config, split, chosen.step, tell, r.likelihoods,
                                       services=r.services)
@@ -145,8 +148,10 @@ def _scratch(config: Config) -> Path | None:
 
 
 @contextmanager
-def ready(config: Config, chosen: Chosen) -> Iterator[Ready]:
-    """Yields the chosen model, loaded with the settings `config`, and the config's task."""
+def ready(config: Config, chosen: Chosen, evaluates: bool = False) -> Iterator[Ready]:
+    """Yields the chosen model, loaded with the settings `config`, and the config's task; where it `evaluates` splits,
+    the rows of these are checked before.
+    """
     settings = config.model_copy(update={"log": config.log.model_copy(update={"trackers": ()})})
     check_engine(settings)
     accelerator = make_accelerator(settings)
@@ -154,6 +159,9 @@ def ready(config: Config, chosen: Chosen) -> Iterator[Ready]:
     seed_everything(settings.seed)
     task = make_task(settings)
     episodes.check(settings, task)
+    for warning in comm.on_main(lambda: preflight.check_splits(task, settings), "checking rows") if evaluates else ():
+        if comm.is_main():
+            print(f"warning: {warning}", file=sys.stderr)
     environments = make_environments(settings, task, lambda: task)
     with contextlib.ExitStack() as stack:
         if environments:

@@ -10,8 +10,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from vlrl.checks.rule import usual_refusal
 from vlrl.config.schema import Config
 from vlrl.errors import VlrlError
+from vlrl.models.image_sizes import image_refusal
+from vlrl.models.model_config import family_convention
 from vlrl.rewards.boxes import is_number
 
 Size = tuple[float, float]
@@ -77,11 +80,18 @@ def scale_of(config: Config) -> Scale:
     return scale
 
 
-def _processor_scale(config: Config) -> Scale:
-    from vlrl.models.model_config import family_convention
-
+def refusal_of(config: Config) -> Callable[[tuple[int, int]], str]:
+    """Returns why the config's model takes no image of a size, asked of its processor where that is on this machine."""
     try:
         family_convention(config.model.name)  # raises when the model is not here, and no network is asked
+    except (VlrlError, OSError, ValueError, ImportError):
+        return usual_refusal
+    return image_refusal(config.model, usual_refusal)
+
+
+def _processor_scale(config: Config) -> Scale:
+    try:
+        family_convention(config.model.name)
         return _of_processor(config)
     except (VlrlError, OSError, ValueError, ImportError):
         return lambda size: _of_limits(config, size)

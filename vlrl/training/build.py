@@ -188,8 +188,9 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
     environments = make_environments(config, task, lambda: served(task, offered, samples))
     services = provide(config, task) if make_source.generates else None
     with closed_on_error(scorer), closed_on_error(environments), closed_on_error(services):
-        warnings = comm.on_main(lambda: preflight.check(served(task, offered, samples), samples, config,
-                                                        scored=make_source.generates), "checking the first samples")
+        warnings = comm.on_main(lambda: preflight.check(
+            served(task, offered, samples), samples, config, scored=make_source.generates,
+            goes_on=checkpoint is not None), "checking data and task")
         warnings = [*(warnings or ()), *((comm.on_main(services.warnings) or ()) if services else ())]
         model = policy.load(config, accelerator, checkpoint)
         settle_coordinates(task, config, model.family.coordinates)

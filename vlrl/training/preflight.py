@@ -8,7 +8,9 @@ and `vlrl eval` share this and say one line a rule; `vlrl data check` and `vlrl 
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +25,7 @@ from vlrl.config.registry import prints_aside
 from vlrl.config.schema import Config
 from vlrl.data import Samples
 from vlrl.errors import DataError, TaskError, VlrlError
+from vlrl.models.image_sizes import image_refusal
 from vlrl.rewards.text import written_after
 from vlrl.task import Task, task_samples
 from vlrl.types import Sample, where
@@ -31,30 +34,46 @@ FIRST = 4
 """Samples of each task that are looked at in full; of several prompt templates at least one each."""
 OTHERS = 256
 """Rows of each split, beside the first, whose fields and headers are looked at."""
+_QUICK = 2.0  # seconds in which the held-out samples were made, where those for training are made twice
 COMPARED = 20_000
 """Rows of each split that are at hand and are compared with one another."""
 
 
 @prints_aside()
 def check(task: Task, samples: Sequence[Sample], config: Config, scored: bool = True, *,
-          refusal: Callable[[Size], str] = usual_refusal, goes_on: bool = False) -> list[str]:
+          goes_on: bool = False) -> list[str]:
     """Checks the training samples of a task, or of each task of a mixture, and those held out; returns the warnings.
 
     `scored` = False leaves out what concerns rewards, for supervised fine-tuning. With `run.checks=warn` everything is
     a warning; with `data.quarantine` what is wrong with some of the samples alone is one, and so is what is wrong with
-    rows of a run that `goes_on`. `refusal` says why the model's processor takes no image of a size.
+    rows of a run that `goes_on`.
 
     Raises TaskError listing what stops the run.
     """
     findings: list[Finding] = []
+    begun = time.monotonic()
+    splits = {"train": samples, **_heldout(task, config)}
+    again = _again(task, samples, quick=time.monotonic() - begun < _QUICK)
     for own, firsts in _by_task(task, samples, config.data.quarantine):
-        found = list(dict.fromkeys(task_findings(Seen(own, firsts, config.limits, scored), at_start=True)))
+        mine = [sample for sample in again if task.of(sample) is own]
+        seen = Seen(own, firsts, config.limits, scored, mine if len(mine) == len(firsts) else ())
+        found = list(dict.fromkeys(task_findings(seen, at_start=True)))
         findings += _spared(found, len(firsts)) if config.data.quarantine else found
-    rows = row_findings(task, {"train": samples, **heldout(task, config)}, config, refusal)
-    findings += [replace(f, level="warning") for f in rows] if goes_on or config.data.quarantine else rows
+    rows = row_findings(task, splits, config)
+    return _settled([*findings, *([replace(f, level="warning") for f in rows] if goes_on else rows)], config)
+
+
+@prints_aside()
+def check_splits(task: Task, config: Config) -> list[str]:
+    """Checks the rows of what is evaluated alone, likewise."""
+    train = {"train": task_samples(task, "train")} if "train" in config.eval.splits else {}
+    return _settled(row_findings(task, {**train, **_heldout(task, config)}, config), config)
+
+
+def _settled(findings: Sequence[Finding], config: Config) -> list[str]:
     stops = [f for f in findings if f.level == "error" and config.run.checks == "stop"]
     if stops:
-        raise TaskError("\n".join([*_lines(stops), "If this is meant, run.checks=warn trains all the same."]))
+        raise TaskError("\n".join([*_lines(stops), "If this is meant, run.checks=warn goes on all the same."]))
     return _lines(findings)
 
 
@@ -78,15 +97,13 @@ def check_opened(task: Task, samples: Sequence[Sample], config: Config, opened: 
     return warnings
 
 
-def heldout(task: Task, config: Config) -> dict[str, Sequence[Sample]]:
+def _heldout(task: Task, config: Config) -> dict[str, Sequence[Sample]]:
     """Returns the samples of each split of eval.splits but train; an evaluation says why there are none."""
     splits: dict[str, Sequence[Sample]] = {}
     for split in config.eval.splits if config.eval.samples else ():
-        try:
+        with suppress(VlrlError):
             if split != "train":
                 splits[split] = task_samples(task, split)
-        except VlrlError:
-            continue
     return splits
 
 
@@ -108,6 +125,19 @@ def _by_task(task: Task, samples: Sequence[Sample], quarantine: bool) -> Iterato
     yield from firsts.values()
 
 
+def _again(task: Task, samples: Sequence[Sample], quick: bool) -> list[Sample]:
+    """Returns the first samples as they are when asked for again: of a list where making another is `quick`; [] for
+    rows of files.
+    """
+    own, listed = type(task).samples is not Task.samples, isinstance(samples, (list, tuple))
+    if not own or isinstance(samples, Samples) or (listed and not quick):
+        return []
+    with suppress(VlrlError):
+        once_more = task_samples(task, "train") if listed else samples
+        return [once_more[i] for i in range(min(len(once_more), FIRST * len(task.members)))]
+    return []
+
+
 def _spared(findings: Sequence[Finding], count: int) -> list[Finding]:
     """Returns findings as warnings where they are of some of `count` samples alone."""
     bad = {f.id for f in findings if f.level == "error"}
@@ -118,27 +148,28 @@ def _spared(findings: Sequence[Finding], count: int) -> list[Finding]:
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
-def row_findings(task: Task, splits: Mapping[str, Sequence[Sample]], config: Config,
-                 refusal: Callable[[Size], str] = usual_refusal) -> list[Finding]:
-    """Returns what the cheap rules say of the rows of some splits; samples that code makes are no rows."""
+def row_findings(task: Task, splits: Mapping[str, Sequence[Sample]], config: Config) -> list[Finding]:
+    """Returns what the cheap rules say of the rows of some splits; of samples that code makes, of the first."""
+    refusal = image_refusal(config.model, usual_refusal)
     rows: list[CheckedRow] = []
     for split, samples in splits.items():
-        if len(samples) and where(samples, 0) is not None:
-            rows += _rows(task, split, samples, config, refusal)
+        rows += _rows(task, split, samples, config, refusal)
     checks.file_findings(rows, Context(task=task, limits=config.limits), at_start=True)
-    return [finding for row in rows for finding in row.findings]
+    spared = config.data.quarantine
+    return [replace(f, level="warning") if spared else f for row in rows for f in row.findings]
 
 
 def _rows(task: Task, split: str, samples: Sequence[Sample], config: Config, refusal: Callable[[Size], str]
           ) -> Iterator[CheckedRow]:
     """Yields the rows of a split that are looked at, and, of rows at hand, others that are compared alone."""
     count = len(samples)
-    looked = {*range(min(count, FIRST * len(task.members))),
-              *random.Random(config.seed).sample(range(count), min(count, OTHERS))}
+    others = min(count, OTHERS) if count and where(samples, 0) is not None else 0
+    looked = {*range(min(count, FIRST * len(task.members))), *random.Random(config.seed).sample(range(count), others)}
     at_hand = range(0, count, max(1, -(-count // COMPARED))) if isinstance(samples, (list, tuple, Samples)) else ()
     for place in sorted({*looked, *at_hand}):
-        row = CheckedRow(where=where(samples, place) or f"samples({split!r})[{place}]", row={}, id="",
-                         side="train" if split == "train" else "heldout", path=Path(split))
+        at = where(samples, place)
+        row = CheckedRow(where=at or f"samples({split!r})[{place}]", row={}, path=Path(split if at else ""),
+                         side="train" if split == "train" else "heldout")
         own = task
         try:
             sample = samples[place]
@@ -148,7 +179,7 @@ def _rows(task: Task, split: str, samples: Sequence[Sample], config: Config, ref
             own, files = task.of(sample), [key for one in sample.media for key in keys(one)]
             row.sample, row.row, row.id = sample, sample.row, sample.id
             row.files = [looked_at(key, config.limits) if place in looked else unopened(key) for key in files]
-            row.files += drawn(sample.media)
+            row.files += drawn(sample.media, place in looked)
         if place in looked:
             checks.row_findings(row, Context(task=own, limits=config.limits, refusal=refusal), at_start=True)
         yield row

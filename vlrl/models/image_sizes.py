@@ -1,0 +1,57 @@
+"""Which sizes of images the processor of a model refuses, asked without a picture. Imports transformers when asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from vlrl.config.schema import ModelSettings
+from vlrl.errors import ConfigError
+
+Size = tuple[int, int]
+_ORDINARY = 20
+"""Sides up to this ratio, and of at least as many pixels, every processor takes."""
+
+
+def image_refusal(settings: ModelSettings, usual: Callable[[Size], str]) -> Callable[[Size], str]:
+    """Returns what says why the model's image processor refuses an image of (width, height), "" where it takes it.
+
+    The processor is loaded when the first odd size comes; `usual` answers where it cannot be.
+    """
+
+    @cache
+    def unit() -> Any:
+        from transformers import AutoImageProcessor
+
+        from vlrl.models.loading import resolve
+
+        try:
+            return AutoImageProcessor.from_pretrained(resolve(settings.name), trust_remote_code=False)
+        except (ConfigError, OSError, ValueError, ImportError):  # loading the model says why
+            return None
+
+    @cache
+    def refusal(size: Size) -> str:
+        if min(size) >= _ORDINARY and max(size) <= _ORDINARY * min(size):
+            return ""
+        if unit() is None:
+            return usual(size)
+        try:
+            _ask(unit(), size)
+        except (ValueError, RuntimeError, ZeroDivisionError) as error:
+            return (f"the image processor of model.name={settings.name!r} takes no image of {size[0]}x{size[1]} pixels "
+                    f"({error})")
+        return ""
+
+    return refusal
+
+
+def _ask(unit: Any, size: Size) -> None:
+    count = getattr(unit, "get_number_of_image_patches", None)
+    if count:
+        count(size[1], size[0])
+    else:
+        from PIL import Image
+
+        unit(images=[Image.new("RGB", size)], return_tensors="np")
