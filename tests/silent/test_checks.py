@@ -110,3 +110,20 @@ def test_none_of_these_is_said_of_sound_rows(tmp_path):
     rows_file(tmp_path, "train.jsonl", [box(f"t{i}", "a.png", expression=f"mug {i}") for i in range(20)])
     held = rows_file(tmp_path, "other.jsonl", [box(f"h{i}", "b.png", expression=f"cup {i}") for i in range(10)])
     assert started(tmp_path, heldout=held) == ""
+
+
+def test_a_held_out_picture_that_is_one_of_train_saved_anew_is_a_leak(tmp_path, capsys):
+    """Vision-R1#6: the same picture with another JPEG quality."""
+    names = {}
+    for seed, side in ((1, "train"), (1, "heldout"), (2, "train"), (3, "heldout")):
+        pixels = np.random.default_rng(seed).integers(0, 255, (6, 8, 3), dtype=np.uint8)
+        image = Image.fromarray(pixels).resize((320, 240), Image.Resampling.BICUBIC)
+        names[side, seed] = f"{side}{seed}.jpg"
+        image.save(tmp_path / names[side, seed], quality=95 if side == "train" else 40)
+    asked = {"question": "What colour is it?", "answer": "red", "answer_type": "text"}
+    files = [rows_file(tmp_path, f"{side}.jsonl", [{"id": f"{side}{seed}", "image": name, **asked}
+                                                   for (own, seed), name in names.items() if own == side])
+             for side in ("train", "heldout")]
+    main(["data", "check", *map(str, files)])
+    leaks = [line for line in capsys.readouterr().out.splitlines() if ": leak: " in line]
+    assert len(leaks) == 1 and "heldout1" in leaks[0] and "train.jsonl:1" in leaks[0]

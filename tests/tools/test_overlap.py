@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vlrl.checks.pictures import WINDOWS, of_pictures, picture
 from vlrl.cli.main import main
-from vlrl.tools.overlap import WINDOWS, of_meanings, of_pictures, of_texts, picture, words
+from vlrl.tools.overlap import of_meanings, of_texts, words
 
 
 def drawn(number, size=(200, 160)):

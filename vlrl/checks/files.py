@@ -51,6 +51,25 @@ def leaks(rows: Sequence[CheckedRow], context: Context) -> Iterator[Found]:
             yield Found(f"{what} is in train too, in {trained[key]}; {way}", row=n)
 
 
+def look_alikes(rows: Sequence[CheckedRow], context: Context) -> Iterator[Found]:
+    """Yields the held-out rows of which a picture looks like one in train: resized, or saved anew."""
+    shown = {side: {file.sha256: (row, file.look) for row in rows if row.side == side
+                    for file in row.files if file.look} for side in ("train", "heldout")}
+    own = [look for sha, (_, look) in shown["heldout"].items() if sha not in shown["train"]]
+    if not own or not shown["train"]:
+        return
+    from vlrl.checks.pictures import of_pictures
+
+    near = {one.heldout: one for one in of_pictures([look for _, look in shown["train"].values()], own)}
+    for n, row in enumerate(rows):
+        one = next((near[f.sha256] for f in row.files if row.side == "heldout" and f.sha256 in near), None)
+        if one and not any(f.kind == "leak" for f in row.findings):
+            where = shown["train"][one.train][0].where
+            yield Found(f"its image looks like one in train, in {where} (likeness {one.likeness:.2f}), resized or "
+                        "saved anew: look at both; `vlrl data split` keeps such pictures on one side, `vlrl data "
+                        "overlap` finds crops too", row=n)
+
+
 def _marks(row: CheckedRow) -> Iterator[tuple[str, str]]:
     """Yields what one row alone, or rows of one side alone, may have."""
     asked = {name: value for name, value in row.row.items() if name not in _NOT_ASKED}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from PIL import Image
 
@@ -18,7 +19,10 @@ from vlrl.data.media import check_pixels, load, missing
 from vlrl.data.row_media import each_source
 from vlrl.data.video_sampling import VideoSampling
 from vlrl.errors import DataError
-from vlrl.types import Media
+from vlrl.types import LoadedMedia, Media
+
+if TYPE_CHECKING:
+    from vlrl.checks.pictures import Picture
 
 Key = tuple[Path | Embedded, str, float | None, float | None]
 """File, image or video, and the seconds that a row cuts out."""
@@ -47,8 +51,9 @@ def exists(key: Key) -> MediaFile:
     return _of(key, problem=problem)
 
 
-def opened(key: Key, limits: LimitsSettings) -> MediaFile:
-    """Returns what reading an image, or some frames of a video, shows."""
+def opened(key: Key, limits: LimitsSettings, look: bool = False) -> MediaFile:
+    """Returns what reading an image, or some frames of a video, shows; with `look` how the image compares with others.
+    """
     path, kind, start, end = key
     try:
         loaded = load(Media(source=path, kind="video" if kind == "video" else "image", start=start, end=end), limits,
@@ -56,8 +61,15 @@ def opened(key: Key, limits: LimitsSettings) -> MediaFile:
     except DataError as error:
         return _of(key, problem=str(error))
     head = header(path) if kind == "image" else None
+    shown = _look(loaded) if look and kind == "image" else None
     return _of(key, size=loaded.size, sha256=loaded.sha256, seconds=number(loaded.metadata.get("duration")),
-               orientation=head.orientation if head else 1)
+               orientation=head.orientation if head else 1, look=shown)
+
+
+def _look(loaded: LoadedMedia) -> Picture:
+    from vlrl.checks.pictures import WINDOWS, picture
+
+    return picture(loaded.sha256, loaded.sha256, loaded.frames[0], WINDOWS[:1])
 
 
 def looked_at(key: Key, limits: LimitsSettings) -> MediaFile:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from vlrl.checks.finding import Finding, Level
 from vlrl.config.schema import LimitsSettings
 from vlrl.task import Task
 from vlrl.types import Sample
+
+if TYPE_CHECKING:
+    from vlrl.checks.pictures import Picture
 
 Size = tuple[int, int]
 
@@ -34,8 +37,8 @@ class MediaFile:
     """Of a video, how long it lasts from `start` on."""
     sha256: str = ""
     """Of its content, where that was read."""
-    look: int | None = None
-    """Perceptual hash of an image, where its pixels were read."""
+    look: Picture | None = None
+    """What an image looks like, where it is to be compared."""
     problem: str = ""
     """Why it cannot be used."""
 

@@ -115,8 +115,10 @@ def resolve(path: str, root: Path, roots: Sequence[Path] = ()) -> Path:
 
     Raises DataError for a URL and for a path that leads out of `root` and all of `roots` ("..", absolute, by a link).
     """
-    if not isinstance(path, str) or not path:
+    if not isinstance(path, str):
         raise DataError(f"media path {path!r} must be a text")
+    if not path.strip():
+        raise DataError(f"media path {path!r} is empty: name the file, or, where the row has none, leave the field out")
     _refuse_url(path)
     try:
         base = root.resolve()

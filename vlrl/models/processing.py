@@ -27,6 +27,8 @@ from vlrl.task import Task, guided_messages, task_messages
 from vlrl.task.tools import schemas
 from vlrl.types import LoadedMedia, Media, Observation, Prompt, Sample
 
+_CHARACTERS = 16  # a token has fewer on average in nearly any text
+_MOST_AT_ONCE = 1 << 18  # characters that are tokenized without asking whether they could ever fit
 _STAND_IN = "vlrl-stands-in-for-an-action"
 _BESIDE = ("input_ids", "attention_mask", "text_replacement_offsets", "labels")
 
@@ -82,11 +84,17 @@ class Encoder:
         else:
             tools = tools or sample.get("tools") or ()
         text = self._render(self._media_first(messages, sample.opening), loaded, sample, tools)
+        begin = text[:max(_MOST_AT_ONCE, _CHARACTERS * self.config.limits.prompt_tokens)]
+        if len(begin) < len(text):  # megabytes, of which a tokenizer makes tokens for a minute
+            self._check_length(len(self.processor.tokenizer(begin)["input_ids"]), sample.id, "more than ")
         encoded = self._encoded(sample.id, text, loaded, self._adds_special(text))
-        if len(encoded) > self.config.limits.prompt_tokens:
-            raise PromptTooLong(f"sample '{sample.id}': prompt of {len(encoded)} tokens is longer than "
-                                f"limits.prompt_tokens={self.config.limits.prompt_tokens}")
+        self._check_length(len(encoded), sample.id)
         return encoded
+
+    def _check_length(self, tokens: int, sample_id: str, more: str = "") -> None:
+        if tokens > self.config.limits.prompt_tokens:
+            raise PromptTooLong(f"sample '{sample_id}': prompt of {more}{tokens} tokens is longer than "
+                                f"limits.prompt_tokens={self.config.limits.prompt_tokens}")
 
     def observation(self, observation: Observation, sample_id: str) -> Prompt:
         """Returns what follows the end token of an action: an observation as the chat template writes it, and the

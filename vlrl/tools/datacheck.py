@@ -35,6 +35,8 @@ from vlrl.tools.pixelbudget import PixelBudget, Scale, pixel_budget
 from vlrl.tools.shown import Shown
 from vlrl.types import Coordinates, Media, Sample
 
+COMPARED = 20_000
+"""Images and videos up to which those held out are compared by their looks with those of train."""
 COUNTED = ("category", "split", "answer_type")
 """Fields whose values are counted."""
 Tell = Callable[[str, int, int], None]
@@ -235,14 +237,16 @@ def _files(rows: Sequence[_Row], limits: LimitsSettings, tell: Tell, media: bool
     """Returns what is known of each file that rows name."""
     named = dict.fromkeys(key for row in rows for one in row.media for key in keys(one))
     there = [key for key in named if not allow_missing or not exists(key).problem]
-    return _open_all(there, limits, tell) if media else {key: exists(key) for key in there}
+    sides = {row.side for row in rows if row.media}
+    look = {"train", "heldout"} <= sides and len(there) <= COMPARED
+    return _open_all(there, limits, tell, look) if media else {key: exists(key) for key in there}
 
 
-def _open_all(there: Sequence[Key], limits: LimitsSettings, tell: Tell) -> dict[Key, MediaFile]:
+def _open_all(there: Sequence[Key], limits: LimitsSettings, tell: Tell, look: bool) -> dict[Key, MediaFile]:
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         files: dict[Key, MediaFile] = {}
         try:
-            for key, file in zip(there, pool.map(lambda key: opened(key, limits), there), strict=True):
+            for key, file in zip(there, pool.map(lambda key: opened(key, limits, look), there), strict=True):
                 files[key] = file
                 tell("opening media", len(files), len(there))
         except BaseException:  # Ctrl-C: those in the queue are not waited for

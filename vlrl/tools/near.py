@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from vlrl.checks.pictures import Picture, of_pictures, picture
 from vlrl.config.schema import Config
 from vlrl.data import MEDIA_FIELDS, make_sample, readable
 from vlrl.data.media import load
@@ -16,7 +17,7 @@ from vlrl.errors import DataError
 from vlrl.store.files import file_sha256
 from vlrl.task import Task, task_samples
 from vlrl.tools.explorers import Candidate, Row
-from vlrl.tools.overlap import Picture, of_pictures, of_texts, picture, text_of, words
+from vlrl.tools.overlap import of_texts, text_of, words
 from vlrl.types import Media, Sample
 
 Tell = Callable[[str, int, int], None]
