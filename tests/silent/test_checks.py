@@ -2,16 +2,24 @@
 
 import json
 import random
+import time
+from dataclasses import replace
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from vlrl.cli.main import main
-from vlrl.config import load
+from vlrl.config import load, validate
+from vlrl.config.schema import LimitsSettings
 from vlrl.errors import VlrlError
+from vlrl.models.processing import PromptTooLong
+from vlrl.task import load as load_task
 from vlrl.task import task_samples
+from vlrl.tools.dryrun import open_model
 from vlrl.training import preflight
 from vlrl.training.build_task import make_task
+from vlrl.types import Media
 
 
 def rows_file(folder, name, rows):
@@ -127,3 +135,23 @@ def test_a_held_out_picture_that_is_one_of_train_saved_anew_is_a_leak(tmp_path, 
     main(["data", "check", *map(str, files)])
     leaks = [line for line in capsys.readouterr().out.splitlines() if ": leak: " in line]
     assert len(leaks) == 1 and "heldout1" in leaks[0] and "train.jsonl:1" in leaks[0]
+
+
+def test_a_prompt_is_refused_by_its_length_with_its_picture(tiny_models):
+    """verl#4999: an overlong prompt was measured without its picture. Megabytes are refused without being tokenized."""
+    folder = tiny_models["qwen3_vl"]
+    config = validate({"task": "x", "model": {"name": str(folder)}})
+    task = load_task("qa")
+    _, encode = open_model(config, task)
+    row = {"id": "p", "question": "What is it?", "answer": "red", "answer_type": "text"}
+    plain, long = task.sample_from_row(row), task.sample_from_row({**row, "question": "word " * 800_000})
+    shown = replace(plain, media=(Media(source=Image.new("RGB", (448, 448))),))
+    tokens = len(encode(task, shown))
+    assert tokens > len(encode(task, plain)) + 10
+    encode.config = config.model_copy(update={"limits": LimitsSettings(prompt_tokens=tokens - 1)})
+    with pytest.raises(PromptTooLong, match=f"'p': prompt of {tokens} tokens is longer than limits.prompt_tokens="):
+        encode(task, shown)
+    begun = time.process_time()
+    with pytest.raises(PromptTooLong, match="prompt of more than"):
+        encode(task, long)
+    assert time.process_time() - begun < 10
