@@ -51,7 +51,7 @@ def sample_from_row(row: Mapping[str, Any], root: Path | None = None, access: Ac
     """
     sample_id = row.get("id")
     if isinstance(sample_id, bool) or not isinstance(sample_id, (str, int)) or sample_id == "":
-        if "id" not in row and not row.keys() & FIELDS:
+        if row and "id" not in row and not row.keys() & FIELDS:
             raise DataError(f"its fields are those of no known format: {short(', '.join(map(str, row)))}. Name them as "
                             "docs/data.md does, or say which stands for what, e.g. --columns image=photo "
                             "(data.columns); every row needs an 'id' too")
