@@ -41,7 +41,6 @@ def prompts(path: Path, *settings: str) -> list[str]:
             for sample in read_samples(task, "train")]
 
 
-@pytest.mark.xfail(strict=True, reason="not repaired yet")
 def test_a_passage_beside_a_question_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"id": n, "question": "Who came late?", "answer": "Ann", "passage": f"Ann came at {n}, Bo at noon."}
             for n in range(4)]
@@ -76,7 +75,6 @@ def test_a_recipe_of_one_box_refuses_two(tmp_path: Path) -> None:
         prompts(lines(tmp_path / "rows.jsonl", rows), "task.recipe=reasoning")
 
 
-@pytest.mark.xfail(strict=True, reason="not repaired yet")
 def test_points_of_a_thousand_are_doubted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name = picture(tmp_path, size=(1600, 1200))
     rows = [{"id": n, "image": name, "width": 1600, "height": 1200, "expression": "door", "boxes": [],

@@ -93,6 +93,8 @@ class Context:
     task: Task | None = None
     """None where only the canonical fields are looked at."""
     limits: LimitsSettings = field(default_factory=LimitsSettings)
+    boxes: str = ""
+    """data.boxes, where it is not the task's."""
     refusal: Callable[[Size], str] = usual_refusal
     """Why the model's processor refuses an image of a size; "" where it takes it."""
 

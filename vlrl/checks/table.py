@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from vlrl.checks import answers, fields, files, media
+from vlrl.checks import answers, columns, fields, files, media
 from vlrl.checks.finding import Finding
 from vlrl.checks.rule import CheckedRow, Context, Found, Rule
 
@@ -22,6 +22,8 @@ RULES: tuple[Rule, ...] = (
     Rule(name="oracle", scope="row", find=answers.earned_in_full, cost="whole"),
     Rule(name="leak", scope="file", find=files.leaks, start="warning"),
     Rule(name="leak/look", scope="file", find=files.look_alikes, cost="whole", level="warning"),
+    Rule(name="box/units", scope="file", find=columns.box_units, level="warning"),
+    Rule(name="unread", scope="file", find=columns.unread, level="warning"),
 )
 
 

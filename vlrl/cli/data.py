@@ -40,6 +40,10 @@ Format = Annotated[str, typer.Option(help="Format of the rows, e.g. canonical, c
 Columns = Annotated[list[str] | None, typer.Option(
     "--columns", metavar="NAME=COLUMN", show_default=False,
     help="Which column or field stands for a canonical one, e.g. image=photo; once for each.")]
+Boxes = Annotated[str | None, typer.Option(
+    help="What boxes and points of the file are: pixels, norm1000, norm1, xywh, xywh-norm1000 or xywh-norm1; default: "
+    "data.boxes of the config, else corners in pixels, and a warning where the file speaks against it.",
+    show_default=False)]
 Samples = Annotated[int, typer.Option(help="Rows in all, those held out among them, e.g. 1000.")]
 Heldout = Annotated[int | None, typer.Option(help="Rows held out, e.g. 100; default: a fifth.", show_default=False)]
 Force = Annotated[bool, typer.Option("--force", help="Replace what exists already.")]
@@ -77,7 +81,7 @@ def check(
         "are checked.", show_default=False)] = None,
     root: Root = None, format: Annotated[str | None, typer.Option(
         help="Format of the rows, e.g. canonical; default: data.format of the config.", show_default=False)] = None,
-    columns: Columns = None,
+    columns: Columns = None, boxes: Boxes = None,
     media: Annotated[bool, typer.Option(help="Open every image and video, or only look whether they exist.")] = True,
     allow_missing: Annotated[bool, typer.Option(
         "--allow-missing", help="Media files need not exist; those that do are looked at.")] = False,
@@ -120,6 +124,7 @@ def check(
                        media=media, allow_missing=allow_missing,
                        columns=_pairs(columns) or (settled.data.columns if settled else None), scale=scale, tell=tell,
                        answer_type=settled.data.answer_type if settled else None,
+                       boxes=_form(boxes or (settled.data.boxes if settled else None)),
                        see=_view(settled, task) if show else None, refusal=refusal or usual_refusal)
     if json:
         emit({"file": ", ".join(map(str, files)), **asdict(findings), "problems": _plain(findings.problems),
@@ -162,7 +167,7 @@ def convert(
         show_default=False)] = None,
     config: Annotated[str | None, typer.Option(
         help="The config whose task must be able to read the rows, e.g. my.yaml.", show_default=False)] = None,
-    columns: Columns = None,
+    columns: Columns = None, boxes: Boxes = None,
     keep_going: Annotated[bool, typer.Option("--keep-going",
                                              help="Leave bad rows out and list them, instead of stopping.")] = False,
     answer_type: Annotated[str | None, typer.Option(
@@ -187,16 +192,20 @@ def convert(
         settled = load(config, None)
         task = one_task(make_task(settled), "vlrl data convert --config")
         answer_type = settled.data.answer_type if answer_type is None else answer_type
+        boxes = boxes or settled.data.boxes
     check_answer_type(answer_type, "--answer-type")
+    remarks: list[str] = []
     count, bad = run(file, out, format, root, task, columns=_pairs(columns), keep_going=keep_going, force=force,
-                     answer_type=answer_type, types=types)
+                     answer_type=answer_type, types=types, boxes=_form(boxes), remarks=remarks)
     if json:
-        emit({"file": str(out), "rows": count, "left_out": [asdict(row) for row in bad],
+        emit({"file": str(out), "rows": count, "left_out": [asdict(row) for row in bad], "remarks": remarks,
               "types": [asdict(line) for line in types.lines()]})
         return
     _show_types(types.lines())
     for line in bad_row_lines(bad):
         typer.echo(f"left out {printable(line)}")
+    for line in remarks:
+        typer.echo(printable(f"warning: {line}"))
     typer.echo(f"{out}: {count:,} rows" + (f", {len(bad):,} left out" if bad else ""))
 
 
@@ -237,6 +246,16 @@ def split(
               "categories": {k: {"train": a, "heldout": b} for k, (a, b) in result.shares().items()}})
     else:
         _show_split(out, result, near_duplicates)
+
+
+def _form(name: str | None) -> str:
+    """Returns what boxes are. Raises ConfigError for anything unknown."""
+    from vlrl.data.formats.box_forms import FORMS
+    from vlrl.errors import ConfigError, did_you_mean
+
+    if name and name not in FORMS:
+        raise ConfigError(f"--boxes {name} is not known.{did_you_mean(name, FORMS)} Known: {', '.join(FORMS)}")
+    return name or "auto"
 
 
 def _located(names: list[Path], cache: str) -> tuple[list[Path], Path | None]:

@@ -76,6 +76,10 @@ class DataSettings(Settings):
     columns: Mapping[str, str] = Field(
         default_factory=dict, description="Which column of the files stands for a field of the rows: "
         "{question: problem, answer: solution, images: image}. Known shapes need none.")
+    boxes: Literal["auto", "pixels", "norm1000", "norm1", "xywh", "xywh-norm1000", "xywh-norm1"] = Field(
+        default="auto", description="What boxes and points of the files are, where their format does not say: pixels "
+        "of the original image, 0 to 1000 (norm1000) or shares (norm1); [x, y, width, height] in place of corners "
+        "(xywh). auto = corners in pixels, and a warning where the file as a whole speaks against it.")
     answer_type: AnswerType | None = Field(
         default=None, description="answer_type of all rows that ask without options, before what their fields say; "
         "null = by the fields, else settled over the file by its answers and questions, as `vlrl data check` shows.")

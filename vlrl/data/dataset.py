@@ -16,6 +16,7 @@ from vlrl.config.registry import failure
 from vlrl.data import hub
 from vlrl.data.formats import rows_in
 from vlrl.data.formats.answer_types import TypeTable
+from vlrl.data.formats.box_forms import doubt
 from vlrl.data.formats.folders import of_side, split_files
 from vlrl.data.formats.json_text import MOST_LINE
 from vlrl.data.lazy_dataset import lazy_samples
@@ -157,7 +158,7 @@ def _all_samples(task: Any, split: str, files: Sequence[Path], root: Path) -> Sa
     types = TypeTable()
     rows = [entry for path in files for entry in rows_in(path, data.format, root, data.columns, roots, taken,
                                                          cache=data.cache,
-                                                         answer_type=data.answer_type, types=types)]
+                                                         answer_type=data.answer_type, types=types, boxes=data.boxes)]
     if guessed := types.guessed():
         log.info("data.%s: types of answers that no field says: %s (vlrl data check shows examples, data.answer_type "
                  "sets one)", split, guessed)
@@ -170,15 +171,23 @@ def _all_samples(task: Any, split: str, files: Sequence[Path], root: Path) -> Sa
             places.append(where)
         except DataError as error:
             if not data.quarantine:
-                raise DataError(f"{where}: {error} (data.quarantine=true leaves bad rows out)") from error
+                raise DataError(f"{where}: {error} (data.quarantine=true leaves bad rows out){_boxes(rows, data)}"
+                                ) from error
             bad.append(BadRow(where, str(error)))
     if bad:
         listed = "".join(f"\n  {line}" for line in bad_row_lines(bad)[:20])
-        log.warning("data.%s: left out %d of %d rows%s", split, len(bad), len(bad) + len(samples), listed)
+        log.warning("data.%s: left out %d of %d rows%s", split, len(bad), len(bad) + len(samples),
+                    listed + _boxes(rows, data))
     if not samples:
         first = f"; {bad[0].where}: {bad[0].reason}" if bad else ""
         raise DataError(f"data.{split}={getattr(data, split)!r} has no usable row{first}")
     return Samples(list(samples.values()), bad, files, places)
+
+
+def _boxes(rows: Sequence[tuple[str, Any]], data: Any) -> str:
+    """Returns what the boxes of a file with bad rows seem to be, as a line of its own; "" where nothing shows."""
+    found = doubt([row for _, row in rows if not isinstance(row, DataError)]) if data.boxes == "auto" else None
+    return f"\n{found.message}" if found else ""
 
 
 def readable(samples: Sequence[Sample], index: int) -> Sample | None:

@@ -62,7 +62,8 @@ class LazySamples(SampleSequence):
             raise DataError(f"{where}: {error}{way}") from error
 
     def _rows_of(self, id: str, record: Any) -> Sequence[Any]:
-        source, sure = Source(id, self._root, self._roots), self._task.data.format != "auto"
+        data = self._task.data
+        source, sure = Source(id, self._root, self._roots, data.boxes), data.format != "auto"
         return rows_as(renamed(record, self._columns), self._format, source, sure=sure)
 
 

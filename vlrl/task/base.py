@@ -356,8 +356,12 @@ def reaches(criterion: Mapping[str, float], parts: Parts) -> bool | None:
 
 
 def fill(template: str, row: Mapping[str, Any]) -> str:
-    """Replaces each {field} that the row has by its text; other braces, those of the texts too, stay as they are."""
-    return re.sub(r"\{([^{}]*)\}", lambda match: str(row.get(match[1], match[0])), template)
+    """Replaces each {field} that the row, or its `meta`, has by its text; other braces, those of the texts too, stay as
+    they are.
+    """
+    meta = row.get("meta")
+    beside = meta if isinstance(meta, Mapping) else {}
+    return re.sub(r"\{([^{}]*)\}", lambda match: str(row.get(match[1], beside.get(match[1], match[0]))), template)
 
 
 def content_of(sample: Sample, text: str, kinds: Sequence[str]) -> list[dict[str, Any]]:

@@ -89,8 +89,8 @@ class _Row(CheckedRow):
 @prints_aside()
 def check(path: Path | Sequence[Path], task: Task | None, limits: LimitsSettings, root: Path | None = None,
           format: str = "auto", *, media: bool = True, allow_missing: bool = False,
-          columns: Mapping[str, str] | None = None, answer_type: str | None = None, scale: Scale | None = None,
-          tell: Tell | None = None, see: Callable[[Sample], Shown] | None = None,
+          columns: Mapping[str, str] | None = None, answer_type: str | None = None, boxes: str = "auto",
+          scale: Scale | None = None, tell: Tell | None = None, see: Callable[[Sample], Shown] | None = None,
           refusal: Callable[[Size], str] = usual_refusal) -> Findings:
     """Reads every row through `task.sample_from_row` (None: the canonical fields alone) and lists every problem.
 
@@ -98,20 +98,20 @@ def check(path: Path | Sequence[Path], task: Task | None, limits: LimitsSettings
     the rows' `split`) are looked for in those of train. A task of one's own says itself what its fields may hold.
 
     Media lie under `root` (default: each file's folder) and are opened under `limits`; with `media=False` they need
-    only exist, and with `allow_missing` not even that. `columns` says which field stands for a canonical one, `scale`
-    by how much the model's processor shrinks an image, `refusal` why it takes none of a size, `see` how a sample looks
-    to the model. The oracle is scored in original pixels, so rounding to a model's convention does not count against a
-    row.
+    only exist, and with `allow_missing` not even that. `columns` says which field stands for a canonical one, `boxes`
+    what boxes are (data.boxes), `scale` by how much the model's processor shrinks an image, `refusal` why it takes none
+    of a size, `see` how a sample looks to the model. The oracle is scored in original pixels, so rounding to a model's
+    convention does not count against a row.
 
     Raises DataError when the only file cannot be read, TaskError when the task breaks the Task contract.
     """
     tell = tell or (lambda what, done, total: None)
     reader = task or Task()
     reader.coordinates = Coordinates()
-    context = Context(task=task, limits=limits, refusal=refusal)
+    context = Context(task=task, limits=limits, refusal=refusal, boxes=boxes)
     shapes, types = Counter[str](), TypeTable()
     rows = _rows([path] if isinstance(path, Path) else path, format, root, columns, shapes=shapes, types=types,
-                 answer_type=answer_type)
+                 answer_type=answer_type, boxes=boxes)
     for done, row in enumerate(rows):
         if done % 1000 == 0:
             tell("reading rows", done, len(rows))

@@ -23,6 +23,9 @@ from vlrl.store.files import replacing, suffix_of
 from vlrl.task import Task
 from vlrl.types import Media
 
+_REMARKS = ("box/units", "unread")
+"""Rules of a whole file that a conversion applies."""
+
 
 @dataclass(frozen=True)
 class UsableRow:
@@ -38,14 +41,15 @@ class UsableRow:
 
 def convert(path: Path, out: Path, format: str = "auto", root: Path | None = None, task: Task | None = None, *,
             columns: Mapping[str, str] | None = None, keep_going: bool = False, force: bool = False,
-            answer_type: str | None = None, types: TypeTable | None = None) -> tuple[int, list[BadRow]]:
+            answer_type: str | None = None, types: TypeTable | None = None, boxes: str = "auto",
+            remarks: list[str] | None = None) -> tuple[int, list[BadRow]]:
     """Writes the rows of `path` to `out` (.jsonl or .json), whole or not at all; returns their number and the bad ones.
 
     Media paths of the new rows are relative to `root` when it is given, else to the folder of `out`; those of the old
     ones to `root`, else to the folder of `path`. With a task its own `sample_from_row` decides what a usable row is.
     Media need not exist. Those that rows hold themselves (parquet, base64) are written to the folder `<out>_media`.
     `columns` says which field stands for a canonical one, e.g. {"image": "photo"}; `answer_type` is as in rows_in, and
-    `types` counts those that are written.
+    `types` counts those that are written. `boxes` is as data.boxes; `remarks` gets what may be wrong with all rows.
 
     Raises DataError at the first bad row unless `keep_going`, for a row that cannot be moved, when no row is usable,
     and when `out` exists without `force`.
@@ -63,10 +67,14 @@ def convert(path: Path, out: Path, format: str = "auto", root: Path | None = Non
                             "inside it, or leave --root out")
         return name
 
+    seen: list[CheckedRow] = []
     good, bad = usable_rows(path, format, root, task, columns=columns, answer_type=answer_type, types=types,
-                            keep=lambda row: (_saved(row, keep), target))
+                            keep=lambda row: (_saved(row, keep), target), boxes=boxes, seen=seen)
+    found = [f for f in checks.file_findings(seen, Context(task=task, boxes=boxes)) if f.rule in _REMARKS]
+    said = [f.message for f in found]
     if bad and not keep_going:
-        raise DataError(f"{bad[0].where}: {bad[0].reason} (--keep-going leaves bad rows out and lists them)")
+        doubts = "".join(f"\n{f.message}" for f in found if f.kind == "box")
+        raise DataError(f"{bad[0].where}: {bad[0].reason} (--keep-going leaves bad rows out and lists them){doubts}")
     if not good:
         raise DataError(f"{path} has no usable row" + (f"; {bad[0].where}: {bad[0].reason}" if bad else ""))
     rows = [moved(row, root or path.parent, target) for row in good]
@@ -74,6 +82,8 @@ def convert(path: Path, out: Path, format: str = "auto", root: Path | None = Non
         with replacing(file, sync=False) as temporary:
             temporary.write_bytes(item.data)
     write_rows(out, rows)
+    if remarks is not None:
+        remarks += said
     return len(good), bad
 
 
@@ -89,16 +99,20 @@ def refuse_existing(paths: Sequence[Path], force: bool) -> None:
 def usable_rows(path: Path, format: str = "auto", root: Path | None = None, task: Task | None = None, *,
                 columns: Mapping[str, str] | None = None,
                 keep: Callable[[Mapping[str, Any]], tuple[dict[str, Any], Path]] | None = None,
-                answer_type: str | None = None, types: TypeTable | None = None) -> tuple[list[UsableRow], list[BadRow]]:
+                answer_type: str | None = None, types: TypeTable | None = None, boxes: str = "auto",
+                seen: list[CheckedRow] | None = None) -> tuple[list[UsableRow], list[BadRow]]:
     """Returns the rows that the task can read (without one: whose canonical fields are sound), and the others with
     reasons.
 
-    `keep` is called with a row that holds media itself; it gives the row with paths instead, and their root.
+    `boxes` is as data.boxes; `seen` gets every row that could be made. `keep` is called with a row that holds media
+    itself; it gives the row with paths instead, and their root.
     """
     reader, good, bad = task or Task(), [], []
     context = Context(task=task)
     first: dict[str, str] = {}
-    for where, row in rows_in(path, format, root, columns, answer_type=answer_type, types=types):
+    for where, row in rows_in(path, format, root, columns, answer_type=answer_type, types=types, boxes=boxes):
+        if seen is not None and not isinstance(row, DataError):
+            seen.append(CheckedRow(where=where, row=row, id=str(row.get("id")), root=root or path.parent))
         try:
             own = None
             if not isinstance(row, DataError) and holds_media(row):
@@ -108,6 +122,8 @@ def usable_rows(path: Path, format: str = "auto", root: Path | None = None, task
             sample = make_sample(reader, row, own or root or path.parent)
             assert not isinstance(row, DataError)
             json_line(row)
+            if seen:
+                seen[-1].sample = sample
             checked = CheckedRow(where=where, row=row, id=sample.id, sample=sample, root=own or root or path.parent)
             for finding in checks.row_findings(checked, context, whole=False):
                 if finding.level == "error":

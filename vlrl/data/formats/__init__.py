@@ -17,7 +17,9 @@ from vlrl.data.formats import aitw, driving, gui, labelled, pairs, qa, tables, t
 from vlrl.data.formats import annotated as a
 from vlrl.data.formats import grounding as g
 from vlrl.data.formats.answer_types import Tendency, TypeTable, settled
+from vlrl.data.formats.box_forms import reread
 from vlrl.data.formats.fields import Source, short
+from vlrl.data.formats.lost import lost
 from vlrl.data.formats.records import records
 from vlrl.data.formats.shapes import shape_of
 from vlrl.data.formats.whole import unique_ids
@@ -124,7 +126,7 @@ def rows_in(path: Path, format: str = "auto", root: Path | None = None,
             columns: Mapping[str, str] | None = None,
             roots: tuple[Path, ...] = (), taken: set[str] | None = None,
             shapes: Counter[str] | None = None, cache: str = "", answer_type: str | None = None,
-            types: TypeTable | None = None) -> list[tuple[str, Row | DataError]]:
+            types: TypeTable | None = None, boxes: str = "auto") -> list[tuple[str, Row | DataError]]:
     """(place, canonical row) of every row of a file; what is no row of a known format gives its DataError instead.
 
     Ids that other people's records repeat become unique, among those `taken` by files before too; canonical rows keep
@@ -133,7 +135,7 @@ def rows_in(path: Path, format: str = "auto", root: Path | None = None,
     Media lie under `root` (default: the file's folder) or `roots`; sizes that a format leaves out are read from their
     headers. `columns` says which field of the records stands for a canonical one. `shapes` counts what each record is
     recognised as. Types of answers that no field says are settled over the file, see answer_types; `answer_type` comes
-    before, and `types` counts them.
+    before, and `types` counts them. `boxes` says what boxes and points are, as data.boxes.
 
     Raises DataError when the file as a whole cannot be read, ConfigError for an unknown format.
     """
@@ -150,7 +152,7 @@ def rows_in(path: Path, format: str = "auto", root: Path | None = None,
             shapes[shape_of(record, name if format != "auto" else recognised(record) or name)] += 1
         if name == "canonical" and path.suffix.lower() in (".csv", ".tsv") and not isinstance(record, DataError):
             record = {"id": id, **record} if record.keys() & _CONTENT else _unknown(record)
-        record_rows = rows_as(record, name, Source(id, root or path.parent, roots), sure=format != "auto")
+        record_rows = rows_as(record, name, Source(id, root or path.parent, roots, boxes), sure=format != "auto")
         placed += [(len(placed) + n, where, row) for n, row in enumerate(record_rows)]
     placed = sorted((FORMATS[name].together or list)(placed), key=lambda entry: entry[0])
     if name != "canonical":
@@ -202,15 +204,22 @@ def canonical(record: Mapping[str, Any] | DataError, format: str = "auto",
         beside = {} if chosen_format is FORMATS["canonical"] else carried(record)
         if chosen_format in _ASKING:
             qa.refuse_two_readings(record)
-        rows = chosen_format.rows({k: v for k, v in record.items() if k not in beside}, source or Source())
-        return [{**row, **beside} for row in rows] or [DataError(
+        kept, source = {k: v for k, v in record.items() if k not in beside}, source or Source()
+        rows = chosen_format.rows(kept, source)
+        if rows and chosen_format is not FORMATS["canonical"]:
+            left = lost(_name_of(chosen_format), kept, rows, lambda less: chosen_format.rows(less, source))
+            rows = [{**row, "meta": {**row.get("meta", {}), **left}} for row in rows] if left else rows
+        return [reread({**row, **beside}, source.boxes) for row in rows] or [DataError(
             f"it holds nothing to ask: one of its lists ({short([k for k, v in record.items() if v == []])}) is empty")]
     except DataError as error:
         return [error]
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:  # shapes nobody thought of
-        name = next(name for name, format_ in FORMATS.items() if format_ is chosen_format)
-        return [DataError(f"it looks like a record of format {name}, but is not shaped like one: "
+        return [DataError(f"it looks like a record of format {_name_of(chosen_format)}, but is not shaped like one: "
                           f"{type(error).__name__}: {str(error)[:200]}")]
+
+
+def _name_of(format: Format) -> str:
+    return next(name for name, known in FORMATS.items() if known is format)
 
 
 def recognised(record: Mapping[str, Any] | DataError) -> str | None:

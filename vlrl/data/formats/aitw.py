@@ -45,8 +45,13 @@ def steps_before(rows: Placed) -> Placed:
         done = None if isinstance(row, DataError) else row.get("meta", {}).get("coat_action_desc")
         if isinstance(row, dict) and isinstance(done, str) and "group_key" in row:
             episodes.setdefault(row["group_key"], []).append((_step(row), done))
-    return [(n, where, row if isinstance(row, DataError) else {**row, **_history(row, episodes)})
-            for n, where, row in rows]
+    return [(n, where, row if isinstance(row, DataError) else _told(row, episodes)) for n, where, row in rows]
+
+
+def _told(row: dict[str, Any], episodes: Mapping[str, list[tuple[float, str]]]) -> dict[str, Any]:
+    meta = {k: v for k, v in row.get("meta", {}).items() if k != "coat_action_desc"}
+    rest = {k: v for k, v in row.items() if k != "meta"}
+    return {**rest, **_history(row, episodes), **({"meta": meta} if meta else {})}
 
 
 def _history(row: Record, episodes: Mapping[str, list[tuple[float, str]]]) -> dict[str, list[str]]:

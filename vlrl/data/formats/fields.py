@@ -47,6 +47,8 @@ class Source:
     root: Path | None = None
     roots: tuple[Path, ...] = ()
     """Further folders that absolute paths may lead into: data.media_roots."""
+    boxes: str = "auto"
+    """What boxes and points of its rows are: data.boxes."""
 
     def path(self, given: Any) -> Any:
         """Returns a media path of a record, relative to the root where that is possible.

@@ -1,0 +1,129 @@
+"""What the numbers of boxes and points in data files are: `data.boxes`, and the doubt where nobody has said it.
+
+    reread({"width": 640, "height": 480, "box": [500, 250, 100, 100]}, "xywh-norm1000")   # box [320, 120, 384, 168]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from vlrl.data.formats.fields import are_shares, scaled, short, xywh
+from vlrl.errors import DataError
+from vlrl.rewards.boxes import is_number
+
+Row = Mapping[str, Any]
+FORMS = ("auto", "pixels", "norm1000", "norm1", "xywh", "xywh-norm1000", "xywh-norm1")
+_FULL = {"norm1000": 1000.0, "norm1": 1.0}
+_THOUSAND = 1000.5
+"""What numbers of 0 to 1000 may reach: annotations are rounded."""
+_FAR = 800.0
+"""What one of many such numbers reaches at least."""
+_CHANCE = 0.05
+"""How likely it may be that boxes laid anywhere keep away from the right and the bottom by themselves."""
+_COMMON = 0.3
+"""Share of a side up to which a box counts as it is; larger ones are rare, and say little of where boxes lie."""
+_OUTSIDE = 0.1
+"""Share of boxes outside their pictures that a few wrong ones do not explain."""
+
+
+def reread(row: dict[str, Any], form: str) -> dict[str, Any]:
+    """Returns a canonical row with its boxes and points in pixels, [x1, y1, x2, y2], where its file has them as `form`
+    says; shares that its format has scaled already stay. Raises DataError where the size of its picture is not known.
+    """
+    if form in ("auto", "pixels"):
+        return row
+    sides, full = form.startswith("xywh"), _FULL.get(form.rpartition("-")[2])
+
+    def place(values: Any) -> Any:
+        if not isinstance(values, list) or len(values) not in (2, 4) or not all(map(is_number, values)):
+            return values
+        corners = xywh(values) if sides and len(values) == 4 else values
+        if full is None or (full == 1 and not are_shares(values)):
+            return corners
+        if not all(is_number(row.get(side)) for side in ("width", "height")):
+            raise DataError(f"data.boxes={form} and {short(values)}: the size of its picture is not known; give the "
+                            "row width and height, or name the folder of the pictures (data.root, --root)")
+        return scaled(corners, (row["width"], row["height"]), full, "box")
+
+    new = dict(row)
+    if isinstance(row.get("boxes"), list):
+        new["boxes"] = [{**b, "box": place(b.get("box"))} if isinstance(b, Mapping) else b for b in row["boxes"]]
+    if isinstance(row.get("points"), list):
+        new["points"] = [place(point) for point in row["points"]]
+    if isinstance(row.get("action"), Mapping):
+        new["action"] = {k: place(v) if k in ("point", "coordinate", "box") else v for k, v in row["action"].items()}
+    return new | ({"box": place(row["box"])} if "box" in row else {})
+
+
+class Doubt(NamedTuple):
+    """What the boxes of many rows seem to be."""
+
+    message: str
+    row: int
+    """The first row that shows it."""
+    sure: bool
+    """Whether they cannot be what they are taken for."""
+
+
+def doubt(rows: Sequence[Row]) -> Doubt | None:
+    """Returns why the boxes and points of rows, read as corners in pixels, seem to be others; None where they seem
+    right.
+    """
+    places = [(n, values, (row["width"], row["height"])) for n, row in enumerate(rows)
+              if is_number(row.get("width")) and is_number(row.get("height")) for values in _places(row)]
+    if not places:
+        return None
+    turned = [n for n, v, _ in places if len(v) == 4 and (v[2] <= v[0] or v[3] <= v[1])]
+    sides = bool(turned) and all(_fits(_as_corners(v), size) for _, v, size in places)
+    read = [(n, _as_corners(v) if sides else v, size) for n, v, size in places]
+    unit = _unit(read)
+    if not sides and not unit:
+        return None
+    form = "-".join(filter(None, ("xywh" if sides else "", unit)))
+    said = [f"of {len(places)} boxes {len(turned)} have their second corner before the first, and all lie in their "
+            "pictures as [x, y, width, height]"] if sides else []
+    wide, high = max((size for *_, size in read), key=max)
+    said += [f"all {len(places)} boxes and points end at or below {'1000' if unit == 'norm1000' else '1'}, in pictures "
+             f"of up to {wide:g}x{high:g} pixels"] if unit else []
+    message = (f"{', and '.join(said)}: if that is what they are, set data.boxes={form} (--boxes {form}); if they are "
+               "corners in pixels, data.boxes=pixels")
+    return Doubt(message, turned[0] if sides else read[0][0], unit == "norm1")
+
+
+def _places(row: Row) -> Iterator[list[float]]:
+    action = row.get("action") if isinstance(row.get("action"), Mapping) else {}
+    boxes = row.get("boxes") if isinstance(row.get("boxes"), list) else []
+    points = row.get("points") if isinstance(row.get("points"), list) else []
+    given = (*(b.get("box") for b in boxes if isinstance(b, Mapping)), row.get("box"), *points,  # pyright: ignore
+             *(action.get(k) for k in ("point", "coordinate", "box")))  # pyright: ignore
+    yield from (v for v in given if isinstance(v, list) and len(v) in (2, 4) and all(map(is_number, v)))
+
+
+def _as_corners(values: list[float]) -> list[float]:
+    return xywh(values) if len(values) == 4 else values
+
+
+def _fits(corners: Sequence[float], size: Sequence[float]) -> bool:
+    """Returns whether a box lies in its picture, or in one of 1000."""
+    return all(-1 <= v <= max(size[i % 2] + 1, _THOUSAND) for i, v in enumerate(corners))
+
+
+def _unit(places: Sequence[tuple[int, list[float], Sequence[float]]]) -> str:
+    """Returns what numbers count in that cannot well be pixels; "" where they can."""
+    ends = [(v[-2:], v[2] - v[0] if len(v) == 4 else 0, v[3] - v[1] if len(v) == 4 else 0, size)
+            for _, v, size in places]
+    if all(are_shares(v) for _, v, _ in places):
+        apart = any(value != int(value) for _, v, _ in places for value in v)
+        return "norm1" if apart and all(min(size) > 2 for *_, size in places) else ""
+    reach = [value for end, *_ in ends for value in end]
+    if max(reach) > _THOUSAND or max(reach) < _FAR or any(v < 0 for _, values, _ in places for v in values):
+        return ""
+    outside = sum(end[0] > size[0] + 1 or end[1] > size[1] + 1 for end, *_, size in ends)
+    chance = 1.0
+    for _, wide, high, size in ends:
+        for own, side in ((wide, size[0]), (high, size[1])):
+            if side > _THOUSAND:
+                extent = min(own, _COMMON * side, 900)
+                chance *= (1000 - extent) / (side - extent)
+    return "norm1000" if chance < _CHANCE or outside > max(2, _OUTSIDE * len(ends)) else ""

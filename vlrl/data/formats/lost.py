@@ -1,0 +1,105 @@
+"""Columns of a record that its format makes nothing of: they go to the `meta` of the row, where a check names them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from vlrl.data.formats.fields import short
+from vlrl.errors import DataError
+
+Record = Mapping[str, Any]
+Make = Callable[[Record], Sequence[Mapping[str, Any]]]
+_KEPT: dict[tuple[Any, ...], tuple[str, ...]] = {}
+"""(format, columns) -> those of which nothing is made: looked at once for all records of one shape."""
+_USED: set[tuple[str, str]] = set()
+"""(format, column) of which something is made in records of some shape."""
+_NOTHING = ("none", "null", "nan", "n/a", "no input text")
+_MOST_SHAPES = 256
+_BOOKKEEPING = re.compile(
+    r"(?:^|[_.])(?:ids?|idx|index|u?uid|pid|qid|source|dataset|split|urls?|link|license|date\w*|time\w*|version|hash|"
+    r"sha\d*|md5|types?|kind|format|lang\w*|paths?|file\w*|size|width|height|w|h|area|iscrowd|segmentation|mask|author|"
+    r"users?|worker\w*|annotator\w*|score|rating|grade|level|tokens?|len\w*|count|num\w*|episode\w*|step|status|"
+    r"embedding\w*|logits?|rela_box|__key__)$|^(?:coco|flickr)_", re.IGNORECASE)
+
+
+def is_bookkeeping(name: str, value: Any) -> bool:
+    """Returns whether a column is obviously no content: a number, a flag, or by its name an id, a place, a date ..."""
+    return isinstance(value, (int, float)) or bool(_BOOKKEEPING.search(name))
+
+
+def lost(format: str, record: Record, rows: Sequence[Mapping[str, Any]], make: Make) -> dict[str, Any]:
+    """Returns the columns of a record that are in none of its `rows` and without which `make` gives the same ones,
+    with their values; those of objects in lists as `annotations.caption`, with the first value.
+
+    What its rows say anyway (an answer that is there twice) is not among them.
+    """
+    flat = {k: v for k, v in _flat(record).items() if not is_bookkeeping(k, v)}
+    if rows and isinstance(rows[0], Mapping):
+        known = {*rows[0], *(rows[0].get("meta") or {})}
+        flat = {k: v for k, v in flat.items() if k not in known}
+    if not flat or not rows:
+        return {}
+    key = (format, *sorted(flat))
+    if key not in _KEPT and len(_KEPT) < _MOST_SHAPES:
+        _KEPT[key] = _without_effect(record, [*flat], rows, make)
+        _USED.update((format, name) for name in flat if name not in _KEPT[key])
+    said = _said(rows)
+    return {name: _small(flat[name]) for name in _KEPT.get(key, ())
+            if (format, name) not in _USED and _in_words(flat[name]) not in said}
+
+
+def _without_effect(record: Record, names: Sequence[str], rows: Sequence[Record], make: Make) -> tuple[str, ...]:
+    """Returns the columns that can be left out one after the other without a change."""
+    gone: list[str] = []
+    for name in names:
+        less = _less(record, [*gone, name])
+        try:
+            if _bare(make(less)) == _bare(rows):
+                gone.append(name)
+        except (DataError, LookupError, TypeError, ValueError, AttributeError, RecursionError):  # it is needed
+            continue
+    return tuple(gone)
+
+
+def _flat(record: Record) -> dict[str, Any]:
+    """Returns the columns of a record that have a value, those of objects in a list beside the list."""
+    flat: dict[str, Any] = {}
+    for name, value in record.items():
+        if value in (None, "", [], {}) or (isinstance(value, str) and value.strip().lower() in _NOTHING):
+            continue
+        first = value[0] if isinstance(value, list) and value and isinstance(value[0], Mapping) else None
+        flat |= {f"{name}.{k}": v for k, v in first.items() if isinstance(v, str) and v} if first else {name: value}
+    return flat
+
+
+def _less(record: Record, names: Sequence[str]) -> Record:
+    outer, inner = {n for n in names if "." not in n}, [n.partition(".")[::2] for n in names if "." in n]
+    less = {k: v for k, v in record.items() if k not in outer}
+    for name, field in inner:
+        less[name] = [{k: v for k, v in entry.items() if k != field} if isinstance(entry, Mapping) else entry
+                      for entry in less[name]]
+    return less
+
+
+def _bare(rows: Sequence[Record]) -> list[Any]:
+    return [{k: v for k, v in row.items() if k != "meta"} if isinstance(row, Mapping) else str(row) for row in rows]
+
+
+def _said(rows: Sequence[Record]) -> str:
+    return " ".join(_in_words(_bare(rows)).split())
+
+
+def _in_words(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return " ".join(text.split()).replace("\\n", " ")
+
+
+def _small(value: Any) -> Any:
+    """Returns a value that a row can hold: of what JSON cannot, or of much, how it begins."""
+    try:
+        return value if len(json.dumps(value, allow_nan=False)) < 1 << 12 else short(value)
+    except (TypeError, ValueError, RecursionError):
+        return short(value)
