@@ -14,7 +14,7 @@ from vlrl.task.asked import task_samples
 from vlrl.task.base import Task, fill, weight_at
 from vlrl.task.loading import load
 from vlrl.task.scoring import overlay_marks, sample_metrics, score_group
-from vlrl.types import Answer, Sample
+from vlrl.types import Answer, Sample, StepValues
 
 SAMPLE = Sample(id="s", row={"answer": "4"})
 
@@ -39,6 +39,14 @@ def scored(t, *texts):
 def test_weighted_sum():
     (one,) = scored(task(lambda x: {"a": 0.5, "b": 2}), "x")
     assert one.parts == {"a": 0.5, "b": 2.0} and one.reward == pytest.approx(1.5) and one.error is None
+
+
+def test_steps_end_where_they_do_in_what_the_model_wrote():
+    steps = StepValues((0.5, 1.0), (9, 12))
+    t = task(lambda x: {"a": steps, "b": 1.0})
+    (alone,), (behind,) = (score_group(t, SAMPLE, [Answer(text="<think>\na\n\nbc", opened=opened)], 0)
+                           for opened in ("", "<think>\n"))
+    assert alone.steps == steps and behind.steps == StepValues((0.5, 1.0), (1, 4)) and behind.reward == alone.reward
 
 
 def test_a_scorer_that_raises_is_unscorable_and_kept():

@@ -136,6 +136,19 @@ def test_a_missing_think_tag_warns():
     assert "without <think>" in warning
 
 
+def test_a_task_that_pays_less_behind_what_the_template_begins_is_warned_of():
+    exact = made(score=lambda self, sample, answer: {
+        "correct": float(answer.text.strip() == self.oracle(sample)), "format": 1.0})
+    bare = made(score=exact.score.__func__, oracle=lambda self, sample: str(sample["n"]))
+    raises = made(score=lambda self, sample, answer: {"correct": 1 / ("<think>" not in answer.text), "format": 1.0})
+    for opened, warned in (("", 0), ("<think>\n", 1), ("<think>\n\n</think>\n\n", 0)):
+        warnings = preflight.check_opened(bare, samples(), config(), opened)
+        assert len(warnings) == warned and all(repr(opened) in w and "chat_template_kwargs" in w for w in warnings)
+        assert preflight.check_opened(made(), samples(), config(), opened) == []
+    assert len(preflight.check_opened(exact, samples(), config(), "<think>\n\n</think>\n\n")) == 1
+    assert len(preflight.check_opened(raises, samples(), config(), "<think>\n")) == 1
+
+
 @pytest.mark.parametrize("prompt", ["<answer>", "end with </answer>", "in answer tags", "in `answer` XML tags",
                                     "the tag answer", "the tags think and answer", "an ANSWER tag"])
 def test_ways_to_mention_a_tag(prompt):

@@ -85,9 +85,12 @@ def check_opened(task: Task, samples: Sequence[Sample], config: Config, opened: 
         visit = Seen(own, firsts[:1], config.limits).visits[0]
         if visit.oracle is None:
             continue
-        with original_pixels(own):
-            parts = OwnParts(own, visit.shown, visit.oracle)
-            alone, less = parts.reward(visit.oracle), parts.reward(visit.oracle, opened)
+        try:
+            with original_pixels(own):
+                parts = OwnParts(own, visit.shown, visit.oracle)
+                alone, less = parts.reward(visit.oracle), parts.reward(visit.oracle, opened)
+        except (Exception, SystemExit):  # a task's own code, of which `check` has told
+            continue
         if less < alone - 1e-6:
             warnings.append(
                 f"task '{own.name}': the chat template begins every answer with {opened!r}; behind it the perfect "
