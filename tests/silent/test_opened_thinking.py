@@ -11,6 +11,7 @@ from vlrl.rollout.demonstrations import Demonstrations
 from vlrl.rollout.generate import make_group, sampling_of
 from vlrl.store import RunFolder
 from vlrl.task import Task
+from vlrl.tools.dryrun import show
 from vlrl.tools.rescore import rescore
 from vlrl.tools.score_rows import score_row
 from vlrl.training.build_task import make_task
@@ -120,3 +121,9 @@ def test_an_environment_is_told_what_the_prompt_opened_before_an_action(encode, 
     assert len(actions) == 3 and all(t.opened == "<think>\n" and not t.text.startswith("<think>") for t in actions)
     for turn in actions:  # its own parts count the vowels of what it was told: the i of <think> too
         assert turn.parts["vowels"] == pytest.approx((1 + sum(c in "aeiou" for c in turn.text)) / 8)
+
+
+def test_the_dry_run_shows_the_perfect_answer_as_the_model_has_to_write_it(encode):
+    oracle = show(encode.config, Named(), Sample(id="a", row={"label": "cat"}), encode).oracle
+    assert oracle.answer == f"{THOUGHT}</think>\n<answer>cat</answer>" and oracle.opened == "<think>\n"
+    assert oracle.is_best and oracle.reward == 1.5
