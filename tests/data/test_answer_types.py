@@ -121,6 +121,13 @@ def test_alternatives_of_mixed_kinds(tmp_path, capsys):
     assert "0 bad rows" in capsys.readouterr().out
 
 
+def test_a_precision_of_another_kind_is_none(tmp_path):
+    for given in ("high", 0.95, 40):
+        (row,) = read_rows(lines(tmp_path / "r.jsonl", [{**ASK, "answer": "1.2", "precision": given}]))
+        assert row["meta"] == {"precision": given} and "precision" not in row
+        assert paid(row, "1.2", "1.22") == [1, 0]
+
+
 def test_the_table_of_types_has_examples_and_reasons(tmp_path, capsys):
     records = [{**ASK, "answer": a} for a in ("3-2", "4-1", "007", "1.2.3", "stop")]
     file = lines(tmp_path / "r.jsonl", [*records, {**ASK, "answer": "B", "options": ["x", "y"]}])

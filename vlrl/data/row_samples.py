@@ -31,7 +31,7 @@ _FIELDS = (
     "image images video width height video_start video_end duration fps frames "
     "expression labels boxes points count mask_rle "
     "instruction box action history platform element_type "
-    "question answer_type answer options spans tracks tolerance "
+    "question answer_type answer options spans tracks tolerance precision "
     "label synonyms multi plan speed_mps navigation trajectory obstacles responses "
     "cameras drivable ego_size to_pixels outcomes system_prompt original_id turns tools environment"
 )

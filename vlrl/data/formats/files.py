@@ -37,8 +37,8 @@ _FEW, _MANY = 32, 1024
 """Rows of a table that are read at once: where they hold media, and where they do not."""
 _SPLITS = ("train", "val", "test")
 _BARE = ("image", "x1", "y1", "x2", "y2", "label")  # columns of a CSV without a header line
-_NUMBERS = frozenset(("width", "height", "difficulty", "weight", "count", "tolerance", "duration", "fps", "speed_mps",
-                      "video_start", "video_end"))  # canonical fields that are numbers
+_NUMBERS = frozenset(("width", "height", "difficulty", "weight", "count", "tolerance", "precision", "duration", "fps",
+                      "speed_mps", "video_start", "video_end"))  # canonical fields that are numbers
 _ROW_SUFFIXES = (".jsonl or .jsonl.gz (one object a line), .json (a list of objects), .csv, .tsv, .parquet, .arrow or "
                  ".tar (WebDataset)")
 

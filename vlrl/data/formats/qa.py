@@ -45,7 +45,7 @@ _PLAIN_ANSWERS = ("answer", "final_answer", "ground_truth", "gt_answer", "gt", "
 """Fields that hold an answer alone; a `solution` may be worked out."""
 _SHORT = 60
 """Characters up to which the words of an assistant are an answer, and no worked solution."""
-_NUMBERS = {"duration": 1e6, "fps": 1e4, "difficulty": 1, "weight": 1e9}
+_NUMBERS = {"duration": 1e6, "fps": 1e4, "difficulty": 1, "weight": 1e9, "precision": 15}
 """Canonical numbers that others use for other things -> the most that they can be."""
 _YES_NO = ("yes", "no")
 _FILM = re.compile(r"\.(?:mp4|mkv|webm|avi|mov)$")
@@ -235,7 +235,8 @@ def _numeric(fields: dict[str, Any]) -> dict[str, Any]:
     """Other people's `duration`, `difficulty` ... that are no such numbers ("short", "hard", level 4) go to `meta`."""
     given = {k: fields.pop(k) for k in _NUMBERS if k in fields}
     values = {k: number(v) for k, v in given.items()}
-    sound = {k: v for k, v in values.items() if v is not None and 0 <= v <= _NUMBERS[k]}
+    sound = {k: v for k, v in values.items() if v is not None and 0 <= v <= _NUMBERS[k]
+             and (k != "precision" or isinstance(v, int))}  # others measure a model by it
     others = {k: v for k, v in given.items() if k not in sound}
     return {**fields, **sound, **({"meta": {**others, **(fields.get("meta") or {})}} if others else {})}
 
