@@ -11,10 +11,12 @@ from PIL import Image
 
 from vlrl.cli.main import main
 from vlrl.config import load_config
-from vlrl.data import read_samples
+from vlrl.data import read_rows, read_samples
+from vlrl.data.formats import rows_in
 from vlrl.errors import DataError
 from vlrl.task.asked import task_messages
 from vlrl.training.build_task import make_task
+from vlrl.training.preflight import check
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: object) -> str:
@@ -89,3 +91,76 @@ def test_places_of_swift_are_filled_in(tmp_path: Path, capsys: pytest.CaptureFix
     run(capsys, "data", "convert", lines(tmp_path / "rows.jsonl", rows), "-o", tmp_path / "new.jsonl")
     (row,) = [json.loads(line) for line in (tmp_path / "new.jsonl").read_text().splitlines()]
     assert row["boxes"][0]["box"] == [20, 20, 60, 40] and "the kettle" in json.dumps(row)
+
+
+TABLE = {"question": "Who sold most?", "answer": "Ann", "table": "Name | Sold\nAnn | 9\nBo | 4",
+         "ques_type": "free_text", "ans_type": "extractive_text", "unit": None}
+
+
+def test_a_question_about_a_table_is_asked_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "problems.json").write_text(json.dumps({"3": TABLE, "4": {**TABLE, "question": "Who sold least?"}}))
+    (tmp_path / "tables").mkdir()
+    picture(tmp_path, "tables/3.png")
+    config = load_config("configs/qa/tiny.yaml", f"data.train={tmp_path / 'problems.json'}")
+    first, second = read_samples(make_task(config), "train")
+    shown = task_messages(make_task(config), first)[-1]["content"]
+    assert [part["type"] for part in shown] == ["image", "text"] and "Ann | 9" in shown[1]["text"]
+    assert "Bo | 4" in task_messages(make_task(config), second)[-1]["content"][0]["text"]
+
+
+def test_the_command_of_the_first_run_trains_the_question_of_each_annotation(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture(tmp_path)
+    for field in ("caption", "expression", "sentence", "phrase", "text"):
+        boxes = {"the green square": [10, 10, 20, 20], "the red circle": [60, 10, 20, 20]}
+        (tmp_path / "annotations.json").write_text(json.dumps({
+            "images": [{"id": 1, "file_name": "a.png", "width": 200, "height": 100}],
+            "categories": [{"id": 1, "name": "circle"}, {"id": 2, "name": "square"}],
+            "annotations": [{"id": n, "image_id": 1, "category_id": n, "bbox": box, field: name,
+                             "note": "by Bo, at noon"} for n, (name, box) in enumerate(boxes.items(), 1)]}))
+        said = run(capsys, "data", "convert", tmp_path / "annotations.json", "-o", tmp_path / "all.jsonl", "--force")
+        assert "'annotations.note' (2 of 2 rows, e.g. 'by Bo, at noon')" in said
+        asked = prompts(tmp_path / "all.jsonl")
+        assert [name in prompt for prompt, name in zip(asked, boxes, strict=True)] == [True, True]
+        rows = [json.loads(line) for line in (tmp_path / "all.jsonl").read_text().splitlines()]
+        assert [row["boxes"][0]["box"] for row in rows] == [[10, 10, 30, 30], [60, 10, 80, 30]]
+
+
+def test_questions_of_easy_r1_trl_and_swift(tmp_path: Path) -> None:
+    ask, name = "Please provide the bounding box of the green square.", picture(tmp_path)
+    user = {"role": "user", "content": ask}
+    for row in ({"problem": ask, "answer": "[10, 10, 30, 30]", "images": [name]},
+                {"prompt": [user], "solution": "[10, 10, 30, 30]", "image": name},
+                {"messages": [user, {"role": "assistant", "content": "[10, 10, 30, 30]"}], "images": [name]}):
+        path = lines(tmp_path / "rows.jsonl", [row])
+        assert prompts(path, "task.prompt='{question}'") == [ask]
+        assert prompts(path)[0].startswith(f"{ask} Answer with the box")
+        with pytest.raises(DataError, match=r"asks for \{expression\}.*question="):
+            prompts(path, "task.prompt='Find {expression}'")
+        with pytest.raises(DataError, match="answered by boxes"):
+            prompts(path, "task.recipe=curr_reft_binary")
+
+
+def test_steps_of_aitz_keep_their_actions(tmp_path: Path) -> None:
+    steps = [{"episode_id": "7", "step_id": n, "instruction": "mute it", "image_path": picture(tmp_path),
+              "result_action_type": kind, "result_action_text": words, "result_touch_yx": "[0.5, 0.25]",
+              "result_lift_yx": lift, "coat_action_desc": f"step {n}"} for n, (kind, words, lift) in enumerate(
+                  [(4, "", "[0.5, 0.25]"), (4, "", "[0.1, 0.25]"), (3, "wifi", "[-1, -1]"), (10, "", "[-1, -1]")])]
+    rows = [row for _, row in rows_in(lines(tmp_path / "steps.jsonl", steps))]
+    assert [row["action"] for row in rows] == [
+        {"type": "click", "point": [50, 50]}, {"type": "scroll", "direction": "up"}, {"type": "type", "text": "wifi"},
+        {"type": "complete"}]
+    assert rows[2]["history"] == ["step 0", "step 1"]
+    with pytest.raises(DataError, match="seems to be the answer"):
+        read_rows(lines(tmp_path / "x.jsonl", [{"image": "a.png", "instruction": "mute it", "next_action": "tap"}]))
+
+
+def test_a_run_names_what_it_does_not_read(tmp_path: Path) -> None:
+    rows = [{"id": n, "question": "Who came late?", "answer": "Ann", "answer_type": "text",
+             "passage": f"At {n} Ann came."} for n in range(4)]
+    path = lines(tmp_path / "rows.jsonl", rows)
+    for prompt, told in (("{question}", True), ("{passage} {question}", False)):
+        config = load_config("configs/qa/tiny.yaml", f"data.train={path}", f"task.prompt='{prompt}'")
+        task = make_task(config)
+        said = check(task, read_samples(task, "train"), config)
+        assert any("'passage' (4 of 4 rows" in line for line in said) == told

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from vlrl.data.formats.fields import short
@@ -36,19 +36,26 @@ def lost(format: str, record: Record, rows: Sequence[Mapping[str, Any]], make: M
 
     What its rows say anyway (an answer that is there twice) is not among them.
     """
-    flat = {k: v for k, v in _flat(record).items() if not is_bookkeeping(k, v)}
-    if rows and isinstance(rows[0], Mapping):
-        known = {*rows[0], *(rows[0].get("meta") or {})}
-        flat = {k: v for k, v in flat.items() if k not in known}
-    if not flat or not rows:
+    key = (format, *_shape(record))
+    if not rows or (key not in _KEPT and len(_KEPT) >= _MOST_SHAPES):
         return {}
-    key = (format, *sorted(flat))
-    if key not in _KEPT and len(_KEPT) < _MOST_SHAPES:
-        _KEPT[key] = _without_effect(record, [*flat], rows, make)
-        _USED.update((format, name) for name in flat if name not in _KEPT[key])
-    said = _said(rows)
-    return {name: _small(flat[name]) for name in _KEPT.get(key, ())
-            if (format, name) not in _USED and _in_words(flat[name]) not in said}
+    if key not in _KEPT:
+        known = {*rows[0], *(rows[0].get("meta") or {})}
+        names = [k for k, v in _flat(record).items() if k not in known and not is_bookkeeping(k, v)]
+        _KEPT[key] = _without_effect(record, names, rows, make)
+        _USED.update((format, name) for name in names if name not in _KEPT[key])
+    names = [name for name in _KEPT[key] if (format, name) not in _USED]
+    flat, said = (_flat(record), _said(rows)) if names else ({}, "")
+    return {name: _small(flat[name]) for name in names if name in flat and _in_words(flat[name]) not in said}
+
+
+def _shape(record: Record) -> Iterator[Any]:
+    """Yields the columns that have a value, and of a list of objects those of the first."""
+    for name, value in record.items():
+        if isinstance(value, list) and value and isinstance(value[0], Mapping):
+            yield (name, *value[0])
+        elif value is not None and value != "" and value != []:
+            yield name
 
 
 def _without_effect(record: Record, names: Sequence[str], rows: Sequence[Record], make: Make) -> tuple[str, ...]:
