@@ -37,6 +37,10 @@ class TrainingError(VlrlError, RuntimeError):
     """Training cannot go on."""
 
 
+class NotFiniteError(TrainingError):
+    """The model's logits are NaN or infinite, so no token can be picked."""
+
+
 class RankError(VlrlError, RuntimeError):
     """A process waited in vain for others of its run."""
 

@@ -31,7 +31,7 @@ TYPES = {"glm4v": "mm_token_type_ids", "qwen3_5": "mm_token_type_ids", "gemma3":
          "glm4v_moe": "mm_token_type_ids", "qwen3_5_moe": "mm_token_type_ids", "gemma4": "mm_token_type_ids",
          "paligemma": "token_type_ids"}
 """Token types that a model reads."""
-WATCH = ("glm4v", "glm4v_moe", "qwen3_5", "qwen3_5_moe")
+WATCH = ("gemma4", "glm4v", "glm4v_moe", "qwen3_5", "qwen3_5_moe")
 """Models that take videos."""
 FAST = ("glm4v", "gemma3")
 SCENES = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in others.OTHERS]
@@ -98,7 +98,8 @@ def test_padded_rows_equal_the_models_own_forward(scene):
     ours = policy.logprobs(batch, 0.8).logprobs.detach().split([len(a) for a in answers])
     for prompt, answer, logps in zip(prompts.values(), answers, ours, strict=True):
         with torch.no_grad():
-            logits = policy.base(**plain(policy, prompt, answer=answer)).logits[0, len(prompt) - 1:-1].float() / 0.8
+            inputs = policy.family.encode(policy.base, plain(policy, prompt, answer=answer))  # clips of Gemma 4 alone
+            logits = policy.base(**inputs).logits[0, len(prompt) - 1:-1].float() / 0.8
         logits[:, policy.banned] = -torch.inf
         expected = torch.log_softmax(logits, -1).gather(1, torch.from_numpy(answer)[:, None])[:, 0]
         assert (logps - expected).abs().max() <= 1e-5 * expected.abs().max()
@@ -126,7 +127,7 @@ def test_sampler_and_trainer_agree(scene):
     (batch,) = pack(pieces_of([p for p, _ in flat], [c.tokens for _, c in flat], 10**6), 10**6, "padded")
     with torch.no_grad():
         trainer = policy.logprobs(batch, 0.7).logprobs.numpy()
-    assert np.abs(trainer - np.concatenate([c.logprobs for _, c in flat])).max() < 2e-5
+    assert np.abs(trainer - np.concatenate([c.logprobs for _, c in flat])).max() < 3e-5
 
 
 def test_visual_tokens_are_those_of_the_ids(scene):

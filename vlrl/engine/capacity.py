@@ -81,7 +81,7 @@ def token_bytes(text: Any, size: int, adapter: bool) -> int:
     size: bytes per value of the compute type. adapter: under LoRA; in a full fine-tune keys are float32, as the
     rotation by their positions leaves them.
     """
-    kv_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    kv_heads = most(text, "num_key_value_heads") or text.num_attention_heads
     return head_width(text) * text.num_hidden_layers * kv_heads * ((size if adapter else 4) + size)
 
 
@@ -91,8 +91,15 @@ def logit_bytes(text: Any, size: int) -> int:
 
 
 def head_width(text: Any) -> int:
-    """Returns numbers of one attention head."""
-    return getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    """Returns numbers of one attention head, of the widest where layers differ."""
+    return most(text, "head_dim") or text.hidden_size // text.num_attention_heads
+
+
+def most(text: Any, name: str) -> int | None:
+    """Returns a number of a text config; the largest of its layers where these differ (Gemma 4); None without it."""
+    if name not in (getattr(text, "per_layer_attributes", None) or ()):
+        return getattr(text, name, None)
+    return max(getattr(text.per_layer_config[i], name, None) or 0 for i in range(text.num_hidden_layers))
 
 
 def device_bytes(device: torch.device) -> int:

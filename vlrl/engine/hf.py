@@ -25,7 +25,8 @@ from vlrl.engine.cache import CopiedRows, SharedRows, cache_argument, revived, r
 from vlrl.engine.capacity import Capacity, Job, automatic, batches, begin_alike, chunks, cut
 from vlrl.engine.living import LivingCaches, RowCache
 from vlrl.engine.writing import Writing, Written
-from vlrl.errors import TrainingError
+from vlrl.errors import NotFiniteError, TrainingError
+from vlrl.models.finite import not_finite
 from vlrl.models.oom import release, short_of_memory
 from vlrl.models.packing import aligned_inputs, media_inputs, to_device
 from vlrl.models.policy import Policy
@@ -96,6 +97,10 @@ class HFEngine:
             written = self._decode([(requests[i], rollouts) for i, rollouts in jobs], on_token)
             return [(i, self._completion(written, row, requests[i], _before(requests[i], rollout)))
                     for row, (i, rollout) in enumerate(names)]
+        except NotFiniteError as error:
+            held = not_finite(self.policy.base)
+            raise NotFiniteError(f"{error}: {held or 'all weights are finite, and what is computed of them is not'}. "
+                                 f"{'Begin with other weights.' if held else 'Set model.dtype=float32.'}") from None
         except (RuntimeError, MemoryError) as error:
             if not short_of_memory(error):
                 raise

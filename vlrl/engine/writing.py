@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from vlrl.engine.rules import Rules
+from vlrl.errors import NotFiniteError
 from vlrl.models.token_text import Texts
 from vlrl.types import Completion, Sampling
 
@@ -97,6 +98,9 @@ def pick(logits: torch.Tensor, temperature: torch.Tensor, draw: torch.Tensor,
     if top_p is not None:
         scores = _nucleus(scores, top_p)
     top = scores.amax(-1)
+    if not bool(top.isfinite().all()):
+        raise NotFiniteError(f"the logits of {int((~top.isfinite()).sum())} of {len(top)} answers are not finite, so "
+                             "no next token can be picked")
     weights = (scores - top[:, None]).exp_()
     chosen = int(greedy.sum())
     token = scores.argmax(-1) if chosen else torch.zeros_like(greedy, dtype=torch.long)

@@ -211,6 +211,27 @@ def _media_of_one_token(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
     return {**rest, "mm_encoder_outputs": encoded}
 
 
+def _clips_with_counted_frames(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+    """Returns clips whose frames are counted beside them (Gemma 4), and pictures with them, as features: the forward of
+    transformers 5.19 loses the counts.
+    """
+    if "num_frames_per_video" not in inputs:
+        return inputs
+    reading = model if hasattr(model, "get_video_features") else model.model
+    clips = {k: v for k, v in inputs.items() if k in ("pixel_values_videos", "video_position_ids",
+                                                      "num_frames_per_video")}
+    images = {k: v for k, v in inputs.items() if k in ("pixel_values", "image_position_ids")}
+    encoded = {"video": reading.get_video_features(**clips, return_dict=True)}
+    if images:
+        encoded["image"] = reading.get_image_features(**images, return_dict=True)
+    rest = {k: v for k, v in inputs.items() if k not in clips and k not in images}
+    return {**rest, "mm_encoder_outputs": encoded}
+
+
+def _of_no_table(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+    return _clips_with_counted_frames(model, _media_of_one_token(model, inputs))
+
+
 def _features(pooled: Any) -> Any:
     """Returns features as a vision tower returns them; the type differs between models."""
     from transformers.modeling_outputs import BaseModelOutputWithPooling
@@ -267,7 +288,7 @@ def family_of(config: Any) -> Family:
     rope = getattr(text, "rope_parameters", None) or {}
     tokens = _vision_tokens(config)
     return Family(kind, coordinates="norm1000", mrope="mrope_section" in rope, shared=False,
-                  videos=any("video" in name for name in tokens), encode=_media_of_one_token,
+                  videos=any("video" in name for name in tokens), encode=_of_no_table,
                   answer_types={"token_type_ids": 1} if kind in _PREFIX_MODELS else {},
                   other_ids=tuple(sorted({*tokens.values()})))
 

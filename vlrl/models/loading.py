@@ -17,9 +17,11 @@ from vlrl.models import hub
 from vlrl.models.attention import ATTENTION
 from vlrl.models.chat_template import ChatTemplate
 from vlrl.models.families import Family, family_in, family_of
+from vlrl.models.finite import check_finite
 from vlrl.models.model_config import embedded
 from vlrl.models.pixel_limits import set_pixel_limits
 from vlrl.models.quantization import Quantization, adapted_layers, dequantized, keep_layout
+from vlrl.models.saving import settle_generation
 from vlrl.store.aligned_memory import own, own_weights
 from vlrl.store.files import read_json
 
@@ -157,6 +159,7 @@ def load_model(source: str | Path, dtype: torch.dtype, what: str = "", quantized
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="Found missing adapter keys")
             adapted = PeftModel.from_pretrained(model, resolve(name))
+        check_finite(adapted, what)
         return adapted.merge_and_unload() if merge else own_weights(adapted)
 
 
@@ -177,6 +180,8 @@ def _load_whole(name: str, dtype: torch.dtype, what: str, quantized: Quantizatio
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise ConfigError(f"{what} lacks weights that its config asks for: {', '.join(wrong[:3])}{more}. They would be "
                           "random; give a folder that holds the whole model.")
+    check_finite(model, what)
+    settle_generation(model, name)
     keep_layout(model)
     if device is None or device.type == "cpu":
         own_weights(model)
@@ -244,12 +249,15 @@ def add_lora(model: Any, family: Family, settings: ModelSettings, checkpoint: Pa
 
     if checkpoint:
         peft = PeftModel.from_pretrained(model, str(checkpoint), is_trainable=True)
+        check_finite(peft, f"the adapter in {checkpoint}")
     else:
         lora = settings.lora
         targets = adapted_layers(model, family, lora.target)
-        peft = get_peft_model(model, LoraConfig(
-            r=lora.rank, lora_alpha=lora.alpha,  # pyright: ignore[reportArgumentType]  # PEFT only divides it by r
-            lora_dropout=lora.dropout, target_modules=targets, bias="none"))
+        with warnings.catch_warnings():  # of experts that have no linear layers, which PEFT thinks of by itself
+            warnings.filterwarnings("ignore", message="The following (rank|alpha)_pattern keys did not match")
+            peft = get_peft_model(model, LoraConfig(
+                r=lora.rank, lora_alpha=lora.alpha,  # pyright: ignore[reportArgumentType]  # PEFT only divides it by r
+                lora_dropout=lora.dropout, target_modules=targets, bias="none"))
     for config in peft.peft_config.values():
         assert isinstance(config, LoraConfig)
         if isinstance(config.target_modules, set):  # else each process writes them in another order

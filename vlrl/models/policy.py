@@ -36,6 +36,7 @@ from vlrl.models.loading import (
 from vlrl.models.logprobs import Head, Statistic, TokenStats, answer_states, token_stats
 from vlrl.models.packing import Batch, Piece, make_batch, pieces_of, plan, with_idle
 from vlrl.models.quantization import Quantization
+from vlrl.models.saving import write_parts
 from vlrl.models.vision_cache import FeatureCache, make_cache
 from vlrl.types import Prompt
 
@@ -292,10 +293,9 @@ class Policy:
         more: dict[str, Any] = {"save_embedding_layers": False} if self.lora else {}
         if weights is not None:
             more["state_dict"] = dict(weights)
-        self.model.save_pretrained(folder, safe_serialization=True, **more)
+        write_parts(self.model, self.processor, folder, **more)
         if self.quantized:
             self.quantized.write(folder)
-        self.processor.save_pretrained(folder)
         if head := head or self.copied_head():
             save_file(dict(head), folder / HEAD)
 

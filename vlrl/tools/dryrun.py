@@ -12,6 +12,7 @@ import copy
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import cycle, islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from vlrl.config.registry import failure, prints_aside
 from vlrl.config.schema import Config
 from vlrl.curriculum import horizon
 from vlrl.errors import ConfigError, DataError, TaskError, VlrlError
-from vlrl.models import learning, loading, packing
+from vlrl.models import learning, loading, packing, saving
 from vlrl.models.model_config import family_convention
 from vlrl.models.processing import Encoder, PromptTooLong
 from vlrl.rewards.text import written_after
@@ -181,6 +182,7 @@ def _checked(config: Config, task: Task, host: Environments | None, samples: int
     encode, skeleton = None, None
     with report.noting():
         skeleton, encode = open_model(config, task, report)
+        saving.try_in(None, partial(saving.write_parts, skeleton.config, encode.processor))
     train = splits.get("train", ())
     with report.noting():
         report.needs = [str(one) for one in needs.find(config, task, train[0] if train else None)]

@@ -31,6 +31,7 @@ from vlrl.models import loading, packing
 from vlrl.models.critic import HEAD
 from vlrl.models.families import agree, family_of
 from vlrl.models.processing import Encoder
+from vlrl.models.saving import write_parts
 from vlrl.store import checkpoint
 from vlrl.store.checkpoint import MANIFEST, STATE, TENSORS
 from vlrl.task import Task
@@ -162,8 +163,7 @@ def _write_model(path: Path, out: Path, dtype: str | None, base: str | None) -> 
     if base:
         model = model.merge_and_unload()
     model.to(getattr(torch, dtype))
-    model.save_pretrained(out, safe_serialization=True, max_shard_size=SHARD)
-    processor.save_pretrained(out)
+    write_parts(model, processor, out, max_shard_size=SHARD)
     parameters, digest = sum(p.numel() for p in model.parameters()), _digest(model)
     del model, whole
     after = _load_again(out, dtype, digest, prompt, batch)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from vlrl.curriculum.visited import write_visited
 from vlrl.distributed import comm
-from vlrl.models import fsdp
+from vlrl.errors import RunError
+from vlrl.models import fsdp, saving
 from vlrl.monitoring import trackers
 from vlrl.store import RunFolder, checkpoint, comparable
 from vlrl.training.build import Parts
@@ -37,6 +40,24 @@ class RunCheckpoints:
         self.say(f"going on from {path} ({done} steps completed)")
         if comm.is_main():
             self._warn_of_new_weights(done - 1)
+
+    def try_saving(self) -> None:
+        """Writes what a save writes, but for weights and optimizer, and removes it. Raises RunError for what cannot be
+        saved, before any step is taken.
+        """
+        parts = self.parts
+        state = {"source": parts.source.state_dict(), "scaler": parts.policy.scaler.state_dict(),
+                 "algorithm": parts.algorithm.state_dict(parts.policy)}
+        comm.on_main(lambda: saving.try_in(self.folder.checkpoints, lambda folder: self._write_but_weights(
+            folder, state)), "trying what a save writes")
+
+    def _write_but_weights(self, folder: Path, state: Mapping[str, Any]) -> None:
+        self.parts.policy.save(folder, weights={})
+        try:
+            json.dumps(checkpoint.view(state).tree)
+        except (TypeError, ValueError) as error:
+            raise RunError(f"no checkpoint could hold the state of this run: {error}. It is that of a part of your "
+                           "own: let its state_dict return what a checkpoint holds") from error
 
     def save(self, done: int) -> None:
         """Saves the `done` completed steps, unless a whole checkpoint is there already; what came before is on disk."""

@@ -120,6 +120,7 @@ class Session:
         self._checkpoints = RunCheckpoints(parts, self.folder, self._saver, self.flush, say)
         if self.checkpoint:
             self._checkpoints.restore(self.checkpoint, self.start)
+        self._checkpoints.try_saving()
         self._log = RunLog(parts, self.folder, self.accelerator, self.progress, self.start)
         self._stack.callback(self._log.close)
         if comm.is_main():

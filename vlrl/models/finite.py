@@ -1,0 +1,34 @@
+"""Weights that hold NaN or inf, by name: a model with them answers nothing, whatever its loss or its metrics say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from vlrl.errors import ConfigError
+
+
+def not_finite(model: Any) -> str:
+    """Returns which floating tensors of a model hold values that are not finite, in words; "" where none does."""
+    bad = [(name, tensor) for name, tensor in model.named_parameters() if not _is_finite(tensor)]
+    if not bad:
+        return ""
+    name, tensor = bad[0]
+    count = int((~tensor.detach().isfinite()).sum())
+    more = f" (and {len(bad) - 1} more tensors)" if len(bad) > 1 else ""
+    return f"{name} holds NaN or inf in {count:,} of its {tensor.numel():,} values{more}"
+
+
+def check_finite(model: Any, what: str) -> None:
+    """Raises ConfigError that names `what` and the first tensor with values that are not finite."""
+    if bad := not_finite(model):
+        raise ConfigError(f"{what} cannot be used: {bad}. Copy the weights anew, or take an earlier checkpoint.")
+
+
+@torch.no_grad()
+def _is_finite(tensor: torch.Tensor) -> bool:
+    """Returns whether all values are finite, without a copy of them."""
+    if not tensor.is_floating_point() or not tensor.numel() or tensor.is_meta:
+        return True
+    return all(bool(bound.isfinite()) for bound in torch.aminmax(tensor.detach()))

@@ -1,0 +1,74 @@
+"""What a save writes beside the weights, tried before a run takes its first step: what cannot be saved would be noticed
+after hours of work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from vlrl.errors import RunError, VlrlError
+
+_SAMPLED = ("temperature", "top_p", "top_k", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
+_log = logging.getLogger(__name__)
+
+
+def settle_generation(model: Any, name: str) -> None:
+    """Takes out of a model's generation config what says how to sample where it does not say to sample at all.
+
+    transformers reads such a file, leaves these settings without effect, and refuses to save them.
+    """
+    config = getattr(model, "generation_config", None)
+    given = [one for one in _SAMPLED if getattr(config, one, None) is not None]
+    if config is None or config.do_sample or not given:
+        return
+    try:
+        config.validate(strict=True)
+    except ValueError:
+        _log.warning("generation_config.json of %s says %s without do_sample=true, so none of it has an effect, and it "
+                     "could not be saved: left out", name, ", ".join(f"{one}={getattr(config, one)}" for one in given))
+        for one in given:
+            setattr(config, one, None)
+
+
+def write_parts(model: Any, processor: Any, folder: Path, **options: Any) -> None:
+    """Writes a model or adapter and its processor into a folder. Raises RunError that says which of them cannot be
+    saved; OSError where the disk is at fault.
+    """
+    with _named("the model's config, generation config or weights"):
+        model.save_pretrained(folder, safe_serialization=True, **options)
+    with _named("its tokenizer and processor"):
+        processor.save_pretrained(folder)
+
+
+@contextlib.contextmanager
+def _named(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (VlrlError, OSError, MemoryError):
+        raise
+    except Exception as error:  # whatever the libraries raise for what they cannot write
+        lines = " ".join(str(error).split())[:600]
+        raise RunError(f"model.name: {what} cannot be saved: {type(error).__name__}: {lines}. Correct that file of the "
+                       "model's folder, or copy it anew from the original model") from error
+
+
+def try_in(place: Path | None, write: Callable[[Path], None]) -> None:
+    """Lets `write` fill a folder below `place` (None: among temporary files), and removes it. Raises RunError."""
+    try:
+        if place:
+            place.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".tmp-try-{os.getpid()}-", dir=place))
+        try:
+            write(folder)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    except OSError as error:
+        raise RunError(f"run.dir: nothing can be saved in {place}: {error.strerror or error}. Free space there, fix "
+                       "its permissions, or choose another run.dir") from error
