@@ -50,7 +50,7 @@ def test_an_adapter_with_such_a_value(folder, tmp_path):
     policy, _ = load(settings(folder, model={"name": str(folder), "lora": {"rank": 2}}))
     policy.save(tmp_path / "adapter")
     broken(tmp_path / "adapter", float("nan"), file="adapter_model.safetensors")
-    with pytest.raises(VlrlError, match="lora_.* NaN or inf"):
+    with pytest.raises(VlrlError, match=r"lora_.* NaN or inf"):
         load(settings(tmp_path / "adapter"))
 
 
