@@ -7,6 +7,8 @@ from typing import Any
 import yaml
 from yaml.composer import ComposerError
 
+MOST_VALUES = 100_000
+"""Values of a text, each alias (`*name`) counted with all that it stands for: few lines can stand for billions."""
 MOST_MERGED = 10_000
 """Keys that the merge keys (`<<`) of a config may bring."""
 _MERGE = "tag:yaml.org,2002:merge"
@@ -37,6 +39,12 @@ class _Loader(yaml.SafeLoader):
         node.value = list(named.values())
         super().flatten_mapping(node)
 
+    def get_single_node(self) -> Any:
+        node = super().get_single_node()
+        if node is not None:
+            _count(node, {})
+        return node
+
     def compose_mapping_node(self, anchor: Any) -> Any:
         node = super().compose_mapping_node(anchor)
         lines: dict[str, int] = {}
@@ -47,6 +55,21 @@ class _Loader(yaml.SafeLoader):
                                     "keep one of them", None)
             lines[name] = line
         return node
+
+
+def _count(node: Any, known: dict[int, int]) -> int:
+    """Returns the number of values below a node. Raises ComposerError for more than MOST_VALUES, or a circle."""
+    if isinstance(node, yaml.ScalarNode):
+        return 1
+    if (count := known.get(id(node))) is None:
+        known[id(node)] = 0  # for as long as it is being counted
+        mapping = isinstance(node, yaml.MappingNode)  # what is merged is counted as it is merged
+        inner = [value for key, value in node.value if key.tag != _MERGE] if mapping else node.value
+        known[id(node)] = count = 1 + sum(_count(one, known) for one in inner)
+    if not 0 < count <= MOST_VALUES:
+        what = f"its aliases (*name) bring more than {MOST_VALUES:,} values" if count else "an alias (*name) in itself"
+        raise ComposerError(None, None, what, node.start_mark)
+    return count
 
 
 def parse(text: str) -> Any:

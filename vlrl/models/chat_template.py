@@ -7,8 +7,11 @@ text. The first form that shows all of the text and nothing of its structure is 
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable, Mapping, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 Message = dict[str, Any]
@@ -49,6 +52,25 @@ def _text(parts: Parts) -> str | Parts:
 _FORMS: tuple[Form, ...] = (lambda parts: parts, _joined, _text)
 _BEFORE = {"user": (), "system": (), "developer": (), "tool": ("user", "assistant")}
 """Roles of the turns before one of a role; else a turn of the user."""
+
+
+@contextlib.contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Raises TimeoutError in what takes longer, in the main thread: a template is code, and need not end."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: Any) -> None:
+        raise TimeoutError(f"it has not ended after {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 class ChatTemplate:
@@ -92,6 +114,8 @@ class ChatTemplate:
             turn = {"role": role, "content": form([{**text_part(text), _KEY: _KEY} for text in _TEXTS])}
             try:
                 text = self._rendered([*before, turn, *after], add_generation_prompt=True, **options)
+            except TimeoutError as error:
+                return None, str(error)
             except Exception as error:  # whatever a template's code raises
                 lines = str(error).strip().splitlines()
                 problem = problem or ": ".join([type(error).__name__, *lines[:1]])

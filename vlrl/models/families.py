@@ -266,6 +266,7 @@ FAMILIES = {f.model_type: f for f in (
 )}
 
 
+_MOST_LAYERS = 1000
 _PREFIX_MODELS = ("paligemma",)
 """Types whose prompt sees all of itself: its tokens have type 0, the causal ones of an answer type 1."""
 
@@ -277,11 +278,13 @@ def family_of(config: Any) -> Family:
     """
     kind = getattr(config, "model_type", "?")
     if kind in FAMILIES:
+        _check_depth(config, config.get_text_config())
         return FAMILIES[kind]
     others = f"Known families: {', '.join(FAMILIES)}; other image-text models of transformers work with padded rows."
     if getattr(config, "vision_config", None) is None:
         raise ConfigError(f"model.name: a model of type '{kind}' takes no images. {others}")
     text = config.get_text_config()
+    _check_depth(config, text)
     if getattr(config, "is_encoder_decoder", False) or getattr(text, "cross_attention_layers", None):
         raise ConfigError(f"model.name: a model of type '{kind}' reads images by cross-attention; vlrl trains "
                           f"models that take them as tokens of the prompt. {others}")
@@ -291,6 +294,17 @@ def family_of(config: Any) -> Family:
                   videos=any("video" in name for name in tokens), encode=_of_no_table,
                   answer_types={"token_type_ids": 1} if kind in _PREFIX_MODELS else {},
                   other_ids=tuple(sorted({*tokens.values()})))
+
+
+def _check_depth(config: Any, text: Any) -> None:
+    """Raises ConfigError for a number of layers that no model has: to build them would not end."""
+    parts = {"": config, "text_config.": text, "vision_config.": getattr(config, "vision_config", None)}
+    for where, part in parts.items():
+        for name in ("num_hidden_layers", "num_layers", "depth"):
+            count = part.get(name) if isinstance(part, Mapping) else getattr(part, name, None)
+            if isinstance(count, int) and count > _MOST_LAYERS:
+                raise ConfigError(f"model.name: its config.json says {where}{name}={count}, and no model has more than "
+                                  f"{_MOST_LAYERS:,} layers. Copy config.json anew from the original model")
 
 
 def family_in(model: Any) -> Family:

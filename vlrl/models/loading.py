@@ -15,7 +15,7 @@ from vlrl.config.schema import ModelSettings
 from vlrl.errors import ConfigError, VlrlError, did_you_mean
 from vlrl.models import hub
 from vlrl.models.attention import ATTENTION
-from vlrl.models.chat_template import ChatTemplate
+from vlrl.models.chat_template import ChatTemplate, limited
 from vlrl.models.families import Family, family_in, family_of
 from vlrl.models.finite import check_finite
 from vlrl.models.model_config import embedded
@@ -27,6 +27,8 @@ from vlrl.store.files import read_json
 
 _GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"}
 """What every chat template is given anyway."""
+_TEMPLATE_S = 30.0
+"""Most seconds in which a chat template shows a question; it takes milliseconds."""
 
 
 def skeleton(settings: ModelSettings, config: Any = None) -> tuple[Any, Family]:
@@ -71,7 +73,9 @@ def check_processor(processor: Any, name: str, family: Family) -> None:
     if lacks:
         raise ConfigError(f"model.name={name!r}: its processor has no {' and no '.join(lacks)}. Save the processor of "
                           "the original model beside the weights (AutoProcessor...save_pretrained).")
-    if problem := ChatTemplate(processor, family.template).problem("user"):
+    with limited(_TEMPLATE_S):
+        problem = ChatTemplate(processor, family.template).problem("user")
+    if problem:
         raise ConfigError(f"model.name={name!r}: no chat template that can be used: {problem.rstrip('.')}. Copy "
                           "chat_template.jinja of the original instruction-tuned model into the folder.")
 
