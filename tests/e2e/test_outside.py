@@ -75,3 +75,25 @@ def test_two_steps_with_an_mcp_server_and_its_death(tmp_path):
     assert len(paid) == len(rows) - len(failed) > 0
     assert any(turn["media"] for row in paid for turn in row["turns"] if turn["role"] == "observation")
     assert any(dict(row["parts"])["tool_success"] > 0 for row in paid)
+
+
+def test_an_mcp_server_that_is_gone_for_good_leaves_the_run_alive(tmp_path):
+    """What cannot be reset is stored without tokens and counted, in training and in evaluations, and is no rejected
+    prompt with data.quarantine either."""
+    server = Serving("zoom_server.py", "2")  # ends at its second call
+    try:
+        (tmp_path / "far.py").write_text(ZOOM % [f"{server.url}/mcp"])
+        config = configs.load(ROOT / "configs" / "zoom.yaml", [
+            *SMALL, "steps=2", f"task.name={tmp_path}/far.py:Far", f"run.dir={tmp_path}/run", "environment.workers=1",
+            "eval.samples=2", "eval.every=2", "data.quarantine=true", "environment.reset_s=20"])
+        run = RunFolder(train(config).folder.path)
+    finally:
+        server.stop()
+    rows = rows_of(run, config)
+    lost = [row for row in rows if (row["error"] or "").startswith("reset:")]
+    assert lost and all(row["reward"] is None and row["token_ids"] == [] and row["completion"] == "" for row in lost)
+    assert all(row["reward"] is None for row in rows if row["error"])
+    assert sum(m["environment/errors"] for m in run.metrics()) == sum(row["error"] is not None for row in rows)
+    assert all(m["prompts/rejected"] == 0 and m["score_errors"] == 0 for m in run.metrics())
+    last = run.evals()[-1]
+    assert (last["n"], last["unscorable"], last["rejected"], last["environment/errors"]) == (2, 2, 0, 2)

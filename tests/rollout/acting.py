@@ -31,6 +31,8 @@ class Lamps(Environment):
 
     def reset(self, seed):
         self.seed, self.turn = seed, 0
+        if self.fault == "away" and self.sample.id.endswith("-1"):
+            raise ConnectionError("no server answers")
         if self.fault == "unlike":
             self.seed += time.monotonic_ns()
         return Observation("A lamp." + self.said, [self.picture()])

@@ -5,12 +5,14 @@ import shutil
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from tests.conftest import TWO
 from tests.e2e.runs import weights
 from tests.rollout.acting import Acting, Lamps
 from tests.rollout.test_history import positions
 from vlrl import config as configs
+from vlrl.cli.main import app
 from vlrl.errors import ConfigError
 from vlrl.rollout.episodes import check
 from vlrl.store import RunFolder
@@ -255,6 +257,46 @@ def test_a_broken_environment_is_counted_and_not_paid(tiny_models, tmp_path, fau
         assert row["reward"] is None and message in row["error"], row["error"]
     assert all(r["error"] is None and r["reward"] is not None and len(actions(r)) == 3 for r in rows if r not in broken)
     assert folder.metrics()[-1]["environment/errors"] == len(broken) >= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [(), ("episode.history=last:1", "data.quarantine=true", "rollout.minibatches=2"),
+                                   ("async.max_staleness=1", "extends=algorithms/decoupled_ppo.yaml")])
+def test_what_cannot_be_reset_is_counted_and_not_paid(tiny_models, tmp_path, words):
+    """A group of it is stored without tokens, and not trained on; in an evaluation it is unscorable."""
+    folder = run(tmp_path / "run", tiny_models["qwen3_vl"], *words, fault="away")
+    rows, lines = folder.rollouts().to_pylist(), folder.metrics()
+    lost = [r for r in rows if r["sample_id"] == "train-1"]
+    assert len(rows) == 8 and len(lost) == 2
+    for row in lost:
+        assert row["error"].startswith("reset: ") and "no server answers" in row["error"]
+        assert (row["reward"], row["completion"], row["token_ids"], row["turns"]) == (None, "", [], [])
+    assert all(r["error"] is None and len(actions(r)) == 3 for r in rows if r not in lost)
+    assert [(m["environment/errors"], m["groups/count"], m["prompts/rejected"], m["score_errors"]) for m in lines] == [
+        (2, 2, 0, 0), (0, 2, 0, 0)]
+    assert [(e["n"], e["unscorable"], e["rejected"], e["environment/errors"]) for e in folder.evals()] == [
+        (2, 1, 0, 1)] * 2
+
+
+@pytest.mark.slow
+def test_commands_go_on_where_a_reset_fails(tiny_models, tmp_path):
+    """vlrl eval, vlrl eval at length, vlrl data difficulty and vlrl play."""
+    folder = run(tmp_path / "run", tiny_models["qwen3_vl"], "steps=1", "eval.samples=0", fault="away")
+    file = str(folder.path / "config.yaml")
+    config = configs.load(file, ["eval.samples=2"])
+    (result,) = measure.measure(config, measure.choose(config))
+    assert (result.record["n"], result.record["unscorable"], result.record["environment/errors"]) == (2, 1, 1)
+    chosen, scope = measure.choose(config), difficulty.Scope(answers=2, limit=2)
+    with measure.ready(config, chosen) as ready:
+        found = difficulty.measured(ready, scope, tmp_path / "part", difficulty.facts(config, chosen, scope),
+                                    lambda *told: None)
+    assert [[r is None for r in m.rewards] for m in found] == [[False] * 2, [True] * 2]
+    assert not any(m.left_out for m in found)
+    for words in (["eval", file, "--answers", "2", "--json", "eval.samples=2"],
+                  ["play", file, "--index", "1", "--answer", "a", "--json"]):
+        said = CliRunner().invoke(app, words)
+        assert said.exit_code == 0, said.output
+        assert "splits" in said.stdout or json.loads(said.stdout)["error"].startswith("reset: ")
 
 
 @pytest.mark.slow

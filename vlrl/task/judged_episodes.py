@@ -26,8 +26,8 @@ def to_judge(task: Task, sample: Sample, answers: Sequence[Answer],
           media: bool = True) -> tuple[str, tuple[Media, ...]]:
     """Returns the question that these answers are to, and the pictures that it is shown with.
 
-    Of episodes it says what the reset showed and what was done, turn by turn, in MOST_SHOWN characters: of each text
-    the beginning and the end. Where there are more than MOST_PICTURES the last ones are shown.
+    Of episodes it says what was done, turn by turn, in MOST_SHOWN characters: of each text the beginning and the end.
+    Where there are more than MOST_PICTURES pictures, with those of the reset, the last ones are shown.
     """
     question, own = question_text(task, sample), tuple(sample.media) if media else ()
     entries = _entries(sample, answers) if any(answer.turns for answer in answers) else []
@@ -36,7 +36,7 @@ def to_judge(task: Task, sample: Sample, answers: Sequence[Answer],
     most = max(_LEAST, (MOST_SHOWN - len(question)) // len(entries) - _LEAST)
     kept = _last([m for *_, observed in entries for m in observed] if media else [], MOST_PICTURES - len(own))
     names = {id(m): f" [picture {len(own) + i + 1}]" for i, m in enumerate(kept)}
-    lines = [f"{what}: {shown(text, most)}" + "".join(names.get(id(m), " [a picture that is not shown]")
+    lines = [f"{what}: {shown(text, most)}".rstrip() + "".join(names.get(id(m), " [a picture that is not shown]")
                                                       for m in observed) for what, text, observed in entries]
     pictures = [replace(m, edits=(*m.edits, ("shrink", MOST_PIXELS))) for m in kept]
     return "\n\n".join([question, *lines]), (*own, *pictures)
@@ -44,8 +44,8 @@ def to_judge(task: Task, sample: Sample, answers: Sequence[Answer],
 
 def _entries(sample: Sample, answers: Sequence[Answer]) -> list[_Entry]:
     """Returns what is told of episodes, in order."""
-    opening = sample.opening
-    entries: list[_Entry] = [("Shown at the beginning", opening.text, opening.media)] if opening else []
+    first = sample.opening.media if sample.opening else ()  # its text is in the question
+    entries: list[_Entry] = [("Shown at the beginning", "", first)] if first else []
     for number, answer in enumerate(answers):
         whose = f" of answer {number + 1}" if len(answers) > 1 else ""
         for i, turn in enumerate(answer.turns):

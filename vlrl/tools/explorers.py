@@ -21,6 +21,7 @@ from vlrl.config.registry import failure
 from vlrl.config.schema import Config
 from vlrl.data import json_line
 from vlrl.errors import ConfigError, DataError, TaskError, VlrlError
+from vlrl.rewards.worker import alone
 from vlrl.task import Task
 from vlrl.task.asked import generated
 from vlrl.tools.made_rows import Where, row_of
@@ -148,4 +149,5 @@ def _begin(config: Config, search: Search, where: Where) -> None:
 
 def _explored(number: int) -> Candidate:
     ((task, search, where),) = _exploring
-    return propose(task, number, search.parents, where)
+    with alone():
+        return propose(task, number, search.parents, where)
