@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from vlrl.config.schema import Config
 from vlrl.data import media
 from vlrl.data.clip_cache import ClipCache
+from vlrl.data.embedded import Embedded
 from vlrl.data.media_edits import edited
 from vlrl.data.video_sampling import VideoSampling, clock
 from vlrl.errors import ConfigError, DataError
@@ -78,7 +80,8 @@ class Encoder:
 
         `tools` are the schemas of the task's own, which stand in place of those of the row.
         """
-        loaded = [*self._load(sample.media), *self._observed(sample.opening.media if sample.opening else ())]
+        opening = sample.opening.media if sample.opening else ()
+        loaded = [*(self._loaded(m, sample.id) for m in sample.media), *self._observed(opening, sample.id)]
         if tools and not self._writes_calls:
             messages, tools = in_system(messages, tools), ()
         else:
@@ -105,7 +108,7 @@ class Encoder:
         Raises DataError for media that cannot be read, ConfigError for a template that does not end turns with the
         model's end token.
         """
-        loaded = self._observed(observation.media)
+        loaded = self._observed(observation.media, sample_id)
         content = [*({"type": m.kind} for m in loaded), {"type": "text", "text": observation.text}]
         turns = (results(observation, self._keeps_results, self._reads_order) if observation.results
                  else [{"role": "user", "content": content}])
@@ -123,13 +126,19 @@ class Encoder:
         """Id of the token that ends a turn."""
         return self._end
 
-    def _observed(self, shown: Sequence[Media]) -> list[LoadedMedia]:
+    def _observed(self, shown: Sequence[Media], name: str) -> list[LoadedMedia]:
         """Returns media of an observation, made smaller where they have more than episode.max_pixels."""
-        most, loaded = self.config.episode.max_pixels, self._load(shown)
+        most, loaded = self.config.episode.max_pixels, [self._loaded(m, name) for m in shown]
         return [edited(m, [("shrink", most)]) if most and m.size[0] * m.size[1] > most else m for m in loaded]
 
-    def _load(self, shown: Sequence[Media]) -> list[LoadedMedia]:
-        return [media.load(m, self.config.limits, self._video, self._clips) for m in shown]
+    def _loaded(self, one: Media, name: str) -> LoadedMedia:
+        """Raises DataError that names the sample where the media are no file, and name themselves."""
+        try:
+            return media.load(one, self.config.limits, self._video, self._clips)
+        except DataError as error:
+            if isinstance(one.source, (str, os.PathLike, Embedded)):
+                raise
+            raise DataError(f"sample '{name}': {error}") from error
 
     def _encoded(self, name: str, text: str, loaded: Sequence[LoadedMedia], special: bool) -> Prompt:
         """Returns rendered text as the model sees it; `special`: the tokenizer adds its first token."""
