@@ -261,7 +261,7 @@ def test_a_broken_environment_is_counted_and_not_paid(tiny_models, tmp_path, fau
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [(), ("episode.history=last:1", "data.quarantine=true", "rollout.minibatches=2"),
-                                   ("async.max_staleness=1", "extends=algorithms/decoupled_ppo.yaml")])
+                                   ("async.max_staleness=1", "algo.correction=token_truncate")])
 def test_what_cannot_be_reset_is_counted_and_not_paid(tiny_models, tmp_path, words):
     """A group of it is stored without tokens, and not trained on; in an evaluation it is unscorable."""
     folder = run(tmp_path / "run", tiny_models["qwen3_vl"], *words, fault="away")
