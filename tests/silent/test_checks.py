@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vlrl import testing
 from vlrl.cli.main import main
+from vlrl.cli.terminal import late_lines
 from vlrl.config import load, validate
 from vlrl.config.schema import LimitsSettings
 from vlrl.errors import VlrlError
@@ -89,6 +91,28 @@ def test_a_task_with_ids_twice_and_a_score_that_is_drawn(tmp_path):
     assert "another score" in said
 
 
+SCORES = {
+    "None": ("None", "gives None", "unreadable"), "always 1": ("1.0", "always the same", "constant"),
+    "50 for the right one": ("50.0 * (answer.text == str(sample['n']))", "'n' is 50", "parts"),
+    "sound": ("float(answer.text == str(sample['n']))", "", ""),
+}
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_what_a_score_gives_is_looked_at_by_a_run_and_by_tasks_check(tmp_path, name):
+    given, says, rule = SCORES[name]
+    (tmp_path / "own.py").write_text(
+        "from vlrl import Sample, Task\nclass Own(Task):\n    prompt = 'How many?'\n    rewards = {'n': 1.0}\n"
+        "    def samples(self, split):\n"
+        "        return [Sample(id=f'{split}-{i}', row={'n': i + 50 * (split == 'train')}) for i in range(8)]\n"
+        "    def oracle(self, sample):\n        return str(sample['n'])\n"
+        f"    def score(self, sample, answer):\n        return {{'n': {given}}}\n")
+    said = started(tmp_path, "data.train=", "data.heldout=", task=tmp_path / "own.py")
+    assert says in said and "run.checks" not in said and (says or not said)
+    found = {f.rule for f in testing.check(load_task(f"{tmp_path}/own.py"), 4, processes=0)}
+    assert found & {"unreadable", "constant", "parts"} == ({rule} if rule else set())
+
+
 def test_rows_that_check_refuses_are_not_converted_in_silence_and_fill_few_lines(tmp_path, capsys):
     rng = random.Random(3)
     rows = [{"id": f"s{i}", "video": f"clip {i}.mp4", "question": "When?", "answer_type": "span",
@@ -155,3 +179,15 @@ def test_a_prompt_is_refused_by_its_length_with_its_picture(tiny_models):
     with pytest.raises(PromptTooLong, match="prompt of more than"):
         encode(task, long)
     assert time.process_time() - begun < 10
+
+
+def test_a_check_that_takes_long_says_what_it_does(tmp_path, capsys):
+    doing = []
+    (tmp_path / "own.py").write_text(
+        "from vlrl import Sample, Task\nclass Own(Task):\n    rewards = {'n': 1.0}\n    def samples(self, split):\n"
+        "        return [Sample(id=split, row={'n': 1})]\n"
+        "    def score(self, sample, answer):\n        return {'n': float(answer.text == '1')}\n")
+    testing.examine(load_task(f"{tmp_path}/own.py"), 1, 0, doing.append)
+    assert "train sample 1 of 1" in doing and "answer 20" in doing
+    late_lines("checking own.py", every=0.0)("answer 20")
+    assert capsys.readouterr().err == "checking own.py: answer 20, 0 s\n"

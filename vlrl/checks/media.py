@@ -33,7 +33,8 @@ def other_size(row: CheckedRow, context: Context) -> Iterator[str]:
     size, stated = row.files[0].size if row.files else None, tuple(row.row.get(side) for side in _SIDES)
     if size and all(map(is_number, stated)) and stated != size:
         yield (f"width and height say {stated[0]}x{stated[1]} pixels, {row.files[0].name} is {size[0]}x{size[1]} (EXIF "
-               "orientation applied)")
+               "orientation applied), and boxes and points count in the picture as it is shown: correct the row, or "
+               "save the file without its orientation")
 
 
 def refused(row: CheckedRow, context: Context) -> Iterator[str]:
