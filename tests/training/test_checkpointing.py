@@ -205,7 +205,7 @@ def signalled(monkeypatch, step, number, then=lambda: None):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
 def test_the_completed_steps_are_saved_at_once_and_the_step_in_flight_after(tiny_models, tmp_path, monkeypatch, whole,
                                                                             capfd, number):
     signalled(monkeypatch, 2, number)
