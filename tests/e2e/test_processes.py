@@ -141,3 +141,14 @@ def test_fewer_prompts_than_processes_and_nothing_kept(tiny_models, tmp_path):
                "curriculum.max_refills=1", "eval.samples=1", processes=2)
     assert done.returncode == 0, done.stderr
     assert [m["step"] for m in metrics(tmp_path / "run")] == [0, 1]
+
+
+def test_a_tracker_ends_no_process_before_what_is_closed_after_it(tiny_models, tmp_path):
+    """The group of the processes is asked by what a run closes at its end; of stages the next one needs it too."""
+    config = write_config(tmp_path, tiny_models["qwen3_vl"])
+    words = ("steps=2", "rollout.prompts_per_step=2", "rollout.group_size=2", "eval.samples=0",
+             "log.trackers=[tensorboard]")
+    done = run(config, tmp_path / "run", *words, processes=2)
+    assert done.returncode == 0, done.stderr
+    assert RunFolder(tmp_path / "run").last_heartbeat()["state"] == "finished"
+    assert [*(tmp_path / "run").rglob("events.out.tfevents*")]
