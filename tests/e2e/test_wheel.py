@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.runs import ENV, ROOT, TASK
+from tests.silent.test_documented_commands import VLRL, named_config, settings_of
 
 pytestmark = pytest.mark.slow
 
@@ -82,3 +83,23 @@ def test_a_new_task_is_written_and_trains(installed, elsewhere):
     run(elsewhere, str(installed / "vlrl"), "tasks", "check", "stars.py", "--samples", "4")
     run(elsewhere, str(installed / "vlrl"), "train", "stars.yaml", "run.dir=stars", *SMALL)
     assert os.listdir(elsewhere / "stars" / "checkpoints")
+
+
+LOADS = """
+import json, sys
+from vlrl import load_config
+for name, settings in json.load(sys.stdin):
+    load_config(name, *settings)
+"""
+
+
+def test_configs_of_documented_commands_are_in_it(installed, tmp_path):
+    """In an empty folder, named as the pages name them."""
+    words = [(name, settings_of(words)) for page, words in VLRL if words[0] not in ("sweep", "compare")
+             and (name := named_config(page, words))]
+    assert len(words) > 60 and {"quickstart.yaml", "configs/quickstart.yaml"} <= {name for name, _ in words}
+    env = {k: v for k, v in ENV.items() if k != "PYTHONPATH"}
+    done = subprocess.run([installed / "python", "-c", LOADS], input=json.dumps(words), cwd=tmp_path, env=env,
+                          capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    run(tmp_path, str(installed / "vlrl"), "train", "quickstart.yaml", "--dry-run")

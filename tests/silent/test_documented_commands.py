@@ -47,15 +47,20 @@ def named_config(page: str, words: list[str]) -> str | None:
     return next((word for word in found if word not in OWN | written | made), None)
 
 
+def settings_of(words: list[str]) -> list[str]:
+    """The settings of a command, without what a reader makes first."""
+    return [w for w in words if SETTING.fullmatch(w) and w.removeprefix("extends=") not in OWN
+            and not re.search(r"runs/|models/", w)]
+
+
 def test_every_config_of_a_command_is_found(empty):
     wrong = []
     for page, words in VLRL:
         name = named_config(page, words)
-        settings = [w for w in words if SETTING.fullmatch(w) and w.removeprefix("extends=") not in OWN]
         if name is None or words[0] in ("sweep", "compare"):
             continue
         try:
-            config.load(name, [s for s in settings if not re.search(r"runs/|models/", s)])
+            config.load(name, settings_of(words))
         except Exception as error:
             wrong.append(f"{page}: vlrl {' '.join(words)}: {error}")
     assert not wrong, "\n".join(wrong)
