@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import shlex
 import shutil
 import sys
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from learning import run
-from thinking import CONFIG, shown
+from thinking import CONFIG
 
 from vlrl.evaluation import report
 from vlrl.evaluation.report import Gain
@@ -47,7 +48,7 @@ def main() -> None:
     with ThreadPoolExecutor(args.jobs) as pool:
         folders = [folder for folder, _ in pool.map(lambda command: run(command, args.threads), [
             command(model, args.settings, args.runs.resolve(), seed) for seed in range(args.seeds)])]
-    text = "\n".join(table([gains(folder) for folder in folders]))
+    text = "\n".join(table([gains(folder) for folder in folders], args.settings))
     print(text)
     if args.out:
         args.out.write_text(text)
@@ -74,7 +75,7 @@ def gains(folder: Path) -> dict[str, Gain]:
     return {g.metric: g for g in report.gains(RunFolder(folder)) if g.split == "heldout" and g.metric in METRICS}
 
 
-def table(found: Sequence[dict[str, Gain]]) -> list[str]:
+def table(found: Sequence[dict[str, Gain]], settings: Sequence[str]) -> list[str]:
     """Markdown: a row per seed and metric, and what the seeds say together."""
     lines = [f"# {CONFIG} with thinking, behind a template that opens <think>", "",
              "| metric | seed | n | before | after 20 steps | gain [95 %] |", "|---|---|---|---|---|---|"]
@@ -88,7 +89,7 @@ def table(found: Sequence[dict[str, Gain]]) -> list[str]:
         lines.append(f"| **{metric}, mean** | {len(rises)} | | {fmean(o[metric].before.mean for o in found):.3f} | "
                      f"{fmean(o[metric].after.mean for o in found):.3f} | {fmean(rises):+.3f}{spread} |")
     return [*lines, "", f"- start: `{START}` with `{OPENED}` at the end of its generation prompt",
-            f"- command: `python benchmarks/opened.py {shown()}`".rstrip(),
+            f"- command: `python benchmarks/opened.py {shlex.join([*settings, '--seeds', str(len(found))])}`",
             f"- {os.cpu_count()} cores, {platform.machine()}; torch {version('torch')}, transformers "
             f"{version('transformers')}", ""]
 

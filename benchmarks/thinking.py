@@ -107,13 +107,12 @@ def table(found: Mapping[tuple[str, int], Result], args: argparse.Namespace) -> 
             f"{min(ahead):+.3f} to {max(ahead):+.3f}; seconds in steps {fmean(times):.2f} times as many",
             f"- {settings.steps} steps of {settings.rollout.prompts_per_step} prompts x {settings.rollout.group_size} "
             f"answers each; start: `{settings.model.name}`",
-            f"- command: `python benchmarks/thinking.py {shown()}`",
+            f"- command: `python benchmarks/thinking.py {_shown()}`",
             f"- {args.jobs} runs side by side with {args.threads} threads each on {os.cpu_count()} cores, "
             f"{platform.machine()}; torch {version('torch')}, transformers {version('transformers')}", ""]
 
 
-def shown() -> str:
-    """The words of the command line, without the file that is written."""
+def _shown() -> str:
     return shlex.join(word for word in sys.argv[1:] if word != "--out" and not word.endswith(".md"))
 
 
