@@ -182,7 +182,7 @@ def _oracle(seen: Seen) -> Iterator[Found]:
         if visit.error:
             yield Found(visit.error, id=visit.sample.id)
         elif visit.oracle is not None:
-            yield from _guarded(seen, visit, lambda v=visit: oracle_problems(seen.task, v.shown, v.oracle))
+            yield from _guarded(seen, visit, lambda v=visit: oracle_problems(seen.task, v.shown, v.oracle or ""))
 
 
 def _tag(seen: Seen) -> Iterator[Found]:
