@@ -35,6 +35,7 @@ from vlrl.models.saving import write_parts
 from vlrl.store import checkpoint
 from vlrl.store.checkpoint import MANIFEST, STATE, TENSORS
 from vlrl.task import Task
+from vlrl.tools.unread_weights import carry
 from vlrl.types import Media, Prompt, Sample
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -63,6 +64,8 @@ class Exported:
     """Log-probabilities of these tokens under the checkpoint (base and adapter apart), in float32."""
     after: tuple[float, ...] = ()
     """The same under the exported model, as from_pretrained loads it."""
+    carried: tuple[str, ...] = ()
+    """Tensors that the model's class leaves unread, as in the base model; see unread_weights."""
     warnings: tuple[str, ...] = ()
 
     @property
@@ -164,6 +167,8 @@ def _write_model(path: Path, out: Path, dtype: str | None, base: str | None) -> 
         model = model.merge_and_unload()
     model.to(getattr(torch, dtype))
     write_parts(model, processor, out, max_shard_size=SHARD)
+    trained_on = base or (checkpoint.settings_of(path) or {}).get("model", {}).get("name")
+    carried = carry(trained_on, model, out) if trained_on else ()
     parameters, digest = sum(p.numel() for p in model.parameters()), _digest(model)
     del model, whole
     after = _load_again(out, dtype, digest, prompt, batch)
@@ -172,7 +177,7 @@ def _write_model(path: Path, out: Path, dtype: str | None, base: str | None) -> 
                        f"{before.tolist()}. Nothing was kept.")
     words = tuple(processor.tokenizer.convert_ids_to_tokens(batch.targets.tolist()))
     return {"dtype": dtype, "parameters": parameters, "tokens": words, "before": tuple(before.tolist()),
-            "after": tuple(after.tolist())}
+            "after": tuple(after.tolist()), "carried": carried}
 
 
 def _load_again(out: Path, dtype: str, digest: str, prompt: Prompt, batch: packing.Batch) -> torch.Tensor:

@@ -1,0 +1,60 @@
+"""Tensors of a base model that its class leaves unread (a head for drafts, `mtp.*`): an exported model has them too."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from vlrl.models import loading
+
+_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+def carry(base: str, model: Any, out: Path) -> tuple[str, ...]:
+    """Copies what the class of `model` leaves unread from the files of `base` into the model folder `out`, as it is;
+    returns the names. () where there is nothing, or `base` is not on this machine.
+    """
+    patterns = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+    tensors = _unread(_folder(base), [re.compile(p) for p in patterns]) if patterns else {}
+    if tensors:
+        index = _index(out)
+        file = "model-unread.safetensors"
+        save_file(tensors, out / file, metadata={"format": "pt"})
+        index["weight_map"] |= dict.fromkeys(tensors, file)
+        index["metadata"]["total_size"] = index["metadata"].get("total_size", 0) + sum(t.nbytes for t in
+                                                                                       tensors.values())
+        (out / _INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    return tuple(sorted(tensors))
+
+
+def _folder(base: str) -> Path:
+    from transformers.utils.hub import cached_file
+
+    name = loading.resolve(base)
+    return Path(name) if os.path.isdir(name) else Path(str(cached_file(name, "config.json"))).parent
+
+
+def _unread(folder: Path, patterns: list[re.Pattern[str]]) -> dict[str, Any]:
+    found = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, "pt") as weights:
+            names = [name for name in weights.keys() if any(p.search(name) for p in patterns)]  # noqa: SIM118
+            found |= {name: weights.get_tensor(name) for name in names}
+    return found
+
+
+def _index(out: Path) -> dict[str, Any]:
+    """Returns the index of the weights in a folder; those of one file become the first of several."""
+    if (out / _INDEX).is_file():
+        return json.loads((out / _INDEX).read_text(encoding="utf-8"))
+    first = "model-00001-of-00001.safetensors"
+    (out / _SINGLE).rename(out / first)
+    with safe_open(out / first, "pt") as weights:
+        names = list(weights.keys())
+    return {"metadata": {"total_size": (out / first).stat().st_size}, "weight_map": dict.fromkeys(names, first)}
