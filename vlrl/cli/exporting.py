@@ -94,8 +94,8 @@ def _exported(source: Path, out: Path, dtype: str | None, adapter: bool) -> Expo
     with Console(stderr=True).status(f"exporting {source}"):
         done = write(source, out, dtype, adapter)
     if done.carried:
-        typer.echo(f"{len(done.carried)} tensors that training does not read ({done.carried[0]} ...) are those of the "
-                   "base model")
+        print(f"{len(done.carried)} tensors that training does not read ({done.carried[0]} ...) are those of the base "
+              "model", file=sys.stderr)
     for warning in done.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     return done
