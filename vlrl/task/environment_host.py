@@ -39,8 +39,8 @@ from vlrl.types import Observation, Sample, Step
 _PAUSES_S = (0.25, 0.5, 1.0)
 """Between the tries of a reset that fails, of which all together take environment.reset_s at most."""
 _MOST_LOST = 3
-"""Resets in a row that failed for good, from which on each has a single try until one succeeds: a server that is away
-does not hold up every episode for as long as the first."""
+"""Samples in a row whose resets failed for good, from which on each has a single try until one succeeds: a server
+that is away does not hold up every episode for as long as the first."""
 _START_S = 60.0
 """Seconds that the start of a process may take."""
 _NOTHING = pickle.dumps(("close", 0, None))
@@ -76,7 +76,7 @@ class Environments:
     def __init__(self, make: Callable[[str], Task], settings: EnvironmentSettings):
         self.settings, self.restarts = settings, 0
         self._convention, self._next, self._make = "", 0, make
-        self._lost = 0
+        self._lost = set[str]()
         self._lock = threading.Lock()
         self._keeper = Keeper(lambda c, text: _serve(c, make(text))) if sys.platform == "linux" else None
         self._workers = [self._worker() for _ in range(settings.workers if self._keeper else 1)]
@@ -173,14 +173,14 @@ class Environments:
         for pause in (*_PAUSES_S, 0.0):
             reply = self._ask(episode, "reset", (episode.sample, episode.seed), left)
             if not isinstance(reply, Failed):
-                self._lost = 0
+                self._lost.clear()
                 return reply
             left = end - time.monotonic() - pause
-            if not pause or left <= 0 or self._lost >= _MOST_LOST:
+            if not pause or left <= 0 or len(self._lost) >= _MOST_LOST:
                 break
             _log.info("environment of sample %r: %s; tried again", episode.sample.id, reply.reason)
             time.sleep(pause)
-        self._lost += 1
+        self._lost.add(episode.sample.id)
         return reply
 
     def _step(self, episode: Episode, action: str) -> Step | Failed:
