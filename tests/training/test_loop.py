@@ -116,7 +116,7 @@ def test_other_weights_in_the_task_file_are_told_on_resume(tiny_models, tmp_path
     start(tmp_path, tiny_models["qwen3_vl"], "steps=1", "eval.samples=0")
     start(tmp_path, tiny_models["qwen3_vl"], "steps=1", "eval.samples=0")
     said = capsys.readouterr().out
-    assert "warning" not in said and said.startswith("inert: algo.loss=ppo_clip (one optimizer step a batch")
+    assert "warning" not in said and "inert" not in said  # the dry run names what is usual
     monkeypatch.setattr(tasks.load_class(f"{tmp_path}/shades.py"), "rewards", {"vowels": 1.0, "short": 0.5})
     start(tmp_path, tiny_models["qwen3_vl"], "steps=1", "eval.samples=0")
     assert "than the steps before: short 0.1 -> 0.5" in capsys.readouterr().out

@@ -31,6 +31,7 @@ from vlrl.config.other_names import known_as, known_below
 from vlrl.config.paths import placed
 from vlrl.config.presets import moved, taken
 from vlrl.config.schema import SHORT, AlgoSettings, Config, CurriculumSettings, StageEntry, label_of, resumable
+from vlrl.config.slips import meant
 from vlrl.config.yaml_text import parse as _parse
 from vlrl.errors import ConfigError, RunError, did_you_mean
 
@@ -389,6 +390,7 @@ def _explain(error: Any) -> str:
         message = "a text is needed, and YAML reads no, off, yes and on as false and true: put it in quotes"
     if error["type"] == "invalid_key":
         return f"unknown setting '{name}': the name of a setting is a text"
+    message = meant(name, error.get("input")) or message
     return f"{name}={value}: {message}" if loc else message
 
 

@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Self, get_type_hints
 import pydantic
 
 from vlrl.config.base import refuse_bool
+from vlrl.config.slips import meant
 from vlrl.errors import ConfigError, did_you_mean
 from vlrl.task.combine import Weight, checked_weights, make_combine, make_gate, weight_at
 from vlrl.task.environment import Environment
@@ -32,6 +33,8 @@ from vlrl.types import Answer, Coordinates, Parts, Sample, Variant
 
 _OUTCOMES = ("accuracy", "correct")
 """Reward parts that are a task's outcome by their name, where it says nothing else."""
+_OF_EVERY_TASK = ("rewards", "coordinates", "parts", "combine")
+"""Settings below `task` that are no attributes of a task."""
 _MEDIA_MARK = re.compile(r"<(?:image|video)>")
 
 
@@ -396,12 +399,13 @@ def setting_names(cls: type[Task]) -> list[str]:
 def _checked(cls: type[Task], key: str, value: Any) -> Any:
     known = setting_names(cls)
     if key not in known:
-        raise ConfigError(f"unknown setting 'task.{key}' (value {value!r}).{did_you_mean(key, known)} "
-                          f"This task knows: {', '.join([*known, 'rewards', 'coordinates'])}.")
+        near = did_you_mean(key, [*known, *_OF_EVERY_TASK])
+        raise ConfigError(f"unknown setting 'task.{key}' (value {value!r}).{near} "
+                          f"This task knows: {', '.join([*known, *_OF_EVERY_TASK])}.")
     hint = get_type_hints(cls, include_extras=True).get(key, type(getattr(cls, key)))
     try:
         return pydantic.TypeAdapter(hint).validate_python(refuse_bool(hint, value))
     except pydantic.ValidationError as error:
-        raise ConfigError(f"task.{key}={value!r}: {error.errors()[0]['msg']}") from None
+        raise ConfigError(f"task.{key}={value!r}: {meant(f'task.{key}', value) or error.errors()[0]['msg']}") from None
     except ValueError as error:
         raise ConfigError(f"task.{key}={value!r}: {error}") from None

@@ -172,8 +172,9 @@ def checked_weights(known: Mapping[str, Weight], given: Mapping[str, Any]) -> di
     checked: dict[str, Weight] = {}
     for part, weight in {**known, **given}.items():
         if part not in known:
-            raise ConfigError(f"unknown setting 'task.rewards.{part}'.{did_you_mean(part, known)} "
-                              f"This task's parts: {', '.join(known)}.")
+            raise ConfigError(f"unknown setting 'task.rewards.{part}'.{did_you_mean(part, known)} This task's parts: "
+                              f"{', '.join(known)}. Further ones come by task.parts=[path/file.py:name], "
+                              "docs/services.md.")
         try:
             checked[part] = value = _WEIGHT.validate_python(refuse_bool(float, weight))
             in_order = not isinstance(value, list) or all(a[0] < b[0] for a, b in pairwise(value))

@@ -63,6 +63,8 @@ class Inert:
     setting: str
     value: Any
     reason: str
+    usual: bool = False
+    """Whether it is a default, or meant so: the dry run names it, the start of a run does not."""
 
     def __str__(self) -> str:
         value = f"{self.value:g}" if isinstance(self.value, float) else self.value
@@ -148,7 +150,8 @@ def ratio(run: Run) -> Iterator[Inert]:
         yield Inert(setting, value, f"{why}; {more}")
     if name not in MORE_THAN_A_RATIO:
         like = "a multiple of that" if name == "rover" else "that"
-        yield Inert("algo.loss", name, f"{why} and its gradient is {like} of algo.loss=reinforce; {more}")
+        yield Inert("algo.loss", name, f"{why} and its gradient is {like} of algo.loss=reinforce; {more}",
+                    usual=not run.chosen("loss"))
 
 
 def unreached_bound(run: Run) -> Iterator[Inert]:
@@ -446,7 +449,7 @@ def reward_parts(run: Run) -> Iterator[Inert]:
         for part, weight in one.weights.items():
             steps = (0,) if isinstance(weight, (int, float)) else [step for step, _ in weight]
             if part not in read and all(weight_at(weight, int(step)) == 0 for step in steps):
-                yield Inert(f"{place}.rewards.{part}", 0, "it is shown as a metric, and not paid")
+                yield Inert(f"{place}.rewards.{part}", 0, "it is shown as a metric, and not paid", usual=True)
 
 
 def services(run: Run) -> Iterator[Inert]:

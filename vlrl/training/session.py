@@ -115,7 +115,8 @@ class Session:
                      parts.source.answering.services):
             if part is not None:
                 self._stack.callback(part.close)
-        for one in (*inert.find(self.config, parts.task), *needs.find(self.config, parts.task)):
+        idle = [one for one in inert.find(self.config, parts.task) if not one.usual]
+        for one in (*idle, *needs.find(self.config, parts.task)):
             say(str(one))
         self._checkpoints = RunCheckpoints(parts, self.folder, self._saver, self.flush, say)
         if self.checkpoint:

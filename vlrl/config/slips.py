@@ -1,0 +1,39 @@
+"""What was meant by a value of the wrong kind, as the end of a message: a class for its name, a number for a name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import vlrl
+
+_PRESETS = {"algo": "algorithms", "curriculum": "curricula"}
+"""Section -> folder of its presets."""
+
+
+def meant(setting: str, value: Any) -> str:
+    """What to write instead of the value of a setting; "" where nothing is known."""
+    if inspect.isclass(value) or inspect.isfunction(value):
+        return (f"give its import name: {setting}={value.__module__}:{value.__qualname__}, or path/file.py:"
+                f"{value.__name__}")
+    if setting in ("data.train", "data.heldout") and not isinstance(value, (str, list, tuple, Mapping)):
+        return ("give the name of a file, or of a data set on the Hub. A datasets.Dataset: "
+                "dataset.to_parquet('rows.parquet') and that name")
+    if setting == "algo.kl" and isinstance(value, (int, float)):
+        return f"it names the estimator; its weight is algo.kl_coef={value}"
+    if isinstance(value, str) and setting in ("model", "task", "engine", "curriculum"):
+        return f"write {setting}.name={value}"
+    if isinstance(value, Mapping) and value and all(v is None for v in value.values()):
+        text = "{" + ", ".join(map(str, value)) + "}"
+        return f"YAML reads {text} as a mapping: put it in quotes, '{setting}=\"{text}\"'"
+    return ""
+
+
+def preset_of(setting: str, name: str) -> str:
+    """`" There is a preset of that name: extends=algorithms/grpo.yaml."`, or "" where none has it."""
+    folder = _PRESETS.get(setting.partition(".")[0], "")
+    file = Path(folder, f"{name}.yaml")
+    known = folder and name.isidentifier() and (vlrl.HOME / "configs" / file).is_file()
+    return f" There is a preset of that name: extends={file.as_posix()}." if known else ""
