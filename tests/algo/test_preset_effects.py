@@ -46,3 +46,9 @@ def test_a_preset_of_the_objective_is_its_method(bench, name):
 def test_a_curriculum_draws_what_its_paper_names(bench, name):
     number, says = effects.of_curriculum(bench, presets.of(f"curricula/{name}.yaml"))
     assert number > 0.05, says
+
+
+def test_the_table_has_every_preset():
+    table = (ROOT / "benchmarks" / "results" / "preset_effects.md").read_text(encoding="utf-8")
+    rows = [row.split(" | ")[:2] for row in table.splitlines() if row.startswith("| ") and "/" in row.split(" | ")[0]]
+    assert rows == [[f"| {effects.FOLDERS[p.kind]}/{p.name}", p.task] for p in presets.shipped()]
