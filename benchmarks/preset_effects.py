@@ -562,7 +562,8 @@ def main() -> None:
                 rows[row.split(" | ")[0]] = row
                 print(row, flush=True)
         named = {f"| {FOLDERS[p.kind]}/{p.name}": p for p in every}
-        rows = {key: rows[key].rsplit(" | ", 1)[0] + f" | {unmet(bench, p)} |" for key, p in named.items() if key in rows}
+        rows = {key: f"{rows[key].rsplit(' | ', 1)[0]} | {unmet(bench, p)} |"
+                for key, p in named.items() if key in rows}
     if args.out:
         args.out.write_text("\n".join([
             "# What each preset does on the shipped config that it is for", "", *__doc__.partition("\n\n    python")[2]
