@@ -20,6 +20,7 @@ from vlrl.data.video_sampling import VideoSampling
 from vlrl.store import plain
 from vlrl.task import Task, builtin_names, load_class, task_messages, task_samples, task_target
 from vlrl.task.combine import COMBINE
+from vlrl.task.scoring import overlay_marks
 from vlrl.tools.shown import words_of
 from vlrl.training import build_task
 from vlrl.types import LoadedMedia, Media, Sample
@@ -80,8 +81,11 @@ class Shown:
     """Samples of the split."""
     sample: Sample
     question: str
+    """Without the places of its media where there is but one."""
     media: tuple[LoadedMedia, ...]
     target: Any
+    marks: tuple[Any, ...] = ()
+    """Of the target, as Task.overlay gives them."""
 
 
 class Tasks:
@@ -201,8 +205,10 @@ class Tasks:
         own = config.model
         frames = VideoSampling(own.video_fps, own.video_max_frames, own.video_min_frames)
         loaded = tuple(media.load(m, config.limits, frames) for m in sample.media)
-        words = words_of(task_messages(task, sample))
-        return Shown(place, len(samples), sample, words, loaded, task_target(task, sample))
+        words = words_of(task_messages(task, sample), "" if len(loaded) < 2 else "[{kind} {number}] ")
+        marks = [plain(mark) for mark in overlay_marks(task, sample, None) or ()
+                 if isinstance(mark, Mapping) and mark.get("role") == "target"]
+        return Shown(place, len(samples), sample, words, loaded, task_target(task, sample), tuple(marks))
 
     def messages(self, config: Config, ask: Ask) -> tuple[Task, Sample, list[dict[str, Any]]]:
         """Returns a copy of the task, and the sample or upload with its chat messages."""

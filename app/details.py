@@ -149,6 +149,8 @@ class GroupView:
     worst: float | None
     zero_variance: bool
     notes: tuple[str, ...] = ()
+    marks: tuple[Mark, ...] = ()
+    """Of the target, where no answer brings them."""
 
 
 def group(library: Library, run: str, source: str, step: int, group_id: str, split: str = "") -> GroupView:

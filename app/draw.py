@@ -10,6 +10,8 @@ import json
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import numpy as np
+
 from .details import GroupView, MediaView
 from .html import Html, el, finite, join, note, number
 from .marks import Shape, at_frame, color, shapes
@@ -19,6 +21,7 @@ _COARSE = 160  # pixels; smaller pictures are shown so large that their pixels a
 FRAMES = 64
 """Sampled frames of a video that are shown."""
 _MOST_LABELS = 60
+_ALONG = 4  # parts of a path's line between two points, for labels to keep clear of
 _MOST_TOGGLES = 64
 _MOST_MOVING = 200
 _MOVING = (".webp", ".gif")  # videos that a browser shows as pictures
@@ -166,10 +169,9 @@ def overlay(all_shapes: Sequence[Shape], size: Box, chosen: int | None = None, s
     """
     unit = max(size) / (20 if small else 38)
     shown = [shape for shape in all_shapes if shape.kind in _DRAWN]
-    boxes, taken = [s.at for s in shown if s.kind == "box"], list[Box]()
-    drawn = []
+    marks, taken, drawn = [f for s in shown for f in ([] if small else _fields(s, unit))], list[Box](), []
     for i, shape in enumerate(shown):
-        label = "" if small or i >= _MOST_LABELS else _label(_words(shape), shape, size, unit, taken, boxes)
+        label = "" if small or i >= _MOST_LABELS else _label(_words(shape), shape, size, unit, taken, marks)
         drawn.append(_group(shape, unit, chosen, label))
     return el("svg", *drawn, class_="v-marks", viewBox=f"0 0 {size[0]:.6g} {size[1]:.6g}", preserveAspectRatio="none",
               aria_hidden="true", xmlns="http://www.w3.org/2000/svg")
@@ -211,15 +213,29 @@ def _path(shape: Shape, unit: float, kind: str) -> Html:
 _DRAWN = {"box": _box, "point": _point, "path": _path}
 
 
-def _label(words: str, shape: Shape, size: Box, unit: float, taken: list[Box], boxes: Sequence[Box]) -> Html:
-    """Returns the words beside their mark, where they cover no other label and, if that can be, no box."""
+def _fields(shape: Shape, unit: float) -> list[Box]:
+    """Returns what a label should not lie on: a box, the field of a point, fields along a path."""
+    if shape.kind == "box":
+        return [shape.at]
+    points = [shape.at] if shape.kind == "point" else [
+        (a[0] + (b[0] - a[0]) * k / _ALONG, a[1] + (b[1] - a[1]) * k / _ALONG)
+        for a, b in zip(shape.at, shape.at[1:], strict=False) for k in range(_ALONG + 1)]
+    return [(x - unit / 2, y - unit / 2, x + unit / 2, y + unit / 2) for x, y in points]
+
+
+def _label(words: str, shape: Shape, size: Box, unit: float, taken: list[Box], marks: Sequence[Box]) -> Html:
+    """Returns the words beside their mark, where they cover no other label and the least of the marks; "" where no
+    place is free of labels: the mark's colour and title still say whose it is.
+    """
     words = words if len(words) <= 40 else words[:39] + "…"
     width, height = 0.58 * unit * len(words) + 0.9 * unit, 1.3 * unit
     places = [(min(max(x, 0.0), max(size[0] - width, 0.0)), min(max(y, 0.0), max(size[1] - height, 0.0)))
               for x, y in _beside(shape, width, height)]
     fields = [(x, y, x + width, y + height) for x, y in places]
     free = [f for f in fields if not any(_meet(f, other) for other in taken)]
-    field = next((f for f in free if not any(_meet(f, box) for box in boxes)), (free or fields)[0])
+    if not free:
+        return Html("")
+    field = free[int(_covered(free, marks).argmin())]
     taken.append(field)
     x, y = field[0], field[1]
     plate = el("rect", x=x, y=y, width=width, height=height, rx=unit / 5, class_="v-plate")
@@ -244,6 +260,14 @@ def _beside(shape: Shape, width: float, height: float) -> list[tuple[float, floa
 
 def _meet(a: Box, b: Box) -> bool:
     return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+def _covered(fields: Sequence[Box], marks: Sequence[Box]) -> np.ndarray:
+    """Returns [fields] how many marks each covers, those that it covers in part by their share."""
+    field, mark = np.asarray(fields, float)[:, None], np.asarray(marks, float)[None]
+    sides = np.minimum(field[..., 2:], mark[..., 2:]) - np.maximum(field[..., :2], mark[..., :2])
+    area = np.maximum((mark[..., 2:] - mark[..., :2]).prod(-1), 1e-9)
+    return (np.where((sides > 0).all(-1), sides.prod(-1) / area, 0.0)).sum(-1).round(9)
 
 
 # --- video ------------------------------------------------------------------------------------------------------------

@@ -145,16 +145,21 @@ def _span(low: str | None, high: str | None) -> str:
 
 def form(facets: Facets) -> Html:
     """Returns the form; app.js fills it from the location."""
-    first = [pick("kind", "From", "", [("", "training"), ("eval", "evaluation"), ("all", "training and evaluation")]),
-             pick("view", "Show", "", [("", "groups"), ("rollouts", "rollouts")]),
-             el("span", pick("order", "Order", "", [("" if o == "step" else o, _ORDER_WORDS[o]) for o in ORDERS]),
-                class_="v-of-groups"),
-             el("span", pick("sort", "Sort by", "", [("" if s == "step" else s, _SORT_WORDS.get(s, s)) for s in SORTS]),
-                pick("dir", "Direction", "", [("", "high first"), ("up", "low first")]), class_="v-of-rollouts"),
+    sources = [("train", "training"), ("eval", "evaluation"), ("all", "training and evaluation")]
+    first = [_choice("kind", "From", sources),
+             _choice("view", "Show", [("groups", "groups"), ("rollouts", "rollouts")]),
+             el("span", _choice("order", "Order", [(o, _ORDER_WORDS[o]) for o in ORDERS]), class_="v-of-groups"),
+             el("span", _choice("sort", "Sort by", [(s, _SORT_WORDS.get(s, s)) for s in SORTS]),
+                _choice("dir", "Direction", [("down", "high first"), ("up", "low first")]), class_="v-of-rollouts"),
              field("text", "Text, as a regular expression", "", "search", maxlength="1000")]
     return el("form", el("div", *first, class_="v-fields"), el("details", el("summary", "More filters"),
               el("div", *_fields(facets), class_="v-fields"), class_="v-more"),
               class_="go v v-form v-filters", data_drop="at in source split step group rollout", aria_label="Filters")
+
+
+def _choice(name: str, label: str, options: Sequence[tuple[str, str]]) -> Html:
+    """Returns a choice of which the first is what a location without it means."""
+    return pick(name, label, options[0][0], options, data_default=options[0][0])
 
 
 def _fields(facets: Facets) -> list[Html]:

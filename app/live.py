@@ -78,7 +78,7 @@ def sample_view(shown: Shown, task: str, split: str) -> GroupView:
         key=GroupKey("", "eval", split, 0, sample.id), task=task, sample_id=sample.id, category=None, difficulty=None,
         prompt=shown.question, weights={}, target=plain(shown.target), sample=plain(dict(sample.row)),
         media=tuple(_media(one) for one in shown.media), rollouts=(), mean=None, std=None, best=None, worst=None,
-        zero_variance=False)
+        zero_variance=False, marks=shown.marks)
 
 
 def _media(one: LoadedMedia, processed: tuple[int, int] | None = None, tokens: int | None = None) -> MediaView:

@@ -57,9 +57,9 @@ def shapes(view: GroupView) -> tuple[list[Shape], int]:
     targets: dict[str, Shape] = {}
     answers: list[Shape] = []
     bad = 0
-    for rollout in view.rollouts:
-        for mark in rollout.marks or ():
-            shape = _shape(mark, rollout.index)
+    for index, marks in [(None, view.marks), *((r.index, r.marks or ()) for r in view.rollouts)]:
+        for mark in marks:
+            shape = _shape(mark, index)
             if shape is None or len(targets) + len(answers) >= _MOST:
                 bad += 1
             elif shape.rollout is None:
@@ -69,7 +69,7 @@ def shapes(view: GroupView) -> tuple[list[Shape], int]:
     return [*targets.values(), *scored(answers, list(targets.values()))], bad
 
 
-def _shape(mark: Any, index: int) -> Shape | None:
+def _shape(mark: Any, index: int | None) -> Shape | None:
     if not isinstance(mark, Mapping):
         return None
     at = place_of(mark.get("kind"), mark.get("at"))

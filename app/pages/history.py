@@ -149,14 +149,14 @@ def _trace(name: str, points: Sequence[tuple[Any, float | None]], tone: str, **m
 
 
 def _two_answers(site: Site, where: Mapping[str, str], rows: Sequence[RolloutRow]) -> Html:
-    """Returns two answers on the picture and word by word: those of the location, else the best of the first visit
-    and of the last.
-    """
+    """Returns two answers on the picture and word by word: those of the location, else as `_usual`."""
     if not rows:  # a run that is written to took its files away meanwhile
         return Html("")
-    offered = {row.key: row for row in (rows if len(rows) <= _OFFERED else _best(rows))}
-    usual = _first_and_last(_best(rows))
-    a, b = (controls.unpacked(where.get(name)) or key for name, key in zip("ab", usual, strict=True))
+    a, b = _usual(rows, *(controls.unpacked(where.get(name)) for name in "ab"))
+    if b is None:
+        return note("It was asked for one answer: there is no other to see beside it.")
+    shown = {row.key for row in _best(rows)} | {a, b} if len(rows) > _OFFERED else {row.key for row in rows}
+    offered = {row.key: row for row in rows if row.key in shown}
     keep = {"page": "history", "sample": where.get("sample"), **context.of(where)}
     options = [(controls.packed(key), f"{key.run}, {_when(key)}, #{key.index}: {number(row.reward)}")
                for key, row in offered.items()]
@@ -169,11 +169,19 @@ def _two_answers(site: Site, where: Mapping[str, str], rows: Sequence[RolloutRow
     return el("section", el("h3", "Two answers side by side"), form, difference)
 
 
-def _first_and_last(best: Sequence[RolloutRow]) -> tuple[RolloutKey, RolloutKey]:
-    """Of the run with the most visits."""
-    visits = Counter(row.key.run for row in best)
-    keys = [row.key for row in best if row.key.run == visits.most_common(1)[0][0]]
-    return keys[0], keys[-1]
+def _usual(rows: Sequence[RolloutRow], a: RolloutKey | None, b: RolloutKey | None
+           ) -> tuple[RolloutKey, RolloutKey | None]:
+    """Returns two different answers where there are two; one that is given stays. Else, of the run with the most
+    visits, the best of the first and of the last visit; of a single visit its best and its worst.
+    """
+    best = _best(rows)
+    run = Counter(row.key.run for row in best).most_common(1)[0][0]
+    keys = [row.key for row in best if row.key.run == run]
+    last = [row for row in rows if row.group == keys[-1][:-1]]
+    worst = sorted(last, key=lambda row: (row.reward is None, row.reward))
+    order = [keys[0], keys[-1], *(row.key for row in worst), *(row.key for row in rows)]
+    a = a or next((key for key in order if key != b), order[0])
+    return a, b or next((key for key in order[1:] if key != a), None)
 
 
 def _best(rows: Sequence[RolloutRow]) -> list[RolloutRow]:

@@ -11,7 +11,7 @@ import gradio as gr
 
 from vlrl.monitoring.progress import duration
 
-from .. import flagging, plots
+from .. import AppError, flagging, plots
 from ..controls import field
 from ..diagnosis import Finding, diagnose
 from ..evidence import Reader
@@ -65,15 +65,26 @@ def shown(site: Site, reader: Reader, where: Mapping[str, str]) -> tuple[str, st
     labels, known = site.labels(), [run.id for run in runs]
     begins = [run for run in known if not labels.get(run, Label()).archived]
     requested = unpacked(where.get("runs")) or ((where["run"],) if where.get("run") else ())
-    chosen = [run for run in dict.fromkeys(requested) if run in known][:MOST_CHOSEN]
-    chosen = chosen or ([] if requested else begins[:1])
+    chosen = [run for run in dict.fromkeys(requested) if run in known][:MOST_CHOSEN] if requested else begins[:1]
     try:
         smooth = min(0.99, max(0.0, float(where.get("smooth", _SMOOTH))))
     except ValueError:
         smooth = _SMOOTH
     figures = plots.over_steps(site.library, chosen, smooth, where.get("others") == "yes")
-    return _wrong(site, reader, runs, chosen, labels), _list(runs, chosen, where, labels), chart_value(figures), _below(
-        site, chosen, bool(figures))
+    return _wrong(site, reader, runs, chosen, labels), _list(runs, chosen, where, labels), chart_value(figures), join([
+        *_missing(site, requested, known), _below(site, chosen, bool(figures))])
+
+
+def _missing(site: Site, requested: Sequence[str], known: Sequence[str]) -> list[Html]:
+    """Returns a line on each run that the location names and that is not there; "-" stands for no run."""
+    lines = []
+    for run in dict.fromkeys(requested):
+        if run not in (*known, "-"):
+            try:
+                site.library.path(run)
+            except AppError as error:
+                lines.append(note(str(error), kind="bad"))
+    return lines[:MOST_CHOSEN]
 
 
 def _nothing(site: Site) -> Html:
@@ -175,7 +186,8 @@ def _heading(name: str, by: str, down: bool, where: Mapping[str, str]) -> Html:
 
 def _line(run: RunInfo, chosen: Sequence[str], where: Mapping[str, str], label: Label) -> Html:
     on = run.id in chosen
-    others = [r for r in chosen if r != run.id] if on else [*chosen, run.id][-MOST_CHOSEN:]
+    named = chosen if where.get("runs") or where.get("run") else []  # the newest is in view where none is chosen
+    others = [r for r in named if r != run.id] if on else [*named, run.id][-MOST_CHOSEN:]
     paint = f"background:{color(chosen.index(run.id))}" if on else None
     toggle = link({**where, "page": "runs", "runs": packed(others) or "-"}, el("i", class_="v-swatch", style=paint),
                   class_="v-choose", data_replace=True, role="checkbox", aria_checked="true" if on else "false",

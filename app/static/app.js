@@ -168,12 +168,22 @@ window.vlrl = (() => {
     for (const form of document.querySelectorAll(`#v-context form.go, #${root() ? root().id : "none"} form.go[data-drop]`)) {
       for (const field of fields(form)) {
         if (field === document.activeElement && field.type !== "select-one") continue;
-        const said = all && field.name === "run" ? "" : query.get(field.name) || field.dataset.default || "";
+        const said = all && field.name === "run" ? "" : query.get(field.name) || field.name === "kind" && query.get("source") ||
+          field.dataset.default || "";
         const value = field.type === "number" && isNaN(said) ? "" : said;
+        if (field.type === "select-one") offer(field, value);
         if (field.type === "checkbox") field.checked = value === field.value;
         else if (field.value !== value) field.value = value;
       }
     }
+  }
+
+  // A choice that is none of a field's, such as a run that is gone, is shown as it is, as controls.pick does.
+  function offer(field, value) {
+    for (const option of field.querySelectorAll("[data-absent]")) if (option.value !== value) option.remove();
+    if ([...field.options].some(option => option.value === value)) return;
+    field.append(new Option(`${value} (not there)`, value));
+    field.lastElementChild.dataset.absent = "";
   }
 
   function form(watch) {

@@ -19,6 +19,8 @@ import sys
 import time
 from pathlib import Path
 
+from run_folders import run_folder
+
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 MIXES = ("mix_a", "mix_b")
@@ -65,7 +67,7 @@ SAMPLERS: dict[str, list[str]] = {
 def run_one(job: tuple[str, str, int, argparse.Namespace]) -> str:
     """Runs one sampler on one mix with one seed, unless it is there; returns a line about it."""
     mix, sampler, seed, args = job
-    folder = args.runs / f"{mix}-{slug(sampler)}-{seed}"
+    folder = run_folder(args.runs, mix, sampler, seed)
     if (folder / "done.json").exists():
         return f"{folder.name}: there"
     os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
@@ -97,11 +99,6 @@ def measure_difficulty(mix: str, args: argparse.Namespace) -> None:
         out.parent.mkdir(parents=True, exist_ok=True)
         subprocess.run([sys.executable, "-m", "vlrl", "data", "difficulty", str(HERE / f"{mix}.yaml"), "--answers",
                         str(OFFLINE), "--out", str(out)], check=True, cwd=ROOT)
-
-
-def slug(name: str) -> str:
-    """A sampler's name as part of a file name."""
-    return "".join(c if c.isalnum() else "_" for c in name)
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from race import slug
+from run_folders import run_folder
 from sklearn.isotonic import isotonic_regression
 
 STEP = 32
@@ -32,7 +32,7 @@ class Runs:
 
 def read(args: argparse.Namespace, mix: str, sampler: str) -> Runs | None:
     """The runs of a sampler; None when not all seeds are there."""
-    folders = [args.runs / f"{mix}-{slug(sampler)}-{seed}" for seed in args.seeds]
+    folders = [run_folder(args.runs, mix, sampler, seed) for seed in args.seeds]
     if not all((f / "done.json").exists() for f in folders):
         return None
     facts = [json.loads((f / "done.json").read_text()) for f in folders]

@@ -25,12 +25,27 @@ def counted(page, words: str) -> None:
     expect(page.locator("#v-list .v-count")).to_contain_text(words)
 
 
+def test_what_a_link_says_stands_in_the_fields(page, served):
+    kind, run = page.locator("select[name=kind]"), page.locator("#v-context select[name=run]")
+    page.goto(f"{served}?page=rollouts&run=boxes&kind=train&order=step")
+    expect(kind).to_have_value("train")
+    expect(page.locator("select[name=order]")).to_have_value("step")
+    page.goto(f"{served}{OPEN}")
+    expect(kind).to_have_value("train")
+    page.goto(f"{served}?page=runs&run=gone")
+    expect(run).to_have_value("gone")
+    expect(run.locator(":checked")).to_have_text("gone (not there)")
+    expect(page.locator("#v-diff")).to_contain_text("there is no run 'gone'")
+    run.select_option("boxes")
+    expect(run.get_by_text("gone")).to_have_count(0)
+
+
 def test_filter_and_sort(page, served):
     page.goto(f"{served}?page=rollouts&run=boxes")
     counted(page, "16 groups")  # of training
     page.locator("select[name=kind]").select_option("all")
     counted(page, "28 groups")
-    page.locator("select[name=kind]").select_option("")
+    page.locator("select[name=kind]").select_option("train")
     counted(page, "16 groups")
     page.locator("select[name=order]").select_option("worst")
     expect(page.locator(".v-row").first).to_be_visible()

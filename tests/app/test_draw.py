@@ -93,6 +93,40 @@ def test_labels_cover_neither_each_other_nor_boxes():
                    for a, b in pairs)
 
 
+def plates(made):
+    return [(float(r["x"]), float(r["y"]), float(r["x"]) + float(r["width"]), float(r["y"]) + float(r["height"]))
+            for r in made.all("rect") if r["class"] == "v-plate"]
+
+
+@pytest.mark.parametrize("places", [
+    [(100, 50), (100, 46), (104, 53), (94, 50)], [(i * 12, 5) for i in range(8)], [(198, 98), (190, 98), (198, 90)]])
+@pytest.mark.parametrize("size", [(200, 100), (1000, 700)])
+def test_a_label_covers_no_point_beside_its_own(places, size):
+    scale = size[0] / 200
+    points = [(x * scale, y * scale) for x, y in places]
+    made = drawn(*(rollout(i, [mark("point", p)]) for i, p in enumerate(points)), media=(image(size=size),))
+    assert len(plates(made)) == len(points)
+    assert not [(p, f) for p in points for f in plates(made) if f[0] < p[0] < f[2] and f[1] < p[1] < f[3]]
+
+
+def test_a_label_covers_no_path_and_no_small_box():
+    path = [(x, 40) for x in range(60, 140, 5)]
+    made = drawn(rollout(0, [mark("path", path)]), rollout(1, [mark("box", [2, 2, 198, 98])]),
+                 rollout(2, [mark("box", [100, 42, 106, 48])]), rollout(3, [mark("point", (100, 52))]))
+    assert len(plates(made)) == 4
+    for x1, y1, x2, y2 in plates(made):
+        assert not any(x1 < x < x2 and y1 < y < y2 for x, y in [*path, (103, 45), (100, 52)])
+
+
+def test_where_no_label_has_room_it_is_left_out():
+    crowd = [rollout(i, [mark("box", [1, 1, 19, 9])]) for i in range(50)]
+    made = drawn(*crowd, media=(image(size=(20, 10)),))
+    found = plates(made)
+    assert 0 < len(found) < 50 == len(made.all("g"))
+    assert not any(a[0] < b[2] - 1e-3 and b[0] < a[2] - 1e-3 and a[1] < b[3] - 1e-3 and b[1] < a[3] - 1e-3
+                   for i, a in enumerate(found) for b in found[:i])
+
+
 def test_spans_on_a_timeline():
     target = mark("span", [2, 4], "target")
     made = drawn(rollout(0, [mark("span", [3, 5]), target]), rollout(1, [mark("span", [6, 4]), target]),

@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import replace
 from html import unescape
+from urllib.parse import parse_qs
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,13 +12,14 @@ import pytest
 
 from tests.app import made_runs
 from vlrl import store
-from vlrl.app import AppError, controls, plots
-from vlrl.app.index import Index, Query, RolloutKey
+from vlrl.app import AppError, controls, filters, plots
+from vlrl.app.evidence import Reader
+from vlrl.app.index import Facets, Index, Query, RolloutKey
 from vlrl.app.insight import Curriculum
 from vlrl.app.library import Library
 from vlrl.app.media import MediaStore
 from vlrl.app.notes import Note, Notes
-from vlrl.app.pages import compare, curriculum, history, notes, rollouts
+from vlrl.app.pages import compare, curriculum, history, notes, rollouts, runs
 from vlrl.app.rows import Span, compare_spans, every_rollout, part_gains
 from vlrl.app.site import Site
 from vlrl.store import RunFolder
@@ -97,6 +99,58 @@ def test_history_compares_the_answers_of_the_address(site):
     assert "none" in words(history.show(site, where)[0])
     assert controls.unpacked(controls.packed(keys[0])) == keys[0]
     assert [controls.unpacked(text) for text in (None, "", "[1]", "{}", '["a","b","c","1","d",2]')] == [None] * 5
+
+
+def chosen(html):
+    """The two answers that the form of a history has chosen."""
+    return [re.search(r'<option value="([^"]*)" selected', part)[1] for part in html.split("<select")[1:3]]
+
+
+@pytest.mark.parametrize("where", [
+    {"sample": "s1", "run": "b"}, {"sample": "s2", "run": "a"}, {"sample": "s3"}, {"sample": "s1"}, {"sample": "h1"}])
+def test_a_history_offers_two_different_answers(site, where):
+    below = history.show(site, where)[2]
+    assert len(set(chosen(below))) == 2 and "Both are the same answer" not in below
+    for name, key in zip("ab", chosen(below), strict=True):  # either of them alone in the address
+        assert len(set(chosen(history.show(site, {**where, "ab".replace(name, ""): unescape(key)})[2]))) == 2
+
+
+def test_a_history_of_one_answer_offers_no_second(site):
+    below = history.show(site, {"sample": "h9"})[2]
+    assert "Second answer" not in below and "one answer" in words(below)
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+def ticks(site, where):
+    """run -> the runs in view after a click on its swatch."""
+    listed = runs.shown(site, Reader(site.library), where)[1]
+    found = re.findall(r'v-choose" href="\?([^"]*)"[^>]*aria-label="curves of (\w+)"', listed)
+    return {run: parse_qs(unescape(to))["runs"] for to, run in found}
+
+
+def test_a_ticked_run_joins_those_that_were_chosen_alone(site):
+    usual = site.library.runs()[0].id  # the newest is in view where none was chosen
+    (other,) = {"a", "b"} - {usual}
+    assert ticks(site, {}) == {other: [other], usual: ["-"]}
+    for where in ({"runs": usual}, {"run": usual}):
+        assert ticks(site, where) == {other: [f"{usual},{other}"], usual: ["-"]}
+
+
+@pytest.mark.parametrize("where", [{"run": "gone"}, {"runs": "gone,a"}, {"runs": "gone"}])
+def test_a_run_of_a_link_that_is_not_there_is_named(site, where):
+    assert "there is no run 'gone'" in words(runs.shown(site, Reader(site.library), where)[3])
+    assert "there is no run" not in words(runs.shown(site, Reader(site.library), {"runs": "-"})[3])
+
+
+def test_what_is_usual_has_a_name_in_the_form_of_the_list():
+    made = str(filters.form(Facets()))
+    found = {name: (usual, re.findall(r'value="([^"]*)"', inner)) for name, usual, inner in re.findall(
+        r'<select name="(\w+)"[^>]* data-default="(\w+)">(.*?)</select>', made)}
+    assert found["kind"] == ("train", ["train", "eval", "all"]) and found["dir"] == ("down", ["down", "up"])
+    assert {name: values[0] for name, (_, values) in found.items()} == {name: usual for name, (usual, _) in
+                                                                       found.items()} and len(found) == 5
 
 
 @pytest.mark.parametrize("wrong", [{"rmin": "abc"}, {"text": "("}, {"text": "x" * 2000}])

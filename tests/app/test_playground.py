@@ -30,6 +30,7 @@ from vlrl.errors import ConfigError
 from vlrl.models.model_config import embedded
 from vlrl.rewards.boxes import iou
 from vlrl.store import checkpoint
+from vlrl.tools.shown import words_of
 
 TINY = "embedded/tiny-qwen3-vl"
 EMBEDDED = [TINY, f"{TINY}-episodes"]
@@ -181,7 +182,7 @@ def test_a_task_from_a_file_needs_trust(play):
 def test_samples_by_place_and_by_id(play):
     shown = play.sample(ask())
     assert (shown.place, shown.count, shown.sample.id) == (3, 64, "heldout-000003")
-    assert shown.question.startswith("<image>Locate the ") and len(shown.target) == 4 and len(shown.media) == 1
+    assert shown.question.startswith("Locate the ") and len(shown.target) == 4 and len(shown.media) == 1
     assert play.sample(ask(sample="heldout-000005")).place == 5
     assert play.sample(ask(sample="#1", split="train")).sample.id == "train-000001"
     for changes, message in (({"sample": "#64"}, "#0 to #63"), ({"sample": "nope"}, "no.*'nope'.*heldout-000000"),
@@ -189,6 +190,23 @@ def test_samples_by_place_and_by_id(play):
                              ({"task": "qa"}, "data.heldout is not set")):
         with pytest.raises((AppError, ConfigError), match=f"(?i){message}"):
             play.sample(ask(**changes))
+
+
+def test_a_sample_is_shown_with_its_target_on_the_picture(root):
+    from vlrl.app.pages.playground import Page
+
+    page = Page(SimpleNamespace(library=Library(root), trust_tasks=False))
+    shown, place = page.look(TINY, "run:quickstart", "heldout", "#3")
+    assert place == (3, 64) and "image&gt;" not in shown
+    assert shown.count('data-v-mark="t"') == 1 and 'class="v-keys"' in shown
+    assert "data-v-mark" not in page.look(TINY, "run:digits", "heldout", "#0")[0]  # a number is at no place
+
+
+def test_pictures_of_a_question_with_several_are_numbered():
+    images = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "before, "}, {"type": "video"},
+                                           {"type": "text", "text": "after"}]}]
+    assert words_of(images) == "<image>before, <video>after"
+    assert words_of(images, "[{kind} {number}] ") == "[image 1] before, [video 2] after"
 
 
 # --- answers ---------------------------------------------------------------------------------------------------------

@@ -86,3 +86,15 @@ def test_old_names_of_what_users_import():
             "from vlrl.store import RunFolder, SCHEMA; from vlrl.task import Task, load as task; "
             "from vlrl.types import Media, Sample; import sys; sys.exit('torch' in sys.modules)")
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("folder", sorted({path.parent for path in (ROOT / "benchmarks").rglob("*.py")}),
+                         ids=lambda folder: folder.name)
+def test_no_two_scripts_of_a_benchmark_import_each_other(folder):
+    edges = set()
+    for path in folder.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else (
+                [alias.name for alias in node.names] if isinstance(node, ast.Import) else [])
+            edges |= {(path.stem, name) for name in names}
+    assert not edges or _groups(sorted(edges)) == []

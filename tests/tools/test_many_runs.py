@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -42,8 +43,10 @@ def instant(monkeypatch):
     found = Instant()
     found.started = []
 
-    def run(jobs, parallel=1, tell=None):
-        for job in jobs:
+    def run(jobs, parallel=1, tell=None, what="runs"):
+        for place, job in enumerate(jobs):
+            if tell:
+                tell(what, place, len(jobs))
             if not many_runs.finished(job.folder):
                 found.started.append(job.folder.name)
                 words = dict(w.split("=", 1) for w in job.words if "=" in w)
@@ -170,6 +173,49 @@ def test_what_chooses_does_not_test(tmp_path, instant, capsys):
     assert "was begun with trials=" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("best, said", [
+    (0.2, r"difference shown: the best settings are better \(best less base 0\.200 \[0\.\d+, 0\.\d+\], 95 % over 3 "),
+    (0.0, r"no difference shown \(best less base 0\.000 \[-0\.\d+, 0\.\d+\], 95 % over 3 test seeds\)"),
+    pytest.param(-0.2, r"difference shown: the best settings are worse \(best less base -0\.200 ",
+                 marks=pytest.mark.slow)], ids=["better", "none", "worse"])
+def test_a_sweep_tells_how_far_it_is_and_whether_a_difference_was_shown(tmp_path, instant, capsys, best, said):
+    instant.of = lambda words, seed: (
+        0.5 + best * (seed >= 2) * ("train.lr" in words) + 0.01 * ((seed + 2 * ("train.lr" in words)) % 3))
+    words = ["train.lr=1e-4,2e-4", "--seeds", "2", "--test-seeds", "3", "-o", str(tmp_path / "s")]
+    assert main(["sweep", CONFIG, *words]) == 0
+    out, err = capsys.readouterr()
+    assert re.fullmatch(said + r".*", out.splitlines()[-1]), out
+    counts = re.findall(r"^runs (\d+)/10  ETA", err, re.M)  # 2 x 2 that choose, 2 x 3 that test
+    assert counts == [str(n) for n in range(10)]
+
+
+def test_a_sweep_with_one_test_seed_or_without_the_base_shows_no_difference(tmp_path, instant):
+    instant.of = lambda words, seed: float(words.get("train.lr", 0)) * 1e3
+    for name, more, said in (("one", {"test_seeds": 1}, "no difference can be shown by one test seed"),
+                             ("alone", {"base": False}, "was not measured")):
+        found = sweep.run(CONFIG, ["train.lr=1e-4,2e-4"], tmp_path / name, seeds=1, **more)
+        stored = (tmp_path / name / "sweep.json").read_text()
+        assert said in found.verdict == json.loads(stored)["verdict"] and "NaN" not in stored
+
+
+@pytest.mark.parametrize("method, eta, n", [
+    ("halving", 2, 5), pytest.param("halving", 3, 4, marks=pytest.mark.slow),
+    pytest.param("random", 2, 3, marks=pytest.mark.slow)])
+def test_the_runs_of_a_sweep_are_counted_before_the_first(tmp_path, instant, method, eta, n):
+    instant.of, told = (lambda words, seed: float(words.get("train.lr", 0))), []
+    found = sweep.run(CONFIG, ["train.lr=1e-5..1e-3"], tmp_path, method=method, n=n, test_seeds=2,
+                      **({"eta": eta} if method == "halving" else {}), tell=lambda *words: told.append(words))
+    assert {total for *_, total in told} == {found.runs} and [done for _, done, _ in told] == list(range(found.runs))
+
+
+def test_runs_under_way_count_by_their_steps(tmp_path):
+    job = Job(tmp_path / "a", ("train",))
+    assert many_runs._begun(job.folder) == 0.0
+    job.folder.mkdir()
+    write_text(job.folder / "heartbeat.json", '{"state": "running", "step": 3, "steps": 12}')
+    assert many_runs._begun(job.folder) == 0.25
+
+
 @pytest.mark.slow
 def test_halving_gives_worse_settings_fewer_seeds(tmp_path, instant):
     instant.of = lambda words, seed: float(words.get("train.lr", 0)) * 1e3
@@ -259,7 +305,7 @@ def test_options_of_a_comparison_that_cannot_act(capsys, words, name):
 # --- real runs --------------------------------------------------------------------------------------------------------
 
 
-def finish_forked(jobs, parallel=1, tell=None):
+def finish_forked(jobs, parallel=1, tell=None, what="runs"):
     """As many_runs.finish, which the killed sweep and the comparison below use, but the imports are done."""
     for job in jobs:
         if not many_runs.finished(job.folder):

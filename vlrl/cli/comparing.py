@@ -251,7 +251,7 @@ def _sequential(words: Sequence[str], split: str | None, metric: str, seeds: int
         if not as_json:
             typer.echo(printable(_look(look, blocks)))
 
-    with _interruptible(folder), bars() as tell:
+    with _interruptible(folder), bars(lines=True) as tell:
         decided = run(configs, settings, folder, metric=metric, split=split, n=seeds, blocks=blocks, alpha=alpha,
                       jobs=jobs, tell=tell, on_look=report)
     if as_json:
@@ -337,7 +337,7 @@ def sweep(
     from vlrl.tools.sweep import run
 
     folder = out or Path("runs") / f"sweep-{Path(config).stem}"
-    with _interruptible(folder), bars() as tell:
+    with _interruptible(folder), bars(lines=True) as tell:
         swept = run(config, words, folder, method=method, n=n, seeds=seeds, test_seeds=test_seeds, metric=metric,
                     split=split, base=base, eta=eta, jobs=jobs, seed=seed, command="sft" if sft else "train", tell=tell)
     if as_json:
@@ -366,7 +366,8 @@ def _print_swept(swept: Swept) -> None:
                      f"optimality gap {own['optimality_gap']}")
     if swept.improvement:
         lines.append(f"probability that a run with these settings is above one without: {swept.improvement}")
-    lines += [*swept.notes, f"{swept.runs} runs in {swept.folder}; sweep.json and profile.png are there"]
+    lines += [*swept.notes, f"{swept.runs} runs in {swept.folder}; sweep.json and profile.png are there",
+              swept.verdict]
     for line in lines:
         console.print(printable(line), markup=False, soft_wrap=True)
 

@@ -85,11 +85,15 @@ def late_bar(what: str, after: float = 2.0) -> Iterator[Callable[[int, int | Non
             bar.stop()
 
 
+_LINE_S = 60
+
+
 @contextmanager
-def bars(lines: bool = False, show: bool = True) -> Iterator[Callable[[str, int, int], None]]:
+def bars(lines: bool = False, show: bool = True) -> Iterator[Callable[[str, float, int], None]]:
     """Gives `tell(what, done, total)`: bars with the time left on standard error, nothing with `show=False`.
 
-    Where that is no terminal nothing is shown; with `lines` a line at the start, the end and each tenth between.
+    Where that is no terminal nothing is shown; with `lines` a line at the start, the end, each tenth between, and each
+    minute in which something was done.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -100,16 +104,19 @@ def bars(lines: bool = False, show: bool = True) -> Iterator[Callable[[str, int,
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not (show and console.is_terminal)) as bar:
         begun: dict[str, tuple[TaskID, int, float]] = {}
-        tenths: dict[str, int] = {}
+        said: dict[str, tuple[float, float, float]] = {}  # tenths, done and time of the last line
 
-        def tell(what: str, done: int, total: int) -> None:
+        def tell(what: str, done: float, total: int) -> None:
             if what not in begun:
                 begun[what] = bar.add_task(what, total=total, completed=done), done, time.monotonic()
             task, first, since = begun[what]
             bar.update(task, completed=done)
-            if lines and show and not console.is_terminal and tenths.get(what) != 10 * done // max(total, 1):
-                tenths[what] = 10 * done // max(total, 1)
-                left = (time.monotonic() - since) / (done - first) * (total - done) if done > first else None
-                console.print(f"{what} {done}/{total}  ETA {duration(left)}", markup=False, soft_wrap=True)
+            now, tenth = time.monotonic(), 10 * done // max(total, 1)
+            before, last, at = said.get(what, (-1, -1, now))
+            due = tenth != before or (done > last and now - at >= _LINE_S)
+            if due and lines and show and not console.is_terminal:
+                said[what] = tenth, done, now
+                left = (now - since) / (done - first) * (total - done) if done > first else None
+                console.print(f"{what} {round(done, 1):g}/{total}  ETA {duration(left)}", markup=False, soft_wrap=True)
 
         yield tell

@@ -238,13 +238,15 @@ def choose_trained(model: Any, family: Family, settings: ModelSettings, dtype: t
 
 
 def _refuse_absent_parts(model: Any, family: Family, settings: ModelSettings) -> None:
-    """Raises ConfigError where a part that is to learn is none of the model's, or no part is to learn."""
+    """Raises ConfigError where a part that is to learn is none of the model's. None is to learn of a model that is only
+    asked (a config cannot say so: it is refused there).
+    """
     has = {family.part_of(name) for name, _ in model.named_parameters()}
     absent = [part for part in settings.train if part not in has]
-    if absent or not settings.train:
-        problem = f"this model ({family.model_type}) has no {' and no '.join(absent)}" if absent else "nothing learns"
-        raise ConfigError(f"model.train=[{', '.join(settings.train)}]: {problem}. Its parts: "
-                          f"{', '.join(sorted(has - {'audio'}))}; or train an adapter with model.lora.rank")
+    if absent:
+        raise ConfigError(f"model.train=[{', '.join(settings.train)}]: this model ({family.model_type}) has no "
+                          f"{' and no '.join(absent)}. Its parts: {', '.join(sorted(has - {'audio'}))}; or train an "
+                          "adapter with model.lora.rank")
 
 
 def add_lora(model: Any, family: Family, settings: ModelSettings, checkpoint: Path | None) -> Any:

@@ -26,6 +26,7 @@ from vlrl.monitoring.signals import as_interrupt
 from vlrl.store import RunFolder, plain
 from vlrl.store.files import read_json, write_text
 
+Tell = Callable[[str, float, int], None]
 _LOOK_S = 0.2
 _SAVE_S = 120
 """Seconds that runs may take to save after Ctrl-C."""
@@ -52,13 +53,21 @@ def finished(folder: Path) -> bool:
     return RunFolder(folder).last_heartbeat().get("state") == "finished"
 
 
-def finish(jobs: Sequence[Job], parallel: int = 1, tell: Callable[[str, int, int], None] | None = None) -> None:
+def _begun(folder: Path) -> float:
+    """Returns the share of its steps that a run has done."""
+    beat = RunFolder(folder).last_heartbeat()
+    step, steps = beat.get("step"), beat.get("steps")
+    return min(step / steps, 1.0) if isinstance(step, int) and isinstance(steps, int) and steps > 0 else 0.0
+
+
+def finish(jobs: Sequence[Job], parallel: int = 1, tell: Tell | None = None,
+           what: str = "runs") -> None:
     """Runs what is not finished, `parallel` at a time in the order given; a begun run goes on from its checkpoint.
 
     Each is a process `vlrl ...` of its own with an equal share of the CPU's threads (unless OMP_NUM_THREADS is set) and
     of the GPUs in CUDA_VISIBLE_DEVICES, where there are as many. They are killed when this process is, and saved when
-    it is interrupted or its terminal is closed. Raises TrainingError with the end of the output of a run that failed;
-    those beside it are stopped after saving.
+    it is interrupted or its terminal is closed. `tell(what, done, all)` counts those under way by their steps. Raises
+    TrainingError with the end of the output of a run that failed; those beside it are stopped after saving.
     """
     waiting = [job for job in jobs if not finished(job.folder)]
     running: dict[int, tuple[Job, subprocess.Popen[bytes]]] = {}
@@ -75,7 +84,7 @@ def finish(jobs: Sequence[Job], parallel: int = 1, tell: Callable[[str, int, int
                     _check(job, process.returncode)
                     done += 1
             if tell:
-                tell("runs", done, len(jobs))
+                tell(what, done + sum(_begun(job.folder) for job, _ in running.values()), len(jobs))
             time.sleep(_LOOK_S if running else 0)
 
 

@@ -13,9 +13,7 @@ from vlrl.errors import ConfigError
 from vlrl.evaluation.sequential import Look, Sequential
 from vlrl.store import plain
 from vlrl.store.files import write_text
-from vlrl.tools.many_runs import Job, deciding_split, finish, score, settle
-
-Tell = Callable[[str, int, int], None]
+from vlrl.tools.many_runs import Job, Tell, deciding_split, finish, score, settle
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,8 @@ def run(configs: Sequence[str], settings: Sequence[str], folder: Path, *, metric
         first = first_seed + len(test.looks) * n
         block = {name: [Job(folder / f"{name}-{seed}", ("train", paths[name], *settings, f"seed={seed}"))
                         for seed in range(first, first + n)] for name in test.waiting}
-        finish([job for place in range(n) for own in block.values() for job in own[place:place + 1]], jobs, tell)
+        finish([job for place in range(n) for own in block.values() for job in own[place:place + 1]], jobs, tell,
+               f"block {len(test.looks) + 1}: runs")
         new = {name: [score(job.folder, split, metric) for job in own] for name, own in block.items()}
         look = test.add(new)
         for name, values in new.items():

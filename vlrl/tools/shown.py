@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -119,10 +120,17 @@ def convention_of(task: Task, sample: Sample) -> str:
         return NOT_KNOWN
 
 
-def words_of(messages: Sequence[Any]) -> str:
-    """Returns the texts of messages with marks where media stand; of several, whose each is."""
+def words_of(messages: Sequence[Any], place: str = "<{kind}>") -> str:
+    """Returns the texts of messages with `place` where media stand ({kind}, {number} from 1); of several messages,
+    whose each is.
+    """
+    count = itertools.count(1)
+
+    def words(part: Mapping[str, Any]) -> str:
+        return part["text"] if "text" in part else place.format(kind=part["type"], number=next(count))
+
     said = [(m["role"], [{"type": "text", "text": m["content"]}] if isinstance(m["content"], str) else m["content"])
             for m in messages]
     whose = len(said) > 1
-    return "\n".join((f"{role}: " if whose else "") + "".join(c.get("text", f"<{c['type']}>") for c in content)
+    return "\n".join((f"{role}: " if whose else "") + "".join(map(words, content))
                      for role, content in said)

@@ -25,12 +25,11 @@ from vlrl.evaluation.profiles import (
     sensitivities,
     stratified,
 )
-from vlrl.evaluation.stats import Interval
+from vlrl.evaluation.stats import Interval, gain_of_runs
 from vlrl.store import plain
 from vlrl.store.files import replacing, write_text
-from vlrl.tools.many_runs import Job, deciding_split, finish, score, settle
+from vlrl.tools.many_runs import Job, Tell, deciding_split, finish, score, settle
 
-Tell = Callable[[str, int, int], None]
 _BASE = "base"
 _MOST = 10_000  # settings of a grid
 _TAUS = np.linspace(0, 1, 101)
@@ -87,6 +86,8 @@ class Swept:
     """"best" and "base" -> mean, iqm, optimality_gap over the test seeds with 95 % intervals."""
     improvement: Interval | None
     """Probability that a run with the best settings is above one without them, over the test seeds."""
+    gain: Interval | None
+    """Mean score of the best on the test seeds less that of "base", seed by seed; bounds are NaN with one seed."""
     sensitivities: tuple[Sensitivity, ...]
     runs: int
     """The budget: all runs, tuning and tests."""
@@ -96,6 +97,18 @@ class Swept:
     @property
     def best(self) -> Trial:
         return self.trials[0]
+
+    @property
+    def verdict(self) -> str:
+        """Whether the test seeds show a difference between the best settings and the config as it is."""
+        if self.gain is None:
+            return "whether that is better than the config as it is was not measured (base runs were left out)"
+        seeds = len(self.tests["best"])
+        words = f"best less base {self.gain}, 95 % over {seeds} test seeds"
+        if self.gain.low > 0 or self.gain.high < 0:
+            return f"difference shown: the best settings are {'better' if self.gain.low > 0 else 'worse'} ({words})"
+        return f"no difference shown ({words})" if seeds > 1 else (
+            f"no difference can be shown by one test seed (best less base {self.gain}): give more with --test-seeds")
 
     def profile(self) -> dict[str, list[float]]:
         """Returns the share of test scores above each hundredth of [0, 1], by "best" and "base"."""
@@ -110,7 +123,8 @@ class Swept:
                 "best": {"settings": self.best.settings, "tuning": bounds(self.tuning),
                          "test": {k: bounds(v) for k, v in self.statistics["best"].items()}},
                 "base": {k: bounds(v) for k, v in self.statistics.get(_BASE, {}).items()} or None,
-                "probability_of_improvement": bounds(self.improvement),
+                "probability_of_improvement": bounds(self.improvement), "gain": bounds(self.gain),
+                "verdict": self.verdict,
                 "sensitivity": [{"setting": s.name, "spread": s.spread, "share": s.share,
                                  "means": {k: {"n": n, "mean": m} for k, (n, m) in s.means.items()}}
                                 for s in self.sensitivities],
@@ -207,17 +221,39 @@ def run(path: str, words: Sequence[str], folder: Path, *, method: str | None = N
         chosen_words = [f"{name}={json.dumps(value)}" for name, value in settings.items()]
         return [Job(folder / f"{place}-{s}", (command, path, *fixed, *chosen_words, f"seed={s}")) for s in own]
 
-    tried = _tune(chosen, method, seeds, eta, scored, lambda work: finish(work, jobs, tell), split, metric)
+    total = _tuning_runs(len(chosen), method, seeds, eta) + test_seeds * (1 + base)
+    counted = _counted(tell, total)
+    tried = _tune(chosen, method, seeds, eta, scored, lambda work: finish(work, jobs, counted(work)), split, metric)
     sides: dict[str, Mapping[str, Any]] = {"best": tried[0].settings, **({_BASE: {}} if base else {})}
     own = range(seeds, seeds + test_seeds)
     work = {name: scored(f"tests/{name}", settings, own) for name, settings in sides.items()}
-    finish([job for jobs_of in work.values() for job in jobs_of], jobs, tell)
+    last = [job for jobs_of in work.values() for job in jobs_of]
+    finish(last, jobs, counted(last))
     tests = {name: {s: score(job.folder, split, metric) for s, job in zip(own, jobs_of, strict=True)}
              for name, jobs_of in work.items()}
     summary = _summary(tried, tests, metric, split, folder)
     write_text(folder / "sweep.json", json.dumps(plain(summary.plain()), indent=1) + "\n")
     plot(summary, folder / "profile.png")
     return summary
+
+
+def _tuning_runs(choices: int, method: str, seeds: int, eta: int) -> int:
+    if method != "halving":
+        return choices * seeds
+    left = list(itertools.accumulate(range(seeds - 1), lambda n, _: max(1, math.ceil(n / eta)), initial=choices))
+    return sum(left)
+
+
+def _counted(tell: Tell | None, total: int) -> Callable[[Sequence[Job]], Tell | None]:
+    """Returns what gives `finish` its `tell` for some jobs, so that their count goes on over all `total` runs."""
+    before = 0
+
+    def of(jobs: Sequence[Job]) -> Tell | None:
+        nonlocal before
+        first, before = before, before + len(jobs)
+        return tell and (lambda what, done, _: tell(what, first + done, total))
+
+    return of
 
 
 def _tune(chosen: Sequence[Mapping[str, Any]], method: str, seeds: int, eta: int,
@@ -247,13 +283,14 @@ def _summary(tried: Sequence[Trial], tests: Mapping[str, Mapping[int, float]], m
     statistics = {name: {what: stratified(of, column) for what, of in measures.items()}
                   for name, column in columns.items()}
     improvement = stratified(probability_of_improvement, columns["best"], columns[_BASE]) if _BASE in columns else None
+    gain = gain_of_runs(*(list(tests[name].values()) for name in (_BASE, "best"))) if _BASE in tests else None
     everything = [v for t in tried for v in t.scores.values()] + [v for own in tests.values() for v in own.values()]
     notes = [] if all(0 <= v <= 1 for v in everything) else [
         f"{metric} is not within [0, 1]: the optimality gap and the profile, which look there, say little"]
     runs = len(everything)
     return Swept(metric, split, tuple(tried), stratified(measures["mean"], _column(tried[0].scores)), tests, statistics,
-                 improvement, tuple(sensitivities([t.settings for t in tried], [t.mean for t in tried])), runs, folder,
-                 tuple(notes))
+                 improvement, gain, tuple(sensitivities([t.settings for t in tried], [t.mean for t in tried])), runs,
+                 folder, tuple(notes))
 
 
 def plot(swept: Swept, path: Path) -> None:
