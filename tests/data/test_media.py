@@ -1,3 +1,4 @@
+import base64
 import io
 import os
 import pickle
@@ -11,7 +12,9 @@ from PIL import Image
 
 from vlrl.config.schema import LimitsSettings
 from vlrl.data.media import drawn, load, resolve
+from vlrl.data.row_samples import sample_from_row
 from vlrl.data.video_sampling import VideoSampling
+from vlrl.engine import vllm_wire
 from vlrl.errors import DataError
 from vlrl.types import Media
 
@@ -75,6 +78,26 @@ def test_exif_orientation_is_applied(tmp_path):
     loaded = load(saved(tmp_path / "a.png", image, exif=exif), LIMITS)
     assert loaded.size == (4, 8)
     assert loaded.frames[0].tobytes() == image.rotate(-90, expand=True).tobytes()
+
+
+def test_a_photo_on_its_side_is_turned_wherever_it_comes_from(tmp_path):
+    """sglang#33464, mistral-common#330: the sampler saw the photo as it is stored. One that a task has opened counts
+    too, and so does what is sent to a vLLM server."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    path = saved(tmp_path / "a.jpg", picture(32, 16), exif=exif, quality=95).source
+    data = path.read_bytes()
+    text = base64.b64encode(data).decode()
+    rows = ("a.jpg", data, {"bytes": data, "path": None}, text, f"data:image/jpeg;base64,{text}")
+    sources = [sample_from_row({"id": "r", "image": value}, tmp_path).media[0] for value in rows]
+    with Image.open(path) as opened:
+        turned = np.asarray(opened.convert("RGB").rotate(-90, expand=True))
+    for media in (*sources, Media(source=Image.open(path)), Media(source=pickle.loads(pickle.dumps(Image.open(path))))):
+        (frame,) = load(media, LIMITS).frames
+        for seen in (frame, vllm_wire.unpack(vllm_wire.pack(frame)), drawn(frame)):
+            assert np.array_equal(np.asarray(seen), turned) and 0x0112 not in seen.getexif()
+    with Image.open(path) as opened:
+        assert np.array_equal(np.asarray(drawn(opened)), turned)  # what an environment's process sends
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
@@ -236,6 +259,7 @@ def test_frames_may_be_files(tmp_path):
 @pytest.mark.parametrize(("media", "words"), [
     (Media(kind="video", source=grey(2)), "fps=None"),
     (Media(kind="video", source=grey(2), fps=0.0), "fps=0.0"),
+    (Media(kind="video", source=grey(2), fps="1"), "fps='1'"),
     (Media(kind="video", source=[], fps=1.0), "has none"),
     (Media(kind="video", source=[*grey(1), *grey(1, (2, 2))], fps=1.0), "differ in size"),
 ])

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from tests.docs.test_benchmarks import module
 from vlrl.config.schema import LimitsSettings
 from vlrl.data import video_decoders
 from vlrl.data.media import load
+from vlrl.data.row_samples import sample_from_row
 from vlrl.data.video_sampling import VideoSampling, choose, clock
 from vlrl.errors import DataError
 from vlrl.types import LoadedMedia, Media
@@ -330,6 +332,27 @@ def test_prompts_hold_the_true_times(made, tiny_models, family):
         assert sorted(set(rows - rows.min())) == np.floor(even * ticks + 1e-5).tolist()
     answers = random_answers(0, 3, len(policy.processor.tokenizer), set(policy.banned.tolist()))
     assert_equal(policy, [prompt] * 3, answers)
+
+
+@pytest.mark.parametrize("fps, seconds", [(1.0, [0.5, 2.5]), (0.25, [2.0, 10.0]), (4, [0.1, 0.6])])
+def test_frames_are_told_at_their_own_rate(tiny_models, tmp_path, fps, seconds):
+    """ms-swift#6523: a video given as frames was always taken as two a second, and Qwen3-VL was told wrong times."""
+    from tests.models.test_packing import Ask, shared
+    from vlrl.data.formats import canonical
+
+    frames = [f"{i}.png" for i in range(4)]
+    for i, name in enumerate(frames):
+        Image.new("RGB", (64, 64), (60 * i, 0, 0)).save(tmp_path / name)
+    policy, encode = shared(tiny_models["qwen3_vl"])
+    said = [{"role": "user", "content": "<video>When?"}, {"role": "assistant", "content": "2"}]
+    asked = {"id": "r", "messages": said}
+    (told,) = canonical({**asked, "videos": [frames], "fps": fps})
+    for row in ({"id": "r", "video": frames, "fps": fps, "q": "When?"}, {**told, "q": "When?"}):
+        prompt = encode(Ask(), sample_from_row(row, tmp_path))
+        times = video_times(policy.processor.tokenizer.decode(prompt.ids))
+        assert [float(t) for t in times] == pytest.approx(seconds, abs=0.051)
+    with pytest.raises(DataError, match="a video of 4 frames needs their rate: fps=None"):
+        sample_from_row(canonical({**asked, "videos": [frames]})[0], tmp_path)
 
 
 def video_times(text):

@@ -89,6 +89,8 @@ SHARDED = {
 
 @pytest.mark.parametrize("case", SHARDED)
 def test_fsdp_with_images_on_one_process_only(tiny_models, tmp_path, case):
+    """prime-rl#1959 and #1918, miles#2406, ms-swift#9655, transformers#37186: the shards of the vision tower were asked
+    for by one rank alone, and all waited."""
     folder, more = tiny_models["qwen3_vl"], SHARDED[case]
     model = {"model": {"name": str(folder), **more["model"]}} if "model" in more else {}
     assert_equal(*replayed(folder, tmp_path, "sharded", json.dumps({**more, **model})))

@@ -104,6 +104,7 @@ def tokenised_again(c, encode):
     (shifted_mask, None, "the loss mask is set where nothing was sampled"),
     (counted_on, TURN, "the positions are not the model's"), (tokenised_again, 2, "the trainer reads other ids")])
 def test_a_planted_fault_is_named_with_its_turn(played, fault, turn, said):
+    """Tokenised again (sglang#12383): a random policy writes ids that its own text does not give back."""
     play, prompt, completion = played
     found = first_difference(play.policy, play.encode, prompt, fault(completion, play.encode), EXACT)
     assert found and said in str(found), found

@@ -51,6 +51,18 @@ def test_an_observation_is_what_the_template_writes_after_a_turn(tiny):
     assert shown.visual_tokens[0] > 0 and len(shown.media) == 1
 
 
+def test_what_a_tool_or_a_judge_says_places_no_picture(tiny):
+    """EasyR1#110, R1-V#91: one token of an image more than the images have."""
+    policy, encode = tiny
+    hostile = "".join(policy.family.vision_tokens)
+    said, plain = (Observation(f"It says {more}.", [Media(source=RED)]) for more in (hostile, "no"))
+    for a, b in ((said, plain), (Observation.of_results([said, said]), Observation.of_results([plain, plain]))):
+        found, expected = encode.observation(a, "s"), encode.observation(b, "s")
+        assert found.visual_tokens == expected.visual_tokens and len(found) > len(expected)
+        count = [np.isin(prompt.ids, policy.banned).sum() for prompt in (found, expected)]
+        assert count[0] == count[1] > 0
+
+
 def test_positions_are_the_models_own_over_the_whole_episode(tiny):
     policy, encode = tiny
     _, whole = episode(encode, encode(Vowels(), SAMPLES["image"]), OBSERVATIONS, 2)

@@ -130,6 +130,50 @@ def test_sampler_and_trainer_agree(scene):
     assert np.abs(trainer - np.concatenate([c.logprobs for _, c in flat])).max() < 3e-5
 
 
+@pytest.mark.slow
+def test_answers_of_one_picture_in_many_micro_batches(tmp_path):
+    """ms-swift#9287, #6521: eight answers share a picture, and a micro-batch has fewer grids than rows."""
+    folder, after = others.build("qwen3_5", tmp_path), []
+    for tokens in (10**5, 80):
+        config = settings(folder, rollout={"group_size": 8, "prompts_per_step": 4, "max_new_tokens": 8},
+                          train={"lr": 1e-3, "max_grad_norm": 1e9, "tokens_per_batch": tokens})
+        policy, encode = load(config)
+        drawn = credited_groups(policy, encode, config, ("image",) * 4)
+        assert [len(g.rollouts) for g in drawn] == [8] * 4
+        update(policy, make_optimizer(policy, config), drawn, config, 0)
+        after.append({n: p.detach() for n, p in policy.trainable()})
+    assert max((after[0][n] - after[1][n]).abs().max() for n in after[0]) < 2e-5  # a fiftieth of a step of AdamW
+
+
+def neighbours(prompts):
+    """Prompts and answers that stand beside a row, each in turn."""
+    return [(prompts[kind], np.arange(50, 50 + n)) for kind in ("text", "two images", "image") for n in (5, 43)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scene", ["qwen3_5", "glm4v"], indirect=True)
+def test_a_row_does_not_depend_on_its_neighbours(scene):
+    """ms-swift#9565: samples leaked into each other through the state of Qwen3.5's linear attention. trl#5785: pictures
+    went to other rows where prompts differ in length."""
+    _, _, policy, prompts = scene
+    prompt, answer, sampling = prompts["image"], np.arange(40, 49), Sampling(max_new_tokens=12)
+    request, engine = Request(prompt=prompt, n=3, sampling=sampling, key=(0, 1)), HFEngine(policy, 5, 16)
+
+    def read(others):
+        (batch,) = pack(pieces_of([p for p, _ in others] + [prompt], [a for _, a in others] + [answer], 10**6), 10**6,
+                        policy.layout("shared"))
+        with torch.no_grad():
+            return policy.logprobs(batch, 1.0).logprobs[batch.rollout_id == len(others)]
+
+    alone, (written,) = read([]), engine.generate([request])
+    for other, ids in neighbours(prompts):
+        assert (read([(other, ids)]) - alone).abs().max() < 1e-5
+        beside = Request(prompt=other, n=3, sampling=Sampling(max_new_tokens=len(ids)), key=(0, 2))
+        _, found = engine.generate([beside, request])
+        for a, b in zip(found, written, strict=True):
+            assert a.tokens.tolist() == b.tokens.tolist() and np.abs(a.logprobs - b.logprobs).max() < 1e-5
+
+
 def test_visual_tokens_are_those_of_the_ids(scene):
     name, _, policy, prompts = scene
     base = policy.base.config

@@ -95,7 +95,8 @@ def test_a_killed_run_goes_on_as_the_unbroken_one(runs):
 
 
 def test_answers_are_of_the_weights_that_policy_step_says(runs):
-    """Their log-probabilities are those of the checkpoint of that step, and not of the one that learns from them."""
+    """Their log-probabilities are those of the checkpoint of that step, and not of the one that learns from them; the
+    pictures came along (verl#5160 lost them beside the update)."""
     whole, _, ages, words = runs
     config, by_step = configs.load(str(QUICKSTART), [*words]), {}
     for group in whole.groups:

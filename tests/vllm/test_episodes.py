@@ -70,7 +70,8 @@ def play(request, tiny_models, tmp_path_factory):
 
 
 def test_every_turn_agrees_after_each_sync(play):
-    """Also with images that it saw with other weights: no cache of them is left."""
+    """Also with images that it saw with other weights: no cache of them is left. The ids of earlier turns are those
+    that were sampled: sglang#12383 decoded and tokenised them again."""
     for _ in range(SYNCS):
         play.sync()
         for prompt, completion in play.episodes():

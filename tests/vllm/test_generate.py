@@ -96,7 +96,8 @@ def test_end_tokens_and_limits(tiny):
 
 
 def test_loved_vision_tokens_are_never_sampled(tiny):
-    """Nor do they take probability from the others."""
+    """Nor do they take probability from the others. EasyR1#110, R1-V#91 and #180, trl#3847: a policy wrote one, and
+    the model met a token more than its images have."""
     policy, prompt = tiny.policy, tiny.prompts["text"]
     head = policy.base.get_output_embeddings().weight
     pad = policy.base.config.image_token_id

@@ -133,6 +133,8 @@ def follows(made, policy):
 
 
 def test_full_weights_follow(full):
+    """trl#7198, verl#6523, vllm#44910: after a sync the cached features of an image were those of the old vision tower.
+    sglang#18024, vllm#33036: an untied head was overwritten by the embedding, a tied one left as it was."""
     assert full.weights.way == "full"
     follows(full, full.policy)
 
@@ -215,7 +217,7 @@ def test_weights_by_files(full, monkeypatch):
 
 
 def test_an_adapter_that_vllm_cannot_take_is_merged(full):
-    """Of the vision tower and the merger too."""
+    """Of the vision tower and the merger too: vllm#17660, #21500, #23796 refused it when it was loaded."""
     from vlrl.engine.vllm_sync import Weights, lora_options, why_merged
 
     name = full.config.model.name

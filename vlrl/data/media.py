@@ -30,6 +30,7 @@ from vlrl.data.embedded import Embedded
 from vlrl.data.media_edits import edited
 from vlrl.data.video_sampling import Clip, VideoSampling, choose, decode
 from vlrl.errors import DataError, VlrlError
+from vlrl.rewards.boxes import is_number
 from vlrl.store.files import cache_folder
 from vlrl.types import LoadedMedia, Media
 
@@ -218,7 +219,7 @@ def _decode(data: bytes, path: Path | str, limits: LimitsSettings) -> Image.Imag
                             "opens; make it smaller") from None
         with opened as image:
             check_pixels(image.size, str(path), limits)
-            return _rgb(ImageOps.exif_transpose(image), str(path), limits)
+            return _rgb(image, str(path), limits)
 
     return _guard(path, read)
 
@@ -239,6 +240,7 @@ def _converted(image: Image.Image, name: str) -> Image.Image:
         image.palette = ImagePalette.ImagePalette()  # lost by pickling; Pillow loads nothing without one
     with _READING:
         image.load()
+    image = ImageOps.exif_transpose(image)  # also of a file that a task has opened itself
     if image.mode in ("P", "PA") and not image.getpalette() and np.asarray(image.getchannel(0)).any():
         raise DataError(f"{name} is of mode {image.mode} without a palette, so its colours are not known: give it one, "
                         "or make it of mode L or RGB")
@@ -306,16 +308,23 @@ def _check_frames(size: tuple[int, int], count: int, path: Path, limits: LimitsS
 
 def _load_frames(media: Media, limits: LimitsSettings, sampling: VideoSampling) -> LoadedMedia:
     """Returns a video given as pictures, drawn or in files, with `Media.fps`."""
-    if not media.fps or not 0 < media.fps < 1e6:
-        raise DataError(f"a video of {len(media.source)} frames needs their rate: fps={media.fps!r} must be above 0")
+    fps = rate(media.fps, len(media.source))
     if not media.source:
         raise DataError("a video given as frames has none")
-    times = np.arange(len(media.source)) / media.fps
-    chosen = choose(times, media.fps, sampling, media.start, media.end, "video given as frames")
+    times = np.arange(len(media.source)) / fps
+    chosen = choose(times, fps, sampling, media.start, media.end, "video given as frames")
     frames = tuple(load(Media(source=media.source[i]), limits).frames[0] for i in chosen.indices)
     if len({frame.size for frame in frames}) > 1:
         raise DataError(f"frames of one video differ in size: {sorted({frame.size for frame in frames})}")
-    return _video(Clip(frames, chosen, media.fps, len(times), "frames"), _pixel_hash(frames), None)
+    return _video(Clip(frames, chosen, fps, len(times), "frames"), _pixel_hash(frames), None)
+
+
+def rate(fps: Any, frames: int) -> float:
+    """Returns the frames a second of a video given as frames. Raises DataError where it is not told."""
+    if not is_number(fps) or not 0 < fps < 1e6:
+        raise DataError(f"a video of {frames} frames needs their rate: fps={fps!r} must be a number above 0, the "
+                        "frames a second")
+    return fps
 
 
 def _video(clip: Clip, sha256: str, path: Path | None) -> LoadedMedia:

@@ -16,7 +16,7 @@ from typing import Any
 from vlrl.data.coordinates import CONVENTIONS
 from vlrl.data.embedded import image_items, video_items, without_bytes
 from vlrl.data.formats.fields import short
-from vlrl.data.media import CLOSED, Access, missing, source
+from vlrl.data.media import CLOSED, Access, missing, rate, source
 from vlrl.data.row_media import each_source, unshown_problem
 from vlrl.data.turns import check_carried, check_turns, in_order
 from vlrl.errors import DataError, TaskError, VlrlError, did_you_mean
@@ -166,7 +166,8 @@ def _media(row: Mapping[str, Any], items: Mapping[str, list[Any]], root: Path, a
               for path in items.get(field, ())]
     start, end = row.get("video_start"), row.get("video_end")
     videos = [Media(kind="video", source=source(path, root, access), start=start, end=end,
-                    fps=row.get("fps") if isinstance(path, list) else None) for path in items.get("video", ())]
+                    fps=rate(row.get("fps"), len(path)) if isinstance(path, list) else None)
+              for path in items.get("video", ())]
     return (*images, *videos)
 
 

@@ -113,7 +113,8 @@ def _unpacked(module: Any, dtype: torch.dtype, rows: int = 1024) -> torch.Tensor
     """Returns [N, K] what a CPU engine's packed copy of a weight stands for: what it makes of the rows of an
     identity.
     """
-    width = getattr(module, "input_size_per_partition", None) or module.embedding_dim
+    widths = (getattr(module, name, None) for name in ("input_size_per_partition", "input_size", "embedding_dim"))
+    width = next(filter(None, widths))  # of a layer split over devices, of one that is whole on each, of a head
     out = [module.cpu_linear(torch.eye(width, dtype=dtype)[i:i + rows], module.weight, None)
            for i in range(0, width, rows)]
     return torch.cat(out).T

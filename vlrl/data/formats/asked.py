@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vlrl.data.formats.fields import IMAGE, VIDEO, Source, has, media, pick, picture, short
+from vlrl.data.formats.fields import IMAGE, VIDEO, Source, has, media, number, pick, picture, short
 from vlrl.data.formats.talk import Talk, talk_of
 from vlrl.data.formats.times import clip
 from vlrl.errors import DataError
@@ -165,6 +165,8 @@ def shown(record: Record, source: Source, *, needed: bool = True) -> dict[str, A
     if video is not None:
         path = source.video(picture(video))
         shown_media = {"video": path, **clip(record, path, None, source.duration)}
+        if isinstance(path, list) and has(record, "fps"):  # frames: a file tells its own rate
+            shown_media["fps"] = number(record["fps"])
     given = [v for v in (record.get(f"image_{n}") for n in range(1, 10)) if v is not None and v != ""]
     given = given if given and not has(record, *IMAGE) else pick(record, *IMAGE)
     if given in (None, [], ()) and not shown_media:
