@@ -26,7 +26,7 @@ BASE = {"task": {"name": "grounding"}, "model": {"name": "x"}}
     ({"task": {"name": "grounding", "rewards": {"short": 1}}}, r"task\.parts=\[path/file\.py:name\]"),
     ({"algo": {"loss": "grpo"}}, r"extends=algorithms/grpo\.yaml"),
     ({"algo": {"loss": "gsqo"}}, "Did you mean 'gspo'"),
-    ({"reward_funcs": "f"}, r"Here it is task \(docs/coming-from\.md\)")])
+    ({"reward_funcs": "f"}, r"Here it is task\.name \(docs/coming-from\.md\)")])
 def test_the_message_says_what_to_write(tree, said):
     with pytest.raises(ConfigError, match=said):
         found = config.validate({**BASE, **tree})

@@ -37,7 +37,7 @@ _NAMES = {
     "algo.correction": "vllm_importance_sampling_correction vllm_importance_sampling_mode",
     "algo.mask_truncated": "mask_truncated_completions",
     "task.rewards": "reward_weights",
-    "task": "reward_function reward_funcs reward_method",
+    "task.name": "reward_function reward_funcs reward_method",
     "model.name": "model_name_or_path model_path",
     "model.dtype": "dtype bf16 fp16 torch_dtype",
     "model.gradient_checkpointing": "gradient_checkpointing enable_gradient_checkpointing",
