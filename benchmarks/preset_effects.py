@@ -308,10 +308,11 @@ class Drive:
     def _run(self, config: Config) -> tuple[list[list[Draw]], list[list[Outcome]]]:
         prompts = Prompts.of(self.samples, config.seed, config.data.difficulty, config.rollout, self.task.knobs,
                              self.task.stage_fields)
-        sampler: Any = curriculum.make(config.curriculum, prompts, config.shares)
-        if isinstance(sampler, Measuring):
-            missing = sampler.missing()
-            sampler.measured(missing, np.cos(missing).astype(np.float32))
+        made = curriculum.make(config.curriculum, prompts, config.shares)
+        sampler: Any = made
+        if isinstance(made, Measuring):
+            missing = made.missing()
+            made.measured(missing, np.cos(missing).astype(np.float32))
         drawn, came = [], []
         for step in range(self.steps):
             self.step = step
@@ -368,7 +369,7 @@ def _rest(drive: Drive) -> float:
     """Share of prompts with groups all right or all wrong that come back within the steps, beside uniform's."""
     again = Counter(draw.index for step in drive.draws for draw in step)
     plain = Counter(draw.index for step in drive.plain for draw in step)
-    return np.mean([*again.values()]) - np.mean([*plain.values()])
+    return float(np.mean([*again.values()]) - np.mean([*plain.values()]))
 
 
 def _sizes(drive: Drive) -> float:
@@ -483,7 +484,7 @@ STAGES: Mapping[str, Staged] = {
     "alphadrive": Staged("a cold start on reasoned plans, then GRPO", "stages", lambda f, c: len(c.stages), False),
     "cft": Staged("critiques of answers to one problem are learned", "stages", lambda f, c: len(c.stages), False),
     "curr_reft": Staged("yes or no, choices, boxes, then own best answers", "recipes", lambda f, c: len(
-        {own.task.model_extra["recipe"] for _, own in configs.stages_of(c)}), False),
+        {(own.task.model_extra or {})["recipe"] for _, own in configs.stages_of(c)}), False),
     "expert_iteration": Staged("each round begins anew with all rounds' answers", "rows of round 2 beside its own",
                                lambda f, c: len(_lines(f / "experts/round-02/all-rows.jsonl")) / len(
                                    _rows(f, "experts", 2))),
@@ -506,6 +507,7 @@ STAGES: Mapping[str, Staged] = {
 
 def of_stages(bench: Bench, preset: Preset) -> tuple[float, str]:
     effect, own = STAGES[preset.name], configs.shipped(f"stages/{preset.name}.yaml")
+    assert own
     with tempfile.TemporaryDirectory(dir=bench.folder) as place:
         tiny = ["steps=1", "rollout.group_size=2", "rollout.prompts_per_step=4", "rounds.prompts=6", "rounds.answers=4",
                 "rounds.count=2", "rounds.least=0.01", "eval.samples=0", "log.samples_every=0", f"run.dir={place}/run",
@@ -565,8 +567,9 @@ def main() -> None:
         rows = {key: f"{rows[key].rsplit(' | ', 1)[0]} | {unmet(bench, p)} |"
                 for key, p in named.items() if key in rows}
     if args.out:
+        about = (__doc__ or "").partition("\n\n    python")[2]
         args.out.write_text("\n".join([
-            "# What each preset does on the shipped config that it is for", "", *__doc__.partition("\n\n    python")[2]
+            "# What each preset does on the shipped config that it is for", "", *about
             .partition("\n\n")[2].strip().split("\n"), "",
             "| preset | for | what its paper names | effect | needs that the config does not give |",
             "|---|---|---|---|---|", *rows.values(), ""]), encoding="utf-8")

@@ -463,6 +463,8 @@ class Acted:
 class Told(str):
     """An action as its environment is told it: what the prompt has `opened`, and then what the model wrote."""
 
+    opened: str
+
     def __new__(cls, text: str, opened: str = "") -> Told:
         told = super().__new__(cls, text)
         told.opened = opened

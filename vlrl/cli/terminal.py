@@ -103,12 +103,12 @@ def bars(lines: bool = False, show: bool = True) -> Iterator[Callable[[str, floa
     console = Console(stderr=True, highlight=False)
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not (show and console.is_terminal)) as bar:
-        begun: dict[str, tuple[TaskID, int, float]] = {}
+        begun: dict[str, tuple[TaskID, float, float]] = {}
         said: dict[str, tuple[float, float, float]] = {}  # tenths, done and time of the last line
 
         def tell(what: str, done: float, total: int) -> None:
             if what not in begun:
-                begun[what] = bar.add_task(what, total=total, completed=done), done, time.monotonic()
+                begun[what] = bar.add_task(what, total=total, completed=int(done)), done, time.monotonic()
             task, first, since = begun[what]
             bar.update(task, completed=done)
             now, tenth = time.monotonic(), 10 * done // max(total, 1)

@@ -33,9 +33,10 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any], model: Any = Config)
             out[key] = [*dict.fromkeys([*old, *value])]
         elif isinstance(old, list) and isinstance(value, Mapping) and value and all(map(_is_place, value)):
             out[key] = _merge_items(key, old, value)
+        elif isinstance(old, Mapping) and isinstance(value, Mapping) and (value or _is_section(kind)):
+            out[key] = merge(old, value, kind)
         else:
-            nested = isinstance(old, Mapping) and isinstance(value, Mapping) and (value or _is_section(kind))
-            out[key] = merge(old, value, kind) if nested else value
+            out[key] = value
     return out
 
 

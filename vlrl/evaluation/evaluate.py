@@ -105,9 +105,10 @@ def _measured(task: Task, group: Group) -> Group:
 def _record(group: Group) -> dict[str, Any]:
     """Of an episode that could not begin there is no length."""
     rollout, completion = group.rollouts[0], group.rollouts[0].completion
-    written = ({"length": len(completion.tokens), "truncated": float(completion.truncated),
-                "turns": len(completion.actions) if completion.episode_id else None} if completion.begun
-               else dict.fromkeys(("length", "truncated", "turns")))
+    written: dict[str, Any] = dict.fromkeys(("length", "truncated", "turns"))
+    if completion.begun:
+        written = {"length": len(completion.tokens), "truncated": float(completion.truncated),
+                   "turns": len(completion.actions) if completion.episode_id else None}
     return {"task": group.task, "sample": group.sample.row, "id": group.sample.id, "answer": completion.text,
             "parsed": rollout.parsed, "target": group.target, "parts": rollout.parts, "reward": rollout.reward,
             "correct": rollout.correct, **written, "error": rollout.error, "metrics": rollout.metrics,

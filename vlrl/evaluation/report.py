@@ -88,7 +88,7 @@ def _best(run: RunFolder) -> Iterator[str]:
     """Yields the best evaluation of each split that was evaluated after a step, by the metric of checkpoints/best."""
     marked = read_json(run.checkpoints / "best.json") or {}
     metric = marked.get("metric", "reward/mean")
-    splits: dict[str, list[dict[str, Any]]] = {}
+    splits: dict[str, list[Mapping[str, Any]]] = {}
     for line in comparable(run.evals()):
         if _number(line.get(metric)):
             splits.setdefault(str(line["split"]), []).append(line)

@@ -136,6 +136,7 @@ def limited(seconds):
 def _beside(name):
     """The module of a file beside this one, whose folder is not on the path: it has a math.py."""
     spec = importlib.util.spec_from_file_location(name, os.path.join(os.path.dirname(__file__), f"{name}.py"))
+    assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

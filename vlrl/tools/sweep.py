@@ -251,7 +251,8 @@ def _counted(tell: Tell | None, total: int) -> Callable[[Sequence[Job]], Tell | 
     def of(jobs: Sequence[Job]) -> Tell | None:
         nonlocal before
         first, before = before, before + len(jobs)
-        return tell and (lambda what, done, _: tell(what, first + done, total))
+        say = tell
+        return None if say is None else lambda what, done, _: say(what, first + done, total)
 
     return of
 

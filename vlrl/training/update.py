@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import cast
 
 import numpy as np
 import torch
@@ -102,7 +103,8 @@ def make_optimizer(policy: Policy, config: Config) -> torch.optim.AdamW:
     for name, parameter in policy.trainable():
         groups.setdefault((policy.family.part_of(name), parameter.ndim >= 2), []).append(parameter)
     settings = config.train
-    listed = [{"params": params, "lr": settings.lr, "ratio": settings.part_lr.get(part, settings.lr) / settings.lr,
+    rates = cast(Mapping[Part, float], settings.part_lr)
+    listed = [{"params": params, "lr": settings.lr, "ratio": rates.get(part, settings.lr) / settings.lr,
                "weight_decay": settings.weight_decay if matrix else 0.0} for (part, matrix), params in groups.items()]
     if policy.critic:
         listed.append({"params": list(policy.critic.parameters()), "lr": settings.lr,

@@ -238,6 +238,6 @@ def check_answer_type(name: str | None, setting: str) -> None:
 
 def of_clip(row: dict[str, Any]) -> dict[str, Any]:
     """Returns an answer about a video by the types that video rows have: a count is a number, yes a text."""
-    given = row["answer_type"]
+    given: Any = row["answer_type"]
     kind = _OF_CLIP.get(given, given)
-    return {**row, "answer_type": Guess(kind, given.form, given.why) if isinstance(given, Guess) else kind}
+    return {**row, "answer_type": Guess(str(kind), given.form, given.why) if isinstance(given, Guess) else kind}
