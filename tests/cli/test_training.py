@@ -19,7 +19,7 @@ from tests.helpers import Vowels
 from vlrl.cli import evaluating, exporting, training
 from vlrl.cli.main import main
 from vlrl.config import load
-from vlrl.models import packing, policy
+from vlrl.models import families, packing, policy
 from vlrl.models.processing import Encoder
 from vlrl.store import RunFolder
 from vlrl.training.loop import train
@@ -191,7 +191,7 @@ def stats(model, folder, words):
     config = load(words[0], [*words[1:], f"model.name={folder}"])
     processor = AutoProcessor.from_pretrained(folder)
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    own = policy.Policy(model.eval(), processor, policy.family_of(base.config), Accelerator(cpu=True), torch.float32)
+    own = policy.Policy(model.eval(), processor, families.family_of(base.config), Accelerator(cpu=True), torch.float32)
     encode = Encoder(processor, own.family, own.positions, config)
     prompt = encode(Vowels(), SAMPLES["image"])
     (batch,) = packing.pack(packing.pieces_of([prompt], [encode.answer_ids("a red box")], 999), 999, "padded")
