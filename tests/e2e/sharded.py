@@ -39,11 +39,11 @@ class Mixed(Task):
 
 
 class Spoiled(Mixed):
-    """The second three samples have rewards that overflow float32."""
+    """The second three samples have rewards that tests.huge drives beyond float32."""
 
     def score(self, sample, answer):
         found = super().score(sample, answer)
-        return {"vowels": found["vowels"] * (1e300 if sample.id in ("train-3", "train-4", "train-5") else 1)}
+        return {"vowels": found["vowels"] * (1e11 if sample.id in ("train-3", "train-4", "train-5") else 1)}
 
 
 class StoredEngine:

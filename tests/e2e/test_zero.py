@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from tests import huge
 from tests.e2e.runs import ROOT, metrics
 from tests.e2e.test_sharding import LORA, ZERO, launch, make, saved
 from vlrl.store import RunFolder
@@ -17,7 +18,7 @@ STAGES = ("zero2", "zero3")
 def spoiled(model, folder, sharding):
     """A run whose second step has rewards beyond float32; stored answers."""
     config = make(model, folder, 3, sharding, LORA, save={"every": 1, "keep": 9},
-                  algo={"advantage": "dr_grpo", "kl_coef": 0.1})
+                  algo={"advantage": huge.ADVANTAGE.partition("=")[2], "kl_coef": 0.1})
     return {"stored": True, "config": {**config, "task": f"{ROOT}/tests/e2e/sharded.py:Spoiled"}}
 
 
