@@ -63,11 +63,11 @@ def _labels(row: Mapping[str, Any]) -> str:
 
 
 def placeholders(task: Any, row: Mapping[str, Any]) -> dict[str, str]:
-    """Returns texts for templates: `choices` and `labels` to choose from, `plainly` (the whole question of the plain
+    """Returns texts for templates: `choices` and `to_name` to choose from, `plainly` (the whole question of the plain
     recipe), `by_type` (what Video-R1's prompt ends with), `attribute` of a face, and those of tracks.placeholders.
     """
     values = tracks.placeholders(task, row) | {
-        "choices": _choices(row), "labels": _labels(row), "by_type": BY_TYPE.get(kind_of(row), ""),
+        "choices": _choices(row), "to_name": _labels(row), "by_type": BY_TYPE.get(kind_of(row), ""),
         "attribute": str(row.get("attribute") or row.get("category") or "its attributes and expression")}
     return values | {"plainly": fill(plain(row).prompt, {**row, **values})}
 
@@ -173,7 +173,7 @@ def _say_track(task: Any, sample: Sample, track: Any) -> str:
 
 
 _LINE = times.TimeRecipe(
-    prompt="{question}{choices}{labels}\nAnswer directly.", rewards={}, read=_read_line, score=_line, target=_target,
+    prompt="{question}{choices}{to_name}\nAnswer directly.", rewards={}, read=_read_line, score=_line, target=_target,
     say=lambda _task, _sample, value: value, oracle=times.say_oracle, problem=typed_problem)
 PLAIN = {
     "span": replace(times.SPAN, prompt='{when}\nAnswer "start to end" in seconds.', score=_span),
@@ -263,5 +263,5 @@ SEED_BENCH_R1 = _thinking(
 # --- FaVChat ----------------------------------------------------------------------------------------------------------
 
 FAVCHAT = _thinking(
-    "{question}{choices}{labels}\nLook closely at the face: {attribute}. Write what you see in <think> </think> tags "
+    "{question}{choices}{to_name}\nLook closely at the face: {attribute}. Write what you see in <think> </think> tags "
     "and the answer alone in <answer> </answer> tags.", free_tagged)

@@ -117,8 +117,9 @@ def clip(folder: Path, number: int) -> str:
 
 def grounding_row(folder: Path, number: int) -> dict:
     drawn = picture(folder, number)
+    box = drawn.pop("box")
     return {**drawn, "expression": "red rectangle", "labels": ["red rectangle", "cat"],
-            "boxes": [{"box": drawn.pop("box"), "label": "red rectangle"}]}
+            "boxes": [{"box": box, "label": "red rectangle"}]}
 
 
 def gui_row(folder: Path, number: int) -> dict:

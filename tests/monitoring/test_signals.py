@@ -25,6 +25,14 @@ with StopSignals(lambda number: to_terminal("saving") or came.append(number), 60
 """
 
 
+@pytest.fixture(autouse=True)
+def heeded():
+    """What was started by nohup does not heed SIGHUP, nor what it starts."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 def started(path, before=None):
     """The program in a terminal of its own, and our end of it."""
     ours, theirs = pty.openpty()

@@ -20,6 +20,7 @@ from vlrl.monitoring import trackers
 from vlrl.store import checkpoint
 from vlrl.training import loop, session
 from vlrl.training.checkpointing import Saver, expected, fits
+from vlrl.training.run_checkpoints import RunCheckpoints
 from vlrl.training.update import make_optimizer
 
 QUIET = ("eval.samples=0", "store.media=none")
@@ -109,9 +110,15 @@ def test_a_copy_needs_its_size_and_a_quarter(monkeypatch, free, fit):
     assert fits(small, {"optimizer": {"state": {0: (torch.zeros(10, dtype=torch.float64), 3)}}}) == fit
 
 
-def test_an_error_in_the_background_ends_the_run_at_the_next_step(tiny_models, tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "checkpoints").write_text("a file where the folder should be")
+def test_an_error_in_the_background_ends_the_run_at_the_next_step(tiny_models, tmp_path, monkeypatch):
+    """What a save writes has been tried; what is in its way comes after that."""
+    def tried(saves):
+        try_saving(saves)
+        (tmp_path / "run" / "checkpoints").rmdir()
+        (tmp_path / "run" / "checkpoints").write_text("a file where the folder should be")
+
+    try_saving = RunCheckpoints.try_saving
+    monkeypatch.setattr(RunCheckpoints, "try_saving", tried)
     with pytest.raises(RunError, match=r"cannot save checkpoint .*step-000001"):
         start(tmp_path, tiny_models["qwen3_vl"], *QUIET, "save.every=1", "steps=9")
     assert len(metrics(tmp_path / "run")) <= 2
