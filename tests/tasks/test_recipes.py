@@ -177,6 +177,8 @@ def contract_rows(name, recipe):
             {"box": [100, 50, 160, 92], "label": "mug"}]
     rows = [{}, {"boxes": [{"box": [80, 33, 170, 83], "label": "cat"}], "coordinates": "norm1"},
             {"boxes": dogs, "labels": ["mug", "dog"], "expression": None, "processed_size": [196, 112]}]
+    if built(name, recipe)[0].used.target is built("grounding", "soft_iou")[0].used.target:  # which refuse several
+        rows[-1] = {**rows[-1], "boxes": dogs[-1:], "labels": ["mug"]}
     return [*rows, grounding.OPTIONS if recipe == "curr_reft_choice" else {"expression": "cup", "boxes": []}]
 
 

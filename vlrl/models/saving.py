@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vlrl.errors import RunError, VlrlError
+from vlrl.store.files import of_the_disk
 
 _SAMPLED = ("temperature", "top_p", "top_k", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
 _log = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ def settle_generation(model: Any, name: str) -> None:
 
 def write_parts(model: Any, processor: Any, folder: Path, **options: Any) -> None:
     """Writes a model or adapter and its processor into a folder. Raises RunError that says which of them cannot be
-    saved; OSError where the disk is at fault.
+    saved; OSError, or what else of_the_disk knows, where the disk is at fault.
     """
     with _named("the model's config, generation config or weights"):
         model.save_pretrained(folder, safe_serialization=True, **options)
@@ -54,6 +55,8 @@ def _named(what: str) -> Iterator[None]:
     except (VlrlError, OSError, MemoryError):
         raise
     except Exception as error:  # whatever the libraries raise for what they cannot write
+        if of_the_disk(error):
+            raise
         lines = " ".join(str(error).split())[:600]
         raise RunError(f"model.name: {what} cannot be saved: {type(error).__name__}: {lines}. Correct that file of the "
                        "model's folder, or copy it anew from the original model") from error
@@ -69,6 +72,9 @@ def try_in(place: Path | None, write: Callable[[Path], None]) -> None:
             write(folder)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-    except OSError as error:
-        raise RunError(f"run.dir: nothing can be saved in {place}: {error.strerror or error}. Free space there, fix "
+    except Exception as error:
+        if not of_the_disk(error):
+            raise
+        why = getattr(error, "strerror", None) or error
+        raise RunError(f"run.dir: nothing can be saved in {place}: {why}. Free space there, fix "
                        "its permissions, or choose another run.dir") from error

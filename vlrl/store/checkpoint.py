@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vlrl.errors import RunError, VlrlError
-from vlrl.store.files import file_sha256, fsync, read_json, read_small, write_text
+from vlrl.store.files import file_sha256, fsync, of_the_disk, read_json, read_small, write_text
 
 MANIFEST, STATE, TENSORS = "manifest.json", "trainer_state.json", "trainer_state.safetensors"
 BEST = "best"
@@ -86,7 +86,7 @@ def save(folder: Path, step: int, write: Callable[[Path], None], state: Mapping[
     except VlrlError:
         raise
     except Exception as error:
-        if not _of_the_disk(error):
+        if not of_the_disk(error):
             raise
         raise _failed(folder, target, temporary, error) from error
     finally:
@@ -150,14 +150,6 @@ def _remove(path: Path) -> None:
     doomed = path.with_name(f".tmp-removed-{path.name}-{os.getpid()}")
     os.rename(path, doomed)
     shutil.rmtree(doomed, ignore_errors=True)  # what stays is swept by the next save
-
-
-def _of_the_disk(error: Exception) -> bool:
-    """Returns whether writing failed, not the code; tokenizers and other Rust code raise a plain Exception for it."""
-    from safetensors import SafetensorError
-
-    words = ("no space left", "os error", "disk quota")
-    return isinstance(error, (OSError, SafetensorError)) or any(w in str(error).lower() for w in words)
 
 
 def _failed(folder: Path, target: Path, temporary: Path, error: Exception) -> RunError:

@@ -58,6 +58,12 @@ def writing(path: Path) -> Iterator[None]:
                        f"permissions of {there}.") from error
 
 
+def of_the_disk(error: Exception) -> bool:
+    """Returns whether writing failed, not the code; safetensors and tokenizers raise exceptions of their own for it."""
+    words = ("no space left", "os error", "i/o error", "disk quota")
+    return isinstance(error, OSError) or any(w in str(error).lower() for w in words)
+
+
 @contextmanager
 def replacing(path: Path, sync: bool = True) -> Iterator[Path]:
     """A temporary path beside `path` that takes its place when the block ends well, and else is removed.

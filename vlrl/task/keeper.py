@@ -126,6 +126,8 @@ def _keep(theirs: socket.socket, control: socket.socket, work: Work, parent: int
     os.setsid()
     for number in STOPS:  # what asks a run to end, Slurm each of its processes, is for the training process alone
         signal.signal(number, lambda *_: None)  # no SIG_IGN, which programs inherit
+    workers: set[int] = set()
+    signal.signal(signal.SIGCHLD, lambda *_: _reap(workers))
     gc.freeze()
     while True:
         text, (*handles,), _, _ = socket.recv_fds(control, 4096, 1)
@@ -139,12 +141,24 @@ def _keep(theirs: socket.socket, control: socket.socket, work: Work, parent: int
         if not child:
             control.close()
             _alone(_begin, work, Connection(handles[0]), text.decode().strip(), me)
+        workers.add(child)
         os.close(handles[0])
         control.send(child.to_bytes(8, "little"))
 
 
+def _reap(workers: set[int]) -> None:
+    """Lets the orphans that have ended go. Workers stay until the next is asked for: an id that may still be killed is
+    nobody else's.
+    """
+    for process in psutil.Process().children():
+        if process.pid not in workers:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(process.pid, os.WNOHANG)
+
+
 def _begin(work: Work, connection: Connection, text: str, parent: int) -> None:
-    signal.signal(_ENDING, signal.SIG_DFL)
+    for number in (signal.SIGCHLD, _ENDING):
+        signal.signal(number, signal.SIG_DFL)
     _die_with(parent)
     os.setpgid(0, 0)
     os.set_inheritable(connection.fileno(), False)
