@@ -231,7 +231,8 @@ def _row(note: Note, record: Mapping[str, Any], files: Sequence[_File], ids: set
         raise AppError("its answer is empty or was cut off: it would teach to end there")
     fields = {name: value for name, value in row.items() if name not in _NOT_CARRIED}
     if any(file.frames for file in files):  # frames that were kept alone begin at the clip's start
-        fields = {name: value for name, value in fields.items() if name not in ("video_start", "video_end")}
+        told = ("video_start", "video_end", "fps", "frame_times")
+        fields = {name: value for name, value in fields.items() if name not in told}
     id, number = record["sample_id"], 2
     while id in ids:
         id, number = f"{record['sample_id']}-{number}", number + 1

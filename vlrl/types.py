@@ -46,14 +46,17 @@ class Media:
     """
 
     source: Any
-    """A path, a PIL image drawn by code, the bytes of a file, or for a video a sequence of frames of these kinds."""
+    """A path, a PIL image drawn by code, the bytes of a file; for a video also a sequence of frames of these kinds, or
+    the LoadedMedia that it was read as."""
     kind: Literal["image", "video"] = "image"
     start: float | None = None
     """Seconds; a video is read from here ..."""
     end: float | None = None
     """... to here."""
     fps: float | None = None
-    """Frames per second of a video given as frames."""
+    """Frames per second of a video given as frames ..."""
+    times: Sequence[float] | None = None
+    """... or the seconds of each of its frames, rising."""
     edits: tuple[tuple[Any, ...], ...] = ()
     """What is done to its decoded frames, in order: `(("shuffle", 17), ("noise", 500, 17))`: data/media_edits.py."""
 
@@ -66,7 +69,8 @@ class LoadedMedia:
     frames: tuple[Any, ...]
     """PIL images in RGB; one for an image."""
     sha256: str
-    """Of the file's bytes, or of the pixels when the media was drawn by code."""
+    """Of the file's bytes, or of the pixels when the media was drawn by code, and of the times that its frames were
+    given with."""
     path: Path | None = None
     data: bytes | None = field(default=None, repr=False)
     """The file's bytes, of media that a row holds itself."""
@@ -80,6 +84,10 @@ class LoadedMedia:
     def size(self) -> tuple[int, int]:
         """Original width and height in pixels."""
         return self.frames[0].size
+
+    def again(self) -> Media:
+        """Returns media that are read as these frames, at these times."""
+        return Media(kind=self.kind, source=self if self.kind == "video" else self.frames[0])
 
 
 @dataclass(frozen=True, eq=False)

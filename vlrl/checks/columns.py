@@ -20,9 +20,9 @@ from vlrl.types import Sample
 
 _ELSEWHERE = frozenset((*MEDIA_FIELDS, *(
     "id original_id split source category difficulty weight group_key meta solution hints system_prompt turns tools "
-    "environment processed_size coordinates width height duration fps frames video_start video_end answer_type "
-    "element_type platform knobs mask_rle pass_at_k reward_mean answers_scored difficulty_given generator parent "
-    "verifier opened").split()))
+    "environment processed_size coordinates width height duration fps frames frame_times video_start video_end "
+    "answer_type element_type platform knobs mask_rle pass_at_k reward_mean answers_scored difficulty_given generator "
+    "parent verifier opened").split()))
 """Fields that samplers, splits, the loop or `vlrl sft` read, or that say how others are meant."""
 _PROBED = 8
 """Rows of a task of which it is seen what is read."""

@@ -39,6 +39,10 @@ IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "AVIF", "GIF", "BMP", "TIFF", "PPM")
 _READING = threading.Lock()
 """A picture that was opened and not yet read must not be read by two threads at once."""
 _DRAWN = "drawn image"
+_APART, _LATEST = 0.99e-6, 1e9
+"""Least seconds between two frames, a microsecond as floats hold it, and what those of any are below."""
+_SAME_RATE = 0.01
+"""Share by which a told rate may differ from that of the times: they are rounded."""
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|data:")
 
 
@@ -84,6 +88,8 @@ def load(media: Media, limits: LimitsSettings, video: VideoSampling | None = Non
 
 
 def _load(media: Media, limits: LimitsSettings, video: VideoSampling, cache: ClipCache) -> LoadedMedia:
+    if isinstance(media.source, LoadedMedia):
+        return media.source
     if media.kind == "video":
         return _load_video(media, limits, video, cache)
     if isinstance(media.source, Image.Image):
@@ -307,24 +313,53 @@ def _check_frames(size: tuple[int, int], count: int, path: Path, limits: LimitsS
 
 
 def _load_frames(media: Media, limits: LimitsSettings, sampling: VideoSampling) -> LoadedMedia:
-    """Returns a video given as pictures, drawn or in files, with `Media.fps`."""
-    fps = rate(media.fps, len(media.source))
+    """Returns a video given as pictures, drawn or in files, with `Media.fps` or `Media.times`."""
+    times, fps = frame_times(len(media.source), media.fps, media.times)
     if not media.source:
         raise DataError("a video given as frames has none")
-    times = np.arange(len(media.source)) / fps
     chosen = choose(times, fps, sampling, media.start, media.end, "video given as frames")
     frames = tuple(load(Media(source=media.source[i]), limits).frames[0] for i in chosen.indices)
     if len({frame.size for frame in frames}) > 1:
         raise DataError(f"frames of one video differ in size: {sorted({frame.size for frame in frames})}")
-    return _video(Clip(frames, chosen, fps, len(times), "frames"), _pixel_hash(frames), None)
+    sha256 = _pixel_hash(frames)
+    if media.times is not None:  # a model is told them
+        sha256 = _sha256(f"{sha256} {chosen.times}".encode())
+    return _video(Clip(frames, chosen, fps, len(times), "frames"), sha256, None)
 
 
-def rate(fps: Any, frames: int) -> float:
-    """Returns the frames a second of a video given as frames. Raises DataError where it is not told."""
+def frame_times(frames: int, fps: Any, times: Any = None) -> tuple[np.ndarray, float]:
+    """Returns the seconds of each frame of a video given as frames, and the mean rate: of `times` where these are told,
+    else of `fps` frames a second. Raises DataError for times that are none of these frames, or of another rate.
+    """
+    if fps is not None or times is None:
+        _check_rate(frames, fps)
+    if times is None:
+        return np.arange(frames) / fps, fps
+    told = times.tolist() if isinstance(times, np.ndarray) else times
+    if problem := _times_problem(told, frames):
+        raise DataError(f"a video of {frames} frames has frame_times={told!r:.200}: {problem}")
+    mean = (frames - 1) / (told[-1] - told[0]) if frames > 1 else fps or 1.0
+    if fps is not None and abs(fps - mean) > _SAME_RATE * mean:
+        raise DataError(f"a video of {frames} frames has fps={fps!r}, and frame_times={told!r:.200} of {mean:.4g} "
+                        "frames a second: leave out the one that is wrong")
+    return np.array(told, float), mean
+
+
+def _check_rate(frames: int, fps: Any) -> None:
     if not is_number(fps) or not 0 < fps < 1e6:
         raise DataError(f"a video of {frames} frames needs their rate: fps={fps!r} must be a number above 0, the "
-                        "frames a second")
-    return fps
+                        "frames a second; or frame_times, the seconds of each")
+
+
+def _times_problem(times: Any, frames: int) -> str | None:
+    if not isinstance(times, (list, tuple)) or len(times) != frames:
+        return f"it must be a list of {frames} numbers, the seconds of each frame"
+    for i, (before, now) in enumerate(zip((None, *times), times, strict=False)):
+        if not is_number(now) or not 0 <= now < _LATEST:
+            return f"{now!r}, of frame {i + 1}, must be a number of seconds of at least 0"
+        if before is not None and now - before < _APART:
+            return f"{now!r}, of frame {i + 1}, must come after {before!r}, that of the frame before: sort the frames"
+    return None
 
 
 def _video(clip: Clip, sha256: str, path: Path | None) -> LoadedMedia:

@@ -16,7 +16,7 @@ from typing import Any
 from vlrl.data.coordinates import CONVENTIONS
 from vlrl.data.embedded import image_items, video_items, without_bytes
 from vlrl.data.formats.fields import short
-from vlrl.data.media import CLOSED, Access, missing, rate, source
+from vlrl.data.media import CLOSED, Access, frame_times, missing, source
 from vlrl.data.row_media import each_source, unshown_problem
 from vlrl.data.turns import check_carried, check_turns, in_order
 from vlrl.errors import DataError, TaskError, VlrlError, did_you_mean
@@ -28,7 +28,7 @@ OUTSIDE = 1.0
 """Pixels that a box or point may lie outside the image: annotations are rounded."""
 _FIELDS = (
     "id difficulty category source split weight processed_size coordinates solution hints group_key meta "
-    "image images video width height video_start video_end duration fps frames "
+    "image images video width height video_start video_end duration fps frames frame_times "
     "expression labels boxes points count mask_rle "
     "instruction box action history platform element_type "
     "question answer_type answer options spans tracks tolerance precision "
@@ -164,11 +164,33 @@ def media_items(row: Mapping[str, Any]) -> dict[str, list[Any]]:
 def _media(row: Mapping[str, Any], items: Mapping[str, list[Any]], root: Path, access: Access) -> tuple[Media, ...]:
     images = [Media(source=source(path, root, access)) for field in ("image", "images")
               for path in items.get(field, ())]
-    start, end = row.get("video_start"), row.get("video_end")
-    videos = [Media(kind="video", source=source(path, root, access), start=start, end=end,
-                    fps=rate(row.get("fps"), len(path)) if isinstance(path, list) else None)
-              for path in items.get("video", ())]
-    return (*images, *videos)
+    videos = items.get("video", ())
+    return (*images, *(_video(row, path, times, root, access)
+                       for path, times in zip(videos, _times(row, len(videos)), strict=True)))
+
+
+def _video(row: Mapping[str, Any], path: Any, times: Any, root: Path, access: Access) -> Media:
+    fps = row.get("fps") if isinstance(path, list) else None
+    if isinstance(path, list):
+        frame_times(len(path), fps, times)
+    elif times is not None:
+        raise DataError(f"frame_times={short(times)} are those of a video given as a list of frames, and the row's is "
+                        "a file, which tells its own: leave them out, or move them below 'meta'")
+    return Media(kind="video", source=source(path, root, access), start=row.get("video_start"),
+                 end=row.get("video_end"), fps=fps, times=times)
+
+
+def _times(row: Mapping[str, Any], videos: int) -> Sequence[Any]:
+    """Returns what `frame_times` tells of each video of a row: one list for its only video, or a list for each."""
+    given = row.get("frame_times")
+    if given is None:
+        return [None] * videos
+    nested = isinstance(given, (list, tuple)) and given and all(isinstance(v, (list, tuple, type(None))) for v in given)
+    each = given if nested else [given]
+    if len(each) != videos:
+        raise DataError(f"frame_times={short(given)} must be the seconds of each frame of a video given as frames, a "
+                        f"list for each of several; the row has {videos} videos")
+    return each
 
 
 def _weighted(row: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -18,7 +18,7 @@ import torch
 from vlrl.models.packing import joined, pack, pieces_of
 from vlrl.models.policy import Policy
 from vlrl.models.processing import Encoder
-from vlrl.types import Completion, LoadedMedia, Media, Observation, Prompt, Turn
+from vlrl.types import Completion, Observation, Prompt, Turn
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def _structure(encode: Encoder, prompt: Prompt, completion: Completion) -> Itera
     for turn in completion.turns:
         before, whole, piece = whole, whole.followed_by(tokens[at:turn.end]), None
         if turn.role == "observation" and turn.start < turn.end:
-            media = [_media(loaded[name]) for name in turn.media if name in loaded]
+            media = [loaded[name].again() for name in turn.media if name in loaded]
             observation = Observation(turn.text, media)
             piece = encode.observation(Observation.of_results([observation]) if calls else observation,
                                        prompt.sample_id)
@@ -149,7 +149,3 @@ def _other_rows(piece: Prompt, shown: Prompt, rows: dict[str, int]) -> Iterator[
         own = None if stored is None else stored[start:rows[name]][(slice(None), *map(slice, tensor.shape[1:]))]
         if own is None or not torch.equal(own, tensor):
             yield name
-
-
-def _media(loaded: LoadedMedia) -> Media:
-    return Media(kind=loaded.kind, source=loaded.frames[0] if loaded.kind == "image" else list(loaded.frames))

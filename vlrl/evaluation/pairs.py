@@ -20,7 +20,7 @@ from vlrl.evaluation.rows import NOT_CONTENT
 
 COLUMNS = ("sample_id", "prompt", "target", "sample", "media", "turns", "episode_id")
 """Columns of rollout files (vlrl.store.SCHEMA) that `items` reads; further ones stay in the rows."""
-_NOT_CONTENT = frozenset({*NOT_CONTENT, "image", "images", "video", "fps", "frames", "duration"})
+_NOT_CONTENT = frozenset({*NOT_CONTENT, "image", "images", "video", "fps", "frames", "frame_times", "duration"})
 """Fields of a row that say where it is from or how it is used, or that its media and prompt hold already."""
 
 Reason = Literal["missing", "changed", "duplicate"]

@@ -32,7 +32,6 @@ from vlrl.types import (
     Answer,
     Completion,
     Group,
-    Media,
     Prompt,
     Request,
     Rollout,
@@ -391,8 +390,7 @@ def answer_of(completion: Completion, prompt: Prompt, step: int, variant: str = 
 
 
 def _acted(completion: Completion) -> tuple[Acted, ...]:
-    media = {m.sha256: Media(kind=m.kind, source=m.frames[0] if m.kind == "image" else list(m.frames))
-             for m in completion.observed_media}
+    media = {m.sha256: m.again() for m in completion.observed_media}
     out = []
     for turn, after in itertools.zip_longest(completion.turns, completion.turns[1:]):
         if turn.role == "assistant":

@@ -92,7 +92,8 @@ def fingerprint(shown: Observation | Step) -> str:
         digest.update(f"{len(piece.text)} {len(piece.media)}:{piece.text}".encode("utf-8", "replace"))
         for media in piece.media:
             sources = media.source if isinstance(media.source, (list, tuple)) else [media.source]
-            digest.update(repr((media.kind, media.start, media.end, media.fps, media.edits, len(sources))).encode())
+            told = (media.kind, media.start, media.end, media.fps, media.edits, len(sources))
+            digest.update(repr(told if media.times is None else (*told, tuple(media.times))).encode())
             for source in sources:
                 digest.update(_contents(source))
     return digest.hexdigest()

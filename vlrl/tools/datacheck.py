@@ -42,7 +42,7 @@ COUNTED = ("category", "split", "answer_type")
 Tell = Callable[[str, int, int], None]
 """Called as (what, done, total) while the work proceeds."""
 _ORDER = ("file", *(rule.name for rule in checks.RULES))
-_TIMES = ("video_start", "video_end")
+_TIMES = ("video_start", "video_end", "fps", "frame_times")
 _NO_ROWS = ("metadata.jsonl", "metadata.csv", "dataset_info.json", "dataset_dict.json", "state.json")
 _TEXT_SUFFIXES = tuple(suffix for suffix in READERS if suffix not in (".txt", ".parquet", ".arrow", ".feather"))
 

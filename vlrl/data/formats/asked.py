@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vlrl.data.embedded import video_items
 from vlrl.data.formats.fields import IMAGE, VIDEO, Source, has, media, number, pick, picture, short
 from vlrl.data.formats.talk import Talk, talk_of
 from vlrl.data.formats.times import clip
@@ -59,8 +60,12 @@ def with_media(record: Record, said: Talk) -> Record:
     if given is not None and [local(picture(one)) for one in several] != named:
         raise DataError(f"its conversation names {short(named)} and a field beside it {short(given)}: which are shown? "
                         "Leave one out")
+    for name, own in said.times.items():
+        if (beside := pick(record, name)) is not None and beside != own:
+            raise DataError(f"its conversation tells {name}={short(own)} of a video, and a field beside it "
+                            f"{short(beside)}: leave one out")
     rest = {k: v for k, v in record.items() if k not in (*IMAGE, *VIDEO)}
-    return {**rest, **said.media}
+    return {**rest, **said.media, **said.times}
 
 
 def local(path: Any) -> Any:
@@ -86,7 +91,7 @@ def question_fields(question: str, media: Record, options: Sequence[str] = (),
 
     Raises DataError where the marks and the media do not fit together.
     """
-    kinds = [*["image"] * len(_several(media)), *["video"] * len(_clips(media))]
+    kinds = [*["image"] * len(_several(media)), *["video"] * (media.get("video") is not None)]
     texts = [*(str(turn["content"]) for turn in turns), question]
     marks = _MARK.findall("\n".join([*texts, *options]))
     choices = {"options": list(options)} if options else {}
@@ -142,11 +147,6 @@ def _several(media: Record) -> Sequence[Any]:
     return media["images"] if "images" in media else [media["image"]] if "image" in media else ()
 
 
-def _clips(media: Record) -> Sequence[Any]:
-    given = media.get("video")
-    return given if isinstance(given, list) else () if given is None else (given,)
-
-
 # --- media ------------------------------------------------------------------------------------------------------------
 
 
@@ -159,14 +159,15 @@ def shown(record: Record, source: Source, *, needed: bool = True) -> dict[str, A
     shown_media: dict[str, Any] = {}
     video = pick(record, *VIDEO)
     if isinstance(video, (list, tuple)):
-        if len(video) > 1:
-            raise DataError(f"it names {len(video)} videos; a row shows one")
-        video = video[0] if video else None
+        clips = video_items(video) if len(video) > 1 else video
+        if len(clips) > 1:
+            raise DataError(f"it names {len(clips)} videos; a row shows one")
+        video = clips[0] if clips else None
     if video is not None:
         path = source.video(picture(video))
         shown_media = {"video": path, **clip(record, path, None, source.duration)}
-        if isinstance(path, list) and has(record, "fps"):  # frames: a file tells its own rate
-            shown_media["fps"] = number(record["fps"])
+        if isinstance(path, list):  # a file tells its own times
+            shown_media |= _told_times(record)
     given = [v for v in (record.get(f"image_{n}") for n in range(1, 10)) if v is not None and v != ""]
     given = given if given and not has(record, *IMAGE) else pick(record, *IMAGE)
     if given in (None, [], ()) and not shown_media:
@@ -178,6 +179,16 @@ def shown(record: Record, source: Source, *, needed: bool = True) -> dict[str, A
     if not shown_media and needed:
         raise DataError(f"no field with the path of an image or a video; known: {', '.join((*IMAGE, *VIDEO))}")
     return shown_media
+
+
+
+def _told_times(record: Record) -> dict[str, Any]:
+    """Returns the rate of the frames of a video, and the seconds of each, as far as they are told."""
+    rate = {"fps": number(record["fps"])} if has(record, "fps") else {}
+    times = pick(record, "frame_times")
+    if isinstance(times, (list, tuple)):
+        times = [value if number(value) is None else number(value) for value in times]
+    return rate if times is None else {**rate, "frame_times": times}
 
 
 _IDS = ("image_id", "imageId", "img_id")

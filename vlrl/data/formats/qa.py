@@ -37,8 +37,8 @@ _ASKS_CLASS = re.compile(r"\b(?:what|which)\b[^.?]{0,40}\b(?:type|kind|species|b
                          r"\bidentify the (?:category|class|object|name|type)", re.IGNORECASE)
 _KEPT = ("id", "question", "answer", "answer_type", "options", "tolerance", "difficulty", "category", "source", "split",
          "weight", "hints", "group_key", "meta", "processed_size", "coordinates", "duration", "fps", "frames", "labels",
-         "synonyms", "width", "height", "video_start", "video_end", "label", "system_prompt", "turns", "tools",
-         "environment")
+         "frame_times", "synonyms", "width", "height", "video_start", "video_end", "label", "system_prompt", "turns",
+         "tools", "environment")
 
 
 _PLAIN_ANSWERS = ("answer", "final_answer", "ground_truth", "gt_answer", "gt", "correct_answer")

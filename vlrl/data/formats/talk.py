@@ -44,6 +44,9 @@ _FOLLOWS = {None: ("user",), "user": ("assistant", "call"), "assistant": ("user"
 _NAMES = {"user": "a user", "assistant": "the assistant", "call": "the assistant, a call,",
           "tool": "a tool", "system": "the system"}
 _OPTIONS = ("detail", "fps", "max_pixels", "min_pixels", "nframes", "resized_height", "resized_width")
+_TIMES = {"fps": "fps", "sample_fps": "fps", "times": "frame_times", "timestamps": "frame_times",
+          "frame_times": "frame_times"}
+"""What a content part tells of the frames of its video -> field of the row; of two names for one the later counts."""
 _MARK = re.compile(r"<(?:image|video)>")
 _QWEN = re.compile(r"<img>([^<>\n]{1,1000})</img>")
 """How Qwen-VL names an image inside a text."""
@@ -62,6 +65,8 @@ class Talk:
     """Before the question: {"role", "content"} each, and `tool_calls` of a call."""
     media: Mapping[str, list[Any]] = field(default_factory=dict)
     """Paths or bytes of the media that its turns name themselves, under `images` and `videos`."""
+    times: Mapping[str, Any] = field(default_factory=dict)
+    """`fps` or `frame_times` that they tell of a video given as frames."""
 
 
 def talk_of(record: Record) -> Talk | None:
@@ -133,7 +138,7 @@ def talk(turns: Any, *, prompt: bool = False, before: str | None = None) -> Talk
     Raises DataError for a turn of anyone unknown, turns out of order or empty, and content that is no text, image or
     video.
     """
-    named: dict[str, list[Any]] = {"images": [], "videos": []}
+    named: dict[str, list[Any]] = {"images": [], "videos": [], "times": []}
     said = [_turn(turn, named) for turn in turns] if isinstance(turns, (list, tuple)) else []
     heads = next((n for n, turn in enumerate(said) if turn["role"] != "system"), len(said))
     system = "\n\n".join(filter(None, (turn["content"] for turn in said[:heads])))
@@ -156,7 +161,8 @@ def talk(turns: Any, *, prompt: bool = False, before: str | None = None) -> Talk
     question = said.pop()["content"] if said else ""
     for empty in (turn for turn in said if not turn["content"] and turn["role"] in ("user", "assistant")):
         raise DataError(f"a turn of {_NAMES[empty['role']]} before its question is empty")
-    return Talk(question, answer, system, tuple(_as_assistant(turn) for turn in said), _whole(named))
+    times = {name: value for video in named.pop("times") for name, value in video.items()}
+    return Talk(question, answer, system, tuple(_as_assistant(turn) for turn in said), _whole(named), times)
 
 
 def _as_assistant(turn: dict[str, Any]) -> dict[str, Any]:
@@ -224,8 +230,11 @@ def _part(part: Any, named: dict[str, list[Any]]) -> str:
         return part
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind in _MEDIA:
-        _tell_unread(tuple(sorted(name for name in _OPTIONS if part.get(name) is not None)))
-        named[f"{_MEDIA[kind]}s"].append(_path(part))
+        path = _path(part)
+        times = _TIMES if isinstance(path, list) else {}  # of frames
+        named["times"].append({field: part[name] for name, field in times.items() if part.get(name) is not None})
+        _tell_unread(tuple(sorted(name for name in _OPTIONS if part.get(name) is not None and name not in times)))
+        named[f"{_MEDIA[kind]}s"].append(path)
         return f"<{_MEDIA[kind]}>"
     if kind not in (*_TEXTS, None) or not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
         raise DataError(f"the part {short(part)} of its conversation is no text, image or video")

@@ -88,7 +88,8 @@ def video_r1(record: Record, source: Source) -> Rows:
         raise DataError(f"data_type={short(record['data_type'])} must be 'video' or 'image'")
     question = text(record, "problem")
     path = pick(record, "path")
-    media = shown(record if path is None else {kind: path}, source)
+    times = {name: record[name] for name in ("fps", "frame_times") if name in record}
+    media = shown(record if path is None else {kind: path, **times}, source)
     media = {k: v[2:] if isinstance(v, str) and v.startswith("./") else v for k, v in media.items()}
     problem_type = record.get("problem_type")
     if problem_type is not None and str(problem_type).strip().lower() not in TYPES:

@@ -1,0 +1,176 @@
+"""A video given as frames at times of their own: what a row tells is read, checked, converted and told a model."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from tests.data.test_video import video_times
+from vlrl.config.schema import LimitsSettings
+from vlrl.data.formats import canonical
+from vlrl.data.media import frame_times, load
+from vlrl.data.row_samples import sample_from_row
+from vlrl.data.video_sampling import VideoSampling
+from vlrl.errors import DataError
+from vlrl.task.environment_checks import fingerprint
+from vlrl.tools.datacheck import check
+from vlrl.tools.dataconvert import convert
+from vlrl.types import Media, Observation
+
+LIMITS = LimitsSettings()
+TIMES = [0.5, 1.0, 4.0, 4.5]
+NAMES = [f"{i}.png" for i in range(4)]
+ANSWERED = {"role": "assistant", "content": "2"}
+
+
+def drawn(count, size=(4, 4)):
+    return [Image.new("RGB", size, (i % 256, i // 256, 9)) for i in range(count)]
+
+
+def clip(times, **more):
+    return Media(kind="video", source=drawn(len(times)), times=times, **more)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name, frame in zip(NAMES, drawn(4, (64, 64)), strict=True):
+        frame.save(tmp_path / name)
+    return tmp_path
+
+
+@settings(max_examples=40)
+@given(gaps=st.lists(st.integers(1, 5_000_000), min_size=1, max_size=20), first=st.integers(0, 10**7),
+       wanted=st.sampled_from([0.1, 2.0, 30.0]), most=st.integers(2, 64), start=st.none() | st.floats(0, 20))
+def test_every_frame_is_shown_at_its_own_time(gaps, first, wanted, most, start):
+    times = ((first + np.cumsum([0, *gaps[1:]])) / 1e6).tolist()
+    media, sampling = clip(times, start=start), VideoSampling(wanted, most)
+    assume((start or 0) <= times[-1])
+    loaded = load(media, LIMITS, sampling)
+    shown = [times[i] - (start or 0) for i in loaded.metadata["frames_indices"]]
+    assert loaded.timestamps == pytest.approx(shown, abs=1.1e-3)  # a frame a millisecond before `start` belongs to it
+    assert start is not None or loaded.timestamps == tuple(np.round(shown, 6))
+    assert [f.getpixel((0, 0))[0] for f in loaded.frames] == loaded.metadata["frames_indices"]
+    assert load(loaded.again(), LIMITS) is loaded
+    assert load(clip(np.array(times), start=start), LIMITS, sampling).sha256 == loaded.sha256
+
+
+def test_even_times_are_those_of_their_rate_and_others_have_another_hash():
+    by_rate = load(Media(kind="video", source=drawn(6), fps=2.0), LIMITS)
+    by_times = load(clip([0, 0.5, 1, 1.5, 2, 2.5]), LIMITS)
+    assert by_times.timestamps == by_rate.timestamps and by_times.metadata == by_rate.metadata
+    assert load(clip([0, 0.5, 1, 1.5, 2, 3]), LIMITS).sha256 != by_times.sha256
+    one, other = ([Observation(media=[replace(clip([0, 1]), source=drawn(2), times=t)])] for t in ([0, 1], [0, 2]))
+    assert fingerprint(*one) != fingerprint(*other)
+    (image,) = drawn(1)
+    assert load(load(Media(source=image), LIMITS).again(), LIMITS).frames == (image,)
+
+
+BAD = [
+    ([0, 1, 2], r"frame_times=\[0, 1, 2\]: it must be a list of 4 numbers"),
+    ([], "must be a list of 4 numbers"), ("0 1 2 3", "must be a list of 4 numbers"), (2.0, "must be a list of 4"),
+    ([0, 1, 1, 2], "1, of frame 3, must come after 1, that of the frame before: sort the frames"),
+    ([0, 2, 1, 3], "1, of frame 3, must come after 2"), ([0, 1e-9, 1, 2], "1e-09, of frame 2, must come after 0"),
+    ([0, float("nan"), 1, 2], "nan, of frame 2, must be a number of seconds of at least 0"),
+    ([0, 1, 2, float("inf")], "inf, of frame 4, must be"), ([0, 1, 2, 1e300], r"1e\+300, of frame 4, must be"),
+    ([-1, 0, 1, 2], "-1, of frame 1, must be a number of seconds of at least 0"),
+    ([False, 1, 2, 3], "False, of frame 1, must be"), ([0, "1", 2, 3], "'1', of frame 2, must be"),
+    ([[0, 1, 2, 3], [0, 1]], "a list for each of several; the row has 1 videos"),
+]
+
+
+@pytest.mark.parametrize("times, words", BAD)
+def test_times_that_are_none_of_these_frames(times, words):
+    with pytest.raises(DataError, match=f"^row 'r': .*{words}"):
+        sample_from_row({"id": "r", "video": NAMES, "frame_times": times})
+    if "several" not in words:
+        with pytest.raises(DataError, match=words):
+            load(replace(clip(TIMES), times=times), LIMITS)
+
+
+@pytest.mark.parametrize("row, words", [
+    ({"video": NAMES, "frame_times": TIMES, "fps": 2}, r"fps=2, and frame_times=\[.* of 0.75 frames a second: leave"),
+    ({"video": NAMES, "frame_times": TIMES, "fps": -1}, "fps=-1 must be a number above 0"),
+    ({"video": "a.mp4", "frame_times": TIMES}, r"frame_times=\[.*the row's is a file, which tells its own: leave them"),
+    ({"image": "a.png", "frame_times": TIMES}, "the row has 0 videos"),
+    ({"video": [NAMES, NAMES], "frame_times": TIMES}, "a list for each of several; the row has 2 videos"),
+    ({"video": NAMES}, "fps=None must be .* or frame_times, the seconds of each"),
+])
+def test_times_that_contradict_the_rest_of_the_row(row, words):
+    with pytest.raises(DataError, match=f"^row 'r': .*{words}"):
+        sample_from_row({"id": "r", **row})
+
+
+def test_the_rate_beside_times_is_their_mean(folder):
+    assert frame_times(4, 0.75, TIMES)[1] == frame_times(4, None, TIMES)[1] == 0.75
+    assert frame_times(4, 3, [0, 0.33, 0.67, 1.0])[1] == 3 and frame_times(1, None, [7.0])[1] == 1
+    row = {"id": "r", "video": [NAMES, "a.mp4", NAMES], "frame_times": [TIMES, None, [0, 1, 2, 3]]}
+    assert [m.times for m in sample_from_row(row, folder).media] == row["frame_times"]
+
+
+@pytest.mark.parametrize("told, fps, times", [
+    ({"times": TIMES}, None, TIMES), ({"timestamps": TIMES}, None, TIMES),
+    ({"frame_times": TIMES, "fps": 0.75}, 0.75, TIMES), ({"fps": 4}, 4, None), ({"sample_fps": 4}, 4, None)])
+def test_parts_of_a_conversation_tell_the_times_of_their_frames(told, fps, times):
+    part = {"type": "video", "video": NAMES, **told}
+    asked = [{"role": "user", "content": [{"type": "text", "text": "Look: "}, part, {"type": "text", "text": "When?"}]}]
+    (row,) = canonical({"id": "r", "messages": [*asked, ANSWERED]})
+    assert (row.get("fps"), row.get("frame_times"), row["question"]) == (fps, times, "Look: <video>When?")
+    (media,) = sample_from_row(row).media
+    assert (media.fps, media.times) == (fps, times)
+
+
+@pytest.mark.parametrize("record", [
+    {"messages": [{"role": "user", "content": "<video>When?"}, ANSWERED], "videos": [NAMES]},
+    {"problem": "When?", "data_type": "video", "problem_type": "free-form", "solution": "<answer>2</answer>",
+     "path": NAMES},
+    {"question": "When?", "answer": "2", "options": ["1", "2"], "video": NAMES},
+    {"question": "When?", "answer": "2", "video": NAMES}])
+@pytest.mark.parametrize("written", [TIMES, json.dumps(TIMES), [str(t) for t in TIMES]], ids=["list", "JSON", "texts"])
+def test_other_formats_keep_the_times_of_frames(record, written):
+    if record.keys() == {"question", "answer", "video"} and written != TIMES:
+        return  # a canonical row holds numbers
+    (row,) = canonical({"id": "r", **record, "frame_times": written})
+    assert sample_from_row(row).media[0].times == TIMES
+
+
+def test_a_field_that_contradicts_a_part_of_the_conversation_is_asked_about():
+    part = {"type": "video", "video": NAMES, "timestamps": TIMES}
+    with pytest.raises(DataError, match=r"its conversation tells frame_times=.* and a field beside it"):
+        raise canonical({"id": "r", "messages": [{"role": "user", "content": [part, "When?"]}, ANSWERED],
+                         "frame_times": [0, 1, 2, 3]})[0]
+
+
+def test_data_check_and_convert_keep_them(folder):
+    frames = [{"bytes": (folder / name).read_bytes(), "path": None} for name in NAMES]
+    asks = {"video": frames, "question": "When?", "answer": "2"}
+    pq.write_table(pa.Table.from_pylist([{"id": "a", **asks, "frame_times": TIMES}]), folder / "good.parquet")
+    pq.write_table(pa.Table.from_pylist([{"id": "a", **asks, "frame_times": TIMES[::-1]}]), folder / "bad.parquet")
+    assert check(folder / "good.parquet", None, LIMITS).bad == 0
+    found = check(folder / "bad.parquet", None, LIMITS)
+    assert found.bad == 1 and "must come after 4.5" in found.problems[0].message
+    convert(folder / "good.parquet", folder / "new.jsonl")
+    row = json.loads((folder / "new.jsonl").read_text())
+    assert load(sample_from_row(row, folder).media[0], LIMITS).timestamps == tuple(TIMES)
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
+def test_a_model_is_told_the_times_of_the_frames(tiny_models, folder, family):
+    """ms-swift#6523, of frames at irregular times: as text before each pair of them, or as their mean distance."""
+    from tests.models.test_packing import Ask, shared
+
+    policy, encode = shared(tiny_models[family])
+    prompt = encode(Ask(), sample_from_row({"id": "r", "video": NAMES, "frame_times": TIMES, "q": "When?"}, folder))
+    assert prompt.media[0].timestamps == tuple(TIMES)
+    tokenizer = policy.processor.tokenizer
+    if family == "qwen3_vl":
+        assert [float(t) for t in video_times(tokenizer.decode(prompt.ids))] == pytest.approx([0.75, 4.25], abs=0.051)
+    else:
+        rows = prompt.positions[0][prompt.ids == tokenizer.convert_tokens_to_ids("<|video_pad|>")]
+        ticks = policy.base.config.vision_config.tokens_per_second
+        assert sorted(set(rows - rows.min())) == [0, int(2 * 4 / 3 * ticks)]
