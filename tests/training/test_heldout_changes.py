@@ -6,7 +6,8 @@ import pytest
 from PIL import Image
 
 from vlrl import config
-from vlrl.evaluation.measured import changed
+from vlrl.config.schema import EvalSettings
+from vlrl.evaluation.measured import basis, changed
 from vlrl.evaluation.report import gains, summary_table
 from vlrl.monitoring import trackers
 from vlrl.store import RunFolder, checkpoint, comparable
@@ -42,17 +43,19 @@ def run(folder, *words):
     (lambda folder: write_rows(folder, shade=50), (), ["pictures"]),
     (lambda folder: None, ("eval.temperature=0.7",), ["eval.temperature"]),
     (lambda folder: None, ("eval.samples=2",), ["eval.samples"]),
+    (lambda folder: None, ("eval.every=2",), ["eval.every"]),
+    (lambda folder: None, ("eval.splits=[heldout,train]",), ["eval.splits"]),
     (lambda folder: (folder / "heldout.jsonl").write_text(
         (folder / "heldout.jsonl").read_text().split("\n", 1)[1]), (), ["rows", "pictures"]),
-], ids=["nothing", "rows", "pictures", "temperature", "samples", "a row gone"])
+], ids=["nothing", "rows", "pictures", "temperature", "samples", "every", "splits", "a row gone"])
 def test_a_change_is_marked_and_no_gain_taken_across_it(tmp_path, change, words, names):
     write_rows(tmp_path)
-    run(tmp_path, "steps=1")
+    run(tmp_path, "steps=1", "eval.every=1")
     change(tmp_path)
-    lines = run(tmp_path, "steps=3", "eval.every=1", *words)
+    lines = [line for line in run(tmp_path, "steps=3", "eval.every=1", *words) if line["split"] == "heldout"]
     assert [line["step"] for line in lines] == [0, 1, 2, 3]
     assert [line.get("changed") for line in lines] == [None, None, names, None]
-    (steps,) = {gain.steps for gain in gains(RunFolder(tmp_path / "run"))}
+    (steps,) = {gain.steps for gain in gains(RunFolder(tmp_path / "run")) if gain.split == "heldout"}
     assert steps == ((2, 3) if names else (0, 3))
     best = checkpoint.marked(tmp_path / "run" / "checkpoints")
     assert best["step"] >= (2 if names else 1)
@@ -83,4 +86,6 @@ def test_names_of_what_changed():
     assert changed(before, "a", lines) == [] == changed(before, "c", lines)
     assert changed({**before, "rows": "3"}, "a", lines) == ["rows"]
     assert changed({**before, "rows": "3", "eval.samples": 4}, "a", lines) == ["eval.samples"]
-    assert changed({**before, "more": 1}, "a", lines) == []  # of a version that knows less
+    assert changed({**before, "eval.every": 1}, "a", lines) == []  # of a version that knows less
+    assert [name for name in basis([], config.load("configs/quickstart.yaml")) if name.startswith("eval.")] == [
+        f"eval.{name}" for name in EvalSettings.model_fields]

@@ -14,14 +14,13 @@ from vlrl.types import Group
 
 def basis(groups: Sequence[Group], config: Config) -> dict[str, Any]:
     """Returns `measured` of a line of eval.jsonl: `rows` and `pictures` (checksums of the samples of all processes and
-    of their media, in hexadecimal) and the settings that an evaluation depends on. Called on every process with its
-    groups.
+    of their media, in hexadecimal) and the settings `eval.*`. Called on every process with its groups.
     """
     own = [(g.sample.id, row_sum(g.sample.id, g.sample.row), [m.sha256 for m in g.prompt.media]) for g in groups]
     samples = sorted(sample for part in comm.gather(own) for sample in part)
-    settings = config.eval
+    settings = {f"eval.{name}": value for name, value in config.eval.model_dump(mode="json").items()}
     return {"rows": _sum((id, row) for id, row, _ in samples), "pictures": _sum((id, m) for id, _, m in samples),
-            "eval.samples": settings.samples, "eval.temperature": settings.temperature}
+            **settings}
 
 
 def changed(now: Mapping[str, Any], split: str, before: Sequence[Mapping[str, Any]]) -> list[str]:
