@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vlrl.checks.rule import CheckedRow, Context, Found
-from vlrl.data import MEDIA_FIELDS
+from vlrl.data import MEDIA_FIELDS, repeated_id
 from vlrl.data.formats.fields import short
 from vlrl.data.formats.folders import side_of
 
@@ -28,11 +28,10 @@ def side(path: Path, split: object) -> str | None:
 
 def ids_twice(rows: Sequence[CheckedRow], context: Context) -> Iterator[Found]:
     """Yields the rows of a file whose id an earlier one has."""
-    first: dict[tuple[Path, str], str] = {}
+    first: dict[Path, dict[str, str]] = {}
     for n, row in enumerate(rows):
-        where = first.setdefault((row.path, row.id), row.where) if row.id else row.where
-        if where != row.where:
-            yield Found(f"id {row.id!r} occurs before, in {where}; ids must be unique", row=n)
+        if row.id and (problem := repeated_id(first.setdefault(row.path, {}), row.id, row.where)):
+            yield Found(problem, row=n)
 
 
 def leaks(rows: Sequence[CheckedRow], context: Context) -> Iterator[Found]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,9 +45,7 @@ def unopened(key: Key) -> MediaFile:
 
 def exists(key: Key) -> MediaFile:
     """Returns whether the file is there."""
-    path = key[0]
-    problem = f"media file {path} {missing(path)}" if isinstance(path, Path) and not os.path.isfile(path) else ""
-    return _of(key, problem=problem)
+    return _of(key, problem=missing(key[0]) if isinstance(key[0], Path) else "")
 
 
 def opened(key: Key, limits: LimitsSettings, look: bool = False) -> MediaFile:

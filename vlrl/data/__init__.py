@@ -22,8 +22,8 @@ from vlrl.data.dataset import (
     write_rows,
 )
 from vlrl.data.reasons import reason_lines
-from vlrl.data.row_samples import FIELDS, MEDIA_FIELDS, box_problems, make_sample, sample_from_row
+from vlrl.data.row_samples import FIELDS, MEDIA_FIELDS, box_problems, make_sample, repeated_id, sample_from_row
 
 __all__ = ["FIELDS", "MEDIA_FIELDS", "SPLITS", "BadRow", "Drawn", "Samples", "bad_row_lines", "box_problems",
            "check_suffix", "json_line", "located", "make_sample", "read_rows", "read_samples", "readable",
-           "reason_lines", "sample_from_row", "several", "write_rows"]
+           "reason_lines", "repeated_id", "sample_from_row", "several", "write_rows"]

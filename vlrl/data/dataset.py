@@ -22,7 +22,7 @@ from vlrl.data.formats.json_text import MOST_LINE
 from vlrl.data.lazy_dataset import lazy_samples
 from vlrl.data.media import Access
 from vlrl.data.reasons import reason_lines
-from vlrl.data.row_samples import checked_sample
+from vlrl.data.row_samples import checked_sample, repeated_id
 from vlrl.errors import ConfigError, DataError, RunError, TaskError, VlrlError
 from vlrl.store.files import cache_folder, write_text
 from vlrl.types import Sample, SampleSequence
@@ -151,8 +151,8 @@ def read_samples(task: Any, split: str) -> Sequence[Sample]:
 
 def _all_samples(task: Any, split: str, files: Sequence[Path], root: Path) -> Samples:
     data, roots = task.data, Access.of(task.data).roots
-    samples: dict[str, Sample] = {}
-    places: list[str] = []
+    samples: list[Sample] = []
+    places: dict[str, str] = {}
     bad: list[BadRow] = []
     taken: set[str] = set()
     types = TypeTable()
@@ -165,10 +165,9 @@ def _all_samples(task: Any, split: str, files: Sequence[Path], root: Path) -> Sa
     for where, row in of_side(rows, split):
         try:
             sample = checked_sample(task, row, root)
-            if sample.id in samples:
-                raise DataError(f"row '{sample.id}': this id occurs before; ids must be unique")
-            samples[sample.id] = sample
-            places.append(where)
+            if problem := repeated_id(places, sample.id, where):
+                raise DataError(problem)
+            samples.append(sample)
         except DataError as error:
             if not data.quarantine:
                 raise DataError(f"{where}: {error} (data.quarantine=true leaves bad rows out){_boxes(rows, data)}"
@@ -181,7 +180,7 @@ def _all_samples(task: Any, split: str, files: Sequence[Path], root: Path) -> Sa
     if not samples:
         first = f"; {bad[0].where}: {bad[0].reason}" if bad else ""
         raise DataError(f"data.{split}={getattr(data, split)!r} has no usable row{first}")
-    return Samples(list(samples.values()), bad, files, places)
+    return Samples(samples, bad, files, [*places.values()])
 
 
 def _boxes(rows: Sequence[tuple[str, Any]], data: Any) -> str:

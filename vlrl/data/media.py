@@ -148,8 +148,8 @@ def _checked_file(source: Any, limits: LimitsSettings) -> Path:
         raise DataError(f"media source of type {type(source).__name__}: give a path, a PIL image, or frames")
     _refuse_url(str(source))
     path = Path(source)
-    if not _guard(path, path.is_file):
-        raise DataError(f"media file {path} {missing(path)}; check the row's path and data.root")
+    if problem := _guard(path, lambda: missing(path)):
+        raise DataError(problem)
     size = _guard(path, path.stat).st_size
     if size > limits.media_bytes:
         raise DataError(f"media file {path} has {size} bytes, more than limits.media_bytes={limits.media_bytes}")
@@ -167,10 +167,13 @@ def _checked_bytes(source: bytes | Embedded, limits: LimitsSettings) -> Embedded
     return own
 
 
-def missing(path: Path) -> str:
-    """Returns what is wrong with a path that is no file."""
+def missing(path: str | Path) -> str:
+    """Returns what is wrong with the path of an image or video that is no file, "" for a file."""
+    if os.path.isfile(path):  # Path.is_file raises for long names
+        return ""
     kind = "a folder" if os.path.isdir(path) else "no regular file"
-    return f"is {kind}" if os.path.exists(path) else "does not exist"
+    name = str(path) if len(str(path)) <= 200 else f"{str(path)[:200]}..."
+    return f"media file {name} {f'is {kind}' if os.path.exists(path) else 'does not exist'}; check it and data.root"
 
 
 def _refuse_url(path: str) -> None:

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -105,11 +104,20 @@ def checked_sample(task: Any, row: Mapping[str, Any] | DataError, root: Path) ->
     if problem := unshown_problem(sample, FIELDS, MEDIA_FIELDS, root):
         raise DataError(f"row '{sample.id}': {problem}")
     for path in (one for media in sample.media for one in each_source(media)):
-        if isinstance(path, Path) and not os.path.isfile(path):  # Path.is_file raises for long names
-            raise DataError(f"row '{sample.id}': media file {short(path)} {missing(path)}; check it and data.root")
+        if isinstance(path, Path) and (problem := missing(path)):
+            raise DataError(f"row '{sample.id}': {problem}")
     for problem in box_problems(sample.row, (sample.get("width"), sample.get("height"))):
         raise DataError(f"row '{sample.id}': {problem}")
     return sample
+
+
+def repeated_id(first: dict[str, str], id: str, where: str) -> str:
+    """Returns what is wrong with an id that stands in `first`, with its place, already; notes another and returns "".
+    """
+    if id in first:
+        return f"id {id!r} occurs before, in {first[id]}; ids must be unique"
+    first[id] = where
+    return ""
 
 
 def box_problems(row: Mapping[str, Any], size: Sequence[Any]) -> Iterator[str]:

@@ -12,7 +12,7 @@ from typing import Any
 from vlrl import checks
 from vlrl.checks import CheckedRow, Context
 from vlrl.config.registry import prints_aside
-from vlrl.data import MEDIA_FIELDS, BadRow, check_suffix, json_line, make_sample, write_rows
+from vlrl.data import MEDIA_FIELDS, BadRow, check_suffix, json_line, make_sample, repeated_id, write_rows
 from vlrl.data.embedded import Embedded
 from vlrl.data.formats import rows_in
 from vlrl.data.formats.answer_types import TypeTable
@@ -128,8 +128,8 @@ def usable_rows(path: Path, format: str = "auto", root: Path | None = None, task
             for finding in checks.row_findings(checked, context, whole=False):
                 if finding.level == "error":
                     raise DataError(f"row '{sample.id}': {finding.message}")
-            if first.setdefault(sample.id, where) != where:
-                raise DataError(f"row '{sample.id}': this id occurs before, in {first[sample.id]}; ids must be unique")
+            if problem := repeated_id(first, sample.id, where):
+                raise DataError(problem)
             good.append(UsableRow(where, sample.id, row, sample.media, own))
         except DataError as error:
             bad.append(BadRow(where, str(error)))

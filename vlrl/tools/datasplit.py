@@ -24,7 +24,7 @@ from PIL import Image
 
 from vlrl.config.schema import LimitsSettings
 from vlrl.data import write_rows
-from vlrl.data.media import load
+from vlrl.data.media import load, missing
 from vlrl.errors import ConfigError, DataError, did_you_mean
 from vlrl.store.files import file_sha256
 from vlrl.tools.datacheck import printable
@@ -210,9 +210,9 @@ def _fact(media: Media, row: UsableRow, near: bool, limits: LimitsSettings) -> _
         if near and media.kind == "image":
             loaded = load(media, limits)
             return _Fact(loaded.sha256, look(loaded.frames[0]))
-        if not os.path.isfile(media.source):
+        if problem := missing(media.source):
             if near:
-                raise DataError(f"media file {media.source} does not exist")
+                raise DataError(problem)
             return _Fact()
         return _Fact(file_sha256(media.source))
     except (DataError, OSError) as error:
