@@ -113,11 +113,11 @@ def media_of(*media):
 
 
 BROKEN_SAMPLES = {
-    "one id twice": ("ids", "twice in 'train'", {"make": lambda self, split, i: Sample(
+    "one id twice": ("id", r"occurs before, in samples\('train'\)\[0\]; ids must", {"make": lambda self, split, i: Sample(
         id=f"{split}-{i // 2}", row={"split": split, "number": i, "answer": "north"})}),
-    "ids shared by the splits": ("ids", "in both train and heldout", {"make": lambda self, split, i: Sample(
+    "ids shared by the splits": ("id", r"occurs before, in samples\('train'\)\[0\]; ids must", {"make": lambda self, split, i: Sample(
         id=str(i), row={"split": split, "number": i, "answer": "north"})}),
-    "the held-out content is trained on": ("leak", "'train-0' in train", {
+    "the held-out content is trained on": ("leak", r"is in train too, in samples\('train'\)\[0\]", {
         "prompt": "Sample {number}", "make": row_of()}),
     "one generator for all samples": ("deterministic", "in another order", {"make": one_generator()}),
     "a generator that starts anew": ("deterministic", "another one", {
@@ -132,10 +132,10 @@ BROKEN_SAMPLES = {
     "a number as id": ("samples", "id=7", {"make": lambda self, split, i: Sample(id=7)}),
     "media that is not there": ("media", "nowhere.png does not exist", {
         "make": media_of(Media(source="/nowhere/nowhere.png"))}),
-    "media that the messages forget": ("messages", r"show \[\], but the sample has \['image'\]", {
+    "media that the messages forget": ("media", r"show \[\], but the sample has \['image'\]", {
         "make": media_of(Media(source=Image.new("RGB", (8, 8)))),
         "messages": lambda self, sample: [{"role": "user", "content": [{"type": "text", "text": str(sample.row)}]}]}),
-    "a placeholder that no row fills": ("messages", r"asks for \{name\}", {
+    "a placeholder that no row fills": ("prompt", r"asks for \{name\}", {
         "prompt": "{name}, sample {number} of {split}? \\boxed{answer}"}),
 }
 
@@ -242,7 +242,7 @@ BROKEN_SCORES = {
     "raises on deep brackets": ("raises", "RecursionError", scoring(deep)),
     "raises on surrogates": ("raises", "UnicodeEncodeError", scoring(
         lambda a, r: float(say(a).encode() == r.encode()))),
-    "is not finite": ("parts", "part 'correct' is (nan|inf)", scoring(
+    "is not finite": ("parts", "part 'correct' was (nan|inf)", scoring(
         lambda a, r: float(say(a)) if say(a).lower() in ("nan", "infinity", "1e999") else float(say(a) == r))),
     "is no number": ("parts", "'yes'.*no number", scoring(lambda a, r: "yes" if say(a) == r else 0.0)),
     "grows with the length": ("parts", "must stay within", scoring(lambda a, r: len(a.text) / 1000)),
@@ -289,9 +289,9 @@ BROKEN_ORACLES = {
     "is not the best": ("and another one", {
         "score": lambda self, s, a: {"correct": 0.5 * (s["answer"] in a.final) + 0.5 * (a.final == s["answer"]),
                                      "format": 1.0}, "oracle": lambda self, s: f"It is {s['answer']}!"}),
-    "raises": ("oracle raised .*KeyError", {"oracle": lambda self, s: s["lable"]}),
+    "raises": ("oracle of sample 'train-0' failed: .*KeyError", {"oracle": lambda self, s: s["lable"]}),
     "is no text": ("gave int", {"oracle": lambda self, s: 3}),
-    "never earns a part": ("anything of the part 'format'", {
+    "never earns a part": (r"the maximum is 1.1 \(correct 1, format 0\)", {
         "score": lambda self, s, a: {**Sound.score(self, s, a), "format": 0.0}}),
 }
 

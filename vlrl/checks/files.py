@@ -6,10 +6,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from vlrl.checks.identity import asked
 from vlrl.checks.rule import CheckedRow, Context, Found
 from vlrl.data import MEDIA_FIELDS, repeated_id
 from vlrl.data.formats.fields import short
 from vlrl.data.formats.folders import side_of
+from vlrl.task import Task
+from vlrl.task.environment import has_environment
 
 _NOT_ASKED = (*MEDIA_FIELDS, "id", "original_id", "split", "source", "category", "difficulty", "weight", "meta",
               "group_key")
@@ -38,16 +41,41 @@ def leaks(rows: Sequence[CheckedRow], context: Context) -> Iterator[Found]:
     """Yields the held-out rows that are not unseen: what they ask, their `group_key` or one of their media is in train
     too; media by content where that was read, else by path.
     """
-    trained: dict[Any, str] = {}
+    trained: dict[Any, CheckedRow] = {}
     for row in rows:
         if row.side == "train":
             for key in _marks(row):
-                trained.setdefault(key, row.where)
+                trained.setdefault(key, row)
     for n, row in enumerate(rows):
-        if row.side == "heldout" and (key := next((key for key in _marks(row) if key in trained), None)):
-            what, way = _SAID[key[0]]
-            what = what.format(short(row.row.get("group_key")))
-            yield Found(f"{what} is in train too, in {trained[key]}; {way}", row=n)
+        if row.side == "heldout":
+            for key in _marks(row):
+                if key in trained and (key[0] != "row" or _asks_as(row, trained[key], context.task)):
+                    yield _leak(n, row, key[0], trained[key].where)
+                    break
+
+
+def _asks_as(row: CheckedRow, other: CheckedRow, task: Task | None) -> bool:
+    """Returns whether two rows of the same fields have the same prompt: one may show the split, or the id."""
+    return task is None or asked(task, row) == asked(task, other)
+
+
+def same_prompts(rows: Sequence[CheckedRow], context: Context) -> Iterator[Found]:
+    """Yields the held-out rows that the model sees as one of train, whatever else they say."""
+    if (task := context.task) is None:
+        return
+    trained: dict[str, str] = {}
+    for n, row in sorted(enumerate(rows), key=lambda one: one[1].side != "train"):
+        if row.side is None or row.sample is None or has_environment(task.of(row.sample)):  # which shows more than that
+            continue
+        if row.side == "train":
+            trained.setdefault(asked(task, row), row.where)
+        elif not any(f.kind == "leak" for f in row.findings) and (key := asked(task, row)) and key in trained:
+            yield _leak(n, row, "row", trained[key])
+
+
+def _leak(n: int, row: CheckedRow, kind: str, where: str) -> Found:
+    what, way = _SAID[kind]
+    return Found(f"{what.format(short(row.row.get('group_key')))} is in train too, in {where}; {way}", row=n)
 
 
 def look_alikes(rows: Sequence[CheckedRow], context: Context) -> Iterator[Found]:

@@ -9,26 +9,17 @@ from typing import Any
 
 from PIL import Image
 
+from vlrl.checks.rule import CheckedRow
 from vlrl.data.media import drawn
-from vlrl.errors import DataError
-from vlrl.task import Task
-from vlrl.task.environment import has_environment
+from vlrl.data.row_media import each_source
+from vlrl.errors import DataError, VlrlError
+from vlrl.task import Task, task_messages
 from vlrl.types import Media, Sample
 
 
-def asked(task: Task, sample: Sample) -> str:
-    """Returns what the model sees of a sample; with an environment also its row, which makes its world."""
-    world = sample.row if has_environment(task.of(sample)) else {}
-    return _digest([*_prompt_parts(task, sample), *([dict(world)] if world else ())])
-
-
-def _prompt_parts(task: Task, sample: Sample) -> list[Any]:
-    return [task.messages(sample), [_media_key(m) for m in sample.media]]
-
-
-def _media_key(media: Media) -> list[Any]:
-    sources = media.source if isinstance(media.source, (list, tuple)) else [media.source]
-    return [media.kind, media.start, media.end, *map(media_key, sources)]
+def content_of(media: Media) -> str:
+    """Returns what tells an image or video from others, by `media_key`."""
+    return _digest([media.kind, media.start, media.end, *map(media_key, each_source(media))])
 
 
 def media_key(source: Any) -> str:
@@ -44,6 +35,20 @@ def media_key(source: Any) -> str:
     return repr(source)
 
 
+def asked(task: Task, row: CheckedRow) -> str:
+    """Returns what the model sees of a row, "" where that is not known: its media by content where that was read, else
+    by path.
+    """
+    sample = row.sample
+    if sample is None or len(row.contents) < len(sample.media):
+        return ""
+    shown = [(file.sha256 or file.path, file.start, file.end) for file in row.files]
+    try:
+        return _digest([task_messages(task, sample), shown])
+    except VlrlError:  # another rule says so
+        return ""
+
+
 def _digest(value: Any) -> str:
     text = json.dumps(value, sort_keys=True, default=repr)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -51,7 +56,7 @@ def _digest(value: Any) -> str:
 
 def fingerprint(task: Task, sample: Sample) -> str:
     """Tells two samples apart: id, row, media and messages."""
-    return _digest([sample.id, sample.row, *_prompt_parts(task, sample)])
+    return _digest([sample.id, sample.row, task.messages(sample), *map(content_of, sample.media)])
 
 
 def other_sample(when: str) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from PIL import Image
 
-from vlrl.checks.identity import media_key
+from vlrl.checks.identity import content_of
 from vlrl.checks.rule import MediaFile
 from vlrl.config.schema import LimitsSettings
 from vlrl.data.embedded import Embedded
@@ -32,10 +33,10 @@ def keys(media: Media) -> list[Key]:
     """Returns what is opened once: the file, or each frame of a video given as pictures; [] for what a task has drawn,
     and for what would have to be fetched.
     """
-    one = [(media.source, media.kind, media.start, media.end)]
-    frames = [(frame, "image", None, None) for frame in each_source(media)]
-    return [key for key in (frames if isinstance(media.source, (list, tuple)) else one)
-            if isinstance(key[0], (Path, Embedded))]
+    several = isinstance(media.source, (list, tuple))
+    named = [Path(one) if isinstance(one, str) else one for one in each_source(media)]
+    return [(one, "image", None, None) if several else (one, media.kind, media.start, media.end) for one in named
+            if isinstance(one, (Path, Embedded))]
 
 
 def unopened(key: Key) -> MediaFile:
@@ -86,11 +87,21 @@ def looked_at(key: Key, limits: LimitsSettings) -> MediaFile:
     return _of(key, size=head.size, orientation=head.orientation)
 
 
-def drawn(media: Sequence[Media], hashed: bool) -> list[MediaFile]:
-    """Returns the sizes of images that a task has drawn, and the hashes of their pixels."""
-    return [MediaFile(name="the drawn image", size=one.source.size,
-                      sha256=media_key(one.source) if hashed else "") for one in media
-            if isinstance(one.source, Image.Image)]
+def drawn(media: Sequence[Media], limits: LimitsSettings | None = None) -> list[MediaFile]:
+    """Returns the sizes of what a task has drawn; within `limits` also whether it can be shown, and its hash."""
+    return [_drawn(one, limits) for one in media
+            if any(isinstance(source, Image.Image) for source in each_source(one))]
+
+
+def _drawn(media: Media, limits: LimitsSettings | None) -> MediaFile:
+    size = next(source.size for source in each_source(media) if isinstance(source, Image.Image))
+    found = MediaFile(name=f"the drawn {media.kind}", size=size)
+    try:
+        if limits:
+            load(media, limits, _FRAMES)
+    except DataError as error:
+        return replace(found, problem=str(error))
+    return replace(found, sha256=content_of(media)) if limits else found
 
 
 def _of(key: Key, **facts: object) -> MediaFile:

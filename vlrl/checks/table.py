@@ -21,6 +21,7 @@ RULES: tuple[Rule, ...] = (
     Rule(name="box", scope="row", find=media.boxes),
     Rule(name="oracle", scope="row", find=answers.earned_in_full, cost="whole"),
     Rule(name="leak", scope="file", find=files.leaks, start="warning"),
+    Rule(name="leak/prompt", scope="file", find=files.same_prompts, cost="whole"),
     Rule(name="leak/look", scope="file", find=files.look_alikes, cost="whole", level="warning"),
     Rule(name="box/units", scope="file", find=columns.box_units, level="warning"),
     Rule(name="unread", scope="file", find=columns.unread, level="warning"),

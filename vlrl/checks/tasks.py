@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import cycle
+from itertools import cycle, product
 from typing import Any
 
 from vlrl.checks.answers import (
@@ -83,13 +83,17 @@ class Seen:
     """False leaves out what concerns rewards."""
     again: Sequence[Sample] = ()
     """The samples once more, as far as they were asked for again."""
+    every: bool = False
+    """Each sample under each template, instead of a few under the templates in turn."""
 
     @cached_property
     def visits(self) -> list[Visit]:
-        """The samples under the task's templates in turn."""
-        count = min(max(len(self.samples), len(self.task.templates)), _MOST_VISITS) if self.samples else 0
-        pairs = zip(cycle(self.samples), cycle(self.task.templates), range(count), strict=False)
-        return [self._visit(replace(sample, prompt=template)) for sample, template, _ in pairs]
+        """The samples under the task's templates."""
+        templates = self.task.templates
+        count = min(max(len(self.samples), len(templates)), _MOST_VISITS) if self.samples else 0
+        in_turn = zip(cycle(templates), cycle(self.samples), range(count), strict=False)
+        pairs = product(templates, self.samples) if self.every else ((t, sample) for t, sample, _ in in_turn)
+        return [self._visit(replace(sample, prompt=template)) for template, sample in pairs]
 
     def _visit(self, sample: Sample) -> Visit:
         try:
@@ -213,10 +217,15 @@ def _other_samples(seen: Seen) -> Iterator[Found]:
 
 def _drawn_scores(seen: Seen) -> Iterator[Found]:
     for one in seen.trials:
-        if repr(one.first.parts) != repr(one.again.parts):
-            yield Found(f"the same answer got {one.first.parts} and then another score, {one.again.parts}: a reward "
-                        "that is drawn teaches nothing, and no run can be repeated", id=one.visit.sample.id,
-                        text=shorten(one.text))
+        if problem := drawn_score(one.first.parts, one.again.parts):
+            yield Found(problem, id=one.visit.sample.id, text=shorten(one.text))
+
+
+def drawn_score(first: Any, again: Any) -> str:
+    """Returns why the parts that one answer got twice differ, or ""."""
+    return "" if repr(first) == repr(again) else (
+        f"the same answer got {first} and then another score, {again}: a reward that is drawn teaches nothing, and no "
+        "run can be repeated")
 
 
 def _unreadable(seen: Seen) -> Iterator[Found]:

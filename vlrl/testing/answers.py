@@ -7,15 +7,15 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
-from vlrl.checks.answers import answer_of, format_problems, part_weights
+from vlrl.checks.answers import answer_of
 from vlrl.checks.finding import shorten
 from vlrl.checks.prompts import prompt_text
-from vlrl.checks.tasks import range_problem
+from vlrl.checks.tasks import drawn_score, range_problem
 from vlrl.data import coordinates
-from vlrl.task import Task, check_parts, check_shape
+from vlrl.rewards.scalar import finite
+from vlrl.task import Task, check_parts, check_shape, task_oracle
 from vlrl.task.services import Services
 from vlrl.testing.findings import Findings, TooSlow, full_marks, reward_of, timed
 from vlrl.testing.texts import hostile_texts
@@ -61,8 +61,8 @@ def _scored(task: Task, sample: Sample, answer: Answer, findings: Findings) -> f
         parts, seconds = timed(lambda: task.score(sample, answer), SLOW)
         if seconds > SLOW:
             raise TooSlow
-        if repr(parts) != repr(task.score(sample, answer)):
-            findings.add("deterministic", f"the same answer got {parts} and then another score", sample.id, answer.text)
+        if problem := drawn_score(parts, task.score(sample, answer)):
+            findings.add("deterministic", problem, sample.id, answer.text)
         parts = _with_group_parts(task, sample, answer, parts)
         if not task.needs:  # else parts come from services that are not here
             check_parts(task, parts)
@@ -90,17 +90,8 @@ def _with_group_parts(task: Task, sample: Sample, answer: Answer, parts: Any) ->
 
 
 def _problem(task: Task, name: str, value: Any) -> str | None:
-    if value is None:
-        return None
-    if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
-        return f"part '{name}' is {shorten(str(value))} ({type(value).__name__}), no number"
-    try:
-        number = float(value)
-    except OverflowError:
-        return f"part '{name}' is too large for a float"
-    if not math.isfinite(number):
-        return f"part '{name}' is {number}; it must be finite"
-    return range_problem(task, name, number) or None
+    number, problem = finite(value)
+    return f"part '{name}' {problem}" if problem else range_problem(task, name, number) or None
 
 
 def _check_shown(task: Task, sample: Sample, answer: Answer, findings: Findings) -> None:
@@ -185,13 +176,10 @@ def _alike(a: Sequence[Any], b: Sequence[Any]) -> bool:
 def oracle_of(task: Task, sample: Sample, findings: Findings) -> str | None:
     """Returns the perfect answer; None without one, or after a finding."""
     with findings.guard("oracle", "oracle", sample.id):
-        text = task.oracle(sample)
+        text = task_oracle(task, sample)
         if text is None:
             findings.note("some samples have no perfect answer (oracle gave None)")
-        elif not isinstance(text, str):
-            findings.add("oracle", f"oracle gave {type(text).__name__}, expected the text of an answer", sample.id)
-        else:
-            return text
+        return text
     return None
 
 
@@ -224,31 +212,9 @@ def _oracle_rewards(task: Task, samples: Sequence[Sample], findings: Findings, w
         if text is None or reward is None:
             continue
         rewards.append(reward)
-        if reward <= 0 < full_marks(task):
+        if where and reward <= 0 < full_marks(task):
             findings.add("oracle", f"the perfect answer earns {reward:g}{where}", sample.id, text)
     return rewards
-
-
-def check_format(task: Task, samples: Sequence[Sample], findings: Findings) -> None:
-    """Checks that the prompt mentions every tag without which the perfect answer earns less; certain ones alone are
-    findings.
-    """
-    for sample in samples:
-        text = oracle_of(task, sample, findings)
-        if text is None:
-            continue
-        with findings.guard("prompt", "messages", sample.id):
-            prompt = prompt_text(task.messages(sample))
-            reward = partial(_quietly, task, sample)
-            for problem in format_problems(reward, sample, text, prompt):
-                if problem.level != "warning":
-                    findings.add("prompt", problem.message, sample.id)
-                else:
-                    findings.note(problem.message)
-
-
-def _quietly(task: Task, sample: Sample, text: str) -> float:
-    return quick_reward(task, sample, text, Findings())
 
 
 def wrapped(text: str) -> list[str]:
@@ -267,28 +233,10 @@ def check_best(task: Task, sample: Sample, oracle: str, others: Sequence[str], f
     for text in dict.fromkeys([*wrapped(final), *others, *(form for label in labels for form in wrapped(label))]):
         reward = quick_reward(task, sample, text, findings)
         if reward > best + 1e-6:
-            findings.add("oracle", f"the perfect answer {shorten(oracle)} earns {best:.4g} of {full_marks(task):g}, "
+            findings.add("oracle/beaten", f"the perfect answer {shorten(oracle)} earns {best:.4g} of {full_marks(task):g}, "
                          f"and another one {reward:.4g}", sample.id, text)
             break
     return best
-
-
-def unpaid_parts(task: Task, samples: Sequence[Sample], findings: Findings) -> None:
-    """Reports parts with a positive weight that no perfect answer earns anything of; those of a group are left out."""
-    earned: dict[str, float] = {}
-    for sample in samples:
-        text = oracle_of(task, sample, findings)
-        if text is not None:
-            with findings.guard("oracle", "score", sample.id, text):
-                answer = answer_of(text)
-                grouped = [] if task.needs else task.score_group(sample, [answer], Services())
-                for name, value in task.score(sample, answer).items():
-                    if grouped and name in grouped[0]:
-                        continue
-                    earned[name] = max(earned.get(name, -math.inf), -math.inf if value is None else float(value))
-    for name, value in earned.items():
-        if part_weights(task).get(name, 0) > 0 >= value:
-            findings.add("oracle", f"no perfect answer earns anything of the part '{name}' (best: {value:g})")
 
 
 class _Spy(Coordinates):

@@ -5,14 +5,15 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vlrl.checks.answers import part_weights
-from vlrl.checks.finding import Finding, shorten
+from vlrl.checks.finding import Finding, grouped, shorten
 from vlrl.config.registry import failure
+from vlrl.data.reasons import counted
 from vlrl.errors import TaskError
 from vlrl.task import Task
 
@@ -31,16 +32,30 @@ class Findings:
     answers: int = 0
     """Scored so far."""
 
+    _known: set[Finding] = field(default_factory=set, repr=False)
+
     def add(self, rule: str, message: str, sample: str = "", text: str | None = None, most: int = _SHOWN) -> None:
         """Keeps a finding, once, or counts it when there are `most` of this rule."""
         listed = self.by_rule.setdefault(rule, [])
         new = Finding(rule=rule, message=message[:500], id=sample, text="" if text is None else shorten(text))
-        if new in listed:  # under several templates
+        if new in self._known:  # under several templates
             return
+        self._known.add(new)
         if len(listed) < most:
             listed.append(new)
         else:
             listed[-1] = replace(listed[-1], more=listed[-1].more + 1)
+
+    def take(self, found: Iterable[Finding]) -> None:
+        """Keeps what rules found: errors as findings, warnings, grouped, as notes."""
+        warned = []
+        for one in found:
+            if one.level == "error":
+                self.add(one.rule, one.message, one.id, one.text or None)
+            else:
+                warned.append(one)
+        for group in grouped(warned):
+            self.note(counted(group[0].message, len(group)))
 
     def scoring(self) -> None:
         """Says that one more answer is scored."""

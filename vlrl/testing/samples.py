@@ -14,22 +14,27 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from vlrl.checks.identity import asked, fingerprint, other_sample
-from vlrl.checks.prompts import media_problems, placeholder_problems, prompt_text
+from vlrl import checks
+from vlrl.checks import CheckedRow, Context, MediaFile
+from vlrl.checks.answers import original_pixels
+from vlrl.checks.identity import fingerprint, media_key, other_sample
+from vlrl.checks.opening import Key, opened, unopened
+from vlrl.checks.samples import look, of_sample, row_at
+from vlrl.checks.tasks import Seen, sized, task_findings
 from vlrl.config.registry import FILE_MODULE
 from vlrl.config.schema import DataSettings, LimitsSettings
-from vlrl.data import media as loader
 from vlrl.errors import ConfigError, TaskError, VlrlError
 from vlrl.task import Task, generated, load, setting_names, task_samples
-from vlrl.task.environment import has_environment
 from vlrl.testing.findings import Findings
 from vlrl.types import Sample
 
 GENERATED = "made"
 """Stands for a split whose places are (index, knobs)."""
+_LIMITS = LimitsSettings()
 WIDE = 200
 """Samples of a split whose ids and content are compared."""
 _CHILD = ("import json, sys; given = json.load(sys.stdin); sys.path[:] = given['path']; "
@@ -51,16 +56,15 @@ def check_samples(task: Task, findings: Findings, count: int, processes: int) ->
         findings.note(f"held-out samples were not checked: {error}")
         heldout = None
     splits = {"train": train} if heldout is None else {"train": train, "heldout": heldout}
-    chosen: dict[str, list[Sample]] = {}
-    for split, samples in splits.items():
-        chosen[split] = _taken(samples, count, findings, split)
-    chosen[GENERATED] = _generated(task, findings)
+    rows = {split: _taken(samples, count, findings, split) for split, samples in splits.items()}
+    rows[GENERATED] = _generated(task, findings)
+    chosen = {split: [row.sample for row in taken if row.sample] for split, taken in rows.items()}
     for split, samples in chosen.items():
         for done, sample in enumerate(samples):
             findings.tell(f"{split} sample {done + 1} of {len(samples)}")
-            _check_sample(task, sample, findings)
-    with findings.guard("samples", "comparing the splits"):
-        _check_apart(task, splits, chosen[GENERATED], findings)
+            _check_json(sample, findings)
+    with findings.guard("samples", "looking at the samples"), original_pixels(task):
+        _apply_rules(task, splits, rows, count, findings)
     if not findings.by_rule:  # else the same fault would be told again
         where: dict[str, Sequence[Any]] = {split: places(len(samples), len(chosen[split]))
                                            for split, samples in splits.items()}
@@ -87,16 +91,16 @@ def places(length: int, count: int) -> list[int]:
     return sorted({round(i * (length - 1) / max(count - 1, 1)) for i in range(count)})
 
 
-def _taken(samples: Sequence[Sample], count: int, findings: Findings, split: str) -> list[Sample]:
+def _taken(samples: Sequence[Sample], count: int, findings: Findings, split: str) -> list[CheckedRow]:
     taken = []
     for place in places(len(samples), count):
         with findings.guard("samples", f"samples({split!r})[{place}]"):
-            sample = samples[place]
-            if not isinstance(sample, Sample) or not isinstance(sample.id, str) or not sample.id:
-                shown = f"id={sample.id!r}" if isinstance(sample, Sample) else type(sample).__name__
-                findings.add("samples", f"samples({split!r})[{place}] is {shown}, expected a Sample whose id is a text")
+            row = row_at(samples, place, split)
+            if not row.error and not (isinstance(row.id, str) and row.id):
+                findings.add("samples", f"samples({split!r})[{place}] is id={row.id!r}, expected a Sample whose id is "
+                             "a text")
             else:
-                taken.append(sample)
+                taken.append(row)
     return taken
 
 
@@ -107,7 +111,7 @@ def _spots(task: Task) -> list[tuple[int, dict[str, float]]]:
     return [(index, spot) for spot in spots for index in (0, 1)] if task.knobs else []
 
 
-def _generated(task: Task, findings: Findings) -> list[Sample]:
+def _generated(task: Task, findings: Findings) -> list[CheckedRow]:
     """Returns what a task with knobs makes at the bounds and between them; [] after a finding."""
     for name, bounds in task.knobs.items():
         low, high = bounds if len(bounds) == 2 else (math.nan, math.nan)
@@ -115,17 +119,17 @@ def _generated(task: Task, findings: Findings) -> list[Sample]:
             findings.add("knobs", f"{name!r} goes from (lowest, highest) = {bounds}: give two finite numbers, the "
                          "lower one first")
             return []
-    taken: list[Sample] = []
+    taken: list[CheckedRow] = []
     for index, knobs in _spots(task):
-        with findings.guard("knobs", f"generate({index}, {knobs})"):
-            taken.append(generated(task, index, knobs))
+        with findings.guard("knobs", place := f"generate({index}, {knobs})"):
+            taken.append(of_sample(CheckedRow(where=place, row={}, side="train"), generated(task, index, knobs)))
     return taken if len(taken) == len(_spots(task)) else []
 
 
 # --- one sample -------------------------------------------------------------------------------------------------------
 
 
-def _check_sample(task: Task, sample: Sample, findings: Findings) -> None:
+def _check_json(sample: Sample, findings: Findings) -> None:
     with findings.guard("row", "writing the row as JSON", sample.id):
         again = json.loads(json.dumps(sample.row, allow_nan=False, ensure_ascii=False).encode())
         for key, value in sample.row.items():
@@ -134,64 +138,41 @@ def _check_sample(task: Task, sample: Sample, findings: Findings) -> None:
                 findings.add("row", f"the field {key!r} is {str(value)[:80]}, and {str(back)[:80]} after it was "
                              "written as JSON: use texts, numbers, lists, and dictionaries with texts as keys",
                              sample.id)
-    for media in sample.media:
-        with findings.guard("media", "loading its media", sample.id):
-            loader.load(media, LimitsSettings())
-    with findings.guard("messages", "messages", sample.id):
-        _check_messages(task, sample, findings)
 
 
 def _sized(sample: Sample) -> Sample:
-    """With its picture's width and height where the row has none: so the loop hands it to `score` and `oracle`."""
-    if not sample.media or {"width", "height"} <= sample.row.keys():
-        return sample
-    try:
-        size = loader.load(sample.media[0], LimitsSettings()).size
-    except VlrlError:  # found above
-        return sample
-    return replace(sample, row={"width": size[0], "height": size[1], **sample.row})
+    with suppress(VlrlError):  # found before
+        return sized(sample, _LIMITS)
+    return sample
 
 
-def _check_messages(task: Task, sample: Sample, findings: Findings) -> None:
-    listed = list(media_problems(task, sample))
-    for template in task.templates:
-        visit = replace(sample, prompt=template)
-        listed += placeholder_problems(task, visit, prompt_text(task.messages(visit)))
-    for problem in listed:
-        if problem.level != "warning":
-            findings.add("messages", problem.message, sample.id)
-        else:
-            findings.note(problem.message)
+# --- the rules --------------------------------------------------------------------------------------------------------
 
 
-# --- splits -----------------------------------------------------------------------------------------------------------
+def _apply_rules(task: Task, splits: Mapping[str, Sequence[Sample]], chosen: Mapping[str, Sequence[CheckedRow]],
+                 count: int, findings: Findings) -> None:
+    """Applies every rule of vlrl.checks to the chosen rows, and those of whole files to further ones too."""
+    rows: list[CheckedRow] = []
+    for split, looked in chosen.items():
+        for row in looked:
+            look(row, _opened, _LIMITS)
+            checks.row_findings(row, Context(task=task, limits=_LIMITS))
+        samples = splits.get(split, ())
+        others = set(places(len(samples), WIDE)) - set(places(len(samples), count))
+        rows += [*looked, *(look(row_at(samples, place, split), _told_apart, _LIMITS) for place in sorted(others))]
+    checks.file_findings(rows, Context(task=task, limits=_LIMITS))
+    sound = [row.sample for looked in chosen.values() for row in looked
+             if row.sample and not any(f.level == "error" for f in row.findings)]
+    findings.take([*(f for row in rows for f in row.findings),
+                   *task_findings(Seen(task, sound, _LIMITS, every=True))])
 
 
-def _check_apart(task: Task, splits: Mapping[str, Sequence[Sample]], generated: Sequence[Sample],
-                 findings: Findings) -> None:
-    """Checks that no id occurs twice, and no question about the same picture in both splits."""
-    owner: dict[str, str] = {}
-    content: dict[str, Sample] = {}
-    for split, samples in splits.items():
-        wide = [samples[i] for i in places(len(samples), WIDE)]
-        for sample in wide:
-            if sample.id in owner:
-                where = f"twice in {split!r}" if owner[sample.id] == split else "in both train and heldout"
-                findings.add("ids", f"the id is there {where}; ids must be unique", sample.id)
-            owner[sample.id] = split
-        keys = {asked(task, sample): sample for sample in wide}
-        if split != "train" and not has_environment(task):  # which shows more than the question does
-            for key in filter(content.__contains__, keys):
-                findings.add("leak", f"the same question about the same media is {content[key].id!r} in train: what is "
-                             "held out must not be trained on", keys[key].id)
-        content |= keys
-    for sample in generated:
-        if sample.id in owner:
-            split = owner[sample.id]
-            where = "made with other knobs or another index" if split == GENERATED else f"in {split!r}"
-            findings.add("ids", f"generate gives an id that is there already, {where}: put index and knobs into it",
-                         sample.id)
-        owner[sample.id] = GENERATED
+def _opened(key: Key) -> MediaFile:
+    return replace(opened(key, _LIMITS), sha256=media_key(key[0]))
+
+
+def _told_apart(key: Key) -> MediaFile:
+    return replace(unopened(key), sha256=media_key(key[0]))
 
 
 # --- the same every time ----------------------------------------------------------------------------------------------

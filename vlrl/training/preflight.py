@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 from vlrl import checks
 from vlrl.checks import CheckedRow, Context, Finding
 from vlrl.checks.answers import OwnParts, original_pixels
 from vlrl.checks.finding import shorten
-from vlrl.checks.opening import drawn, keys, looked_at, unopened
+from vlrl.checks.opening import looked_at, unopened
 from vlrl.checks.rule import Size, usual_refusal
+from vlrl.checks.samples import look, row_at
 from vlrl.checks.tasks import Seen, task_findings
 from vlrl.config.registry import prints_aside
 from vlrl.config.schema import Config
@@ -170,21 +170,13 @@ def _rows(task: Task, split: str, samples: Sequence[Sample], config: Config, ref
     looked = {*range(min(count, FIRST * len(task.members))), *random.Random(config.seed).sample(range(count), others)}
     at_hand = range(0, count, max(1, -(-count // COMPARED))) if isinstance(samples, (list, tuple, Samples)) else ()
     for place in sorted({*looked, *at_hand}):
-        at = where(samples, place)
-        row = CheckedRow(where=at or f"samples({split!r})[{place}]", row={}, path=Path(split if at else ""),
-                         side="train" if split == "train" else "heldout")
-        own = task
-        try:
-            sample = samples[place]
-        except DataError as error:  # a row that is read only now
-            row.error = str(error).removeprefix(f"{row.where}: ")
-        else:
-            own, files = task.of(sample), [key for one in sample.media for key in keys(one)]
-            row.sample, row.row, row.id = sample, sample.row, sample.id
-            row.files = [looked_at(key, config.limits) if place in looked else unopened(key) for key in files]
-            row.files += drawn(sample.media, place in looked)
+        row = row_at(samples, place, split)
         if place in looked:
+            own = task.of(row.sample) if row.sample else task
+            look(row, lambda key: looked_at(key, config.limits), config.limits)
             checks.row_findings(row, Context(task=own, limits=config.limits, refusal=refusal), at_start=True)
+        else:
+            look(row, unopened)
         yield row
 
 
