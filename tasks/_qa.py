@@ -92,7 +92,7 @@ _IN_DOLLARS = ("You should first think about the reasoning process in the mind a
                "Question:\n{asked}")
 
 DIRECT = _recipe("{asked}\nAnswer with {kind} only.", {"accuracy": 1.0, "format": 0.1}, form=_one_line, thinks=False,
-                 say=lambda text: text)
+                 say=lambda text: " ".join(text.splitlines()))
 THINKING = _recipe("{asked}\n" + _TAGS, {"accuracy": 1.0, "format": 1.0})
 VISION_R1 = _recipe("{asked}\n" + _TAGS, {"accuracy": 1.0, "format": 1.0}, combine="product")
 MM_EUREKA = _recipe(_IN_DOLLARS, {"accuracy": 1.0, "format": 0.5})

@@ -156,7 +156,7 @@ def _apply_rules(task: Task, splits: Mapping[str, Sequence[Sample]], chosen: Map
     for split, looked in chosen.items():
         for row in looked:
             look(row, _opened, _LIMITS)
-            checks.row_findings(row, Context(task=task, limits=_LIMITS))
+            checks.row_findings(row, Context(task=task, limits=_LIMITS), at_start=True)
         samples = splits.get(split, ())
         others = set(places(len(samples), WIDE)) - set(places(len(samples), count))
         rows += [*looked, *(look(row_at(samples, place, split), _told_apart, _LIMITS) for place in sorted(others))]
