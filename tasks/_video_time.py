@@ -12,6 +12,7 @@ from typing import Any
 
 from rapidfuzz.distance import LCSseq
 
+from vlrl.data.row_times import positive_problem, spans_problem
 from vlrl.rewards.answers import option_letter, option_text, rouge_tokens
 from vlrl.rewards.boxes import is_number
 from vlrl.rewards.literals import read_literal
@@ -21,7 +22,6 @@ from vlrl.rewards.spans import (
     format_span,
     format_time,
     interval_precision,
-    is_span,
     last_span,
     only_spans,
     read_spans,
@@ -303,14 +303,8 @@ TEMPORAL_R1 = TimeRecipe(
 def span_problem(row: Mapping[str, Any]) -> str | None:
     """Returns what is wrong with the times of a row, where it has any; None otherwise."""
     duration, spans = row.get("duration"), row.get("spans")
-    if duration is not None and not (is_number(duration) and duration > 0):
-        return f"duration={str(duration)[:200]} must be the seconds of the clip, above 0"
-    if spans is not None and not isinstance(spans, list):
-        return f"spans={str(spans)[:200]} must be a list of [start, end]"
-    for span in spans or []:
-        if not (isinstance(span, list) and all(map(is_number, span)) and is_span(span) and span[0] >= 0):
-            return f"span {str(span)[:200]} must be [start, end] in seconds from the start of the clip, start < end"
-    return None
+    problem = positive_problem("duration", duration) if duration is not None else None
+    return problem or (spans_problem(spans) if spans is not None else None)
 
 
 def span_placeholders(row: Mapping[str, Any]) -> dict[str, str]:

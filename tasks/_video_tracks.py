@@ -8,10 +8,10 @@ and `height`; the first track is asked for.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
-from vlrl.rewards.boxes import format_box, iou, is_number
+from vlrl.data.row_times import tracks_problem
+from vlrl.rewards.boxes import format_box, is_number
 from vlrl.rewards.spans import format_time
 from vlrl.rewards.text import answer_tag, think_answer_format
 from vlrl.rewards.tracks import got10k, mean_overlap, read_track, success_rate
@@ -81,28 +81,15 @@ VIDEOCHAT_R1_TRACK = times.TimeRecipe(
 def problem(row: Mapping[str, Any]) -> str | None:
     """Returns what is wrong with the times and tracks of a row, where it has any; None otherwise."""
     error, tracks = times.span_problem(row), row.get("tracks")
-    if error or tracks is None:
+    if error or tracks in (None, []):  # what a recipe needs it says itself
         return error
     for side in ("width", "height"):
         if not is_number(row.get(side)) or row[side] <= 0:
             return f"{side}={str(row.get(side))[:200]} must be the picture's {side} in pixels, the unit of boxes"
-    if not (isinstance(tracks, list) and all(isinstance(t, dict) and isinstance(t.get("boxes"), list) for t in tracks)):
-        return f'tracks={str(tracks)[:200]} must be a list of {{"boxes": [box or null per frame]}}'
-    return next((wrong for track in tracks if (wrong := _track_problem(track))), None)
-
-
-def _track_problem(track: Mapping[str, Any]) -> str | None:
-    boxes, seconds = track["boxes"], track.get("times")
-    if not 0 < len(boxes) <= _MOST_FRAMES or all(box is None for box in boxes):
-        return f"a track has {len(boxes)} frames, and needs 1 to {_MOST_FRAMES} with a box in one at least"
-    for box in boxes:
-        if box is not None and not (isinstance(box, list) and all(map(is_number, box)) and iou(box, box) > 0):
-            return f"box {str(box)[:200]} of a track must be [x1, y1, x2, y2] with x1 < x2 and y1 < y2, or null"
-    if seconds is not None and not (
-            isinstance(seconds, list) and len(seconds) == len(boxes) and all(map(is_number, seconds))
-            and seconds[0] >= 0 and all(a < b for a, b in pairwise(seconds))):
-        return f"times={str(seconds)[:200]} of a track must be one rising second per box, from 0 on"
-    return None
+    if wrong := tracks_problem(tracks):
+        return wrong
+    most = max(len(track["boxes"]) for track in tracks)
+    return f"a track has {most} frames, and may have {_MOST_FRAMES}" if most > _MOST_FRAMES else None
 
 
 def placeholders(task: Any, row: Mapping[str, Any]) -> dict[str, str]:

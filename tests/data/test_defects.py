@@ -170,9 +170,9 @@ TRACK = {"width": 64, "height": 32, "answer_type": "track",
 
 @pytest.mark.parametrize("row, words", [
     (TRACK, None), ({**TRACK, "tracks": []}, "tracks=[]"),
-    ({**TRACK, "tracks": [{"boxes": [None]}]}, "one at least is not null"),
+    ({**TRACK, "tracks": [{"boxes": [None]}]}, "needs a box in one at least"),
     ({**TRACK, "tracks": [{"boxes": [[1, 2, 300, 4]]}]}, "reaches out of the image"),
-    ({**TRACK, "tracks": [{"boxes": [[1, 2, 3, 4]] * 2, "times": [1, 1]}]}, "ascending"),
+    ({**TRACK, "tracks": [{"boxes": [[1, 2, 3, 4]] * 2, "times": [1, 1]}]}, "one rising second"),
     ({"answer_type": "span", "spans": [[13.0, 19.0]], "duration": 17.58}, None),  # as published annotations are
     ({"answer_type": "span"}, "needs the field 'spans'"), ({"answer_type": "number", "answer": "five"}, "be a number"),
     ({"answer_type": "number", "answer": "1,200"}, None), ({"options": ["a"]}, "at least two"),

@@ -112,10 +112,11 @@ def media_of(*media):
         "split": split, "number": i, "answer": WORDS[i % 4]})
 
 
+TWICE = r"occurs before, in samples\('train'\)\[0\]; ids must be unique"
 BROKEN_SAMPLES = {
-    "one id twice": ("id", r"occurs before, in samples\('train'\)\[0\]; ids must", {"make": lambda self, split, i: Sample(
+    "one id twice": ("id", TWICE, {"make": lambda self, split, i: Sample(
         id=f"{split}-{i // 2}", row={"split": split, "number": i, "answer": "north"})}),
-    "ids shared by the splits": ("id", r"occurs before, in samples\('train'\)\[0\]; ids must", {"make": lambda self, split, i: Sample(
+    "ids shared by the splits": ("id", TWICE, {"make": lambda self, split, i: Sample(
         id=str(i), row={"split": split, "number": i, "answer": "north"})}),
     "the held-out content is trained on": ("leak", r"is in train too, in samples\('train'\)\[0\]", {
         "prompt": "Sample {number}", "make": row_of()}),

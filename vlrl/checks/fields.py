@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from vlrl.checks.rule import CheckedRow, Context
@@ -10,6 +11,7 @@ from vlrl.data import MEDIA_FIELDS, box_problems
 from vlrl.data.formats.choices import letter, options_of
 from vlrl.data.formats.driving import plan_problem
 from vlrl.data.formats.fields import number, short
+from vlrl.data.row_times import cut_problem, positive_problem, spans_problem, tracks_problem
 from vlrl.errors import DataError, did_you_mean
 from vlrl.rewards.answers import one_number
 from vlrl.rewards.boxes import is_number
@@ -47,12 +49,8 @@ def _text(name: str) -> Callable[[Row], str | None]:
     return find
 
 
-def _above_0(name: str) -> Callable[[Row], str | None]:
-    def find(row: Row) -> str | None:
-        good = is_number(row[name]) and row[name] > 0
-        return None if good else f"{name}={short(row[name])} must be a number above 0"
-
-    return find
+def _positive(name: str, row: Row) -> str | None:
+    return positive_problem(name, row[name])
 
 
 def unseen_problem(row: Row) -> str | None:
@@ -116,12 +114,9 @@ def _options(row: Row) -> str | None:
 def span_problem(row: Row) -> str | None:
     """Returns what is wrong with the `spans` of a row, or None."""
     spans, duration = row["spans"], number(row.get("duration"))
-    if not isinstance(spans, list) or not all(isinstance(s, list) and len(s) == 2 and all(map(is_number, s))
-                                              for s in spans):
-        return f"spans={short(spans)} must be a list of [start, end] in seconds"
+    if problem := spans_problem(spans):
+        return problem
     for start, end in spans:
-        if not 0 <= start < end:
-            return f"span {[start, end]} must start at 0 or later and end after its start"
         if duration is not None and (start >= duration or end > (1 + LATE) * duration):
             return f"span {[start, end]} reaches beyond the clip of {duration:g} seconds"
     return None
@@ -142,32 +137,11 @@ def length_problem(row: Row, clip: float, name: str, start: float | None = None,
     return None
 
 
-def _clip(row: Row) -> str | None:
-    start, end = row.get("video_start") or 0, row["video_end"]
-    if is_number(start) and is_number(end) and not start < end:
-        return f"video_start={short(start)} must be before video_end={short(end)}"
-    return None
-
-
 def _tracks(row: Row) -> str | None:
-    tracks = row["tracks"]
-    if not isinstance(tracks, list) or not tracks or not all(
-            isinstance(t, Mapping) and isinstance(t.get("boxes"), list) and t["boxes"] for t in tracks):
-        return f"tracks={short(tracks)} must be a list of {{\"boxes\": [[x1, y1, x2, y2] or null, ...]}}"
-    for track in tracks:
-        boxes = [b for b in track["boxes"] if b is not None]
-        wrong = next((b for b in boxes if not (isinstance(b, list) and len(b) == 4 and all(map(is_number, b)))), None)
-        if wrong is not None or not boxes:
-            return f"box {short(wrong)} of a track must be [x1, y1, x2, y2]; one at least is not null"
-        size = (row.get("width"), row.get("height"))
-        problem = next(box_problems({"boxes": [{"box": b} for b in boxes]}, size), None)
-        times = track.get("times")
-        if times is not None and not (isinstance(times, list) and len(times) == len(track["boxes"]) and all(
-                map(is_number, times)) and sorted(set(times)) == times):
-            problem = f"times={short(times)} of a track must be one for each box, ascending"
-        if problem:
-            return problem
-    return None
+    if problem := tracks_problem(row["tracks"]):
+        return problem
+    boxes = [{"box": box} for track in row["tracks"] for box in track["boxes"] if box is not None]
+    return next(box_problems({"boxes": boxes}, (row.get("width"), row.get("height"))), None)
 
 
 def _responses(row: Row) -> str | None:
@@ -203,9 +177,10 @@ def _labels(row: Row) -> str | None:
 
 
 _CHECKS: dict[str, Callable[[Row], str | None]] = {
-    **{name: _text(name) for name in _TEXTS}, **{name: _above_0(name) for name in _POSITIVE},
-    "label": _label, "answer_type": _answer_type, "options": _options, "spans": span_problem, "video_end": _clip,
-    "tracks": _tracks, "plan": lambda row: plan_problem(row["plan"]), "responses": _responses,
+    **{name: _text(name) for name in _TEXTS}, **{name: partial(_positive, name) for name in _POSITIVE},
+    "label": _label, "answer_type": _answer_type, "options": _options, "spans": span_problem,
+    "video_end": lambda row: cut_problem(row.get("video_start") or 0, row["video_end"]), "tracks": _tracks,
+    "plan": lambda row: plan_problem(row["plan"]), "responses": _responses,
     "trajectory": _trajectory, "boxes": _boxes, "labels": _labels,
     "box": lambda row: None if _is_box(row["box"]) else f"box={short(row['box'])} must be [x1, y1, x2, y2] in pixels",
 }

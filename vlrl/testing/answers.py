@@ -233,8 +233,8 @@ def check_best(task: Task, sample: Sample, oracle: str, others: Sequence[str], f
     for text in dict.fromkeys([*wrapped(final), *others, *(form for label in labels for form in wrapped(label))]):
         reward = quick_reward(task, sample, text, findings)
         if reward > best + 1e-6:
-            findings.add("oracle/beaten", f"the perfect answer {shorten(oracle)} earns {best:.4g} of {full_marks(task):g}, "
-                         f"and another one {reward:.4g}", sample.id, text)
+            findings.add("oracle/beaten", f"the perfect answer {shorten(oracle)} earns {best:.4g} of "
+                         f"{full_marks(task):g}, and another one {reward:.4g}", sample.id, text)
             break
     return best
 

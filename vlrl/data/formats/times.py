@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vlrl.data.formats.fields import number, pick, short, unpacked
+from vlrl.data.row_times import cut_problem
 from vlrl.errors import DataError
 
 _CLOCK = re.compile(r"(?:(\d{1,3}):)?(\d{1,3}):(\d{1,2}(?:\.\d{1,6})?)")
@@ -88,8 +89,8 @@ def clip(record: Mapping[str, Any], video: Any, length: float | None, measured: 
         return {name: seconds(v, name) for name, v in zip(("video_start", "video_end"), given, strict=True)
                 if v is not None}
     start, end = (seconds(v, "video_start, video_end") for v in given)
-    if not start < end:
-        raise DataError(f"video_start={short(given[0])} must be before video_end={short(given[1])}")
+    if problem := cut_problem(start, end):
+        raise DataError(problem)
     whole = measured(video)
     cut = bool(_CUT.search(str(video))) if whole is None else abs(whole - (length or end - start)) <= _SAME
     return {} if cut else {"video_start": start, "video_end": end}
