@@ -1,7 +1,8 @@
 """The rules of data and tasks, each written once. No torch.
 
-`vlrl data check` and `vlrl tasks check` apply all of them to everything; `vlrl train`, `--dry-run` and `vlrl eval`
-apply the cheap ones, before a model is loaded, to the first rows and a seeded sample of the others: training/preflight.
+`vlrl data check` and `vlrl tasks check` apply all of them, to all rows and to samples of a task; `vlrl train`,
+`--dry-run` and `vlrl eval` apply the cheap ones, before a model is loaded, to the first rows and a seeded sample of the
+others: training/preflight. What readers below this layer refuse too is one function of vlrl.data that the rule calls.
 
 To add a rule, write a function and one line of `table.RULES` (`tasks.TASK_RULES`):
 
