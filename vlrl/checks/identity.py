@@ -19,7 +19,7 @@ from vlrl.types import Media, Sample
 
 def content_of(media: Media) -> str:
     """Returns what tells an image or video from others, by `media_key`."""
-    return _digest([media.kind, media.start, media.end, *map(media_key, each_source(media))])
+    return _digest([media.kind, media.start, media.end, media.fps, media.times, *map(media_key, each_source(media))])
 
 
 def media_key(source: Any) -> str:
