@@ -9,8 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.panel import Panel
 
 from vlrl.cli.main import main
+from vlrl.evaluation.report import summary_table
+from vlrl.evaluation.run import Run
+from vlrl.monitoring.progress import Progress
 from vlrl.store import RunFolder
 from vlrl.tools import doctor, status, trials
 from vlrl.tools.status import read
@@ -256,3 +260,19 @@ def test_a_check_that_fails_says_how_to_mend_it(tmp_path, monkeypatch):
     monkeypatch.setattr(doctor.importlib.metadata, "version", lambda name: "1.0")
     old = checked(lambda: doctor._version("torch", need))
     assert old.verdict == "warning" and f"1.0 is outside what vlrl asks for ({need.specifier})" in old.detail
+
+
+@pytest.mark.parametrize("width", ["1", "3", "4"])
+def test_a_terminal_of_few_columns(tmp_path, width, monkeypatch, capsys):
+    """Rich's tables and panels raise below some ten columns, which must not end a run at its closing table."""
+    run = finished(tmp_path / "run")
+    monkeypatch.setenv("COLUMNS", width)
+    with Progress(3) as progress:
+        progress.print(Panel("an answer", title="sample 7"))
+        progress.update(3, {"reward/mean": 0.5, "time/total_s": 1.0, "tokens_per_s": 3.0})
+    progress.print(summary_table(run))
+    Run(run.path).show()
+    assert capsys.readouterr().out.count("[low, high]") == 2
+    for words in (["status", str(run.path)], ["presets"], ["tasks", "list"], ["train", "--help"]):
+        monkeypatch.setenv("COLUMNS", width)
+        assert main(words) == 0, capsys.readouterr().err

@@ -103,3 +103,20 @@ def test_configs_of_documented_commands_are_in_it(installed, tmp_path):
                           capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     run(tmp_path, str(installed / "vlrl"), "train", "quickstart.yaml", "--dry-run")
+
+
+def test_an_editable_install_is_found_above_a_clone_called_vlrl(tmp_path):
+    """There a folder `vlrl` without __init__.py stands before the package, which a path behind it still wins over, and
+    an import hook (setuptools' choice for other layouts) does not: `import vlrl` would be an empty namespace."""
+    clone, site = tmp_path / "vlrl", tmp_path / "site"
+    (clone / "vlrl").mkdir(parents=True)
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, clone / name)
+    (clone / "vlrl" / "__init__.py").write_text('__version__ = "0.1.0"')
+    build = f"from setuptools import build_meta; print(build_meta.build_editable({str(tmp_path)!r}))"
+    run(clone, sys.executable, "-c", build)
+    (wheel,) = tmp_path.glob("*.whl")
+    shutil.unpack_archive(wheel, site, "zip")
+    paths = f"import sys, site; sys.path.insert(0, ''); site.addsitedir({str(site)!r})"
+    found = run(tmp_path, sys.executable, "-S", "-c", f"{paths}; import vlrl; print(vlrl.__file__)")
+    assert found.strip() == str(clone / "vlrl" / "__init__.py")

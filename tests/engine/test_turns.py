@@ -7,12 +7,13 @@ from functools import reduce
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from benchmarks.episodes_exact import FAMILIES, MODES, SYNCS, per_turn, playing, settings
 from tests.conftest import TWO
 from vlrl.engine.turns import first_difference, place, turn_gaps
 from vlrl.models.packing import joined
-from vlrl.types import Media, Observation, Turn
+from vlrl.types import Completion, Media, Observation, Sample, Turn
 
 EXACT = 1e-5
 TURN = 3
@@ -189,3 +190,23 @@ def test_places_have_names():
     assert place(turns, 3) == "turn 0 (assistant), the end forced on it"
     assert place(turns, 4) == "turn 1 (observation), token 0 of 5, media abababababab"
     assert place(turns, 11) == "turn 2 (assistant), token 2 of 3, after media abababababab"
+
+
+@pytest.mark.parametrize("times", [(0.5, 1.0, 4.0, 4.5), (0.0, 0.001, 0.002, 9.0)], ids=["each once", "some repeated"])
+def test_a_clip_that_an_observation_shows_is_read_again_as_it_was(tiny_models, times):
+    from tests.models.test_packing import Ask, shared
+
+    policy, encode = shared(tiny_models["qwen3_vl"])
+    prompt = encode(Ask(), Sample(id="s", row={"q": "What?"}))
+    frames = [Image.new("RGB", (64, 64), (60 * i, 0, 0)) for i in range(4)]
+    piece = encode.observation(Observation("And now?", [Media(kind="video", source=frames, times=times)]), "s")
+    action = np.array(encode.answer_ids("yes"))
+    turns = (Turn(start=0, end=len(action), text="yes"),
+             Turn(start=len(action), end=len(action) + len(piece), role="observation", text="And now?",
+                  media=tuple(m.sha256 for m in piece.media)))
+    tokens, whole = np.concatenate([action, piece.ids]), joined(prompt.followed_by(action), piece)
+    shown = replace(whole, ids=tokens, positions=whole.positions[:, len(prompt):])
+    episode = Completion(tokens=tokens, logprobs=np.zeros(len(tokens), np.float32), turns=turns, text="yes",
+                         loss_mask=np.arange(len(tokens)) < len(action), finish_reason="stop", episode_id="e",
+                         shown=shown, observed_media=piece.media)
+    assert first_difference(policy, encode, prompt, episode, np.inf) is None

@@ -198,6 +198,8 @@ def test_truncate_goes_back_to_a_checkpoint(tmp_path, evaluated, evals):
     with open(tmp_path / "metrics.jsonl", "a") as file:
         file.write('{"step": 4')
     (tmp_path / "rollouts/.step-000004-rank-00000.parquet.7-7.tmp").write_text("half")
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints/.best.json.7-7.tmp").write_text("half")
     run.truncate(2, evaluated=evaluated)
     assert [r["step"] for r in run.metrics()] == [0, 1] == run.rollouts()["step"].to_pylist()
     assert [r["step"] for r in run.evals()] == evals == run.rollouts(split="heldout")["step"].to_pylist()

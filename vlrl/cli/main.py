@@ -39,9 +39,9 @@ from vlrl.cli.common import flowing
 from vlrl.cli.terminal import printable
 from vlrl.config.registry import failure, place
 from vlrl.errors import RunError, VlrlError
+from vlrl.monitoring import LEAST_WIDTH
 
 _MOST = 8000  # characters of one message
-_LEAST_WIDTH = 20
 
 app = typer.Typer(name="vlrl", no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False,
                   context_settings={"help_option_names": ["-h", "--help"]},
@@ -142,10 +142,10 @@ def _called(command: Any, argv: Sequence[str], name: str) -> int:
 
 
 def _widen() -> None:
-    """Has tables drawn for _LEAST_WIDTH columns where the terminal, or COLUMNS, has fewer: they fit into no less."""
+    """Has tables drawn for LEAST_WIDTH columns where the terminal, or COLUMNS, has fewer: they fit into no less."""
     given = os.environ.get("COLUMNS", "")
-    if shutil.get_terminal_size().columns < _LEAST_WIDTH or (given.isdecimal() and int(given) < _LEAST_WIDTH):
-        os.environ["COLUMNS"] = str(_LEAST_WIDTH)
+    if shutil.get_terminal_size().columns < LEAST_WIDTH or (given.isdecimal() and int(given) < LEAST_WIDTH):
+        os.environ["COLUMNS"] = str(LEAST_WIDTH)
 
 
 def _prepare_stdout() -> None:

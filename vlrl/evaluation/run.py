@@ -24,7 +24,7 @@ from vlrl.data.media import load
 from vlrl.errors import RunError
 from vlrl.evaluation.report import plot_reward, summary_table
 from vlrl.monitoring import notebook
-from vlrl.monitoring.progress import describe
+from vlrl.monitoring.progress import describe, terminal
 from vlrl.monitoring.tracked_groups import with_marks
 from vlrl.store import RunFolder, checkpoint
 from vlrl.store.files import read_small
@@ -134,9 +134,7 @@ class Run:
         follow: shows how far the run is, in a notebook with its live curve, every `every_s` seconds until it ends;
         interrupt to stop looking, which leaves the run alone.
         """
-        from rich.console import Console
-
-        console = Console(highlight=False)
+        console = terminal()
         if follow:
             self._follow(console, every_s)
         console.print(summary_table(self._folder))

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 from rich.text import Text
 
-from vlrl.monitoring import notebook
+from vlrl.monitoring import LEAST_WIDTH, notebook
 from vlrl.types import Group
 
 _MOST = 2000  # characters of one text that are printed
@@ -34,7 +34,7 @@ class Progress:
                  console: Console | None = None):
         self.total, self.done, self.start, self.enabled = total, start, start, enabled
         self.every = every or max(1, (total - start) // 20)
-        self.console = console or Console(highlight=False)
+        self.console = console or terminal()
         self._began = time.monotonic()
         self._bar = Bar(TextColumn("{task.completed:.0f}/{task.total:.0f}"), BarColumn(bar_width=24),
                         TimeElapsedColumn(), TextColumn("{task.fields[line]}", markup=False), console=self.console,
@@ -97,6 +97,14 @@ class Progress:
         text = "".join(c if c in "\n\t" or c.isprintable() else "?" for c in str(value)[:_MOST + 1])
         text = text[:_MOST] + "..." if len(text) > _MOST else text
         return Text(text.encode(self.console.encoding, "replace").decode(self.console.encoding))
+
+
+def terminal() -> Console:
+    """Returns what prints to the terminal, in lines of at least LEAST_WIDTH columns."""
+    console = Console(highlight=False)
+    if console.width < LEAST_WIDTH:
+        console.width = LEAST_WIDTH  # which then keeps to it; another one follows its window
+    return console
 
 
 def describe(metrics: Mapping[str, Any]) -> str:

@@ -165,7 +165,7 @@ class RunFolder:
         if not step:
             (self.path / "prompts.parquet").unlink(missing_ok=True)  # of data that may have been others
             shutil.rmtree(self.path / "stored", ignore_errors=True)
-        for folder in (".", "rollouts", "eval-rollouts", "media"):
+        for folder in (".", "rollouts", "eval-rollouts", "media", "checkpoints"):
             for temporary in (self.path / folder).glob(".*.tmp"):
                 temporary.unlink()
 
