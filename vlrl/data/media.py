@@ -334,24 +334,25 @@ def frame_times(frames: int, fps: Any, times: Any = None) -> tuple[np.ndarray, f
     """Returns the seconds of each frame of a video given as frames, and the mean rate: of `times` where these are told,
     else of `fps` frames a second. Raises DataError for times that are none of these frames, or of another rate.
     """
-    if fps is not None or times is None:
-        _check_rate(frames, fps)
     if times is None:
-        return np.arange(frames) / fps, fps
+        rate = _checked_rate(frames, fps)
+        return np.arange(frames) / rate, rate
     told = times.tolist() if isinstance(times, np.ndarray) else times
     if problem := _times_problem(told, frames):
         raise DataError(f"a video of {frames} frames has frame_times={told!r:.200}: {problem}")
-    mean = (frames - 1) / (told[-1] - told[0]) if frames > 1 else fps or 1.0
-    if fps is not None and abs(fps - mean) > _SAME_RATE * mean:
+    rate = None if fps is None else _checked_rate(frames, fps)
+    mean = (frames - 1) / (told[-1] - told[0]) if frames > 1 else rate or 1.0
+    if rate and abs(rate - mean) > _SAME_RATE * mean:
         raise DataError(f"a video of {frames} frames has fps={fps!r}, and frame_times={told!r:.200} of {mean:.4g} "
                         "frames a second: leave out the one that is wrong")
     return np.array(told, float), mean
 
 
-def _check_rate(frames: int, fps: Any) -> None:
+def _checked_rate(frames: int, fps: Any) -> float:
     if not is_number(fps) or not 0 < fps < 1e6:
         raise DataError(f"a video of {frames} frames needs their rate: fps={fps!r} must be a number above 0, the "
                         "frames a second; or frame_times, the seconds of each")
+    return fps
 
 
 def _times_problem(times: Any, frames: int) -> str | None:
