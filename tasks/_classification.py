@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Any
 
 from vlrl.data.formats.fields import short
+from vlrl.data.row_fields import label_problem
 from vlrl.errors import DataError, did_you_mean
 from vlrl.rewards.confidence import brier, confidence_format, read_confidence
 from vlrl.rewards.scripts import pieces
@@ -356,18 +357,9 @@ def checked(row: Row) -> dict[str, Any]:
     if split:
         raise DataError(f"label={short(split)} has a comma, a semicolon or a line end, which separates the names of an "
                         "answer where a row has several labels")
-    _check_offered(row, names)
+    if problem := label_problem(names, row.get("labels")):
+        raise DataError(problem)
     return row
-
-
-def _check_offered(row: Row, names: Sequence[str]) -> None:
-    """Raises DataError for a label that is none of the row's `labels`: no answer that the prompt allows would be right.
-    """
-    offered = {clean_label(name) for name in row.get("labels") or names}
-    missing = next((name for name in names if clean_label(name) not in offered), None)
-    if missing is not None:
-        raise DataError(f"label={short(missing)} is not among labels={short(row['labels'])}."
-                        f"{did_you_mean(missing, row['labels'])}")
 
 
 def _synonyms(row: Row, names: Sequence[str]) -> Any:

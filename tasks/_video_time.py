@@ -12,7 +12,7 @@ from typing import Any
 
 from rapidfuzz.distance import LCSseq
 
-from vlrl.data.row_times import positive_problem, spans_problem
+from vlrl.data.row_fields import positive_problem, spans_problem
 from vlrl.rewards.answers import option_letter, option_text, rouge_tokens
 from vlrl.rewards.boxes import is_number
 from vlrl.rewards.literals import read_literal

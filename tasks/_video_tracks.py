@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vlrl.data.row_times import tracks_problem
+from vlrl.data.row_fields import tracks_problem
 from vlrl.rewards.boxes import format_box, is_number
 from vlrl.rewards.spans import format_time
 from vlrl.rewards.text import answer_tag, think_answer_format

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from vlrl.data import Drawn
 from vlrl.data.formats.fields import short
+from vlrl.data.row_fields import responses_problem
 from vlrl.rewards.text import clean_label, extract_tag, said, think_answer_format
 from vlrl.task.recipes import Recipe, RecipeTask
 from vlrl.types import Answer, Parts, Sample
@@ -181,13 +182,6 @@ class Preference(RecipeTask):
 
 def _problem(row: Mapping[str, Any]) -> str | None:
     """Returns what is wrong with a preference row, or None."""
-    pair, answer = row.get("responses"), row.get("answer")
     if not isinstance(row.get("question"), str) or not row["question"].strip():
         return f"question={short(row.get('question'))} must be the text of the question"
-    if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(r, str) and r.strip() for r in pair):
-        return f"responses={short(pair)} must be two texts"
-    if pair[0] == pair[1]:
-        return f"both responses are {short(pair[0])}, so neither can be better"
-    if isinstance(answer, bool) or answer not in (1, 2):
-        return f"answer={short(answer)} must be 1 or 2, the number of the better response"
-    return None
+    return responses_problem(row.get("responses"), row.get("answer"))

@@ -183,7 +183,7 @@ def test_the_contract_of_tasks_with_knobs():
     broken = {
         "the sample is another one when asked for again": lambda made, index, knobs: replace(
             made(index, knobs), row={**made(index, knobs).row, "n": next(calls)}),
-        "generate gives an id that is there already": lambda made, index, knobs: made(0, knobs),
+        "occurs before, in generate(": lambda made, index, knobs: made(0, knobs),
         "generate(0, .*KeyError": lambda made, index, knobs: made(index, {"size": 0.2}),
         "after it was written as JSON": lambda made, index, knobs: replace(made(index, knobs), row={"n": (1, 2)})}
     for words, change in broken.items():

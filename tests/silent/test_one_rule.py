@@ -10,7 +10,6 @@ from vlrl.testing.findings import Findings
 from vlrl.testing.samples import check_samples
 
 SPAN = {"video": "a.mp4", "question": "When?", "answer_type": "span", "duration": 20}
-ASKED = {"image": "a.png", "question": "Which?", "answer_type": "choice", "options": ["cat", "dog"]}
 FAULTS = {
     # task, rows, what is said with {folder}, whether rows can be converted all the same: their media come later
     "an id twice": ("grounding", [box("r", "a.png"), box("r", "a.png", expression="the cup")],
@@ -22,6 +21,11 @@ FAULTS = {
     "another column": ("qa", [{"id": "r", "photo": "a.png", "question": "How many?", "answer": 2,
                                "answer_type": "count"}], "the column 'photo' names one ('a.png'): media are read from",
                        False),
+    "a label of none": ("classification", [{"id": "r", "image": "a.png", "label": "dgo", "labels": ["Cat", "dog"]}],
+                        "label='dgo' is not among labels=['Cat', 'dog']. Did you mean 'dog'?", False),
+    "the third response": ("preference", [{"id": "r", "image": "a.png", "question": "Best?", "answer": 3,
+                                           "responses": ["a", "b"]}],
+                           "answer=3 must say which response is better: 1 or 2", False),
     "a span that ends first": ("video", [{"id": "r", **SPAN, "spans": [[9, 4]]}],
                                "span [9, 4] must start at 0 or later and end after its start", False),
     "tracks of no box": ("video", [{"id": "r", **SPAN, "answer_type": "track", "width": 9, "height": 9,
@@ -85,3 +89,9 @@ def test_ids_leaks_and_prompts_of_samples_that_code_makes(tmp_path):
         for rule in rules - {"leak/prompt"}:  # all prompts are made in a check alone
             assert findings.by_rule[rule][0].message in said, said
         assert bool(said) == bool(rules - {"leak/prompt"}), said
+
+
+def test_a_label_in_other_capitals_is_among_its_labels(tmp_path):
+    picture(tmp_path, "a.png")
+    file = rows_file(tmp_path, "rows.jsonl", [{"id": "r", "image": "a.png", "label": "cat", "labels": ["Cat", "dog"]}])
+    assert main(["data", "check", str(file)]) == 0

@@ -11,7 +11,14 @@ from vlrl.data import MEDIA_FIELDS, box_problems
 from vlrl.data.formats.choices import letter, options_of
 from vlrl.data.formats.driving import plan_problem
 from vlrl.data.formats.fields import number, short
-from vlrl.data.row_times import cut_problem, positive_problem, spans_problem, tracks_problem
+from vlrl.data.row_fields import (
+    cut_problem,
+    label_problem,
+    positive_problem,
+    responses_problem,
+    spans_problem,
+    tracks_problem,
+)
 from vlrl.errors import DataError, did_you_mean
 from vlrl.rewards.answers import one_number
 from vlrl.rewards.boxes import is_number
@@ -69,11 +76,7 @@ def _label(row: Row) -> str | None:
     if not several or not all(isinstance(v, (str, int)) and not isinstance(v, bool) and str(v).strip()
                               for v in several):
         return f"label={short(label)} must be a text, or with `multi` a list of texts"
-    names = [str(v) for v in labels] if isinstance(labels, list) else None
-    missing = next((str(v) for v in several if names is not None and str(v) not in names), None)
-    if missing is None:
-        return None
-    return f"label={short(missing)} is not among labels={short(labels)}.{did_you_mean(missing, names or ())}"
+    return label_problem(several, labels)
 
 
 def _answer_type(row: Row) -> str | None:
@@ -144,15 +147,6 @@ def _tracks(row: Row) -> str | None:
     return next(box_problems({"boxes": boxes}, (row.get("width"), row.get("height"))), None)
 
 
-def _responses(row: Row) -> str | None:
-    pair, answer = row["responses"], row.get("answer")
-    if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(r, str) and r.strip() for r in pair)):
-        return f"responses={short(pair)} must be two texts"
-    if answer is not None and (isinstance(answer, bool) or answer not in (1, 2)):
-        return f"answer={short(answer)} must say which response is better: 1 or 2"
-    return None
-
-
 def _trajectory(row: Row) -> str | None:
     problem = trajectory_problem(row["trajectory"])
     return f"trajectory={short(row['trajectory'])}: {problem}" if problem else None
@@ -180,8 +174,9 @@ _CHECKS: dict[str, Callable[[Row], str | None]] = {
     **{name: _text(name) for name in _TEXTS}, **{name: partial(_positive, name) for name in _POSITIVE},
     "label": _label, "answer_type": _answer_type, "options": _options, "spans": span_problem,
     "video_end": lambda row: cut_problem(row.get("video_start") or 0, row["video_end"]), "tracks": _tracks,
-    "plan": lambda row: plan_problem(row["plan"]), "responses": _responses,
-    "trajectory": _trajectory, "boxes": _boxes, "labels": _labels,
+    "plan": lambda row: plan_problem(row["plan"]), "trajectory": _trajectory,
+    "responses": lambda row: responses_problem(row["responses"], 1 if row.get("answer") is None else row["answer"]),
+    "boxes": _boxes, "labels": _labels,
     "box": lambda row: None if _is_box(row["box"]) else f"box={short(row['box'])} must be [x1, y1, x2, y2] in pixels",
 }
 """Field -> what is wrong with a row that has it."""

@@ -1,12 +1,14 @@
-"""Times and tracks of a row: what is wrong with their form, for readers, tasks and the rules of vlrl.checks."""
+"""What is wrong with some fields of a row, for readers, tasks and the rules of vlrl.checks alike."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vlrl.data.formats.fields import short
+from vlrl.errors import did_you_mean
 from vlrl.rewards.boxes import is_number
+from vlrl.rewards.text import clean_label
 
 
 def positive_problem(name: str, value: Any) -> str | None:
@@ -18,6 +20,27 @@ def cut_problem(start: Any, end: Any) -> str | None:
     """Returns what is wrong with the order of `video_start` and `video_end`, where both are numbers, or None."""
     if is_number(start) and is_number(end) and not start < end:
         return f"video_start={short(start)} must be before video_end={short(end)}"
+    return None
+
+
+def label_problem(given: Sequence[Any], labels: Any) -> str | None:
+    """Returns which label is none of the row's `labels`, as answers are compared, or None: no answer that the prompt
+    allows would be right.
+    """
+    offered = [str(name) for name in labels] if isinstance(labels, list) else []
+    known = set(map(clean_label, offered))
+    missing = next((str(name) for name in given if known and clean_label(str(name)) not in known), None)
+    return missing and f"label={short(missing)} is not among labels={short(labels)}.{did_you_mean(missing, offered)}"
+
+
+def responses_problem(pair: Any, answer: Any) -> str | None:
+    """Returns what is wrong with two `responses`, or with the `answer` which is better, or None."""
+    if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(r, str) and r.strip() for r in pair)):
+        return f"responses={short(pair)} must be two texts"
+    if pair[0] == pair[1]:
+        return f"both responses are {short(pair[0])}, so neither can be better"
+    if isinstance(answer, bool) or answer not in (1, 2):
+        return f"answer={short(answer)} must say which response is better: 1 or 2"
     return None
 
 
