@@ -74,19 +74,24 @@ RUNS: Mapping[str, Run] = {
         *FAILING, "algo.guided={answers: 3, groups: wrong, loss: {name: dpo, beta: 0.1}}"], "guided/attempts"),
     "retries_hinted": Run("quickstart.yaml", [
         *FAILING, "algo.guided={words: {name: hint, shares: [0.3, 0.6]}, use: hinted}"], "guided/members"),
+    "retries_joined": Run("quickstart.yaml", [
+        *FAILING, "extends=algorithms/critique_grpo.yaml", "algo.guided.answers=3"], "guided/members"),
     "chord": Run("quickstart.yaml", [
         "algo.demonstrations={rows: 4, mix: {name: chord, decay: 4}}"], "demonstrations/grad_norm"),
     "interleaved": Run("quickstart.yaml", [
-        "algo.demonstrations={mix: {name: relift, size: 3, lr: 1.0e-4}}"], "demonstrations/applied"),
+        "algo.demonstrations={mix: {name: relift, size: 2, lr: 1.0e-4}}"], "demonstrations/applied"),
     "stored": Run("quickstart.yaml", [
         "algo.stored={groups: 3, rule: truncated}"], "stored/answers"),
     "search": Run("quickstart.yaml", [
-        "extends=algorithms/deepsearch.yaml", "rollout.branch.search={width: 2, depth: 3, hard: 0.5}"],
-        "search/nodes_mean"),
+        "extends=algorithms/deepsearch.yaml", "rollout.branch.search={width: 2, depth: 3, hard: 0.5}",
+        "task.count=8", "curriculum.pass_at=0.3"], "search/kept_frac"),
     "roots": Run("quickstart.yaml", ["extends=algorithms/treerl.yaml", "rollout.branch.roots=2"], "branch/reused_frac"),
+    "meaning": Run("quickstart.yaml", ["algo.advantage=rose", "rollout.branch={roots: 1, at: meaning}",
+                                       "rollout.branch.at={continuations: 3, tokens: 4}"], "branch/probed_frac"),
     "forget": Run("quickstart.yaml", [
         "rollout.forget={lr: 1.0e-2}", "algo.correction=token_truncate"], "mismatch/kl", 1e-4),
     "gae": Run("quickstart.yaml", ["extends=algorithms/ppo.yaml", CRITIC], "critic/grad_norm"),
+    "turn_credit": Run("recall.yaml", ["extends=algorithms/vagen.yaml", "algo.critic.lr=1e-3"], "critic/grad_norm"),
     "dpo": Run("quickstart.yaml", [
         "extends=stages/kimi_dpo.yaml", "rounds={prompts: 24, answers: 6, least: 0.01, longer: 1, epochs: null}",
         "rollout.temperature=1.5"], "guided/attempts", folder="run/dpo/round-01"),
