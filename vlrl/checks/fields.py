@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from typing import Any
 
 from vlrl.checks.rule import CheckedRow, Context
@@ -54,10 +53,6 @@ def _text(name: str) -> Callable[[Row], str | None]:
         return None if good else f"{name}={short(row[name])} must be a text that is not empty"
 
     return find
-
-
-def _positive(name: str, row: Row) -> str | None:
-    return positive_problem(name, row[name])
 
 
 def unseen_problem(row: Row) -> str | None:
@@ -171,7 +166,8 @@ def _labels(row: Row) -> str | None:
 
 
 _CHECKS: dict[str, Callable[[Row], str | None]] = {
-    **{name: _text(name) for name in _TEXTS}, **{name: partial(_positive, name) for name in _POSITIVE},
+    **{name: _text(name) for name in _TEXTS},
+    **{name: lambda row, name=name: positive_problem(name, row[name]) for name in _POSITIVE},
     "label": _label, "answer_type": _answer_type, "options": _options, "spans": span_problem,
     "video_end": lambda row: cut_problem(row.get("video_start") or 0, row["video_end"]), "tracks": _tracks,
     "plan": lambda row: plan_problem(row["plan"]), "trajectory": _trajectory,
@@ -180,7 +176,6 @@ _CHECKS: dict[str, Callable[[Row], str | None]] = {
     "box": lambda row: None if _is_box(row["box"]) else f"box={short(row['box'])} must be [x1, y1, x2, y2] in pixels",
 }
 """Field -> what is wrong with a row that has it."""
-
 
 
 def _rule(name: str) -> Callable[[CheckedRow, Context], Iterator[str]]:

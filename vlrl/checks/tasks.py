@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -284,9 +284,9 @@ TASK_RULES: tuple[Rule, ...] = (
 )
 
 
-def task_findings(seen: Seen, names: Collection[str] = (), *, at_start: bool = False) -> Iterator[Finding]:
-    """Yields what the rules, or those of some `names`, say of a task."""
-    for rule in (rule for rule in TASK_RULES if not names or rule.name in names):
+def task_findings(seen: Seen, *, at_start: bool = False) -> Iterator[Finding]:
+    """Yields what the rules say of a task."""
+    for rule in TASK_RULES:
         for found in rule.find(seen):
             level = found.level or (at_start and rule.start) or rule.level
             yield Finding(rule=rule.name, level=level, message=found.message, id=found.id, text=found.text,
