@@ -6,7 +6,7 @@ from PIL import Image
 
 from vlrl import Environment, Observation, Step
 from vlrl.task import Task
-from vlrl.types import Media, Sample
+from vlrl.types import Media, Parts, Sample
 
 
 class Sums(Task):
@@ -19,7 +19,7 @@ class Sums(Task):
         return [Sample(id=f"{split}-{i}", row={"colour": ("red", "blue", "green")[i % 3]},
                        media=(Media(source=Image.new("RGB", (64, 64), (7 * i % 256, 80, 120))),)) for i in range(40)]
 
-    def score(self, sample, answer):
+    def score(self, sample, answer) -> Parts:
         return {"sum": sum(answer.text.encode()) % 3 / 2}
 
     def oracle(self, sample):
