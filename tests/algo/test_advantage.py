@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from tests.algo.made import scores
 from vlrl.algo import advantage, token_advantage, tree_advantage, turn_advantage
-from vlrl.algo.advantage import ADVANTAGES, EmaStd
+from vlrl.algo.advantage import EmaStd
+from vlrl.algo.tables import ADVANTAGES
 from vlrl.types import SearchNode
 
 ROOT = math.sqrt

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.algo.flat import bound, flat, run
-from vlrl.algo.entropy import ENTROPIES
+from vlrl.algo.tables import ENTROPIES
 from vlrl.errors import ConfigError
 
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from tests.algo.flat import bound, flat, gradient, part, process, random_step, run, side_by_side, with_prepared
 from vlrl.algo.aggregation import AGGREGATIONS
-from vlrl.algo.group_terms import LOSSES, token_keys
+from vlrl.algo.group_terms import token_keys
+from vlrl.algo.tables import LOSSES
 
 
 def sig(v):

@@ -8,28 +8,15 @@ from pathlib import Path
 import pytest
 
 from vlrl import config
-from vlrl.algo import (
-    advantage,
-    aggregation,
-    correction,
-    demonstrations,
-    entropy,
-    kl,
-    recompose,
-    reference,
-    shaping,
-    stored,
-    terms,
-    weights,
-)
+from vlrl.algo import aggregation, correction, demonstrations, kl, reference, stored, tables
 from vlrl.algo.algorithm import Algorithm
 from vlrl.algo.named import parameters
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "objectives.md").read_text(encoding="utf-8")
-TABLES = (advantage.ADVANTAGES, shaping.SHAPINGS, recompose.BATCHES, terms.LOSSES, weights.WEIGHTS,
-          correction.CORRECTIONS, kl.KLS, entropy.ENTROPIES, reference.REFERENCES, demonstrations.MIXES,
-          stored.RULES, stored.DRAWS, stored.SCHEDULES)
+TABLES = (tables.ADVANTAGES, tables.SHAPINGS, tables.BATCHES, tables.LOSSES, tables.WEIGHTS, tables.ENTROPIES,
+          correction.CORRECTIONS, kl.KLS, reference.REFERENCES, demonstrations.MIXES, stored.RULES, stored.DRAWS,
+          stored.SCHEDULES)
 
 
 def test_every_name_and_option_stands_there():

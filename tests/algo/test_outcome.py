@@ -12,10 +12,9 @@ from tests.training.test_update import Recorder
 from vlrl.algo import grouped
 from vlrl.algo.advantage import w_reinforce
 from vlrl.algo.group_terms import Oreal, nft
-from vlrl.algo.objective import LOSSES
 from vlrl.algo.recompose import rorecomp
 from vlrl.algo.shaping import cosine, dast, grsp, kimi_length, length_bonus, step_pruner
-from vlrl.algo.weights import WEIGHTS
+from vlrl.algo.tables import LOSSES, WEIGHTS
 from vlrl.training.advantages import credit
 from vlrl.training.update import update
 

@@ -5,9 +5,9 @@ import torch
 
 from tests.algo.flat import side_by_side
 from tests.helpers import credited_groups, load, settings
-from vlrl.algo import weights
 from vlrl.algo.algorithm import Algorithm
 from vlrl.algo.inputs import requires
+from vlrl.algo.tables import WEIGHTS
 from vlrl.training.minibatch import make_minibatch, no_grad_passes, prepare, split
 
 
@@ -68,7 +68,7 @@ def test_a_process_without_rollouts_changes_nothing_of_the_others(scene, monkeyp
                          ids=len)
 def test_own_functions_see_the_statistics_that_they_require(scene, monkeypatch, needs):
     own = Seen()
-    monkeypatch.setitem(weights.WEIGHTS, "seen", requires(*needs)(own))
+    monkeypatch.setitem(WEIGHTS, "seen", requires(*needs)(own))
     (_, full), (_, empty) = prepared(scene, monkeypatch, [[0], []], {"weights": ["seen"]}, updates=2, group_size=3)
     tokens = sum(len(r.completion.tokens) for r in scene[1][0].rollouts)
     assert full["weights.0"]["most"].shape == (tokens,) and empty["weights.0"]["most"].shape == (0,)

@@ -12,8 +12,7 @@ from vlrl.algo.aggregation import AGGREGATIONS
 from vlrl.algo.algorithm import Algorithm
 from vlrl.algo.correction import CORRECTIONS
 from vlrl.algo.kl import KLS
-from vlrl.algo.terms import LOSSES
-from vlrl.algo.weights import WEIGHTS
+from vlrl.algo.tables import LOSSES, WEIGHTS
 from vlrl.training.advantages import Credit
 
 pytestmark = pytest.mark.slow

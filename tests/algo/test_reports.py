@@ -7,9 +7,8 @@ import torch
 from tests.algo.made import scores
 from tests.algo.test_preset_gradients import FOLDER
 from vlrl import config
-from vlrl.algo.advantage import ADVANTAGES
 from vlrl.algo.algorithm import Algorithm
-from vlrl.algo.shaping import SHAPINGS
+from vlrl.algo.tables import ADVANTAGES, SHAPINGS
 
 LENGTHS = [40.0, 90.0, 200.0, 400.0, 350.0, 120.0]
 TEXTS = ["\n\n".join(["so then"] * n) + "<answer>1</answer>" for n in (1, 2, 3, 5, 4, 2)]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.algo.flat import bound, flat, gradient, part, random_step, run, with_prepared
 from vlrl.algo.aggregation import AGGREGATIONS
-from vlrl.algo.terms import LOSSES
+from vlrl.algo.tables import LOSSES
 
 
 def sig(v):

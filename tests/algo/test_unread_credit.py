@@ -4,8 +4,7 @@ import pytest
 
 from tests.algo.test_preset_gradients import FOLDER, apart, slope
 from vlrl import config
-from vlrl.algo.advantage import ADVANTAGES
-from vlrl.algo.terms import LOSSES
+from vlrl.algo.tables import ADVANTAGES, LOSSES
 from vlrl.training import inert
 
 SHAPES = ["{name: overlong, limit: 8, buffer: 4}", "cosine"]

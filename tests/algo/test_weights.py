@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from tests.algo.flat import bound, flat, part, process, random_step, run, side_by_side, with_prepared
-from vlrl.algo.weights import WEIGHTS, planning_tokens
+from vlrl.algo.tables import WEIGHTS
+from vlrl.algo.weights import planning_tokens
 from vlrl.errors import ConfigError
 
 

@@ -8,7 +8,7 @@ import torch
 
 from tests.algo.flat import bound, random_step, run
 from vlrl import config
-from vlrl.algo.terms import LOSSES
+from vlrl.algo.tables import LOSSES
 from vlrl.config.schema import Config
 from vlrl.training import inert
 from vlrl.training.build_task import make_task

@@ -13,11 +13,8 @@ from typing import Any
 import torch
 
 from vlrl.algo import grouped
-from vlrl.algo.gae import bilevel_gae, gae, macro_gae, turn_gae
+from vlrl.algo.grouped import whitened
 from vlrl.algo.inputs import Scores, requires
-from vlrl.algo.token_advantage import clip_delta, reinforce_pp, tempo, whitened
-from vlrl.algo.tree_advantage import deepsearch, rose, treerl
-from vlrl.algo.turn_advantage import gigpo, hierarchical, mobgrpo, thor, turn_return
 from vlrl.config.base import Beta, NonNegative, Rate
 
 
@@ -205,15 +202,6 @@ class EmaStd:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.moments = {task: (float(m1), float(m2)) for task, (m1, m2) in state["moments"].items()}
-
-
-ADVANTAGES = {
-    "grpo": grpo, "dr_grpo": dr_grpo, "batch_std": batch_std, "gdpo": gdpo, "rloo": rloo, "reinforce_pp": reinforce_pp,
-    "reinforce_pp_baseline": reinforce_pp_baseline, "remax": remax, "gpg": gpg, "opo": opo, "pass_at_k": pass_at_k,
-    "maxrl": maxrl, "w_reinforce": w_reinforce, "nsr": nsr, "ema_std": EmaStd, "tempo": tempo, "clip_delta": clip_delta,
-    "rose": rose, "treerl": treerl, "deepsearch": deepsearch,
-    "gigpo": gigpo, "turn_return": turn_return, "mobgrpo": mobgrpo, "hierarchical": hierarchical, "thor": thor,
-    "gae": gae, "turn_gae": turn_gae, "bilevel_gae": bilevel_gae, "macro_gae": macro_gae}
 
 
 def _centred(s: Scores) -> torch.Tensor:

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from vlrl.algo.advantage import ADVANTAGES
 from vlrl.algo.control import KLCoefficient
 from vlrl.algo.demonstrations import MIXES
 from vlrl.algo.gae import value_loss
@@ -18,11 +17,10 @@ from vlrl.algo.inputs import LossInputs, Metrics
 from vlrl.algo.named import Bound, bind
 from vlrl.algo.objective import Objective
 from vlrl.algo.pairs import pair_loss
-from vlrl.algo.recompose import BATCHES
 from vlrl.algo.reference import REFERENCES
-from vlrl.algo.shaping import SHAPINGS
 from vlrl.algo.statistics import statistics
 from vlrl.algo.stored import DRAWS, RULES, SCHEDULES
+from vlrl.algo.tables import ADVANTAGES, BATCHES, SHAPINGS
 from vlrl.config.algo import StoredSettings
 from vlrl.config.schema import AlgoSettings, Config
 from vlrl.distributed import comm

@@ -155,7 +155,3 @@ class E3(Temperature):
     def moved(self, temperature: float, entropy: float, target: float, choices: int) -> float:
         scale = math.log(choices) + math.log(math.log(choices))
         return temperature * (1 + temperature * math.log(target / entropy) / scale)
-
-
-ENTROPIES: dict[str, Any] = {"bonus": bonus, "adaptive": Adaptive, "siren": Siren, "temperature": Temperature,
-                             "e3": E3}

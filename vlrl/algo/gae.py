@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from vlrl.algo.grouped import whitened
 from vlrl.algo.inputs import LossInputs, Metrics, Scores, requires
-from vlrl.algo.token_advantage import whitened
 from vlrl.algo.turn_advantage import rewards_of
 from vlrl.config.base import Fraction, NonNegative, Positive
 

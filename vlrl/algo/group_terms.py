@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -256,7 +256,3 @@ def _first(eligible: torch.Tensor, values: torch.Tensor, keys: torch.Tensor, cou
     order = order[every_value[order].argsort(stable=True)]
     value, key = every_value[order[count - 1]], every_key[order[count - 1]]
     return eligible & ((values < value) | ((values == value) & (keys <= key)))
-
-
-LOSSES: dict[str, Any] = {"nft": nft, "pacs": Pacs, "oreal": Oreal, "stable_reinforce": StableReinforce,
-                          "clip_cov": ClipCov, "kl_cov": KlCov}

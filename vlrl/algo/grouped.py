@@ -1,4 +1,4 @@
-"""Statistics of each rollout's group, [R] -> [R]. NaN stands for unscorable and is in none of them."""
+"""Statistics of rewards, [R] -> [R], of each rollout's group or of all. NaN = unscorable, which is in none of them."""
 
 from __future__ import annotations
 
@@ -68,3 +68,18 @@ def correct(s: Scores, part: str = "", above: float | None = None, without: floa
 
 def _count(group: torch.Tensor) -> int:
     return int(group.max()) + 1 if len(group) else 0
+
+
+def whitened(values: torch.Tensor, weights: torch.Tensor, eps: float) -> torch.Tensor:
+    """Returns (x - mean) / sqrt(var + eps) with values [n] counted `weights` [n] times each, Bessel's correction.
+
+    Exactly 0 where all that count are equal. NaN among those that do not count stay NaN.
+    """
+    counted = values[weights > 0]
+    total = weights.sum()
+    if not len(counted) or total <= 1 or bool((counted == counted[0]).all()):
+        return torch.zeros_like(values)
+    filled = torch.where(weights > 0, values, 0.0)
+    mean = (filled * weights).sum() / total
+    variance = ((filled - mean) ** 2 * weights).sum() / (total - 1)
+    return (values - mean) * (variance + eps).rsqrt()

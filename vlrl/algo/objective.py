@@ -18,18 +18,14 @@ import torch
 
 from vlrl.algo.aggregation import AGGREGATIONS
 from vlrl.algo.correction import CORRECTIONS
-from vlrl.algo.entropy import ENTROPIES
 from vlrl.algo.inputs import LossInputs, Metrics
 from vlrl.algo.kl import KLS, clamped
 from vlrl.algo.named import Bound, bind, options_of, parameters
-from vlrl.algo.pairs import bradley_terry
-from vlrl.algo.terms import LOSSES
-from vlrl.algo.weights import WEIGHTS
-from vlrl.config.algo import CLIPS, PAIRS, AlgoSettings
+from vlrl.algo.tables import ENTROPIES, TERMS, WEIGHTS
+from vlrl.config.algo import CLIPS, AlgoSettings
 from vlrl.config.base import Named
 from vlrl.errors import ConfigError
 
-_TERMS = {**LOSSES, PAIRS: bradley_terry}
 Prepared = dict[str, Mapping[str, torch.Tensor]]
 """What each function made of the whole optimizer step, by its place in `Objective.functions`."""
 
@@ -58,7 +54,7 @@ class Objective:
         kl_weights = [bind(f"algo.kl_weights.{i}", w, WEIGHTS) for i, w in enumerate(algo.kl_weights)]
         in_loss = algo.kl_coef > 0 and algo.kl_in == "loss"
         return cls(
-            term=bind("algo.loss", algo.loss, _TERMS, **clips),
+            term=bind("algo.loss", algo.loss, TERMS, **clips),
             aggregation=bind("algo.aggregation", algo.aggregation, AGGREGATIONS, skip=2),
             weights=[bind(f"algo.weights.{i}", w, WEIGHTS) for i, w in enumerate(algo.weights)],
             correction=correction, kl=kl if in_loss else None, kl_weights=kl_weights if in_loss else (),
@@ -130,9 +126,9 @@ def _refuse_lost_clip(algo: AlgoSettings, clips: Mapping[str, float]) -> None:
     something else by its own."""
     name, given = algo.loss.name, algo.loss.options
     for clip, value in clips.items():
-        if clip not in options_of("algo.loss", name, _TERMS):
-            clipping = ", ".join(other for other in _TERMS if clip in options_of("algo.loss", other, _TERMS))
-            own = ", ".join(f"algo.loss.{option}" for option in options_of("algo.loss", name, _TERMS)) or "none"
+        if clip not in options_of("algo.loss", name, TERMS):
+            clipping = ", ".join(other for other in TERMS if clip in options_of("algo.loss", other, TERMS))
+            own = ", ".join(f"algo.loss.{option}" for option in options_of("algo.loss", name, TERMS)) or "none"
             raise ConfigError(f"algo.{clip}={value:g}: algo.loss={name!r} has no clip, so this would do nothing. Leave "
                               f"it out (its own options: {own}), or choose a loss that has one: {clipping}")
         if given.get(clip, value) != value:

@@ -98,6 +98,3 @@ def _first(among: torch.Tensor, key: torch.Tensor, group: torch.Tensor, keep: fl
         if count:
             chosen |= own & (key <= key[own].sort().values[count - 1])
     return chosen
-
-
-BATCHES = {"all": whole, "rorecomp": rorecomp, "rest": rest, "right": right, "pf_ppo": pf_ppo}

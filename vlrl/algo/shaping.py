@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict, deque
-from typing import Any
 
 import torch
 
@@ -186,10 +185,6 @@ class CallCost:
         self._costs.clear()
         self._costs.extend(state["seen"])
 
-
-SHAPINGS: dict[str, Any] = {
-    "overlong": overlong, "kimi_length": kimi_length, "length_bonus": length_bonus, "cosine": cosine, "dast": dast,
-    "step_pruner": step_pruner, "grsp": grsp, "call_cost": CallCost}
 
 _TURNS = re.compile(r"\n\s*\n|(?=\b(?:but|wait|however|alternatively|hmm|so|therefore|thus|hence|then|next|also|first|"
                     r"second|third|finally|let me|let's)\b)", re.IGNORECASE)

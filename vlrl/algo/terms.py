@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from pydantic import Field
 
-from vlrl.algo import group_terms
 from vlrl.algo.clip import AboveOne, Reach, clipping, surrogate
 from vlrl.algo.inputs import LossInputs, Metrics, requires
 
@@ -261,10 +260,3 @@ def _sequence_quantile(x: LossInputs, values: torch.Tensor, q: float) -> torch.T
         if len(own):
             out[r] = torch.quantile(own.float(), q)
     return out
-
-
-LOSSES: dict[str, Any] = {
-    "ppo_clip": ppo_clip, "critique_grpo": critique_grpo, "gspo": gspo, "gspo_token": gspo_token,
-    "gspo_turn": gspo_turn, "ppo_macro": ppo_macro, "cispo": cispo, "sapo": sapo, "gmpo": gmpo, "vespo": vespo,
-    "reinforce": reinforce, "gpg": reinforce, "kimi": kimi, "dppo_tv": dppo_tv, "mdpo": mdpo, "rover": rover,
-    "simko": simko, "supervised": supervised, **group_terms.LOSSES}

@@ -28,7 +28,7 @@ def reinforce_pp(s: Scores, gamma: Fraction = 1.0, eps: NonNegative = 1e-8) -> l
     returns = [_returns(reward, penalty[mask], gamma) for reward, penalty, mask in
                zip(s.rewards.tolist(), penalties, trained, strict=True)]
     flat = torch.cat([torch.zeros(0, dtype=torch.float64), *returns])
-    white = whitened(flat, torch.ones_like(flat), eps).split([len(r) for r in returns])
+    white = grouped.whitened(flat, torch.ones_like(flat), eps).split([len(r) for r in returns])
     out = []
     for mask, values in zip(trained, white, strict=True):
         out.append(torch.zeros(len(mask), dtype=torch.float64))
@@ -43,21 +43,6 @@ def _returns(reward: float, penalty: np.ndarray, gamma: float) -> torch.Tensor:
         paid[-1] += reward
     return torch.tensor([*accumulate(reversed(paid), lambda later, now: now + gamma * later)][::-1],
                         dtype=torch.float64)
-
-
-def whitened(values: torch.Tensor, weights: torch.Tensor, eps: float) -> torch.Tensor:
-    """Returns (x - mean) / sqrt(var + eps) with values [n] counted `weights` [n] times each, Bessel's correction.
-
-    Exactly 0 where all that count are equal. NaN among those that do not count stay NaN.
-    """
-    counted = values[weights > 0]
-    total = weights.sum()
-    if not len(counted) or total <= 1 or bool((counted == counted[0]).all()):
-        return torch.zeros_like(values)
-    filled = torch.where(weights > 0, values, 0.0)
-    mean = (filled * weights).sum() / total
-    variance = ((filled - mean) ** 2 * weights).sum() / (total - 1)
-    return (values - mean) * (variance + eps).rsqrt()
 
 
 @requires("steps")

@@ -160,8 +160,3 @@ def off_policy_sequence_mask(x: LossInputs, delta: float = 0.1) -> torch.Tensor:
     sampled = x.old_logprobs if x.sampler_logprobs is None else x.sampler_logprobs
     away = x.sequence_mean((sampled - x.logprobs.detach()).nan_to_num(nan=0.0))
     return (~(x.spread(away > delta) & (x.advantages < 0))).to(x.mask.dtype)
-
-
-WEIGHTS: dict[str, Any] = {
-    "top_entropy": TopEntropy, "hicra": Hicra, "difficulty": difficulty, "dads": dads, "stcr": stcr,
-    "off_policy_sequence_mask": off_policy_sequence_mask}

@@ -11,7 +11,7 @@ import os
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
@@ -33,6 +33,44 @@ FOLDERS: set[Path] = set()
 
 class MissingFile(ConfigError):
     """There is no file to take code from."""
+
+
+class Table(MutableMapping[str, Any]):
+    """Variants by name, of which a text `module:name` says where one is: its module is imported when it is looked up.
+
+    What a run does not ask for is not loaded, and a package names what lies above it without importing it.
+    """
+
+    def __init__(self, entries: Mapping[str, Any]):
+        self._entries = dict(entries)
+
+    def __getitem__(self, name: str) -> Any:
+        entry = self._entries[name]
+        return _named(entry) if isinstance(entry, str) else entry
+
+    def __setitem__(self, name: str, entry: Any) -> None:
+        self._entries[name] = entry
+
+    def __delitem__(self, name: str) -> None:
+        del self._entries[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __or__(self, more: Mapping[str, Any]) -> Table:
+        return Table({**self._entries, **more})
+
+
+def _named(where: str) -> Any:
+    """Returns what a text `module:name` of a table stands for."""
+    module, _, attribute = where.partition(":")
+    return getattr(importlib.import_module(module), attribute)
 
 
 def resolve(setting: str, name: str, table: Mapping[str, Any]) -> Callable[..., Any]:

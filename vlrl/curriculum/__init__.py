@@ -19,21 +19,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from vlrl.algo.named import bind, parameters
-from vlrl.config.registry import failure, place, resolve
+from vlrl.config.registry import Table, failure, place, resolve
 from vlrl.config.schema import CurriculumSettings
-from vlrl.curriculum.bandits import DomainWeighted, Dump, Recap, Sec, Sws
 from vlrl.curriculum.base import Categories, Foreseeing, Measuring, Probing, Prompts, Sampler
 from vlrl.curriculum.filters import Filters, Intake
-from vlrl.curriculum.gain import GainRL
-from vlrl.curriculum.gvm import GVM
-from vlrl.curriculum.lifecycle import Lifecycle, Limr
-from vlrl.curriculum.online import Prioritised, Replay, Rlcs
-from vlrl.curriculum.ordered import EasyToHard, Gaussian
 from vlrl.curriculum.plain import Sequential, Uniform
-from vlrl.curriculum.procedural import ALPGMM, Weakness
-from vlrl.curriculum.refocus import ADCL, HardFocus
 from vlrl.curriculum.shares import Shares
-from vlrl.curriculum.staged import Retrospective, Staged
 from vlrl.curriculum.types import Draw, Outcome
 from vlrl.errors import ConfigError, VlrlError, did_you_mean
 from vlrl.task import Task
@@ -41,29 +32,30 @@ from vlrl.task import Task
 __all__ = ["SAMPLERS", "Categories", "Draw", "Filters", "Foreseeing", "Intake", "Measuring", "Outcome", "Probing",
            "Prompts", "Sampler", "Sequential", "Shares", "Uniform", "check", "make"]
 
-SAMPLERS = {
-    "uniform": Uniform, "sequential": Sequential,
-    "adcl": ADCL,
-    "alp_gmm": ALPGMM,
-    "domain_weighted": DomainWeighted,
-    "dump": Dump,
-    "easy_to_hard": EasyToHard,
-    "gain_rl": GainRL,
-    "gaussian": Gaussian,
-    "gvm": GVM,
-    "hard_focus": HardFocus,
-    "lifecycle": Lifecycle,
-    "limr": Limr,
-    "prioritised": Prioritised,
-    "recap": Recap,
-    "replay": Replay,
-    "retrospective": Retrospective,
-    "rlcs": Rlcs,
-    "sec": Sec,
-    "staged": Staged,
-    "sws": Sws,
-    "weakness": Weakness,
-}
+SAMPLERS = Table({
+    "uniform": "vlrl.curriculum.plain:Uniform",
+    "sequential": "vlrl.curriculum.plain:Sequential",
+    "adcl": "vlrl.curriculum.refocus:ADCL",
+    "alp_gmm": "vlrl.curriculum.procedural:ALPGMM",
+    "domain_weighted": "vlrl.curriculum.bandits:DomainWeighted",
+    "dump": "vlrl.curriculum.bandits:Dump",
+    "easy_to_hard": "vlrl.curriculum.ordered:EasyToHard",
+    "gain_rl": "vlrl.curriculum.gain:GainRL",
+    "gaussian": "vlrl.curriculum.ordered:Gaussian",
+    "gvm": "vlrl.curriculum.gvm:GVM",
+    "hard_focus": "vlrl.curriculum.refocus:HardFocus",
+    "lifecycle": "vlrl.curriculum.lifecycle:Lifecycle",
+    "limr": "vlrl.curriculum.lifecycle:Limr",
+    "prioritised": "vlrl.curriculum.online:Prioritised",
+    "recap": "vlrl.curriculum.bandits:Recap",
+    "replay": "vlrl.curriculum.online:Replay",
+    "retrospective": "vlrl.curriculum.staged:Retrospective",
+    "rlcs": "vlrl.curriculum.online:Rlcs",
+    "sec": "vlrl.curriculum.bandits:Sec",
+    "staged": "vlrl.curriculum.staged:Staged",
+    "sws": "vlrl.curriculum.bandits:Sws",
+    "weakness": "vlrl.curriculum.procedural:Weakness",
+})
 
 
 _METHODS = ("next", "observe", "state_dict", "load_state_dict", "metrics")

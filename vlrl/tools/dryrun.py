@@ -21,10 +21,10 @@ import numpy as np
 
 from vlrl import config as configs
 from vlrl import curriculum
-from vlrl.algo.advantage import ADVANTAGES
 from vlrl.algo.algorithm import Algorithm
 from vlrl.algo.named import bind
 from vlrl.algo.objective import Objective
+from vlrl.algo.tables import ADVANTAGES
 from vlrl.config.algo import SUPERVISED
 from vlrl.config.registry import failure, prints_aside
 from vlrl.config.schema import Config

@@ -13,9 +13,7 @@ from typing import Any
 
 from vlrl.algo.algorithm import Algorithm
 from vlrl.algo.named import options_of
-from vlrl.algo.shaping import SHAPINGS
-from vlrl.algo.terms import LOSSES
-from vlrl.algo.weights import WEIGHTS
+from vlrl.algo.tables import LOSSES, SHAPINGS, WEIGHTS
 from vlrl.config.algo import CLIPS, SUPERVISED, AlgoSettings, CriticSettings, DemonstrationSettings, GuidedSettings
 from vlrl.config.base import Named
 from vlrl.config.rollout import CurriculumSettings
