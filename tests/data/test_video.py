@@ -338,7 +338,7 @@ def test_prompts_hold_the_true_times(made, tiny_models, family):
 def test_frames_are_told_at_their_own_rate(tiny_models, tmp_path, fps, seconds):
     """ms-swift#6523: a video given as frames was always taken as two a second, and Qwen3-VL was told wrong times."""
     from tests.models.test_packing import Ask, shared
-    from vlrl.data.formats import canonical
+    from vlrl.data.reading import canonical
 
     frames = [f"{i}.png" for i in range(4)]
     for i, name in enumerate(frames):

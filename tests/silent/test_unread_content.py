@@ -12,7 +12,7 @@ from PIL import Image
 from vlrl.cli.main import main
 from vlrl.config import load_config
 from vlrl.data import read_rows, read_samples
-from vlrl.data.formats import rows_in
+from vlrl.data.reading import rows_in
 from vlrl.errors import DataError
 from vlrl.task.asked import task_messages
 from vlrl.training.build_task import make_task

@@ -9,8 +9,8 @@ from typing import Any
 
 from vlrl.checks.rule import CheckedRow, Context, Found
 from vlrl.data import FIELDS, MEDIA_FIELDS
-from vlrl.data.formats.box_forms import doubt
-from vlrl.data.formats.lost import is_bookkeeping
+from vlrl.data.box_forms import doubt
+from vlrl.data.lost import is_bookkeeping
 from vlrl.data.row_media import media_in
 from vlrl.rewards.text import parse_answer
 from vlrl.task import Task

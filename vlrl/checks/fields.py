@@ -7,9 +7,9 @@ from typing import Any
 
 from vlrl.checks.rule import CheckedRow, Context
 from vlrl.data import MEDIA_FIELDS, box_problems
+from vlrl.data.fields import number, short
 from vlrl.data.formats.choices import letter, options_of
 from vlrl.data.formats.driving import plan_problem
-from vlrl.data.formats.fields import number, short
 from vlrl.data.row_fields import (
     cut_problem,
     label_problem,

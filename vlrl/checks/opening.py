@@ -13,7 +13,7 @@ from vlrl.checks.identity import content_of
 from vlrl.checks.rule import MediaFile
 from vlrl.config.schema import LimitsSettings
 from vlrl.data.embedded import Embedded
-from vlrl.data.formats.fields import number
+from vlrl.data.fields import number
 from vlrl.data.headers import header
 from vlrl.data.media import check_pixels, load, missing
 from vlrl.data.row_media import each_source

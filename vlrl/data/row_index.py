@@ -28,10 +28,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from vlrl.data.derived_cache import check_room, derived
-from vlrl.data.formats.files import Record, class_names, named_classes, parquet_batches, record_of
-from vlrl.data.formats.folders import shards_of, side_of, split_of
-from vlrl.data.formats.json_text import MOST_LINE, parsed_line
-from vlrl.data.formats.tar_shards import row_at, scanned
+from vlrl.data.files import Record, class_names, named_classes, parquet_batches, record_of
+from vlrl.data.folders import shards_of, side_of, split_of
+from vlrl.data.json_text import MOST_LINE, parsed_line
+from vlrl.data.tar_shards import row_at, scanned
 from vlrl.errors import DataError, RunError
 
 log = logging.getLogger(__name__)

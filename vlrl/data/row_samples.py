@@ -14,7 +14,7 @@ from typing import Any
 
 from vlrl.data.coordinates import CONVENTIONS
 from vlrl.data.embedded import image_items, video_items, without_bytes
-from vlrl.data.formats.fields import short
+from vlrl.data.fields import short
 from vlrl.data.media import CLOSED, Access, frame_times, missing, source
 from vlrl.data.row_media import each_source, unshown_problem
 from vlrl.data.turns import check_carried, check_turns, in_order

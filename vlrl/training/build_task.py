@@ -14,8 +14,9 @@ from vlrl import task as tasks
 from vlrl.config.registry import prints_aside
 from vlrl.config.schema import Config, DataSettings, TaskSettings
 from vlrl.data import SPLITS, coordinates, hub, make_sample
-from vlrl.data.formats import Source, canonical, renamed
-from vlrl.data.formats.answer_types import Tendency, settled
+from vlrl.data.answer_types import Tendency, settled
+from vlrl.data.fields import Source
+from vlrl.data.reading import canonical, renamed
 from vlrl.environments import named as environments
 from vlrl.errors import DataError, VlrlError
 from vlrl.models.model_config import FamilyConvention

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vlrl.data.formats.fields import (
+from vlrl.data.fields import (
     CORNERS,
     IMAGE,
     SIDES,
@@ -27,7 +27,8 @@ from vlrl.data.formats.fields import (
     text,
     xywh,
 )
-from vlrl.data.formats.grounding import EXPRESSION, MOST_LABELS, Placed
+from vlrl.data.formats.grounding import EXPRESSION, MOST_LABELS
+from vlrl.data.reading import Placed
 from vlrl.errors import DataError
 
 Rows = list[dict[str, Any]]

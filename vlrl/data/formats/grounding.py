@@ -7,11 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vlrl.data.formats import swift
-from vlrl.data.formats.answer_types import of_clip
-from vlrl.data.formats.asked import context, heard, plain, question_fields, shown, system_prompt, with_media
-from vlrl.data.formats.choices import OPTIONS, answered, options_of, untagged
-from vlrl.data.formats.fields import (
+from vlrl.data.answer_types import of_clip
+from vlrl.data.fields import (
     IMAGE,
     VIDEO,
     Source,
@@ -31,14 +28,15 @@ from vlrl.data.formats.fields import (
     unpacked,
     xywh,
 )
+from vlrl.data.formats import swift
+from vlrl.data.formats.asked import context, heard, plain, question_fields, shown, system_prompt, with_media
+from vlrl.data.formats.choices import OPTIONS, answered, options_of, untagged
 from vlrl.data.formats.qa import ANSWER, PLACES, QUESTION, final, right
 from vlrl.data.formats.talk import FIELDS, Talk, conversation_fields
 from vlrl.errors import DataError
 
 Rows = list[dict[str, Any]]
 Record = Mapping[str, Any]
-Placed = list[tuple[int, str, dict[str, Any] | DataError]]
-"""Rows of a file: number, place, and the row or why there is none."""
 MOST_LABELS = 100
 """Categories of a whole file that are asked for in every row; of a larger vocabulary a row asks for its own."""
 _FENCE = re.compile(r"^```\w*\s*(.*?)\s*```$", re.DOTALL)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from vlrl.data.formats.fields import (
+from vlrl.data.fields import (
     IMAGE,
     Source,
     are_shares,
@@ -28,7 +28,8 @@ from vlrl.data.formats.fields import (
     unpacked,
     xywh,
 )
-from vlrl.data.formats.grounding import Placed, is_problem_box
+from vlrl.data.formats.grounding import is_problem_box
+from vlrl.data.reading import Placed
 from vlrl.errors import DataError
 
 Rows = list[dict[str, Any]]

@@ -7,7 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vlrl.data.formats.answer_types import of_clip, stated
+from vlrl.data.answer_types import of_clip, stated
+from vlrl.data.fields import IMAGE, VIDEO, Source, begin, has, meta, named, number, pick, short, size_of, text
 from vlrl.data.formats.asked import heard, plain, question_fields, shown, system_prompt, with_media
 from vlrl.data.formats.choices import (
     INDICES,
@@ -19,7 +20,6 @@ from vlrl.data.formats.choices import (
     placed_letter,
     untagged,
 )
-from vlrl.data.formats.fields import IMAGE, VIDEO, Source, begin, has, meta, named, number, pick, short, size_of, text
 from vlrl.data.formats.talk import FIELDS, Talk
 from vlrl.errors import DataError
 

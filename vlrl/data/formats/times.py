@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from vlrl.data.formats.fields import number, pick, short, unpacked
+from vlrl.data.fields import number, pick, short, unpacked
 from vlrl.data.row_fields import cut_problem
 from vlrl.errors import DataError
 

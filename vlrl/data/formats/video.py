@@ -11,19 +11,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from vlrl.data.formats.answer_types import TYPES, stated
-from vlrl.data.formats.asked import question_fields, shown
-from vlrl.data.formats.choices import (
-    INDICES,
-    LETTERED,
-    OPTIONS,
-    answered,
-    letter,
-    options_of,
-    placed_letter,
-    untagged,
-)
-from vlrl.data.formats.fields import (
+from vlrl.data.answer_types import TYPES, stated
+from vlrl.data.fields import (
     VIDEO,
     Source,
     are_shares,
@@ -39,6 +28,17 @@ from vlrl.data.formats.fields import (
     text,
     unpacked,
     xywh,
+)
+from vlrl.data.formats.asked import question_fields, shown
+from vlrl.data.formats.choices import (
+    INDICES,
+    LETTERED,
+    OPTIONS,
+    answered,
+    letter,
+    options_of,
+    placed_letter,
+    untagged,
 )
 from vlrl.data.formats.times import clip, interval, intervals, seconds
 from vlrl.errors import DataError

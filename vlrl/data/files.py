@@ -19,9 +19,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vlrl.data.formats.fields import PLACES, number, short, unpacked
-from vlrl.data.formats.json_text import parsed_line
-from vlrl.data.formats.tar_shards import row_at, scanned
+from vlrl.data.fields import PLACES, number, short, unpacked
+from vlrl.data.json_text import parsed_line
+from vlrl.data.tar_shards import row_at, scanned
 from vlrl.errors import DataError
 
 MOST_BYTES = 2 << 30

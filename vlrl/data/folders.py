@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from vlrl.data.formats.fields import IMAGE, VIDEO
-from vlrl.data.formats.files import READERS, Record
+from vlrl.data.fields import IMAGE, VIDEO
+from vlrl.data.files import READERS, Record
 from vlrl.data.hub_files import NoSuchSplit, selected
 from vlrl.errors import ConfigError, DataError, did_you_mean
 
