@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 
 from vlrl.config.services import JudgeSettings
 from vlrl.services.judge import Judge
-from vlrl.services.replies import Place
+from vlrl.task.services import Place
 
 OUT = Path(__file__).parent / "results" / "judge_calls.md"
 

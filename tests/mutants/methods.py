@@ -308,7 +308,7 @@ SCORES = [
            "[float(values[0]) for values in outputs]", _LEARNED, "the score is that of the question"),
     Mutant("vlrl/models/policy.py", "if head := head or self.copied_head():", "if head:", _LEARNED,
            "a reward model is saved without what scores"),
-    Mutant("vlrl/services/provided.py", "self.failures += [one for one in scores if isinstance(one, str)]", "pass",
+    Mutant("vlrl/rollout/provided.py", "self.failures += [one for one in scores if isinstance(one, str)]", "pass",
            _SCORED, "answers without a score are not counted"),
     Mutant("vlrl/services/reward_model.py", "add_special_tokens=special)", "add_special_tokens=True)", _SCORED,
            "a chat template is read with two beginnings"),

@@ -12,7 +12,7 @@ from typing import Any
 from tests.evaluation.http_stand_in import StandIn, served
 from vlrl.config.services import JudgeSettings
 from vlrl.services.judge import Judge
-from vlrl.services.replies import Place
+from vlrl.task.services import Place
 
 QUOTED = re.compile(r"<(\w+)-([0-9a-f]{12})>\n(.*?)\n</\1-\2>", re.DOTALL)
 PLACE = Place("train", 3, 2)

@@ -18,8 +18,7 @@ from vlrl.config import validate
 from vlrl.config.services import JudgeSettings
 from vlrl.errors import ConfigError, TrainingError
 from vlrl.services.judge import Judge
-from vlrl.services.replies import Place
-from vlrl.task.services import Question
+from vlrl.task.services import Place, Question
 from vlrl.types import Media
 
 FIELDS = {"verdict": ("yes", "no")}

@@ -20,12 +20,11 @@ from vlrl.models.fsdp import check
 from vlrl.rewards.text import parse_answer
 from vlrl.rollout.generate import AcceptedDraw
 from vlrl.rollout.pairs import paired
-from vlrl.services.provided import provide
-from vlrl.services.replies import Place
+from vlrl.rollout.provided import provide
 from vlrl.services.reward_model import RewardModel
 from vlrl.task import load_class
 from vlrl.task.scoring import score_group
-from vlrl.task.services import Services
+from vlrl.task.services import Place, Services
 from vlrl.tools.export import export
 from vlrl.training.build_task import make_task
 from vlrl.training.loop import train as train_loop

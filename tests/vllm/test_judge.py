@@ -14,10 +14,9 @@ from tests.vllm.test_server import FORKED, PATIENT, free_ports, serving, serving
 from vlrl.config.services import JudgeSettings
 from vlrl.rewards.verdicts import read_fields
 from vlrl.services.judge import Judge
-from vlrl.services.replies import Place
 from vlrl.store import RunFolder
 from vlrl.task import load_class
-from vlrl.task.services import Question
+from vlrl.task.services import Place, Question
 
 pytestmark = pytest.mark.vllm
 

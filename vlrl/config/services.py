@@ -49,6 +49,11 @@ class JudgeSettings(Settings):
                              "reply so often: set a temperature, e.g. 0.7, or services.judge.votes=1")
         return self
 
+    @property
+    def given(self) -> bool:
+        """Whether a run has it."""
+        return bool(self.url)
+
 
 class ClipSettings(Settings):
     """A model with one embedding space for pictures and texts, whose cosines rewards ask for."""
@@ -58,6 +63,11 @@ class ClipSettings(Settings):
     batch: Count = Field(default=0, description="Pictures at a time; 0 = 32 on a GPU, and one by one on a CPU, where "
                          "the last bits of a cosine then depend on nothing else.")
     keep: Positive = Field(default=16384, description="Embeddings that are kept in memory, of pictures and texts.")
+
+    @property
+    def given(self) -> bool:
+        """Whether a run has it."""
+        return bool(self.name)
 
 
 class RewardModelSettings(Settings):
@@ -74,6 +84,11 @@ class RewardModelSettings(Settings):
     @classmethod
     def _one(cls, value: Any) -> Any:
         return ((value,) if value else ()) if isinstance(value, str) else value
+
+    @property
+    def given(self) -> bool:
+        """Whether a run has it."""
+        return bool(self.name)
 
 
 FOLLOWS = {"start": "frozen", "ema": "ema"}

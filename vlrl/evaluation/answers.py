@@ -33,7 +33,7 @@ from vlrl.rollout.group_source import (
     first_samples,
 )
 from vlrl.rollout.prefetch import Prefetcher
-from vlrl.services.provided import Provided, side_by_side
+from vlrl.rollout.provided import Provided, side_by_side
 from vlrl.task import Task
 from vlrl.task.scoring import sample_metrics
 from vlrl.types import Answer, Completion, Group, Prompt, Request, Rollout, Sample

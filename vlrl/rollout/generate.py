@@ -20,12 +20,11 @@ from vlrl.rollout.eepo import Forgetting
 from vlrl.rollout.guided import Guiding
 from vlrl.rollout.overlap import Ahead
 from vlrl.rollout.partial import PartialGroup, in_one_step, last_part
+from vlrl.rollout.provided import Given, Provided
 from vlrl.rollout.search import Searching
-from vlrl.services.provided import Given, Provided
-from vlrl.services.replies import Place
 from vlrl.task import Task, task_target
 from vlrl.task.scoring import Marked, Scored, score_all, unscored
-from vlrl.task.services import Likely, Services, looked_up, served_parts
+from vlrl.task.services import Likely, Place, Services, looked_up, served_parts
 from vlrl.task.variants import GREEDY, KEPT, trained_answers
 from vlrl.types import (
     Acted,

@@ -12,16 +12,26 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from transformers import AutoModel, AutoProcessor
 
+from vlrl.config.schema import Config
 from vlrl.config.services import ClipSettings
 from vlrl.data.media import drawn
+from vlrl.distributed import comm
 from vlrl.errors import ConfigError
 from vlrl.models import hub
+from vlrl.task.services import Place
+
+
+def of_run(config: Config, folder: Path) -> Clip:
+    """Returns the model of a run; it keeps nothing in `folder`."""
+    return Clip(config.services.clip)
 
 
 class Clip:
@@ -37,6 +47,29 @@ class Clip:
         self._model, self._processor = self._loaded(settings.name)
         self._longest = _longest(self._model)
         self._known: OrderedDict[str, np.ndarray] = OrderedDict()
+        self._pictures: dict[tuple[str, int], int] = {}
+        """Pictures that were compared for each split and step."""
+
+    concurrency = 1
+
+    def at(self, place: Place) -> Callable[..., np.ndarray]:
+        """Returns the service for one group of a step."""
+        return partial(self._counted, (place.split, place.step))
+
+    def _counted(self, key: tuple[str, int], images: Sequence[Any], texts: Sequence[str]) -> np.ndarray:
+        self._pictures[key] = self._pictures.get(key, 0) + len(images)
+        return self(images, texts)
+
+    def problem(self) -> str:
+        return ""
+
+    def metrics(self, split: str, step: int, times: bool = True) -> dict[str, float]:
+        """Returns how many pictures were compared for a split up to a step."""
+        done = [place for place in self._pictures if place[0] == split and place[1] <= step]
+        return {"clip/images": float(comm.total(sum(self._pictures.pop(place) for place in done))[0])}
+
+    def close(self) -> None:
+        """There is nothing to close."""
 
     def _loaded(self, name: str) -> tuple[Any, Any]:
         hub.settle(name)

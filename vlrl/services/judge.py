@@ -22,16 +22,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from vlrl.config.schema import LimitsSettings
+from vlrl.config.schema import Config, LimitsSettings
 from vlrl.config.services import JudgeSettings
 from vlrl.data import media as loader
 from vlrl.data.video_sampling import VideoSampling
+from vlrl.distributed import comm
 from vlrl.errors import ConfigError, DataError, TrainingError
 from vlrl.rewards.verdicts import read_fields, schema, verdict
 from vlrl.services.chat import MOST_DETAIL, WAIT_S, ChatClient, Refused, Reply, key_of
 from vlrl.services.pictures import data_urls
-from vlrl.services.replies import Place, Replies, StoredReply
-from vlrl.task.services import Question
+from vlrl.services.replies import Replies, StoredReply
+from vlrl.task.services import Place, Question
 
 _FRAMES = VideoSampling(fps=1.0, max_frames=16)
 """Of a video, as a judge is shown it."""
@@ -77,6 +78,11 @@ class Asking:
         return replies
 
 
+def of_run(config: Config, folder: Path) -> Judge:
+    """Returns the judge of a run, of this process."""
+    return Judge(config.services.judge, folder, config.limits, comm.rank())
+
+
 class Judge:
     """Asks with the settings `services.judge`; replies are kept in `folder`, the run's. `rank` is this process's.
 
@@ -89,6 +95,7 @@ class Judge:
         self._client = ChatClient(settings.url, settings.model, key=key_of(settings.key_env, "services.judge.key_env"),
                                   timeout_s=settings.timeout_s, retries=settings.retries,
                                   connections=settings.concurrency, wait_s=wait_s, option="services.judge.url")
+        self.concurrency = settings.concurrency
         own = folder / "services"
         self.replies = Replies(Path(settings.cache) if settings.cache else own, own, "judge", rank)
         self._pool = ThreadPoolExecutor(settings.concurrency, "judge")
@@ -127,6 +134,19 @@ class Judge:
         out = Tally(seconds=[s for t in parts for s in t.seconds])
         for name in COUNTS:
             setattr(out, name, sum(getattr(t, name) for t in parts))
+        return out
+
+    def metrics(self, split: str, step: int, times: bool = True) -> dict[str, float]:
+        """Returns the counts of a split up to a step, what they cost, and with `times` the seconds of a call."""
+        tally, s = self.take(split, step), self.settings
+        counts = comm.total(*(getattr(tally, name) for name in COUNTS))
+        out = {f"judge/{name}": float(count) for name, count in zip(COUNTS, counts, strict=True)}
+        if s.price_in or s.price_out:
+            out["judge/cost"] = (out["judge/tokens_in"] * s.price_in + out["judge/tokens_out"] * s.price_out) / 1e6
+        if times:
+            seconds = [value for part in comm.gather(tally.seconds) for value in part]
+            out |= {"time/judge_mean_s": sum(seconds) / max(len(seconds), 1),
+                    "time/judge_max_s": max(seconds, default=0.0)}
         return out
 
     def ask(self, questions: Sequence[str | Question], place: Place) -> tuple[list[str | None], list[str]]:

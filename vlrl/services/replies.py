@@ -19,16 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from vlrl.store.files import append_line, fsync, writing
-
-
-@dataclass(frozen=True)
-class Place:
-    """For what something is asked."""
-
-    split: str = ""
-    step: int = 0
-    policy_step: int = 0
-    """Completed steps of the weights that wrote what is judged."""
+from vlrl.task.services import Place
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Protocol
@@ -24,6 +24,7 @@ from safetensors.torch import load_file
 
 from vlrl.config.schema import Config, LoraSettings
 from vlrl.config.services import RewardModelSettings
+from vlrl.distributed import comm
 from vlrl.errors import ConfigError, DataError
 from vlrl.models import hub, loading
 from vlrl.models.critic import HEAD, RewardHead
@@ -34,6 +35,7 @@ from vlrl.models.reading import read_tokens
 from vlrl.rewards.text import written_after
 from vlrl.store import checkpoint
 from vlrl.task import Task
+from vlrl.task.services import Place
 from vlrl.types import Completion, Media, Sample
 
 _WAY = "name a run of vlrl sft with algo.loss=bradley_terry, or a sequence classifier with one label"
@@ -41,6 +43,27 @@ _WAY = "name a run of vlrl sft with algo.loss=bradley_terry, or a sequence class
 
 class _Scorer(Protocol):
     def __call__(self, question: str, media: Sequence[Media], answers: Sequence[str]) -> list[float]: ...
+
+
+class Scoring:
+    """The service reward_model as one group has it; `failures` says why answers have no score."""
+
+    def __init__(self, scorer: Callable[..., list[tuple[float, ...] | str]], place: Place):
+        self._scorer, self.place = scorer, place
+        self.scored = 0
+        """Answers, those without a score included."""
+        self.failures: list[str] = []
+
+    def __call__(self, question: str, media: Sequence[Any], answers: Sequence[str]) -> list[tuple[float, ...] | None]:
+        scores = self._scorer(question, media, answers)
+        self.scored += len(scores)
+        self.failures += [one for one in scores if isinstance(one, str)]
+        return [None if isinstance(one, str) else one for one in scores]
+
+
+def of_run(config: Config, folder: Path) -> RewardModel:
+    """Returns the models of a run; they keep nothing in `folder`."""
+    return RewardModel(config)
 
 
 class RewardModel:
@@ -52,6 +75,27 @@ class RewardModel:
     def __init__(self, config: Config):
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.models: list[_Scorer] = [_loaded(name, config, device) for name in config.services.reward_model.name]
+        self._asked: list[Scoring] = []
+
+    concurrency = 1
+
+    def at(self, place: Place) -> Scoring:
+        """Returns the service for one group of a step."""
+        self._asked.append(Scoring(self, place))
+        return self._asked[-1]
+
+    def problem(self) -> str:
+        return ""
+
+    def metrics(self, split: str, step: int, times: bool = True) -> dict[str, float]:
+        """Returns how many answers were scored for a split up to a step, and how many of them have no score."""
+        done = [s for s in self._asked if s.place.split == split and s.place.step <= step]
+        self._asked = [s for s in self._asked if s not in done]
+        scored, failed = comm.total(sum(s.scored for s in done), sum(len(s.failures) for s in done))
+        return {"reward_model/scored": scored, "reward_model/failed": failed}
+
+    def close(self) -> None:
+        """There is nothing to close."""
 
     def __call__(self, question: str, media: Sequence[Media],
                  answers: Sequence[str]) -> list[tuple[float, ...] | str]:

@@ -25,21 +25,27 @@ from typing import Any, get_type_hints
 import pydantic
 
 from vlrl.config.base import Named, refuse_bool
-from vlrl.config.registry import resolve
+from vlrl.config.registry import Table, resolve
 from vlrl.errors import ConfigError, TaskError, did_you_mean
 from vlrl.task.base import Task, Weight, usual_outcome
 from vlrl.task.combine import weight_at
-from vlrl.task.compared_parts import pairwise, principles, tournament
-from vlrl.task.judged_parts import cascade, general_verdict, judge, reasoned, rubric
-from vlrl.task.likely_parts import consistency, likelihood
 from vlrl.task.part import ATTRIBUTE, Offer
-from vlrl.task.scored_parts import process, reward_model
 from vlrl.types import Answer, Parts, Sample
 
-PARTS: Mapping[str, Callable[..., list[Parts]]] = {
-    "judge": judge, "cascade": cascade, "general_verdict": general_verdict, "rubric": rubric, "pairwise": pairwise,
-    "tournament": tournament, "principles": principles, "consistency": consistency, "likelihood": likelihood,
-    "reasoned": reasoned, "reward_model": reward_model, "process": process}
+PARTS = Table({
+    "judge": "vlrl.task.judged_parts:judge",
+    "cascade": "vlrl.task.judged_parts:cascade",
+    "general_verdict": "vlrl.task.judged_parts:general_verdict",
+    "rubric": "vlrl.task.judged_parts:rubric",
+    "pairwise": "vlrl.task.compared_parts:pairwise",
+    "tournament": "vlrl.task.compared_parts:tournament",
+    "principles": "vlrl.task.compared_parts:principles",
+    "consistency": "vlrl.task.likely_parts:consistency",
+    "likelihood": "vlrl.task.likely_parts:likelihood",
+    "reasoned": "vlrl.task.judged_parts:reasoned",
+    "reward_model": "vlrl.task.scored_parts:reward_model",
+    "process": "vlrl.task.scored_parts:process",
+})
 """By name."""
 
 

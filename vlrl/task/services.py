@@ -56,6 +56,16 @@ LOGPROBS = ("policy_logprobs", "reference_logprobs")
 """The services that are read in a pass over all groups before these are scored."""
 
 
+@dataclass(frozen=True)
+class Place:
+    """For what something is asked."""
+
+    split: str = ""
+    step: int = 0
+    policy_step: int = 0
+    """Completed steps of the weights that wrote what is judged."""
+
+
 @dataclass(frozen=True, eq=False)
 class Question:
     """What a judge is asked, beside a plain text: with pictures, or for a reply in JSON.

@@ -31,8 +31,8 @@ from vlrl.evaluation.settings import Drawing, Grid
 from vlrl.evaluation.summary import Result, summarise
 from vlrl.rollout.group_source import first_samples
 from vlrl.rollout.prefetch import Prefetcher
+from vlrl.rollout.provided import serving
 from vlrl.services.chat import address_of
-from vlrl.services.provided import serving
 from vlrl.store import plain
 from vlrl.store.files import environment, write_text
 from vlrl.task import Task, task_messages

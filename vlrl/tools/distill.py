@@ -29,8 +29,8 @@ from vlrl.evaluation.chat_prompts import ChatEncoder
 from vlrl.evaluation.endpoint import Endpoint, completion_of
 from vlrl.rollout.generate import make_group, sampling_of
 from vlrl.rollout.group_source import check_score_errors, check_service_errors
+from vlrl.rollout.provided import Provided, serving
 from vlrl.rollout.selection import CHOICES, chosen, every
-from vlrl.services.provided import Provided, serving
 from vlrl.store.files import read_json, write_text
 from vlrl.task import Task, task_samples
 from vlrl.task.environment import has_environment

@@ -30,7 +30,7 @@ from vlrl.monitoring.metrics import Clock
 from vlrl.rollout import episodes
 from vlrl.rollout.episodes import EpisodeEngine
 from vlrl.rollout.prefetch import Prefetcher
-from vlrl.services.provided import serving
+from vlrl.rollout.provided import serving
 from vlrl.store import checkpoint, plain
 from vlrl.training import preflight
 from vlrl.training.build import (

@@ -32,7 +32,7 @@ from vlrl.training.build_task import sample_from
 from vlrl.types import Answer, Coordinates, Sample
 
 if TYPE_CHECKING:
-    from vlrl.services.provided import Provided  # loads torch
+    from vlrl.rollout.provided import Provided  # loads torch
 
 _KEYS = ("sample", "completions", "step", "opened", "variants", "task")
 _COMPLETION_KEYS = ("text", "n_tokens", "truncated")

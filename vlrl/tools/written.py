@@ -25,7 +25,7 @@ from vlrl.evaluation.chat_prompts import ChatEncoder
 from vlrl.evaluation.endpoint import Endpoint, completion_of
 from vlrl.rewards.verdicts import last_object, shown
 from vlrl.rollout.generate import make_group, sampling_of
-from vlrl.services.provided import Provided, serving
+from vlrl.rollout.provided import Provided, serving
 from vlrl.task import Task
 from vlrl.task.environment import has_environment
 from vlrl.tools.answers import Server

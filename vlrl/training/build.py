@@ -48,8 +48,8 @@ from vlrl.rollout.keeping import as_completion
 from vlrl.rollout.likelihoods import Likelihoods
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.rollout.prompt_angle import Angles
+from vlrl.rollout.provided import Provided, configured, provide
 from vlrl.rollout.search import Searching
-from vlrl.services.provided import Provided, configured, provide
 from vlrl.task import Task, task_samples
 from vlrl.task.environment import has_environment
 from vlrl.task.environment_host import Environments
