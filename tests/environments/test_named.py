@@ -12,7 +12,7 @@ from vlrl.environments.named import attach, resolved
 from vlrl.errors import ConfigError, DataError
 from vlrl.rewards.text import parse_answer
 from vlrl.task import Task, load
-from vlrl.task.environment import Environment, has_environment
+from vlrl.task.environment import Environment, check_unattached, has_environment
 from vlrl.task.environment_host import Environments
 from vlrl.task.mixture import Mixture
 from vlrl.task.scoring import score_group
@@ -83,7 +83,7 @@ def test_what_it_does_not_go_with():
     with pytest.raises(ConfigError, match="several tasks"):
         attach(Mixture({"a": Plain(), "b": Plain()}), settings("gym:FrozenLake-v1"))
     with pytest.raises(ConfigError, match=r"without environment.name acts on nothing"):
-        attach(Plain(), settings("", options={"a": 1}))
+        check_unattached(Plain(), settings("", options={"a": 1}))
     with pytest.raises(ConfigError, match="task 'recall' has an environment"):
         loaded("task=recall", "environment.name=gym:FrozenLake-v1")
     with pytest.raises(ConfigError, match=r"environment.name is empty: say which"):

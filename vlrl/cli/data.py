@@ -30,6 +30,12 @@ if TYPE_CHECKING:
 
 app = typer.Typer(name="data", no_args_is_help=True, help="Look at data files, convert them, split them.")
 
+
+def register(own: typer.Typer) -> None:
+    """Adds the commands to the application."""
+    own.add_typer(app)
+
+
 File = Annotated[Path, typer.Argument(metavar="FILE", show_default=False,
                                       help="Rows: .jsonl, .json, .csv, .tsv, .parquet, .arrow, e.g. rows.jsonl; or a "
                                            "folder of images for each class, or of shards.")]

@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 app = typer.Typer(name="judge", no_args_is_help=True, help="See how far a judge, or a task's rule, can be trusted.")
 
 
+def register(own: typer.Typer) -> None:
+    """Adds the commands to the application."""
+    own.add_typer(app)
+
+
 @app.callback()
 def _root() -> None:
     pass

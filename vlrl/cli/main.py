@@ -14,37 +14,69 @@ import sys
 
 import vlrl.cli.interrupt  # isort: skip # noqa: F401 - before what takes time to import
 
-from collections.abc import Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from vlrl import __version__
-from vlrl.cli import (
-    comparing,
-    data,
-    evaluating,
-    exporting,
-    inspecting,
-    judging,
-    looking,
-    planning,
-    presets,
-    scoring,
-    serve,
-    tasks,
-    training,
-)
 from vlrl.cli.common import flowing
 from vlrl.cli.terminal import printable
-from vlrl.config.registry import failure, place
+from vlrl.config.registry import Table, failure, place
 from vlrl.errors import RunError, VlrlError
 from vlrl.monitoring import LEAST_WIDTH
 
 _MOST = 8000  # characters of one message
 
-app = typer.Typer(name="vlrl", no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False,
-                  context_settings={"help_option_names": ["-h", "--help"]},
+_REGISTERED = Table({name: f"vlrl.cli.{module}:register" for module, names in {
+    "training": "train sft extrapolate tiny", "exporting": "export", "evaluating": "eval", "scoring": "score play",
+    "comparing": "compare sweep", "tasks": "tasks", "data": "data", "judging": "judge",
+    "looking": "status report doctor", "inspecting": "app", "serve": "serve", "planning": "plan",
+    "presets": "presets"}.items() for name in names.split()})
+"""Command -> what adds it, and others of its module, to an application: imported when the command is called."""
+
+
+class _Commands(MutableMapping[str, Any]):
+    """The commands by name, in the order of the help."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._made:
+            own = typer.Typer()
+            _REGISTERED[name](own)
+            for command in (*own.registered_commands, *(c for g in own.registered_groups if g.typer_instance
+                                                         for c in g.typer_instance.registered_commands)):
+                command.help = flowing(command.callback)
+            self._made |= typer.main.get_group(own).commands
+        return self._made[name]
+
+    def __setitem__(self, name: str, command: Any) -> None:
+        self._made[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._made[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in _REGISTERED
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_REGISTERED)
+
+    def __len__(self) -> int:
+        return len(_REGISTERED)
+
+
+class _Group(TyperGroup):
+    def __init__(self, **given: Any):
+        super().__init__(**given)
+        self.commands = _Commands()
+
+
+app = typer.Typer(name="vlrl", cls=_Group, no_args_is_help=True, rich_markup_mode="rich",
+                  pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]},
                   help="Fine-tune vision-language models by reinforcement learning with verifiable rewards.",
                   epilog="First steps:\n\nvlrl train configs/quickstart.yaml\n\nvlrl tasks new count\n\nvlrl doctor")
 
@@ -61,31 +93,15 @@ def _root(version: Annotated[bool, typer.Option("--version", callback=_version, 
     pass
 
 
-training.register(app)
-exporting.register(app)
-evaluating.register(app)
-scoring.register(app)
-comparing.register(app)
-app.add_typer(tasks.app)
-app.add_typer(data.app)
-app.add_typer(judging.app)
-looking.register(app)
-inspecting.register(app)
-serve.register(app)
-planning.register(app)
-presets.register(app)
-for _command in (*app.registered_commands, *tasks.app.registered_commands, *data.app.registered_commands,
-                 *judging.app.registered_commands):
-    _command.help = flowing(_command.callback)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the `vlrl` command; returns the exit code."""
+    """The `vlrl` command; returns the exit code."""
     return _run(typer.main.get_command(app), sys.argv[1:] if argv is None else argv, "vlrl")
 
 
 def train(argv: Sequence[str]) -> int:
     """`train.py`: the same as `vlrl train`; returns the exit code."""
+    from vlrl.cli import training
+
     alone = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False,
                         context_settings={"help_option_names": ["-h", "--help"]})
     alone.command(epilog=training.TRAIN_EXAMPLES)(training.train)

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 app = typer.Typer(name="tasks", no_args_is_help=True, help="List, begin and check tasks: prompt, data and rewards.")
 
 
+def register(own: typer.Typer) -> None:
+    """Adds the commands to the application."""
+    own.add_typer(app)
+
+
 @app.callback()
 def _root() -> None:
     pass

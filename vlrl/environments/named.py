@@ -125,17 +125,8 @@ class Seeded(Environment):
 
 
 def attach(task: Task, settings: EnvironmentSettings) -> None:
-    """Gives a task the environment of `environment.name`. Raises ConfigError where it has one of its own, where the
-    name is wrong, for options without a name, and for a task that needs a name and has none."""
-    if not settings.name:
-        homeless = next((one for one in task.members if one.lives_outside), None)
-        if homeless:
-            raise ConfigError(f"task '{homeless.name}' acts in an environment from outside, and environment.name is "
-                              "empty: say which, as environment.name=gym:FrozenLake-v1 (docs/environments.md)")
-        if settings.options:
-            raise ConfigError(f"environment.options={dict(settings.options)} without environment.name acts on nothing: "
-                              "say which environment, or leave it out")
-        return
+    """Gives a task the environment of `environment.name`. Raises ConfigError where it has one of its own, and where the
+    name is wrong."""
     name = _printable(settings.name)
     if len(task.members) > 1:
         raise ConfigError(f"environment.name={name!r} and several tasks: it does not say whose environment that is. "

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from vlrl.config.schema import EnvironmentSettings
+from vlrl.errors import ConfigError
 from vlrl.types import Observation, Step
 
 
@@ -40,3 +42,16 @@ def has_own_environment(task: Any) -> bool:
     """Returns whether the class of the task, or of one of a mixture, writes environments or tools."""
     return any({"environment", "tools"} & vars(c).keys() for member in task.members for c in type(member).__mro__[:-1]
                if c.__module__ != "vlrl.task.base")
+
+
+def check_unattached(task: Any, settings: EnvironmentSettings) -> None:
+    """Raises ConfigError for a task that needs an environment from outside where `environment.name` is empty, and for
+    options without a name.
+    """
+    homeless = next((one for one in task.members if one.lives_outside), None)
+    if homeless:
+        raise ConfigError(f"task '{homeless.name}' acts in an environment from outside, and environment.name is "
+                          "empty: say which, as environment.name=gym:FrozenLake-v1 (docs/environments.md)")
+    if settings.options:
+        raise ConfigError(f"environment.options={dict(settings.options)} without environment.name acts on nothing: "
+                          "say which environment, or leave it out")

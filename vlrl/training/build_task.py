@@ -11,20 +11,22 @@ from pathlib import Path
 from typing import Any
 
 from vlrl import task as tasks
-from vlrl.config.registry import prints_aside
-from vlrl.config.schema import Config, DataSettings, TaskSettings
+from vlrl.config.registry import Table, prints_aside
+from vlrl.config.schema import Config, DataSettings, EnvironmentSettings, TaskSettings
 from vlrl.data import SPLITS, coordinates, hub, make_sample
 from vlrl.data.answer_types import Tendency, settled
 from vlrl.data.fields import Source
 from vlrl.data.reading import canonical, renamed
-from vlrl.environments import named as environments
 from vlrl.errors import DataError, VlrlError
 from vlrl.models.model_config import FamilyConvention
 from vlrl.task import Task
+from vlrl.task.environment import check_unattached
 from vlrl.task.extra_parts import mixed
 from vlrl.task.mixture import Mixture
 from vlrl.task.row_files import RowFiles
 from vlrl.types import Sample
+
+_OUTSIDE = Table({"attach": "vlrl.environments.named:attach"})
 
 
 @prints_aside()
@@ -34,7 +36,7 @@ def make_task(config: Config) -> Task:
     """
     if not config.tasks:
         task = _single_task(config, config.task, RowFiles.of(_pinned(config.data, config)))
-        environments.attach(task, config.environment)
+        _attach(task, config.environment)
         return task
     named_tasks: dict[str, Task] = {}
     for i, entry in enumerate(config.tasks):
@@ -46,8 +48,15 @@ def make_task(config: Config) -> Task:
             raise type(error)(f"tasks.{i} ({entry.label}): {error}") from error
     mixture = Mixture(named_tasks)
     mixture.seed, mixture.data = config.data.seed, config.data
-    environments.attach(mixture, config.environment)
+    _attach(mixture, config.environment)
     return mixture
+
+
+def _attach(task: Task, settings: EnvironmentSettings) -> None:
+    if settings.name:
+        _OUTSIDE["attach"](task, settings)
+    else:
+        check_unattached(task, settings)
 
 
 def _pinned(data: DataSettings, config: Config) -> DataSettings:
