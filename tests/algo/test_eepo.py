@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.helpers import credited_groups, load, settings
+from vlrl.methods.eepo.method import Forgetting
 from vlrl.models.reference import Reference
-from vlrl.rollout.eepo import Forgetting
 
 pytestmark = pytest.mark.slow
 

@@ -14,6 +14,7 @@ from vlrl.algo.demonstrations import MIXES
 from vlrl.algo.gae import value_loss
 from vlrl.algo.guided import LOSSES
 from vlrl.algo.inputs import LossInputs, Metrics
+from vlrl.algo.method import Method, methods_of
 from vlrl.algo.named import Bound, bind
 from vlrl.algo.objective import Objective
 from vlrl.algo.pairs import pair_loss
@@ -61,6 +62,8 @@ class Algorithm:
         """At the weights that sampled."""
         self.nonfinite = 0
         """Steps in a row of which an optimizer step was left out for NaN or infinity."""
+        self.methods: tuple[Method, ...] = methods_of(self)
+        """Those that the config asks for, in the order of config/sections.py."""
 
     @property
     def requires(self) -> frozenset[str]:
@@ -69,6 +72,7 @@ class Algorithm:
         in_reward = {"kl"} if self.config.algo.kl_coef and self.config.algo.kl_in == "reward" else set()
         beside = self.guided.requires if self.guided else frozenset()
         beside = beside | (self.stored.rule.requires if self.stored else frozenset())
+        beside = beside.union(*(method.requires for method in self.methods))
         return self.objective.requires | before | in_reward | beside
 
     @property

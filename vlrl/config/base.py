@@ -25,6 +25,31 @@ class Settings(BaseModel):
         return refuse_bool(cls.model_fields[info.field_name or ""].annotation, value)
 
 
+class MethodSettings(Settings):
+    """Settings of a method (config/sections.py), with what it says to the rest."""
+
+    @property
+    def active(self) -> bool:
+        """Whether the method is in use; a section that may be null is, where it is given."""
+        return True
+
+    def problem(self, config: Any) -> str:
+        """Returns why other settings of the config forbid it, and the way out; "" where nothing does."""
+        return ""
+
+    @property
+    def other_weights(self) -> bool:
+        """Whether some rollouts are sampled by other weights than those that learn from them."""
+        return False
+
+    @property
+    def without_zero(self) -> tuple[str, str] | None:
+        """Returns the setting that does not go with train.sharding=zero2 and zero3, and the way out; None where it
+        does.
+        """
+        return None
+
+
 class Named(BaseModel):
     """A function chosen by name, with options of its own: `cispo`, or `{name: cispo, cap: 5}`."""
 

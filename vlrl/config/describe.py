@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from vlrl.config.base import Named
+from vlrl.config.sections import model_of
 
 _PLAIN = {bool: "true or false", int: "whole number", float: "number", str: "text", Any: "any value", NoneType: "null",
           Named: "name, or mapping of name and options"}
@@ -23,8 +24,8 @@ def describe(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, st
     order.
     """
     for name, info in ((info.alias or name, info) for name, info in model.model_fields.items()):
-        kind, below = info.annotation, _below(info.annotation)
-        if below is None or below is not kind:
+        kind, below = info.annotation, model_of(info) or _below(info.annotation)
+        if below is None or get_origin(kind) in (Union, UnionType):
             default = info.get_default(call_default_factory=True)
             yield f"{prefix}{name}", spell(kind, info.metadata), default, info.description or ""
         if below is not None:

@@ -31,6 +31,7 @@ from vlrl.config.other_names import known_as, known_below
 from vlrl.config.paths import placed
 from vlrl.config.presets import moved, taken
 from vlrl.config.schema import SHORT, AlgoSettings, Config, CurriculumSettings, StageEntry, label_of, resumable
+from vlrl.config.sections import model_of
 from vlrl.config.slips import meant
 from vlrl.config.yaml_text import parse as _parse
 from vlrl.errors import ConfigError, RunError, did_you_mean
@@ -400,7 +401,7 @@ def _names_at(loc: Sequence[str]) -> list[str]:
         if part.isdecimal():  # a place in a list
             continue
         info = next((info for name, info in model.model_fields.items() if part == (info.alias or name)), None)
-        model = info.annotation if info else Settings
+        model = (model_of(info) or info.annotation) if info else Settings
         if not isinstance(model, type):
             model = next((a for a in get_args(model) if isinstance(a, type) and issubclass(a, BaseModel)), Settings)
     return [info.alias or name for name, info in model.model_fields.items()]

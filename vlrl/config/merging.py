@@ -10,6 +10,7 @@ from vlrl.config.algo import CLIPS
 from vlrl.config.base import Named, Settings
 from vlrl.config.engine import merge_engine
 from vlrl.config.schema import AlgoSettings, Config, CurriculumSettings, EngineSettings
+from vlrl.config.sections import model_of
 from vlrl.errors import ConfigError
 
 
@@ -94,5 +95,7 @@ def kind_of(model: Any, key: str) -> Any:
     info = getattr(model, "model_fields", {}).get(key)
     if info is None:
         return None
+    if (model := model_of(info)) is not None:
+        return model
     kinds = [kind for kind in get_args(info.annotation) if kind is not NoneType]
     return kinds[0] if isinstance(info.annotation, UnionType) and len(kinds) == 1 else info.annotation

@@ -5,45 +5,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, SerializeAsAny, model_validator
 
 from vlrl.config.algo import AlgoSettings
-from vlrl.config.base import Count, Fraction, Named, NonNegative, Positive, Rate, Settings
+from vlrl.config.base import Count, Fraction, MethodSettings, Named, NonNegative, Positive, Settings
+from vlrl.config.sections import default_of, section
 
 
 def _factor(value: Any) -> Any:
     """Returns a number as the fixed factor of curriculum.oversample."""
     return {"name": "fixed", "factor": value} if isinstance(value, (int, float)) else value
-
-
-class ForgetSettings(Settings):
-    """Half of each group is sampled, then made less likely for the other half (EEPO); undone before the update."""
-
-    lr: NonNegative = Field(
-        default=0.0, description="Size of the one step that makes the first answers of a group less likely; 0 = off. "
-        "A few times train.lr. Needs algo.correction: other weights sample the second half than those that learn "
-        "from it.")
-    entropy: Rate | None = Field(
-        default=None, description="Only where the first answers have at most this mean entropy a token, in nats; null "
-        "= in every step.")
-
-    @model_validator(mode="after")
-    def _takes_place(self) -> ForgetSettings:
-        if self.entropy is not None and not self.lr:
-            raise ValueError(f"rollout.forget.entropy={self.entropy} would never apply with rollout.forget.lr=0: give "
-                             "it a size, or leave rollout.forget.entropy out")
-        return self
-
-    def problem(self, algo: AlgoSettings) -> str:
-        """Returns why algo.* forbids it, and the way out; "" where nothing does. algo.correction=none has to be
-        said.
-        """
-        if not self.lr or algo.corrected or "correction" in algo.model_fields_set:
-            return ""
-        return (f"rollout.forget.lr={self.lr:g} has half of each group sampled by other weights than those that learn "
-                f"from it, and algo.loss={algo.loss.name} takes them for answers of its own. Set "
-                "algo.correction=token_truncate (extends=algorithms/eepo.yaml has it), or algo.correction=none to "
-                "learn from them as they are")
 
 
 class SearchSettings(Settings):
@@ -129,8 +100,8 @@ class BranchSettings(Settings):
         if self.roots is not None and self.roots >= rollout.group_size:
             return (f"{named} leaves none of rollout.group_size={rollout.group_size} answers to branch: lower it, or "
                     f"{off}")
-        if rollout.step_tokens is not None or rollout.forget.lr:
-            other = ("rollout.forget.lr" if rollout.forget.lr else "rollout.step_tokens")
+        if rollout.step_tokens is not None:
+            other = "rollout.step_tokens"
             return f"{named} and {other} both say how a group is written: {off}, or leave {other} out"
         if staleness:
             return f"{named} does not go with async.max_staleness={staleness}: set async.max_staleness=0, or {off}"
@@ -159,7 +130,8 @@ class RolloutSettings(Settings):
     score_ahead: bool = Field(
         default=True, description="Score finished groups in a thread while others are generated; false for a task that "
         "works in the main thread only.")
-    forget: ForgetSettings = ForgetSettings()
+    forget: Annotated[SerializeAsAny[MethodSettings], section("rollout.forget")] = Field(
+        default_factory=default_of("rollout.forget"))
     branch: BranchSettings = BranchSettings()
     updates: Positive = Field(default=1, description="Passes over one batch of rollouts.")
     minibatches: Positive = Field(default=1, description="Optimizer steps per pass.")
@@ -174,10 +146,6 @@ class RolloutSettings(Settings):
             raise ValueError(f"rollout.step_tokens={self.step_tokens} is not below rollout.max_new_tokens="
                              f"{self.max_new_tokens}, so every answer ends in its first step: lower it, or set it to "
                              "null")
-        if self.step_tokens is not None and self.forget.lr:
-            raise ValueError(f"rollout.step_tokens={self.step_tokens} lets answers go on in the next step, where "
-                             f"rollout.forget.lr={self.forget.lr:g} would suppress halves of groups that are not "
-                             "written together: set one of them to its default")
         if "</think>" not in self.thinking_end:
             raise ValueError(f"rollout.thinking_end={self.thinking_end!r} does not hold </think>, so thinking would "
                              "go on: add it")
@@ -202,10 +170,6 @@ class AsyncSettings(Settings):
             return (f"async.max_staleness={most} draws a step's answers before it is known which of "
                     f"rollout.step_tokens={rollout.step_tokens} go on from the step before: leave "
                     f"rollout.step_tokens out, or {off}")
-        if rollout.forget.lr:
-            return (f"async.max_staleness={most} generates while the weights learn, and rollout.forget.lr="
-                    f"{rollout.forget.lr:g} changes them between two halves of a group: set rollout.forget.lr=0, or "
-                    f"{off}")
         if not algo.corrected:
             return (f"async.max_staleness={most} learns from answers of older weights, and with algo.correction=none "
                     f"algo.loss={algo.loss.name} takes them for answers of its own. Set algo.correction=token_truncate "

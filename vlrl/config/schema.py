@@ -13,6 +13,7 @@ from vlrl.config.base import Beta, Count, Fraction, NonNegative, Positive, Rate,
 from vlrl.config.engine import PLACES, EngineSettings
 from vlrl.config.episodes import EnvironmentSettings, EpisodeSettings
 from vlrl.config.rollout import AsyncSettings, CurriculumSettings, RolloutSettings
+from vlrl.config.sections import active
 from vlrl.config.services import FOLLOWS, ServicesSettings
 from vlrl.config.services import PLACES as SERVICE_PLACES
 from vlrl.config.stages import MergeSettings, RoundsSettings, StageEntry
@@ -464,7 +465,8 @@ class Config(Settings):
     @model_validator(mode="after")
     def _stale_answers_fit(self) -> Config:
         staleness = self.asynchronous.max_staleness
-        if problem := (self.asynchronous.problem(self.rollout, self.algo) or self.rollout.forget.problem(self.algo)
+        if problem := (self.asynchronous.problem(self.rollout, self.algo)
+                       or next(filter(None, (settings.problem(self) for _, settings in active(self))), "")
                        or self.rollout.branch.problem(self.rollout, staleness) or self._unguided()
                        or self.algo.beside_problem(self.rollout.minibatches, staleness)
                        or self.algo.stored_problem(self.rollout.minibatches, staleness, self.store.rollouts)):

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from vlrl.config.algo import PAIRS
 from vlrl.config.schema import Config, TrainSettings
+from vlrl.config.sections import active
 from vlrl.distributed import comm
 from vlrl.errors import ConfigError
 from vlrl.models.deepspeed_zero import Average, Shardable, ZeroOptimizer
@@ -259,7 +260,7 @@ def _check_zero(config: Config, kind: str) -> None:
             (train.cpu_offload, "train.cpu_offload=true", "train.cpu_offload=false"),
             (train.gather == "compute", "train.gather=compute", "train.gather=stored"),
             (config.model.dtype == "float16", "model.dtype=float16", "model.dtype=bfloat16"),
-            (config.rollout.forget.lr > 0, f"rollout.forget.lr={config.rollout.forget.lr:g}", "rollout.forget.lr=0"),
+            *((True, *refused) for _, settings in active(config) if (refused := settings.without_zero)),
             (reference not in ("auto", "frozen"), f"algo.reference={reference}", "algo.reference=frozen"),
             (config.asynchronous.max_staleness > 0, f"async.max_staleness={config.asynchronous.max_staleness}",
              "async.max_staleness=0"),

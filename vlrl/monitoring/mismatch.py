@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import torch
 
 from vlrl.config.schema import Config
+from vlrl.config.sections import active
 from vlrl.errors import TrainingError
 
 _FLOAT32 = {"kl": 1e-4, "gap": 0.1}
@@ -40,8 +41,8 @@ def computes_in_float32(config: Config) -> bool:
 
 def samples_other_weights(config: Config) -> bool:
     """Whether answers, or parts of them, may be of weights that are not those at the start of the update."""
-    rollout = config.rollout
-    return bool(config.asynchronous.max_staleness or rollout.forget.lr or rollout.step_tokens)
+    return bool(config.asynchronous.max_staleness or config.rollout.step_tokens
+                or any(settings.other_weights for _, settings in active(config)))
 
 
 def check_mismatch(metrics: Mapping[str, float], config: Config, step: int) -> None:

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vlrl.algo.algorithm import Algorithm
+from vlrl.algo.method import Method
 from vlrl.config.schema import Config, RolloutSettings
 from vlrl.curriculum import Draw
 from vlrl.engine.base import Done, Engine
 from vlrl.monitoring.metrics import Clock
 from vlrl.rewards.text import parse_answer, told
 from vlrl.rollout.branching import Branching
-from vlrl.rollout.eepo import Forgetting
 from vlrl.rollout.guided import Guiding
 from vlrl.rollout.overlap import Ahead
 from vlrl.rollout.partial import PartialGroup, in_one_step, last_part
@@ -92,8 +92,6 @@ class Answering:
     score: Score = score_all
     likelihoods: Likelihoods | None = None
     """Reads for services of log-probabilities, where the task needs them."""
-    forget: Forgetting | None = None
-    """Suppresses the first half of each group for the second; see rollout.forget."""
     branch: Branching | None = None
     """Has answers of a group go on from each other's text; see rollout.branch."""
     search: Searching | None = None
@@ -102,6 +100,8 @@ class Answering:
     """Has groups without a correct answer asked again; see algo.guided."""
     services: Provided | None = None
     """Those of `services.*` that the task needs."""
+    methods: Sequence[Method] = ()
+    """Those of the run, started."""
     policy_step: int | None = None
     """Steps completed by the weights of the engine; None = `step`."""
     fixed_temperature: float | None = None
@@ -123,8 +123,8 @@ class Answering:
     @property
     def collective(self) -> bool:
         """Whether a process without prompts takes part too."""
-        return any(part is not None for part in (self.likelihoods, self.forget, self.branch, self.search,
-                                                  self.guide))
+        return (any(part is not None for part in (self.likelihoods, self.branch, self.search, self.guide))
+                or any(method.collective for method in self.methods))
 
     def group_size(self, draw: Draw) -> int:
         """Answers to a draw, those of trained variants included."""
@@ -210,24 +210,17 @@ class Answering:
                           for i, a in enumerate(accepted) for v, sample, prompt in a.variants]
 
     def _drawn(self, requests: Sequence[Request], done: Done | None) -> list[list[Completion]]:
-        """Returns the answers to each request; with rollout.forget, half of them by a policy that has forgotten the
-        others; with rollout.branch, some that go on from others, or those that a search has found.
+        """Returns the answers to each request: those of the method that writes groups, where there is one; with
+        rollout.branch, some that go on from others, or those that a search has found.
         """
         if self.search is not None:
             return self.search.generate(self.engine, requests, self._judged, self.step, done)
         if self.branch is not None:
             return self.branch.generate(self.engine, requests, done)
-        if self.forget is None:
-            return self.engine.generate(requests, done)
-        firsts = self.engine.generate([replace(r, n=(r.n + 1) // 2) for r in requests])
-        rests = [replace(r, n=r.n - len(first), key=(6, *r.key[1:])) for r, first in zip(requests, firsts, strict=True)]
-        sampled = [(r.prompt, first) for r, first in zip(requests, firsts, strict=True)]
-        with self.forget(sampled, self.step, self.temperature):
-            self.engine.sync(self.forget.policy, self.step)
-            rest = self.engine.generate(rests, (lambda i, completions: done(i, [*firsts[i], *completions]))
-                                        if done else None)
-        self.engine.sync(self.forget.policy, self.step)
-        return [[*a, *b] for a, b in zip(firsts, rest, strict=True)]
+        for method in self.methods:
+            if (written := method.generate(requests, self, done)) is not None:
+                return written
+        return self.engine.generate(requests, done)
 
     def _judged(self, request: Request, completions: Sequence[Completion]) -> list[bool | None]:
         """Returns which answers to a prompt are correct, scored as a group of their own; None where they cannot be."""

@@ -24,6 +24,7 @@ from PIL import Image
 
 from vlrl import curriculum
 from vlrl.algo.algorithm import Algorithm
+from vlrl.algo.method import Run
 from vlrl.config.schema import Config
 from vlrl.distributed import comm
 from vlrl.distributed.rank_monitor import GRACE
@@ -39,7 +40,6 @@ from vlrl.monitoring.metrics import Clock
 from vlrl.rollout import async_source, branching, episodes, guided, partial, search
 from vlrl.rollout.async_source import Pipelined
 from vlrl.rollout.branching import Branching
-from vlrl.rollout.eepo import Forgetting
 from vlrl.rollout.episodes import EpisodeEngine
 from vlrl.rollout.generate import Answering
 from vlrl.rollout.group_source import GroupSource, Tell
@@ -182,6 +182,8 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
     search.check(config, task, make_source.generates)
     if make_source.generates:
         guided.check(config, task, samples)
+    for method in algorithm.methods:
+        method.check(task, samples, make_source.generates)
     demonstrations.check(config, task, samples)
     stored.check(config, task)
     scorer = make_scorer(config, task, offered, samples) if make_source.generates else None
@@ -218,13 +220,16 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
         with closed_on_error(engine):
             if copies:
                 shard(model, encode, config)
-            forget = Forgetting(model, config) if config.rollout.forget.lr and make_source.generates else None
             branches = config.rollout.branch.roots and make_source.generates
             branch = Branching(config, model.processor.tokenizer.decode) if branches else None
             searches = config.rollout.branch.search and make_source.generates
             guide = make_guide(config, model, encode, algorithm) if make_source.generates else None
-            answering = Answering(config, task, engine, clock, algorithm, scorer or score_all, likelihoods, forget,
-                                  branch, Searching(config) if searches else None, guide, services=services)
+            answering = Answering(config, task, engine, clock, algorithm, scorer or score_all, likelihoods, branch,
+                                  Searching(config) if searches else None, guide, services=services,
+                                  methods=algorithm.methods)
+            if make_source.generates:
+                for method in algorithm.methods:
+                    method.start(Run(task, model, encode, samples, engine, answering.score, services))
             credit = Credit(algorithm, config, model, task)
             source = make_source(answering, encode, sampler, samples, prefetch, prompts,
                                  {"angle": Angles(model, config, task, prefetch)}, tell, credit.teaches)

@@ -13,18 +13,41 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 
+from vlrl.algo.method import Ask, Done, Method, Run
 from vlrl.config.schema import Config
 from vlrl.distributed import comm
 from vlrl.models.policy import Policy
 from vlrl.monitoring.metrics import phase
-from vlrl.types import Completion, Prompt
+from vlrl.types import Completion, Prompt, Request
 
 _NEVER_SURE = 1e-3
 """Keeps the complement of a probability of 1 finite."""
+
+
+class SampleThenForget(Method):
+    """Draws the first half of each group, forgets it, draws the second half, and takes the weights back."""
+
+    collective = True
+
+    def start(self, run: Run) -> None:
+        self.forgetting = Forgetting(run.policy, self.config)
+
+    def generate(self, requests: Sequence[Request], ask: Ask, done: Done | None) -> list[list[Completion]]:
+        engine, policy = ask.engine, self.forgetting.policy
+        firsts = engine.generate([replace(r, n=(r.n + 1) // 2) for r in requests])
+        rests = [replace(r, n=r.n - len(first), key=(6, *r.key[1:])) for r, first in zip(requests, firsts, strict=True)]
+        sampled = [(r.prompt, first) for r, first in zip(requests, firsts, strict=True)]
+        with self.forgetting(sampled, ask.step, ask.temperature):
+            engine.sync(policy, ask.step)
+            rest = engine.generate(rests, (lambda i, completions: done(i, [*firsts[i], *completions]))
+                                   if done else None)
+        engine.sync(policy, ask.step)
+        return [[*a, *b] for a, b in zip(firsts, rest, strict=True)]
 
 
 class Forgetting:

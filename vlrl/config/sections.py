@@ -1,0 +1,78 @@
+"""Sections of the config that belong to a method: the only list of methods. No torch.
+
+A method lies in a folder of its own: `settings.py`, a MethodSettings without torch, and the method itself
+(algo/method.py). Both are texts here. The settings are imported when the config sets the section, or where its default
+is not null; the method is, when its section is active.
+
+    forget: Annotated[SerializeAsAny[MethodSettings], section("rollout.forget")] = Field(default_factory=...)
+
+The order is that in which hooks are called and gradients are added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from pydantic import GetCoreSchemaHandler
+from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema, core_schema
+
+from vlrl.config.base import MethodSettings
+from vlrl.config.registry import Table
+
+
+class Entry(NamedTuple):
+    """Where a section's settings and its method are, as `module:name`."""
+
+    settings: str
+    method: str
+
+
+SECTIONS = {
+    "rollout.forget": Entry("vlrl.methods.eepo.settings:ForgetSettings", "vlrl.methods.eepo.method:SampleThenForget"),
+}
+_SETTINGS = Table({name: entry.settings for name, entry in SECTIONS.items()})
+METHODS = Table({name: entry.method for name, entry in SECTIONS.items()})
+"""Section -> the class of its method."""
+
+
+class Marker:
+    """What says in a field's annotation whose section it is; the values are checked by that section's settings."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    @property
+    def model(self) -> type[MethodSettings]:
+        return _SETTINGS[self.name]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_wrap_validator_function(self._checked, handler(source))
+
+    def _checked(self, value: Any, otherwise: Callable[[Any], Any]) -> Any:
+        """Null, where it is allowed, is left to the annotation."""
+        return otherwise(value) if value is None else self.model.model_validate(value)
+
+
+section = Marker
+
+
+def default_of(name: str) -> Callable[[], MethodSettings]:
+    """Returns what makes the default of a section that is never null."""
+    return lambda: _SETTINGS[name]()
+
+
+def model_of(info: FieldInfo) -> type[MethodSettings] | None:
+    """Returns the settings of a field that is a section of a method; None for others."""
+    return next((one.model for one in info.metadata if isinstance(one, Marker)), None)
+
+
+def active(config: Any) -> Iterator[tuple[str, MethodSettings]]:
+    """Yields the sections that are in use, with their settings, in the order of SECTIONS."""
+    for name in SECTIONS:
+        settings = config
+        for field in name.split("."):
+            settings = getattr(settings, field, None)
+        if isinstance(settings, MethodSettings) and settings.active:
+            yield name, settings

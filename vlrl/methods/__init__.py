@@ -1,0 +1,1 @@
+"""Methods of papers, a folder each; config/sections.py lists them."""

@@ -1,0 +1,57 @@
+"""The settings `rollout.forget`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from vlrl.config.base import MethodSettings, NonNegative, Rate
+
+
+class ForgetSettings(MethodSettings):
+    """Half of each group is sampled, then made less likely for the other half (EEPO); undone before the update."""
+
+    lr: NonNegative = Field(
+        default=0.0, description="Size of the one step that makes the first answers of a group less likely; 0 = off. "
+        "A few times train.lr. Needs algo.correction: other weights sample the second half than those that learn "
+        "from it.")
+    entropy: Rate | None = Field(
+        default=None, description="Only where the first answers have at most this mean entropy a token, in nats; null "
+        "= in every step.")
+
+    @model_validator(mode="after")
+    def _takes_place(self) -> ForgetSettings:
+        if self.entropy is not None and not self.lr:
+            raise ValueError(f"rollout.forget.entropy={self.entropy} would never apply with rollout.forget.lr=0: give "
+                             "it a size, or leave rollout.forget.entropy out")
+        return self
+
+    @property
+    def active(self) -> bool:
+        return self.lr > 0
+
+    @property
+    def other_weights(self) -> bool:
+        return True
+
+    @property
+    def without_zero(self) -> tuple[str, str]:
+        return f"rollout.forget.lr={self.lr:g}", "rollout.forget.lr=0"
+
+    def problem(self, config: Any) -> str:
+        """algo.correction=none has to be said."""
+        rollout, algo, most = config.rollout, config.algo, config.asynchronous.max_staleness
+        if rollout.step_tokens is not None:
+            return (f"rollout.step_tokens={rollout.step_tokens} lets answers go on in the next step, where "
+                    f"rollout.forget.lr={self.lr:g} would suppress halves of groups that are not written together: set "
+                    "one of them to its default")
+        if most:
+            return (f"async.max_staleness={most} generates while the weights learn, and rollout.forget.lr={self.lr:g} "
+                    "changes them between two halves of a group: set rollout.forget.lr=0, or set async.max_staleness=0")
+        if algo.corrected or "correction" in algo.model_fields_set:
+            return ""
+        return (f"rollout.forget.lr={self.lr:g} has half of each group sampled by other weights than those that learn "
+                f"from it, and algo.loss={algo.loss.name} takes them for answers of its own. Set "
+                "algo.correction=token_truncate (extends=algorithms/eepo.yaml has it), or algo.correction=none to "
+                "learn from them as they are")
