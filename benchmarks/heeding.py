@@ -12,7 +12,7 @@ from typing import Any
 from PIL import Image
 
 from vlrl.data import Drawn
-from vlrl.rollout.guidance import WORDS, Tried
+from vlrl.methods.second_attempts.guidance import WORDS, Tried
 from vlrl.task import Task, load_class
 from vlrl.task.asked import guided_messages
 from vlrl.tools.tiny_models import THOUGHTS

@@ -4,12 +4,15 @@ from accelerate import Accelerator
 
 from tests.conftest import SAMPLES, kinds_of
 from vlrl.algo.advantage import grpo
+from vlrl.algo.algorithm import Algorithm
+from vlrl.algo.method import Run
 from vlrl.config import validate
 from vlrl.engine.hf import HFEngine
 from vlrl.models import policy as policies
 from vlrl.models.processing import Encoder
 from vlrl.rollout.generate import make_group
 from vlrl.task import Task
+from vlrl.task.scoring import score_all
 from vlrl.training.advantages import credit
 from vlrl.types import Request, Sampling
 
@@ -48,3 +51,17 @@ def credited_groups(policy, encode, config, kinds=MIXED):
     groups = [make_group(task, SAMPLES[kind], prompt, completions, group_id=str(i), split="train", step=0)
               for i, (kind, prompt, completions) in enumerate(zip(kinds, prompts, answers, strict=True))]
     return credit(groups, grpo)
+
+
+def started(config, policy, encode, task=None, samples=(), engine=None, score=score_all):
+    """The algorithm of a config, its methods started as a run does."""
+    algorithm = Algorithm(config)
+    for method in algorithm.methods:
+        method.start(Run(task, policy, encode, samples, engine, score))
+    return algorithm
+
+
+def second_of(policy, part, config):
+    """The pass of second attempts of one optimizer step; None where there are none."""
+    (method,) = Algorithm(config).methods
+    return method.passes(policy, [part], (), 0)[0]

@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from vlrl.algo.guided import LOSSES, Attempts, dpo, expo, sft
+from vlrl.methods.second_attempts.loss import LOSSES, Attempts, dpo, expo, sft
 
 LN = math.log
 

@@ -11,10 +11,10 @@ from tests.helpers import credited_groups, load, settings
 from vlrl.algo.named import bind
 from vlrl.config.base import Named
 from vlrl.errors import ConfigError
-from vlrl.rewards.text import parse_answer
-from vlrl.rollout.guidance import WORDS, Tried, answer_place, critique, hint, of_task, solution, true_answer
-from vlrl.rollout.keeping import Attempted, answer_start, correct, explains
-from vlrl.rollout.members import hinted, join, replaced
+from vlrl.methods.second_attempts.guidance import WORDS, Tried, critique, hint, of_task, solution, true_answer
+from vlrl.methods.second_attempts.keep import Attempted, answer_start, correct, explains
+from vlrl.methods.second_attempts.members import hinted, join, replaced
+from vlrl.rewards.text import answer_place, parse_answer
 from vlrl.task import Task
 from vlrl.task.variants import GUIDED, REPLACED, second_attempts
 from vlrl.types import Answer, Sample

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.helpers import load, settings
+from tests.helpers import load, settings, started
 from tests.rollout.acting import Acting, engine_of
 from tests.rollout.test_branching import Counting
 from vlrl.algo.algorithm import Algorithm
@@ -14,16 +14,15 @@ from vlrl.config import validate
 from vlrl.curriculum import Draw
 from vlrl.engine.hf import HFEngine
 from vlrl.errors import ConfigError, TaskError
+from vlrl.methods.second_attempts import attempts as guided
+from vlrl.methods.second_attempts.attempts import failed
+from vlrl.methods.second_attempts.guidance import guidance_of
 from vlrl.monitoring.metrics import Clock
-from vlrl.rollout import guided
 from vlrl.rollout.episodes import opened
 from vlrl.rollout.generate import AcceptedDraw, Answering
-from vlrl.rollout.guidance import guidance_of
-from vlrl.rollout.guided import failed
 from vlrl.task import Task, guided_messages
 from vlrl.task.base import fill
 from vlrl.task.variants import GUIDED, second_attempts
-from vlrl.training.build import make_guide
 from vlrl.types import Media, Sample
 
 GUIDED_ALGO = {"guided": {"answers": 3}}
@@ -65,8 +64,9 @@ def drawn(tiny, task, config=None, calls=None):
     _, encode, own = tiny
     config, engine = config or own, Counting(HFEngine(tiny[0], seed=5, batch_rollouts=16))
     engine.calls = engine.calls if calls is None else calls
-    guide = make_guide(config, tiny[0], encode, Algorithm(config))
-    answering = Answering(config, task, engine, Clock(), Algorithm(config), guide=guide)
+    algorithm = started(config, tiny[0], encode)
+    guide = next((method.guiding for method in algorithm.methods), None)
+    answering = Answering(config, task, engine, Clock(), algorithm, methods=algorithm.methods)
     asked = [AcceptedDraw(i, Draw(i, 0), s, encode(task, s)) for i, s in enumerate(task.samples("train"))]
     return answering.groups(asked, 0), guide
 
@@ -215,9 +215,8 @@ def test_a_task_without_guidance_is_refused():
         guided.check(config_of(), Bare(), rows[:1])
     guided.check(config_of(), Bare(), rows)
     guided.check(config_of(), Marks(), rows[:1])
-    guided.check(validate({"task": "x", "model": {"name": "y"}}), Bare(), rows[:1])
     with pytest.raises(ConfigError, match=r"algo\.guided\.loss='other' is not known"):
-        guided.check(config_of(algo={"guided": {"loss": "other"}}), Marks(), rows)
+        Algorithm(config_of(algo={"guided": {"loss": "other"}}))
 
 
 class Told(Acting):
@@ -237,8 +236,8 @@ def test_episodes_are_played_again_from_the_same_start(tiny, history):
     with engine_of(policy, encode, config, Told(rewards={"vowels": 1.0})) as (engine, task):
         samples = [opened(engine, task, sample, i) for i, sample in enumerate(task.samples("train")[1:3])]
         asked = [AcceptedDraw(i, Draw(i, 0), sample, encode(task, sample)) for i, sample in enumerate(samples)]
-        guide = make_guide(config, policy, encode, Algorithm(config))
-        answering = Answering(config, task, engine, Clock(), Algorithm(config), guide=guide)
+        algorithm = started(config, policy, encode)
+        answering = Answering(config, task, engine, Clock(), algorithm, methods=algorithm.methods)
         groups = answering.groups(asked, 0)
     for group in groups:
         assert len(group.aside) == 3 and all(len(r.completion.actions) == 3 for r in group.aside)
@@ -286,7 +285,8 @@ def test_hints_grow_until_one_helps(tiny):
     config = settings(policy.model.config._name_or_path, algo={"guided": {
         "words": {"name": "hint", "shares": [0.3, 0.5, 0.6]}, "use": "hinted"}})
     task, calls = Given(), []
-    guide = make_guide(config, policy, encode, Algorithm(config))
+    algorithm = started(config, policy, encode)
+    guide = algorithm.methods[0].guiding
     engine = Counting(HFEngine(policy, seed=5, batch_rollouts=16))
     engine.calls, before = calls, engine.generate
 
@@ -295,7 +295,7 @@ def test_hints_grow_until_one_helps(tiny):
         return before(requests, done)
 
     engine.generate = generate
-    answering = Answering(config, task, engine, Clock(), Algorithm(config), guide=guide)
+    answering = Answering(config, task, engine, Clock(), algorithm, methods=algorithm.methods)
     asked = [AcceptedDraw(i, Draw(i, 0), s, encode(task, s)) for i, s in enumerate(task.samples("train"))]
     groups = answering.groups(asked, 0)
     assert [[(r.key, r.n) for r in call] for call in calls] == [
@@ -318,11 +318,12 @@ def test_a_wrong_answer_is_criticised(tiny):
     policy, encode, _ = tiny
     config = settings(policy.model.config._name_or_path, algo={"guided": {
         "words": "critique", "use": "join", "groups": "wrong"}})
-    guide = make_guide(config, policy, encode, Algorithm(config))
+    algorithm = started(config, policy, encode)
+    guide = algorithm.methods[0].guiding
     task = Given()
     task.hinted = 0
-    answering = Answering(config, task, HFEngine(policy, seed=5, batch_rollouts=16), Clock(), Algorithm(config),
-                          guide=guide)
+    answering = Answering(config, task, HFEngine(policy, seed=5, batch_rollouts=16), Clock(), algorithm,
+                          methods=algorithm.methods)
     asked = [AcceptedDraw(i, Draw(i, 0), s, encode(task, s)) for i, s in enumerate(task.samples("train"))]
     groups = answering.groups(asked, 0)
     assert [len(g.aside) for g in groups] == [0, 1, 1, 1]

@@ -11,19 +11,17 @@ import torch
 from tests.conftest import TWO
 from tests.e2e import forked
 from tests.e2e.runs import ENV, ROOT
-from tests.helpers import credited_groups, load, settings
+from tests.helpers import credited_groups, load, second_of, settings
 from tests.rollout.acting import played
 from tests.training.test_update import Recorder, assert_close, gradients
 from vlrl.algo.advantage import grpo
-from vlrl.algo.algorithm import Algorithm
 from vlrl.distributed import comm
 from vlrl.errors import TrainingError
+from vlrl.methods.second_attempts import update as guided
 from vlrl.models import oom
 from vlrl.models.packing import make_batch, pieces_of
 from vlrl.task.variants import GUIDED, second_attempts
-from vlrl.training import guided
 from vlrl.training.advantages import credit
-from vlrl.training.guided import make_second
 from vlrl.training.minibatch import split
 from vlrl.training.update import update
 
@@ -153,9 +151,9 @@ def test_wrong_attempts_and_plain_groups_change_nothing(scene):
 def test_every_optimizer_step_has_those_of_its_groups(scene):
     policy, groups, folder = scene
     config = settings(folder, algo=SFT, rollout={"minibatches": 2, "group_size": 3, "prompts_per_step": 6})
-    parts = [make_second(policy, part, config, Algorithm(config)) for part in split(groups, 2)]
+    parts = [second_of(policy, part, config) for part in split(groups, 2)]
     assert [{t.group.id for t in s.part.rollouts} for s in parts] == [{"2"}, {"3", "4", "5"}]
-    assert make_second(policy, split(groups[:2], 1)[0], config, Algorithm(config)) is None
+    assert second_of(policy, split(groups[:2], 1)[0], config) is None
 
 
 def test_truncated_attempts_are_left_out_where_the_objective_leaves_them_out(scene):
@@ -163,7 +161,7 @@ def test_truncated_attempts_are_left_out_where_the_objective_leaves_them_out(sce
     cut = [replace(g, aside=tuple(replace(r, completion=replace(r.completion, finish_reason="length"))
                                   for r in g.aside)) for g in groups]
     config = of(folder, {**SFT, "mask_truncated": True})
-    assert make_second(policy, split(cut, 1)[0], config, Algorithm(config)) is None
+    assert second_of(policy, split(cut, 1)[0], config) is None
 
 
 @pytest.mark.parametrize("last", [False, True])
@@ -171,7 +169,7 @@ def test_too_little_memory_begins_the_optimizer_step_again(scene, monkeypatch, l
     """In the objective, or in the last micro-batch of the attempts, with the gradients of all others in place."""
     policy, groups, folder = scene
     config = of(folder, SFT, tokens_per_batch=120)
-    second = make_second(policy, split(groups, 1)[0], config, Algorithm(config))
+    second = second_of(policy, split(groups, 1)[0], config)
     assert len(second.part.batches) > 1 and len(second.part.batches[-1].pieces) > 1
     calls, fails_at, logprobs = [0], [0], policy.logprobs
 
@@ -205,7 +203,7 @@ def test_attempts_are_compared_with_known_failures_in_turn(scene):
 def test_a_pair_that_went_apart_is_an_error(scene):
     policy, groups, folder = scene
     config = of(folder, DPO)
-    second = make_second(policy, split(groups, 1)[0], config, Algorithm(config))
+    second = second_of(policy, split(groups, 1)[0], config)
     (micro,) = second.part.batches
     pieces = micro.pieces[0]
     apart = replace(pieces, answers=pieces.answers[:1], rollouts=pieces.rollouts[:1], units=pieces.units[:1])

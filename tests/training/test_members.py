@@ -8,22 +8,21 @@ import torch
 
 from tests.conftest import TWO
 from tests.e2e.runs import metrics, weights
-from tests.helpers import credited_groups, load, settings
+from tests.helpers import credited_groups, load, second_of, settings
 from tests.training.test_update import assert_close, gradients
 from vlrl import config as configs
 from vlrl.algo.advantage import grpo
 from vlrl.algo.algorithm import Algorithm
 from vlrl.curriculum import Draw, Outcome
 from vlrl.errors import ConfigError
+from vlrl.methods.second_attempts import attempts as guided
+from vlrl.methods.second_attempts.members import USES, hinted, join, replaced
 from vlrl.models.packing import make_batch, pieces_of
-from vlrl.rollout import guided
-from vlrl.rollout.members import USES, hinted, join, replaced
 from vlrl.store import RunFolder
 from vlrl.task import Task
 from vlrl.task.variants import GUIDED, second_attempts
 from vlrl.training.advantages import credit
 from vlrl.training.demonstrations import Demonstrator
-from vlrl.training.guided import make_second
 from vlrl.training.loop import train
 from vlrl.training.minibatch import split
 from vlrl.training.update import make_optimizer, update
@@ -126,8 +125,7 @@ def test_the_words_behind_the_question_get_no_credit(scene, use):
         r.completion, logprobs=r.completion.logprobs - 3)) if r.variant == GUIDED else r for r in g.rollouts))
         for g in groups]
     config = of(folder, use)
-    assert Algorithm(config).guided is None and make_second(policy, split(groups, 1)[0], config,
-                                                            Algorithm(config)) is None
+    assert second_of(policy, split(groups, 1)[0], config) is None
     (one,), stats, _ = gradients(policy, groups, config)
     (two,), again, _ = gradients(policy, moved, config)
     assert all(torch.equal(one[n], two[n]) for n in one)

@@ -12,7 +12,6 @@ import torch
 from vlrl.algo.control import KLCoefficient
 from vlrl.algo.demonstrations import MIXES
 from vlrl.algo.gae import value_loss
-from vlrl.algo.guided import LOSSES
 from vlrl.algo.inputs import LossInputs, Metrics
 from vlrl.algo.method import Method, methods_of
 from vlrl.algo.named import Bound, bind
@@ -45,9 +44,6 @@ class Algorithm:
         _check_critic(self.advantage, algo)
         _check_search(self.advantage, config)
         self.objective = Objective.of(algo)
-        beside = algo.guided is not None and algo.guided.beside
-        self.guided = bind("algo.guided.loss", algo.guided.loss, LOSSES) if algo.guided and beside else None
-        """The loss of second attempts; None without them, and where they are members of their groups."""
         shown = algo.demonstrations
         self.demonstrations = shown and bind("algo.demonstrations.mix", shown.mix, MIXES)
         """How given answers are learned beside the policy's own; None without them."""
@@ -70,8 +66,7 @@ class Algorithm:
         """What all functions need; "kl" with a KL in the reward."""
         before = frozenset[str]().union(*(b.requires for b in (self.advantage, *self.shaping, self.batch)))
         in_reward = {"kl"} if self.config.algo.kl_coef and self.config.algo.kl_in == "reward" else set()
-        beside = self.guided.requires if self.guided else frozenset()
-        beside = beside | (self.stored.rule.requires if self.stored else frozenset())
+        beside = self.stored.rule.requires if self.stored else frozenset[str]()
         beside = beside.union(*(method.requires for method in self.methods))
         return self.objective.requires | before | in_reward | beside
 

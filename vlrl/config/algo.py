@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializeAsAny, model_validator
 
-from vlrl.config.base import Count, Fraction, Named, Names, NonNegative, Positive, Rate, Settings
+from vlrl.config.base import Count, Fraction, MethodSettings, Named, Names, NonNegative, Positive, Rate, Settings
+from vlrl.config.sections import section
 
 PAIRS = "bradley_terry"
 """The loss of a run that learns to score answers from pairs of them."""
@@ -37,38 +38,6 @@ class CriticSettings(Settings):
     lam: Fraction = Field(
         default=1.0, description="Lambda of generalised advantage estimation, per token or turn: 1 = the return less "
         "the value, 0 = the next value in place of all that follows.")
-
-
-class GuidedSettings(Settings):
-    """Second attempts of groups in which answers failed, with more behind the question (docs/objectives.md)."""
-
-    answers: Positive = Field(
-        default=1, description="Second attempts of a group, written under the prompt and what algo.guided.words says; "
-        "with use=hinted as many as the group has.")
-    groups: Literal["failed", "wrong"] = Field(
-        default="failed", description="Which groups are asked again: failed = those without a correct answer; wrong = "
-        "those with an answer that is known to be wrong.")
-    words: Named = Field(
-        default=Named(name="task"), description="What a second attempt is told: task = Task.guidance; hint = a growing "
-        "beginning of the given solution; answer = the true answer; solution = the given solution; critique = a wrong "
-        "answer and what is wrong with it; or own module:function.")
-    keep: Named = Field(
-        default=Named(name="correct"), description="Which attempts are learned from: correct; explains = of these "
-        "those that make the true answer likelier under the prompt alone (ExPO); or own module:function.")
-    use: Named = Field(
-        default=Named(name="beside"), description="What becomes of them: beside = algo.guided.loss, in no statistic of "
-        "the group; join = one joins the group; replace = one takes the place of a wrong answer; hinted = the attempts "
-        "and their prompt take the place of the group; or own module:function.")
-    loss: Named = Field(
-        default=Named(name="sft"), description="What is learned from them with use=beside, under the prompt alone: sft "
-        "= cross-entropy; expo = one that fades; dpo = their preference to the failures of their group; or own "
-        "module:function.")
-    coef: Rate = Field(default=1.0, description="Weight of that loss beside the objective.")
-
-    @property
-    def beside(self) -> bool:
-        """Whether attempts have a loss of their own, and are no members of their group."""
-        return self.use.name == "beside"
 
 
 class DemonstrationSettings(Settings):
@@ -131,7 +100,7 @@ class AlgoSettings(Settings):
     critic: CriticSettings | None = Field(
         default=None, description="A value head, trained beside the policy, for an advantage that needs one (gae, "
         "turn_gae, bilevel_gae, macro_gae); {} = with the defaults below; null = none.")
-    guided: GuidedSettings | None = Field(
+    guided: Annotated[SerializeAsAny[MethodSettings] | None, section("algo.guided")] = Field(
         default=None, description="Second attempts of groups in which answers failed, with more behind the question: "
         "guidance of the task, a hint, the solution, a critique; {} = with the defaults below; null = none.")
     demonstrations: DemonstrationSettings | None = Field(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, get_args
 
 import pydantic
@@ -36,6 +36,10 @@ class MethodSettings(Settings):
     def problem(self, config: Any) -> str:
         """Returns why other settings of the config forbid it, and the way out; "" where nothing does."""
         return ""
+
+    def inert(self, config: Any) -> Iterator[tuple[str, Any, str]]:
+        """Yields settings that have no effect beside the others: name, value and why."""
+        return iter(())
 
     @property
     def other_weights(self) -> bool:

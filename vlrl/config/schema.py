@@ -467,27 +467,11 @@ class Config(Settings):
         staleness = self.asynchronous.max_staleness
         if problem := (self.asynchronous.problem(self.rollout, self.algo)
                        or next(filter(None, (settings.problem(self) for _, settings in active(self))), "")
-                       or self.rollout.branch.problem(self.rollout, staleness) or self._unguided()
+                       or self.rollout.branch.problem(self.rollout, staleness)
                        or self.algo.beside_problem(self.rollout.minibatches, staleness)
                        or self.algo.stored_problem(self.rollout.minibatches, staleness, self.store.rollouts)):
             raise ValueError(problem)
         return self
-
-    def _unguided(self) -> str:
-        """Returns why other settings forbid algo.guided, and the way out; "" where nothing does."""
-        if self.algo.guided is None:
-            return ""
-        keep, off = self.curriculum.keep.name, "set algo.guided=null"
-        if self.rollout.step_tokens is not None:
-            return (f"algo.guided asks for second attempts once a group is whole, and rollout.step_tokens="
-                    f"{self.rollout.step_tokens} lets groups go on in the next step: leave it out, or {off}")
-        if self.asynchronous.max_staleness:
-            return (f"algo.guided asks for second attempts once answers are scored, and async.max_staleness="
-                    f"{self.asynchronous.max_staleness} draws them ahead of that: set async.max_staleness=0, or {off}")
-        if keep in ("mixed", "some_right", "pass_range", "std_ema"):
-            return (f"curriculum.keep={keep} drops groups without a correct answer, which are those that algo.guided "
-                    f"asks again: set curriculum.keep=all, or {off}")
-        return ""
 
     @model_validator(mode="after")
     def _best_is_measured(self) -> Config:

@@ -30,6 +30,8 @@ class Entry(NamedTuple):
 
 
 SECTIONS = {
+    "algo.guided": Entry("vlrl.methods.second_attempts.settings:GuidedSettings",
+                         "vlrl.methods.second_attempts.method:SecondAttempts"),
     "rollout.forget": Entry("vlrl.methods.eepo.settings:ForgetSettings", "vlrl.methods.eepo.method:SampleThenForget"),
 }
 _SETTINGS = Table({name: entry.settings for name, entry in SECTIONS.items()})

@@ -282,3 +282,9 @@ def answer_text(text: str) -> str:
         return ""
     rest = text.rpartition("</think>")[2]
     return (rest.partition("<answer>")[2] or rest).strip()
+
+
+def answer_place(text: str) -> int:
+    """Returns where the final answer of a text begins, its tag included; 0 for a text that is nothing else."""
+    tag = text.rfind("<answer>")
+    return tag if tag >= 0 else max(text.rfind(parse_answer(text).final), 0)

@@ -17,7 +17,6 @@ from vlrl.engine.base import Done, Engine
 from vlrl.monitoring.metrics import Clock
 from vlrl.rewards.text import parse_answer, told
 from vlrl.rollout.branching import Branching
-from vlrl.rollout.guided import Guiding
 from vlrl.rollout.overlap import Ahead
 from vlrl.rollout.partial import PartialGroup, in_one_step, last_part
 from vlrl.rollout.provided import Given, Provided
@@ -96,8 +95,6 @@ class Answering:
     """Has answers of a group go on from each other's text; see rollout.branch."""
     search: Searching | None = None
     """Finds the answers of a group in a tree; see rollout.branch.search."""
-    guide: Guiding | None = None
-    """Has groups without a correct answer asked again; see algo.guided."""
     services: Provided | None = None
     """Those of `services.*` that the task needs."""
     methods: Sequence[Method] = ()
@@ -123,7 +120,7 @@ class Answering:
     @property
     def collective(self) -> bool:
         """Whether a process without prompts takes part too."""
-        return (any(part is not None for part in (self.likelihoods, self.branch, self.search, self.guide))
+        return (any(part is not None for part in (self.likelihoods, self.branch, self.search))
                 or any(method.collective for method in self.methods))
 
     def group_size(self, draw: Draw) -> int:
@@ -180,7 +177,7 @@ class Answering:
                         h.answers, [(v, more[v.name]) for v, *_ in a.variants]))
                     for a, h, more in zip(accepted, partial_groups, drawn, strict=True)], "train", step)
             groups = ahead.results(completions)
-        return self._guided(accepted, self._beside_greedy(accepted, groups))
+        return self._scored(accepted, self._beside_greedy(accepted, groups))
 
     def write(self, accepted: Sequence[AcceptedDraw]) -> None:
         """Has the engine write all that `groups` would ask of it for new groups, and scores none of it."""
@@ -251,25 +248,23 @@ class Answering:
             out.append(replace(group, aside=(*group.aside, greedy)))
         return out
 
-    def _guided(self, accepted: Sequence[AcceptedDraw],
+    def _scored(self, accepted: Sequence[AcceptedDraw],
                 groups: Sequence[Group | PartialGroup]) -> list[Group | PartialGroup]:
-        """Returns the groups with second attempts aside, where first ones failed and there is something to tell; these
-        are scored as a group of their own, as answers to the sample as it is.
-        """
-        if self.guide is None:
+        """Returns the groups with what methods add to them."""
+        adding = [method for method in self.methods if method.overrides("scored")]
+        if not adding:
             return list(groups)
-        whole, stays = [g for g in groups if isinstance(g, Group)], self.guide.trains_guided
+        whole: Sequence[Group] = [g for g in groups if isinstance(g, Group)]
         assert len(whole) == len(groups)  # Config refuses groups that go on in a later step
         requests, _ = self._requests(accepted)
-        answers = [[answer_of(r.completion, g.prompt, self.step, r.variant) for r in g.rollouts] for g in whole]
+        for method in adding:
+            whole = method.scored(requests, whole, self)
+        return [*whole]
 
-        def score(group: Group, sampled: Prompt, completions: Sequence[Completion]) -> Group:
-            moved = [c.behind(sampled, group.prompt) if c.episode_id and not stays else c for c in completions]
-            return make_group(self.task, group.sample, group.prompt, moved, group_id=group.id, split=group.split,
-                              step=self.step, policy_step=self.policy_step, score=self.score,
-                              served=self.services)
-
-        return [*self.guide(self.engine, self.task, requests, whole, answers, score)]
+    def rescored(self, group: Group, completions: Sequence[Completion]) -> Group:
+        """Scores completions as a group of their own, under the sample and the prompt of `group`."""
+        return make_group(self.task, group.sample, group.prompt, completions, group_id=group.id, split=group.split,
+                          step=self.step, policy_step=self.policy_step, score=self.score, served=self.services)
 
     @property
     def _with_greedy(self) -> bool:

@@ -142,7 +142,9 @@ class GroupSource:
         self.tally.note(intake, chosen, [*probes.values()])
         chosen_groups, lost = _begun([groups[number] for number in chosen if number in groups])
         self.wasted, self.dropped = len(wasted), [*wasted, *lost]
-        return [*map(self.answering.guide.taught, chosen_groups)] if self.answering.guide else chosen_groups
+        for method in self.answering.methods:
+            chosen_groups = method.chosen(chosen_groups)
+        return [*chosen_groups]
 
     def sync(self, policy: Any, step: int, now: bool = True) -> None:
         """Hands the weights to the engine before a step; `now`: it is to be used by others too."""
@@ -329,7 +331,7 @@ class GroupSource:
                 "prompts/rejected": float(self.rejected.count), **self._variant_metrics(), **self._partial_metrics(),
                 **(self.answering.branch.metrics() if self.answering.branch else {}),
                 **(self.answering.search.metrics() if self.answering.search else {}),
-                **(self.answering.guide.metrics() if self.answering.guide else {}),
+                **{name: value for method in self.answering.methods for name, value in method.metrics().items()},
                 **(self.answering.likelihoods.metrics("train") if self.answering.likelihoods else {}),
                 **(self.answering.services.metrics("train", self.step) if self.answering.services else {})}
 

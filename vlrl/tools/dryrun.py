@@ -34,7 +34,7 @@ from vlrl.models import learning, loading, packing, saving
 from vlrl.models.model_config import family_convention
 from vlrl.models.processing import Encoder, PromptTooLong
 from vlrl.rewards.text import written_after
-from vlrl.rollout import guided, search
+from vlrl.rollout import search
 from vlrl.rollout.generate import make_group
 from vlrl.store import checkpoint
 from vlrl.task import Task, task_oracle, task_samples
@@ -277,7 +277,8 @@ def _splits(config: Config, task: Task, report: DryRun) -> dict[str, Sequence[Sa
             curriculum.make(config.curriculum, curriculum.Prompts.of(
                 out["train"], config.seed, config.data.difficulty, config.rollout, task.knobs, task.stage_fields),
                             config.shares)
-            guided.check(config, task, out["train"])
+            for method in Algorithm(config).methods:
+                method.check(task, out["train"], config.algo.loss.name not in SUPERVISED)
             demonstrations.check(config, task, out["train"])
             stored.check(config, task)
     return out

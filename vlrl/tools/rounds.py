@@ -20,7 +20,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from vlrl.algo import guided
 from vlrl.algo.named import bind
 from vlrl.config.schema import Config
 from vlrl.data import readable, write_rows
@@ -29,6 +28,7 @@ from vlrl.errors import ConfigError, TrainingError
 from vlrl.evaluation.answers import Ready, ask
 from vlrl.evaluation.rows import Row, RowFile, read_rows
 from vlrl.evaluation.settings import Drawing
+from vlrl.methods.second_attempts import loss as guided
 from vlrl.models import loading
 from vlrl.rollout.selection import CHOICES, chosen, is_right, longer
 from vlrl.store import checkpoint

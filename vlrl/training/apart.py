@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from vlrl.algo.method import Pass
 from vlrl.distributed import comm
 from vlrl.models.oom import each_batch
 from vlrl.models.policy import Policy
@@ -36,6 +37,13 @@ def learn_apart(policy: Policy, part: Minibatch, weights: Sequence[torch.nn.Para
     for p, before in zip(weights, objective, strict=True):
         p.grad = before if p.grad is None else p.grad if before is None else p.grad.add_(before)
     return cuts, norm, other
+
+
+def apart(policy: Policy, one: Pass, weights: Sequence[torch.nn.Parameter]) -> int:
+    """Runs a pass whose gradient is summed over processes by itself; returns how many micro-batches were halved."""
+    cuts, norm, others = learn_apart(policy, one.part, weights, one.work, one.begin)
+    one.end(norm, others)
+    return cuts
 
 
 def _norm(gradients: Sequence[torch.Tensor | None]) -> float:

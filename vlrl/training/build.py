@@ -37,14 +37,12 @@ from vlrl.models.policy import Policy
 from vlrl.models.processing import Encoder
 from vlrl.models.reference import Reference
 from vlrl.monitoring.metrics import Clock
-from vlrl.rollout import async_source, branching, episodes, guided, partial, search
+from vlrl.rollout import async_source, branching, episodes, partial, search
 from vlrl.rollout.async_source import Pipelined
 from vlrl.rollout.branching import Branching
 from vlrl.rollout.episodes import EpisodeEngine
 from vlrl.rollout.generate import Answering
 from vlrl.rollout.group_source import GroupSource, Tell
-from vlrl.rollout.guided import Guiding
-from vlrl.rollout.keeping import as_completion
 from vlrl.rollout.likelihoods import Likelihoods
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.rollout.prompt_angle import Angles
@@ -62,7 +60,7 @@ from vlrl.training.build_task import make_task, settle_coordinates
 from vlrl.training.demonstrations import Demonstrator
 from vlrl.training.stored import StoredAnswers
 from vlrl.training.update import make_optimizer
-from vlrl.types import Media, Prompt, Sample
+from vlrl.types import Media, Sample
 
 _log = logging.getLogger(__name__)
 
@@ -180,8 +178,6 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
     episodes.check(config, task)
     branching.check(config, task, make_source.generates)
     search.check(config, task, make_source.generates)
-    if make_source.generates:
-        guided.check(config, task, samples)
     for method in algorithm.methods:
         method.check(task, samples, make_source.generates)
     demonstrations.check(config, task, samples)
@@ -223,13 +219,11 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
             branches = config.rollout.branch.roots and make_source.generates
             branch = Branching(config, model.processor.tokenizer.decode) if branches else None
             searches = config.rollout.branch.search and make_source.generates
-            guide = make_guide(config, model, encode, algorithm) if make_source.generates else None
             answering = Answering(config, task, engine, clock, algorithm, scorer or score_all, likelihoods, branch,
-                                  Searching(config) if searches else None, guide, services=services,
-                                  methods=algorithm.methods)
-            if make_source.generates:
-                for method in algorithm.methods:
-                    method.start(Run(task, model, encode, samples, engine, answering.score, services))
+                                  Searching(config) if searches else None, services=services,
+                                  methods=algorithm.methods if make_source.generates else ())
+            for method in answering.methods:
+                method.start(Run(task, model, encode, samples, engine, answering.score, services))
             credit = Credit(algorithm, config, model, task)
             source = make_source(answering, encode, sampler, samples, prefetch, prompts,
                                  {"angle": Angles(model, config, task, prefetch)}, tell, credit.teaches)
@@ -286,18 +280,6 @@ class _Idle(Task):
 
     prompt = "."
     sample = Sample(id="idle", row={}, media=(Media(source=Image.new("RGB", (64, 64))),))
-
-
-def make_guide(config: Config, model: Policy, encode: Encoder, algorithm: Algorithm) -> Guiding | None:
-    """Returns what has groups asked again, which reads answers by the policy; None without algo.guided."""
-    if config.algo.guided is None:
-        return None
-    own = Reference(model, config)
-
-    def read(prompts: Sequence[Prompt], tokens: Sequence[np.ndarray]) -> list[np.ndarray]:
-        return own.logprobs(prompts, [*map(as_completion, tokens)], algorithm.temperature, own=True)
-
-    return Guiding(config, encode, read)
 
 
 def make_likelihoods(config: Config, task: Task, model: Policy, encode: Encoder) -> Likelihoods | None:

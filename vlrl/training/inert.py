@@ -14,10 +14,11 @@ from typing import Any
 from vlrl.algo.algorithm import Algorithm
 from vlrl.algo.named import options_of
 from vlrl.algo.tables import LOSSES, SHAPINGS, WEIGHTS
-from vlrl.config.algo import CLIPS, SUPERVISED, AlgoSettings, CriticSettings, DemonstrationSettings, GuidedSettings
+from vlrl.config.algo import CLIPS, SUPERVISED, AlgoSettings, CriticSettings, DemonstrationSettings
 from vlrl.config.base import Named
 from vlrl.config.rollout import CurriculumSettings
 from vlrl.config.schema import Config, DataSettings
+from vlrl.config.sections import active
 from vlrl.monitoring.mismatch import computes_in_float32, samples_other_weights
 from vlrl.task import Task
 from vlrl.task.combine import weight_at
@@ -211,22 +212,19 @@ def turns(run: Run) -> Iterator[Inert]:
         yield Inert("algo.loss", "gspo_turn", f"{why} gspo")
 
 
-def second_attempts(run: Run) -> Iterator[Inert]:
-    """Yields what belongs to second attempts that are learned from in another way, or not made."""
-    guided, algo = run.algo.guided, run.algo
-    usual = GuidedSettings()
-    if algo.loss.name == "critique_grpo" and (guided is None or guided.use.name in ("beside", "hinted")):
+def refinements(run: Run) -> Iterator[Inert]:
+    """Yields a policy term for answers to other prompts where no group has one."""
+    guided = run.algo.guided
+    if run.algo.loss.name == "critique_grpo" and (guided is None or guided.use.name in ("beside", "hinted")):
         yield Inert("algo.loss", "critique_grpo", "no answer of a group is a second attempt, and on others it is "
                     "ppo_clip; set algo.guided.use=join or replace")
-    if guided is None:
-        return
-    if not guided.beside and ":" not in guided.use.name:
-        for name in ("loss", "coef"):
-            if getattr(guided, name) != getattr(usual, name):
-                yield Inert(f"algo.guided.{name}", _short(getattr(guided, name)), f"algo.guided.use={guided.use.name} "
-                            "makes attempts members of their group, which the objective trains")
-    if guided.use.name == "hinted" and guided.answers != usual.answers:
-        yield Inert("algo.guided.answers", guided.answers, "algo.guided.use=hinted draws a whole group")
+
+
+def of_methods(run: Run) -> Iterator[Inert]:
+    """Yields what settings of methods say of themselves."""
+    for _, settings in active(run.config):
+        for setting, value, why in settings.inert(run.config):
+            yield Inert(setting, _short(value), why)
 
 
 def demonstration_rows(run: Run) -> Iterator[Inert]:
@@ -546,6 +544,6 @@ def pictures(run: Run) -> Iterator[Inert]:
 
 
 RULES: Sequence[Callable[[Run], Iterator[Inert]]] = (
-    ratio, unreached_bound, unread_credit, turns, second_attempts, demonstration_rows, critic, kl, kl_to_itself,
+    ratio, unreached_bound, unread_credit, turns, refinements, of_methods, demonstration_rows, critic, kl, kl_to_itself,
     reference, entropy, weights, correction, shaping, replaced, batch, stored, reward_parts, services, filters, sampler,
     streaming, pictures)

@@ -14,7 +14,7 @@ from vlrl.config import presets
 from vlrl.config.algo import SUPERVISED
 from vlrl.config.presets import NEEDS, Preset
 from vlrl.config.schema import Config
-from vlrl.rollout.guidance import answer_place
+from vlrl.rewards.text import answer_place
 from vlrl.task import Task
 from vlrl.task.combine import weight_at
 from vlrl.task.environment import has_environment

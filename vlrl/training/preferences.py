@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from vlrl.config.algo import AlgoSettings, GuidedSettings
+from vlrl.config.algo import AlgoSettings
 from vlrl.config.base import Named
 from vlrl.config.schema import Config
 from vlrl.errors import DataError
@@ -44,8 +44,8 @@ def train(config: Config, dpo: Named) -> Session:
 
 def preferring(config: Config, dpo: Named) -> Config:
     """Returns the settings of such a run: those of a supervised one, with the preference as its only gradient."""
-    algo = AlgoSettings(advantage=Named(name="dr_grpo"), loss=Named(name="reinforce"),
-                        guided=GuidedSettings(loss=dpo), aggregation=config.algo.aggregation)
+    algo = AlgoSettings.model_validate({"advantage": "dr_grpo", "loss": "reinforce", "guided": {"loss": dpo},
+                                        "aggregation": config.algo.aggregation})
     return supervised(config).model_copy(update={"algo": algo})
 
 

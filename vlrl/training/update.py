@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
-from typing import cast
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from vlrl.algo.algorithm import Algorithm
 from vlrl.algo.inputs import LossInputs, Metrics
+from vlrl.algo.method import Pass
 from vlrl.algo.statistics import alternatives
 from vlrl.config.schema import Config, TrainSettings
 from vlrl.distributed import comm
@@ -21,10 +23,10 @@ from vlrl.models.families import Part
 from vlrl.models.oom import each_batch
 from vlrl.models.policy import Policy
 from vlrl.monitoring.metrics import phase
-from vlrl.training import demonstrations, guided
+from vlrl.training import demonstrations
 from vlrl.training import stored as training_stored
+from vlrl.training.apart import apart
 from vlrl.training.demonstrations import Shown, make_shown
-from vlrl.training.guided import Second, make_second
 from vlrl.training.minibatch import MicroBatch, Minibatch, loss_inputs, make_minibatch, no_grad_passes, prepare, split
 from vlrl.training.stored import Again, make_again
 from vlrl.types import Group
@@ -41,13 +43,14 @@ _LEAST_SCALE = 1.0
 
 
 def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Group], config: Config, step: int,
-           algorithm: Algorithm | None = None, shown: Sequence[Group] = (),
-           stored: Sequence[Group] = ()) -> tuple[dict[str, float], PerToken]:
+           algorithm: Algorithm | None = None, shown: Sequence[Group] = (), stored: Sequence[Group] = (),
+           drawn: Mapping[str, Sequence[Group]] = MappingProxyType({})) -> tuple[dict[str, float], PerToken]:
     """Trains on credited groups and returns step metrics and per-token arrays.
 
     rollout.updates passes over rollout.minibatches optimizer steps each. `algorithm` is that of the run; without one
     it is made of the config, and what it learns from step to step is lost. `shown` are this process's demonstrations
-    (algo.demonstrations), `stored` its stored groups (algo.stored). An optimizer step whose loss or gradient is NaN or
+    (algo.demonstrations), `stored` its stored groups (algo.stored), `drawn` those of methods, by section. An optimizer
+    step whose loss or gradient is NaN or
     infinite is left out, and so is one whose gradients overflow in float16, which halves the loss scale: metrics
     `skipped` and `loss_scale`. Raises NonFinite when more than limits.nonfinite_steps steps in a row had one of the
     first kind. A micro-batch for which memory does not suffice is halved: metric `memory/halved`.
@@ -60,30 +63,33 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Gr
     with phase("pack"):
         texts = "texts" in algorithm.objective.requires
         dealt = split(groups, config.rollout.minibatches)
-        parts = [(make_minibatch(policy, part, config, texts, algorithm.scores_pairs),
-                  make_second(policy, part, config, algorithm)) for part in dealt]
+        parts = [make_minibatch(policy, part, config, texts, algorithm.scores_pairs) for part in dealt]
+        passes = [method.passes(policy, dealt, drawn.get(method.section, ()), step) for method in algorithm.methods]
         beside = make_shown(policy, () if algorithm.interleaves else shown, config, algorithm, step)
         again = make_again(policy, stored, config, algorithm, step)
     meter = _Meter(sum(len(g.rollouts) for g in groups), config.store.alternatives)
     with phase("reference"):
-        for part, _ in parts:
+        for part in parts:
             meter.halved += no_grad_passes(policy, part, algorithm, several, alternatives(config.store.alternatives))
     rate = lr_at(step, config.steps, config.train)
     for _ in range(config.rollout.updates):
-        for (part, second), given, read in zip(parts, beside, again, strict=True):
+        for i, (part, given, read) in enumerate(zip(parts, beside, again, strict=True)):
             past = read if read and read.learned else None
-            if part.total_tokens or second or given or past:  # none on any process: there is nothing to learn from
+            also = [one for each in passes if (one := each[i]) is not None and one.active]
+            if part.total_tokens or also or given or past:  # none on any process: there is nothing to learn from
                 with phase("reference"):
                     meter.halved += prepare(policy, part, config, algorithm, step)
-                _accumulate(policy, part, algorithm, config, step, meter, second, given, past)
+                _accumulate(policy, part, algorithm, config, step, meter, also, given, past)
                 with phase("optimizer"):
-                    taken = _apply(policy, optimizer, part, algorithm, rate, config, step, meter, bool(given or past))
+                    taken = _apply(policy, optimizer, part, algorithm, rate, config, step, meter,
+                                   bool(given or past) or any(one.apart for one in also))
                 if taken and algorithm.watches_entropy:
                     algorithm.after_optimizer_step(comm.total(meter.entropy)[0] / max(part.total_tokens, 1.0))
         meter.passes, meter.also = meter.passes + 1, {}
     algorithm.nonfinite = algorithm.nonfinite + 1 if meter.nonfinite else 0
     stats = meter.summary(config, rate) | {"skipped": float(meter.skipped)}
-    stats |= guided.metrics([second for _, second in parts if second])
+    for method, own in zip(algorithm.methods, passes, strict=True):
+        stats |= method.after_update(policy, own, drawn.get(method.section, ()), step, stats)
     stats |= (demonstrations.interleave(policy, shown, config, algorithm, stats["grad_norm"]) if algorithm.interleaves
               else demonstrations.step_metrics(beside, algorithm, step))
     stats |= training_stored.step_metrics(again, algorithm)
@@ -127,11 +133,11 @@ class NonFinite(TrainingError):
 
 
 def _accumulate(policy: Policy, part: Minibatch, algorithm: Algorithm, config: Config, step: int,
-                meter: _Meter, second: Second | None = None, shown: Shown | None = None,
+                meter: _Meter, also: Sequence[Pass] = (), shown: Shown | None = None,
                 past: Again | None = None) -> None:
-    """Forward and backward of every micro-batch, those of second attempts, demonstrations and stored answers after the
-    others; gradients add up. Short of memory it halves one and begins again. While a critic learns alone, second
-    attempts teach nothing; in a step of demonstrations alone the objective is measured, and teaches nothing."""
+    """Forward and backward of every micro-batch, those of methods after the others; gradients add up. Short of memory
+    it halves one and begins again. While a critic learns alone, a pass that is not apart teaches nothing; in a step of
+    demonstrations alone the objective is measured, and teaches nothing."""
     draws, critic = _random_state(policy.device), policy.critic
     alone, share = critic is not None and critic.warms_up(step), algorithm.shares(step)[0]
 
@@ -161,17 +167,26 @@ def _accumulate(policy: Policy, part: Minibatch, algorithm: Algorithm, config: C
         meter.begin()
         meter.halved += each_batch(policy, part.batches, work, part.halve, again)
 
-    def anew() -> None:
-        again()
-        objective()
-
     objective()
-    if second and algorithm.config.algo.guided and not alone:
-        meter.halved += guided.learn(policy, second, algorithm, algorithm.config.algo.guided.coef, step, anew)
+    for one in sorted(also, key=lambda one: one.apart):
+        if one.apart:
+            meter.halved += apart(policy, one, _weights(policy))
+        elif not alone:
+            meter.halved += _joined(policy, one, lambda: (again(), objective()))
     if shown:
         meter.halved += demonstrations.learn(policy, shown, algorithm, _weights(policy))
     if past:
         meter.halved += training_stored.learn(policy, past, algorithm, _weights(policy))
+
+
+def _joined(policy: Policy, one: Pass, anew: Callable[[], Any]) -> int:
+    """Forward and backward of a pass whose gradient is added as it comes to what is there, which `anew` makes again
+    where a micro-batch is halved; returns how many were.
+    """
+    one.begin()
+    cuts = each_batch(policy, one.part.batches, one.work, one.part.halve, lambda: (one.begin(), anew()))
+    one.end(math.nan, math.nan)
+    return cuts
 
 
 def _random_state(device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 
-from vlrl.algo.algorithm import Algorithm
-from vlrl.algo.guided import Attempts
-from vlrl.config.schema import Config
+from vlrl.algo.method import Objectives
+from vlrl.algo.named import Bound
 from vlrl.distributed import comm
 from vlrl.errors import TrainingError
-from vlrl.models.oom import each_batch
+from vlrl.methods.second_attempts.loss import Attempts
 from vlrl.models.policy import Policy
 from vlrl.task.variants import second_attempts
 from vlrl.training.minibatch import MicroBatch, Minibatch, Numbered, Trained
@@ -23,24 +23,53 @@ from vlrl.types import Group, Rollout
 
 
 @dataclass(eq=False)
-class Second:
-    """The second attempts of one optimizer step, packed under the prompts without guidance."""
+class RetryPass:
+    """The loss of the second attempts of one optimizer step, read under the prompts without guidance: a Pass."""
 
+    policy: Policy
+    algorithm: Objectives
+    loss_of: Bound
+    """algo.guided.loss."""
+    coef: float
+    step: int
     part: Minibatch
     """Rows with the same `unit` are an attempt, and where the loss compares it, a failure of its group."""
     loss: float = 0.0
-    """This process's share of the last pass."""
+    """This process's share of the last pass over the batch."""
     logratio: float = 0.0
     """Sum over the sampled tokens of the first pass of log p(prompt) - log p(prompt and guidance)."""
-    passes: int = 0
+    done: int = 0
+    """Passes over the batch."""
+    active = True
+    apart = False
+
+    def begin(self) -> None:
+        self.loss, self.logratio = 0.0, self.logratio if self.done else 0.0
+
+    def work(self, b: int) -> None:
+        policy, temperature, part = self.policy, self.algorithm.temperature, self.part
+        micro = part.batches[b]
+        batch, reads = micro.batch.to(policy.device), "reference" in self.loss_of.requires
+        with policy.evaluating() if reads else torch.no_grad():
+            reference = policy.reference_logprobs(batch, temperature) if reads else None
+        stats = policy.logprobs(batch, temperature)
+        attempts = attempts_of(part, micro, stats.logprobs, reference, "failures" in self.loss_of.requires)
+        loss = self.loss_of(replace(attempts, step=self.step)) * self.coef
+        policy.backward(loss)
+        self.loss += float(loss.detach())
+        if not self.done:
+            self.logratio += _logratio(part, micro, attempts)
+
+    def end(self, norm: float, others: float) -> None:
+        self.done += 1
 
 
-def make_second(policy: Policy, part: Sequence[Numbered], config: Config, algorithm: Algorithm) -> Second | None:
+def make_pass(policy: Policy, part: Sequence[Numbered], algorithm: Objectives, loss: Bound,
+              step: int) -> RetryPass | None:
     """Packs the second attempts of one optimizer step; None where no process has any. Called on every process."""
-    if algorithm.guided is None:
-        return None
+    config = algorithm.config
     groups = [*{id(g): g for _, g, _ in part}.values()]
-    compared = "failures" in algorithm.guided.requires
+    compared = "failures" in loss.requires
     pairs = [(g, r, other) for g in groups for r, other in _pairs(g, config.algo.mask_truncated)]
     rows = [Trained(unit, unit, place, g, r, row, own, row.loss_mask, ())
             for unit, (g, second, failure) in enumerate(pairs)
@@ -52,7 +81,9 @@ def make_second(policy: Policy, part: Sequence[Numbered], config: Config, algori
     pack = partial(policy.pack, settings=config.train)
     planned = policy.plan([t.group.prompt for t in rows], [t.row.tokens for t in rows], config.train,
                           policy.most_tokens, [t.row.shown for t in rows], [t.unit for t in rows])
-    return Second(Minibatch(rows, [MicroBatch(pieces, pack(pieces)) for pieces in planned], pack, tokens, attempts))
+    packed = Minibatch(rows, [MicroBatch(pieces, pack(pieces)) for pieces in planned], pack, tokens, attempts)
+    guided: Any = config.algo.guided
+    return RetryPass(policy, algorithm, loss, guided.coef, step, packed)
 
 
 def _pairs(group: Group, drop_truncated: bool) -> list[tuple[Rollout, Rollout]]:
@@ -61,41 +92,6 @@ def _pairs(group: Group, drop_truncated: bool) -> list[tuple[Rollout, Rollout]]:
                 and not (drop_truncated and r.completion.truncated)]
     failures = [r for r in group.rollouts if r.correct is False and r.train_prompt is None]
     return [*zip(attempts, itertools.cycle(failures), strict=False)]
-
-
-def learn(policy: Policy, second: Second, algorithm: Algorithm, coef: float, step: int,
-          again: Callable[[], None]) -> int:
-    """Forward and backward of every micro-batch; gradients add up to those that are there. Returns how many were halved
-    for lack of memory: then `again` has to make anew what was there.
-    """
-    guided, part = algorithm.guided, second.part
-    assert guided is not None
-
-    def work(b: int) -> None:
-        micro = part.batches[b]
-        batch = micro.batch.to(policy.device)
-        with policy.evaluating() if "reference" in guided.requires else torch.no_grad():
-            reference = (policy.reference_logprobs(batch, algorithm.temperature)
-                         if "reference" in guided.requires else None)
-        stats = policy.logprobs(batch, algorithm.temperature)
-        attempts = attempts_of(part, micro, stats.logprobs, reference, "failures" in guided.requires)
-        loss = guided(replace(attempts, step=step)) * coef
-        policy.backward(loss)
-        second.loss += float(loss.detach())
-        if not second.passes:
-            second.logratio += _logratio(part, micro, attempts)
-
-    def begin() -> None:
-        second.loss, second.logratio = 0.0, second.logratio if second.passes else 0.0
-
-    def anew() -> None:
-        begin()
-        again()
-
-    begin()
-    cuts = each_batch(policy, part.batches, work, part.halve, anew)
-    second.passes += 1
-    return cuts
 
 
 def attempts_of(part: Minibatch, micro: MicroBatch, logprobs: torch.Tensor, reference: torch.Tensor | None,
@@ -128,10 +124,10 @@ def _logratio(part: Minibatch, micro: MicroBatch, attempts: Attempts) -> float:
     return float((attempts.logprobs.detach() - sampled)[own].sum())
 
 
-def metrics(seconds: Sequence[Second]) -> dict[str, float]:
+def metrics(passes: Sequence[RetryPass]) -> dict[str, float]:
     """Returns means over the optimizer steps that had second attempts, over all processes; {} where none had any."""
-    if not seconds:
+    if not passes:
         return {}
-    loss, logratio = comm.total(sum(s.loss for s in seconds), sum(s.logratio for s in seconds))
-    return {"guided/loss": loss / len(seconds), "guided/attempts": sum(s.part.total_sequences for s in seconds),
-            "guided/logratio": logratio / max(sum(s.part.total_tokens for s in seconds), 1.0)}
+    loss, logratio = comm.total(sum(p.loss for p in passes), sum(p.logratio for p in passes))
+    return {"guided/loss": loss / len(passes), "guided/attempts": sum(p.part.total_sequences for p in passes),
+            "guided/logratio": logratio / max(sum(p.part.total_tokens for p in passes), 1.0)}

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from vlrl.config.registry import failure
 from vlrl.errors import TaskError, VlrlError
-from vlrl.rewards.text import parse_answer
+from vlrl.rewards.text import answer_place, parse_answer
 from vlrl.task import Task
 from vlrl.task.given import given_answer
 from vlrl.types import Answer, Sample
@@ -111,12 +111,6 @@ def guidance_of(task: Task, sample: Sample, answers: Sequence[Answer]) -> str | 
         raise TaskError(f"task '{task.name}': guidance of sample '{sample.id}' gave {type(guidance).__name__}, "
                         "expected a text, or None")
     return guidance or None
-
-
-def answer_place(text: str) -> int:
-    """Returns where the final answer of a text begins, its tag included; 0 for a text that is nothing else."""
-    tag = text.rfind("<answer>")
-    return tag if tag >= 0 else max(text.rfind(parse_answer(text).final), 0)
 
 
 def _final(t: Tried) -> str | None:

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vlrl.models.processing import Encoder
-from vlrl.rewards.text import written_after
-from vlrl.rollout.guidance import answer_place
+from vlrl.rewards.text import answer_place, written_after
 from vlrl.task import Task
 from vlrl.task.given import given_answer
 from vlrl.types import Completion, Prompt, Rollout, Sample

@@ -13,17 +13,18 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from typing import Any
 
-from vlrl.algo.guided import LOSSES
 from vlrl.algo.named import bind
 from vlrl.config.schema import Config
 from vlrl.distributed import comm
 from vlrl.engine.base import Engine
 from vlrl.errors import ConfigError, DataError
+from vlrl.methods.second_attempts.guidance import WORDS, Tried
+from vlrl.methods.second_attempts.keep import KEEPS, Attempted, Read
+from vlrl.methods.second_attempts.members import USES
 from vlrl.models.processing import Encoder, PromptTooLong
-from vlrl.rollout.guidance import WORDS, Tried, answer_place
-from vlrl.rollout.keeping import KEEPS, Attempted, Read
-from vlrl.rollout.members import USES
+from vlrl.rewards.text import answer_place
 from vlrl.task import Task
 from vlrl.task.environment import has_environment
 from vlrl.task.variants import GUIDED, second_attempts
@@ -77,12 +78,11 @@ class Guiding:
     read: Read
 
     def __post_init__(self) -> None:
-        settings = self.config.algo.guided
-        assert settings
-        self.settings, self.counts, self._warned = settings, _Counts(), False
-        self.words = bind("algo.guided.words", settings.words, WORDS)
-        self.keep = bind("algo.guided.keep", settings.keep, KEEPS, skip=2)
-        self.use = bind("algo.guided.use", settings.use, USES)
+        self.settings: Any = self.config.algo.guided
+        self.counts, self._warned = _Counts(), False
+        self.words = bind("algo.guided.words", self.settings.words, WORDS)
+        self.keep = bind("algo.guided.keep", self.settings.keep, KEEPS, skip=2)
+        self.use = bind("algo.guided.use", self.settings.use, USES)
 
     @property
     def trains_guided(self) -> bool:
@@ -199,17 +199,14 @@ def errs(group: Group) -> bool:
 
 def check(config: Config, task: Task, samples: Sequence[Sample]) -> None:
     """Raises ConfigError where algo.guided could not act: nothing can be said in a second attempt."""
-    settings = config.algo.guided
-    if settings is None:
-        return
-    bind("algo.guided.loss", settings.loss, LOSSES)
+    settings: Any = config.algo.guided
     bind("algo.guided.keep", settings.keep, KEEPS, skip=2)
     bind("algo.guided.use", settings.use, USES)
     words = bind("algo.guided.words", settings.words, WORDS)
     if words.name == "task":
         _check_task(task, samples)
     elif words.name in WORDS:
-        _check_rows(config, task, samples)
+        _check_rows(settings, task, samples)
 
 
 def _check_task(task: Task, samples: Sequence[Sample]) -> None:
@@ -220,9 +217,7 @@ def _check_task(task: Task, samples: Sequence[Sample]) -> None:
                           f"{_LOOKED_AT} has any), or set algo.guided=null")
 
 
-def _check_rows(config: Config, task: Task, samples: Sequence[Sample]) -> None:
-    settings = config.algo.guided
-    assert settings
+def _check_rows(settings: Any, task: Task, samples: Sequence[Sample]) -> None:
     name = settings.words.name
     if any(map(has_environment, task.members)):
         raise ConfigError(f"algo.guided.words={name} speaks of one answer, and task '{task.name}' has episodes: set "

@@ -1,0 +1,72 @@
+"""Second attempts of groups in which answers failed, under guidance: when they are asked for, and learned from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from vlrl.algo.method import Ask, Method, Objectives, Run
+from vlrl.algo.named import Bound, bind
+from vlrl.methods.second_attempts import update
+from vlrl.methods.second_attempts.attempts import Guiding, check
+from vlrl.methods.second_attempts.keep import as_completion
+from vlrl.methods.second_attempts.loss import LOSSES
+from vlrl.models.policy import Policy
+from vlrl.models.reference import Reference
+from vlrl.rollout.generate import answer_of
+from vlrl.task import Task
+from vlrl.types import Completion, Group, Prompt, Request, Sample
+
+
+class SecondAttempts(Method):
+    """Has groups asked again once they are scored, and learns from what is kept as algo.guided.use says."""
+
+    collective = True
+
+    def __init__(self, section: str, settings: Any, algorithm: Objectives):
+        super().__init__(section, settings, algorithm)
+        loss = bind("algo.guided.loss", settings.loss, LOSSES)
+        self.loss: Bound | None = loss if settings.beside else None
+        """None where attempts are members of their groups."""
+        self.requires = loss.requires if settings.beside else frozenset()
+
+    def check(self, task: Task, samples: Sequence[Sample], generates: bool) -> None:
+        if generates:
+            check(self.config, task, samples)
+
+    def start(self, run: Run) -> None:
+        own = Reference(run.policy, self.config)
+
+        def read(prompts: Sequence[Prompt], tokens: Sequence[np.ndarray]) -> list[np.ndarray]:
+            return own.logprobs(prompts, [*map(as_completion, tokens)], self.algorithm.temperature, own=True)
+
+        self.guiding = Guiding(self.config, run.encode, read)
+
+    def scored(self, requests: Sequence[Request], groups: Sequence[Group], ask: Ask) -> Sequence[Group]:
+        """Second attempts stand aside; they are scored as a group of their own, as answers to the sample as it is."""
+        stays = self.guiding.trains_guided
+        answers = [[answer_of(r.completion, g.prompt, ask.step, r.variant) for r in g.rollouts] for g in groups]
+
+        def score(group: Group, sampled: Prompt, completions: Sequence[Completion]) -> Group:
+            moved = [c.behind(sampled, group.prompt) if c.episode_id and not stays else c for c in completions]
+            return ask.rescored(group, moved)
+
+        return self.guiding(ask.engine, ask.task, requests, groups, answers, score)
+
+    def chosen(self, groups: Sequence[Group]) -> Sequence[Group]:
+        return [*map(self.guiding.taught, groups)]
+
+    def passes(self, policy: Policy, dealt: Sequence[Sequence[Any]], drawn: Sequence[Group],
+               step: int) -> Sequence[update.RetryPass | None]:
+        if self.loss is None:
+            return super().passes(policy, dealt, drawn, step)
+        return [update.make_pass(policy, part, self.algorithm, self.loss, step) for part in dealt]
+
+    def after_update(self, policy: Policy, passes: Sequence[Any], drawn: Sequence[Group], step: int,
+                     stats: Mapping[str, float]) -> Mapping[str, float]:
+        return update.metrics([one for one in passes if one])
+
+    def metrics(self) -> Mapping[str, float]:
+        return self.guiding.metrics()

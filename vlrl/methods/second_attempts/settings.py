@@ -1,0 +1,66 @@
+"""The settings `algo.guided`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from pydantic import Field
+
+from vlrl.config.base import MethodSettings, Named, Positive, Rate
+
+
+class GuidedSettings(MethodSettings):
+    """Second attempts of groups in which answers failed, with more behind the question (docs/objectives.md)."""
+
+    answers: Positive = Field(
+        default=1, description="Second attempts of a group, written under the prompt and what algo.guided.words says; "
+        "with use=hinted as many as the group has.")
+    groups: Literal["failed", "wrong"] = Field(
+        default="failed", description="Which groups are asked again: failed = those without a correct answer; wrong = "
+        "those with an answer that is known to be wrong.")
+    words: Named = Field(
+        default=Named(name="task"), description="What a second attempt is told: task = Task.guidance; hint = a growing "
+        "beginning of the given solution; answer = the true answer; solution = the given solution; critique = a wrong "
+        "answer and what is wrong with it; or own module:function.")
+    keep: Named = Field(
+        default=Named(name="correct"), description="Which attempts are learned from: correct; explains = of these "
+        "those that make the true answer likelier under the prompt alone (ExPO); or own module:function.")
+    use: Named = Field(
+        default=Named(name="beside"), description="What becomes of them: beside = algo.guided.loss, in no statistic of "
+        "the group; join = one joins the group; replace = one takes the place of a wrong answer; hinted = the attempts "
+        "and their prompt take the place of the group; or own module:function.")
+    loss: Named = Field(
+        default=Named(name="sft"), description="What is learned from them with use=beside, under the prompt alone: sft "
+        "= cross-entropy; expo = one that fades; dpo = their preference to the failures of their group; or own "
+        "module:function.")
+    coef: Rate = Field(default=1.0, description="Weight of that loss beside the objective.")
+
+    @property
+    def beside(self) -> bool:
+        """Whether attempts have a loss of their own, and are no members of their group."""
+        return self.use.name == "beside"
+
+    def problem(self, config: Any) -> str:
+        keep, off = config.curriculum.keep.name, "set algo.guided=null"
+        if config.rollout.step_tokens is not None:
+            return (f"algo.guided asks for second attempts once a group is whole, and rollout.step_tokens="
+                    f"{config.rollout.step_tokens} lets groups go on in the next step: leave it out, or {off}")
+        if config.asynchronous.max_staleness:
+            return ("algo.guided asks for second attempts once answers are scored, and async.max_staleness="
+                    f"{config.asynchronous.max_staleness} draws them ahead of that: set async.max_staleness=0, or "
+                    f"{off}")
+        if keep in ("mixed", "some_right", "pass_range", "std_ema"):
+            return (f"curriculum.keep={keep} drops groups without a correct answer, which are those that algo.guided "
+                    f"asks again: set curriculum.keep=all, or {off}")
+        return ""
+
+    def inert(self, config: Any) -> Iterator[tuple[str, Any, str]]:
+        usual = type(self)()
+        if not self.beside and ":" not in self.use.name:
+            for name in ("loss", "coef"):
+                if getattr(self, name) != getattr(usual, name):
+                    yield (f"algo.guided.{name}", getattr(self, name), f"algo.guided.use={self.use.name} makes "
+                           "attempts members of their group, which the objective trains")
+        if self.use.name == "hinted" and self.answers != usual.answers:
+            yield "algo.guided.answers", self.answers, "algo.guided.use=hinted draws a whole group"
