@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from vlrl.algo.demonstrations import MIXES, Chord, ChordPhi, Demonstrated, Relift, Sasr
 from vlrl.algo.named import bind
 from vlrl.config.base import Named
 from vlrl.errors import ConfigError
+from vlrl.methods.demonstrations.mixes import MIXES, Chord, ChordPhi, Demonstrated, Relift, Sasr
 
 LN = math.log
 ROWS = [([LN(0.5), LN(0.8), LN(0.1)], [1, 1, 0], 1.0), ([LN(0.9)], [1], 2.0)]

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from vlrl import config
-from vlrl.algo import aggregation, correction, demonstrations, kl, reference, stored, tables
+from vlrl.algo import aggregation, correction, kl, reference, stored, tables
 from vlrl.algo.algorithm import Algorithm
 from vlrl.algo.named import parameters
+from vlrl.methods.demonstrations import mixes as demonstrations
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "objectives.md").read_text(encoding="utf-8")

@@ -36,6 +36,7 @@ _GUIDED, _SECOND, _MEANING, _EPISODES = (
 _TOLD, _MEMBERS = ("tests/rollout/test_guidance.py",), ("tests/training/test_members.py",)
 _TREE, _SEARCH = ("tests/rollout/test_search_tree.py",), ("tests/rollout/test_search.py",)
 
+_GIVEN = "vlrl/methods/demonstrations/"
 _RETRY = "vlrl/methods/second_attempts/"
 ATTEMPTS = [
     Mutant(_RETRY + "attempts.py", "bool(known) and not any(known)", "not any(known)", _GUIDED,
@@ -168,27 +169,27 @@ _SHOWN, _LOSS, _CHOSEN, _ROWS, _LISTED, _STAGED, _TAUGHT, _PAIRS = (
     ("tests/config/test_stages.py",), ("tests/tools/test_distill.py",), ("tests/training/test_preferences.py",))
 
 STAGES = [
-    Mutant("vlrl/training/demonstrations.py", "loss * shown.share", "loss", _SHOWN,
+    Mutant(_GIVEN + "update.py", "loss * self.share", "loss", _SHOWN,
            "demonstrations weigh 1 whatever their share"),
     Mutant("vlrl/training/update.py", "learned if share == 1 else learned * share", "learned", _SHOWN,
            "the objective weighs 1 beside demonstrations"),
-    Mutant("vlrl/training/demonstrations.py", "known[-1].norm / known[-1].share", "known[-1].norm_rl", _SHOWN,
+    Mutant(_GIVEN + "update.py", "known[-1].norm / known[-1].share", "known[-1].norm_rl", _SHOWN,
            "SASR follows the gradient of the answers"),
     Mutant("vlrl/training/apart.py", "p.grad.add_(before)", "p.grad", _SHOWN,
            "demonstrations replace the gradient of the objective"),
-    Mutant("vlrl/training/demonstrations.py", "groups[i::count]", "groups", _SHOWN,
+    Mutant(_GIVEN + "update.py", "groups[i::count]", "groups", _SHOWN,
            "every optimizer step learns all demonstrations of the step"),
-    Mutant("vlrl/training/demonstrations.py", "t.group.sample.weight", "1.0", _SHOWN,
+    Mutant(_GIVEN + "update.py", "t.group.sample.weight", "1.0", _SHOWN,
            "the weight of a row does not count in its demonstration"),
-    Mutant("vlrl/training/demonstrations.py", "[self.config.seed, _STREAM, step]", "[self.config.seed]", _SHOWN,
+    Mutant(_GIVEN + "draw.py", "[self.config.seed, _STREAM, step]", "[self.config.seed]", _SHOWN,
            "every step shows the same rows"),
-    Mutant("vlrl/training/demonstrations.py", "return sample if has_demonstration(self.task, sample) else None",
+    Mutant(_GIVEN + "draw.py", "return sample if has_demonstration(self.task, sample) else None",
            "return sample", _SHOWN, "rows without an answer are drawn"),
-    Mutant("vlrl/training/demonstrations.py", "if o.failed and not o.draw.knobs", "if o.failed", _MEMBERS,
+    Mutant(_GIVEN + "draw.py", "if o.failed and not o.draw.knobs", "if o.failed", _MEMBERS,
            "prompts that are no rows are collected as rows"),
-    Mutant("vlrl/training/demonstrations.py", "if self._sample(step, place) is not None]\n\n    def _places",
+    Mutant(_GIVEN + "draw.py", "if self._sample(step, place) is not None]\n\n    def _places",
            "]\n\n    def _places", _MEMBERS, "failed prompts without an answer are collected"),
-    Mutant("vlrl/training/demonstrations.py", "    if finite:\n        optimizer.step()", "    optimizer", _MEMBERS,
+    Mutant(_GIVEN + "update.py", "    if finite:\n        optimizer.step()", "    optimizer", _MEMBERS,
            "ReLIFT's supervised steps move nothing"),
     Mutant("vlrl/curriculum/types.py", "bool(known) and not any(known)", "not any(known)", _MEMBERS,
            "prompts of which nothing is known count as failed"),

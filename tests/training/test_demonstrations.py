@@ -12,12 +12,12 @@ from tests.training.test_update import Recorder, assert_close
 from vlrl import config as configs
 from vlrl.algo.algorithm import Algorithm
 from vlrl.errors import ConfigError
+from vlrl.methods.demonstrations import draw
+from vlrl.methods.demonstrations.draw import Demonstrator
 from vlrl.models import oom
 from vlrl.models.packing import make_batch, pieces_of
 from vlrl.store import RunFolder
 from vlrl.task import Task
-from vlrl.training import demonstrations
-from vlrl.training.demonstrations import Demonstrator
 from vlrl.training.loop import train
 from vlrl.training.update import update
 from vlrl.types import Sample
@@ -42,7 +42,8 @@ def of(folder, mix, train=None, **rollout):
 def stepped(policy, groups, shown, config, algorithm=None, step=0):
     """Gradients of each optimizer step, and metrics."""
     recorder = Recorder(policy)
-    stats, _ = update(policy, recorder, groups, config, step, algorithm or Algorithm(config), shown)
+    stats, _ = update(policy, recorder, groups, config, step, algorithm or Algorithm(config),
+                      drawn={"algo.demonstrations": shown})
     return recorder.steps, stats
 
 
@@ -138,7 +139,7 @@ def test_the_gradient_does_not_depend_on_micro_batches(scene, monkeypatch):
 def test_each_optimizer_step_has_its_demonstrations(scene):
     policy, groups, shown, folder = scene
     config = of(folder, CHORD, minibatches=2)
-    found = demonstrations.make_shown(policy, shown, config, Algorithm(config), 0)
+    found = Algorithm(config).methods[0].passes(policy, [], shown, 0)
     assert [[t.group.id for t in s.part.rollouts] for s in found] == [["0", "2", "4"], ["1", "3", "5"]]
     steps, stats = stepped(policy, groups, shown, config)
     assert len(steps) == 2 and stats["demonstrations/applied"] == 1
@@ -152,7 +153,7 @@ def test_a_step_of_sasr_is_one_or_the_other(scene):
     sft, _ = cross_entropy(policy, shown)
     assert_close({n: v for n, v in warm.items() if n in sft}, sft)
     assert stats["demonstrations/grad_share"] == 1 and stats["entropy"] > 0  # the answers are measured all the same
-    mix = algorithm.demonstrations.function
+    mix = algorithm.methods[0].mix
     assert mix.warm == mix.latest == pytest.approx(norm(sft), rel=1e-4)
     assert algorithm.state_dict(policy)["demonstrations"] == {"warm": mix.warm, "latest": mix.latest}
     mix.latest = 0.0
@@ -178,19 +179,19 @@ def test_which_rows_are_shown(scene):
     *_, folder = scene
     config = of(folder, CHORD)
     task, (_, encode) = Some(), load(config)
-    show = Demonstrator(config, task, encode, None, task.samples("train"), Algorithm(config))
+    show = Demonstrator(config, task, encode, None, task.samples("train"), Algorithm(config).methods[0].mix)
     first, second = show(3), show(4)
     ids = [g.sample.id for g in first]
     assert len({*ids}) == 8 and all(int(i) % 4 == 0 for i in ids) and ids != [g.sample.id for g in second]
     assert [g.sample.id for g in show(3)] == ids  # whatever was shown before
     assert [g.rollouts[0].completion.text for g in first] == [f"it is {i}" for i in ids]
     assert Demonstrator(config, task, encode, None, task.samples("train"), Algorithm(of(folder, {
-        **CHORD, "peak": 0.0, "valley": 0.0})))(3) == []
+        **CHORD, "peak": 0.0, "valley": 0.0})).methods[0].mix)(3) == []
     none = [s for s in task.samples("train") if not s.get("solution")]
     with pytest.raises(ConfigError, match="none of the first 256 training rows has one"):
-        demonstrations.check(config, task, none)
+        draw.check(config, task, none)
     with pytest.raises(ConfigError, match="none of 512 drawn training rows has an answer"):
-        Demonstrator(config, task, encode, None, none, Algorithm(config))(0)
+        Demonstrator(config, task, encode, None, none, Algorithm(config).methods[0].mix)(0)
 
 
 @pytest.mark.parametrize(("more", "message"), [
@@ -204,9 +205,9 @@ def test_settings_that_do_not_go_together(more, message):
 
 def test_sharded_gradients_are_refused(scene, monkeypatch):
     *_, folder = scene
-    monkeypatch.setattr(demonstrations.fsdp, "wanted", lambda config: True)
+    monkeypatch.setattr(draw.fsdp, "wanted", lambda config: True)
     with pytest.raises(ConfigError, match=r"algo\.demonstrations measures its gradient.*train\.sharding=none"):
-        demonstrations.check(of(folder, CHORD), Vowels(), [])
+        draw.check(of(folder, CHORD), Vowels(), [])
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from vlrl.algo.advantage import grpo
 from vlrl.algo.algorithm import Algorithm
 from vlrl.curriculum import Draw, Outcome
 from vlrl.errors import ConfigError
+from vlrl.methods.demonstrations.draw import Demonstrator
 from vlrl.methods.second_attempts import attempts as guided
 from vlrl.methods.second_attempts.members import USES, hinted, join, replaced
 from vlrl.models.packing import make_batch, pieces_of
@@ -22,7 +23,6 @@ from vlrl.store import RunFolder
 from vlrl.task import Task
 from vlrl.task.variants import GUIDED, second_attempts
 from vlrl.training.advantages import credit
-from vlrl.training.demonstrations import Demonstrator
 from vlrl.training.loop import train
 from vlrl.training.minibatch import split
 from vlrl.training.update import make_optimizer, update
@@ -228,14 +228,14 @@ def test_failed_prompts_are_collected(scene):
     *_, folder = scene
     config, task = settings(folder, algo=RELIFT), Every()
     algorithm, (_, encode) = Algorithm(config), load(config)
-    show = Demonstrator(config, task, encode, None, task.samples("train"), algorithm)
+    show = Demonstrator(config, task, encode, None, task.samples("train"), algorithm.methods[0].mix)
     assert show(0, outcomes((1, (False, False)), (2, (False, True)), (3, (None, False)), (4, (False,)),
                             (5, (None,)))) == []
-    assert algorithm.demonstrations.function.buffer == [1, 3]  # 4 has no answer, of 5 nothing is known
+    assert algorithm.methods[0].mix.buffer == [1, 3]  # 4 has no answer, of 5 nothing is known
     made = [Outcome(Draw(7, 0, knobs=(("n", 1.0),)), (0.0,), (False,))]
     assert show(1, [*made, *outcomes((3, (False,)))]) == []
     shown = show(2, outcomes((8, (False,)), (6, (False,))))
-    assert [g.sample.id for g in shown] == ["1", "3", "8"] and algorithm.demonstrations.function.buffer == [6]
+    assert [g.sample.id for g in shown] == ["1", "3", "8"] and algorithm.methods[0].mix.buffer == [6]
     assert [g.rollouts[0].completion.text for g in shown] == ["it is 1", "it is 3", "it is 8"]
 
 
@@ -270,7 +270,8 @@ def restore(policy, weights):
 
 
 def stepped(policy, groups, shown, config):
-    stats, _ = update(policy, make_optimizer(policy, config), groups, config, 0, Algorithm(config), shown)
+    stats, _ = update(policy, make_optimizer(policy, config), groups, config, 0, Algorithm(config),
+                      drawn={"algo.demonstrations": shown})
     return {n: p.detach().clone() for n, p in policy.trainable()}, stats
 
 

@@ -10,10 +10,9 @@ from typing import Any
 import torch
 
 from vlrl.algo.control import KLCoefficient
-from vlrl.algo.demonstrations import MIXES
 from vlrl.algo.gae import value_loss
 from vlrl.algo.inputs import LossInputs, Metrics
-from vlrl.algo.method import Method, methods_of
+from vlrl.algo.method import Method, methods_of, placed
 from vlrl.algo.named import Bound, bind
 from vlrl.algo.objective import Objective
 from vlrl.algo.pairs import pair_loss
@@ -44,9 +43,6 @@ class Algorithm:
         _check_critic(self.advantage, algo)
         _check_search(self.advantage, config)
         self.objective = Objective.of(algo)
-        shown = algo.demonstrations
-        self.demonstrations = shown and bind("algo.demonstrations.mix", shown.mix, MIXES)
-        """How given answers are learned beside the policy's own; None without them."""
         self.stored = algo.stored and StoredParts.of(algo.stored)
         """How stored rollouts are drawn and learned from; None without them."""
         self._entropy: Any = self.objective.entropy and self.objective.entropy.function
@@ -90,15 +86,9 @@ class Algorithm:
         """Whether the reference is not the model the run began with for good."""
         return self.reference.function.moves
 
-    def shares(self, step: int) -> tuple[float, float]:
-        """Returns the weights of the objective and of demonstrations in a step."""
-        mix = self.demonstrations
-        return mix.function.shares(step, self.config.seed) if mix else (1.0, 0.0)
-
-    @property
-    def interleaves(self) -> bool:
-        """Whether demonstrations have optimizer steps of their own."""
-        return self.demonstrations is not None and getattr(self.demonstrations.function, "interleaves", False)
+    def share(self, step: int) -> float:
+        """Returns the weight of the objective in a step."""
+        return math.prod(method.share(step) for method in self.methods)
 
     @property
     def temperature(self) -> float:
@@ -136,12 +126,13 @@ class Algorithm:
     @property
     def _functions(self) -> dict[str, Bound]:
         return {"advantage": self.advantage, "batch": self.batch,
-                **{f"shaping.{i}": s for i, s in enumerate(self.shaping)}, **self.objective.functions,
-                **({"demonstrations": self.demonstrations} if self.demonstrations else {})}
+                **{f"shaping.{i}": s for i, s in enumerate(self.shaping)}, **self.objective.functions}
 
     def state_dict(self, policy: Policy) -> dict[str, Any]:
         """Returns what a resumed run needs, the weights of a reference that moves included."""
-        states = {**{place: f.state_dict() for place, f in self._functions.items()}, "kl_coef": self.kl.state_dict(),
+        states = {**{place: f.state_dict() for place, f in self._functions.items()},
+                  **{key: m.state_dict() for key, m in placed(self.methods, "algorithm").items()},
+                  "kl_coef": self.kl.state_dict(),
                   "reference": dict(policy.moving_reference) if self.moves_reference else {},
                   "critic": dict(policy.critic.state_dict()) if policy.critic else {},
                   "nonfinite": {"steps": self.nonfinite} if self.nonfinite else {}}
@@ -151,6 +142,9 @@ class Algorithm:
         """Takes what `state_dict` gave."""
         for place, bound in self._functions.items():
             bound.load_state_dict(state.get(place, {}))
+        for key, method in placed(self.methods, "algorithm").items():
+            if key in state:
+                method.load_state_dict(state[key])
         self.kl.load_state_dict(state.get("kl_coef", {}))
         if policy.critic:
             policy.critic.load_state_dict(state["critic"])

@@ -40,16 +40,6 @@ class CriticSettings(Settings):
         "the value, 0 = the next value in place of all that follows.")
 
 
-class DemonstrationSettings(Settings):
-    """Given answers learned beside the policy's own: each row's `solution`, or the task's perfect answer."""
-
-    mix: Named = Field(
-        default=Named(name="chord"), description="How much of a step they are, and what is learned of them: chord, "
-        "chord_phi, sasr, or own module:class.")
-    rows: Positive = Field(default=8, description="Demonstrations of a step, drawn from the training rows that have an "
-                           "answer.")
-
-
 class StoredSettings(Settings):
     """Stored rollouts learned from again beside the policy's own: of this run's steps, and of other runs' folders."""
 
@@ -103,7 +93,7 @@ class AlgoSettings(Settings):
     guided: Annotated[SerializeAsAny[MethodSettings] | None, section("algo.guided")] = Field(
         default=None, description="Second attempts of groups in which answers failed, with more behind the question: "
         "guidance of the task, a hint, the solution, a critique; {} = with the defaults below; null = none.")
-    demonstrations: DemonstrationSettings | None = Field(
+    demonstrations: Annotated[SerializeAsAny[MethodSettings] | None, section("algo.demonstrations")] = Field(
         default=None, description="Cross-entropy on given answers beside the objective; {} = with the defaults below; "
         "null = none.")
     stored: StoredSettings | None = Field(
@@ -153,23 +143,6 @@ class AlgoSettings(Settings):
         default=Named(name="auto"), description="The reference policy: auto = frozen (the adapter switched off under "
         "LoRA), ema, reset.")
     mask_truncated: bool = Field(default=False, description="Leave answers that hit the length limit out of the loss.")
-
-    def beside_problem(self, minibatches: int, staleness: int) -> str:
-        """Returns why other settings forbid algo.demonstrations, and the way out; "" where nothing does."""
-        if self.demonstrations is None:
-            return ""
-        for name in ("guided", "critic"):
-            if getattr(self, name) is not None:
-                return (f"algo.demonstrations and algo.{name} both have a loss beside the objective, and one at a time "
-                        f"is supported: set algo.{name}=null, or algo.demonstrations=null")
-        if staleness:
-            return (f"algo.demonstrations with async.max_staleness={staleness}: environments would play a "
-                    "demonstration while they answer the policy: set async.max_staleness=0, or algo.demonstrations="
-                    "null")
-        if self.demonstrations.rows < minibatches:
-            return (f"algo.demonstrations.rows={self.demonstrations.rows} leaves some of rollout.minibatches="
-                    f"{minibatches} optimizer steps without a demonstration: raise the one, or lower the other")
-        return ""
 
     def stored_problem(self, minibatches: int, staleness: int, rollouts: bool) -> str:
         """Returns why other settings forbid algo.stored, and the way out; "" where nothing does."""

@@ -468,7 +468,6 @@ class Config(Settings):
         if problem := (self.asynchronous.problem(self.rollout, self.algo)
                        or next(filter(None, (settings.problem(self) for _, settings in active(self))), "")
                        or self.rollout.branch.problem(self.rollout, staleness)
-                       or self.algo.beside_problem(self.rollout.minibatches, staleness)
                        or self.algo.stored_problem(self.rollout.minibatches, staleness, self.store.rollouts)):
             raise ValueError(problem)
         return self

@@ -32,6 +32,8 @@ class Entry(NamedTuple):
 SECTIONS = {
     "algo.guided": Entry("vlrl.methods.second_attempts.settings:GuidedSettings",
                          "vlrl.methods.second_attempts.method:SecondAttempts"),
+    "algo.demonstrations": Entry("vlrl.methods.demonstrations.settings:DemonstrationSettings",
+                                 "vlrl.methods.demonstrations.method:Demonstrations"),
     "rollout.forget": Entry("vlrl.methods.eepo.settings:ForgetSettings", "vlrl.methods.eepo.method:SampleThenForget"),
 }
 _SETTINGS = Table({name: entry.settings for name, entry in SECTIONS.items()})

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
+from vlrl.algo.method import placed
 from vlrl.config.episodes import EpisodeSettings
 from vlrl.curriculum import Draw, Filters, Foreseeing, Intake, Measuring, Outcome, Probing, Prompts, Sampler
 from vlrl.curriculum.horizon import Horizon
@@ -360,7 +361,8 @@ class GroupSource:
                 "data": self.fingerprint.state_dict(), "history": self.prompts.history.state_dict(),
                 "tally": self.tally.state_dict(), "rejected": self.rejected.count, "offered": self.rejected.drawn,
                 "held": [group.state_dict() for group in self.carried_over.values()],
-                **({"search": self.answering.search.state_dict()} if self.answering.search else {})}
+                **({"search": self.answering.search.state_dict()} if self.answering.search else {}),
+                **{key: m.state_dict() for key, m in placed(self.answering.methods, "source").items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes what `state_dict` gave. Raises RunError where the samples were others then."""
@@ -377,6 +379,9 @@ class GroupSource:
         self.carried_over = {group.number: group for group in map(PartialGroup.of, state.get("held", ()))}
         if self.answering.search:
             self.answering.search.load_state_dict(state["search"])
+        for key, method in placed(self.answering.methods, "source").items():
+            if key in state:
+                method.load_state_dict(state[key])
 
 
 def _begun(groups: Sequence[Group]) -> tuple[list[Group], list[Group]]:

@@ -54,10 +54,9 @@ from vlrl.task.environment_host import Environments
 from vlrl.task.scoring import score_all
 from vlrl.task.services import LOGPROBS, SERVICES, served
 from vlrl.task.subprocess_scorer import Scorer
-from vlrl.training import demonstrations, preflight, stored
+from vlrl.training import preflight, stored
 from vlrl.training.advantages import Credit
 from vlrl.training.build_task import make_task, settle_coordinates
-from vlrl.training.demonstrations import Demonstrator
 from vlrl.training.stored import StoredAnswers
 from vlrl.training.update import make_optimizer
 from vlrl.types import Media, Sample
@@ -83,7 +82,6 @@ class Parts:
     optimizer: torch.optim.Optimizer
     algorithm: Algorithm
     clock: Clock
-    demonstrator: Demonstrator
     stored: StoredAnswers
     scorer: Scorer | None = None
     warnings: Sequence[str] = ()
@@ -180,7 +178,6 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
     search.check(config, task, make_source.generates)
     for method in algorithm.methods:
         method.check(task, samples, make_source.generates)
-    demonstrations.check(config, task, samples)
     stored.check(config, task)
     scorer = make_scorer(config, task, offered, samples) if make_source.generates else None
     environments = make_environments(config, task, lambda: served(task, offered, samples))
@@ -229,7 +226,6 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
                                  {"angle": Angles(model, config, task, prefetch)}, tell, credit.teaches)
             return Parts(config, task, model, encode, prefetch, engine, source, credit,
                          optimizer_of(model, config), algorithm, clock,
-                         Demonstrator(config, task, encode, engine, samples, algorithm),
                          StoredAnswers(config, task, encode, samples, answering, algorithm, model), scorer, warnings)
 
 

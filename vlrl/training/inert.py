@@ -14,7 +14,7 @@ from typing import Any
 from vlrl.algo.algorithm import Algorithm
 from vlrl.algo.named import options_of
 from vlrl.algo.tables import LOSSES, SHAPINGS, WEIGHTS
-from vlrl.config.algo import CLIPS, SUPERVISED, AlgoSettings, CriticSettings, DemonstrationSettings
+from vlrl.config.algo import CLIPS, SUPERVISED, AlgoSettings, CriticSettings
 from vlrl.config.base import Named
 from vlrl.config.rollout import CurriculumSettings
 from vlrl.config.schema import Config, DataSettings
@@ -225,14 +225,6 @@ def of_methods(run: Run) -> Iterator[Inert]:
     for _, settings in active(run.config):
         for setting, value, why in settings.inert(run.config):
             yield Inert(setting, _short(value), why)
-
-
-def demonstration_rows(run: Run) -> Iterator[Inert]:
-    """Yields a number of demonstrations where failures make it."""
-    shown = run.algo.demonstrations
-    if shown and shown.mix.name == "relift" and shown.rows != DemonstrationSettings().rows:
-        yield Inert("algo.demonstrations.rows", shown.rows, "relift takes the prompts that failed, "
-                    "algo.demonstrations.mix.size at a time")
 
 
 def _step_part(thor: Named) -> str:
@@ -544,6 +536,6 @@ def pictures(run: Run) -> Iterator[Inert]:
 
 
 RULES: Sequence[Callable[[Run], Iterator[Inert]]] = (
-    ratio, unreached_bound, unread_credit, turns, refinements, of_methods, demonstration_rows, critic, kl, kl_to_itself,
+    ratio, unreached_bound, unread_credit, turns, refinements, of_methods, critic, kl, kl_to_itself,
     reference, entropy, weights, correction, shaping, replaced, batch, stored, reward_parts, services, filters, sampler,
     streaming, pictures)

@@ -23,10 +23,8 @@ from vlrl.models.families import Part
 from vlrl.models.oom import each_batch
 from vlrl.models.policy import Policy
 from vlrl.monitoring.metrics import phase
-from vlrl.training import demonstrations
 from vlrl.training import stored as training_stored
 from vlrl.training.apart import apart
-from vlrl.training.demonstrations import Shown, make_shown
 from vlrl.training.minibatch import MicroBatch, Minibatch, loss_inputs, make_minibatch, no_grad_passes, prepare, split
 from vlrl.training.stored import Again, make_again
 from vlrl.types import Group
@@ -43,14 +41,13 @@ _LEAST_SCALE = 1.0
 
 
 def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Group], config: Config, step: int,
-           algorithm: Algorithm | None = None, shown: Sequence[Group] = (), stored: Sequence[Group] = (),
+           algorithm: Algorithm | None = None, stored: Sequence[Group] = (),
            drawn: Mapping[str, Sequence[Group]] = MappingProxyType({})) -> tuple[dict[str, float], PerToken]:
     """Trains on credited groups and returns step metrics and per-token arrays.
 
     rollout.updates passes over rollout.minibatches optimizer steps each. `algorithm` is that of the run; without one
-    it is made of the config, and what it learns from step to step is lost. `shown` are this process's demonstrations
-    (algo.demonstrations), `stored` its stored groups (algo.stored), `drawn` those of methods, by section. An optimizer
-    step whose loss or gradient is NaN or
+    it is made of the config, and what it learns from step to step is lost. `stored` are this process's stored groups
+    (algo.stored), `drawn` those of methods, by section. An optimizer step whose loss or gradient is NaN or
     infinite is left out, and so is one whose gradients overflow in float16, which halves the loss scale: metrics
     `skipped` and `loss_scale`. Raises NonFinite when more than limits.nonfinite_steps steps in a row had one of the
     first kind. A micro-batch for which memory does not suffice is halved: metric `memory/halved`.
@@ -65,7 +62,6 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Gr
         dealt = split(groups, config.rollout.minibatches)
         parts = [make_minibatch(policy, part, config, texts, algorithm.scores_pairs) for part in dealt]
         passes = [method.passes(policy, dealt, drawn.get(method.section, ()), step) for method in algorithm.methods]
-        beside = make_shown(policy, () if algorithm.interleaves else shown, config, algorithm, step)
         again = make_again(policy, stored, config, algorithm, step)
     meter = _Meter(sum(len(g.rollouts) for g in groups), config.store.alternatives)
     with phase("reference"):
@@ -73,16 +69,16 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Gr
             meter.halved += no_grad_passes(policy, part, algorithm, several, alternatives(config.store.alternatives))
     rate = lr_at(step, config.steps, config.train)
     for _ in range(config.rollout.updates):
-        for i, (part, given, read) in enumerate(zip(parts, beside, again, strict=True)):
+        for i, (part, read) in enumerate(zip(parts, again, strict=True)):
             past = read if read and read.learned else None
             also = [one for each in passes if (one := each[i]) is not None and one.active]
-            if part.total_tokens or also or given or past:  # none on any process: there is nothing to learn from
+            if part.total_tokens or also or past:  # none on any process: there is nothing to learn from
                 with phase("reference"):
                     meter.halved += prepare(policy, part, config, algorithm, step)
-                _accumulate(policy, part, algorithm, config, step, meter, also, given, past)
+                _accumulate(policy, part, algorithm, config, step, meter, also, past)
                 with phase("optimizer"):
                     taken = _apply(policy, optimizer, part, algorithm, rate, config, step, meter,
-                                   bool(given or past) or any(one.apart for one in also))
+                                   bool(past) or any(one.apart for one in also))
                 if taken and algorithm.watches_entropy:
                     algorithm.after_optimizer_step(comm.total(meter.entropy)[0] / max(part.total_tokens, 1.0))
         meter.passes, meter.also = meter.passes + 1, {}
@@ -90,8 +86,6 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Gr
     stats = meter.summary(config, rate) | {"skipped": float(meter.skipped)}
     for method, own in zip(algorithm.methods, passes, strict=True):
         stats |= method.after_update(policy, own, drawn.get(method.section, ()), step, stats)
-    stats |= (demonstrations.interleave(policy, shown, config, algorithm, stats["grad_norm"]) if algorithm.interleaves
-              else demonstrations.step_metrics(beside, algorithm, step))
     stats |= training_stored.step_metrics(again, algorithm)
     if policy.critic:
         stats["critic/grad_norm"] = meter.critic_norm
@@ -133,13 +127,12 @@ class NonFinite(TrainingError):
 
 
 def _accumulate(policy: Policy, part: Minibatch, algorithm: Algorithm, config: Config, step: int,
-                meter: _Meter, also: Sequence[Pass] = (), shown: Shown | None = None,
-                past: Again | None = None) -> None:
+                meter: _Meter, also: Sequence[Pass] = (), past: Again | None = None) -> None:
     """Forward and backward of every micro-batch, those of methods after the others; gradients add up. Short of memory
     it halves one and begins again. While a critic learns alone, a pass that is not apart teaches nothing; in a step of
     demonstrations alone the objective is measured, and teaches nothing."""
     draws, critic = _random_state(policy.device), policy.critic
-    alone, share = critic is not None and critic.warms_up(step), algorithm.shares(step)[0]
+    alone, share = critic is not None and critic.warms_up(step), algorithm.share(step)
 
     def work(b: int) -> None:
         micro = part.batches[b]
@@ -173,8 +166,6 @@ def _accumulate(policy: Policy, part: Minibatch, algorithm: Algorithm, config: C
             meter.halved += apart(policy, one, _weights(policy))
         elif not alone:
             meter.halved += _joined(policy, one, lambda: (again(), objective()))
-    if shown:
-        meter.halved += demonstrations.learn(policy, shown, algorithm, _weights(policy))
     if past:
         meter.halved += training_stored.learn(policy, past, algorithm, _weights(policy))
 

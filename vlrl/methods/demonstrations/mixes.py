@@ -37,6 +37,11 @@ class Demonstrated:
     """[N] nats, with gradient, in the supervised steps of a mix that interleaves them."""
 
 
+def interleaves(mix: Any) -> bool:
+    """Whether demonstrations have optimizer steps of their own."""
+    return getattr(mix, "interleaves", False)
+
+
 def cross_entropy(d: Demonstrated, factor: torch.Tensor | float = 1.0) -> torch.Tensor:
     """Returns - sum factor * log p * weight / tokens, a micro-batch's share."""
     return -(factor * d.logprobs * d.mask * d.weights).sum() / max(d.total_tokens, 1.0)

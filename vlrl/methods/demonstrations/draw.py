@@ -1,0 +1,113 @@
+"""Which demonstrations are shown in a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from vlrl.config.schema import Config
+from vlrl.curriculum import Draw, Outcome
+from vlrl.data import readable
+from vlrl.distributed import comm
+from vlrl.engine.base import Engine
+from vlrl.errors import ConfigError
+from vlrl.methods.demonstrations.mixes import interleaves
+from vlrl.models import fsdp
+from vlrl.models.processing import Encoder, PromptTooLong
+from vlrl.rollout.demonstrations import demonstrated, has_demonstration
+from vlrl.rollout.episodes import opened
+from vlrl.rollout.generate import AcceptedDraw
+from vlrl.task import Task
+from vlrl.task.environment import has_environment
+from vlrl.task.given import given_answer
+from vlrl.types import Group, Sample
+
+_STREAM = 11
+"""Names the random numbers of the draws among those of a run's seed, and the resets of environments."""
+_LOOKED_AT = 256
+"""Rows that are searched for an answer before a run."""
+_TRIES = 64
+"""Rows that are drawn for one that has an answer."""
+
+
+def check(config: Config, task: Task, samples: Sequence[Sample]) -> None:
+    """Raises ConfigError where algo.demonstrations could show nothing, or gradients cannot be told apart."""
+    if fsdp.wanted(config):
+        raise ConfigError(f"algo.demonstrations measures its gradient beside that of the answers, and train.sharding="
+                          f"{config.train.sharding} has them summed by shards: set train.sharding=none, or "
+                          "algo.demonstrations=null")
+    episodes = any(map(has_environment, task.members))
+    if not episodes and not any(given_answer(task, s) for s in islice(samples, _LOOKED_AT)):
+        raise ConfigError(f"algo.demonstrations learns given answers beside the policy's own, and none of the first "
+                          f"{_LOOKED_AT} training rows has one: give rows a `solution`, the task an oracle, "
+                          "data.solutions a file, or set algo.demonstrations=null")
+
+
+@dataclass(eq=False)
+class Demonstrator:
+    """Draws the demonstrations of a step from the training rows; the same ones on a resumed run."""
+
+    config: Config
+    task: Task
+    encode: Encoder
+    engine: Engine
+    samples: Sequence[Sample]
+    mix: Any
+    """The object of algo.demonstrations.mix."""
+
+    def __call__(self, step: int, outcomes: Sequence[Outcome] = ()) -> list[Group]:
+        """Returns this process's share of a step's demonstrations, none where it shows none. `outcomes` are those of
+        the step's draws, over all processes. Raises DataError where an environment does not take the actions of one.
+        """
+        mix, settings = self.mix, self.config.algo.demonstrations
+        if interleaves(mix):
+            mix.collect(comm.on_main(partial(self._failed, step, outcomes)))
+            places = mix.due()
+        elif mix.shares(step, self.config.seed)[1]:
+            places = comm.on_main(partial(self._places, step, settings.rows))
+        else:
+            return []
+        return comm.together(partial(self._shown, step, [*enumerate(places)][comm.rank()::comm.world()]))
+
+    def _failed(self, step: int, outcomes: Sequence[Outcome]) -> list[int]:
+        """Returns places of rows that have an answer, and whose whole group is known to be wrong; one that was made
+        with knobs is no row.
+        """
+        wrong = [o.draw.index for o in outcomes if o.failed and not o.draw.knobs]
+        return [place for place in dict.fromkeys(wrong) if self._sample(step, place) is not None]
+
+    def _places(self, step: int, count: int) -> list[int]:
+        """Returns places of rows that have an answer, each once where there are so many rows."""
+        draw = np.random.default_rng([self.config.seed, _STREAM, step])
+        draws = draw.integers(len(self.samples), size=_TRIES * count)
+        usable = (int(i) for i in dict.fromkeys(draws.tolist()) if self._sample(step, int(i)) is not None)
+        places = [*islice(usable, count)]
+        if not places:
+            raise ConfigError(f"step {step}: none of {_TRIES * count} drawn training rows has an answer to learn from: "
+                              "give more rows a `solution`, or set algo.demonstrations=null")
+        return places
+
+    def _sample(self, step: int, place: int) -> Sample | None:
+        """Returns a row as it is asked in a step; None where it has no answer, or cannot be read."""
+        sample = readable(self.samples, place) if self.config.data.quarantine else self.samples[place]
+        if sample is None:
+            return None
+        sample = replace(sample, prompt=self.task.of(sample).template(sample, step))
+        sample = opened(self.engine, self.task, sample, _STREAM, place)
+        return sample if has_demonstration(self.task, sample) else None
+
+    def _shown(self, step: int, places: Sequence[tuple[int, int]]) -> list[Group]:
+        accepted = []
+        for number, place in places:
+            sample = self._sample(step, place)
+            assert sample is not None
+            try:
+                accepted.append(AcceptedDraw(number, Draw(place, 0), sample, self.encode(self.task, sample)))
+            except PromptTooLong:
+                continue  # as one that is drawn to be answered
+        return demonstrated(self.task, self.encode, self.engine, self.config, accepted, step)

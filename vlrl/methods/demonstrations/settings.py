@@ -1,0 +1,40 @@
+"""The settings `algo.demonstrations`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import Field
+
+from vlrl.config.base import MethodSettings, Named, Positive
+
+
+class DemonstrationSettings(MethodSettings):
+    """Given answers learned beside the policy's own: each row's `solution`, or the task's perfect answer."""
+
+    mix: Named = Field(
+        default=Named(name="chord"), description="How much of a step they are, and what is learned of them: chord, "
+        "chord_phi, sasr, or own module:class.")
+    rows: Positive = Field(default=8, description="Demonstrations of a step, drawn from the training rows that have an "
+                           "answer.")
+
+    def problem(self, config: Any) -> str:
+        staleness, minibatches = config.asynchronous.max_staleness, config.rollout.minibatches
+        for name in ("guided", "critic"):
+            if getattr(config.algo, name) is not None:
+                return (f"algo.demonstrations and algo.{name} both have a loss beside the objective, and one at a time "
+                        f"is supported: set algo.{name}=null, or algo.demonstrations=null")
+        if staleness:
+            return (f"algo.demonstrations with async.max_staleness={staleness}: environments would play a "
+                    "demonstration while they answer the policy: set async.max_staleness=0, or algo.demonstrations="
+                    "null")
+        if self.rows < minibatches:
+            return (f"algo.demonstrations.rows={self.rows} leaves some of rollout.minibatches={minibatches} optimizer "
+                    "steps without a demonstration: raise the one, or lower the other")
+        return ""
+
+    def inert(self, config: Any) -> Iterator[tuple[str, Any, str]]:
+        if self.mix.name == "relift" and self.rows != type(self)().rows:
+            yield ("algo.demonstrations.rows", self.rows, "relift takes the prompts that failed, "
+                   "algo.demonstrations.mix.size at a time")
