@@ -19,10 +19,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from vlrl.algo.stored import by_advantage, uniform
+from vlrl.methods.replay.buffer import Source, StoredRollouts
+from vlrl.methods.replay.rows import Limits
+from vlrl.methods.replay.rules import by_advantage, uniform
 from vlrl.store.run_folder import SCHEMA
-from vlrl.store.stored_rollouts import Source, StoredRollouts
-from vlrl.store.stored_rows import Limits
 
 GROUPS, SIZE = 8, 8
 LIMITS = Limits(vocabulary=50_000, banned=frozenset(), most_tokens=4096, most_gap=0.2, decode=lambda ids: "text")

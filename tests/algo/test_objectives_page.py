@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from vlrl import config
-from vlrl.algo import aggregation, correction, kl, reference, stored, tables
+from vlrl.algo import aggregation, correction, kl, reference, tables
 from vlrl.algo.algorithm import Algorithm
 from vlrl.algo.named import parameters
 from vlrl.methods.demonstrations import mixes as demonstrations
+from vlrl.methods.replay import rules as stored
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "objectives.md").read_text(encoding="utf-8")

@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from vlrl.algo.algorithm import StoredParts
 from vlrl.algo.named import bind
-from vlrl.algo.stored import (
+from vlrl.config.base import Named
+from vlrl.errors import ConfigError
+from vlrl.methods.replay.buffer import GROUPS
+from vlrl.methods.replay.draw import StoredParts
+from vlrl.methods.replay.rules import (
     DRAWS,
     RULES,
     SCHEDULES,
@@ -27,10 +30,7 @@ from vlrl.algo.stored import (
     uniform,
     whole_step,
 )
-from vlrl.config.algo import StoredSettings
-from vlrl.config.base import Named
-from vlrl.errors import ConfigError
-from vlrl.store.stored_rollouts import GROUPS
+from vlrl.methods.replay.settings import StoredSettings
 
 F64 = torch.float64
 

@@ -18,13 +18,14 @@ from tests.training.test_update import Recorder, assert_close
 from vlrl import config as configs
 from vlrl.algo.algorithm import Algorithm
 from vlrl.errors import ConfigError
+from vlrl.methods.replay import draw
+from vlrl.methods.replay.draw import StoredAnswers
 from vlrl.models import oom
 from vlrl.models.packing import make_batch, pieces_of
-from vlrl.rollout.generate import Answering
 from vlrl.store import RunFolder
-from vlrl.training import stored
+from vlrl.task.scoring import score_all
+from vlrl.training.advantages import credit_alone
 from vlrl.training.loop import train
-from vlrl.training.stored import StoredAnswers, make_again
 from vlrl.training.update import update
 
 TRUNCATED = {"rule": {"name": "truncated", "cap": 2.0}}
@@ -52,7 +53,8 @@ def of(folder, stored, train=None, algo=None, **rollout):
 def stepped(policy, groups, past, config, algorithm=None, step=0):
     """Gradients of each optimizer step, and metrics."""
     recorder = Recorder(policy)
-    stats, _ = update(policy, recorder, groups, config, step, algorithm or Algorithm(config), stored=past)
+    stats, _ = update(policy, recorder, groups, config, step, algorithm or Algorithm(config),
+                      drawn={"algo.stored": past})
     return recorder.steps, stats
 
 
@@ -111,7 +113,7 @@ def test_without_weight_or_without_answers_it_is_the_objective_bit_for_bit(scene
     assert plain.keys() == same.keys() and all(torch.equal(plain[n], same[n]) for n in plain)
     assert again == stats | {"stored/applied": 0.0}
     config = of(folder, {"coef": 0.0})
-    show = StoredAnswers(config, Vowels(), encode, [], None, Algorithm(config), policy)
+    show = StoredAnswers(config, Vowels(), encode, [], score_all, None, policy, Algorithm(config).methods[0].parts)
     assert show(3, lambda: 1 / 0) == [] and show.metrics() == {}
 
 
@@ -145,7 +147,7 @@ def test_the_gradient_does_not_depend_on_micro_batches(scene, monkeypatch):
 def test_each_optimizer_step_has_its_groups(scene):
     policy, _, groups, moved, folder = scene
     config = of(folder, TRUNCATED, minibatches=2)
-    found = make_again(policy, moved, config, Algorithm(config), 0)
+    found = Algorithm(config).methods[0].passes(policy, [], moved, 0)
     assert [[*dict.fromkeys(t.group.id for t in a.part.rollouts)] for a in found] == [["0", "1", "2"], ["3", "4", "5"]]
     steps, stats = stepped(policy, groups, moved, config)
     assert len(steps) == 2 and stats["stored/applied"] == 1
@@ -204,7 +206,7 @@ def drawn(scene, folders, step=1, samples=None, **more):
     shutil.rmtree(folders / "own" / "stored", ignore_errors=True)
     task = Rows()
     show = StoredAnswers(config, task, encode, task.samples("train") if samples is None else samples,
-                         Answering(config, task, None, None), Algorithm(config), policy)
+                         score_all, None, policy, Algorithm(config).methods[0].parts)
     return show(step, lambda: None), show
 
 
@@ -311,11 +313,11 @@ def test_what_cannot_be_is_refused(scene, monkeypatch):
     *_, folder = scene
     with pytest.raises(ConfigError, match=r"algo\.stored\.advantage='tempo' gives tokens"):
         config = of(folder, {"advantage": "tempo"})
-        parts = Algorithm(config).stored
-        stored.chosen(scene[2][0], parts.advantage, parts.batch, 0, 0)
-    monkeypatch.setattr(stored.fsdp, "wanted", lambda config: True)
+        parts = Algorithm(config).methods[0].parts
+        credit_alone(scene[2][0], parts.advantage, parts.batch, 0, 0, "algo.stored")
+    monkeypatch.setattr(draw.fsdp, "wanted", lambda config: True)
     with pytest.raises(ConfigError, match=r"algo\.stored measures its gradient.*train\.sharding=none"):
-        stored.check(of(folder, TRUNCATED), Vowels())
+        draw.check(of(folder, TRUNCATED), Vowels())
 
 
 def run(file, folder, steps, *words):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,9 +17,7 @@ from vlrl.algo.objective import Objective
 from vlrl.algo.pairs import pair_loss
 from vlrl.algo.reference import REFERENCES
 from vlrl.algo.statistics import statistics
-from vlrl.algo.stored import DRAWS, RULES, SCHEDULES
 from vlrl.algo.tables import ADVANTAGES, BATCHES, SHAPINGS
-from vlrl.config.algo import StoredSettings
 from vlrl.config.schema import AlgoSettings, Config
 from vlrl.distributed import comm
 from vlrl.errors import ConfigError
@@ -43,8 +40,6 @@ class Algorithm:
         _check_critic(self.advantage, algo)
         _check_search(self.advantage, config)
         self.objective = Objective.of(algo)
-        self.stored = algo.stored and StoredParts.of(algo.stored)
-        """How stored rollouts are drawn and learned from; None without them."""
         self._entropy: Any = self.objective.entropy and self.objective.entropy.function
         self.reference = bind("algo.reference", algo.reference, REFERENCES)
         self.kl = KLCoefficient(algo.kl_coef, algo.kl_target, algo.kl_horizon)
@@ -62,8 +57,7 @@ class Algorithm:
         """What all functions need; "kl" with a KL in the reward."""
         before = frozenset[str]().union(*(b.requires for b in (self.advantage, *self.shaping, self.batch)))
         in_reward = {"kl"} if self.config.algo.kl_coef and self.config.algo.kl_in == "reward" else set()
-        beside = self.stored.rule.requires if self.stored else frozenset[str]()
-        beside = beside.union(*(method.requires for method in self.methods))
+        beside = frozenset[str]().union(*(method.requires for method in self.methods))
         return self.objective.requires | before | in_reward | beside
 
     @property
@@ -151,30 +145,6 @@ class Algorithm:
         self.nonfinite = int(state.get("nonfinite", {}).get("steps", 0))
         for name, weight in state.get("reference", {}).items():
             comm.fill(policy.moving_reference[name], weight)
-
-
-@dataclass(frozen=True, eq=False)
-class StoredParts:
-    """The functions of algo.stored, with their options."""
-
-    rule: Bound
-    batch: Bound
-    advantage: Bound
-    draw: Bound
-    every: Bound
-
-    @classmethod
-    def of(cls, settings: StoredSettings) -> StoredParts:
-        """Raises ConfigError naming the setting, and for an advantage that needs more than a group's answers."""
-        rule = bind("algo.stored.rule", settings.rule, RULES)
-        needs = frozenset[str](getattr(rule.function, "requires", ()))
-        advantage = bind("algo.stored.advantage", settings.advantage, ADVANTAGES)
-        if unknown := advantage.requires - {"local", "tokens", "texts", "parts"}:
-            raise ConfigError(f"algo.stored.advantage={advantage.name!r} needs {', '.join(sorted(unknown))}, which no "
-                              "stored rollout has: choose another, such as algo.stored.advantage=grpo")
-        return cls(replace(rule, requires=needs), bind("algo.stored.batch", settings.batch, BATCHES), advantage,
-                   bind("algo.stored.draw", settings.draw, DRAWS, skip=2),
-                   bind("algo.stored.every", settings.every, SCHEDULES))
 
 
 def _check_critic(advantage: Bound, algo: AlgoSettings) -> None:

@@ -467,8 +467,7 @@ class Config(Settings):
         staleness = self.asynchronous.max_staleness
         if problem := (self.asynchronous.problem(self.rollout, self.algo)
                        or next(filter(None, (settings.problem(self) for _, settings in active(self))), "")
-                       or self.rollout.branch.problem(self.rollout, staleness)
-                       or self.algo.stored_problem(self.rollout.minibatches, staleness, self.store.rollouts)):
+                       or self.rollout.branch.problem(self.rollout, staleness)):
             raise ValueError(problem)
         return self
 

@@ -34,6 +34,7 @@ SECTIONS = {
                          "vlrl.methods.second_attempts.method:SecondAttempts"),
     "algo.demonstrations": Entry("vlrl.methods.demonstrations.settings:DemonstrationSettings",
                                  "vlrl.methods.demonstrations.method:Demonstrations"),
+    "algo.stored": Entry("vlrl.methods.replay.settings:StoredSettings", "vlrl.methods.replay.method:Replay"),
     "rollout.forget": Entry("vlrl.methods.eepo.settings:ForgetSettings", "vlrl.methods.eepo.method:SampleThenForget"),
 }
 _SETTINGS = Table({name: entry.settings for name, entry in SECTIONS.items()})

@@ -43,7 +43,7 @@ from vlrl.task.scoring import Scored
 from vlrl.tools import acting, memory
 from vlrl.tools.episode_lengths import PLAYED, Length, Observed, counted, measure
 from vlrl.tools.shown import NOT_KNOWN, MediaFacts, Shown, convention_of, oracle_of, unseen
-from vlrl.training import inert, needs, preflight, stored
+from vlrl.training import inert, needs, preflight
 from vlrl.training.build import check_engine, check_trackers
 from vlrl.training.build_task import make_task, settle_coordinates
 from vlrl.types import Completion, Prompt, Sample
@@ -279,7 +279,6 @@ def _splits(config: Config, task: Task, report: DryRun) -> dict[str, Sequence[Sa
                             config.shares)
             for method in Algorithm(config).methods:
                 method.check(task, out["train"], config.algo.loss.name not in SUPERVISED)
-            stored.check(config, task)
     return out
 
 

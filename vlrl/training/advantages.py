@@ -188,17 +188,16 @@ def credit(groups: Sequence[Group], advantage: Any, task: Task | None = None) ->
     return [replace(g, rollouts=tuple(_credited(r, next(advantages), None, True) for r in g.rollouts)) for g in groups]
 
 
-def chosen(group: Group, advantage: Bound, batch: Bound, step: int, seed: int) -> Group:
+def credit_alone(group: Group, advantage: Bound, batch: Bound, step: int, seed: int, section: str) -> Group:
     """Returns a group credited on its own, outside of any step, with what `batch` leaves out marked as not trained.
-    Raises ConfigError where a function fails, or gives each token an advantage.
+    Raises ConfigError, naming the settings of `section`, where a function fails, or gives tokens different ones.
     """
-    needs = advantage.requires | batch.requires
-    s = _scores([_facts(group, needs, None, None)], 0, 0.0, step, seed)
-    credited = _applied("algo.stored.advantage", advantage, s)
+    s = _scores([_facts(group, advantage.requires | batch.requires, None, None)], 0, 0.0, step, seed)
+    credited = _applied(f"{section}.advantage", advantage, s)
     if not isinstance(credited, torch.Tensor):
-        raise ConfigError(f"algo.stored.advantage={advantage.name!r} gives tokens of an answer different advantages, "
-                          "and stored answers have one each: choose another, such as algo.stored.advantage=grpo")
-    trained = _applied("algo.stored.batch", batch, s).tolist()
+        raise ConfigError(f"{section}.advantage={advantage.name!r} gives tokens of an answer different advantages, and "
+                          f"these have one each: choose another, such as {section}.advantage=grpo")
+    trained = _applied(f"{section}.batch", batch, s).tolist()
     return replace(group, rollouts=tuple(_credited(r, a, None, t) for r, a, t in zip(
         group.rollouts, credited.tolist(), trained, strict=True)))
 

@@ -54,10 +54,9 @@ from vlrl.task.environment_host import Environments
 from vlrl.task.scoring import score_all
 from vlrl.task.services import LOGPROBS, SERVICES, served
 from vlrl.task.subprocess_scorer import Scorer
-from vlrl.training import preflight, stored
+from vlrl.training import preflight
 from vlrl.training.advantages import Credit
 from vlrl.training.build_task import make_task, settle_coordinates
-from vlrl.training.stored import StoredAnswers
 from vlrl.training.update import make_optimizer
 from vlrl.types import Media, Sample
 
@@ -82,7 +81,6 @@ class Parts:
     optimizer: torch.optim.Optimizer
     algorithm: Algorithm
     clock: Clock
-    stored: StoredAnswers
     scorer: Scorer | None = None
     warnings: Sequence[str] = ()
     """What the checks of the first samples found that does not stop a run; on the main process."""
@@ -178,7 +176,6 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
     search.check(config, task, make_source.generates)
     for method in algorithm.methods:
         method.check(task, samples, make_source.generates)
-    stored.check(config, task)
     scorer = make_scorer(config, task, offered, samples) if make_source.generates else None
     environments = make_environments(config, task, lambda: served(task, offered, samples))
     services = provide(config, task) if make_source.generates else None
@@ -226,7 +223,7 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
                                  {"angle": Angles(model, config, task, prefetch)}, tell, credit.teaches)
             return Parts(config, task, model, encode, prefetch, engine, source, credit,
                          optimizer_of(model, config), algorithm, clock,
-                         StoredAnswers(config, task, encode, samples, answering, algorithm, model), scorer, warnings)
+                         scorer, warnings)
 
 
 def make_scorer(config: Config, task: Task, offered: Sequence[str], samples: Sequence[Sample]) -> Scorer | None:

@@ -410,18 +410,6 @@ def batch(run: Run) -> Iterator[Inert]:
             yield Inert("algo.batch", named.name, f"algo.batch.{option}=1: every rollout is trained on in every step")
 
 
-def stored(run: Run) -> Iterator[Inert]:
-    """Yields stored rollouts of weight 0, and bounds of a ratio that is 1."""
-    settings = run.algo.stored
-    if settings is None:
-        return
-    if settings.coef == 0:
-        yield Inert("algo.stored", "{}", "algo.stored.coef=0: nothing is drawn")
-    elif settings.logprobs == "own" and run.one_update and settings.rule.name in ("truncated", "clipped"):
-        yield Inert("algo.stored.rule", settings.rule.name, "algo.stored.logprobs=own and one optimizer step a batch, "
-                    "so its ratio is 1 and nothing is clipped; raise rollout.minibatches or rollout.updates")
-
-
 def reward_parts(run: Run) -> Iterator[Inert]:
     """Yields reward parts that the reward does not count in any step, and nothing else reads."""
     algo, judged = run.algo, _reads_outcome(run)
@@ -537,5 +525,5 @@ def pictures(run: Run) -> Iterator[Inert]:
 
 RULES: Sequence[Callable[[Run], Iterator[Inert]]] = (
     ratio, unreached_bound, unread_credit, turns, refinements, of_methods, critic, kl, kl_to_itself,
-    reference, entropy, weights, correction, shaping, replaced, batch, stored, reward_parts, services, filters, sampler,
+    reference, entropy, weights, correction, shaping, replaced, batch, reward_parts, services, filters, sampler,
     streaming, pictures)

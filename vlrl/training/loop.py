@@ -44,7 +44,6 @@ def train(config: Config, make_source: type[GroupSource] = GroupSource,
                 groups = parts.credit(source.next_groups(config.rollout.prompts_per_step, step), step)
             with clock("train"):
                 groups, loads = share_out(groups, policy.cost, config)
-                stored = parts.stored(step, session.flush)
                 given = {method.section: method.draw(step, source.outcomes, session.flush)
                          for method in source.answering.methods}
             drawn = [*groups, *source.dropped]
@@ -54,9 +53,8 @@ def train(config: Config, make_source: type[GroupSource] = GroupSource,
                 check_environment_errors(drawn, config.limits.environment_errors, f"step {step}")
                 lost = check_service_errors(drawn, config.limits.service_errors, f"step {step}")
                 with clock("train"):
-                    stats, per_token = update(policy, parts.optimizer, groups, config, step, algorithm, stored,
-                                              given)
-                    stats |= parts.credit.metrics() | parts.stored.metrics()
+                    stats, per_token = update(policy, parts.optimizer, groups, config, step, algorithm, given)
+                    stats |= parts.credit.metrics()
                     stats |= algorithm.after_step(policy, parts.optimizer, stats, step + 1)
                 check_mismatch(stats, config, step)
             with clock("store"):

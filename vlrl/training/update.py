@@ -23,10 +23,8 @@ from vlrl.models.families import Part
 from vlrl.models.oom import each_batch
 from vlrl.models.policy import Policy
 from vlrl.monitoring.metrics import phase
-from vlrl.training import stored as training_stored
 from vlrl.training.apart import apart
 from vlrl.training.minibatch import MicroBatch, Minibatch, loss_inputs, make_minibatch, no_grad_passes, prepare, split
-from vlrl.training.stored import Again, make_again
 from vlrl.types import Group
 
 PerToken = dict[str, list[np.ndarray | None]]
@@ -41,13 +39,13 @@ _LEAST_SCALE = 1.0
 
 
 def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Group], config: Config, step: int,
-           algorithm: Algorithm | None = None, stored: Sequence[Group] = (),
+           algorithm: Algorithm | None = None,
            drawn: Mapping[str, Sequence[Group]] = MappingProxyType({})) -> tuple[dict[str, float], PerToken]:
     """Trains on credited groups and returns step metrics and per-token arrays.
 
     rollout.updates passes over rollout.minibatches optimizer steps each. `algorithm` is that of the run; without one
-    it is made of the config, and what it learns from step to step is lost. `stored` are this process's stored groups
-    (algo.stored), `drawn` those of methods, by section. An optimizer step whose loss or gradient is NaN or
+    it is made of the config, and what it learns from step to step is lost. `drawn` are this process's groups of each
+    method, by section. An optimizer step whose loss or gradient is NaN or
     infinite is left out, and so is one whose gradients overflow in float16, which halves the loss scale: metrics
     `skipped` and `loss_scale`. Raises NonFinite when more than limits.nonfinite_steps steps in a row had one of the
     first kind. A micro-batch for which memory does not suffice is halved: metric `memory/halved`.
@@ -62,23 +60,21 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Gr
         dealt = split(groups, config.rollout.minibatches)
         parts = [make_minibatch(policy, part, config, texts, algorithm.scores_pairs) for part in dealt]
         passes = [method.passes(policy, dealt, drawn.get(method.section, ()), step) for method in algorithm.methods]
-        again = make_again(policy, stored, config, algorithm, step)
     meter = _Meter(sum(len(g.rollouts) for g in groups), config.store.alternatives)
     with phase("reference"):
         for part in parts:
             meter.halved += no_grad_passes(policy, part, algorithm, several, alternatives(config.store.alternatives))
     rate = lr_at(step, config.steps, config.train)
     for _ in range(config.rollout.updates):
-        for i, (part, read) in enumerate(zip(parts, again, strict=True)):
-            past = read if read and read.learned else None
+        for i, part in enumerate(parts):
             also = [one for each in passes if (one := each[i]) is not None and one.active]
-            if part.total_tokens or also or past:  # none on any process: there is nothing to learn from
+            if part.total_tokens or also:  # none on any process: there is nothing to learn from
                 with phase("reference"):
                     meter.halved += prepare(policy, part, config, algorithm, step)
-                _accumulate(policy, part, algorithm, config, step, meter, also, past)
+                _accumulate(policy, part, algorithm, config, step, meter, also)
                 with phase("optimizer"):
                     taken = _apply(policy, optimizer, part, algorithm, rate, config, step, meter,
-                                   bool(past) or any(one.apart for one in also))
+                                   any(one.apart for one in also))
                 if taken and algorithm.watches_entropy:
                     algorithm.after_optimizer_step(comm.total(meter.entropy)[0] / max(part.total_tokens, 1.0))
         meter.passes, meter.also = meter.passes + 1, {}
@@ -86,7 +82,6 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Gr
     stats = meter.summary(config, rate) | {"skipped": float(meter.skipped)}
     for method, own in zip(algorithm.methods, passes, strict=True):
         stats |= method.after_update(policy, own, drawn.get(method.section, ()), step, stats)
-    stats |= training_stored.step_metrics(again, algorithm)
     if policy.critic:
         stats["critic/grad_norm"] = meter.critic_norm
     if policy.scaler.is_enabled():
@@ -127,7 +122,7 @@ class NonFinite(TrainingError):
 
 
 def _accumulate(policy: Policy, part: Minibatch, algorithm: Algorithm, config: Config, step: int,
-                meter: _Meter, also: Sequence[Pass] = (), past: Again | None = None) -> None:
+                meter: _Meter, also: Sequence[Pass] = ()) -> None:
     """Forward and backward of every micro-batch, those of methods after the others; gradients add up. Short of memory
     it halves one and begins again. While a critic learns alone, a pass that is not apart teaches nothing; in a step of
     demonstrations alone the objective is measured, and teaches nothing."""
@@ -166,8 +161,6 @@ def _accumulate(policy: Policy, part: Minibatch, algorithm: Algorithm, config: C
             meter.halved += apart(policy, one, _weights(policy))
         elif not alone:
             meter.halved += _joined(policy, one, lambda: (again(), objective()))
-    if past:
-        meter.halved += training_stored.learn(policy, past, algorithm, _weights(policy))
 
 
 def _joined(policy: Policy, one: Pass, anew: Callable[[], Any]) -> int:

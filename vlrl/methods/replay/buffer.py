@@ -23,9 +23,9 @@ import numpy as np
 import pyarrow as pa
 
 from vlrl.errors import RunError
+from vlrl.methods.replay.rows import KEPT, Limits, Unreadable, read_stored
 from vlrl.store.files import append_line, read_small, replacing
 from vlrl.store.run_folder import ROLLOUT_FILE
-from vlrl.store.stored_rows import KEPT, Limits, Unreadable, read_stored
 
 FOLDER, TAKEN = "stored", "taken.jsonl"
 _log = logging.getLogger(__name__)

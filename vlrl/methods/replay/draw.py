@@ -1,0 +1,212 @@
+"""Which stored rollouts are drawn in a step, and what is made of them."""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vlrl.algo.named import Bound, bind
+from vlrl.algo.tables import ADVANTAGES, BATCHES
+from vlrl.config.schema import Config
+from vlrl.data import readable
+from vlrl.distributed import comm
+from vlrl.errors import ConfigError, DataError
+from vlrl.methods.replay.buffer import Source, StoredGroup, StoredRollouts
+from vlrl.methods.replay.rows import Limits
+from vlrl.methods.replay.rules import DRAWS, RULES, SCHEDULES
+from vlrl.models import fsdp
+from vlrl.models.policy import Policy
+from vlrl.models.processing import Encoder
+from vlrl.models.token_text import Texts, tokenizer_file
+from vlrl.rollout.generate import Score, make_group
+from vlrl.rollout.provided import Provided
+from vlrl.store.run_folder import utf8
+from vlrl.task import Task
+from vlrl.task.environment import has_environment
+from vlrl.training.advantages import credit_alone
+from vlrl.training.inert import OF_OUTCOME
+from vlrl.types import Completion, Group, Prompt, Rollout, Sample, Turn
+
+_STREAM = 22
+"""Names the random numbers of the draws among those of a run's seed."""
+
+
+@dataclass(frozen=True, eq=False)
+class StoredParts:
+    """The functions of algo.stored, with their options."""
+
+    rule: Bound
+    batch: Bound
+    advantage: Bound
+    draw: Bound
+    every: Bound
+
+    @classmethod
+    def of(cls, settings: Any) -> StoredParts:
+        """Raises ConfigError naming the setting, and for an advantage that needs more than a group's answers."""
+        rule = bind("algo.stored.rule", settings.rule, RULES)
+        needs = frozenset[str](getattr(rule.function, "requires", ()))
+        advantage = bind("algo.stored.advantage", settings.advantage, ADVANTAGES)
+        if unknown := advantage.requires - {"local", "tokens", "texts", "parts"}:
+            raise ConfigError(f"algo.stored.advantage={advantage.name!r} needs {', '.join(sorted(unknown))}, which no "
+                              "stored rollout has: choose another, such as algo.stored.advantage=grpo")
+        return cls(replace(rule, requires=needs), bind("algo.stored.batch", settings.batch, BATCHES), advantage,
+                   bind("algo.stored.draw", settings.draw, DRAWS, skip=2),
+                   bind("algo.stored.every", settings.every, SCHEDULES))
+
+
+def check(config: Config, task: Task) -> None:
+    """Raises ConfigError where algo.stored could learn nothing, or gradients cannot be told apart."""
+    if fsdp.wanted(config):
+        raise ConfigError(f"algo.stored measures its gradient beside that of the answers, and train.sharding="
+                          f"{config.train.sharding} has them summed by shards: set train.sharding=none, or "
+                          "algo.stored=null")
+    if all(map(has_environment, task.members)):
+        raise ConfigError(f"algo.stored learns from plain answers, and task {config.task_name!r} has episodes alone: "
+                          "set algo.stored=null")
+
+
+@dataclass(eq=False)
+class StoredAnswers:
+    """Draws the stored groups of a step; the same ones on a resumed run."""
+
+    config: Config
+    task: Task
+    encode: Encoder
+    samples: Sequence[Sample]
+    score: Score
+    services: Provided | None
+    policy: Policy
+    parts: StoredParts
+    unused: Counter[str] = field(default_factory=Counter)
+    """Of the last draw, this process's groups that could not be used, by reason."""
+    drawn: int = 0
+    """Groups of the last draw, over all processes."""
+
+    def __call__(self, step: int, flush: Callable[[], None]) -> list[Group]:
+        """Returns this process's share of a step's stored groups, credited; `flush` waits for this run's own files.
+        Called on every process.
+        """
+        settings, parts = self.settings, self.parts
+        self.unused, self.drawn = Counter(), 0
+        if not settings.coef:
+            return []
+        if settings.own:
+            flush()
+        stored_groups: list[StoredGroup] = comm.on_main(partial(self._taken, step, settings, parts))
+        self.drawn = len(stored_groups)
+        mine = stored_groups[comm.rank()::comm.world()]
+        groups = comm.together(lambda: [self._group(stored, step) for stored in mine])
+        credited = [self._credited(g, step, parts) for g in groups if g is not None]
+        return [g for g in credited if g is not None]
+
+    @property
+    def settings(self) -> Any:
+        return self.config.algo.stored
+
+    def _taken(self, step: int, settings: Any, parts: StoredParts) -> list[StoredGroup]:
+        self.buffer.take(step)
+        if not parts.every(step):
+            return []
+        rng = np.random.default_rng([self.config.seed, _STREAM, step])
+        by_outcome = parts.advantage.name in OF_OUTCOME  # which groups of equal rewards have, too
+        return self.buffer.draw(settings.groups, step, rng, parts.draw, settings.max_age, by_outcome)
+
+    @cached_property
+    def buffer(self) -> StoredRollouts:
+        """On the main process."""
+        settings, policy, run = self.settings, self.policy, Path(self.config.run.dir)
+        texts, end = Texts(policy), policy.eos
+        limits = Limits(vocabulary=policy.base.config.get_text_config().vocab_size,
+                        banned=frozenset(policy.banned.tolist()), most_tokens=self.config.rollout.max_new_tokens,
+                        decode=lambda ids: texts.decode(ids[:-1] if ids[-1] in end else ids), most_gap=settings.max_gap)
+        sources = [Source(Path(name)) for name in settings.runs]
+        return StoredRollouts(run, [*sources, *([Source(run, own=True)] if settings.own else [])], limits,
+                              settings.capacity, tokenizer_file(policy.processor.tokenizer) or "")
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        """Place of each training row by the id that rollout files have of it."""
+        rows = ((i, readable(self.samples, i)) for i in range(len(self.samples)))
+        return {utf8(sample.id): i for i, sample in rows if sample is not None}
+
+    # --- stored rows -> groups ------------------------------------------------------------------------------------
+
+    def _group(self, stored: StoredGroup, step: int) -> Group | None:
+        """Returns a stored group under the prompt of this run's own row, scored by this run where another one wrote it;
+        None where it cannot be used.
+        """
+        match = self._matching(stored)
+        if match is None:
+            return None
+        sample, prompt = match
+        answers = [_completion(row) for row in stored.rows]
+        if stored.own:
+            task = self.task.of(sample)
+            rollouts = tuple(_rollout(stored, i, row, c) for i, (row, c) in enumerate(zip(stored.rows, answers,
+                                                                                          strict=True)))
+            group = Group(id=stored.name, task=task.name, split="train", sample=sample, prompt=prompt,
+                          rollouts=rollouts, weights=dict(stored.rows[0]["weights"] or ()))
+        else:
+            group = make_group(self.task, sample, prompt, answers, group_id=stored.name, split="train", step=step,
+                               policy_step=max(step - stored.age, 0), score=self.score, served=self.services)
+        return group
+
+    def _matching(self, stored: StoredGroup) -> tuple[Sample, Prompt] | None:
+        """Returns the row of a group and its prompt, which are what the group was drawn with: words and media."""
+        first = stored.rows[0]
+        place = self._places.get(first["sample_id"])
+        sample = readable(self.samples, place) if place is not None else None
+        if sample is None or has_environment(self.task.of(sample)):
+            self.unused["unknown row"] += 1
+            return None
+        for template in self.task.of(sample).templates:
+            candidate = replace(sample, prompt=template)
+            try:
+                prompt = self.encode(self.task, candidate)
+            except DataError:
+                continue  # as one that is drawn to be answered
+            if utf8(prompt.text) == first["prompt"] and [m.sha256 for m in prompt.media] == first["hashes"]:
+                return candidate, prompt
+        self.unused["another prompt"] += 1
+        return None
+
+    def _credited(self, group: Group, step: int, parts: StoredParts) -> Group | None:
+        """Returns the group with its advantages; None where its rewards are equal and give it none."""
+        seed = zlib.crc32(f"{self.config.seed}/{group.id}".encode())
+        credited = credit_alone(group, parts.advantage, parts.batch, step, seed, "algo.stored")
+        if group.zero_variance and not any(r.advantage for r in credited.rollouts):
+            self.unused["settled"] += 1
+            return None
+        return replace(credited, rollouts=tuple(r for r in credited.rollouts if r.trained))
+
+    def metrics(self) -> dict[str, float]:
+        """Returns what is known of the buffer and of the last draw, over all processes. Called on every
+        process.
+        """
+        if not self.settings.coef:
+            return {}
+        unused = sum((Counter(c) for c in comm.gather(dict(self.unused))), Counter[str]())
+        buffer = (float(self.buffer.rollouts), float(self.buffer.refused.total())) if comm.is_main() else (0.0, 0.0)
+        buffered, refused = comm.total(*buffer)
+        return {"stored/held": buffered, "stored/refused": refused, "stored/groups": float(self.drawn),
+                "stored/unused_frac": unused.total() / max(self.drawn, 1)}
+
+
+def _completion(row: dict[str, Any]) -> Completion:
+    tokens = np.asarray(row["token_ids"], np.int64)
+    return Completion(tokens=tokens, logprobs=np.asarray(row["logprobs"], np.float32),
+                      loss_mask=np.asarray(row["loss_mask"], bool), text=row["completion"],
+                      finish_reason=row["finish_reason"], turns=(Turn(start=0, end=len(tokens)),))
+
+
+def _rollout(stored: StoredGroup, index: int, row: dict[str, Any], completion: Completion) -> Rollout:
+    return Rollout(group_id=stored.name, index=index, completion=completion, policy_step=row["policy_step"],
+                   parts=dict(row["parts"] or ()), reward=row["reward"], correct=row["correct"])

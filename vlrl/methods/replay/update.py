@@ -1,0 +1,205 @@
+"""The update on stored rollouts: their own micro-batches beside those of the objective."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from vlrl.algo.method import Objectives
+from vlrl.algo.named import Bound
+from vlrl.distributed import comm
+from vlrl.methods.replay.rules import Stored, whole_step
+from vlrl.models.oom import each_batch
+from vlrl.models.policy import Policy
+from vlrl.training.minibatch import Minibatch, Numbered, make_minibatch, split
+from vlrl.types import Group
+
+
+@dataclass(eq=False)
+class ReplayPass:
+    """The loss of the stored answers of one optimizer step: a Pass."""
+
+    policy: Policy
+    algorithm: Objectives
+    rule: Any
+    """The object of algo.stored.rule."""
+    part: Minibatch
+    """Their `old` is the policy before the update."""
+    whole: Stored
+    """Of this process, as the rule sees them before the first gradient."""
+    ages: np.ndarray
+    """[R] steps."""
+    learned: float
+    """Answers that are learned from, over all processes."""
+    stale: float
+    """Answers left out by algo.stored.max_drift, over all processes."""
+    answers: float
+    """All of them."""
+    loss: float = 0.0
+    """This process's share of the last pass, without the weight."""
+    clipped: float = 0.0
+    """This process's tokens of the last pass that the rule's bounds hold back."""
+    norm: float = 0.0
+    norm_rl: float = 0.0
+    """Of the gradients of the last pass, over all processes; the first with its weight."""
+    apart = True
+
+    @property
+    def active(self) -> bool:
+        return self.learned > 0
+
+    def begin(self) -> None:
+        self.loss = self.clipped = 0.0
+
+    def work(self, b: int) -> None:
+        micro, whole, settings = self.part.batches[b], self.whole, _settings(self.algorithm)
+        logprobs = self.policy.logprobs(micro.batch, self.algorithm.temperature).logprobs
+        assert micro.old is not None
+        own = stored_of(self.part, micro.order, (logprobs, micro.old, micro.reference), settings.logprobs == "own")
+        x = replace(whole, logprobs=logprobs, sampler=own.sampler, reference=own.reference, answer=own.answer,
+                    mask=own.mask * whole.kept[own.answer])
+        loss = self.rule.loss(x)
+        self.policy.backward(loss * settings.coef)
+        self.loss += float(loss.detach())
+        if hasattr(self.rule, "clipped"):
+            self.clipped += float((self.rule.clipped(x) * x.mask).sum())
+
+    def end(self, norm: float, others: float) -> None:
+        self.norm, self.norm_rl = norm, others
+
+
+def _settings(algorithm: Objectives) -> Any:
+    return algorithm.config.algo.stored
+
+
+def make_passes(policy: Policy, groups: Sequence[Group], algorithm: Objectives, rule: Bound,
+                step: int) -> list[ReplayPass | None]:
+    """Packs the stored answers of each optimizer step of a pass, and reads them once; None where nothing is learned
+    from on any process. Called on every process.
+    """
+    count = algorithm.config.rollout.minibatches
+    if not any(comm.gather(len(groups))):
+        return [None] * count
+    return [_pass(policy, part, algorithm, rule, step) for part in split(groups, count)]
+
+
+def _pass(policy: Policy, numbered: Sequence[Numbered], algorithm: Objectives, rule: Bound,
+          step: int) -> ReplayPass | None:
+    settings = _settings(algorithm)
+    part = make_minibatch(policy, numbered, algorithm.config)
+    _read(policy, part, algorithm.temperature, "reference" in rule.requires)
+    stored = stored_of(part, range(len(part.rollouts)), _joined(part), settings.logprobs == "own")
+    drift = stored.means(stored.logprobs - _stored_logprobs(part, stored))
+    usable = (drift.abs() <= settings.max_drift) & stored.kept
+    gain = stored.above_reference if stored.reference is not None else stored.gain
+    whole = whole_step(replace(stored, gain=gain, kept=usable, mask=stored.mask * usable[stored.answer]),
+                       rule.function)
+    pairs = _pairs(whole)
+    tokens, learned, pairs, stale, answers = comm.total(
+        float(whole.mask.sum()), float(whole.kept.sum()), pairs, float((stored.kept & ~usable).sum()),
+        float(stored.kept.sum()))
+    whole = replace(whole, total_tokens=tokens, total_answers=learned, total_pairs=pairs)
+    ages = np.array([max(step - r.policy_step, 0) for _, _, r in numbered])
+    return (ReplayPass(policy, algorithm, rule.function, part, whole, ages, learned, stale, answers) if answers
+            else None)
+
+
+def _read(policy: Policy, part: Minibatch, temperature: float, reference: bool) -> None:
+    """Fills in log-probabilities of the policy before the update, and of the reference."""
+    def work(b: int) -> None:
+        micro = part.batches[b]
+        batch = micro.batch.to(policy.device)
+        micro.old = policy.logprobs(batch, temperature).logprobs
+        micro.reference = policy.reference_logprobs(batch, temperature) if reference else None
+
+    with torch.no_grad(), policy.evaluating():
+        each_batch(policy, part.batches, work, part.halve)
+
+
+def _joined(part: Minibatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Returns log-probabilities [N] of the policy before the update, those that ratios may be to, and those of the
+    reference, of all tokens, answer after answer.
+    """
+    known: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
+    for micro in part.batches:
+        assert micro.old is not None
+        sizes = [len(part.rollouts[r].mask) for r in micro.order]
+        references = micro.reference.split(sizes) if micro.reference is not None else [None] * len(sizes)
+        known |= dict(zip(micro.order, zip(micro.old.split(sizes), references, strict=True), strict=True))
+    rows = [known[r] for r in range(len(part.rollouts))]
+    empty = torch.zeros(0)
+    old = torch.cat([empty.to(rows[0][0].device) if rows else empty, *(a for a, _ in rows)])
+    given = [b for _, b in rows if b is not None]
+    return old, old, torch.cat(given) if given else None
+
+
+def _stored_logprobs(part: Minibatch, x: Stored) -> torch.Tensor:
+    """Returns [N] the stored log-probabilities."""
+    flat = np.concatenate([np.zeros(0, np.float32), *(t.row.logprobs for t in part.rollouts)])
+    return torch.where(x.mask > 0, torch.from_numpy(flat).to(x.logprobs), x.logprobs.detach())
+
+
+def stored_of(part: Minibatch, order: Sequence[int],
+              values: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None], own: bool) -> Stored:
+    """Returns what a rule sees of the rows `order`: `values` are their log-probabilities [N] of now, of the policy
+    before the update, and of the reference. `own`: ratios are to the policy before the update.
+    """
+    logprobs, old, reference = values
+    rows, firsts, device = [part.rollouts[r] for r in order], part.firsts, logprobs.device
+
+    def flat(arrays: Sequence[np.ndarray], kind: Any) -> torch.Tensor:
+        return torch.from_numpy(np.concatenate([np.zeros(0), *arrays]).astype(kind)).to(device)
+
+    def each(of: Callable[[Any], Any], kind: Any = np.float32) -> torch.Tensor:
+        return torch.from_numpy(np.array([of(t) for t in firsts], kind)).to(device)
+
+    mask = flat([t.mask for t in rows], np.float32)
+    stored_logprobs = flat([t.row.logprobs for t in rows], np.float32)
+    sampler = old if own else torch.where(mask > 0, stored_logprobs, logprobs.detach())
+    return Stored(
+        logprobs=logprobs, sampler=sampler, reference=reference, mask=mask,
+        answer=flat([np.full(len(t.mask), t.unit) for t in rows], np.int64),
+        advantages=each(lambda t: t.rollout.advantage), rewards=each(lambda t: np.nan if t.rollout.reward is None
+                                                                     else t.rollout.reward),
+        correct=each(lambda t: bool(t.rollout.correct), np.bool_), group=each(lambda t: t.place, np.int64),
+        weights=each(lambda t: t.group.sample.weight), gain=each(lambda t: 0.0),
+        kept=each(lambda t: t.mask.any() and t.rollout.reward is not None, np.bool_))
+
+
+def _pairs(x: Stored) -> float:
+    """Pairs of kept answers of this process's groups."""
+    counts = torch.bincount(x.group[x.kept]).double()
+    return float((counts * (counts - 1) / 2).sum())
+
+
+def step_metrics(stored: Sequence[ReplayPass | None]) -> dict[str, float]:
+    """Returns the metrics of a step's stored answers, means over its optimizer steps. Called on every
+    process.
+    """
+    known = [a for a in stored if a is not None]
+    if not known:
+        return {"stored/applied": 0.0}
+    loss, clipped = comm.total(sum(a.loss for a in known), sum(a.clipped for a in known))
+    tokens = sum(a.whole.total_tokens for a in known)
+    answers, learned, stale = (sum(v) for v in zip(*((a.answers, a.learned, a.stale) for a in known), strict=True))
+    norm, rl = (float(np.mean(v)) for v in zip(*((a.norm, a.norm_rl) for a in known), strict=True))
+    per_answer = [np.concatenate(v) for v in zip(*(_ratios(a) for a in known), strict=True)]
+    drift, ages = (np.concatenate(v) for v in zip(*comm.gather(per_answer), strict=True))
+    out = {"stored/applied": float(learned > 0), "stored/loss": loss / len(known), "stored/grad_norm": norm,
+           "stored/grad_share": norm / max(norm + rl, 1e-30), "stored/tokens": tokens, "stored/answers": learned,
+           "stored/kept_frac": learned / max(answers, 1.0), "stored/stale_frac": stale / max(answers, 1.0),
+           "stored/clip_frac": clipped / max(tokens, 1.0)}
+    if len(drift):
+        out |= {"stored/drift": float(drift.mean()), "stored/age_mean": float(ages.mean())}
+        out |= {f"stored/ratio_q{q:02d}": float(np.quantile(np.exp(drift), q / 100)) for q in (10, 50, 90)}
+    return out
+
+
+def _ratios(one: ReplayPass) -> tuple[np.ndarray, np.ndarray]:
+    """Returns mean_t(l - o) before the update, and the ages, of this process's learned answers."""
+    x, retained = one.whole, one.whole.kept.cpu().numpy()
+    return x.means(x.logprobs - x.sampler).double().cpu().numpy()[retained], one.ages[retained]
