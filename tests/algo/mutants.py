@@ -33,6 +33,9 @@ TESTS = {"clip": ["terms"], "terms": ["terms", "turn_advantage"], "turn_advantag
          "inputs": ["outcome", "terms", "group_terms", "aggregation", "weights", "correction"],
          "grouped": ["outcome", "advantage"], "token_advantage": ["advantage"], "tree_advantage": ["advantage"]}
 """Whose tests look at a module that has none of its own name."""
+METHODS = {"demonstrations": "methods.demonstrations.mixes", "guided": "methods.second_attempts.loss",
+           "stored": "methods.replay.rules", "tree_advantage": "methods.tree.advantage"}
+"""Modules that lie elsewhere than in vlrl/algo under that name."""
 KILLERS = Path(__file__).with_name("killers.json")
 """By mutant the test that saw it. Where that one no longer does, the others of the module are tried."""
 
@@ -53,12 +56,16 @@ def read_killers() -> dict[str, str]:
 
 
 def _file(module: str) -> Path:
-    return ROOT / "vlrl" / "algo" / f"{module}.py"
+    return ROOT.joinpath(*_dotted(module).split(".")).with_suffix(".py")
+
+
+def _dotted(module: str) -> str:
+    return f"vlrl.{METHODS.get(module, f'algo.{module}')}"
 
 
 def put(module: str, code: types.CodeType) -> None:
     """Gives the functions and classes of a loaded module the code of another source, wherever they are known."""
-    loaded = importlib.import_module(f"vlrl.algo.{module}")
+    loaded = importlib.import_module(_dotted(module))
     made = types.ModuleType(loaded.__name__)
     exec(code, vars(made))
     for name, new in vars(made).items():

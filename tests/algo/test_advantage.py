@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.algo.made import scores
-from vlrl.algo import advantage, token_advantage, tree_advantage, turn_advantage
+from vlrl.algo import advantage, token_advantage, turn_advantage
 from vlrl.algo.advantage import EmaStd
 from vlrl.algo.tables import ADVANTAGES
+from vlrl.methods.tree import advantage as tree_advantage
 from vlrl.types import SearchNode
 
 ROOT = math.sqrt
@@ -84,14 +85,14 @@ def test_reinforce_pp_skips_untrained_tokens_and_unscorable_answers():
 
 def test_tempo_by_hand():
     tokens = [[1, 2, 3], [1, 2, 4], [1, 5], [1, 5]]
-    found = token_advantage.tempo(scores([[1, 0, 0, None]], tokens=tokens))
+    found = tree_advantage.tempo(scores([[1, 0, 0, None]], tokens=tokens))
     # V: 1/3 at the root and after 1; 1/2 after 1 2; 0 after 1 5; std of 1 0 0 is sqrt(1/3)
     expected = [[2 / 3, 2 / 3 + 1 / 6, 2 / 3 + 1 / 2], [-1 / 3, -1 / 3 + 1 / 6, -1 / 3 - 1 / 2], [-1 / 3, -2 / 3],
                 [0, 0]]
     for values, wanted in zip(found, expected, strict=True):
         assert values.tolist() == pytest.approx([w / (ROOT(1 / 3) + 1e-4) for w in wanted], abs=1e-9)
     masked = scores([[1, 0]], tokens=[[1, 2], [1, 3]], masks=[np.array([True, False])] * 2)
-    assert [v.tolist() for v in token_advantage.tempo(masked)] == [
+    assert [v.tolist() for v in tree_advantage.tempo(masked)] == [
         pytest.approx([s / (ROOT(0.5) + 1e-4), 0]) for s in (0.5, -0.5)]
 
 
@@ -285,7 +286,7 @@ def test_tempo_moves_credit_between_answers_but_makes_none(seed, size):
     rng = random.Random(seed)
     rewards = [rng.choice([0.0, 0.5, 1.0]) for _ in range(size)]
     s = scores([rewards], tokens=[[rng.randrange(2) for _ in range(4)] for _ in rewards])
-    total = torch.stack(token_advantage.tempo(s)).sum(0)
+    total = torch.stack(tree_advantage.tempo(s)).sum(0)
     assert total.abs().max() < 1e-6
 
 

@@ -13,11 +13,11 @@ from tests.helpers import Vowels, load, settings
 from tests.rollout.test_branching import Counting
 from tests.training.test_update import assert_close, gradients
 from vlrl.algo.algorithm import Algorithm
-from vlrl.algo.tree_advantage import deepsearch
 from vlrl.config import validate
 from vlrl.curriculum import Draw
 from vlrl.engine.hf import HFEngine
 from vlrl.errors import ConfigError, TrainingError
+from vlrl.methods.tree.advantage import deepsearch
 from vlrl.models.packing import make_batch, pieces_of
 from vlrl.monitoring.metrics import Clock
 from vlrl.rollout import search

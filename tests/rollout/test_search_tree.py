@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tests.algo.made import scores
-from vlrl.algo.tree_advantage import deepsearch
 from vlrl.config.rollout import SearchSettings
+from vlrl.methods.tree.advantage import deepsearch
 from vlrl.rollout.search_tree import Node, Tree
 from vlrl.types import Completion
 

@@ -9,7 +9,6 @@ import torch
 
 from vlrl.algo import grouped
 from vlrl.algo.inputs import Scores, requires
-from vlrl.algo.tree_advantage import members, nodes_of
 from vlrl.algo.turn_advantage import tell
 from vlrl.config.base import Fraction, NonNegative
 
@@ -67,28 +66,4 @@ def clip_delta(s: Scores, scale: NonNegative = 0.1, eta: float | None = None, no
         for start, end, r in own if value == value else ():
             tokens[start:end] += scale * min(r - float(eta or 0.0), 0.0)
         out.append(torch.where(torch.from_numpy(np.asarray(mask, bool)), tokens, 0.0))
-    return out
-
-
-@requires("local", "tokens")
-def tempo(s: Scores, eps: NonNegative = 1e-4) -> list[torch.Tensor]:
-    """(R - mean + V_{t+1} - V_t) / (std + eps): V_t is the mean reward of the answers of the group that begin with the
-    tokens before t, V_{t+1} that of those that share token t too.
-
-    The answers of a group form a tree of prefixes. Where it does not branch the correction is 0, and this is grpo.
-    TEMPO: Exploiting Tree Structure for Credit Assignment in RL Training of LLMs (arXiv 2509.18314), read so that
-    values are divided like the reward.
-    """
-    base = grouped.centred(s.rewards, s.group)
-    scale, settled = grouped.std(s.rewards, s.group) + eps, grouped.settled(s.rewards, s.group).tolist()
-    out = [torch.zeros(len(tokens), dtype=torch.float64) for tokens in s.tokens]
-    for rollouts in members(s):
-        if settled[rollouts[0]]:
-            continue
-        for i, nodes in nodes_of(rollouts, s.tokens, s.rewards.tolist()).items():
-            mask = torch.from_numpy(np.asarray(s.masks[i], bool))
-            values = torch.full((len(mask),), float(base[i]), dtype=torch.float64)
-            for node in nodes:
-                values[node.start] += node.value - node.before
-            out[i] = torch.where(mask, values / scale[i], 0.0)
     return out

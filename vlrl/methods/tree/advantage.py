@@ -16,7 +16,7 @@ import torch
 
 from vlrl.algo import grouped
 from vlrl.algo.inputs import Scores, requires
-from vlrl.config.base import Fraction, Rate
+from vlrl.config.base import Fraction, NonNegative, Rate
 from vlrl.types import SearchNode
 
 
@@ -85,10 +85,34 @@ def treerl(s: Scores) -> list[torch.Tensor]:
                      lambda node, root: (2 * node.value - root - node.before) / node.leaves ** 0.5)
 
 
+@requires("local", "tokens")
+def tempo(s: Scores, eps: NonNegative = 1e-4) -> list[torch.Tensor]:
+    """(R - mean + V_{t+1} - V_t) / (std + eps): V_t is the mean reward of the answers of the group that begin with the
+    tokens before t, V_{t+1} that of those that share token t too.
+
+    The answers of a group form a tree of prefixes. Where it does not branch the correction is 0, and this is grpo.
+    TEMPO: Exploiting Tree Structure for Credit Assignment in RL Training of LLMs (arXiv 2509.18314), read so that
+    values are divided like the reward.
+    """
+    base = grouped.centred(s.rewards, s.group)
+    scale, settled = grouped.std(s.rewards, s.group) + eps, grouped.settled(s.rewards, s.group).tolist()
+    out = [torch.zeros(len(tokens), dtype=torch.float64) for tokens in s.tokens]
+    for rollouts in members(s):
+        if settled[rollouts[0]]:
+            continue
+        for i, nodes in nodes_of(rollouts, s.tokens, s.rewards.tolist()).items():
+            mask = torch.from_numpy(np.asarray(s.masks[i], bool))
+            values = torch.full((len(mask),), float(base[i]), dtype=torch.float64)
+            for node in nodes:
+                values[node.start] += node.value - node.before
+            out[i] = torch.where(mask, values / scale[i], 0.0)
+    return out
+
+
 @requires("local", "nodes")
 def deepsearch(s: Scores, temperature: Rate | None = 1.0) -> list[torch.Tensor]:
     """V(node) - mean of V(end) over the group on the tokens of each node, V = what the search found out
-    (rollout/search_tree.py).
+    (search_tree.py).
 
     An end has V = 1 where its answer is right, else -1. On other nodes tanh(V / temperature) stands for V; None = V as
     it is. An answer that was written in one go is one node, an end. DeepSearch (arXiv 2509.25454), section 3.5.
