@@ -20,6 +20,8 @@ REFERENCE = {
                   if not path.stem.startswith("_")),
     "curriculum": tuple(f"vlrl.curriculum.{path.stem}" for path in sorted((ROOT / "vlrl" / "curriculum").glob("*.py"))
                         if not path.stem.startswith("_")),
+    "methods": tuple(f"vlrl.methods.{path.parent.name}.{path.stem}"
+                     for path in sorted((ROOT / "vlrl" / "methods").glob("*/*.py")) if not path.stem.startswith("_")),
     "store": ("vlrl.store.run_folder",),
 }
 """Page -> modules whose public names it describes."""

@@ -12,10 +12,10 @@ from vlrl.algo.named import Bound
 from vlrl.config import validate
 from vlrl.engine.hf import HFEngine
 from vlrl.errors import ConfigError
+from vlrl.methods.tree import branching
+from vlrl.methods.tree.branching import Branching, Leaf, surprise, uniform
 from vlrl.models import prefix_tree
 from vlrl.models.packing import make_batch, pieces_of
-from vlrl.rollout import branching
-from vlrl.rollout.branching import Branching, Leaf, surprise, uniform
 from vlrl.task import Task
 from vlrl.types import Completion, Request, Sampling
 
@@ -156,6 +156,8 @@ def test_an_answer_of_one_token_is_written_from_the_prompt():
     ({"branch": {"tokens": 9}}, {}, "rollout.branch.tokens=9"),
     ({"branch": {"roots": 4}, "group_size": 4}, {}, "rollout.branch.roots=4 leaves none of rollout.group_size=4"),
     ({"branch": {"roots": 2}, "step_tokens": 4, "max_new_tokens": 9}, {}, "rollout.step_tokens both say how"),
+    ({"branch": {"roots": 2}, "forget": {"lr": 1e-3}}, {"algo": {"correction": "none"}},
+     "rollout.branch.roots=2 and rollout.forget.lr both say how"),
     ({"branch": {"roots": 2}}, {"async": {"max_staleness": 1}, "algo": {"correction": "token_truncate"}},
      "does not go with async.max_staleness=1"),
 ])

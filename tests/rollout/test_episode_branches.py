@@ -6,15 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from tests.helpers import load, settings
+from tests.helpers import load, settings, started
 from tests.rollout.acting import Acting, Lamps, engine_of
 from tests.rollout.test_branching import common
-from vlrl.algo.algorithm import Algorithm
 from vlrl.curriculum import Draw
+from vlrl.methods.tree.branching import Leaf, _cut, surprise
 from vlrl.models import prefix_tree
 from vlrl.models.packing import make_batch, pieces_of
 from vlrl.monitoring.metrics import Clock
-from vlrl.rollout.branching import Branching, Leaf, _cut, surprise
 from vlrl.rollout.episodes import opened
 from vlrl.rollout.generate import AcceptedDraw, Answering
 from vlrl.types import Completion, Turn
@@ -30,15 +29,20 @@ def config_of(tiny, group_size=5, branch=None, **more):
                                       "branch": branch or {"roots": 2}}, **more)
 
 
+def answering_of(policy, encode, config, engine, task):
+    algorithm = started(config, policy, encode)
+    return Answering(config, task, engine, Clock(), algorithm, methods=algorithm.methods)
+
+
 def drawn(tiny, task=None, **more):
     policy, encode, _ = tiny
     config = config_of(tiny, **more)
     with engine_of(policy, encode, config, task) as (engine, task):
         samples = [opened(engine, task, sample, i) for i, sample in enumerate(task.samples("train")[1:3])]
         asked = [AcceptedDraw(i, Draw(i, 0), sample, encode(task, sample)) for i, sample in enumerate(samples)]
-        branch = Branching(config)
-        groups = Answering(config, task, engine, Clock(), Algorithm(config), branch=branch).groups(asked, 0)
-    return groups, branch.metrics()
+        answering = answering_of(policy, encode, config, engine, task)
+        groups = answering.groups(asked, 0)
+    return groups, answering.methods[0].metrics()
 
 
 def parents(group, roots=2):
@@ -131,8 +135,7 @@ def test_a_world_that_answers_otherwise_is_an_error_and_not_paid(tiny, world):
     with engine_of(policy, encode, config, Odd(rewards={"vowels": 1.0})) as (engine, task):
         sample = opened(engine, task, task.samples("train")[1], 0)
         asked = [AcceptedDraw(0, Draw(0, 0), sample, encode(task, sample))]
-        answering = Answering(config, task, engine, Clock(), Algorithm(config), branch=Branching(config))
-        (group,) = answering.groups(asked, 0)
+        (group,) = answering_of(policy, encode, config, engine, task).groups(asked, 0)
     first, rest = group.rollouts[:2], group.rollouts[2:]
     assert all(r.completion.error is None and r.reward is not None for r in first)
     assert all("answered the same actions otherwise than before" in r.completion.error for r in rest)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.conftest import SAMPLES
-from tests.helpers import Vowels, load, settings
+from tests.helpers import Vowels, load, settings, started
 from tests.rollout.test_branching import Counting
 from tests.training.test_update import assert_close, gradients
 from vlrl.algo.algorithm import Algorithm
@@ -17,13 +17,13 @@ from vlrl.config import validate
 from vlrl.curriculum import Draw
 from vlrl.engine.hf import HFEngine
 from vlrl.errors import ConfigError, TrainingError
+from vlrl.methods.tree import search
 from vlrl.methods.tree.advantage import deepsearch
+from vlrl.methods.tree.search import Searching
 from vlrl.models.packing import make_batch, pieces_of
 from vlrl.monitoring.metrics import Clock
-from vlrl.rollout import search
 from vlrl.rollout.async_source import refuse_stale
 from vlrl.rollout.generate import AcceptedDraw, Answering
-from vlrl.rollout.search import Searching
 from vlrl.store import checkpoint
 from vlrl.store.run_folder import _rows
 from vlrl.task import Task
@@ -54,7 +54,8 @@ class Early(Vowels):
 
 def answering(tiny, config, task=None):
     engine = Counting(HFEngine(tiny[0], seed=5, batch_rollouts=16))
-    return Answering(config, task or Early(), engine, Clock(), Algorithm(config), search=Searching(config)), engine
+    algorithm = started(config, *tiny[:2])
+    return Answering(config, task or Early(), engine, Clock(), algorithm, methods=algorithm.methods), engine
 
 
 def asked(tiny, *numbers):
@@ -68,7 +69,8 @@ def searched(tiny):
     """Groups of a search, what was asked of the engine for them, and the metrics."""
     answers, engine = answering(tiny, tiny[2])
     groups = answers.groups(asked(tiny, 0, 1), 0)
-    return groups, engine, answers.search.metrics(), answers.search
+    (method,) = answers.methods
+    return groups, engine, method.metrics(), method
 
 
 def test_the_group_is_a_part_of_the_tree(searched):

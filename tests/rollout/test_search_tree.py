@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from tests.algo.made import scores
-from vlrl.config.rollout import SearchSettings
 from vlrl.methods.tree.advantage import deepsearch
-from vlrl.rollout.search_tree import Node, Tree
+from vlrl.methods.tree.search_tree import Node, Tree
+from vlrl.methods.tree.settings import SearchSettings
 from vlrl.types import Completion
 
 MOST = 8

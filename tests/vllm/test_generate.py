@@ -9,7 +9,7 @@ import torch
 from tests.vllm.conftest import trainer_logprobs
 from vlrl.config import validate
 from vlrl.errors import ConfigError, TrainingError
-from vlrl.rollout.branching import Branching
+from vlrl.methods.tree.branching import Branching
 from vlrl.types import Begun, Request, Sampling
 
 pytestmark = pytest.mark.vllm

@@ -19,6 +19,7 @@ from vlrl.algo.reference import REFERENCES
 from vlrl.algo.statistics import statistics
 from vlrl.algo.tables import ADVANTAGES, BATCHES, SHAPINGS
 from vlrl.config.schema import AlgoSettings, Config
+from vlrl.config.sections import GIVEN
 from vlrl.distributed import comm
 from vlrl.errors import ConfigError
 from vlrl.models.policy import Policy
@@ -38,7 +39,7 @@ class Algorithm:
         self.batch = bind("algo.batch", algo.batch, BATCHES)
         _refuse_idle(self.advantage, self.shaping, algo)
         _check_critic(self.advantage, algo)
-        _check_search(self.advantage, config)
+        _check_given(self.advantage, config)
         self.objective = Objective.of(algo)
         self._entropy: Any = self.objective.entropy and self.objective.entropy.function
         self.reference = bind("algo.reference", algo.reference, REFERENCES)
@@ -159,12 +160,11 @@ def _check_critic(advantage: Bound, algo: AlgoSettings) -> None:
                           "algo.advantage=gae, turn_gae, bilevel_gae or macro_gae, or algo.critic=null")
 
 
-def _check_search(advantage: Bound, config: Config) -> None:
-    """Raises ConfigError for an advantage of nodes where no search finds any."""
-    if "nodes" in advantage.requires and config.rollout.branch.search is None:
-        raise ConfigError(f"algo.advantage={advantage.name!r} reads what a tree search has found, and "
-                          "rollout.branch.search=null: set rollout.branch.search={} (docs/objectives.md), or an "
-                          "advantage without one, such as algo.advantage=grpo")
+def _check_given(advantage: Bound, config: Config) -> None:
+    """Raises ConfigError for an advantage that requires what only a method gives, where that is off."""
+    for what in sorted(advantage.requires & GIVEN.keys()):
+        if problem := GIVEN[what](config, advantage.name):
+            raise ConfigError(problem)
 
 
 def _refuse_idle(advantage: Bound, shaping: Sequence[Bound], algo: AlgoSettings) -> None:

@@ -111,7 +111,7 @@ class Method:
     collective: ClassVar[bool] = False
     """Whether `generate` or `scored` computes on every process, those without prompts included."""
     state_at: ClassVar[str] = ""
-    """The place of its state in checkpoints: "source.search", "algorithm.critic"; empty = it has none."""
+    """The place of its state in checkpoints, "source.NAME" or "algorithm.NAME"; empty = it has none."""
 
     def __init__(self, section: str, settings: Any, algorithm: Objectives):
         self.section, self.settings, self.algorithm = section, settings, algorithm

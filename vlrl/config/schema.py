@@ -464,10 +464,8 @@ class Config(Settings):
 
     @model_validator(mode="after")
     def _stale_answers_fit(self) -> Config:
-        staleness = self.asynchronous.max_staleness
         if problem := (self.asynchronous.problem(self.rollout, self.algo)
-                       or next(filter(None, (settings.problem(self) for _, settings in active(self))), "")
-                       or self.rollout.branch.problem(self.rollout, staleness)):
+                       or next(filter(None, (settings.problem(self) for _, settings in active(self))), "")):
             raise ValueError(problem)
         return self
 

@@ -36,10 +36,14 @@ SECTIONS = {
                                  "vlrl.methods.demonstrations.method:Demonstrations"),
     "algo.stored": Entry("vlrl.methods.replay.settings:StoredSettings", "vlrl.methods.replay.method:Replay"),
     "rollout.forget": Entry("vlrl.methods.eepo.settings:ForgetSettings", "vlrl.methods.eepo.method:SampleThenForget"),
+    "rollout.branch": Entry("vlrl.methods.tree.settings:BranchSettings", "vlrl.methods.tree.method:TreeRollouts"),
 }
 _SETTINGS = Table({name: entry.settings for name, entry in SECTIONS.items()})
 METHODS = Table({name: entry.method for name, entry in SECTIONS.items()})
 """Section -> the class of its method."""
+GIVEN = Table({"nodes": "vlrl.methods.tree.settings:without_nodes"})
+"""What an advantage may require of a method (algo.inputs.requires) -> (config, advantage's name) -> why that is not
+there; "" where it is."""
 
 
 class Marker:

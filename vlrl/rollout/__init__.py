@@ -7,11 +7,8 @@
 - Answers of variants are generated apart from those to the samples as they are, which are the same bits with and
   without them. Trained variants are members of the group under the unchanged prompt (Rollout.train_prompt; mismatch
   between sampler and trainer is skipped where prompts differ); the others are in `Group.aside` and in no statistic.
-- Second attempts (algo.guided) are drawn once the groups of a round are scored, on all processes together; kept in
-  `Group.aside` as variant `guided`, in no statistic. They are learned from beside the objective (training/guided.py),
-  or become members of their group once the sampler has observed it (members.py): what is observed, filtered and told of
-  rewards are the answers to the question alone (`Group.plain`).
-- EEPO's weights are restored bit for bit before anything is learned.
+- What a method adds to a scored group is in no statistic: what is observed, filtered and told of rewards are the
+  answers to the question alone (`Group.plain`).
 - An answer in pieces is the unbroken answer: token t takes draw t of its stream, whatever call writes it. All ranks
   know all groups that are held over; a step deals them out with its draws; each is scored and observed once, when
   whole.

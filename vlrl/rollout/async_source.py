@@ -257,8 +257,9 @@ def check(config: Config, sampler: Any) -> None:
 def refuse_stale(groups: Sequence[Group], step: int, config: Config) -> None:
     """Raises TrainingError when a group holds an answer of weights older than async.max_staleness allows.
 
-    Partial rollouts are old by design: of each answer only what its last step wrote is trained. So are answers that a
-    search has kept, which are learned from as if the weights of now had written them. Called on every process.
+    Partial rollouts are old by design: of each answer only what its last step wrote is trained. So are answers that
+    were kept from earlier visits, which are learned from as if the weights of now had written them. Called on every
+    process.
     """
     most = config.asynchronous.max_staleness
     oldest = min(comm.gather(min((r.policy_step for g in groups for r in g.rollouts

@@ -8,8 +8,8 @@ environment.order=fixed all live episodes of a call act in turn: what is decoded
 clock. With arrival those go on whose environments have answered. Action t of rollout i of a group draws from the stream
 (seed, key of the group, i, t); all episodes of a group begin at the same reset.
 
-An episode may go on from the first turns of another one (`Request.begun`, rollout.branch): its environment is reset to
-the same seed and answers the same actions again, and must show the same.
+An episode may go on from the first turns of another one (`Request.begun`): its environment is reset to the same seed
+and answers the same actions again, and must show the same.
 
 With `episode.history=last:k` the list still grows, and turn t >= k is asked under a window of it: the prompt, an end
 token that closes the empty turn of the model behind it, and the last k observations with the actions between them.

@@ -16,11 +16,9 @@ from vlrl.curriculum import Draw
 from vlrl.engine.base import Done, Engine
 from vlrl.monitoring.metrics import Clock
 from vlrl.rewards.text import parse_answer, told
-from vlrl.rollout.branching import Branching
 from vlrl.rollout.overlap import Ahead
 from vlrl.rollout.partial import PartialGroup, in_one_step, last_part
 from vlrl.rollout.provided import Given, Provided
-from vlrl.rollout.search import Searching
 from vlrl.task import Task, task_target
 from vlrl.task.scoring import Marked, Scored, score_all, unscored
 from vlrl.task.services import Likely, Place, Services, looked_up, served_parts
@@ -91,10 +89,6 @@ class Answering:
     score: Score = score_all
     likelihoods: Likelihoods | None = None
     """Reads for services of log-probabilities, where the task needs them."""
-    branch: Branching | None = None
-    """Has answers of a group go on from each other's text; see rollout.branch."""
-    search: Searching | None = None
-    """Finds the answers of a group in a tree; see rollout.branch.search."""
     services: Provided | None = None
     """Those of `services.*` that the task needs."""
     methods: Sequence[Method] = ()
@@ -120,8 +114,7 @@ class Answering:
     @property
     def collective(self) -> bool:
         """Whether a process without prompts takes part too."""
-        return (any(part is not None for part in (self.likelihoods, self.branch, self.search))
-                or any(method.collective for method in self.methods))
+        return self.likelihoods is not None or any(method.collective for method in self.methods)
 
     def group_size(self, draw: Draw) -> int:
         """Answers to a draw, those of trained variants included."""
@@ -207,25 +200,11 @@ class Answering:
                           for i, a in enumerate(accepted) for v, sample, prompt in a.variants]
 
     def _drawn(self, requests: Sequence[Request], done: Done | None) -> list[list[Completion]]:
-        """Returns the answers to each request: those of the method that writes groups, where there is one; with
-        rollout.branch, some that go on from others, or those that a search has found.
-        """
-        if self.search is not None:
-            return self.search.generate(self.engine, requests, self._judged, self.step, done)
-        if self.branch is not None:
-            return self.branch.generate(self.engine, requests, done)
+        """The answers to each request: those of the method that writes groups, where there is one."""
         for method in self.methods:
             if (written := method.generate(requests, self, done)) is not None:
                 return written
         return self.engine.generate(requests, done)
-
-    def _judged(self, request: Request, completions: Sequence[Completion]) -> list[bool | None]:
-        """Returns which answers to a prompt are correct, scored as a group of their own; None where they cannot be."""
-        assert request.sample is not None
-        with self.clock("score"):
-            group = make_group(self.task, request.sample, request.prompt, completions, group_id="", split="train",
-                               step=self.step, score=self.score, served=self.services)
-        return [None if r.reward is None else r.correct for r in group.rollouts]
 
     def _beside_greedy(self, accepted: Sequence[AcceptedDraw],
                        groups: Sequence[Group | PartialGroup]) -> list[Group | PartialGroup]:
@@ -265,6 +244,15 @@ class Answering:
         """Scores completions as a group of their own, under the sample and the prompt of `group`."""
         return make_group(self.task, group.sample, group.prompt, completions, group_id=group.id, split=group.split,
                           step=self.step, policy_step=self.policy_step, score=self.score, served=self.services)
+
+    def judged(self, request: Request, completions: Sequence[Completion]) -> list[bool | None]:
+        """Which completions of a request are correct, scored as a group of their own; None where that cannot be
+        known."""
+        assert request.sample is not None
+        with self.clock("score"):
+            group = make_group(self.task, request.sample, request.prompt, completions, group_id="", split="train",
+                               step=self.step, score=self.score, served=self.services)
+        return [None if r.reward is None else r.correct for r in group.rollouts]
 
     @property
     def _with_greedy(self) -> bool:

@@ -330,8 +330,6 @@ class GroupSource:
         return {**restarts, **self.horizon.metrics(), **comm.on_main(lambda: self.sampler.metrics()),
                 **self.tally.metrics(), "groups/wasted": comm.total(self.wasted)[0],
                 "prompts/rejected": float(self.rejected.count), **self._variant_metrics(), **self._partial_metrics(),
-                **(self.answering.branch.metrics() if self.answering.branch else {}),
-                **(self.answering.search.metrics() if self.answering.search else {}),
                 **{name: value for method in self.answering.methods for name, value in method.metrics().items()},
                 **(self.answering.likelihoods.metrics("train") if self.answering.likelihoods else {}),
                 **(self.answering.services.metrics("train", self.step) if self.answering.services else {})}
@@ -361,8 +359,8 @@ class GroupSource:
                 "data": self.fingerprint.state_dict(), "history": self.prompts.history.state_dict(),
                 "tally": self.tally.state_dict(), "rejected": self.rejected.count, "offered": self.rejected.drawn,
                 "held": [group.state_dict() for group in self.carried_over.values()],
-                **({"search": self.answering.search.state_dict()} if self.answering.search else {}),
-                **{key: m.state_dict() for key, m in placed(self.answering.methods, "source").items()}}
+                **{key: own for key, method in placed(self.answering.methods, "source").items()
+                   if (own := method.state_dict())}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes what `state_dict` gave. Raises RunError where the samples were others then."""
@@ -377,8 +375,6 @@ class GroupSource:
         self.tally.load_state_dict(state["tally"])
         self.rejected = Rejected(drawn=int(state["offered"]), count=int(state["rejected"]))
         self.carried_over = {group.number: group for group in map(PartialGroup.of, state.get("held", ()))}
-        if self.answering.search:
-            self.answering.search.load_state_dict(state["search"])
         for key, method in placed(self.answering.methods, "source").items():
             if key in state:
                 method.load_state_dict(state[key])

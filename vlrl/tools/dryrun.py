@@ -34,7 +34,6 @@ from vlrl.models import learning, loading, packing, saving
 from vlrl.models.model_config import family_convention
 from vlrl.models.processing import Encoder, PromptTooLong
 from vlrl.rewards.text import written_after
-from vlrl.rollout import search
 from vlrl.rollout.generate import make_group
 from vlrl.store import checkpoint
 from vlrl.task import Task, task_oracle, task_samples
@@ -271,7 +270,6 @@ def _splits(config: Config, task: Task, report: DryRun) -> dict[str, Sequence[Sa
     with report.noting():
         curriculum.check(config.curriculum, task)
         horizon.check(config.episode, task)
-        search.check(config, task, config.algo.loss.name not in SUPERVISED)
     if "train" in out:
         with report.noting():
             curriculum.make(config.curriculum, curriculum.Prompts.of(

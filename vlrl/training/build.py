@@ -37,9 +37,8 @@ from vlrl.models.policy import Policy
 from vlrl.models.processing import Encoder
 from vlrl.models.reference import Reference
 from vlrl.monitoring.metrics import Clock
-from vlrl.rollout import async_source, branching, episodes, partial, search
+from vlrl.rollout import async_source, episodes, partial
 from vlrl.rollout.async_source import Pipelined
-from vlrl.rollout.branching import Branching
 from vlrl.rollout.episodes import EpisodeEngine
 from vlrl.rollout.generate import Answering
 from vlrl.rollout.group_source import GroupSource, Tell
@@ -47,7 +46,6 @@ from vlrl.rollout.likelihoods import Likelihoods
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.rollout.prompt_angle import Angles
 from vlrl.rollout.provided import Provided, configured, provide
-from vlrl.rollout.search import Searching
 from vlrl.task import Task, task_samples
 from vlrl.task.environment import has_environment
 from vlrl.task.environment_host import Environments
@@ -172,8 +170,6 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
                                  "making the sampler")
     comm.on_main(lambda: async_source.check(config, sampler))
     episodes.check(config, task)
-    branching.check(config, task, make_source.generates)
-    search.check(config, task, make_source.generates)
     for method in algorithm.methods:
         method.check(task, samples, make_source.generates)
     scorer = make_scorer(config, task, offered, samples) if make_source.generates else None
@@ -210,12 +206,8 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
         with closed_on_error(engine):
             if copies:
                 shard(model, encode, config)
-            branches = config.rollout.branch.roots and make_source.generates
-            branch = Branching(config, model.processor.tokenizer.decode) if branches else None
-            searches = config.rollout.branch.search and make_source.generates
-            answering = Answering(config, task, engine, clock, algorithm, scorer or score_all, likelihoods, branch,
-                                  Searching(config) if searches else None, services=services,
-                                  methods=algorithm.methods if make_source.generates else ())
+            answering = Answering(config, task, engine, clock, algorithm, scorer or score_all, likelihoods, services,
+                                  algorithm.methods if make_source.generates else ())
             for method in answering.methods:
                 method.start(Run(task, model, encode, samples, engine, answering.score, services))
             credit = Credit(algorithm, config, model, task)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from vlrl.config.rollout import SearchSettings
+from vlrl.methods.tree.settings import SearchSettings
 from vlrl.types import Completion, SearchNode
 
 

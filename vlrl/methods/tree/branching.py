@@ -21,7 +21,8 @@ from vlrl.config.schema import Config
 from vlrl.distributed import comm
 from vlrl.engine.base import Done, Engine
 from vlrl.errors import ConfigError
-from vlrl.rollout.meanings import Meaning
+from vlrl.methods.tree.meanings import Meaning
+from vlrl.methods.tree.settings import branch_of
 from vlrl.task import Task
 from vlrl.task.environment import has_environment
 from vlrl.task.variants import has_variants
@@ -93,7 +94,7 @@ class Branching:
         """Returns the answers to each request: up to request.n, fewer where rollout.branch.tokens are written. Called
         on every process, as often as on the others.
         """
-        settings = self.config.rollout.branch
+        settings = branch_of(self.config)
         assert settings.roots
         trees = [[Leaf(c, 1) for c in answers] for answers in engine.generate(
             [replace(r, n=min(r.n, settings.roots)) for r in requests])]
@@ -149,9 +150,9 @@ class Branching:
         """Returns what is asked for next: all that are missing, with a budget as many as there are roots; each goes on
         from the answer that fewest have gone on from.
         """
-        budget = self.config.rollout.branch.tokens
+        settings = branch_of(self.config)
         n, begun = request.n - len(tree), []
-        n = n if budget is None else min(n, self.config.rollout.branch.roots or n)
+        n = n if settings.tokens is None else min(n, settings.roots or n)
         for index in range(len(tree), len(tree) + n):
             leaf = min((leaf for leaf in tree if len(leaf.places)), key=lambda leaf: leaf.parted, default=None)
             if leaf is None:  # nothing can be gone on from: from the prompt, in a stream of its own
@@ -164,7 +165,7 @@ class Branching:
 
     def _place(self, leaf: Leaf, rng: np.random.Generator) -> int:
         """Raises ConfigError where a function of one's own fails, or gives none of the places."""
-        named, places = f"rollout.branch.at={self.config.rollout.branch.at.name!r}", leaf.places
+        named, places = f"rollout.branch.at={branch_of(self.config).at.name!r}", leaf.places
         if isinstance(self.point.function, Meaning):
             return self.point(leaf.entropies, leaf.parted, rng)
         try:
@@ -191,25 +192,25 @@ def at_most(sampling: Sampling, tokens: int) -> Sampling:
 
 def point_of(config: Config) -> Bound:
     """Returns the rule of rollout.branch.at with its options. Raises ConfigError where it is not known."""
-    return bind("rollout.branch.at", config.rollout.branch.at, POINTS, skip=4)
+    return bind("rollout.branch.at", branch_of(config).at, POINTS, skip=4)
 
 
 def check(config: Config, task: Task, generates: bool) -> None:
     """Raises ConfigError where rollout.branch cannot be."""
-    roots, problem = config.rollout.branch.roots, ""
-    if not roots:
+    settings, problem = branch_of(config), ""
+    if not settings.roots:
         return
     point_of(config)
     if not generates:
         problem = "supervised fine-tuning draws no answers"
-    elif has_environment(task) and config.rollout.branch.at.name == "meaning":
+    elif has_environment(task) and settings.at.name == "meaning":
         raise ConfigError("rollout.branch.at=meaning reads continuations of single answers, and task "
                           f"'{task.name}' has an environment or tools, whose episodes branch between turns: set "
                           "rollout.branch.at=surprise or uniform")
     elif has_variants(task):
         problem = f"task '{task.name}' draws variants, whose answers are written under other media"
     if problem:
-        raise ConfigError(f"rollout.branch.roots={roots}: {problem}: set rollout.branch.roots=null")
+        raise ConfigError(f"rollout.branch.roots={settings.roots}: {problem}: set rollout.branch.roots=null")
 
 
 def _cut(completion: Completion, place: int) -> Completion:

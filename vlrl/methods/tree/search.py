@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from vlrl.config.rollout import SearchSettings
 from vlrl.config.schema import Config
 from vlrl.distributed import comm
 from vlrl.engine.base import Done, Engine
 from vlrl.errors import ConfigError
-from vlrl.rollout.branching import at_most
-from vlrl.rollout.search_tree import Tree
+from vlrl.methods.tree.branching import at_most
+from vlrl.methods.tree.search_tree import Tree
+from vlrl.methods.tree.settings import SearchSettings, branch_of
 from vlrl.task import Task
 from vlrl.task.environment import has_environment
 from vlrl.task.variants import has_variants
@@ -152,8 +152,9 @@ class Searching:
     """Finds the groups of a step, and remembers prompts from visit to visit: the same on all processes."""
 
     def __init__(self, config: Config):
-        assert config.rollout.branch.search
-        self.config, self.settings = config, config.rollout.branch.search
+        settings = branch_of(config)
+        assert settings.search
+        self.settings, self.budget = settings.search, math.inf if settings.tokens is None else settings.tokens
         self.visits: dict[str, Visit] = {}
         """By prompt, the longest unseen one first."""
         self._counts = _Counts()
@@ -182,8 +183,7 @@ class Searching:
         before = self.visits.get(key)
         if before and (before.cached or before.right > self.settings.hard):
             return _Writing(request, before.cached)
-        budget = self.config.rollout.branch.tokens
-        return _Searching(request, self.settings, math.inf if budget is None else budget)
+        return _Searching(request, self.settings, self.budget)
 
     def _remember(self, groups: Sequence[tuple[tuple[int, ...], str, _Writing | _Searching]], step: int) -> None:
         if not self.settings.cache:
@@ -258,7 +258,7 @@ def _key(prompt: Prompt) -> str:
 
 def check(config: Config, task: Task, generates: bool) -> None:
     """Raises ConfigError where rollout.branch.search cannot be."""
-    if config.rollout.branch.search is None:
+    if branch_of(config).search is None:
         return
     problem = ""
     if not generates:

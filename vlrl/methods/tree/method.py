@@ -1,0 +1,43 @@
+"""Answers of a group that have text in common: they go on from each other, or are leaves of a tree search."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vlrl.algo.method import Ask, Done, Method, Run
+from vlrl.methods.tree import branching, search
+from vlrl.methods.tree.branching import Branching
+from vlrl.methods.tree.search import Searching
+from vlrl.task import Task
+from vlrl.types import Completion, Request, Sample
+
+
+class TreeRollouts(Method):
+    """Writes the groups of a step as rollout.branch.roots or rollout.branch.search says."""
+
+    collective = True
+    state_at = "source.search"
+
+    def check(self, task: Task, samples: Sequence[Sample], generates: bool) -> None:
+        branching.check(self.config, task, generates)
+        search.check(self.config, task, generates)
+
+    def start(self, run: Run) -> None:
+        self.writer = (Searching(self.config) if self.settings.search else
+                       Branching(self.config, run.policy.processor.tokenizer.decode))
+
+    def generate(self, requests: Sequence[Request], ask: Ask, done: Done | None) -> list[list[Completion]]:
+        if isinstance(self.writer, Searching):
+            return self.writer.generate(ask.engine, requests, ask.judged, ask.step, done)
+        return self.writer.generate(ask.engine, requests, done)
+
+    def metrics(self) -> Mapping[str, float]:
+        return self.writer.metrics()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.writer.state_dict() if isinstance(self.writer, Searching) else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if isinstance(self.writer, Searching):
+            self.writer.load_state_dict(state)

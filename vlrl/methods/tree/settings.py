@@ -1,0 +1,115 @@
+"""The settings `rollout.branch`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from vlrl.config.base import Count, Fraction, MethodSettings, Named, NonNegative, Positive, Settings
+
+
+class SearchSettings(Settings):
+    """A tree of pieces of answers that is grown where it promises most (DeepSearch, 2509.25454)."""
+
+    width: Annotated[int, Field(ge=2)] = Field(default=8, description="Pieces that are written from one node.")
+    depth: Annotated[int, Field(ge=2)] = Field(
+        default=64, description="Most pieces of an answer; one has rollout.max_new_tokens / depth tokens, rounded up: "
+        "256 with the 16,384 of the paper. The text before a piece is read again for each node that grows: about 4 "
+        "where answers are short.")
+    explore: NonNegative = Field(
+        default=2.0, description="Weight of sqrt(ln N(parent) / N) beside Q in the choice among the new pieces, where "
+        "none of them has ended.")
+    by_value: NonNegative = Field(
+        default=0.4, description="Weight of tanh(Q(parent)) in the choice among all open nodes, once an answer has "
+        "ended.")
+    by_entropy: NonNegative = Field(
+        default=0.0, description="Weight of the piece's entropy, its mean -log p in nats, in that choice.")
+    by_depth: NonNegative = Field(default=0.01, description="Weight of sqrt(pieces so far / depth) in that choice.")
+    least: Fraction = Field(
+        default=0.1, description="Least share of an answer's worth that a node on its way is given; it grows from the "
+        "prompt to 1 at the end.")
+    hard: Fraction = Field(
+        default=0.25, description="A prompt is searched while at most this share of its answers was right at its last "
+        "visit; others are answered from the prompt.")
+    cache: Count = Field(
+        default=4096, description="Prompts of which that share is remembered, and the right answers where it is so "
+        "low: the next visit begins with these, in place of a search. The longest unseen ones leave first. 0 = every "
+        "visit is a search.")
+
+    @model_validator(mode="after")
+    def _applies(self) -> SearchSettings:
+        if not self.cache and self.hard != type(self).model_fields["hard"].default:
+            raise ValueError(f"rollout.branch.search.hard={self.hard:g} cannot act with rollout.branch.search.cache=0: "
+                             "nothing is remembered of a visit. Give it room, or leave rollout.branch.search.hard out")
+        return self
+
+
+class BranchSettings(MethodSettings):
+    """Answers of a group that go on from each other's text instead of the prompt."""
+
+    roots: Positive | None = Field(
+        default=None, description="Answers of a group that are written from the prompt; each of the others goes on "
+        "from a point in one that is there, and shares what comes before it. null = all from the prompt. Credit by "
+        "node: algo.advantage=rose, treerl or tempo.")
+    at: Named = Field(
+        default=Named(name="surprise"), description="Where an answer parts from another: surprise = at the token with "
+        "the lowest log-probability, then at the next one (TreeRL, 2506.11902); uniform = anywhere; meaning = where "
+        "the meanings of short continuations differ most (ROSE; options: continuations, tokens, candidates, root, "
+        "alike); or your own path/file.py:name. Episodes part between turns.")
+    search: SearchSettings | None = Field(
+        default=None, description="Answers are found by a tree search in place of rollout.branch.roots: "
+        "rollout.group_size of its leaves, one for each node that grew. Credit: algo.advantage=deepsearch. {} = with "
+        "the defaults below; null = none.")
+    tokens: Positive | None = Field(
+        default=None, description="New tokens of a group after which no further answer is begun, and no further node "
+        "of a search grows: a budget in place of a number of answers, of which rollout.group_size is then the most.")
+
+    @model_validator(mode="after")
+    def _applies(self) -> BranchSettings:
+        if self.search and self.roots is not None:
+            raise ValueError(f"rollout.branch.roots={self.roots} and rollout.branch.search both say where answers "
+                             "begin: set one of them to null")
+        for name in self.model_fields_set - {"roots", "search"}:
+            if name == "tokens" and self.search:
+                continue
+            if self.roots is None and getattr(self, name) != type(self).model_fields[name].default:
+                value = self.at.name if name == "at" else getattr(self, name)
+                said = f"rollout.branch.{name}={value} applies to answers that branch"
+                if self.search:
+                    raise ValueError(f"{said} from roots: leave it out, as rollout.branch.search says where they part")
+                ways = "roots or search" if name == "tokens" else "roots"
+                raise ValueError(f"{said}: set rollout.branch.{ways} too, or leave it out")
+        return self
+
+    @property
+    def active(self) -> bool:
+        return self.roots is not None or self.search is not None
+
+    def problem(self, config: Any) -> str:
+        rollout, staleness = config.rollout, config.asynchronous.max_staleness
+        name = "search" if self.search else "roots"
+        named = "rollout.branch.search" if self.search else f"rollout.branch.roots={self.roots}"
+        off = f"set rollout.branch.{name}=null"
+        if self.roots is not None and self.roots >= rollout.group_size:
+            return (f"{named} leaves none of rollout.group_size={rollout.group_size} answers to branch: lower it, or "
+                    f"{off}")
+        if rollout.step_tokens is not None or rollout.forget.active:
+            other = "rollout.forget.lr" if rollout.forget.active else "rollout.step_tokens"
+            return f"{named} and {other} both say how a group is written: {off}, or leave {other} out"
+        if staleness:
+            return f"{named} does not go with async.max_staleness={staleness}: set async.max_staleness=0, or {off}"
+        return ""
+
+
+def branch_of(config: Any) -> BranchSettings:
+    """Returns the section of a config."""
+    return config.rollout.branch
+
+
+def without_nodes(config: Any, advantage: str) -> str:
+    """Why an advantage of nodes finds none; "" with a search."""
+    if branch_of(config).search is not None:
+        return ""
+    return (f"algo.advantage={advantage!r} reads what a tree search has found, and rollout.branch.search=null: set "
+            "rollout.branch.search={} (docs/objectives.md), or an advantage without one, such as algo.advantage=grpo")
