@@ -4,7 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
+from vlrl import config
 from vlrl.config import loading
 from vlrl.config.base import Named
 from vlrl.config.other_names import known_as
@@ -77,7 +79,7 @@ def test_values_at_the_edge_are_taken(file):
                                "curriculum.keep=mixed", "store.rollouts=false", "train.part_lr={vision: 1e-6}"])
     assert (found.train.betas, found.model.train, found.train.part_lr) == ((0, 0.999), (), {"vision": 1e-6})
     assert not found.store.rollouts and found.model.min_pixels == 8
-    assert loading.validate(loading.yaml.safe_load(loading.dump(found))) == found
+    assert config.validate(yaml.safe_load(config.dump(found))) == found
 
 
 @pytest.mark.parametrize(("text", "says"), [

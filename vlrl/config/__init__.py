@@ -5,9 +5,9 @@ Variants are chosen by name, or as anyone's path/file.py:name or module:name (re
 
 from vlrl.config.loading import (
     config_of,
+    derived,
     describe,
     differences,
-    dump,
     lasting,
     load,
     load_config,
@@ -19,7 +19,8 @@ from vlrl.config.loading import (
     validate,
 )
 from vlrl.config.merging import merge
+from vlrl.config.plain import dump
 from vlrl.config.schema import Config
 
-__all__ = ["Config", "config_of", "describe", "differences", "dump", "lasting", "load", "load_config", "located",
-           "merge", "refuse_other_kind", "shipped", "shipped_configs", "stages_of", "validate"]
+__all__ = ["Config", "config_of", "derived", "describe", "differences", "dump", "lasting", "load", "load_config",
+           "located", "merge", "refuse_other_kind", "shipped", "shipped_configs", "stages_of", "validate"]

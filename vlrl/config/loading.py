@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pydantic
-import yaml
 from pydantic import BaseModel
 
 import vlrl
@@ -29,6 +28,7 @@ from vlrl.config.describe import describe as describe_settings
 from vlrl.config.merging import kind_of, merge
 from vlrl.config.other_names import known_as, known_below
 from vlrl.config.paths import placed
+from vlrl.config.plain import plain
 from vlrl.config.presets import moved, taken
 from vlrl.config.schema import SHORT, AlgoSettings, Config, CurriculumSettings, StageEntry, label_of, resumable
 from vlrl.config.sections import model_of
@@ -48,7 +48,7 @@ def load(path: str | Path, overrides: Sequence[str] = (), settings: Mapping[str,
     and a run folder as `model.name` to its newest checkpoint.
     """
     path = located(path)
-    tree = _laid(_read(path), [*map(_split, overrides), *_plain(settings or {}).items()])
+    tree = _laid(_read(path), [*map(_split, overrides), *plain(settings or {}).items()])
     tree.setdefault("run", {})
     if isinstance(tree["run"], dict) and tree["run"].get("dir") in (None, ""):  # false is a mistake, and told
         tree["run"]["dir"] = str(Path("runs") / path.stem)
@@ -70,26 +70,15 @@ def config_of(source: str | Path | Config | Mapping[str, Any], /, **settings: An
     if isinstance(source, (str, os.PathLike)):
         return load(source, (), settings)
     if isinstance(source, Config):
-        tree = source.model_dump(mode="json")
+        tree = plain(source)
     elif isinstance(source, Mapping):
-        tree = _plain(source)
+        tree = plain(source)
         parents = tree.pop("extends", None)
         tree = _with_bases_of_stages(tree, Path(), "stages")
         tree = tree if parents is None else merge(_parents(Path(), parents, "extends", ()), tree)
     else:
         raise ConfigError(f"a config is a path, a Config or a dictionary of settings, not {type(source).__name__}")
-    return _with_stages(_with_model(validate(_laid(tree, list(_plain(settings).items())))))
-
-
-def _plain(value: Any) -> Any:
-    """Returns nested settings with each path as its text, as a file would say it."""
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
+    return _with_stages(_with_model(validate(_laid(tree, list(plain(settings).items())))))
 
 
 def _with_model(loaded: Config) -> Config:
@@ -118,12 +107,19 @@ def validate(tree: Mapping[str, Any]) -> Config:
         raise ConfigError("\n".join(_explain(e) for e in error.errors())) from None
 
 
+def derived(config: Config, **sections: Any) -> Config:
+    """Returns the settings with other sections, checked as those of a file are: a run writes them, and reads them when
+    it goes on.
+    """
+    return validate(plain(config.model_copy(update=sections)))
+
+
 def stages_of(config: Config) -> list[tuple[StageEntry, Config]]:
     """Returns each stage with its settings: those of the run, with its own laid on them, in a folder below the run's.
 
     model.name is that of the run. Raises ConfigError naming the stage.
     """
-    base = config.model_dump(mode="json", exclude={"stages"})
+    base = {name: value for name, value in plain(config).items() if name != "stages"}
     out: list[tuple[StageEntry, Config]] = []
     for i, stage in enumerate(config.stages):
         folder = {"run": {"dir": str(Path(config.run.dir) / stage.name)}, "resume": "auto"}
@@ -199,11 +195,6 @@ def refuse_other_kind(old: Config, new: Config, folder: str | Path) -> None:
         raise RunError(f"{folder} holds {before}, and this is {now}. Choose another run.dir; to begin with its "
                        f"weights: model.name={folder} run.dir={str(folder).rstrip('/')}-2. resume=never starts over "
                        "here (the old run is kept beside).")
-
-
-def dump(config: Config) -> str:
-    """Returns the resolved config as YAML."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
 
 
 def describe() -> list[tuple[str, str, Any, str]]:

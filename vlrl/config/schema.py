@@ -282,7 +282,7 @@ class SaveSettings(Settings):
         default=True, description="Weights and optimizer are copied to host memory (12 bytes per trained parameter) "
         "and written while training goes on. Where that much memory is not free, or with false, training waits.")
     grace: NonNegative = Field(
-        default=20, description="Seconds that the step in flight may take after SIGTERM, SIGUSR1 or SIGHUP before it "
+        default=20.0, description="Seconds that the step in flight may take after SIGTERM, SIGUSR1 or SIGHUP before it "
         "is given up. After Ctrl-C it may take as long as it likes.")
 
 
@@ -342,8 +342,8 @@ class LimitsSettings(Settings):
         "they take three bytes each.")
     media_bytes: Positive = Field(default=2_000_000_000, description="A larger media file is refused unread.")
     url_seconds: float = Field(
-        default=60, gt=0, description="A URL of data.urls that is not there after so long, redirects and further tries "
-        "included, is refused.")
+        default=60.0, gt=0, description="A URL of data.urls that is not there after so long, redirects and further "
+        "tries included, is refused.")
     collective_s: Annotated[int, Field(ge=1, le=10**7)] = Field(
         default=1800, description="With several processes: seconds that one waits for the others, e.g. for the longest "
         "answers of a step, before the run ends with an error that names who was missing where.")

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from vlrl import config as configs
 from vlrl import curriculum
 from vlrl.algo.algorithm import Algorithm
 from vlrl.algo.named import bind
@@ -35,7 +34,7 @@ from vlrl.models.model_config import family_convention
 from vlrl.models.processing import Encoder, PromptTooLong
 from vlrl.rewards.text import written_after
 from vlrl.rollout.generate import make_group
-from vlrl.store import checkpoint
+from vlrl.store import RunFolder, checkpoint
 from vlrl.task import Task, task_oracle, task_samples
 from vlrl.task.environment_host import Environments
 from vlrl.task.scoring import Scored
@@ -45,6 +44,7 @@ from vlrl.tools.shown import NOT_KNOWN, MediaFacts, Shown, convention_of, oracle
 from vlrl.training import inert, needs, preflight
 from vlrl.training.build import check_engine, check_trackers
 from vlrl.training.build_task import make_task, settle_coordinates
+from vlrl.training.resume import refuse_other_settings
 from vlrl.types import Completion, Prompt, Sample
 
 SAMPLES = 32
@@ -228,12 +228,7 @@ def _run_state(config: Config) -> str:
         return f"{folder}: starts over; what is there is moved aside"
     if newest is None:
         return f"{folder}: a new run"
-    before = configs.load(folder / "config.yaml")
-    configs.refuse_other_kind(before, config, folder)
-    changed = configs.differences(before, config)
-    if changed:
-        raise ConfigError(f"run.dir={str(folder)!r} holds a run with other settings, so its checkpoint cannot go on: "
-                          f"{'; '.join(changed)}. Set them back, choose another run.dir, or set resume=never.")
+    refuse_other_settings(RunFolder(folder), config)
     return f"{folder}: goes on from {newest.name}"
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from vlrl.config.algo import AlgoSettings
 from vlrl.config.base import Named
+from vlrl.config.loading import derived
 from vlrl.config.schema import Config
 from vlrl.errors import DataError
 from vlrl.rollout.demonstrations import demonstrated
@@ -46,7 +47,7 @@ def preferring(config: Config, dpo: Named) -> Config:
     """Returns the settings of such a run: those of a supervised one, with the preference as its only gradient."""
     algo = AlgoSettings.model_validate({"advantage": "dr_grpo", "loss": "reinforce", "guided": {"loss": dpo},
                                         "aggregation": config.algo.aggregation})
-    return supervised(config).model_copy(update={"algo": algo})
+    return derived(supervised(config), algo=algo)
 
 
 def _rejected(accepted: AcceptedDraw) -> AcceptedDraw:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from vlrl.config.algo import PAIRS
 from vlrl.config.base import Named
+from vlrl.config.loading import derived
 from vlrl.config.schema import (
     AlgoSettings,
     AsyncSettings,
@@ -60,9 +61,9 @@ def supervised(config: Config) -> Config:
     algo = AlgoSettings(advantage=Named(name="dr_grpo"), aggregation=config.algo.aggregation,
                         loss=config.algo.loss if pairs else Named(name="supervised"))
     usual = config.save.best == SaveSettings.model_fields["best"].default
-    save = config.save.model_copy(update={"best": "accuracy"}) if pairs and usual else config.save
+    measured = pairs and usual and config.eval.samples and config.eval.splits
+    save = config.save.model_copy(update={"best": "accuracy"}) if measured else config.save
     everything = {name: CurriculumSettings.model_fields[name].default for name in ("keep", "oversample", "select")}
     curriculum = config.curriculum.model_copy(update=everything)  # a group of one right answer is never mixed
     engine = config.engine if config.engine.name == "hf" else EngineSettings()
-    return config.model_copy(update={"algo": algo, "curriculum": curriculum, "engine": engine,
-                                     "asynchronous": AsyncSettings(), "save": save})
+    return derived(config, algo=algo, curriculum=curriculum, engine=engine, asynchronous=AsyncSettings(), save=save)

@@ -1,0 +1,40 @@
+"""Settings as plain values and as YAML: what a run writes as its config.yaml is read as the same settings."""
+
+from __future__ import annotations
+
+import datetime
+import numbers
+import os
+from collections.abc import Mapping, Set
+from typing import Any
+
+import yaml
+from pydantic import BaseModel
+
+from vlrl.errors import ConfigError
+
+
+def plain(value: Any, name: str = "") -> Any:
+    """Returns nested settings as the values that YAML holds: a path as its text, a number of NumPy as Python's own.
+
+    Raises ConfigError naming the setting for what no file can say.
+    """
+    if isinstance(value, BaseModel):
+        return plain(value.model_dump(), name)
+    if isinstance(value, Mapping):
+        return {plain(key, name): plain(item, f"{name}.{key}" if name else str(key)) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item, f"{name}.{i}") for i, item in enumerate(value)]
+    if value is None or isinstance(value, (bool, bytes, Set, datetime.date)):
+        return value
+    if isinstance(value, (str, os.PathLike)):
+        return str(os.fspath(value))
+    if isinstance(value, (numbers.Integral, numbers.Real)):
+        return int(value) if isinstance(value, numbers.Integral) else float(value)
+    raise ConfigError(f"{name}={value!r}: a setting is a text, a number, true, false, null, or a list or dictionary "
+                      f"of them, and this is a {type(value).__name__}")
+
+
+def dump(config: BaseModel) -> str:
+    """Returns the resolved config as YAML."""
+    return yaml.safe_dump(plain(config), sort_keys=False)
