@@ -1,4 +1,4 @@
-"""The short pages of docs/ and CONTRIBUTING.md agree with the code and one another."""
+"""The short pages of docs/ and AGENTS.md agree with the code and one another."""
 
 import re
 from importlib import import_module
@@ -45,3 +45,11 @@ def test_the_api_can_be_imported():
 def test_terms_are_in_order():
     terms = [cell.strip().lower() for cell in first_cells(SHORT["glossary"])]
     assert len(terms) > 20 and terms == sorted(terms)
+
+
+def test_what_agents_are_sent_to_exists():
+    text = (ROOT / "AGENTS.md").read_text(encoding="utf-8")
+    found = [*re.findall(r"\]\(([^)#]+)", text), *re.findall(r"`((?:\w+/)+[\w.]*)`", text)]
+    assert len(found) > 15 and [path for path in found if not (ROOT / path).exists()] == []
+    hooks = import_module("vlrl.config.base").MethodSettings
+    assert all(hasattr(hooks, name) for name in ("active", "problem"))

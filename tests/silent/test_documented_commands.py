@@ -1,4 +1,4 @@
-"""Every command of README.md and docs/ in an empty folder, with what an installed vlrl carries and nothing else."""
+"""Every command of README.md, AGENTS.md and docs/ in an empty folder, with what an installed vlrl carries alone."""
 
 import re
 import shlex
@@ -13,7 +13,8 @@ from vlrl import config
 from vlrl.cli.main import app
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))}
+PAGES = {path.name: path.read_text(encoding="utf-8")
+         for path in (ROOT / "README.md", ROOT / "AGENTS.md", *(ROOT / "docs").glob("*.md"))}
 PROGRAM = re.compile(r"(?: {4})?((?:\w+=\S+ )*(?:vlrl|python3?|torchrun|accelerate launch|srun|sbatch) .*)")
 OWN = {"my.yaml", "mine.yaml", "a.yaml", "b.yaml", "one.yaml", "tempered.yaml", "CONFIG"}
 """Names for a reader's own config."""
