@@ -24,7 +24,7 @@ import torch
 from vlrl import config as configs
 from vlrl.algo.algorithm import Algorithm
 from vlrl.config.schema import Config
-from vlrl.models.critic import make_critic
+from vlrl.models.heads import make_head
 from vlrl.models.policy import Policy
 from vlrl.training.advantages import Credit
 from vlrl.training.build import assemble, make_accelerator
@@ -119,7 +119,7 @@ def gradient(made: Scene, config: Config, off_policy: bool, gap: float = 0.3) ->
     if entropy and entropy.name in BEGUN:
         entropy.load_state_dict(BEGUN[entropy.name])
     use(policy, made.sampled)
-    policy.critic = make_critic(config.algo, policy.base, policy.device)
+    policy.head = make_head(config, policy.base, policy.device)
     groups = with_gap(made.groups, gap) if off_policy else made.groups
     groups = Credit(algorithm, config, policy)(groups, STEP)
     part = make_minibatch(policy, split(groups, 1)[0], config, "texts" in algorithm.objective.requires)

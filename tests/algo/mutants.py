@@ -34,7 +34,7 @@ TESTS = {"clip": ["terms"], "terms": ["terms", "turn_advantage"], "turn_advantag
          "grouped": ["outcome", "advantage"], "token_advantage": ["advantage"], "tree_advantage": ["advantage"]}
 """Whose tests look at a module that has none of its own name."""
 METHODS = {"demonstrations": "methods.demonstrations.mixes", "guided": "methods.second_attempts.loss",
-           "stored": "methods.replay.rules", "tree_advantage": "methods.tree.advantage"}
+           "stored": "methods.replay.rules", "tree_advantage": "methods.tree.advantage", "gae": "methods.critic.gae"}
 """Modules that lie elsewhere than in vlrl/algo under that name."""
 KILLERS = Path(__file__).with_name("killers.json")
 """By mutant the test that saw it. Where that one no longer does, the others of the module are tried."""

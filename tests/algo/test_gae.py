@@ -11,10 +11,10 @@ import torch
 from tests.algo.flat import flat, random_step
 from tests.algo.made import scores
 from vlrl.algo.algorithm import Algorithm
-from vlrl.algo.gae import bilevel_gae, gae, macro_gae, turn_gae, value_loss
 from vlrl.algo.inputs import ActionCredit
 from vlrl.config import validate
 from vlrl.errors import ConfigError
+from vlrl.methods.critic.gae import bilevel_gae, gae, macro_gae, turn_gae, value_loss
 
 NAN = float("nan")
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.algo.flat import flat, part
-from vlrl.algo.pairs import bradley_terry, pair_loss
+from vlrl.methods.preferences.loss import bradley_terry, pair_loss
 
 
 def pairs(ids, group, rewards, mask=None, **more):

@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 
 from tests.e2e import forked, runs
 from tests.training.test_pairs import words, write
-from vlrl.models.critic import HEAD
+from vlrl.models.heads import HEAD
 from vlrl.store import RunFolder
 
 pytestmark = pytest.mark.slow

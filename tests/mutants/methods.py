@@ -37,6 +37,7 @@ _TOLD, _MEMBERS = ("tests/rollout/test_guidance.py",), ("tests/training/test_mem
 _TREE, _SEARCH = ("tests/rollout/test_search_tree.py",), ("tests/rollout/test_search.py",)
 
 _REPLAY = "vlrl/methods/replay/"
+_PAIRED = "vlrl/methods/preferences/"
 _GIVEN = "vlrl/methods/demonstrations/"
 _RETRY = "vlrl/methods/second_attempts/"
 _BRANCH = "vlrl/methods/tree/"
@@ -231,11 +232,11 @@ STAGES = [
            "a short answer is not preferred to wrong ones that are a little longer"),
     Mutant("vlrl/rollout/selection.py", 'and row.get("reward") is not None and row["tokens"]', 'and row["tokens"]',
            _CHOSEN, "an answer that could not be scored counts as worse"),
-    Mutant("vlrl/training/preferences.py", '**accepted.sample.row, "solution": text', "**accepted.sample.row", _PAIRS,
+    Mutant(_PAIRED + "dpo.py", '**accepted.sample.row, "solution": text', "**accepted.sample.row", _PAIRS,
            "an answer is compared with itself"),
-    Mutant("vlrl/training/preferences.py", "zip(drawn.accepted, better, worse, strict=True)",
+    Mutant(_PAIRED + "dpo.py", "zip(drawn.accepted, better, worse, strict=True)",
            "zip(drawn.accepted, worse, better, strict=True)", _PAIRS, "the rejected answer is preferred"),
-    Mutant("vlrl/training/preferences.py", "np.nan, np.float32)", "0, np.float32)", _PAIRS,
+    Mutant(_PAIRED + "dpo.py", "np.nan, np.float32)", "0, np.float32)", _PAIRS,
            "given answers are compared with a sampler"),
     Mutant("vlrl/data/solutions.py", '**({"rejected": one.rejected} if one.rejected else {})', "", _ROWS,
            "rejected answers are lost on the way"),
@@ -297,15 +298,15 @@ SCORES = [
     Mutant("vlrl/curriculum/filters.py", "self.steps < self.start or ", "", _KEPT, "the first steps are filtered"),
     Mutant("vlrl/curriculum/filters.py", '{"mean": self.mean, "steps"', '{"mean": 0.0, "steps"', _KEPT,
            "a resumed run keeps every group"),
-    Mutant("vlrl/algo/pairs.py", "better - worse, max", "worse - better, max", _MARGIN,
+    Mutant(_PAIRED + "loss.py", "better - worse, max", "worse - better, max", _MARGIN,
            "the worse answer scores higher"),
-    Mutant("vlrl/algo/pairs.py", "argsort(-x.rewards[here]", "argsort(x.rewards[here]", _MARGIN,
+    Mutant(_PAIRED + "loss.py", "argsort(-x.rewards[here]", "argsort(x.rewards[here]", _MARGIN,
            "the worse answer counts as the better one"),
-    Mutant("vlrl/algo/pairs.py", "trained, \"amax\")", "trained, \"amin\")", _MARGIN,
+    Mutant(_PAIRED + "loss.py", "trained, \"amax\")", "trained, \"amin\")", _MARGIN,
            "scores are read before the answer ends"),
-    Mutant("vlrl/algo/pairs.py", "logsigmoid(margin) * weights)", "logsigmoid(margin))", _MARGIN,
+    Mutant(_PAIRED + "loss.py", "logsigmoid(margin) * weights)", "logsigmoid(margin))", _MARGIN,
            "the weight of a row does not count"),
-    Mutant("vlrl/algo/pairs.py", "x.total_sequences / 2", "x.total_sequences", _MARGIN, "the loss is half of itself"),
+    Mutant(_PAIRED + "loss.py", "x.total_sequences / 2", "x.total_sequences", _MARGIN, "the loss is half of itself"),
     Mutant("vlrl/training/minibatch.py", "t.place if together else t.unit", "t.unit", _LEARNED,
            "a pair is cut in two by its micro-batches"),
     Mutant("vlrl/services/reward_model.py", "[float(values[-1]) for values in outputs]",

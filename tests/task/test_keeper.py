@@ -27,7 +27,8 @@ def test_what_is_in_a_session_of_its_own_ends_with_it():
     keeper = Keeper(sleeper)
     connection, worker = keeper.start("")
     stray = int(connection.recv_bytes())
-    assert alive(worker) and alive(stray) and os.getsid(stray) != os.getsid(worker)
+    assert alive(worker) and alive(stray)
+    wait_for(lambda: os.getsid(stray) != os.getsid(worker))
     keeper.close()
     assert not alive(worker) and not alive(stray)
 

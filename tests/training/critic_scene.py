@@ -34,14 +34,14 @@ def wake(policy):
     """Gives the critic values of some size."""
     g = torch.Generator().manual_seed(3)
     with torch.no_grad():
-        policy.critic.layer.weight.copy_(0.1 * torch.randn(policy.critic.layer.weight.shape, generator=g))
+        policy.head.layer.weight.copy_(0.1 * torch.randn(policy.head.layer.weight.shape, generator=g))
 
 
 class Recorder(torch.optim.SGD):
     """Keeps each step's gradients by parameter, sharded ones whole, those of the critic too; changes nothing."""
 
     def __init__(self, policy):
-        self.named = [*policy.trainable(), *((f"critic.{n}", p) for n, p in policy.critic.named_parameters())]
+        self.named = [*policy.trainable(), *((f"critic.{n}", p) for n, p in policy.head.named_parameters())]
         super().__init__([{"params": [p for _, p in self.named], "ratio": 1.0}], lr=0.0)
         self.steps = []
 

@@ -17,6 +17,7 @@ from tests.training.test_update import assert_close
 from vlrl import config as configs
 from vlrl.algo.algorithm import Algorithm
 from vlrl.errors import ConfigError
+from vlrl.methods.critic.values import judged
 from vlrl.models import logprobs, packing
 from vlrl.models.fsdp import check
 from vlrl.store import checkpoint
@@ -25,7 +26,6 @@ from vlrl.training.advantages import Credit
 from vlrl.training.loop import train
 from vlrl.training.sft import supervised
 from vlrl.training.update import NonFinite, make_optimizer, update
-from vlrl.training.values import judged
 
 FAMILY = "qwen3_vl"
 
@@ -56,7 +56,7 @@ def test_values_are_those_of_the_state_before_each_token(made):
     """The model's own hidden states, one answer at a time."""
     policy, groups, folder = made
     found = judged(policy, groups, Algorithm(other(folder)))
-    layer = policy.critic.layer
+    layer = policy.head.layer
     for group in found[:2]:
         for r in group.rollouts:
             piece = packing.Piece(group.prompt, (r.completion.tokens,), (0,))
@@ -73,9 +73,9 @@ def test_coef_is_the_share_of_the_policy_alone(made):
     policy, groups, folder = made
     found = {}
     for coef in (0.0, 0.5, 1.0):
-        policy.critic.settings = replaced(policy.critic.settings, coef=coef)
+        policy.head.settings = replaced(policy.head.settings, coef=coef)
         (found[coef],), _, _ = learned(policy, groups, other(folder))
-    policy.critic.settings = replaced(policy.critic.settings, coef=0.5)
+    policy.head.settings = replaced(policy.head.settings, coef=0.5)
     for name, none in found[0.0].items():
         half, whole = found[0.5][name], found[1.0][name]
         if name.startswith("critic."):
@@ -96,10 +96,10 @@ def test_the_critic_warms_up_alone(tiny_models):
     credit = Credit(algorithm, config, policy)
 
     def step(number):
-        before = {n: p.detach().clone() for n, p in policy.trainable()}, policy.critic.layer.weight.detach().clone()
+        before = {n: p.detach().clone() for n, p in policy.trainable()}, policy.head.layer.weight.detach().clone()
         stats, _ = update(policy, optimizer, credit(groups, number), config, number, algorithm)
         moved = sum(not torch.equal(p, before[0][n]) for n, p in policy.trainable())
-        return moved, not torch.equal(policy.critic.layer.weight, before[1]), stats
+        return moved, not torch.equal(policy.head.layer.weight, before[1]), stats
 
     moved, critic_moved, stats = step(0)
     assert (moved, critic_moved) == (0, True)  # not even by weight decay
@@ -113,8 +113,8 @@ def test_the_rate_of_the_critic_is_its_own(made):
     policy, _, folder = made
     optimizer = make_optimizer(policy, other(folder))
     last = optimizer.param_groups[-1]
-    assert last["params"] == list(policy.critic.parameters()) and last["weight_decay"] == 0
-    assert last["ratio"] * 1e-3 == pytest.approx(policy.critic.settings.lr)
+    assert last["params"] == list(policy.head.parameters()) and last["weight_decay"] == 0
+    assert last["ratio"] * 1e-3 == pytest.approx(policy.head.settings.lr)
 
 
 def test_one_pass_finds_values_and_old_log_probabilities(made, monkeypatch):
@@ -173,11 +173,11 @@ def test_a_huge_reward_stops_before_the_weights(made):
     first, *rest = groups[0].rollouts
     spoiled = [replace(groups[0], rollouts=(replace(first, reward=1e30), *rest)), *groups[1:]]
     config = other(folder, algo={**CRITIC, "critic": {"clip": None}}, limits={"nonfinite_steps": 0})
-    policy.critic.settings = config.algo.critic
+    policy.head.settings = config.algo.critic
     with pytest.raises(NonFinite, match="the loss is not finite"):
         learned(policy, spoiled, config)
-    policy.critic.settings = other(folder).algo.critic
-    for parameter in (*(p for _, p in policy.trainable()), *policy.critic.parameters()):
+    policy.head.settings = other(folder).algo.critic
+    for parameter in (*(p for _, p in policy.trainable()), *policy.head.parameters()):
         parameter.grad = None
 
 
@@ -193,7 +193,7 @@ def test_deepspeed_is_refused(kind):
 def test_a_model_whose_hidden_states_are_not_known_is_refused(made, monkeypatch):
     policy, groups, folder = made
     monkeypatch.setattr(logprobs, "_WHOLE", {type(policy.base)})
-    with pytest.raises(ConfigError, match=r"algo.critic: the hidden states of .* cannot be told.*algo.critic=null"):
+    with pytest.raises(ConfigError, match=r"the hidden states of .* cannot be told.*algo.critic=null"):
         judged(policy, groups, Algorithm(other(folder)))
 
 
@@ -202,7 +202,7 @@ def test_an_own_advantage_that_teaches_the_critic_nothing_is_refused(made, tmp_p
     (tmp_path / "own.py").write_text("from vlrl.algo.inputs import requires\n\n@requires('values')\ndef own(s):\n"
                                      "    assert len(s.values) == len(s.rewards)\n    return s.rewards\n")
     config = other(folder, algo={"advantage": f"{tmp_path}/own.py:own", "critic": {}})
-    with pytest.raises(ConfigError, match=r"gives the critic nothing to learn: return gae.Estimates"):
+    with pytest.raises(ConfigError, match=r"gives the critic nothing to learn: return inputs.Estimates"):
         Credit(Algorithm(config), config, policy)(groups, 0)
 
 
@@ -244,7 +244,7 @@ def test_a_resumed_run_goes_on_exactly(tmp_path, case):
     assert weights(tmp_path / "whole", 5) == weights(tmp_path / "broken", 5)
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "broken")
     assert all(torch.equal(v, critic("broken")[k]) and v.any() for k, v in critic("whole").items())
-    assert all(torch.equal(v, critic("whole")[k]) for k, v in whole.parts.policy.critic.state_dict().items())
+    assert all(torch.equal(v, critic("whole")[k]) for k, v in whole.parts.policy.head.state_dict().items())
     lines = metrics(tmp_path / "whole")
     assert all(math.isfinite(line["critic/loss"]) and "critic/explained_variance" in line for line in lines)
 

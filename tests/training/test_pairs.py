@@ -14,12 +14,12 @@ from vlrl import config as configs
 from vlrl.algo.algorithm import Algorithm
 from vlrl.curriculum import Draw
 from vlrl.errors import ConfigError, DataError
+from vlrl.methods.preferences.pairs import paired
 from vlrl.models import packing
-from vlrl.models.critic import HEAD
 from vlrl.models.fsdp import check
+from vlrl.models.heads import HEAD
 from vlrl.rewards.text import parse_answer
 from vlrl.rollout.generate import AcceptedDraw
-from vlrl.rollout.pairs import paired
 from vlrl.rollout.provided import provide
 from vlrl.services.reward_model import RewardModel
 from vlrl.task import load_class
@@ -73,7 +73,7 @@ def made(tiny_models):
     config = supervised(settings(tiny_models[FAMILY], algo={"loss": "bradley_terry"}))
     policy, encode = load(config)
     torch.manual_seed(5)
-    torch.nn.init.normal_(policy.critic.layer.weight, std=0.3)
+    torch.nn.init.normal_(policy.head.layer.weight, std=0.3)
     return policy, encode, config
 
 
@@ -95,7 +95,7 @@ def gradient(made, tokens, order=1, **train_):
     config = config.model_copy(update={"train": config.train.model_copy(update={"tokens_per_batch": tokens, **train_})})
     optimizer = make_optimizer(policy, config)
     seen = {}
-    learned = (*policy.trainable(), *((f"head.{n}", p) for n, p in policy.critic.named_parameters()))
+    learned = (*policy.trainable(), *((f"head.{n}", p) for n, p in policy.head.named_parameters()))
     optimizer.step = lambda *a: seen.update({n: p.grad.clone() for n, p in learned if p.grad is not None})
     stats, _ = update(policy, optimizer, groups_of(policy, encode)[::order], config, 0, Algorithm(config))
     return seen, stats
@@ -105,7 +105,7 @@ def test_the_gradient_is_that_of_a_plain_forward_and_of_no_packing(made):
     """One answer at a time: the hidden state at its last word, the layer, the softplus of the difference."""
     policy, encode, _ = made
     parameters = dict(policy.trainable())
-    head = policy.critic.layer
+    head = policy.head.layer
     policy.model.eval()
     total = torch.zeros(())
     groups = groups_of(policy, encode)
@@ -189,7 +189,7 @@ def test_the_service_scores_as_the_run_does(made, saved, tmp_path, shown):
         with torch.no_grad(), policy.evaluating():
             hidden = policy.model(**inputs, output_hidden_states=True).hidden_states[-1][0]
             state = hidden[len(prompt) + len(tokens) - 2]
-            wanted.append(float(state @ policy.critic.layer.weight[0] + policy.critic.layer.bias[0]))
+            wanted.append(float(state @ policy.head.layer.weight[0] + policy.head.layer.bias[0]))
     found = scorer(sample["question"], shown, sample["responses"])
     assert [one[0] for one in found] == pytest.approx(wanted, abs=1e-5) and all(a == b for a, b in found)
     alone = [scorer(sample["question"], shown, [text])[0][0] for text in sample["responses"]]
@@ -215,7 +215,7 @@ def test_failures_are_counted_and_never_paid(saved, tmp_path):
         found = score_group(task, sample, [parse_answer("<answer>4</answer>"), parse_answer("5")], 3,
                             Services(given=given.services))
         assert [s.reward is None for s in found] == [bool(failed)] * 2
-        assert len(given._unwrapped["reward_model"].failures) == failed
+        assert len(given._asked["reward_model"].failures) == failed
         assert (given.problem or "").startswith("service: reward_model: sample 'asked': prompt of" if failed else "")
     assert provided.metrics("train", 3) == {"reward_model/scored": 4, "reward_model/failed": 2}
     assert provided.metrics("train", 3) == {"reward_model/scored": 0, "reward_model/failed": 0}

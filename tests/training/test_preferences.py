@@ -14,6 +14,8 @@ from vlrl import config as configs
 from vlrl.config.base import Named
 from vlrl.curriculum import Draw
 from vlrl.errors import ConfigError, DataError
+from vlrl.methods.preferences import dpo as preferences
+from vlrl.methods.preferences.dpo import PreferenceSource, preferring
 from vlrl.models.packing import make_batch, pieces_of
 from vlrl.rollout.generate import AcceptedDraw
 from vlrl.rollout.group_source import Draws
@@ -21,9 +23,7 @@ from vlrl.store import RunFolder
 from vlrl.task import Task
 from vlrl.task.variants import second_attempts
 from vlrl.tools import rounds
-from vlrl.training import preferences
 from vlrl.training.advantages import Credit
-from vlrl.training.preferences import PreferenceSource, preferring
 from vlrl.types import Sample
 
 ROWS = [("aa", "bb bb bb"), ("c", "d e f")]

@@ -9,12 +9,9 @@ from typing import Any
 import torch
 
 from vlrl.algo.control import KLCoefficient
-from vlrl.algo.gae import value_loss
-from vlrl.algo.inputs import LossInputs, Metrics
 from vlrl.algo.method import Method, methods_of, placed
 from vlrl.algo.named import Bound, bind
 from vlrl.algo.objective import Objective
-from vlrl.algo.pairs import pair_loss
 from vlrl.algo.reference import REFERENCES
 from vlrl.algo.statistics import statistics
 from vlrl.algo.tables import ADVANTAGES, BATCHES, SHAPINGS
@@ -65,12 +62,6 @@ class Algorithm:
     def scores_pairs(self) -> bool:
         """Whether a head learns to score answers from pairs of them, in place of the policy term."""
         return "pairs" in self.objective.requires
-
-    def head_loss(self, x: LossInputs, values: torch.Tensor, clip: float | None) -> tuple[torch.Tensor, Metrics]:
-        """Returns what the layer on the hidden states learns from its values [N] of a micro-batch, and metrics."""
-        if self.scores_pairs:
-            return pair_loss(x, values, float(self.objective.term.options.get("centre", 0.0)))
-        return value_loss(x, values, clip)
 
     @property
     def needs_reference(self) -> bool:
@@ -129,7 +120,7 @@ class Algorithm:
                   **{key: m.state_dict() for key, m in placed(self.methods, "algorithm").items()},
                   "kl_coef": self.kl.state_dict(),
                   "reference": dict(policy.moving_reference) if self.moves_reference else {},
-                  "critic": dict(policy.critic.state_dict()) if policy.critic else {},
+                  **({policy.head.key: dict(policy.head.state_dict())} if policy.head else {}),
                   "nonfinite": {"steps": self.nonfinite} if self.nonfinite else {}}
         return {k: v for k, v in states.items() if v}
 
@@ -141,8 +132,8 @@ class Algorithm:
             if key in state:
                 method.load_state_dict(state[key])
         self.kl.load_state_dict(state.get("kl_coef", {}))
-        if policy.critic:
-            policy.critic.load_state_dict(state["critic"])
+        if policy.head:
+            policy.head.load_state_dict(state[policy.head.key])
         self.nonfinite = int(state.get("nonfinite", {}).get("steps", 0))
         for name, weight in state.get("reference", {}).items():
             comm.fill(policy.moving_reference[name], weight)

@@ -226,3 +226,16 @@ def requires(*what: str) -> Callable[[Any], Any]:
         function.requires = frozenset(what)
         return function
     return mark
+
+
+@dataclass(frozen=True, eq=False)
+class Estimates:
+    """What an advantage with a critic makes of R rollouts."""
+
+    advantages: Sequence[torch.Tensor]
+    """[R, T]; 0 on tokens that are not trained."""
+    targets: Sequence[torch.Tensor]
+    """[R, T] what the critic is trained towards; NaN where it is not."""
+
+    def __len__(self) -> int:
+        return len(self.advantages)

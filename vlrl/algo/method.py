@@ -12,6 +12,7 @@ the order of that table.
     each step   generate   the completions of each group                          rollout/generate.py
                 scored     whole groups, before the curriculum observes them      rollout/generate.py
                 chosen     the groups that are trained on                         rollout/group_source.py
+                read, scores, credited: before, for and after advantages          training/advantages.py
                 draw       groups of its own, from files or demonstrations        training/loop.py
                 share      the weight of the objective                            training/update.py
                 passes     its losses, one for each optimizer step                training/update.py
@@ -24,6 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
+from vlrl.algo.inputs import Scores
 from vlrl.config.schema import Config
 from vlrl.config.sections import METHODS, active
 from vlrl.errors import ConfigError
@@ -43,6 +45,17 @@ class Objectives(Protocol):
 
     @property
     def temperature(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class Unmade:
+    """In place of the Algorithm, for checks of methods beside one that cannot be made."""
+
+    config: Config
+
+    @property
+    def temperature(self) -> float:
+        return self.config.rollout.temperature
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,6 +155,18 @@ class Method:
     def chosen(self, groups: Sequence[Group]) -> Sequence[Group]:
         """Returns the groups as they are trained on, once all statistics of the curriculum are taken."""
         return groups
+
+    def read(self, policy: Policy, groups: Sequence[Group], step: int) -> Sequence[Group]:
+        """Returns the groups with what it reads of them before their advantages, at the weights of now."""
+        return groups
+
+    def scores(self, s: Scores) -> Scores:
+        """Returns what the advantage looks at with what it adds; on every process that computes advantages."""
+        return s
+
+    def credited(self, groups: Sequence[Group]) -> Mapping[str, float]:
+        """Looks at this process's groups with their advantages; returns metrics of them, over all processes."""
+        return {}
 
     def share(self, step: int) -> float:
         """Returns the weight of the objective in a step."""

@@ -35,10 +35,10 @@ ADVANTAGES = Table({
     "mobgrpo": "vlrl.algo.turn_advantage:mobgrpo",
     "hierarchical": "vlrl.algo.turn_advantage:hierarchical",
     "thor": "vlrl.algo.turn_advantage:thor",
-    "gae": "vlrl.algo.gae:gae",
-    "turn_gae": "vlrl.algo.gae:turn_gae",
-    "bilevel_gae": "vlrl.algo.gae:bilevel_gae",
-    "macro_gae": "vlrl.algo.gae:macro_gae",
+    "gae": "vlrl.methods.critic.gae:gae",
+    "turn_gae": "vlrl.methods.critic.gae:turn_gae",
+    "bilevel_gae": "vlrl.methods.critic.gae:bilevel_gae",
+    "macro_gae": "vlrl.methods.critic.gae:macro_gae",
 })
 """`algo.advantage`."""
 
@@ -91,7 +91,7 @@ LOSSES = Table({
 })
 """`algo.loss`: policy terms."""
 
-TERMS = LOSSES | {PAIRS: "vlrl.algo.pairs:bradley_terry"}
+TERMS = LOSSES | {PAIRS: "vlrl.methods.preferences.loss:bradley_terry"}
 """`algo.loss` with what a reward model learns from."""
 
 WEIGHTS = Table({

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializeAsAny, model_validator
 
-from vlrl.config.base import Count, Fraction, MethodSettings, Named, Names, NonNegative, Positive, Rate, Settings
+from vlrl.config.base import MethodSettings, Named, Names, NonNegative, Positive, Rate, Settings
 from vlrl.config.sections import section
 
 PAIRS = "bradley_terry"
@@ -20,26 +20,6 @@ CLIPS = ("clip_low", "clip_high")
 """Settings of algo that are options of algo.loss by another way."""
 
 
-class CriticSettings(Settings):
-    """A value head beside the output layer, for algo.advantage=gae, turn_gae, bilevel_gae or macro_gae."""
-
-    lr: Rate = Field(default=1e-5, description="Learning rate of the value head, under train.schedule and train.warmup "
-                     "like the others.")
-    warmup: Count = Field(default=0, description="First steps in which the value head learns alone: the policy stays "
-                          "as it is.")
-    coef: NonNegative = Field(
-        default=0.1, description="Weight of the value loss in the gradient of the policy's weights; 0 = the value head "
-        "reads their hidden states and changes nothing of them.")
-    clip: Rate | None = Field(
-        default=0.2, description="A value that has moved further than this from that before the update has no "
-        "gradient, where it moves away from its target or beyond; null = no clip.")
-    gamma: Fraction = Field(default=1.0, description="Discount of one token (gae), turn (turn_gae, "
-                            "bilevel_gae) or macro action (macro_gae).")
-    lam: Fraction = Field(
-        default=1.0, description="Lambda of generalised advantage estimation, per token or turn: 1 = the return less "
-        "the value, 0 = the next value in place of all that follows.")
-
-
 class AlgoSettings(Settings):
     """From rewards to a loss. docs/objectives.md lists the names with their formulas, options and papers."""
 
@@ -47,7 +27,7 @@ class AlgoSettings(Settings):
     shaping: Names = Field(
         default=(), description="Changes of the rewards before the advantage, in order: overlong, kimi_length, ... or "
         "own module:function.")
-    critic: CriticSettings | None = Field(
+    critic: Annotated[SerializeAsAny[MethodSettings] | None, section("algo.critic")] = Field(
         default=None, description="A value head, trained beside the policy, for an advantage that needs one (gae, "
         "turn_gae, bilevel_gae, macro_gae); {} = with the defaults below; null = none.")
     guided: Annotated[SerializeAsAny[MethodSettings] | None, section("algo.guided")] = Field(

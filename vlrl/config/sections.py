@@ -30,6 +30,7 @@ class Entry(NamedTuple):
 
 
 SECTIONS = {
+    "algo.critic": Entry("vlrl.methods.critic.settings:CriticSettings", "vlrl.methods.critic.method:Values"),
     "algo.guided": Entry("vlrl.methods.second_attempts.settings:GuidedSettings",
                          "vlrl.methods.second_attempts.method:SecondAttempts"),
     "algo.demonstrations": Entry("vlrl.methods.demonstrations.settings:DemonstrationSettings",
@@ -44,6 +45,20 @@ METHODS = Table({name: entry.method for name, entry in SECTIONS.items()})
 GIVEN = Table({"nodes": "vlrl.methods.tree.settings:without_nodes"})
 """What an advantage may require of a method (algo.inputs.requires) -> (config, advantage's name) -> why that is not
 there; "" where it is."""
+
+
+HEADS = Table({
+    "algo.critic": "vlrl.methods.critic.head:of_run",
+    "algo.loss=bradley_terry": "vlrl.methods.preferences.head:of_run",
+})
+"""Section, or function of the objective, -> (config, width, device) -> the head that it learns with (models/heads.py).
+"""
+
+
+def head_of(config: Any) -> str:
+    """Returns what asks for a head, as HEADS names it; "" where nothing does."""
+    asking = (*(name for name, _ in active(config)), f"algo.loss={config.algo.loss.name}")
+    return next((name for name in asking if name in HEADS), "")
 
 
 class Marker:

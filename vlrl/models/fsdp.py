@@ -18,9 +18,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from vlrl.config.algo import PAIRS
 from vlrl.config.schema import Config, TrainSettings
-from vlrl.config.sections import active
+from vlrl.config.sections import active, head_of
 from vlrl.distributed import comm
 from vlrl.errors import ConfigError
 from vlrl.models.deepspeed_zero import Average, Shardable, ZeroOptimizer
@@ -249,13 +248,10 @@ def _stage(config: Config, environ: Mapping[str, str]) -> str:
 def _check_zero(config: Config, kind: str) -> None:
     """Raises ConfigError for settings that do not go with DeepSpeed."""
     train, reference = config.train, config.algo.reference.name
-    if config.algo.loss.name == PAIRS:
-        raise ConfigError(f"train.sharding={kind} does not go with algo.loss={PAIRS}: DeepSpeed's engine trains the "
-                          "model's own weights alone, and not the layer that scores. Set train.sharding=fsdp2")
-    if config.algo.critic is not None:
-        raise ConfigError(f"train.sharding={kind} does not go with algo.critic: DeepSpeed's engine trains the "
-                          "model's own weights alone. Set train.sharding=fsdp2, or algo.critic=null and an advantage "
-                          "without a critic, such as algo.advantage=grpo")
+    if head := head_of(config):
+        raise ConfigError(f"train.sharding={kind} does not go with {head}: DeepSpeed's engine trains the model's own "
+                          f"weights alone, and not a layer beside them. Set train.sharding=fsdp2, or leave {head} out "
+                          "(algo.critic=null and an advantage without a critic, such as algo.advantage=grpo)")
     for wrong, setting, way_out in (
             (train.cpu_offload, "train.cpu_offload=true", "train.cpu_offload=false"),
             (train.gather == "compute", "train.gather=compute", "train.gather=stored"),

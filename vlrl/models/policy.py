@@ -18,9 +18,8 @@ from safetensors.torch import save_file
 from vlrl.config.schema import Config, TrainSettings
 from vlrl.distributed import comm
 from vlrl.errors import ConfigError
-from vlrl.models import attention
+from vlrl.models import attention, heads
 from vlrl.models import cost as balance
-from vlrl.models.critic import HEAD, Critic, RewardHead, make_critic
 from vlrl.models.deepspeed_zero import Zero
 from vlrl.models.families import Family, agree, family_in
 from vlrl.models.flops import Cost, cost_model, patches_of
@@ -50,7 +49,7 @@ class Policy:
 
     def __init__(self, model: Any, processor: Any, family: Family, accelerator: Accelerator, dtype: torch.dtype,
                  quantized: Quantization | None = None, features: FeatureCache | None = None,
-                 critic: Critic | None = None):
+                 head: heads.Head | None = None):
         self.model, self.processor, self.family = model, processor, family
         self.accelerator, self.dtype, self.device = accelerator, dtype, accelerator.device
         base = self.base
@@ -61,7 +60,7 @@ class Policy:
         self.vocabulary = vocabulary
         """Rows of the output layer."""
         self.eos = _eos_ids(base, processor.tokenizer) | {family.end_id(processor)}
-        self.quantized, self.features, self.critic = quantized, features, critic
+        self.quantized, self.features, self.head = quantized, features, head
         self.scaler = _loss_scaler(self.device, dtype)
         self.idle: Prompt | None = None
         """Fills micro-batches under FSDP; see packing.with_idle."""
@@ -297,11 +296,11 @@ class Policy:
         if self.quantized:
             self.quantized.write(folder)
         if head := head or self.copied_head():
-            save_file(dict(head), folder / HEAD)
+            save_file(dict(head), folder / heads.HEAD)
 
     def copied_head(self) -> dict[str, torch.Tensor]:
         """Returns the weights of a reward model's head copied to host memory; {} of another model."""
-        own = self.critic.state_dict() if isinstance(self.critic, RewardHead) else {}
+        own = self.head.state_dict() if self.head and self.head.file else {}
         return {name: weight.detach().to("cpu", copy=True) for name, weight in own.items()}
 
     def copied_weights(self) -> dict[str, torch.Tensor]:
@@ -373,9 +372,9 @@ def _remembered(name: str, call: Callable[..., Any], outputs: dict[Any, Any]) ->
 def _known(hidden: torch.Tensor, head: Head, base: Any) -> torch.Tensor:
     """Returns the hidden states; raises ConfigError where they are logits."""
     if head.layer is None:
-        raise ConfigError(f"algo.critic: the hidden states of {type(base).__name__} before its output layer cannot be "
-                          "told, and the critic reads them: set algo.critic=null and an advantage without a critic, "
-                          "such as algo.advantage=grpo")
+        raise ConfigError(f"the hidden states of {type(base).__name__} before its output layer cannot be told, and the "
+                          "head that algo.critic or algo.loss=bradley_terry learns reads them: leave it out (with "
+                          "algo.critic=null an advantage without a critic, such as algo.advantage=grpo)")
     return hidden
 
 
@@ -411,8 +410,8 @@ def load(config: Config, accelerator: Accelerator, checkpoint: Path | None = Non
         # not needed without reentrance, and a frozen vision tower would be recomputed and differentiated for it
         _unwrapped(model).disable_input_require_grads()
     model.train()
-    critic = make_critic(config.algo, _unwrapped(model), accelerator.device)
-    return Policy(model, processor, family, accelerator, dtype, quantized, features, critic)
+    head = heads.make_head(config, _unwrapped(model), accelerator.device)
+    return Policy(model, processor, family, accelerator, dtype, quantized, features, head)
 
 
 def _loss_scaler(device: torch.device, dtype: torch.dtype) -> torch.amp.GradScaler:

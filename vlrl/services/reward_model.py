@@ -27,8 +27,8 @@ from vlrl.config.services import RewardModelSettings
 from vlrl.distributed import comm
 from vlrl.errors import ConfigError, DataError
 from vlrl.models import hub, loading
-from vlrl.models.critic import HEAD, RewardHead
 from vlrl.models.families import agree, family_of
+from vlrl.models.heads import HEAD, RewardHead
 from vlrl.models.policy import Policy
 from vlrl.models.processing import Encoder
 from vlrl.models.reading import read_tokens

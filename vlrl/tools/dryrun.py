@@ -21,6 +21,7 @@ import numpy as np
 
 from vlrl import curriculum
 from vlrl.algo.algorithm import Algorithm
+from vlrl.algo.method import Unmade, methods_of
 from vlrl.algo.named import bind
 from vlrl.algo.objective import Objective
 from vlrl.algo.tables import ADVANTAGES
@@ -270,7 +271,7 @@ def _splits(config: Config, task: Task, report: DryRun) -> dict[str, Sequence[Sa
             curriculum.make(config.curriculum, curriculum.Prompts.of(
                 out["train"], config.seed, config.data.difficulty, config.rollout, task.knobs, task.stage_fields),
                             config.shares)
-            for method in Algorithm(config).methods:
+            for method in methods_of(Unmade(config)):
                 method.check(task, out["train"], config.algo.loss.name not in SUPERVISED)
     return out
 

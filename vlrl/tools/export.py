@@ -28,8 +28,8 @@ from vlrl.config import validate
 from vlrl.config.schema import ModelSettings
 from vlrl.errors import ConfigError, RunError
 from vlrl.models import loading, packing
-from vlrl.models.critic import HEAD
 from vlrl.models.families import agree, family_of
+from vlrl.models.heads import HEAD
 from vlrl.models.processing import Encoder
 from vlrl.models.saving import write_parts
 from vlrl.store import checkpoint

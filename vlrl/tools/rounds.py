@@ -28,6 +28,7 @@ from vlrl.errors import ConfigError, TrainingError
 from vlrl.evaluation.answers import Ready, ask
 from vlrl.evaluation.rows import Row, RowFile, read_rows
 from vlrl.evaluation.settings import Drawing
+from vlrl.methods.preferences import dpo as preferences
 from vlrl.methods.second_attempts import loss as guided
 from vlrl.models import loading
 from vlrl.rollout.selection import CHOICES, chosen, is_right, longer
@@ -38,7 +39,7 @@ from vlrl.task.environment import has_environment
 from vlrl.task.given import given_answer
 from vlrl.tools.export import merged
 from vlrl.tools.measure import Chosen, choose, model_facts, ready, task_facts
-from vlrl.training import preferences, sft
+from vlrl.training import sft
 from vlrl.training.build_task import make_task
 from vlrl.types import Sample
 

@@ -17,8 +17,7 @@ import numpy as np
 import torch
 
 from vlrl.algo.algorithm import Algorithm
-from vlrl.algo.gae import Estimates
-from vlrl.algo.inputs import ActionCredit, Scores
+from vlrl.algo.inputs import ActionCredit, Estimates, Scores
 from vlrl.algo.named import Bound
 from vlrl.algo.turn_advantage import plan_of
 from vlrl.config.registry import failure
@@ -30,7 +29,6 @@ from vlrl.models.reference import Reference
 from vlrl.models.token_text import Texts
 from vlrl.task import Task
 from vlrl.task.variants import GREEDY
-from vlrl.training.values import critic_metrics, judged
 from vlrl.types import Completion, Group, Rollout, SearchNode, Turn
 
 Plan = Callable[[np.ndarray], tuple[int, int]]
@@ -59,8 +57,9 @@ class Credit:
         functions = [*self.algorithm.shaping, self.algorithm.advantage, self.algorithm.batch]
         needs = frozenset[str]().union(*(f.requires for f in functions))
         kl = self._kl(groups) if self.reference else None
-        if self.algorithm.config.algo.critic and self.policy:
-            groups = judged(self.policy, groups, self.algorithm)
+        if self.policy:
+            for method in self.algorithm.methods:
+                groups = method.read(self.policy, groups, step)
         read = self._plan if "plans" in needs else None
         cut = self._steps if "steps" in needs else None
         own = [_facts(g, needs, kl[i] if kl else None, self.task, read, cut) for i, g in enumerate(groups)]
@@ -71,8 +70,8 @@ class Credit:
         self._measure(own, [shaped for (id, _), (*_, shaped) in credits.items() if id in mine])
         out = [replace(g, rollouts=tuple(_credited(r, *credits[g.id, i][:3]) for i, r in enumerate(g.rollouts)))
                for g in groups]
-        if "values" in needs:
-            self._metrics |= critic_metrics(out)
+        for method in self.algorithm.methods:
+            self._metrics |= method.credited(out)
         return out
 
     def teaches(self, group: Group) -> bool | None:
@@ -98,10 +97,10 @@ class Credit:
         place in it."""
         if not everyone:
             return {}
-        algo, most = self.config.algo, self.config.rollout.max_new_tokens
+        most = self.config.rollout.max_new_tokens
         s = _scores(everyone, most, self.algorithm.kl.value, step, self.config.seed)
-        if algo.critic:
-            s = replace(s, gamma=algo.critic.gamma, lam=algo.critic.lam)
+        for method in self.algorithm.methods:
+            s = method.scores(s)
         s = self._shaped(s)
         trained = _applied("algo.batch", self.algorithm.batch, s).tolist()
         values = zip(*self._advantages(s, everyone), trained, s.rewards.tolist(), strict=True)
@@ -128,10 +127,6 @@ class Credit:
         if isinstance(advantages, Estimates):
             return ([np.asarray(a) for a in advantages.advantages],
                     [np.asarray(t, np.float32) for t in advantages.targets])
-        if self.config.algo.critic:
-            raise ConfigError(f"algo.advantage={self.algorithm.advantage.name!r} gives the critic nothing to learn: "
-                              "return gae.Estimates, with a target for each token, or set algo.critic=null and do not "
-                              'require "values"')
         values = advantages.tolist() if isinstance(advantages, torch.Tensor) else [np.asarray(a) for a in advantages]
         return values, [None] * len(values)
 

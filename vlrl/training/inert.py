@@ -14,7 +14,7 @@ from typing import Any
 from vlrl.algo.algorithm import Algorithm
 from vlrl.algo.named import options_of
 from vlrl.algo.tables import LOSSES, SHAPINGS, WEIGHTS
-from vlrl.config.algo import CLIPS, SUPERVISED, AlgoSettings, CriticSettings
+from vlrl.config.algo import CLIPS, SUPERVISED, AlgoSettings
 from vlrl.config.base import Named
 from vlrl.config.rollout import CurriculumSettings
 from vlrl.config.schema import Config, DataSettings
@@ -260,19 +260,6 @@ def _by_reward(named: Named) -> bool:
 
 
 # --- KL, reference, entropy -------------------------------------------------------------------------------------------
-
-
-def critic(run: Run) -> Iterator[Inert]:
-    """Yields what of a critic cannot act, and what it keeps from acting."""
-    chosen = run.algo.critic
-    if chosen is None:
-        return
-    if chosen.clip is not None and chosen.clip != CriticSettings().clip and run.one_update:
-        yield Inert("algo.critic.clip", chosen.clip, "one optimizer step a batch, so no value has moved before it; "
-                    "raise rollout.minibatches or rollout.updates")
-    if chosen.warmup >= run.config.steps:
-        yield Inert("algo.loss", run.algo.loss.name, f"algo.critic.warmup={chosen.warmup} is not before steps="
-                    f"{run.config.steps}: the critic learns alone in all of them")
 
 
 def kl(run: Run) -> Iterator[Inert]:
@@ -524,6 +511,6 @@ def pictures(run: Run) -> Iterator[Inert]:
 
 
 RULES: Sequence[Callable[[Run], Iterator[Inert]]] = (
-    ratio, unreached_bound, unread_credit, turns, refinements, of_methods, critic, kl, kl_to_itself,
+    ratio, unreached_bound, unread_credit, turns, refinements, of_methods, kl, kl_to_itself,
     reference, entropy, weights, correction, shaping, replaced, batch, reward_parts, services, filters, sampler,
     streaming, pictures)

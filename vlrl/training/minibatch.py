@@ -284,7 +284,7 @@ def _inputs(part: Minibatch, order: Sequence[int], ids: torch.Tensor, stats: Tok
         return tensor([[value(t) for t in firsts]], kind)
 
     old = stats.logprobs.detach() if old is None else old.to(ids.device)
-    judged = config.algo.critic is not None
+    judged = "values" in algorithm.requires
     same = per_token(lambda t: t.rollout.train_prompt is None, np.bool_)
     sampled = per_token(lambda t: t.row.logprobs)
     tokens = "tokens" in algorithm.objective.requires

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity
 
+from vlrl.algo.algorithm import Algorithm
 from vlrl.algo.objective import Objective
 from vlrl.config.schema import Config
 from vlrl.distributed import comm
@@ -139,7 +140,7 @@ def work_of(drawn: Sequence[Group], trained: Sequence[Group], cost: Cost, config
 
     passes, steps = config.rollout.updates, config.rollout.updates * config.rollout.minibatches
     wanted = Objective.of(config.algo).requires
-    judged = config.algo.critic is not None  # before the update, with what else is wanted of the old weights
+    judged = "values" in Algorithm(config).requires  # before the update, with what else is wanted of the old weights
     idle = (steps > 1 and not judged) + ("reference" in wanted) + steps * ("step" in wanted)
     forward, both = total(trained, cost.forward), total(trained, cost.of)
     prefill = total(drawn, lambda prompt, patches, _: cost.forward(prompt, patches) + 2 * cost.head.weights)

@@ -13,6 +13,8 @@ from typing import Any
 from accelerate import Accelerator
 
 from vlrl import config
+from vlrl.config.algo import PAIRS
+from vlrl.config.registry import Table
 from vlrl.config.schema import Config
 from vlrl.data import hub
 from vlrl.distributed import comm
@@ -33,7 +35,6 @@ from vlrl.training.build import Parts, remove_engine_folder
 from vlrl.training.checkpointing import Saver
 from vlrl.training.emergency_checkpoint import Rest
 from vlrl.training.heldout_loss import heldout_loss
-from vlrl.training.heldout_pairs import heldout_pairs
 from vlrl.training.run_checkpoints import RunCheckpoints
 from vlrl.training.run_log import RunLog, measured
 from vlrl.training.update import PerToken
@@ -41,6 +42,9 @@ from vlrl.types import Group
 
 _LONG_S = 10.0
 """A step that takes longer may be interrupted: what came before it can then be saved while it goes on."""
+
+_MEASURED = Table({PAIRS: "vlrl.methods.preferences.heldout:heldout_pairs"})
+"""algo.loss -> what an evaluation measures in place of rewards: (parts, split, completed steps) -> record, groups."""
 
 
 class Session:
@@ -287,9 +291,9 @@ class Session:
     def _measured(self, split: str, done: int) -> tuple[dict[str, Any], list[Group]]:
         """Returns a line of eval.jsonl, and the groups of this process that were answered for it."""
         parts, answering = self.parts, self.parts.source.answering
-        if parts.algorithm.scores_pairs:
-            record, pairs = heldout_pairs(parts, split, done)
-            return {**record, "measured": basis(pairs, self.config)}, []
+        if own := _MEASURED.get(self.config.algo.loss.name):
+            record, groups = own(parts, split, done)
+            return {**record, "measured": basis(groups, self.config)}, []
         record, groups = evaluate(parts.task, parts.prefetch, parts.engine, self.config, split, done,
                                   self.progress.busy, answering.likelihoods, answering.score, answering.services)
         record["measured"] = basis(groups, self.config)

@@ -1,9 +1,9 @@
 """Supervised fine-tuning on the same data, encode, packing, update, evaluation and checkpoints as RL.
 
 `vlrl sft CONFIG [key=value ...]` trains on given answers (rollout/demonstrations.py) with cross-entropy on the answer
-alone, or with algo.loss=bradley_terry a reward model on pairs of them (rollout/pairs.py). The config is that of an RL
-run, whose sampling settings, group filters and engine are not used: only evaluations generate, with the training model,
-and those of a reward model do not.
+alone, or with algo.loss=bradley_terry a reward model on pairs of them (methods/preferences). The config is that of an
+RL run, whose sampling settings, group filters and engine are not used: only evaluations generate, with the training
+model, and those of a reward model do not.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from vlrl.config.algo import PAIRS
 from vlrl.config.base import Named
 from vlrl.config.loading import derived
+from vlrl.config.registry import Table
 from vlrl.config.schema import (
     AlgoSettings,
     AsyncSettings,
@@ -21,7 +22,6 @@ from vlrl.config.schema import (
 )
 from vlrl.rollout.demonstrations import demonstrated
 from vlrl.rollout.group_source import Draws, GroupSource
-from vlrl.rollout.pairs import paired
 from vlrl.rollout.partial import PartialGroup
 from vlrl.training.loop import train as train_loop
 from vlrl.training.session import Session
@@ -38,19 +38,13 @@ class SupervisedSource(GroupSource):
         return {a.number: group for a, group in zip(drawn.accepted, groups, strict=True)}
 
 
-class PairSource(GroupSource):
-    """Groups of two given answers each, of which one is better."""
-
-    generates = False
-
-    def _answer(self, drawn: Draws, tokens: int | None) -> dict[int, Group | PartialGroup]:
-        groups = paired(self.task, self.encode, drawn.accepted, self.step)
-        return {a.number: group for a, group in zip(drawn.accepted, groups, strict=True)}
+_SOURCES = Table({PAIRS: "vlrl.methods.preferences.source:PairSource"})
+"""algo.loss -> what its groups are made of, in place of given answers."""
 
 
 def train(config: Config) -> Session:
     """Runs `config.steps` supervised steps of rollout.prompts_per_step samples; see loop.train."""
-    return train_loop(supervised(config), PairSource if config.algo.loss.name == PAIRS else SupervisedSource)
+    return train_loop(supervised(config), _SOURCES.get(config.algo.loss.name, SupervisedSource))
 
 
 def supervised(config: Config) -> Config:

@@ -82,15 +82,15 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Gr
     stats = meter.summary(config, rate) | {"skipped": float(meter.skipped)}
     for method, own in zip(algorithm.methods, passes, strict=True):
         stats |= method.after_update(policy, own, drawn.get(method.section, ()), step, stats)
-    if policy.critic:
-        stats["critic/grad_norm"] = meter.critic_norm
+    if policy.head:
+        stats[f"{policy.head.key}/grad_norm"] = meter.head_norm
     if policy.scaler.is_enabled():
         stats["loss_scale"] = policy.scaler.get_scale()
     return stats, meter.per_token
 
 
 def make_optimizer(policy: Policy, config: Config) -> torch.optim.AdamW:
-    """AdamW over what learns; one group per part of the model and per weight decay (matrices only), the critic's last.
+    """AdamW over what learns; one group per part of the model and per weight decay (matrices only), a head's last.
 
     The fused kernel would make its state in a step that a loss scaler skips, so it is used without one.
     """
@@ -101,9 +101,9 @@ def make_optimizer(policy: Policy, config: Config) -> torch.optim.AdamW:
     rates = cast(Mapping[Part, float], settings.part_lr)
     listed = [{"params": params, "lr": settings.lr, "ratio": rates.get(part, settings.lr) / settings.lr,
                "weight_decay": settings.weight_decay if matrix else 0.0} for (part, matrix), params in groups.items()]
-    if policy.critic:
-        listed.append({"params": list(policy.critic.parameters()), "lr": settings.lr,
-                       "ratio": policy.critic.settings.lr / settings.lr, "weight_decay": 0.0})
+    if policy.head:
+        listed.append({"params": list(policy.head.parameters()), "lr": settings.lr,
+                       "ratio": policy.head.settings.lr / settings.lr, "weight_decay": 0.0})
     return torch.optim.AdamW(listed, lr=settings.lr, betas=settings.betas, fused=not policy.scaler.is_enabled())
 
 
@@ -124,26 +124,26 @@ class NonFinite(TrainingError):
 def _accumulate(policy: Policy, part: Minibatch, algorithm: Algorithm, config: Config, step: int,
                 meter: _Meter, also: Sequence[Pass] = ()) -> None:
     """Forward and backward of every micro-batch, those of methods after the others; gradients add up. Short of memory
-    it halves one and begins again. While a critic learns alone, a pass that is not apart teaches nothing; in a step of
+    it halves one and begins again. While a head learns alone, a pass that is not apart teaches nothing; in a step of
     demonstrations alone the objective is measured, and teaches nothing."""
-    draws, critic = _random_state(policy.device), policy.critic
-    alone, share = critic is not None and critic.warms_up(step), algorithm.share(step)
+    draws, head = _random_state(policy.device), policy.head
+    alone, share = head is not None and head.alone(step), algorithm.share(step)
 
     def work(b: int) -> None:
         micro = part.batches[b]
         more = {**algorithm.statistics, **(meter.also if micro.old is None else {})}
         with phase("forward"), torch.set_grad_enabled(not alone and share > 0):
-            stats = policy.logprobs(micro.batch, algorithm.temperature, more=more, states=critic is not None)
+            stats = policy.logprobs(micro.batch, algorithm.temperature, more=more, states=head is not None)
         inputs = loss_inputs(part, micro, stats, config, algorithm, step)
         loss, metrics = algorithm.objective(inputs, algorithm.kl.value)
         learned = loss
-        if critic:
-            values, judged = algorithm.head_loss(inputs, critic(stats.states), critic.settings.clip)
-            learned, metrics = loss + values, {**metrics, **judged}
+        if head:
+            values, own = head.loss(inputs, head(stats.states))
+            learned, metrics = loss + values, {**metrics, **own}
         with phase("backward"):
             if share:
                 policy.backward(learned if share == 1 else learned * share)
-        meter.add(part, micro, loss.detach(), metrics, inputs)
+        meter.add(part, micro, loss.detach(), learned.detach(), metrics, inputs)
 
     def again() -> None:
         for parameter in (*_weights(policy), *_head(policy)):
@@ -193,11 +193,11 @@ def _apply(policy: Policy, optimizer: torch.optim.Optimizer, part: Minibatch, al
     scaler, zero = policy.scaler, policy.shards if isinstance(policy.shards, Zero) else None
     if zero:
         _set_rates(optimizer, rate)
-        norm, critic_norm = zero.step(), 0.0  # which leaves out what is not finite
+        norm, head_norm = zero.step(), 0.0  # which leaves out what is not finite
     else:
-        norm, critic_norm = _clipped(policy, optimizer, config.train.max_grad_norm, summed)
-    finite_loss, overflow = all(comm.gather(not meter.suspects)), not math.isfinite(norm + critic_norm)
-    if problem := _problem(policy, finite_loss, norm + critic_norm, config):
+        norm, head_norm = _clipped(policy, optimizer, config.train.max_grad_norm, summed)
+    finite_loss, overflow = all(comm.gather(not meter.suspects)), not math.isfinite(norm + head_norm)
+    if problem := _problem(policy, finite_loss, norm + head_norm, config):
         optimizer.zero_grad(set_to_none=True)
         scaler.update(scaler.get_scale() if scaler.is_enabled() else None)  # the same scale; forgets the gradients
         _leave_out(part, problem, algorithm, config, step, meter)
@@ -212,20 +212,20 @@ def _apply(policy: Policy, optimizer: torch.optim.Optimizer, part: Minibatch, al
         meter.skipped += 1
     else:
         meter.norms.append(norm)
-        meter.critic_norm = critic_norm
+        meter.head_norm = head_norm
     return True
 
 
 def _clipped(policy: Policy, optimizer: torch.optim.Optimizer, limit: float, summed: bool) -> tuple[float, float]:
-    """Sums gradients over processes and clips those of the policy and those of the critic to `limit`; returns the norms
+    """Sums gradients over processes and clips those of the policy and those of a head to `limit`; returns the norms
     that they had.
     """
     weights, head = _weights(policy), _head(policy)
     if not summed:
         comm.sum_gradients([*weights, *head])
     policy.scaler.unscale_(optimizer)  # of the sum: every process sees the same overflow and keeps the same scale
-    norm, critic = (torch.nn.utils.clip_grad_norm_(of, limit) for of in (weights, head))
-    return float(comm.whole(norm)), float(critic)
+    norm, own = (torch.nn.utils.clip_grad_norm_(of, limit) for of in (weights, head))
+    return float(comm.whole(norm)), float(own)
 
 
 def _weights(policy: Policy) -> list[torch.nn.Parameter]:
@@ -233,8 +233,8 @@ def _weights(policy: Policy) -> list[torch.nn.Parameter]:
 
 
 def _head(policy: Policy) -> list[torch.nn.Parameter]:
-    """Of the critic; it is whole on every process."""
-    return list(policy.critic.parameters()) if policy.critic else []
+    """Of the head; it is whole on every process."""
+    return list(policy.head.parameters()) if policy.head else []
 
 
 def _set_rates(optimizer: torch.optim.Optimizer, rate: float) -> None:
@@ -295,7 +295,7 @@ class _Meter:
         """Largest difference between sampler and trainer of a token's log-probability."""
         self.norms: list[float] = []
         """Gradient norms of the optimizer steps taken, before clipping."""
-        self.critic_norm, self.passes = 0.0, 0
+        self.head_norm, self.passes = 0.0, 0
         self.skipped = self.nonfinite = 0
         """Optimizer steps left out; those of them for NaN or infinity."""
         self.halved = 0
@@ -315,14 +315,15 @@ class _Meter:
         for key, value in self.fresh.items():
             self.sums[key] = self.sums.get(key, 0.0) + value
 
-    def add(self, part: Minibatch, micro: MicroBatch, loss: torch.Tensor, metrics: Metrics, x: LossInputs) -> None:
-        """Takes one micro-batch."""
+    def add(self, part: Minibatch, micro: MicroBatch, loss: torch.Tensor, learned: torch.Tensor, metrics: Metrics,
+            x: LossInputs) -> None:
+        """Takes one micro-batch; `learned` is the loss with that of a head."""
         assert x.entropy is not None and x.sampler_logprobs is not None
         on_first_pass, rollouts = self.passes == 0, [part.rollouts[r] for r in micro.order]
         said = {k: metrics[k] for k in ("ratio", "clipped") if k in metrics}
         fresh = {"ratio": torch.exp((x.logprobs.detach() - x.old_logprobs).clamp(-20, 20)),
                  "clipped": torch.zeros_like(x.mask, dtype=torch.bool), **said}
-        now = {"loss": loss, "tokens": x.mask.sum(), "clip_frac": (fresh["clipped"] * x.mask).sum(),
+        now = {"loss": loss, "learned": learned, "tokens": x.mask.sum(), "clip_frac": (fresh["clipped"] * x.mask).sum(),
                "entropy now": (x.entropy * x.mask).sum(), **{k: v for k, v in metrics.items() if k not in said}}
         if on_first_pass:
             # an engine may not know a token's log-probability (NaN)
@@ -335,7 +336,7 @@ class _Meter:
             fresh |= {"trainer_logprobs": x.old_logprobs, "entropies": x.entropy,
                       **{name: (x.stats if micro.old is None else x.old_stats)[name] for name in self.also}}
         values = dict(zip(now, torch.stack([v.detach().float() for v in now.values()]).tolist(), strict=True))
-        if not math.isfinite(values["loss"] + values.get("critic/loss", 0.0)):
+        if not math.isfinite(values.pop("learned")):
             self.suspects.update(micro.order)
         self.fresh_widest = max(self.fresh_widest, values.pop("widest", 0.0))
         for key, value in values.items():

@@ -9,29 +9,16 @@ it as it is. So do the papers' implementations (verl, VAGEN): a limit on tokens 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from vlrl.algo.grouped import whitened
-from vlrl.algo.inputs import LossInputs, Metrics, Scores, requires
+from vlrl.algo.inputs import Estimates, LossInputs, Metrics, Scores, requires
 from vlrl.algo.turn_advantage import rewards_of
 from vlrl.config.base import Fraction, NonNegative, Positive
-
-
-@dataclass(frozen=True, eq=False)
-class Estimates:
-    """What an advantage with a critic makes of R rollouts."""
-
-    advantages: Sequence[torch.Tensor]
-    """[R, T]; 0 on tokens that are not trained."""
-    targets: Sequence[torch.Tensor]
-    """[R, T] what the critic is trained towards; NaN where it is not."""
-
-    def __len__(self) -> int:
-        return len(self.advantages)
 
 
 @dataclass(frozen=True, eq=False)

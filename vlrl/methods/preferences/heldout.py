@@ -11,11 +11,11 @@ from vlrl.curriculum import Draw
 from vlrl.distributed import comm
 from vlrl.errors import DataError
 from vlrl.evaluation.stats import mean_ci
+from vlrl.methods.preferences.pairs import paired
 from vlrl.models.processing import PromptTooLong
 from vlrl.models.reading import read_tokens
 from vlrl.rollout.generate import AcceptedDraw
 from vlrl.rollout.group_source import first_samples
-from vlrl.rollout.pairs import paired
 from vlrl.training.build import Parts
 from vlrl.types import Group, Sample
 
@@ -64,7 +64,7 @@ def _groups(parts: Parts, name: str, samples: Sequence[tuple[int, Sample]], step
 def _margins(parts: Parts, groups: Sequence[Group]) -> dict[str, float]:
     """Returns s+ - s- of each group by its id."""
     policy = parts.policy
-    head = policy.critic
+    head = policy.head
     assert head is not None
     rows = [(g.prompt, r.completion) for g in groups for r in g.rollouts]
     token_scores = read_tokens(policy, [prompt for prompt, _ in rows], [answer for _, answer in rows],

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 
-from vlrl.algo.algorithm import Algorithm
 from vlrl.distributed import comm
 from vlrl.models.packing import Batch
 from vlrl.models.policy import Policy
@@ -22,9 +22,9 @@ from vlrl.monitoring.metrics import phase
 from vlrl.types import Group
 
 
-def judged(policy: Policy, groups: Sequence[Group], algorithm: Algorithm) -> list[Group]:
+def judged(policy: Policy, groups: Sequence[Group], algorithm: Any) -> list[Group]:
     """Returns the groups with the critic's values of all rollouts, at the weights of now; called on every process."""
-    critic, config = policy.critic, algorithm.config
+    critic, config = policy.head, algorithm.config
     assert critic is not None
     several = config.rollout.updates * config.rollout.minibatches > 1
     # statistics of the old logits come from the pass of the update, which finds the log-probabilities too

@@ -1,0 +1,27 @@
+"""The value of the state before each answer token (algo.critic)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from vlrl.config.schema import Config
+from vlrl.methods.critic.gae import value_loss
+from vlrl.models.heads import Head
+
+
+class Critic(Head):
+    """The layer learns from the value loss, at algo.critic.lr; the policy's weights from algo.critic.coef of it, and
+    from nothing of it during algo.critic.warmup.
+    """
+
+    def loss(self, x: Any, values: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        settings: Any = self.settings
+        return value_loss(x, values, settings.clip)
+
+
+def of_run(config: Config, width: int, device: torch.device) -> Critic:
+    """Returns the critic of a run."""
+    settings: Any = config.algo.critic
+    return Critic(width, settings, device)

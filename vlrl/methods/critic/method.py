@@ -1,0 +1,34 @@
+"""Advantages with a critic: its values before the update, and how right they were."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from vlrl.algo.inputs import Scores
+from vlrl.algo.method import Method
+from vlrl.distributed import comm
+from vlrl.errors import ConfigError
+from vlrl.methods.critic.values import critic_metrics, judged
+from vlrl.models.policy import Policy
+from vlrl.types import Group
+
+
+class Values(Method):
+    """Reads the critic's values for the advantage; the head itself is critic.head.Critic."""
+
+    def read(self, policy: Policy, groups: Sequence[Group], step: int) -> Sequence[Group]:
+        return judged(policy, groups, self.algorithm)
+
+    def scores(self, s: Scores) -> Scores:
+        return replace(s, gamma=self.settings.gamma, lam=self.settings.lam)
+
+    def credited(self, groups: Sequence[Group]) -> Mapping[str, float]:
+        comm.together(lambda: self._check(groups))
+        return critic_metrics(groups)
+
+    def _check(self, groups: Sequence[Group]) -> None:
+        if any(r.values is not None and r.targets is None for g in groups for r in g.rollouts):
+            raise ConfigError(f"algo.advantage={self.config.algo.advantage.name!r} gives the critic nothing to learn: "
+                              "return inputs.Estimates, with a target for each token, or set algo.critic=null and do "
+                              'not require "values"')

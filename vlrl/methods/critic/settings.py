@@ -1,0 +1,39 @@
+"""The settings `algo.critic`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import Field
+
+from vlrl.config.base import Count, Fraction, MethodSettings, NonNegative, Rate
+
+
+class CriticSettings(MethodSettings):
+    """A value head beside the output layer, for algo.advantage=gae, turn_gae, bilevel_gae or macro_gae."""
+
+    lr: Rate = Field(default=1e-5, description="Learning rate of the value head, under train.schedule and train.warmup "
+                     "like the others.")
+    warmup: Count = Field(default=0, description="First steps in which the value head learns alone: the policy stays "
+                          "as it is.")
+    coef: NonNegative = Field(
+        default=0.1, description="Weight of the value loss in the gradient of the policy's weights; 0 = the value head "
+        "reads their hidden states and changes nothing of them.")
+    clip: Rate | None = Field(
+        default=0.2, description="A value that has moved further than this from that before the update has no "
+        "gradient, where it moves away from its target or beyond; null = no clip.")
+    gamma: Fraction = Field(default=1.0, description="Discount of one token (gae), turn (turn_gae, "
+                            "bilevel_gae) or macro action (macro_gae).")
+    lam: Fraction = Field(
+        default=1.0, description="Lambda of generalised advantage estimation, per token or turn: 1 = the return less "
+        "the value, 0 = the next value in place of all that follows.")
+
+    def inert(self, config: Any) -> Iterator[tuple[str, Any, str]]:
+        one_update = config.rollout.updates * config.rollout.minibatches == 1
+        if self.clip is not None and self.clip != type(self)().clip and one_update:
+            yield ("algo.critic.clip", self.clip, "one optimizer step a batch, so no value has moved before it; raise "
+                   "rollout.minibatches or rollout.updates")
+        if self.warmup >= config.steps:
+            yield ("algo.loss", config.algo.loss, f"algo.critic.warmup={self.warmup} is not before steps="
+                   f"{config.steps}: the critic learns alone in all of them")

@@ -1,0 +1,29 @@
+"""The head of a reward model that learns from pairs of answers (algo.loss=bradley_terry)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from vlrl.config.algo import HEAD_LR
+from vlrl.config.schema import Config
+from vlrl.methods.preferences.loss import pair_loss
+from vlrl.models.heads import Plain, RewardHead
+
+
+class PairHead(RewardHead):
+    """It learns from pairs of answers, at algo.loss.head_lr, and the model with it."""
+
+    centre: float = 0.0
+
+    def loss(self, x: Any, values: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        return pair_loss(x, values, self.centre)
+
+
+def of_run(config: Config, width: int, device: torch.device) -> PairHead:
+    """Returns the head of a run."""
+    options = config.algo.loss.options
+    head = PairHead(width, Plain(options.get("head_lr", HEAD_LR)), device)
+    head.centre = float(options.get("centre", 0.0))
+    return head

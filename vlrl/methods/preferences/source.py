@@ -1,0 +1,18 @@
+"""What a reward model learns from in a step."""
+
+from __future__ import annotations
+
+from vlrl.methods.preferences.pairs import paired
+from vlrl.rollout.group_source import Draws, GroupSource
+from vlrl.rollout.partial import PartialGroup
+from vlrl.types import Group
+
+
+class PairSource(GroupSource):
+    """Groups of two given answers each, of which one is better."""
+
+    generates = False
+
+    def _answer(self, drawn: Draws, tokens: int | None) -> dict[int, Group | PartialGroup]:
+        groups = paired(self.task, self.encode, drawn.accepted, self.step)
+        return {a.number: group for a, group in zip(drawn.accepted, groups, strict=True)}

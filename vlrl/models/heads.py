@@ -1,0 +1,99 @@
+"""Linear layers on the policy's hidden states: a method's (a critic), and the head of a reward model.
+
+They read what enters the output layer in the passes that are computed anyway, and are state of the trainer, with their
+optimizer group. Their weights are in no folder of the model, and an exported model has none; but those of a reward
+model stand beside its own, in reward_head.safetensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import torch
+
+from vlrl.config.schema import Config
+from vlrl.config.sections import HEADS, head_of
+
+HEAD = "reward_head.safetensors"
+"""The file of a reward model's head, beside the model's own."""
+
+
+class Learning(Protocol):
+    """How a head learns."""
+
+    @property
+    def lr(self) -> float:
+        """Of the layer."""
+        ...
+
+    @property
+    def coef(self) -> float:
+        """What its gradient to the policy's weights is multiplied by."""
+        ...
+
+    @property
+    def warmup(self) -> int:
+        """First steps in which it learns alone."""
+        ...
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A head that learns together with the model."""
+
+    lr: float
+    coef: float = 1.0
+    warmup: int = 0
+
+
+class Head(torch.nn.Module):
+    """A number for each answer token, of the state before it. Float32; 0 everywhere at the start of a run."""
+
+    key: ClassVar[str] = "critic"
+    """Of its state in checkpoints, and of its metrics."""
+    file: ClassVar[str] = ""
+    """Beside the model's own weights; empty = it is state of the trainer alone."""
+
+    def __init__(self, width: int, settings: Learning, device: torch.device | str = "cpu"):
+        super().__init__()
+        self.settings = settings
+        self.layer = torch.nn.Linear(width, 1, device=device, dtype=torch.float32)
+        torch.nn.init.zeros_(self.layer.weight)
+        torch.nn.init.zeros_(self.layer.bias)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """[N, H] -> [N], whose gradient to the states is multiplied by settings.coef."""
+        alone = states.detach()
+        shared = alone + self.settings.coef * (states - alone) if self.settings.coef else alone
+        return self.layer(shared.float())[:, 0]
+
+    def alone(self, step: int) -> bool:
+        """Whether it learns alone in this step: the policy stays as it is."""
+        return step < self.settings.warmup
+
+    def loss(self, x: Any, values: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """What is learned from the values [N] of a micro-batch (algo.inputs.LossInputs), this process's share, and
+        metrics.
+        """
+        raise NotImplementedError
+
+
+class RewardHead(Head):
+    """The score of an answer: its value at the answer's last token, whose state has seen all of the text before it."""
+
+    file = HEAD
+
+    @classmethod
+    def of(cls, weights: Mapping[str, torch.Tensor], device: torch.device) -> RewardHead:
+        """Returns the head with weights that `save` wrote."""
+        head = cls(weights["layer.weight"].shape[1], Plain(0.0), device)
+        head.load_state_dict(dict(weights))
+        return head.requires_grad_(False)
+
+
+def make_head(config: Config, base: Any, device: torch.device) -> Head | None:
+    """Returns the head of a transformers model that the settings ask for; None where they ask for none."""
+    name = head_of(config)
+    return HEADS[name](config, base.config.get_text_config().hidden_size, device) if name else None
