@@ -22,8 +22,8 @@ import torch
 
 from vlrl.algo.advantage import grpo
 from vlrl.algo.inputs import ActionCredit, Scores
-from vlrl.algo.turn_advantage import gigpo, hierarchical, mobgrpo, thor, turn_return
 from vlrl.evaluation.stats import mean_ci
+from vlrl.methods.objectives.turn_advantage import gigpo, hierarchical, mobgrpo, thor, turn_return
 from vlrl.task.combine import make_combine, make_gate
 
 TURNS, DECIDES, ACTIONS, GROUP = 5, 2, 16, 8

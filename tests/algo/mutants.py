@@ -30,11 +30,14 @@ from tests.mutants import running
 
 ROOT = running.ROOT
 TESTS = {"clip": ["terms"], "terms": ["terms", "turn_advantage"], "turn_advantage": ["turn_advantage", "turn_levels"],
+         "turns": ["turn_advantage", "turn_levels", "gae"],
          "inputs": ["outcome", "terms", "group_terms", "aggregation", "weights", "correction"],
          "grouped": ["outcome", "advantage"], "token_advantage": ["advantage"], "tree_advantage": ["advantage"]}
 """Whose tests look at a module that has none of its own name."""
 METHODS = {"demonstrations": "methods.demonstrations.mixes", "guided": "methods.second_attempts.loss",
-           "stored": "methods.replay.rules", "tree_advantage": "methods.tree.advantage", "gae": "methods.critic.gae"}
+           "stored": "methods.replay.rules", "tree_advantage": "methods.tree.advantage", "gae": "methods.critic.gae",
+           **{name: f"methods.objectives.{name}" for name in (
+               "group_terms", "shaping", "weights", "entropy", "recompose", "token_advantage", "turn_advantage")}}
 """Modules that lie elsewhere than in vlrl/algo under that name."""
 KILLERS = Path(__file__).with_name("killers.json")
 """By mutant the test that saw it. Where that one no longer does, the others of the module are tried."""

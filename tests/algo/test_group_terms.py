@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tests.algo.flat import bound, flat, gradient, part, process, random_step, run, side_by_side, with_prepared
 from vlrl.algo.aggregation import AGGREGATIONS
-from vlrl.algo.group_terms import token_keys
 from vlrl.algo.tables import LOSSES
+from vlrl.methods.objectives.group_terms import token_keys
 
 
 def sig(v):
@@ -212,7 +212,7 @@ def test_a_draw_follows_the_rollout_not_its_number_or_process():
 
 
 def _mixed(value):
-    from vlrl.algo.group_terms import _mixed as mixed
+    from vlrl.methods.objectives.group_terms import _mixed as mixed
     return mixed(torch.tensor([value]))[0]
 
 

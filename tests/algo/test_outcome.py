@@ -11,10 +11,10 @@ from tests.helpers import credited_groups, load, settings
 from tests.training.test_update import Recorder
 from vlrl.algo import grouped
 from vlrl.algo.advantage import w_reinforce
-from vlrl.algo.group_terms import Oreal, nft
-from vlrl.algo.recompose import rorecomp
-from vlrl.algo.shaping import cosine, dast, grsp, kimi_length, length_bonus, step_pruner
 from vlrl.algo.tables import LOSSES, WEIGHTS
+from vlrl.methods.objectives.group_terms import Oreal, nft
+from vlrl.methods.objectives.recompose import rorecomp
+from vlrl.methods.objectives.shaping import cosine, dast, grsp, kimi_length, length_bonus, step_pruner
 from vlrl.training.advantages import credit
 from vlrl.training.update import update
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.algo.made import scores
-from vlrl.algo.shaping import CallCost
 from vlrl.algo.tables import SHAPINGS
+from vlrl.methods.objectives.shaping import CallCost
 
 HALF = (1 + math.cos(math.pi / 2)) / 2  # 0.5
 CASES = {

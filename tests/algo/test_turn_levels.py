@@ -12,12 +12,13 @@ import torch
 
 from tests.algo.made import scores
 from tests.algo.test_turn_advantage import against, by_turn, returns
-from vlrl.algo import turn_advantage
 from vlrl.algo.algorithm import Algorithm
 from vlrl.algo.inputs import ActionCredit
-from vlrl.algo.turn_advantage import hierarchical, plan_of, thor, turn_return
+from vlrl.algo.turns import plan_of
 from vlrl.config import validate
 from vlrl.errors import ConfigError
+from vlrl.methods.objectives import turn_advantage
+from vlrl.methods.objectives.turn_advantage import hierarchical, thor, turn_return
 from vlrl.store.run_folder import _turn_advantages
 from vlrl.task import Task
 from vlrl.training.advantages import Credit, credit

@@ -10,8 +10,8 @@ import torch
 
 from tests.algo.flat import bound, flat, part, process, random_step, run, side_by_side, with_prepared
 from vlrl.algo.tables import WEIGHTS
-from vlrl.algo.weights import planning_tokens
 from vlrl.errors import ConfigError
+from vlrl.methods.objectives.weights import planning_tokens
 
 
 @pytest.mark.parametrize("options, kept", [

@@ -11,8 +11,8 @@ from tests.curriculum.drives import drive, resumed
 from vlrl import config
 from vlrl.config.schema import CurriculumSettings
 from vlrl.curriculum import SAMPLERS, Draw, Filters, Outcome, Prompts, make
-from vlrl.curriculum.bandits import DomainWeighted, Dump, Recap, Sec, Sws
 from vlrl.errors import ConfigError
+from vlrl.methods.curricula.bandits import DomainWeighted, Dump, Recap, Sec, Sws
 
 NAMES = ["sec", "dump", "domain_weighted", "recap", "sws"]
 PRESETS = Path(__file__).resolve().parents[2] / "configs" / "curricula"

@@ -14,10 +14,10 @@ from tests.rollout.test_group_source import source
 from vlrl import config, curriculum
 from vlrl.config.schema import CurriculumSettings
 from vlrl.curriculum import Draw, Measuring, Outcome, Prompts
-from vlrl.curriculum.gain import GainRL
 from vlrl.errors import ConfigError, DataError
+from vlrl.methods.gain_rl.angle import Angles, angle, question_span
+from vlrl.methods.gain_rl.sampler import GainRL
 from vlrl.rollout.prefetch import Prefetcher
-from vlrl.rollout.prompt_angle import Angles, angle, question_span
 from vlrl.store import checkpoint
 from vlrl.training.loop import train
 from vlrl.types import Media, Sample

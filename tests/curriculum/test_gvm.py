@@ -12,8 +12,8 @@ from tests.rollout.test_group_source import source
 from vlrl import config, curriculum
 from vlrl.config.schema import CurriculumSettings, RolloutSettings
 from vlrl.curriculum import Draw, Foreseeing, Outcome, Probing, Prompts
-from vlrl.curriculum.gvm import GVM, apportion
 from vlrl.errors import ConfigError
+from vlrl.methods.curricula.gvm import GVM, apportion
 from vlrl.store import RunFolder, checkpoint
 from vlrl.training.loop import train
 

@@ -8,9 +8,9 @@ from scipy.stats import chisquare
 
 from tests.curriculum.drives import drive, resumed
 from vlrl.curriculum import SAMPLERS, Draw, Outcome, Prompts
-from vlrl.curriculum.lifecycle import Lifecycle, Limr
-from vlrl.curriculum.online import Prioritised, Replay, Rlcs
 from vlrl.errors import ConfigError
+from vlrl.methods.curricula.lifecycle import Lifecycle, Limr
+from vlrl.methods.curricula.online import Prioritised, Replay, Rlcs
 
 LEVELS = {"level": ["a"] * 30 + ["b"] * 30}
 OPTIONS = {"prioritised": {"by": "level"}, "rlcs": {"by": "level"}, "replay": {"buffer": 8},

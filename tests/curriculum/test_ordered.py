@@ -10,8 +10,8 @@ from tests.curriculum.drives import drive, resumed, told
 from vlrl import curriculum
 from vlrl.config.schema import CurriculumSettings
 from vlrl.curriculum import Foreseeing, Prompts
-from vlrl.curriculum.ordered import EasyToHard, Gaussian
 from vlrl.errors import ConfigError
+from vlrl.methods.curricula.ordered import EasyToHard, Gaussian
 
 
 def prompts(values, seed=0, name="difficulty"):

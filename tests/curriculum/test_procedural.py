@@ -13,8 +13,8 @@ from tests.e2e.runs import ROOT, metrics
 from vlrl import config, curriculum, testing
 from vlrl.config.schema import CurriculumSettings
 from vlrl.curriculum import Draw, Outcome, Prompts
-from vlrl.curriculum.procedural import ALPGMM, Weakness, fit
 from vlrl.errors import ConfigError
+from vlrl.methods.curricula.procedural import ALPGMM, Weakness, fit
 from vlrl.store import RunFolder
 from vlrl.task import generated, load
 from vlrl.testing.findings import Findings

@@ -8,8 +8,8 @@ from tests.curriculum.drives import drive, resumed, told
 from vlrl import curriculum
 from vlrl.config.schema import CurriculumSettings, RolloutSettings
 from vlrl.curriculum import Foreseeing, Probing, Prompts
-from vlrl.curriculum.refocus import ADCL, HardFocus
 from vlrl.errors import ConfigError
+from vlrl.methods.curricula.refocus import ADCL, HardFocus
 
 HARD = [0.9, 0.1, 0.5, 0.3, 0.7, 0.2]
 """In order: 1, 5, 3, 2, 4, 0."""

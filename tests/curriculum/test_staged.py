@@ -12,8 +12,8 @@ from tests.curriculum.drives import drive, outcome, resumed, told
 from vlrl import curriculum
 from vlrl.config.schema import CurriculumSettings
 from vlrl.curriculum import Foreseeing, Prompts
-from vlrl.curriculum.staged import Retrospective, Staged
 from vlrl.errors import ConfigError
+from vlrl.methods.curricula.staged import Retrospective, Staged
 
 ROWS = {"form": ["yes_no", "choice", "text", "yes_no", "choice", "number"], "length": [10, 20.5, 30, None, 50, 60],
         "deep": [True, 1, 0, False, None, "1"], "task": ["qa", "qa", "qa", "video", "video", "video"]}

@@ -15,8 +15,8 @@ from vlrl.config.schema import EnvironmentSettings, LimitsSettings
 from vlrl.data.media import load
 from vlrl.environments.paid import Paid
 from vlrl.errors import DataError
+from vlrl.services.judged_parts import judge
 from vlrl.task.environment_host import Environments, Failed
-from vlrl.task.judged_parts import judge
 from vlrl.task.scoring import score_group
 from vlrl.task.services import Services
 from vlrl.task.tools import Tool, ToolEnvironment

@@ -15,7 +15,7 @@ ADVANTAGES = Table({
     "batch_std": "vlrl.algo.advantage:batch_std",
     "gdpo": "vlrl.algo.advantage:gdpo",
     "rloo": "vlrl.algo.advantage:rloo",
-    "reinforce_pp": "vlrl.algo.token_advantage:reinforce_pp",
+    "reinforce_pp": "vlrl.methods.objectives.token_advantage:reinforce_pp",
     "reinforce_pp_baseline": "vlrl.algo.advantage:reinforce_pp_baseline",
     "remax": "vlrl.algo.advantage:remax",
     "gpg": "vlrl.algo.advantage:gpg",
@@ -25,16 +25,16 @@ ADVANTAGES = Table({
     "w_reinforce": "vlrl.algo.advantage:w_reinforce",
     "nsr": "vlrl.algo.advantage:nsr",
     "ema_std": "vlrl.algo.advantage:EmaStd",
-    "clip_delta": "vlrl.algo.token_advantage:clip_delta",
+    "clip_delta": "vlrl.methods.objectives.token_advantage:clip_delta",
     "tempo": "vlrl.methods.tree.advantage:tempo",
     "rose": "vlrl.methods.tree.advantage:rose",
     "treerl": "vlrl.methods.tree.advantage:treerl",
     "deepsearch": "vlrl.methods.tree.advantage:deepsearch",
-    "gigpo": "vlrl.algo.turn_advantage:gigpo",
-    "turn_return": "vlrl.algo.turn_advantage:turn_return",
-    "mobgrpo": "vlrl.algo.turn_advantage:mobgrpo",
-    "hierarchical": "vlrl.algo.turn_advantage:hierarchical",
-    "thor": "vlrl.algo.turn_advantage:thor",
+    "gigpo": "vlrl.methods.objectives.turn_advantage:gigpo",
+    "turn_return": "vlrl.methods.objectives.turn_advantage:turn_return",
+    "mobgrpo": "vlrl.methods.objectives.turn_advantage:mobgrpo",
+    "hierarchical": "vlrl.methods.objectives.turn_advantage:hierarchical",
+    "thor": "vlrl.methods.objectives.turn_advantage:thor",
     "gae": "vlrl.methods.critic.gae:gae",
     "turn_gae": "vlrl.methods.critic.gae:turn_gae",
     "bilevel_gae": "vlrl.methods.critic.gae:bilevel_gae",
@@ -43,23 +43,23 @@ ADVANTAGES = Table({
 """`algo.advantage`."""
 
 SHAPINGS = Table({
-    "overlong": "vlrl.algo.shaping:overlong",
-    "kimi_length": "vlrl.algo.shaping:kimi_length",
-    "length_bonus": "vlrl.algo.shaping:length_bonus",
-    "cosine": "vlrl.algo.shaping:cosine",
-    "dast": "vlrl.algo.shaping:dast",
-    "step_pruner": "vlrl.algo.shaping:step_pruner",
-    "grsp": "vlrl.algo.shaping:grsp",
-    "call_cost": "vlrl.algo.shaping:CallCost",
+    "overlong": "vlrl.methods.objectives.shaping:overlong",
+    "kimi_length": "vlrl.methods.objectives.shaping:kimi_length",
+    "length_bonus": "vlrl.methods.objectives.shaping:length_bonus",
+    "cosine": "vlrl.methods.objectives.shaping:cosine",
+    "dast": "vlrl.methods.objectives.shaping:dast",
+    "step_pruner": "vlrl.methods.objectives.shaping:step_pruner",
+    "grsp": "vlrl.methods.objectives.shaping:grsp",
+    "call_cost": "vlrl.methods.objectives.shaping:CallCost",
 })
 """`algo.shaping`."""
 
 BATCHES = Table({
-    "all": "vlrl.algo.recompose:whole",
-    "rorecomp": "vlrl.algo.recompose:rorecomp",
-    "rest": "vlrl.algo.recompose:rest",
-    "right": "vlrl.algo.recompose:right",
-    "pf_ppo": "vlrl.algo.recompose:pf_ppo",
+    "all": "vlrl.methods.objectives.recompose:whole",
+    "rorecomp": "vlrl.methods.objectives.recompose:rorecomp",
+    "rest": "vlrl.methods.objectives.recompose:rest",
+    "right": "vlrl.methods.objectives.recompose:right",
+    "pf_ppo": "vlrl.methods.objectives.recompose:pf_ppo",
 })
 """`algo.batch`."""
 
@@ -82,12 +82,12 @@ LOSSES = Table({
     "rover": "vlrl.algo.terms:rover",
     "simko": "vlrl.algo.terms:simko",
     "supervised": "vlrl.algo.terms:supervised",
-    "nft": "vlrl.algo.group_terms:nft",
-    "pacs": "vlrl.algo.group_terms:Pacs",
-    "oreal": "vlrl.algo.group_terms:Oreal",
-    "stable_reinforce": "vlrl.algo.group_terms:StableReinforce",
-    "clip_cov": "vlrl.algo.group_terms:ClipCov",
-    "kl_cov": "vlrl.algo.group_terms:KlCov",
+    "nft": "vlrl.methods.objectives.group_terms:nft",
+    "pacs": "vlrl.methods.objectives.group_terms:Pacs",
+    "oreal": "vlrl.methods.objectives.group_terms:Oreal",
+    "stable_reinforce": "vlrl.methods.objectives.group_terms:StableReinforce",
+    "clip_cov": "vlrl.methods.objectives.group_terms:ClipCov",
+    "kl_cov": "vlrl.methods.objectives.group_terms:KlCov",
 })
 """`algo.loss`: policy terms."""
 
@@ -95,20 +95,20 @@ TERMS = LOSSES | {PAIRS: "vlrl.methods.preferences.loss:bradley_terry"}
 """`algo.loss` with what a reward model learns from."""
 
 WEIGHTS = Table({
-    "top_entropy": "vlrl.algo.weights:TopEntropy",
-    "hicra": "vlrl.algo.weights:Hicra",
-    "difficulty": "vlrl.algo.weights:difficulty",
-    "dads": "vlrl.algo.weights:dads",
-    "stcr": "vlrl.algo.weights:stcr",
-    "off_policy_sequence_mask": "vlrl.algo.weights:off_policy_sequence_mask",
+    "top_entropy": "vlrl.methods.objectives.weights:TopEntropy",
+    "hicra": "vlrl.methods.objectives.weights:Hicra",
+    "difficulty": "vlrl.methods.objectives.weights:difficulty",
+    "dads": "vlrl.methods.objectives.weights:dads",
+    "stcr": "vlrl.methods.objectives.weights:stcr",
+    "off_policy_sequence_mask": "vlrl.methods.objectives.weights:off_policy_sequence_mask",
 })
 """`algo.weights` and `algo.kl_weights`."""
 
 ENTROPIES = Table({
-    "bonus": "vlrl.algo.entropy:bonus",
-    "adaptive": "vlrl.algo.entropy:Adaptive",
-    "siren": "vlrl.algo.entropy:Siren",
-    "temperature": "vlrl.algo.entropy:Temperature",
-    "e3": "vlrl.algo.entropy:E3",
+    "bonus": "vlrl.methods.objectives.entropy:bonus",
+    "adaptive": "vlrl.methods.objectives.entropy:Adaptive",
+    "siren": "vlrl.methods.objectives.entropy:Siren",
+    "temperature": "vlrl.methods.objectives.entropy:Temperature",
+    "e3": "vlrl.methods.objectives.entropy:E3",
 })
 """`algo.entropy`."""

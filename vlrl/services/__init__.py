@@ -5,5 +5,7 @@
     judge       `services.judge`
     clip        `services.clip`
     reward_model    `services.reward_model`
-    provided    which services a run has, what they cost, and what a group is given of them
+    *_parts     reward parts of `task.parts` that ask one of them, or the policy
+
+Which of them a run has stands in rollout/provided.py.
 """

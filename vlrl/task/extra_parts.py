@@ -33,18 +33,18 @@ from vlrl.task.part import ATTRIBUTE, Offer
 from vlrl.types import Answer, Parts, Sample
 
 PARTS = Table({
-    "judge": "vlrl.task.judged_parts:judge",
-    "cascade": "vlrl.task.judged_parts:cascade",
-    "general_verdict": "vlrl.task.judged_parts:general_verdict",
-    "rubric": "vlrl.task.judged_parts:rubric",
-    "pairwise": "vlrl.task.compared_parts:pairwise",
-    "tournament": "vlrl.task.compared_parts:tournament",
-    "principles": "vlrl.task.compared_parts:principles",
-    "consistency": "vlrl.task.likely_parts:consistency",
-    "likelihood": "vlrl.task.likely_parts:likelihood",
-    "reasoned": "vlrl.task.judged_parts:reasoned",
-    "reward_model": "vlrl.task.scored_parts:reward_model",
-    "process": "vlrl.task.scored_parts:process",
+    "judge": "vlrl.services.judged_parts:judge",
+    "cascade": "vlrl.services.judged_parts:cascade",
+    "general_verdict": "vlrl.services.judged_parts:general_verdict",
+    "rubric": "vlrl.services.judged_parts:rubric",
+    "pairwise": "vlrl.services.compared_parts:pairwise",
+    "tournament": "vlrl.services.compared_parts:tournament",
+    "principles": "vlrl.services.compared_parts:principles",
+    "consistency": "vlrl.services.likely_parts:consistency",
+    "likelihood": "vlrl.services.likely_parts:likelihood",
+    "reasoned": "vlrl.services.judged_parts:reasoned",
+    "reward_model": "vlrl.services.scored_parts:reward_model",
+    "process": "vlrl.services.scored_parts:process",
 })
 """By name."""
 

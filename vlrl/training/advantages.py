@@ -19,7 +19,7 @@ import torch
 from vlrl.algo.algorithm import Algorithm
 from vlrl.algo.inputs import ActionCredit, Estimates, Scores
 from vlrl.algo.named import Bound
-from vlrl.algo.turn_advantage import plan_of
+from vlrl.algo.turns import plan_of
 from vlrl.config.registry import failure
 from vlrl.config.schema import Config
 from vlrl.distributed import comm

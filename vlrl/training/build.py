@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from PIL import Image
 from vlrl import curriculum
 from vlrl.algo.algorithm import Algorithm
 from vlrl.algo.method import Run
+from vlrl.config.registry import Table
 from vlrl.config.schema import Config
 from vlrl.distributed import comm
 from vlrl.distributed.rank_monitor import GRACE
@@ -41,10 +43,9 @@ from vlrl.rollout import async_source, episodes, partial
 from vlrl.rollout.async_source import Pipelined
 from vlrl.rollout.episodes import EpisodeEngine
 from vlrl.rollout.generate import Answering
-from vlrl.rollout.group_source import GroupSource, Tell
+from vlrl.rollout.group_source import GroupSource, Measure, Tell
 from vlrl.rollout.likelihoods import Likelihoods
 from vlrl.rollout.prefetch import Prefetcher
-from vlrl.rollout.prompt_angle import Angles
 from vlrl.rollout.provided import Provided, configured, provide
 from vlrl.task import Task, task_samples
 from vlrl.task.environment import has_environment
@@ -212,10 +213,20 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
                 method.start(Run(task, model, encode, samples, engine, answering.score, services))
             credit = Credit(algorithm, config, model, task)
             source = make_source(answering, encode, sampler, samples, prefetch, prompts,
-                                 {"angle": Angles(model, config, task, prefetch)}, tell, credit.teaches)
+                                 _measures(sampler, model, config, task, prefetch), tell, credit.teaches)
             return Parts(config, task, model, encode, prefetch, engine, source, credit,
                          optimizer_of(model, config), algorithm, clock,
                          scorer, warnings)
+
+
+_MEASURES = Table({"angle": "vlrl.methods.gain_rl.angle:Angles"})
+"""What a sampler may have the policy measure of prompts -> (policy, config, task, prefetch) -> what measures it."""
+
+
+def _measures(sampler: curriculum.Sampler | None, *given: Any) -> dict[str, Measure]:
+    """Returns what measures prompts for the sampler; on every process, as only the main one has the sampler."""
+    name = comm.broadcast(sampler.measures if isinstance(sampler, curriculum.Measuring) else "")
+    return {name: _MEASURES[name](*given)} if name else {}
 
 
 def make_scorer(config: Config, task: Task, offered: Sequence[str], samples: Sequence[Sample]) -> Scorer | None:

@@ -17,7 +17,7 @@ import torch
 
 from vlrl.algo.grouped import whitened
 from vlrl.algo.inputs import Estimates, LossInputs, Metrics, Scores, requires
-from vlrl.algo.turn_advantage import rewards_of
+from vlrl.algo.turns import rewards_of
 from vlrl.config.base import Fraction, NonNegative, Positive
 
 

@@ -12,9 +12,9 @@ from pydantic import Field
 from vlrl.config.base import Count, Positive
 from vlrl.curriculum.base import Prompts
 from vlrl.curriculum.drawing import Adaptive, Cycle, distinct, stream
-from vlrl.curriculum.ordered import needed
-from vlrl.curriculum.staged import foreseen
 from vlrl.curriculum.types import Draw
+from vlrl.methods.curricula.ordered import needed
+from vlrl.methods.curricula.staged import foreseen
 
 
 class ADCL(Adaptive):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import math
-from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Sequence
 from itertools import accumulate
 from typing import Any
@@ -18,7 +17,8 @@ import numpy as np
 import torch
 
 from vlrl.algo import grouped
-from vlrl.algo.inputs import ActionCredit, Scores, requires
+from vlrl.algo.inputs import Scores, requires
+from vlrl.algo.turns import rewards_of
 from vlrl.config.base import Fraction, NonNegative
 
 _log = logging.getLogger(__name__)
@@ -126,19 +126,6 @@ def hierarchical(s: Scores, gamma: Fraction = 1.0, same_plan: bool = False, norm
     return _on_tokens(s, _zeroed(_normalized(inside, micro_key, normalize, eps)), _zeroed(macro))
 
 
-def plan_of(texts: Sequence[str]) -> tuple[int, int]:
-    """Returns where the tokens of the first <plan>...</plan> begin and end, tags included, in the texts of an action's
-    tokens; (0, 0) where none is closed.
-    """
-    whole = "".join(texts)
-    begin = whole.find("<plan>")
-    end = whole.find("</plan>", begin)
-    if min(begin, end) < 0:
-        return 0, 0
-    ends = [*accumulate(map(len, texts))]
-    return bisect_right(ends, begin), bisect_left(ends, end + len("</plan>")) + 1
-
-
 def _subgoals(s: Scores) -> list[list[tuple[int, int, tuple[int, ...]]]]:
     """[R][turns] plans so far, turns since the last one, and the tokens of that one."""
     out = []
@@ -184,14 +171,6 @@ def _paid(s: Scores) -> list[list[float]]:
         paid = rewards_of(own, reward)
         out.append(paid if reward == reward else [reward] * len(paid))
     return out
-
-
-def rewards_of(turns: Sequence[ActionCredit], reward: float) -> list[float]:
-    """Returns the rewards of turns, which add up to that of the episode."""
-    paid = [turn.reward for turn in turns]
-    if paid:
-        paid[-1] += reward - sum(paid)
-    return paid
 
 
 def _returns(s: Scores, gamma: float) -> list[list[float]]:

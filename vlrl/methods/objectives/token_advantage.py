@@ -9,8 +9,8 @@ import torch
 
 from vlrl.algo import grouped
 from vlrl.algo.inputs import Scores, requires
-from vlrl.algo.turn_advantage import tell
 from vlrl.config.base import Fraction, NonNegative
+from vlrl.methods.objectives.turn_advantage import tell
 
 
 @requires("tokens", "token_kl")

@@ -28,7 +28,7 @@ class GainRL(Adaptive):
 
     with the mean pass rate and the mean angle of the n prompts that were answered. s is `spread` places, at most a
     quarter of the prompts (the bound is ours). A row may bring its `angle`; the others are measured with the policy
-    that the run begins with (vlrl/rollout/prompt_angle.py), and a prompt that cannot be used comes last. The paper's
+    that the run begins with (vlrl/methods/gain_rl/angle.py), and a prompt that cannot be used comes last. The paper's
     policy measures the angle of what it trains on anew; here each prompt has one angle. Constants are those of the
     released code.
     """

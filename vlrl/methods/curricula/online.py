@@ -16,12 +16,12 @@ import numpy as np
 from pydantic import Field
 
 from vlrl.config.base import Beta, Fraction
-from vlrl.curriculum.bandits import Bins, FieldName, categories, weight_metrics
 from vlrl.curriculum.base import Categories, Prompts
 from vlrl.curriculum.drawing import Adaptive, Cycle, distinct, weighted
-from vlrl.curriculum.ordered import LEAST
 from vlrl.curriculum.types import Outcome
 from vlrl.errors import ConfigError
+from vlrl.methods.curricula.bandits import Bins, FieldName, categories, weight_metrics
+from vlrl.methods.curricula.ordered import LEAST
 
 Buffer = Annotated[int, Field(ge=1, le=100_000)]
 Power = Annotated[float, Field(ge=0, le=100)]

@@ -1,0 +1,30 @@
+"""Turns of episodes, as several advantages read them: what each is paid, and where its plan stands."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+
+from vlrl.algo.inputs import ActionCredit
+
+
+def rewards_of(turns: Sequence[ActionCredit], reward: float) -> list[float]:
+    """Returns the rewards of turns, which add up to that of the episode."""
+    paid = [turn.reward for turn in turns]
+    if paid:
+        paid[-1] += reward - sum(paid)
+    return paid
+
+
+def plan_of(texts: Sequence[str]) -> tuple[int, int]:
+    """Returns where the tokens of the first <plan>...</plan> begin and end, tags included, in the texts of an action's
+    tokens; (0, 0) where none is closed.
+    """
+    whole = "".join(texts)
+    begin = whole.find("<plan>")
+    end = whole.find("</plan>", begin)
+    if min(begin, end) < 0:
+        return 0, 0
+    ends = [*accumulate(map(len, texts))]
+    return bisect_right(ends, begin), bisect_left(ends, end + len("</plan>")) + 1
