@@ -14,6 +14,8 @@ from scipy.sparse.csgraph import connected_components
 
 ROOT = Path(__file__).resolve().parents[2]
 AT_THE_ROOT = {"__init__", "__main__", "_torchcodec", "_torchvision", "errors", "types"}
+BRANCHES = ("methods", "services", "environments", "data.formats", "engine.vllm", "checks", "testing", "tools", "cli")
+"""Of vlrl, what the trunk names in tables of texts alone; modules whose names begin so."""
 UNDER_VLRL = {"tasks": {"vlrl/tools/cold_start.py", "vlrl/tools/episode_start.py"},
               "app": {"vlrl/cli/inspecting.py", "vlrl/cli/looking.py", "vlrl/cli/publishing.py"}}
 """Files that import vlrl.tasks or vlrl.app by these names, which import-linter does not take for tasks and app."""
@@ -52,6 +54,26 @@ def test_no_modules_import_each_other(graph):
 def test_no_packages_import_each_other(graph):
     edges = {(_package(a), _package(b)) for a in graph.modules for b in graph.find_modules_directly_imported_by(a)}
     assert _groups([edge for edge in edges if edge[0] != edge[1]]) == []
+
+
+def test_the_trunk_imports_no_branch(graph):
+    """Imports inside functions and for types are counted too."""
+    branches = tuple(f"vlrl.{name}" for name in BRANCHES)
+    trunk = [m for m in graph.modules if m.startswith("vlrl.") and not m.startswith((*branches, "vlrl.__main__"))]
+    assert len(trunk) > 200
+    assert [(m, other) for m in trunk for other in graph.find_modules_directly_imported_by(m)
+            if other.startswith((*branches, "app", "tasks"))] == []
+
+
+def test_only_the_registry_imports_by_name():
+    """A table of texts (config.registry.Table) is the one way from the trunk to a branch."""
+    found = set()
+    for path in (ROOT / "vlrl").rglob("*.py"):
+        place = path.relative_to(ROOT / "vlrl").with_suffix("").as_posix().replace("/", ".")
+        if not place.startswith(BRANCHES):
+            found |= {place for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+                      if getattr(node, "attr", getattr(node, "id", "")) in ("import_module", "__import__")}
+    assert found == {"config.registry"}
 
 
 def test_tasks_and_app_are_imported_where_they_may_be():

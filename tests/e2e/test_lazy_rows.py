@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 from tests.e2e.runs import ENV, assert_same_run, kill_after, metrics, run, weights
+from vlrl.checks.preflight import FIRST, OTHERS
 from vlrl.store import RunFolder
-from vlrl.training.preflight import FIRST, OTHERS
 
 pytestmark = pytest.mark.slow
 ROWS = 2 * OTHERS

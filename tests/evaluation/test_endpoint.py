@@ -13,12 +13,12 @@ from PIL import Image
 from tests.evaluation.http_stand_in import reply, served
 from vlrl.config import validate
 from vlrl.errors import ConfigError, DataError, TrainingError
-from vlrl.evaluation.chat_prompts import ChatEncoder
-from vlrl.evaluation.endpoint import Endpoint
 from vlrl.services import chat as module
 from vlrl.services.chat import address_of
 from vlrl.services.pictures import data_urls
 from vlrl.task import Task
+from vlrl.tools.chat_prompts import ChatEncoder
+from vlrl.tools.endpoint import Endpoint
 from vlrl.types import LoadedMedia, Media, Prompt, Request, Sample, Sampling
 
 

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from vlrl import testing
+from vlrl.checks import preflight
 from vlrl.cli.main import main
 from vlrl.cli.terminal import late_lines
 from vlrl.config import load, validate
@@ -19,7 +20,6 @@ from vlrl.models.processing import PromptTooLong
 from vlrl.task import load as load_task
 from vlrl.task import task_samples
 from vlrl.tools.dryrun import open_model
-from vlrl.training import preflight
 from vlrl.training.build_task import make_task
 from vlrl.types import Media
 

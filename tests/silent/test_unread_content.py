@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from vlrl.checks.preflight import check
 from vlrl.cli.main import main
 from vlrl.config import load_config
 from vlrl.data import read_rows, read_samples
@@ -16,7 +17,6 @@ from vlrl.data.reading import rows_in
 from vlrl.errors import DataError
 from vlrl.task.asked import task_messages
 from vlrl.training.build_task import make_task
-from vlrl.training.preflight import check
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: object) -> str:

@@ -8,6 +8,7 @@ from PIL import Image
 
 from tests.e2e.test_recipes_run import NAMES, ROOT, ROWS, TYPES
 from vlrl import config as configs
+from vlrl.checks import preflight
 from vlrl.checks.answers import is_mentioned, without_tag
 from vlrl.cli.main import main
 from vlrl.config.schema import Config, DataSettings
@@ -15,7 +16,6 @@ from vlrl.data import read_samples
 from vlrl.data.row_media import media_in, unshown
 from vlrl.errors import DataError, TaskError
 from vlrl.task import Task, task_samples
-from vlrl.training import preflight
 from vlrl.training.build_task import make_task
 from vlrl.types import Media, Sample
 

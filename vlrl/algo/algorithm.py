@@ -35,7 +35,6 @@ class Algorithm:
         self.shaping = [bind(f"algo.shaping.{i}", s, SHAPINGS) for i, s in enumerate(algo.shaping)]
         self.batch = bind("algo.batch", algo.batch, BATCHES)
         _refuse_idle(self.advantage, self.shaping, algo)
-        _check_critic(self.advantage, algo)
         _check_given(self.advantage, config)
         self.objective = Objective.of(algo)
         self._entropy: Any = self.objective.entropy and self.objective.entropy.function
@@ -137,18 +136,6 @@ class Algorithm:
         self.nonfinite = int(state.get("nonfinite", {}).get("steps", 0))
         for name, weight in state.get("reference", {}).items():
             comm.fill(policy.moving_reference[name], weight)
-
-
-def _check_critic(advantage: Bound, algo: AlgoSettings) -> None:
-    """Raises ConfigError for an advantage without the critic that it needs, and for a critic that nothing reads."""
-    needed = "values" in advantage.requires
-    if needed and algo.critic is None:
-        raise ConfigError(f"algo.advantage={advantage.name!r} needs the values of a critic, and algo.critic=null: set "
-                          "algo.critic={} (docs/objectives.md), or an advantage without one, such as "
-                          "algo.advantage=grpo")
-    if algo.critic is not None and not needed:
-        raise ConfigError(f"algo.critic is set, and algo.advantage={advantage.name!r} reads no values: set "
-                          "algo.advantage=gae, turn_gae, bilevel_gae or macro_gae, or algo.critic=null")
 
 
 def _check_given(advantage: Bound, config: Config) -> None:

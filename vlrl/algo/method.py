@@ -41,7 +41,8 @@ Done = Callable[[int, list[Completion]], None]
 class Objectives(Protocol):
     """The Algorithm of a run, which makes its methods; algorithm.py imports this module."""
 
-    config: Config
+    @property
+    def config(self) -> Config: ...
 
     @property
     def temperature(self) -> float: ...

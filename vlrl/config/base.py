@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, get_args
 
 import pydantic
@@ -40,6 +40,16 @@ class MethodSettings(Settings):
     def inert(self, config: Any) -> Iterator[tuple[str, Any, str]]:
         """Yields settings that have no effect beside the others: name, value and why."""
         return iter(())
+
+    @property
+    def functions(self) -> Sequence[tuple[str, Named]]:
+        """Functions of the objective that act in it: (the setting of algo whose table they stand in, function)."""
+        return ()
+
+    @property
+    def adds_members(self) -> bool:
+        """Whether groups get members that were not drawn with their prompt."""
+        return False
 
     @property
     def other_weights(self) -> bool:

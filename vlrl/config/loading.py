@@ -25,7 +25,7 @@ import vlrl
 from vlrl.config.algo import SUPERVISED
 from vlrl.config.base import Named, Settings
 from vlrl.config.describe import describe as describe_settings
-from vlrl.config.merging import kind_of, merge
+from vlrl.config.merging import merge
 from vlrl.config.other_names import known_as, known_below
 from vlrl.config.paths import placed
 from vlrl.config.plain import plain
@@ -363,7 +363,7 @@ def _names_first(given: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
     round.
     """
     names = {f"{section}.{key}{end}" for section, model in (("algo", AlgoSettings), ("curriculum", CurriculumSettings))
-             for key in model.model_fields for end in ("", ".name") if kind_of(model, key) is Named}
+             for key, info in model.model_fields.items() for end in ("", ".name") if info.annotation is Named}
     names |= {"extends", "curriculum", "curriculum.name", "engine", "engine.name"}
     return sorted(given, key=lambda setting: setting[0] not in names)
 

@@ -69,20 +69,25 @@ class Table(MutableMapping[str, Any]):
 
 def _named(where: str) -> Any:
     """Returns what a text `module:name` of a table stands for."""
-    module, _, attribute = where.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    name, _, attribute = where.partition(":")
+    return getattr(module(name), attribute)
+
+
+def module(name: str) -> ModuleType:
+    """Imports a module by its name: the one place where that is done."""
+    return importlib.import_module(name)
 
 
 def resolve(setting: str, name: str, table: Mapping[str, Any]) -> Callable[..., Any]:
     """Returns the function or class that `name` stands for. Raises ConfigError naming `setting` when there is none."""
     if name in table:
         return table[name]
-    module, colon, attribute = name.partition(":")
+    place, colon, attribute = name.partition(":")
     if not colon:
         raise ConfigError(f"{setting}={name!r} is not known.{preset_of(setting, name) or did_you_mean(name, table)} "
                           f"Known: {', '.join(table)}; your own: path/file.py:name or module:name.")
     try:
-        own = file_module(Path(module)) if module.endswith(".py") else importlib.import_module(module)
+        own = file_module(Path(place)) if place.endswith(".py") else module(place)
     except MissingFile as error:
         raise ConfigError(f"{setting}={name!r}: {error}") from None
     except VlrlError:
@@ -93,7 +98,7 @@ def resolve(setting: str, name: str, table: Mapping[str, Any]) -> Callable[..., 
             what += ". A module must be importable; for a file write path/file.py:name."
         raise ConfigError(f"{setting}={name!r}: {what}") from None
     if not hasattr(own, attribute):
-        raise ConfigError(f"{setting}={name!r}: {module} has no attribute {attribute!r}."
+        raise ConfigError(f"{setting}={name!r}: {place} has no attribute {attribute!r}."
                           f"{did_you_mean(attribute, vars(own))}")
     function = getattr(own, attribute)
     if not callable(function):
@@ -119,14 +124,14 @@ def file_module(path: Path) -> ModuleType:
     loader = SourceFileLoader(name, str(path))  # named, so that a link to a file of another name works
     spec = importlib.util.spec_from_loader(name, loader)
     assert spec
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+    made = importlib.util.module_from_spec(spec)
+    sys.modules[name] = made
     try:
-        loader.exec_module(module)
+        loader.exec_module(made)
     except BaseException:
         sys.modules.pop(name, None)
         raise
-    return module
+    return made
 
 
 def failure(error: BaseException) -> str:

@@ -42,10 +42,12 @@ SECTIONS = {
 _SETTINGS = Table({name: entry.settings for name, entry in SECTIONS.items()})
 METHODS = Table({name: entry.method for name, entry in SECTIONS.items()})
 """Section -> the class of its method."""
-GIVEN = Table({"nodes": "vlrl.methods.tree.settings:without_nodes"})
+GIVEN = Table({
+    "nodes": "vlrl.methods.tree.settings:without_nodes",
+    "values": "vlrl.methods.critic.settings:without_values",
+})
 """What an advantage may require of a method (algo.inputs.requires) -> (config, advantage's name) -> why that is not
 there; "" where it is."""
-
 
 HEADS = Table({
     "algo.critic": "vlrl.methods.critic.head:of_run",

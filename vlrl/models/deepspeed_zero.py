@@ -236,7 +236,8 @@ def start(policy: Shardable, optimizer: torch.optim.Optimizer, config: Config) -
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", "`torch.distributed.*` is deprecated", FutureWarning)
     if policy.device.type == "cpu":  # else it compiles collectives of its own, for minutes
-        deepspeed.ops.__compatible_ops__ = {"deepspeed_shm_comm": False}
+        ops: Any = deepspeed.ops
+        ops.__compatible_ops__ = {"deepspeed_shm_comm": False}
     stage = int(config.train.sharding[-1])
     groups = [list(group["params"]) for group in optimizer.param_groups]
     if policy._reference is not None:

@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw
 
+from vlrl.config.registry import module
 from vlrl.types import Group, Rollout
 
 TARGET = "#22c55e"
@@ -152,14 +152,14 @@ def _tensorboard(writer: Any, view: GroupView, prefix: str, step: int) -> None:
 
 
 def _wandb(run: Any, view: GroupView, prefix: str, step: int) -> None:
-    wandb = import_module("wandb")
+    wandb = module("wandb")
     run.log({**_media(wandb, view, prefix),
              f"{prefix}/answers": wandb.Table(columns=list(view.columns), data=[list(row) for row in view.rows]),
              **{f"{prefix}/{name}": wandb.Histogram(values) for name, values in view.values.items()}}, step=step)
 
 
 def _trackio(run: Any, view: GroupView, prefix: str, step: int) -> None:
-    trackio = import_module("trackio")
+    trackio = module("trackio")
     rows = [dict(zip(view.columns, row, strict=True)) for row in view.rows]
     single = {f"{prefix}/picture-{i}": one for i, one in enumerate(_media(trackio, view, prefix).get(
         f"{prefix}/pictures", ()))}
@@ -173,7 +173,7 @@ def _media(package: Any, view: GroupView, prefix: str) -> dict[str, list[Any]]:
 
 
 def _mlflow(run: Any, view: GroupView, prefix: str, step: int) -> None:
-    mlflow = import_module("mlflow")
+    mlflow = module("mlflow")
     for i, (picture, _) in enumerate(view.pictures):
         mlflow.log_image(picture, key=f"{prefix}/picture-{i}", step=step, synchronous=True)
     if view.rows:

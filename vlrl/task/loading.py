@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from vlrl.config import registry
 from vlrl.config.registry import MissingFile, failure, file_module
 from vlrl.errors import ConfigError, VlrlError, did_you_mean
 from vlrl.task.base import Task
@@ -62,7 +62,7 @@ def load_class(name: str) -> type[Task]:
 
 def builtin_names() -> list[str]:
     """Returns names of the tasks that come with vlrl."""
-    folder = importlib.import_module("vlrl.tasks").__path__
+    folder = registry.module("vlrl.tasks").__path__
     return sorted(m.name for m in pkgutil.iter_modules(folder) if not m.name.startswith("_"))
 
 
@@ -71,11 +71,11 @@ def _builtin(name: str):
         near = did_you_mean(name, builtin_names())
         raise ConfigError(f"task.name={name!r}: no built-in task of that name.{near} Built in: "
                           f"{', '.join(builtin_names())}; your own: path/file.py:Class or module:Class.")
-    return _imported(lambda: importlib.import_module(f"vlrl.tasks.{name}"), name)
+    return _imported(lambda: registry.module(f"vlrl.tasks.{name}"), name)
 
 
 def _import(location: str, name: str):
-    return _imported(lambda: importlib.import_module(location), name)
+    return _imported(lambda: registry.module(location), name)
 
 
 def _imported(run: Callable[[], Any], name: str) -> Any:

@@ -22,10 +22,7 @@ from vlrl.config.schema import Config
 from vlrl.distributed import comm
 from vlrl.errors import ConfigError
 from vlrl.evaluation.answers import Ready, Tell, ask, sample_for_drawing
-from vlrl.evaluation.chat_prompts import ChatEncoder
-from vlrl.evaluation.endpoint import Endpoint
 from vlrl.evaluation.picture import draw
-from vlrl.evaluation.reasoning_judge import ReasoningJudge
 from vlrl.evaluation.rows import Row, RowFile
 from vlrl.evaluation.settings import Drawing, Grid
 from vlrl.evaluation.summary import Result, summarise
@@ -37,7 +34,10 @@ from vlrl.store import plain
 from vlrl.store.files import environment, write_text
 from vlrl.task import Task, task_messages
 from vlrl.task.environment import has_environment
+from vlrl.tools.chat_prompts import ChatEncoder
+from vlrl.tools.endpoint import Endpoint
 from vlrl.tools.measure import Chosen, model_facts, ready, task_facts
+from vlrl.tools.reasoning_judge import ReasoningJudge
 from vlrl.training.build_task import make_task
 from vlrl.types import Sample
 

@@ -25,8 +25,6 @@ from vlrl.config.schema import Config
 from vlrl.data import readable, write_rows
 from vlrl.errors import ConfigError, DataError
 from vlrl.evaluation.answers import outcome
-from vlrl.evaluation.chat_prompts import ChatEncoder
-from vlrl.evaluation.endpoint import Endpoint, completion_of
 from vlrl.rollout.generate import make_group, sampling_of
 from vlrl.rollout.group_source import check_score_errors, check_service_errors
 from vlrl.rollout.provided import Provided, serving
@@ -35,6 +33,8 @@ from vlrl.store.files import read_json, write_text
 from vlrl.task import Task, task_samples
 from vlrl.task.environment import has_environment
 from vlrl.tools.answers import Server
+from vlrl.tools.chat_prompts import ChatEncoder
+from vlrl.tools.endpoint import Endpoint, completion_of
 from vlrl.tools.measure import task_facts
 from vlrl.tools.replies import Replies, Tell
 from vlrl.training.build_task import make_task

@@ -25,6 +25,7 @@ from vlrl.algo.method import Unmade, methods_of
 from vlrl.algo.named import bind
 from vlrl.algo.objective import Objective
 from vlrl.algo.tables import ADVANTAGES
+from vlrl.checks import preflight
 from vlrl.config.algo import SUPERVISED
 from vlrl.config.registry import failure, prints_aside
 from vlrl.config.schema import Config
@@ -42,7 +43,7 @@ from vlrl.task.scoring import Scored
 from vlrl.tools import acting, memory
 from vlrl.tools.episode_lengths import PLAYED, Length, Observed, counted, measure
 from vlrl.tools.shown import NOT_KNOWN, MediaFacts, Shown, convention_of, oracle_of, unseen
-from vlrl.training import inert, needs, preflight
+from vlrl.training import inert, needs
 from vlrl.training.build import check_engine, check_trackers
 from vlrl.training.build_task import make_task, settle_coordinates
 from vlrl.training.resume import refuse_other_settings

@@ -19,6 +19,7 @@ from typing import Any
 
 import transformers
 
+from vlrl.checks import preflight
 from vlrl.config.engine import PLACES
 from vlrl.config.schema import Config, LoraSettings
 from vlrl.distributed import comm
@@ -32,7 +33,6 @@ from vlrl.rollout.episodes import EpisodeEngine
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.rollout.provided import serving
 from vlrl.store import checkpoint, plain
-from vlrl.training import preflight
 from vlrl.training.build import (
     check_engine,
     make_accelerator,

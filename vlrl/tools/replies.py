@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vlrl.evaluation.endpoint import Endpoint
 from vlrl.evaluation.rows import begun
 from vlrl.services.chat import Reply
 from vlrl.store.files import append_line
+from vlrl.tools.endpoint import Endpoint
 from vlrl.types import Request
 
 Tell = Callable[[str, int, int], None]

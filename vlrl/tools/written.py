@@ -21,14 +21,14 @@ from typing import Any
 from vlrl.config.schema import Config
 from vlrl.data.row_samples import checked_sample
 from vlrl.errors import ConfigError, DataError
-from vlrl.evaluation.chat_prompts import ChatEncoder
-from vlrl.evaluation.endpoint import Endpoint, completion_of
 from vlrl.rewards.verdicts import last_object, shown
 from vlrl.rollout.generate import make_group, sampling_of
 from vlrl.rollout.provided import Provided, serving
 from vlrl.task import Task
 from vlrl.task.environment import has_environment
 from vlrl.tools.answers import Server
+from vlrl.tools.chat_prompts import ChatEncoder
+from vlrl.tools.endpoint import Endpoint, completion_of
 from vlrl.tools.explorers import Candidate, Row, Search
 from vlrl.tools.made_rows import Where, child
 from vlrl.tools.measure import task_facts

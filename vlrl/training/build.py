@@ -53,7 +53,6 @@ from vlrl.task.environment_host import Environments
 from vlrl.task.scoring import score_all
 from vlrl.task.services import LOGPROBS, SERVICES, served
 from vlrl.task.subprocess_scorer import Scorer
-from vlrl.training import preflight
 from vlrl.training.advantages import Credit
 from vlrl.training.build_task import make_task, settle_coordinates
 from vlrl.training.update import make_optimizer
@@ -177,7 +176,7 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
     environments = make_environments(config, task, lambda: served(task, offered, samples))
     services = provide(config, task) if make_source.generates else None
     with closed_on_error(scorer), closed_on_error(environments), closed_on_error(services):
-        warnings = comm.on_main(lambda: preflight.check(
+        warnings = comm.on_main(lambda: _CHECKS["start"](
             served(task, offered, samples), samples, config, scored=make_source.generates,
             goes_on=checkpoint is not None), "checking data and task")
         warnings = [*(warnings or ()), *((comm.on_main(services.warnings) or ()) if services else ())]
@@ -188,7 +187,7 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
         clock = Clock()
         encode = Encoder(model.processor, model.family, model.positions, config)
         if make_source.generates:
-            warnings += comm.on_main(lambda: preflight.check_opened(task, samples, config, encode.opened)) or ()
+            warnings += comm.on_main(lambda: _CHECKS["opened"](task, samples, config, encode.opened)) or ()
         likelihoods = make_likelihoods(config, task, model, encode) if make_source.generates else None
         reads = likelihoods is not None and "reference_logprobs" in likelihoods.services
         if algorithm.needs_reference and not reads:
@@ -219,6 +218,12 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
                          scorer, warnings)
 
 
+_CHECKS = Table({"start": "vlrl.checks.preflight:check", "opened": "vlrl.checks.preflight:check_opened"})
+_ENGINES = Table({
+    "vllm": "vlrl.engine.vllm:VLLMEngine",
+    "vllm_server": "vlrl.engine.vllm_server:ServerEngine",
+})
+"""engine.name -> (policy, config, folder, episodes) -> the engine; hf is the training model itself."""
 _MEASURES = Table({"angle": "vlrl.methods.gain_rl.angle:Angles"})
 """What a sampler may have the policy measure of prompts -> (policy, config, task, prefetch) -> what measures it."""
 
@@ -305,13 +310,7 @@ def make_engine(config: Config, model: Policy, folder: Path, apart: bool = False
                      "mismatch/kl is larger and algo.correction weighs the difference.", settings.top_p, settings.top_k)
     shutil.rmtree(folder, ignore_errors=True)  # what a killed run left
     folder.mkdir(parents=True)
-    if settings.name == "vllm_server":
-        from vlrl.engine.vllm_server import ServerEngine
-
-        return ServerEngine(model, config, folder, episodes)
-    from vlrl.engine.vllm import VLLMEngine
-
-    return VLLMEngine(model, config, folder, episodes)
+    return _ENGINES[settings.name](model, config, folder, episodes)
 
 
 def engine_folder(config: Config) -> Path:

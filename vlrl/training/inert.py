@@ -213,9 +213,8 @@ def turns(run: Run) -> Iterator[Inert]:
 
 
 def refinements(run: Run) -> Iterator[Inert]:
-    """Yields a policy term for answers to other prompts where no group has one."""
-    guided = run.algo.guided
-    if run.algo.loss.name == "critique_grpo" and (guided is None or guided.use.name in ("beside", "hinted")):
+    """Yields a policy term for members that were drawn with another prompt where no group has one."""
+    if run.algo.loss.name == "critique_grpo" and not any(s.adds_members for _, s in active(run.config)):
         yield Inert("algo.loss", "critique_grpo", "no answer of a group is a second attempt, and on others it is "
                     "ppo_clip; set algo.guided.use=join or replace")
 
@@ -431,8 +430,7 @@ def _reads_outcome(run: Run) -> bool:
     acting = {place: getattr(run.algo, place) for place in JUDGED if place != "rule"}
     each = [(place, named) for place, choices in acting.items() for named in (
         choices if isinstance(choices, tuple) else (choices,))]
-    if past := run.algo.stored:
-        each += [("batch", past.batch), ("rule", past.rule)]
+    each += [entry for _, settings in active(run.config) for entry in settings.functions]
     return (any(":" in named.name or named.name in JUDGED[place] for place, named in each)
             or curriculum.name not in ("uniform", "sequential")
             or curriculum.keep.name not in ("all", "mixed", "std_ema")

@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -155,20 +155,28 @@ def _accumulate(policy: Policy, part: Minibatch, algorithm: Algorithm, config: C
         meter.begin()
         meter.halved += each_batch(policy, part.batches, work, part.halve, again)
 
+    def anew() -> None:
+        again()
+        objective()
+
     objective()
     for one in sorted(also, key=lambda one: one.apart):
         if one.apart:
             meter.halved += apart(policy, one, _weights(policy))
         elif not alone:
-            meter.halved += _joined(policy, one, lambda: (again(), objective()))
+            meter.halved += _joined(policy, one, anew)
 
 
-def _joined(policy: Policy, one: Pass, anew: Callable[[], Any]) -> int:
+def _joined(policy: Policy, one: Pass, anew: Callable[[], None]) -> int:
     """Forward and backward of a pass whose gradient is added as it comes to what is there, which `anew` makes again
     where a micro-batch is halved; returns how many were.
     """
+    def again() -> None:
+        one.begin()
+        anew()
+
     one.begin()
-    cuts = each_batch(policy, one.part.batches, one.work, one.part.halve, lambda: (one.begin(), anew()))
+    cuts = each_batch(policy, one.part.batches, one.work, one.part.halve, again)
     one.end(math.nan, math.nan)
     return cuts
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from vlrl.algo.inputs import Scores
-from vlrl.algo.method import Method
+from vlrl.algo.method import Method, Objectives
+from vlrl.algo.named import bind
+from vlrl.algo.tables import ADVANTAGES
 from vlrl.distributed import comm
 from vlrl.errors import ConfigError
 from vlrl.methods.critic.values import critic_metrics, judged
@@ -16,6 +19,13 @@ from vlrl.types import Group
 
 class Values(Method):
     """Reads the critic's values for the advantage; the head itself is critic.head.Critic."""
+
+    def __init__(self, section: str, settings: Any, algorithm: Objectives):
+        super().__init__(section, settings, algorithm)
+        named = self.config.algo.advantage
+        if "values" not in bind("algo.advantage", named, ADVANTAGES).requires:
+            raise ConfigError(f"algo.critic is set, and algo.advantage={named.name!r} reads no values: set "
+                              "algo.advantage=gae, turn_gae, bilevel_gae or macro_gae, or algo.critic=null")
 
     def read(self, policy: Policy, groups: Sequence[Group], step: int) -> Sequence[Group]:
         return judged(policy, groups, self.algorithm)

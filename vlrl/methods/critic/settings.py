@@ -37,3 +37,11 @@ class CriticSettings(MethodSettings):
         if self.warmup >= config.steps:
             yield ("algo.loss", config.algo.loss, f"algo.critic.warmup={self.warmup} is not before steps="
                    f"{config.steps}: the critic learns alone in all of them")
+
+
+def without_values(config: Any, advantage: str) -> str:
+    """Why an advantage with a critic has none; "" where there is one."""
+    if config.algo.critic is not None:
+        return ""
+    return (f"algo.advantage={advantage!r} needs the values of a critic, and algo.critic=null: set algo.critic={{}} "
+            "(docs/objectives.md), or an advantage without one, such as algo.advantage=grpo")

@@ -60,11 +60,15 @@ class Demonstrator:
     mix: Any
     """The object of algo.demonstrations.mix."""
 
+    @property
+    def settings(self) -> Any:
+        return self.config.algo.demonstrations
+
     def __call__(self, step: int, outcomes: Sequence[Outcome] = ()) -> list[Group]:
         """Returns this process's share of a step's demonstrations, none where it shows none. `outcomes` are those of
         the step's draws, over all processes. Raises DataError where an environment does not take the actions of one.
         """
-        mix, settings = self.mix, self.config.algo.demonstrations
+        mix, settings = self.mix, self.settings
         if interleaves(mix):
             mix.collect(comm.on_main(partial(self._failed, step, outcomes)))
             places = mix.due()

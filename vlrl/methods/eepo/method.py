@@ -14,6 +14,7 @@ import contextlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -55,6 +56,7 @@ class Forgetting:
 
     def __init__(self, policy: Policy, config: Config):
         self.policy, self.config = policy, config
+        self.settings: Any = config.rollout.forget
 
     @contextlib.contextmanager
     def __call__(self, answers: Sequence[tuple[Prompt, Sequence[Completion]]], step: int,
@@ -84,7 +86,7 @@ class Forgetting:
         sampled = [c.logprobs[c.loss_mask & ~np.isnan(c.logprobs)] for _, completions in answers for c in completions]
         surprise, count = comm.total(-float(sum(float(s.sum(dtype=np.float64)) for s in sampled)),
                                      float(sum(len(s) for s in sampled)))
-        limit = self.config.rollout.forget.entropy
+        limit = self.settings.entropy
         return count > 0 and (limit is None or surprise / count <= limit)
 
     def _gradients(self, answers: Sequence[tuple[Prompt, Sequence[Completion]]], step: int,
@@ -111,7 +113,7 @@ class Forgetting:
         norm = float(comm.whole(torch.nn.utils.get_total_norm([p.grad for p in used if p.grad is not None])))
         if not used or norm == 0 or not math.isfinite(norm):
             return
-        size = self.config.rollout.forget.lr * math.sqrt(sum(p.numel() for p in used)) / norm
+        size = self.settings.lr * math.sqrt(sum(p.numel() for p in used)) / norm
         with torch.no_grad():
             for parameter in used:
                 parameter.add_(parameter.grad, alpha=-size)  # type: ignore[arg-type]

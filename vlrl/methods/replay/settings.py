@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -68,6 +68,10 @@ class StoredSettings(MethodSettings):
             return (f"algo.stored.groups={self.groups} leaves some of rollout.minibatches={minibatches} optimizer "
                     "steps without a stored group: raise the one, or lower the other")
         return ""
+
+    @property
+    def functions(self) -> Sequence[tuple[str, Named]]:
+        return ("batch", self.batch), ("rule", self.rule)
 
     def inert(self, config: Any) -> Iterator[tuple[str, Any, str]]:
         if self.coef == 0:

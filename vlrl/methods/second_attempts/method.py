@@ -61,7 +61,7 @@ class SecondAttempts(Method):
     def passes(self, policy: Policy, dealt: Sequence[Sequence[Any]], drawn: Sequence[Group],
                step: int) -> Sequence[update.RetryPass | None]:
         if self.loss is None:
-            return super().passes(policy, dealt, drawn, step)
+            return [None] * len(dealt)
         return [update.make_pass(policy, part, self.algorithm, self.loss, step) for part in dealt]
 
     def after_update(self, policy: Policy, passes: Sequence[Any], drawn: Sequence[Group], step: int,

@@ -55,6 +55,10 @@ class GuidedSettings(MethodSettings):
                     f"asks again: set curriculum.keep=all, or {off}")
         return ""
 
+    @property
+    def adds_members(self) -> bool:
+        return self.use.name not in ("beside", "hinted")
+
     def inert(self, config: Any) -> Iterator[tuple[str, Any, str]]:
         usual = type(self)()
         if not self.beside and ":" not in self.use.name:

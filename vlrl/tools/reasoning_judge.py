@@ -20,10 +20,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vlrl.evaluation.chat_prompts import ChatEncoder
-from vlrl.evaluation.endpoint import Endpoint
 from vlrl.evaluation.rows import Row, begun
 from vlrl.store.files import append_line
+from vlrl.tools.chat_prompts import ChatEncoder
+from vlrl.tools.endpoint import Endpoint
 from vlrl.types import Completion, Request, Sample, Sampling
 
 AsSample = Callable[[Row], tuple[Sample, str]]
