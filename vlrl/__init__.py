@@ -66,9 +66,7 @@ if _IN_CHECKOUT:
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'vlrl' has no attribute {name!r}; its names are {', '.join(_PUBLIC)}")
-    from vlrl.config.registry import module
-
-    value = globals()[name] = getattr(module(f"vlrl.{_PUBLIC[name]}"), name)
+    value = globals()[name] = getattr(importlib.import_module(f"vlrl.{_PUBLIC[name]}"), name)
     return value
 
 

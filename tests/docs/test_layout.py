@@ -73,7 +73,7 @@ def test_only_the_registry_imports_by_name():
         if not place.startswith(BRANCHES):
             found |= {place for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
                       if getattr(node, "attr", getattr(node, "id", "")) in ("import_module", "__import__")}
-    assert found == {"config.registry"}
+    assert found == {"config.registry", "__init__"}  # the names of `import vlrl` are imported when they are asked for
 
 
 def test_tasks_and_app_are_imported_where_they_may_be():
