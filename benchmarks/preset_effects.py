@@ -3,15 +3,17 @@
     python benchmarks/preset_effects.py --out benchmarks/results/preset_effects.md     # about ten minutes on one core
 
 One number a preset, of what its paper names, beside the nearest thing without it. Gradients: of one batch of answers of
-the embedded model on that config, as benchmarks/presets.py takes them. Metrics: of a run of two steps. Samplers: real
-rows of the config, answers by script. Stages: runs of one step. What the preset needs and the config does not give
-stands in the last column; where the effect is 0 that is why.
+the embedded model on that config, as benchmarks/presets.py takes them. Metrics: of a run of two steps, with how far its
+weights are then from those of the same run without the method, over the way that these went. Samplers: real rows of the
+config, answers by script. Stages: runs of one step. What the preset needs and the config does not give stands in the
+last column; where the effect is 0 that is why. Of EGSR it is that the embedded model, shown a solution, is never right.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import platform
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from presets import Scene, gradient, scene
 
 from vlrl import config as configs
@@ -42,7 +45,7 @@ from vlrl.training.loop import train
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = {kind: folder for folder, kind in presets.KINDS.items()}
-SMALL = ("rollout.prompts_per_step=4", "rollout.group_size=4", "eval.samples=0", "log.samples_every=0",
+SMALL = ("rollout.prompts_per_step=4", "eval.samples=0", "log.samples_every=0",
          "curriculum.max_refills=1", "data.workers=0", "save.every=0", "limits.score_s=0")
 
 
@@ -68,10 +71,12 @@ class Steered:
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric of the last of a few steps."""
+    """A metric of the last of a few steps, and how far the weights then are from those of the same run with the words
+    `beside` laid on it, as a share of the way that these went."""
 
     names: str
     metric: str
+    beside: Sequence[str]
     words: Sequence[str] = ()
     steps: int = 2
 
@@ -101,8 +106,11 @@ LOSS, ADVANTAGE = "algo.loss=ppo_clip", "algo.advantage=grpo"
 SHAPED = ("algo.shaping=[]",)
 VARIED = ("rollout.temperature=1.5",)
 """At 1 the embedded model's answers are all of one length, and seldom score the same."""
+STORED, SECOND, GIVEN = (["algo.stored=null"], ["algo.guided=null"], ["algo.demonstrations=null"])
+BRANCHED = ["rollout.branch={roots: null, at: surprise}", "algo.advantage=grpo"]
 EASIER = ("curriculum.pass_at=0.1", "rollout.group_size=2", "rollout.prompts_per_step=16")
 """Right from an IoU of .1 on: at .5 the embedded model has too few right answers for a small batch."""
+MORE = ("curriculum.pass_at=0.3", "algo.guided.answers=16", *EASIER[1:])
 
 
 def ratio(names: str, *beside: str, move: float = 0.05) -> Gradient:
@@ -114,24 +122,27 @@ def credit(names: str, *beside: str, words: Sequence[str] = ()) -> Gradient:
 
 
 ALGORITHMS: Mapping[str, Effect] = {
-    "a_lol": Metric("answers above their group's mean, weighted by a clipped ratio to the reference", "stored/loss"),
+    "a_lol": Metric("answers above their group's mean, weighted by a clipped ratio to the reference", "stored/loss",
+                    STORED),
     "adaptive_kl": Steered("the KL's coefficient is steered to a target"),
-    "agent_rlvr": Metric("correct second attempts are preferred to first failures", "guided/groups_frac"),
+    "agent_rlvr": Metric("correct second attempts are preferred to first failures", "guided/groups_frac", SECOND, MORE),
     "apo": credit("long wrong answers are pushed away harder, hard prompts have less KL",
                   "algo.weights=[]", "algo.kl_weights=[]"),
     "archer": credit("a critic of turns", "extends=algorithms/loop.yaml", "algo.critic=null"),
-    "brorl": Metric("512 answers to a prompt", "rollouts/total", ["rollout.max_new_tokens=4"], 1),
-    "chord": Metric("(1 - mu) RL + mu demonstrations, mu falls", "demonstrations/share"),
-    "chord_phi": Metric("each demonstrated token counts p (1 - p)", "demonstrations/factor"),
+    "brorl": Metric("512 answers to a prompt", "rollouts/total", ["rollout.group_size=16"], steps=1),
+    "chord": Metric("(1 - mu) RL + mu demonstrations, mu falls", "demonstrations/share", GIVEN),
+    "chord_phi": Metric("each demonstrated token counts p (1 - p)", "demonstrations/factor",
+                        ["algo.demonstrations.mix={name: chord, peak: 0.1, valley: 0.1}"]),
     "cispo": ratio("capped weights instead of a clip"),
     "clip_cov": ratio("a few tokens of high covariance have no gradient"),
-    "copg": Metric("pairs of stored answers without a ratio", "stored/loss"),
+    "copg": Metric("pairs of stored answers without a ratio", "stored/loss", STORED),
     "cosine": credit("a cosine of the length replaces the reward", *SHAPED),
-    "critique_grpo": Metric("a refinement joins the group", "guided/groups_frac"),
+    "critique_grpo": Metric("a refinement joins the group", "guided/groups_frac", SECOND, EASIER),
     "dapo": ratio("clip-higher, token mean, groups drawn anew", "extends=algorithms/grpo.yaml"),
     "dast": credit("length beside a budget by difficulty", *SHAPED),
     "decoupled_ppo": ratio("the gap to the sampler is weighed apart from the clip", "algo.correction=none"),
     "deepsearch": Metric("hard prompts are searched by a tree", "search/groups_frac",
+                         ["rollout.branch.search=null", "algo.advantage=grpo"],
                          ["rollout.branch.search.depth=2", "rollout.branch.search.width=2"]),
     "deepseek_v3_2": ratio("off-policy answers with a negative advantage are left out", "algo.weights=[]", move=0.3),
     "dppo": ratio("a bound on the probability, not on the ratio", "algo.loss={name: cispo, cap: 5}", move=0.3),
@@ -139,15 +150,16 @@ ALGORITHMS: Mapping[str, Effect] = {
     "dual_clip": ratio("the loss of a negative advantage is bounded", "algo.loss.dual_clip=null", move=0.3),
     "e3": Steered("the temperature follows the entropy"),
     "eepo": Metric("the second half is sampled by a policy that forgets the first", "correction/weight",
+                   ["rollout.forget={lr: 0, entropy: null}"],
                    ["rollout.forget.entropy=5", "rollout.forget.lr=0.01"]),
-    "egsr": Metric("a right own attempt replaces a wrong answer", "guided/groups_frac"),
+    "egsr": Metric("a right own attempt replaces a wrong answer", "guided/groups_frac", SECOND, MORE),
     "ema_grpo": credit("each task's own deviation"),
     "entropy_bonus": credit("an entropy bonus", "algo.entropy=none"),
-    "expo": Metric("own explanations that make the answer likelier are kept", "guided/kept"),
+    "expo": Metric("own explanations that make the answer likelier are kept", "guided/kept", SECOND),
     "g_ra": credit("turns are paid where the outcome is", "task.combine=sum",
                    words=["task.combine=gate:accuracy>=0.5"]),
     "gdpo": credit("parts are normalised each by itself"),
-    "ghpo": Metric("groups that failed are asked again with a hint", "guided/groups_frac"),
+    "ghpo": Metric("groups that failed are asked again with a hint", "guided/groups_frac", SECOND),
     "gigpo": credit("turns that began in one state are compared"),
     "gmpo": ratio("a geometric mean of clipped ratios"),
     "gpg": credit("scaled up by the share of groups with a preference", "algo.advantage=dr_grpo", words=VARIED),
@@ -188,33 +200,35 @@ ALGORITHMS: Mapping[str, Effect] = {
     "reinforce": ratio("no ratio at all"),
     "reinforce_pp": credit("returns whitened over the tokens of the step"),
     "reinforce_pp_baseline": credit("R - mean, whitened over the tokens of the step", "algo.advantage=dr_grpo"),
-    "relift": Metric("failed prompts are collected for a supervised step", "demonstrations/buffer"),
+    "relift": Metric("failed prompts are collected for a supervised step", "demonstrations/buffer",
+                     GIVEN, ["algo.demonstrations.mix.size=4"]),
     "remax": credit("the baseline is a greedy answer's reward", "algo.advantage=dr_grpo"),
     "rloo": credit("the baseline is the mean of the others", "algo.advantage=dr_grpo"),
     "rlpr": ratio("a clip of its own, groups of little spread drawn anew", "algo.loss=reinforce"),
     "rorecomp": credit("short right and long wrong answers, the others later", "algo.batch=all",
                        words=["rollout.temperature=1.2", "curriculum.pass_at=0.2"]),
-    "rose": Metric("answers branch where meanings differ", "branch/reused_frac"),
+    "rose": Metric("answers branch where meanings differ", "branch/reused_frac", BRANCHED),
     "rover": ratio("values of the uniform policy"),
     "sapo": ratio("a soft gate in place of the clip"),
-    "sasr": Metric("supervised or RL by gradient norms", "demonstrations/share"),
+    "sasr": Metric("supervised or RL by gradient norms", "demonstrations/share",
+                   GIVEN, ["algo.demonstrations.mix.warmup=1"]),
     "simko": credit("top-k lifted, top-1 pressed at tokens of high entropy", LOSS),
     "siren": credit("the entropy of peak tokens within the nucleus is held", "algo.entropy=none"),
     "skywork_or1": credit("an entropy bonus while below its target", "algo.entropy=none"),
     "stable_reinforce": ratio("ratios bounded before the exponential, outliers left out", move=0.3),
     "step_pruner": credit("right answers pay for steps beyond the fewest", *SHAPED),
     "steppo": ratio("one ratio a turn", "algo.loss=gspo"),
-    "swarm_sapo": Metric("stored groups under this run's own policy", "stored/groups"),
+    "swarm_sapo": Metric("stored groups under this run's own policy", "stored/groups", STORED),
     "tempo": credit("values of common beginnings"),
     "thor": credit("turns that call tools are compared by their success", words=["task.rewards.tool_success=0"]),
     "tis": ratio("the gap to the sampler is weighed, up to 2", "algo.correction=none"),
     "top_entropy": credit("the 20 % of tokens with the highest entropy", "algo.weights=[]"),
-    "treerl": Metric("answers branch at surprising tokens", "branch/reused_frac"),
+    "treerl": Metric("answers branch at surprising tokens", "branch/reused_frac", BRANCHED),
     "two_sided": ratio("ratios of negative advantages are bounded", "algo.loss.delta=null", move=0.6),
     "vagen": credit("advantages of turns, then of their tokens", "extends=algorithms/archer.yaml"),
     "vespo": ratio("smooth weights of whole answers"),
     "w_reinforce": credit("right answers weigh .1", "algo.advantage=nsr"),
-    "webrl": Metric("stored successes fitted to their advantage", "stored/loss", EASIER),
+    "webrl": Metric("stored successes fitted to their advantage", "stored/loss", STORED, EASIER),
 }
 """Preset -> what is looked at."""
 
@@ -224,10 +238,11 @@ ALGORITHMS: Mapping[str, Effect] = {
 
 @dataclass(eq=False)
 class Bench:
-    """What is made once: scenes."""
+    """What is made once: scenes, and weights before the first step."""
 
     folder: str
     scenes: dict[tuple[str, float, tuple[str, ...]], Scene] = field(default_factory=dict)
+    starts: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def load(self, path: str, *words: str) -> Config:
         common = [f"run.dir={self.folder}/run", "data.workers=0", "limits.score_s=0", "eval.samples=0"]
@@ -245,12 +260,13 @@ class Bench:
         found = self.load(path, "rollout.group_size=8", *words)
         return gradient(self.scene(path, effect.move, decide), found, effect.off_policy)
 
-    def run(self, path: str, *words: str) -> list[dict[str, Any]]:
-        """The lines of metrics of a small run."""
+    def run(self, path: str, *words: str) -> tuple[dict[str, Any], torch.Tensor]:
+        """The last line of metrics of a small run, and its weights."""
         with tempfile.TemporaryDirectory(dir=self.folder) as place:
-            train(configs.load(ROOT / "configs" / path, [*words, f"run.dir={place}/run"]))
-            lines = (Path(place) / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        return [json.loads(line) for line in lines]
+            parts = train(configs.load(ROOT / "configs" / path, [*words, f"run.dir={place}/run"])).parts
+            written = Path(place) / "run" / "metrics.jsonl"
+            last = _lines(written)[-1] if written.exists() else {}
+        return last, torch.cat([p.detach().flatten() for _, p in parts.policy.trainable()])
 
 
 def of_algorithm(bench: Bench, preset: Preset) -> tuple[float, str]:
@@ -259,9 +275,7 @@ def of_algorithm(bench: Bench, preset: Preset) -> tuple[float, str]:
     if isinstance(effect, Steered):
         return _steered(Algorithm(bench.load(preset.task, extends)))
     if isinstance(effect, Metric):
-        small = [w for w in SMALL if "group_size" not in w or preset.name != "brorl"]
-        line = bench.run(preset.task, extends, *small, f"steps={effect.steps}", *effect.words)[-1]
-        return float(line.get(effect.metric, 0.0)), effect.metric
+        return _trained(bench, preset, effect, extends)
     assert isinstance(effect, Gradient)
     own = bench.gradient(preset.task, effect, [extends, *effect.words])
     other = bench.gradient(preset.task, effect, [extends, *effect.words, *effect.beside])
@@ -269,6 +283,17 @@ def of_algorithm(bench: Bench, preset: Preset) -> tuple[float, str]:
     cosine = float(own @ other / (own.norm() * other.norm()))
     return float((own - other).norm() / other.norm()), (
         f"gradient beside {' '.join(effect.beside)}, {where}; cosine {cosine:.4f}")
+
+
+def _trained(bench: Bench, preset: Preset, effect: Metric, extends: str) -> tuple[float, str]:
+    words = [*SMALL, extends, *(["rollout.group_size=4"] if preset.name != "brorl" else []), *effect.words]
+    last, own = bench.run(preset.task, *words, f"steps={effect.steps}")
+    _, other = bench.run(preset.task, *words, f"steps={effect.steps}", *effect.beside)
+    if preset.task not in bench.starts:
+        bench.starts[preset.task] = bench.run(preset.task, *SMALL, "steps=0")[1]
+    return float((own - other).norm() / (other - bench.starts[preset.task]).norm()), (
+        f"weights after {effect.steps} steps beside {' '.join(effect.beside)}; "
+        f"{effect.metric} {last.get(effect.metric, 0.0):.3g}")
 
 
 def _steered(algorithm: Algorithm) -> tuple[float, str]:
@@ -291,6 +316,10 @@ def _steered(algorithm: Algorithm) -> tuple[float, str]:
 # --- samplers ---------------------------------------------------------------------------------------------------------
 
 
+UNIFORM: dict[tuple[Any, ...], list[list[Draw]]] = {}
+"""What `uniform` draws, by config, answers and words."""
+
+
 class Drive:
     """The draws of a preset's sampler over some steps, and of `uniform`, on the rows of its config. Answers are
     scripted: right by chance, less often the harder the row, and always but in one category with `solved`."""
@@ -303,7 +332,10 @@ class Drive:
         self.solved, self.steps = solved, 72 if solved else 24
         self.draws, self.outcomes = self._run(self.config)
         alike = [w for w in words if not w.startswith(("curriculum.", "extends="))]
-        self.plain, _ = self._run(configs.load(ROOT / "configs" / path, [*alike, *small]))
+        key = (path, solved, *alike)
+        if key not in UNIFORM:
+            UNIFORM[key], _ = self._run(configs.load(ROOT / "configs" / path, [*alike, *small]))
+        self.plain = UNIFORM[key]
 
     def _run(self, config: Config) -> tuple[list[list[Draw]], list[list[Outcome]]]:
         prompts = Prompts.of(self.samples, config.seed, config.data.difficulty, config.rollout, self.task.knobs,
@@ -568,9 +600,13 @@ def main() -> None:
                 for key, p in named.items() if key in rows}
     if args.out:
         about = (__doc__ or "").partition("\n\n    python")[2]
+        run = "all by one run" if not args.presets else f"by a run of {' '.join(args.presets)}, others as they were"
         args.out.write_text("\n".join([
             "# What each preset does on the shipped config that it is for", "", *about
             .partition("\n\n")[2].strip().split("\n"), "",
+            f"Command: `python benchmarks/preset_effects.py --out {args.out}`, {run}, with one seed. "
+            f"{platform.machine()}, {torch.get_num_threads()} thread(s), Python {platform.python_version()}, torch "
+            f"{torch.__version__}, transformers {transformers.__version__}.", "",
             "| preset | for | what its paper names | effect | needs that the config does not give |",
             "|---|---|---|---|---|", *rows.values(), ""]), encoding="utf-8")
 
