@@ -14,8 +14,8 @@ from vlrl.config.base import Named
 from vlrl.config.plain import plain
 from vlrl.config.presets import KINDS, shipped
 from vlrl.errors import ConfigError
+from vlrl.methods.preferences.dpo import preferring
 from vlrl.store import RunFolder
-from vlrl.training.preferences import preferring
 from vlrl.training.resume import refuse_other_settings
 from vlrl.training.sft import supervised
 
