@@ -239,7 +239,7 @@ def vllm(result: Result, tiny: bool) -> None:
     import numpy as np
     import torch
 
-    from vlrl.engine.vllm import VLLMEngine
+    from vlrl.engine.vllm.engine import VLLMEngine
     from vlrl.models.packing import pack, pieces_of
     from vlrl.types import Request, Sampling
 

@@ -10,7 +10,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.helpers import settings
 from vlrl.cli.serve import _episodes
-from vlrl.engine.vllm_launch import further_arguments, prepare, write_key
+from vlrl.engine.vllm.launch import further_arguments, prepare, write_key
 from vlrl.errors import ConfigError
 from vlrl.training.build import check_engine
 

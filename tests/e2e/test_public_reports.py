@@ -15,8 +15,8 @@ from PIL import Image
 
 from tests.e2e.runs import ROOT, run
 from vlrl import config
-from vlrl.engine import vllm_wire
-from vlrl.engine.client import Client, Unavailable
+from vlrl.engine.vllm import wire as vllm_wire
+from vlrl.engine.vllm.client import Client, Unavailable
 from vlrl.store import RunFolder
 from vlrl.training.loop import train
 

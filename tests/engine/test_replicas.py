@@ -14,11 +14,12 @@ import pytest
 from PIL import Image
 
 from tests.conftest import noise
-from vlrl.engine import replicas, vllm_wire
-from vlrl.engine.client import Client, Unavailable
-from vlrl.engine.replicas import Call, Replica, Replicas, _Run, _Task
-from vlrl.engine.vllm_routes import KEY, WEIGHTS, Routes
-from vlrl.engine.vllm_server import read_key
+from vlrl.engine.vllm import replicas
+from vlrl.engine.vllm import wire as vllm_wire
+from vlrl.engine.vllm.client import Client, Unavailable
+from vlrl.engine.vllm.replicas import Call, Replica, Replicas, _Run, _Task
+from vlrl.engine.vllm.routes import KEY, WEIGHTS, Routes
+from vlrl.engine.vllm.server import read_key
 from vlrl.errors import ConfigError, TrainingError
 
 KEY_OF_ALL = "a key"

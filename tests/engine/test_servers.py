@@ -16,8 +16,10 @@ import numpy as np
 import pytest
 
 from tests.helpers import settings
-from vlrl.engine import vllm_launch, vllm_routes, vllm_wire
-from vlrl.engine.vllm_routes import KEY, WEIGHTS, Routes
+from vlrl.engine.vllm import launch as vllm_launch
+from vlrl.engine.vllm import routes as vllm_routes
+from vlrl.engine.vllm import wire as vllm_wire
+from vlrl.engine.vllm.routes import KEY, WEIGHTS, Routes
 from vlrl.errors import ConfigError
 
 PATIENT = 60

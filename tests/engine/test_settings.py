@@ -118,7 +118,8 @@ def test_a_measurement_goes_on_with_the_same_engine_alone():
 
 
 def test_engines_are_made_by_name(monkeypatch, tmp_path, caplog):
-    from vlrl.engine import vllm, vllm_server
+    from vlrl.engine.vllm import engine as vllm
+    from vlrl.engine.vllm import server as vllm_server
 
     for module, name in ((vllm, "VLLMEngine"), (vllm_server, "ServerEngine")):
         monkeypatch.setattr(module, name, lambda *given, name=name: (name, *given))

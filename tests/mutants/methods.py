@@ -344,7 +344,7 @@ SCORES = [
            "a judge takes a key that its settings do not name"),
     Mutant("vlrl/services/judge_server.py", "if host not in _HERE and not key:", "if False:", _SERVED,
            "anyone in the network uses the judge"),
-    Mutant("vlrl/engine/vllm_launch.py", "option.replace('_', '-')}{dot}{key}",
+    Mutant("vlrl/engine/vllm/launch.py", "option.replace('_', '-')}{dot}{key}",
            "(option + dot + key).replace('_', '-')}", _SERVED, "vLLM's nested arguments are not known to it"),
     Mutant("vlrl/monitoring/trackers.py", 'if "reward/mean" in line or not _ANSWERED & line.keys()',
            "if True",

@@ -37,7 +37,7 @@ def installed() -> None:
 @pytest.fixture(scope="module", params=TWO)
 def tiny(request, installed, tiny_models, tmp_path_factory):
     """A tiny model's policy, prompts of all kinds, the HF engine and vLLM with its weights."""
-    from vlrl.engine.vllm import VLLMEngine
+    from vlrl.engine.vllm.engine import VLLMEngine
 
     config = settings(tiny_models[request.param], engine=ENGINE, seed=3)
     policy, encode = load(config)

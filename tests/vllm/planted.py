@@ -6,7 +6,7 @@ from unittest import mock
 
 from vllm.lora.lora_model import LoRAModel
 
-from vlrl.engine import vllm_worker
+from vlrl.engine.vllm import worker as vllm_worker
 
 HEAD = "head"
 """Plants a head that still computes with its packed copy of the embedding before."""

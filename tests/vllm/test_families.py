@@ -18,7 +18,7 @@ SIZES = {"one": [(84, 84)], "three": [(84, 84), (112, 56), (60, 100)], "in tiles
 
 @pytest.fixture(scope="module", params=TAKEN)
 def engine(request, installed, tiny_models, tmp_path_factory):
-    from vlrl.engine.vllm import VLLMEngine
+    from vlrl.engine.vllm.engine import VLLMEngine
 
     config = settings(tiny_models[request.param], engine={**ENGINE, "max_model_len": 512, "max_seqs": 8})
     policy, encode = load(config)

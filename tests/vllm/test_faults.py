@@ -16,7 +16,8 @@ from tests.e2e import forked
 from tests.e2e.runs import ROOT, metrics, weights
 from tests.vllm.test_server import FORKED, PATIENT, free_ports, serving, serving_environment, until
 from vlrl import config as configs
-from vlrl.engine import vllm_launch, vllm_server
+from vlrl.engine.vllm import launch as vllm_launch
+from vlrl.engine.vllm import server as vllm_server
 from vlrl.errors import TrainingError
 from vlrl.store import RunFolder
 from vlrl.training.loop import train
@@ -33,7 +34,7 @@ EVALUATIONS = 1
 DIES = """
 import os, signal, sys
 from vlrl import config
-from vlrl.engine.vllm_server import ServerEngine
+from vlrl.engine.vllm.server import ServerEngine
 from vlrl.training.loop import train
 
 class Dies(ServerEngine):
@@ -44,7 +45,7 @@ class Dies(ServerEngine):
         kill = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
         return super().generate(requests, kill if self.calls == 4 else done)
 
-import vlrl.engine.vllm_server as module
+import vlrl.engine.vllm.server as module
 module.ServerEngine = Dies
 train(config.load(sys.argv[1], sys.argv[2:]))
 """

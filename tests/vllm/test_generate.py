@@ -261,7 +261,7 @@ def test_a_forced_token_is_told_among_all(tiny, monkeypatch, kept):
 
 
 def test_a_start_that_fails_names_the_setting(tiny, tmp_path):
-    from vlrl.engine.vllm import VLLMEngine
+    from vlrl.engine.vllm.engine import VLLMEngine
 
     config = tiny.config.model_copy(
         update={"engine": tiny.config.engine.model_copy(update={"max_model_len": 10**6})})
@@ -276,7 +276,7 @@ def test_processes_of_an_engine_wait_asleep(installed, monkeypatch):
     """On a CPU; a reader of vLLM's own looks for the next message for a whole second."""
     from vllm.distributed.device_communicators import shm_broadcast
 
-    from vlrl.engine.vllm_cpu_patches import SPIN_S, wait_asleep
+    from vlrl.engine.vllm.cpu_patches import SPIN_S, wait_asleep
 
     monkeypatch.setattr(shm_broadcast, "SpinCondition", shm_broadcast.SpinCondition)  # put back at the end
     for _ in range(2):

@@ -13,8 +13,8 @@ import torch
 from tests.conftest import SAMPLES, TWO
 from tests.helpers import Vowels, load, settings
 from vlrl.engine.hf import HFEngine
-from vlrl.engine.vllm import _blamed, options
-from vlrl.engine.vllm_inputs import (
+from vlrl.engine.vllm.engine import _blamed, options
+from vlrl.engine.vllm.inputs import (
     Draft,
     Rules,
     check_length,

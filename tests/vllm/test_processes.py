@@ -22,8 +22,8 @@ from tests.e2e.runs import ENV, ROOT, TASK, metrics, weights
 from tests.vllm.noting import Noting
 from tests.vllm.test_server import FORKED, PATIENT, free_ports, serving, serving_environment, until
 from vlrl import config as configs
-from vlrl.engine.client import Client
-from vlrl.engine.vllm_server import read_key
+from vlrl.engine.vllm.client import Client
+from vlrl.engine.vllm.server import read_key
 from vlrl.training.loop import train
 
 pytestmark = [pytest.mark.vllm, pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM")]

@@ -24,9 +24,9 @@ from tests.e2e.runs import ROOT
 from tests.engine.test_proof import perturb
 from tests.helpers import Vowels, load, settings
 from tests.vllm.conftest import trainer_logprobs, untied
-from vlrl.engine import vllm_server
-from vlrl.engine.client import Client, Unavailable
-from vlrl.engine.vllm_server import ServerEngine, read_key
+from vlrl.engine.vllm import server as vllm_server
+from vlrl.engine.vllm.client import Client, Unavailable
+from vlrl.engine.vllm.server import ServerEngine, read_key
 from vlrl.errors import ConfigError, TrainingError
 from vlrl.types import Begun, Request, Sampling
 
@@ -373,7 +373,7 @@ def test_servers_of_other_settings_are_refused(served, engines):
     with pytest.raises(ConfigError, match=r"engine\.max_model_len is 256, less than 512.*vlrl serve"):
         ServerEngine(it.policy, longer, served.root / "full")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vllm_server, "EXTENSION", "vlrl.engine.vllm_worker.Extension")
+        patch.setattr(vllm_server, "EXTENSION", "vlrl.engine.vllm.worker.Extension")
         with pytest.raises(ConfigError, match=r"extension is tests\.vllm\.planted"):
             ServerEngine(it.policy, it.config, served.root / "full")
     elsewhere = served.root.parent / "elsewhere"

@@ -30,7 +30,7 @@ class Both:
     """A policy, an engine with its weights, and what they are asked."""
 
     def __init__(self, model, folder, **more):
-        from vlrl.engine.vllm import VLLMEngine
+        from vlrl.engine.vllm.engine import VLLMEngine
 
         self.config = settings(model, engine={"name": "vllm", "max_seqs": 8, "max_model_len": 512},
                                model={"name": str(model), "train": ["language", "merger", "vision"]} | more)
@@ -49,7 +49,7 @@ class Both:
         """The largest difference of a log-probability of an answer that the engine samples, and of a fixed one."""
         from vllm import SamplingParams
 
-        from vlrl.engine.vllm_inputs import prompt_input
+        from vlrl.engine.vllm.inputs import prompt_input
 
         policy, fixed, worst = policy or self.policy, np.arange(20, 29), 0.0
         for prompt in self.prompts.values():
@@ -154,7 +154,7 @@ PARTS = {"language layer": ".layers.2.self_attn.v_proj", "vision tower": "visual
 @pytest.mark.parametrize("part", PARTS)
 def test_a_stale_weight_is_named(full, part, monkeypatch):
     """The engine gets what it had of a slice of a fused layer, of the vision tower's, of the merger's."""
-    from vlrl.engine import vllm_sync
+    from vlrl.engine.vllm import sync as vllm_sync
 
     full.weights.push(full.policy)
     saved = vllm_sync.saved_tensors
@@ -173,7 +173,7 @@ def test_a_stale_weight_is_named(full, part, monkeypatch):
 
 
 def test_a_weight_left_out_is_named(full, monkeypatch):
-    from vlrl.engine import vllm_sync
+    from vlrl.engine.vllm import sync as vllm_sync
 
     full.weights.push(full.policy)
     saved = vllm_sync.saved_tensors
@@ -194,7 +194,7 @@ def test_a_stale_tied_head_is_named(full, monkeypatch):
         pytest.skip("not tied")
     full.weights.push(full.policy)
     perturb(full.policy, 5, by=0.2)
-    monkeypatch.setattr("vlrl.engine.vllm_sync.repack_heads", lambda model: None)
+    monkeypatch.setattr("vlrl.engine.vllm.sync.repack_heads", lambda model: None)
     full.weights.push(full.policy)
     monkeypatch.undo()
     with pytest.raises(TrainingError, match=r"lm_head\.weight \(tied to the embedding\) differs by"):
@@ -205,7 +205,7 @@ def test_a_stale_tied_head_is_named(full, monkeypatch):
 
 def test_weights_by_files(full, monkeypatch):
     """As when the engine's workers are other processes."""
-    from vlrl.engine.vllm_sync import Weights
+    from vlrl.engine.vllm.sync import Weights
 
     perturb(full.policy, 6, by=0.1)
     monkeypatch.setattr(Weights, "inside", property(lambda self: False))
@@ -218,7 +218,7 @@ def test_weights_by_files(full, monkeypatch):
 
 def test_an_adapter_that_vllm_cannot_take_is_merged(full):
     """Of the vision tower and the merger too: vllm#17660, #21500, #23796 refused it when it was loaded."""
-    from vlrl.engine.vllm_sync import Weights, lora_options, why_merged
+    from vlrl.engine.vllm.sync import Weights, lora_options, why_merged
 
     name = full.config.model.name
     policy, _ = load(settings(name, model={"name": name, "lora": {"rank": 4, "target": "vision_language"}}))
@@ -245,7 +245,7 @@ def test_half_precision(tiny_models, tmp_path_factory):
 def test_no_sync_while_answers_are_written(full):
     from vllm import SamplingParams
 
-    from vlrl.engine.vllm_inputs import prompt_input
+    from vlrl.engine.vllm.inputs import prompt_input
 
     engine = full.llm.llm_engine
     engine.add_request("busy", prompt_input(full.prompts["text"]), SamplingParams(max_tokens=50, ignore_eos=True))
@@ -271,7 +271,7 @@ def test_adapters_are_swapped(lora):
 
 @pytest.mark.parametrize("side", ["lora_A", "lora_B"])
 def test_a_stale_adapter_matrix_is_named(lora, side, monkeypatch):
-    from vlrl.engine import vllm_sync
+    from vlrl.engine.vllm import sync as vllm_sync
 
     lora.weights.push(lora.policy)
     name = next(n for n, _ in lora.policy.trainable() if f"layers.1.mlp.up_proj.{side}" in n)

@@ -14,7 +14,7 @@ from vlrl.errors import ConfigError, VlrlError
 
 if TYPE_CHECKING:
     from vlrl.config.schema import Config
-    from vlrl.engine.vllm_launch import Servers
+    from vlrl.engine.vllm.launch import Servers
 
 _PORT = 8000
 EXAMPLES = examples(
@@ -103,7 +103,7 @@ def serve(
         raise typer.Exit(130)
     loaded = load(config, ["engine.name=vllm_server", *(settings or ())])
     _need_vllm()
-    from vlrl.engine import vllm_launch
+    from vlrl.engine.vllm import launch as vllm_launch
 
     target = (folder or Path(f"{loaded.run.dir}-servers")).absolute()
     with vllm_launch.alone(target):
@@ -153,7 +153,7 @@ def _judge(config: Config, name: str, words: list[str], folder: Path | None, hos
            further: list[str], wait: float) -> None:
     """Keeps a server for services.judge until a signal."""
     _need_vllm()
-    from vlrl.engine import vllm_launch
+    from vlrl.engine.vllm import launch as vllm_launch
     from vlrl.services import judge_server
 
     target = (folder or Path(f"{config.run.dir}-judge")).absolute()
@@ -180,8 +180,8 @@ def _need_vllm() -> None:
 
 def _record(config: Config, folder: Path | None, port: int, most_open: int, idle_s: float) -> None:
     """Answers and records until a signal."""
-    from vlrl.engine.vllm_launch import write_key
-    from vlrl.engine.vllm_server import read_key
+    from vlrl.engine.vllm.launch import write_key
+    from vlrl.engine.vllm.server import read_key
     from vlrl.tools.record import Server, recorder
 
     target = (folder or Path(f"{config.run.dir}-episodes")).absolute()
@@ -192,8 +192,8 @@ def _record(config: Config, folder: Path | None, port: int, most_open: int, idle
 
 def _chat(config: Config, folder: Path | None, port: int) -> None:
     """Answers until a signal."""
-    from vlrl.engine.vllm_launch import write_key
-    from vlrl.engine.vllm_server import read_key
+    from vlrl.engine.vllm.launch import write_key
+    from vlrl.engine.vllm.server import read_key
     from vlrl.tools.chat import chat
     from vlrl.tools.record import Server
 

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from vlrl.engine.client import CONNECT_S
+from vlrl.engine.vllm.client import CONNECT_S
 from vlrl.errors import ConfigError
 
 MOST_BYTES = 2**24

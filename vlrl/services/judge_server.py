@@ -11,10 +11,10 @@ from urllib.parse import urlsplit
 import torch
 
 from vlrl.config.services import JudgeSettings
-from vlrl.engine import vllm_launch
-from vlrl.engine.vllm_launch import Served, Servers
-from vlrl.engine.vllm_process import PARENT
-from vlrl.engine.vllm_server import EXTENSION
+from vlrl.engine.vllm import launch as vllm_launch
+from vlrl.engine.vllm.launch import Served, Servers
+from vlrl.engine.vllm.process import PARENT
+from vlrl.engine.vllm.server import EXTENSION
 from vlrl.errors import ConfigError
 from vlrl.services.chat import address_of, key_of
 from vlrl.store import checkpoint

@@ -220,8 +220,8 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
 
 _CHECKS = Table({"start": "vlrl.checks.preflight:check", "opened": "vlrl.checks.preflight:check_opened"})
 _ENGINES = Table({
-    "vllm": "vlrl.engine.vllm:VLLMEngine",
-    "vllm_server": "vlrl.engine.vllm_server:ServerEngine",
+    "vllm": "vlrl.engine.vllm.engine:VLLMEngine",
+    "vllm_server": "vlrl.engine.vllm.server:ServerEngine",
 })
 """engine.name -> (policy, config, folder, episodes) -> the engine; hf is the training model itself."""
 _MEASURES = Table({"angle": "vlrl.methods.gain_rl.angle:Angles"})

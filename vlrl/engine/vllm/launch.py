@@ -27,16 +27,16 @@ import torch
 
 from vlrl.config.engine import EngineSettings
 from vlrl.config.schema import Config
-from vlrl.engine.vllm_process import PARENT
-from vlrl.engine.vllm_routes import ALIVE, KEY, WEIGHTS
-from vlrl.engine.vllm_server import EXTENSION, read_key
-from vlrl.engine.vllm_worker import EMPTY
+from vlrl.engine.vllm.process import PARENT
+from vlrl.engine.vllm.routes import ALIVE, KEY, WEIGHTS
+from vlrl.engine.vllm.server import EXTENSION, read_key
+from vlrl.engine.vllm.worker import EMPTY
 from vlrl.errors import ConfigError, RunError, TrainingError
 from vlrl.models.loading import compute_dtype, load_processor, skeleton
 from vlrl.store import files, lock
 
-MIDDLEWARE = "vlrl.engine.vllm_routes.Routes"
-PROGRAM = "vlrl.engine.vllm_process"
+MIDDLEWARE = "vlrl.engine.vllm.routes.Routes"
+PROGRAM = "vlrl.engine.vllm.process"
 _POLL_S = 0.5
 _HEALTH_S = 5.0
 _GRACE_S = 30.0
@@ -214,9 +214,9 @@ def _arguments(policy: Any, config: Config, folder: Path, episodes: bool) -> lis
     from vlrl import _torchcodec
 
     _torchcodec.hide_broken()
-    from vlrl.engine import vllm
-    from vlrl.engine.vllm_inputs import model_length
-    from vlrl.engine.vllm_sync import lora_options
+    from vlrl.engine.vllm import engine as vllm
+    from vlrl.engine.vllm.inputs import model_length
+    from vlrl.engine.vllm.sync import lora_options
 
     vllm.write_config(policy, folder)
     length = model_length(config, policy.base.config, episodes)

@@ -31,7 +31,7 @@ from vlrl.engine import weights
 from vlrl.engine.base import Done
 from vlrl.engine.copied import GIVEN_UP, Abandoned, with_own_processor
 from vlrl.engine.proof import Proof
-from vlrl.engine.vllm_inputs import (
+from vlrl.engine.vllm.inputs import (
     Draft,
     Rules,
     check_length,
@@ -83,7 +83,7 @@ class VLLMEngine:
         self._proof = Proof.of(encode, settings.proof, dtype, episodes)
         with _explained(config, "start"), _bystander(), comm.explained():
             self.llm: Any = start(policy, config, folder / "model", self.max_model_len)
-        from vlrl.engine.vllm_sync import Weights
+        from vlrl.engine.vllm.sync import Weights
 
         self.weights: Any = Weights(self.llm, policy, folder)
 
@@ -259,8 +259,8 @@ def start(policy: Policy, config: Config, folder: Path, max_model_len: int) -> A
     _torchcodec.hide_broken()
     from vllm import LLM, ModelRegistry
 
-    from vlrl.engine.vllm_cpu_patches import keep_apart, widen
-    from vlrl.engine.vllm_sync import lora_options, transfer_options
+    from vlrl.engine.vllm.cpu_patches import keep_apart, widen
+    from vlrl.engine.vllm.sync import lora_options, transfer_options
 
     widen()
     keep_apart()

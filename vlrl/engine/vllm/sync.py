@@ -28,8 +28,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from vlrl.engine.vllm_weights import EngineWeights, Pairs
-from vlrl.engine.vllm_worker import repack_heads
+from vlrl.engine.vllm.weights import EngineWeights, Pairs
+from vlrl.engine.vllm.worker import repack_heads
 from vlrl.engine.weights import adapted, gathered, saved_tensors, write_adapter, write_weights
 from vlrl.errors import TrainingError
 from vlrl.models.policy import Policy
@@ -174,7 +174,7 @@ class Weights:
         """
         from vllm import SamplingParams
 
-        from vlrl.engine.vllm_inputs import prompt_input
+        from vlrl.engine.vllm.inputs import prompt_input
 
         tokens = [int(i) for i in answer]
         inputs = [prompt_input(prompt, tokens[:i]) for i in range(len(tokens))]

@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false
-"""What vlrl adds to the HTTP side of a vLLM server: `--middleware vlrl.engine.vllm_routes.Routes`.
+"""What vlrl adds to the HTTP side of a vLLM server: `--middleware vlrl.engine.vllm.routes.Routes`.
 
     GET  /vlrl/state      what is served, and the version of its weights
     GET  /vlrl/alive      for how long the engine has owed an answer
@@ -27,7 +27,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from vlrl.engine import vllm_wire
+from vlrl.engine.vllm import wire as vllm_wire
 
 KEY, WEIGHTS = "VLLM_API_KEY", "VLRL_WEIGHTS"
 """Environment variables of a server: its key, and the folders (joined by os.pathsep) that weights may come from."""

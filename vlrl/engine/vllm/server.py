@@ -33,13 +33,12 @@ import torch
 
 from vlrl.config.schema import Config
 from vlrl.distributed import comm
-from vlrl.engine import vllm_wire
 from vlrl.engine.base import Done
-from vlrl.engine.client import Client, Unavailable
 from vlrl.engine.copied import GIVEN_UP, Abandoned, with_own_processor
 from vlrl.engine.proof import ADVICE, TOLERATE, WHOLE, Pairs, Proof, differing, listed, trainer_logprobs
-from vlrl.engine.replicas import Call, Replicas, Steps
-from vlrl.engine.vllm_inputs import (
+from vlrl.engine.vllm import wire as vllm_wire
+from vlrl.engine.vllm.client import Client, Unavailable
+from vlrl.engine.vllm.inputs import (
     Draft,
     Rules,
     check_length,
@@ -51,8 +50,9 @@ from vlrl.engine.vllm_inputs import (
     sampling_options,
     seed_of,
 )
-from vlrl.engine.vllm_weights import SIDES
-from vlrl.engine.vllm_worker import saved
+from vlrl.engine.vllm.replicas import Call, Replicas, Steps
+from vlrl.engine.vllm.weights import SIDES
+from vlrl.engine.vllm.worker import saved
 from vlrl.engine.weights import adapted, gathered, saved_tensors, write_adapter, write_weights
 from vlrl.errors import ConfigError, TrainingError
 from vlrl.models.policy import Policy
@@ -63,7 +63,7 @@ from vlrl.types import Completion, Prompt, Request
 KEY = "VLRL_ENGINE_KEY"
 """Environment variable with the servers' key, where engine.key_file is empty."""
 DEFAULT = ("http://127.0.0.1:8000",)
-EXTENSION = "vlrl.engine.vllm_worker.Extension"
+EXTENSION = "vlrl.engine.vllm.worker.Extension"
 _BANNED = float("-inf")
 _FAILED = 500
 _log = logging.getLogger(__name__)
@@ -321,7 +321,7 @@ class ServerEngine:
         """Returns how weights travel: full, adapter or merged (see vllm_sync)."""
         if not self.policy.lora:
             return "full"
-        from vlrl.engine.vllm_sync import why_merged
+        from vlrl.engine.vllm.sync import why_merged
 
         reason = why_merged(self.policy, taken=self._slots > 0)  # a server with slots has a model that takes adapters
         if not reason and self._slots < self._rank():

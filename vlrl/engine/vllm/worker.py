@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false
-"""What vlrl adds to each worker process of a vLLM server: `--worker-extension-cls vlrl.engine.vllm_worker.Extension`.
+"""What vlrl adds to each worker process of a vLLM server: `--worker-extension-cls vlrl.engine.vllm.worker.Extension`.
 
 vLLM mixes the class into its own worker, whose methods and `model_runner` are those used here. Each worker imports this
 module before it makes the model, wherever it runs: `prepare` is called then.
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from vlrl.engine.vllm_weights import EngineWeights, Pairs
+    from vlrl.engine.vllm.weights import EngineWeights, Pairs
 
 EMPTY = "vlrl_empty"
 """The load format of weights that are still to come. vLLM's "dummy" would also fill buffers that no checkpoint holds,
@@ -46,7 +46,7 @@ class Extension:
         Nothing with several workers, which hold slices.
         """
         from vlrl.engine.proof import differing
-        from vlrl.engine.vllm_weights import EngineWeights
+        from vlrl.engine.vllm.weights import EngineWeights
 
         worker: Any = self
         if worker.vllm_config.parallel_config.world_size > 1:
@@ -58,7 +58,7 @@ class Extension:
 
 
 def _of_weights(weights: EngineWeights, folder: Path) -> Pairs:
-    from vlrl.engine.vllm_weights import HEAD
+    from vlrl.engine.vllm.weights import HEAD
 
     embedding, has_head = None, False
     for name, tensor in saved(folder):
@@ -73,7 +73,7 @@ def _of_weights(weights: EngineWeights, folder: Path) -> Pairs:
 
 def _of_adapter(weights: EngineWeights, folder: Path) -> Pairs:
     """As PEFT saves it: base_model.model.LAYER.SIDE.weight, and the scaling of B in the config."""
-    from vlrl.engine.vllm_weights import SIDES
+    from vlrl.engine.vllm.weights import SIDES
 
     config = json.loads((folder / "adapter_config.json").read_text())
     scaling = config["lora_alpha"] / (config["r"] ** 0.5 if config.get("use_rslora") else config["r"])
@@ -120,7 +120,7 @@ def prepare() -> None:
     from vllm.model_executor.model_loader import get_model_loader, register_model_loader
     from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
-    from vlrl.engine.vllm_cpu_patches import widen
+    from vlrl.engine.vllm.cpu_patches import widen
 
     widen()
     with contextlib.suppress(ValueError):

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from vlrl.engine.client import Client, Unavailable
+from vlrl.engine.vllm.client import Client, Unavailable
 from vlrl.errors import TrainingError, VlrlError
 
 _log = logging.getLogger(__name__)

@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
-"""`python -m vlrl.engine.vllm_process ...` is vLLM's `python -m vllm.entrypoints.openai.api_server ...`.
+"""`python -m vlrl.engine.vllm.process ...` is vLLM's `python -m vllm.entrypoints.openai.api_server ...`.
 
 Importing vlrl first is what makes transformers and vLLM importable beside a CPU-only torch, in this process and in
 those that vLLM starts from it. On Linux the server ends with whoever started it, and its workers with the server, so
@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vlrl import _torchcodec
-from vlrl.engine.vllm_cpu_patches import wait_asleep
+from vlrl.engine.vllm.cpu_patches import wait_asleep
 
 PARENT = "VLRL_PARENT"
 """Environment variable: the process id of who started the server."""
