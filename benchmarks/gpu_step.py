@@ -30,7 +30,7 @@ from vlrl.config.schema import Config
 from vlrl.monitoring.gpu_specs import Card, card_of
 from vlrl.monitoring.metrics import watching
 from vlrl.tools.plan import Plan, plan
-from vlrl.training.profiler import Recorder, device_name, peak_of
+from vlrl.tools.profiler import Recorder, device_name, peak_of
 
 TIMED = 2
 """Steps after the one that warms up."""

@@ -29,13 +29,16 @@ from tests.algo.mutant_rows import MUTANTS, Row
 from tests.mutants import running
 
 ROOT = running.ROOT
-TESTS = {"clip": ["terms"], "terms": ["terms", "turn_advantage"], "turn_advantage": ["turn_advantage", "turn_levels"],
+TESTS = {"clip": ["terms"], "terms": ["terms", "turn_advantage"],
+         "policy_terms": ["terms", "turn_advantage"], "objective_advantages": ["advantage", "outcome"],
+         "turn_advantage": ["turn_advantage", "turn_levels"],
          "turns": ["turn_advantage", "turn_levels", "gae"],
          "inputs": ["outcome", "terms", "group_terms", "aggregation", "weights", "correction"],
          "grouped": ["outcome", "advantage"], "token_advantage": ["advantage"], "tree_advantage": ["advantage"]}
 """Whose tests look at a module that has none of its own name."""
 METHODS = {"demonstrations": "methods.demonstrations.mixes", "guided": "methods.second_attempts.loss",
            "stored": "methods.replay.rules", "tree_advantage": "methods.tree.advantage", "gae": "methods.critic.gae",
+           "policy_terms": "methods.objectives.terms", "objective_advantages": "methods.objectives.advantage",
            **{name: f"methods.objectives.{name}" for name in (
                "group_terms", "shaping", "weights", "entropy", "recompose", "token_advantage", "turn_advantage")}}
 """Modules that lie elsewhere than in vlrl/algo under that name."""

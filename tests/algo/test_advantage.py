@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from tests.algo.made import scores
 from vlrl.algo import advantage
-from vlrl.algo.advantage import EmaStd
 from vlrl.algo.tables import ADVANTAGES
 from vlrl.methods.objectives import token_advantage, turn_advantage
+from vlrl.methods.objectives.advantage import EmaStd
 from vlrl.methods.tree import advantage as tree_advantage
 from vlrl.types import SearchNode
 

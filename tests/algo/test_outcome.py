@@ -10,8 +10,8 @@ from tests.algo.made import scores
 from tests.helpers import credited_groups, load, settings
 from tests.training.test_update import Recorder
 from vlrl.algo import grouped
-from vlrl.algo.advantage import w_reinforce
 from vlrl.algo.tables import LOSSES, WEIGHTS
+from vlrl.methods.objectives.advantage import w_reinforce
 from vlrl.methods.objectives.group_terms import Oreal, nft
 from vlrl.methods.objectives.recompose import rorecomp
 from vlrl.methods.objectives.shaping import cosine, dast, grsp, kimi_length, length_bonus, step_pruner

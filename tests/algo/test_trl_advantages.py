@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from tests.algo.made import scores
-from vlrl.algo.advantage import batch_std, dr_grpo, gdpo, grpo, rloo
+from vlrl.algo.advantage import dr_grpo, grpo, rloo
+from vlrl.methods.objectives.advantage import batch_std, gdpo
 
 pytestmark = pytest.mark.slow
 N, SIZE = 5, 4

@@ -11,8 +11,9 @@ import torch
 from tests.algo.flat import flat, gradient, random_step
 from tests.algo.made import scores
 from vlrl.algo.inputs import ActionCredit
-from vlrl.algo.terms import gspo, gspo_turn, ppo_clip, ppo_macro
+from vlrl.algo.terms import ppo_clip
 from vlrl.methods.objectives import turn_advantage
+from vlrl.methods.objectives.terms import gspo, gspo_turn, ppo_macro
 from vlrl.methods.objectives.turn_advantage import gigpo, mobgrpo, turn_return
 
 

@@ -17,8 +17,8 @@ from vlrl.config import load as load_config
 from vlrl.models.flops import cost_model, patches_of
 from vlrl.monitoring import metrics
 from vlrl.monitoring.metrics import Clock, phase, watching
-from vlrl.training import profiler
-from vlrl.training.profiler import Peak, Recorder, Row, Work
+from vlrl.tools import profiler
+from vlrl.tools.profiler import Peak, Recorder, Row, Work
 
 CPU = torch.device("cpu")
 

@@ -122,7 +122,7 @@ def _profile(config: Config, steps: int, as_json: bool) -> None:
 
     from vlrl.config.registry import prints_aside
     from vlrl.distributed import comm
-    from vlrl.training.profiler import notes, profile, render
+    from vlrl.tools.profiler import notes, profile, render
 
     with prints_aside():
         result = profile(config, steps)

@@ -1,0 +1,237 @@
+"""Policy terms of papers that look at one rollout at a time; `group_terms` has those that look at several.
+
+A value may be of the kind whose gradient alone matters (CISPO, VESPO ...). Where a term stands for a whole rollout, the
+docstring names the aggregation that its paper has.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Annotated
+
+import torch
+from pydantic import Field
+
+from vlrl.algo.clip import Reach, clipping, surrogate
+from vlrl.algo.inputs import LossInputs, Metrics, requires
+
+_AboveZero = Annotated[float, Field(gt=0)]
+_Share = Annotated[float, Field(ge=0, le=1)]
+_Count = Annotated[int, Field(ge=1)]
+
+
+def critique_grpo(x: LossInputs, shape: _AboveZero = 0.1, clip_low: Reach = 0.2,
+                  clip_high: Reach = 0.2) -> tuple[torch.Tensor, Metrics]:
+    """Returns PPO's clipped term per token, and -A p / (p + shape) of second attempts, p = exp(logp) under the prompt
+    without the critique: no clip, and most gradient where p is about `shape`. -> [N].
+
+    Critique-GRPO (arXiv 2506.03106). For algo.guided.use=join.
+    """
+    clipped_term, metrics = surrogate(x, x.log_ratio.exp(), clip_low, clip_high)
+    if x.guided is None:
+        return clipped_term, metrics
+    guided, p = x.spread(x.guided), x.logprobs.exp()
+    term = torch.where(guided, -x.advantages * p / (p + shape), clipped_term)
+    clipped = metrics["clipped"] & ~guided
+    return term, {**metrics, "clipped": clipped, "guided/term": (term.detach() * guided * x.mask).sum()}
+
+
+def gspo(x: LossInputs, clip_low: Reach = 3e-4, clip_high: Reach = 4e-4) -> tuple[torch.Tensor, Metrics]:
+    """PPO's clipped term with one ratio per rollout, s = exp(mean_t (logp - old logp)); the gradient goes through the
+    mean. -> [N].
+
+    GSPO (arXiv 2507.18071) eq. 5 and 7, clip ranges of section 5.1. With algo.aggregation=sequence_mean; with
+    sequence_sum it is LUSPO (2602.05261).
+    """
+    return surrogate(x, x.spread(x.sequence_mean(x.log_ratio)).exp(), clip_low, clip_high)
+
+
+def gspo_token(x: LossInputs, clip_low: Reach = 3e-4, clip_high: Reach = 4e-4) -> tuple[torch.Tensor, Metrics]:
+    """As gspo, with s_t = sg(s) p / sg(p): the value of s, and each token's own gradient, so advantages may differ
+    inside a rollout. -> [N].
+
+    GSPO-token (arXiv 2507.18071) section 4.3.
+    """
+    mean = x.spread(x.sequence_mean(x.log_ratio.detach()))
+    return surrogate(x, (mean + x.logprobs - x.logprobs.detach()).exp(), clip_low, clip_high)
+
+
+@requires("turns")
+def gspo_turn(x: LossInputs, clip_low: Reach = 3e-4, clip_high: Reach = 4e-4) -> tuple[torch.Tensor, Metrics]:
+    """PPO's clipped term with one ratio per action of an episode, the geometric mean of the ratios of its trained
+    tokens, clipped as a whole; the gradient goes through the mean. -> [N].
+
+    GSPO (arXiv 2507.18071) eq. 5 and 7 with turns as sequences, the ratio of StepPO. On answers of one turn it is gspo.
+    """
+    assert x.turns is not None
+    _, action = torch.unique(torch.stack([x.rollout_id, x.turns]), dim=1, return_inverse=True)
+    count = int(action.max()) + 1 if len(action) else 0
+    total, tokens = (v.new_zeros(count).index_add(0, action, v) for v in (x.log_ratio * x.mask, x.mask))
+    return surrogate(x, (total / tokens.clamp(min=1))[action].exp(), clip_low, clip_high)
+
+
+@requires("turns")
+def ppo_macro(x: LossInputs, tokens: _Count = 5, clip_low: Reach = 0.2,
+              clip_high: Reach = 0.2) -> tuple[torch.Tensor, Metrics]:
+    """PPO's clipped term of each macro action, in equal parts on its tokens, with one ratio, the product of theirs,
+    clipped once. A macro action is `tokens` trained tokens of a turn in a row, less at its end. -> [N].
+
+    MA-RLHF (arXiv 2410.02743) with fixed n-grams, for algo.advantage=macro_gae. The log of the product is kept within
+    +-20. With tokens=1 it is ppo_clip, and at a ratio of 1 its gradient is that of ppo_clip.
+    """
+    assert x.turns is not None
+    action = torch.stack([x.rollout_id, x.turns])
+    here = torch.arange(action.shape[1], device=action.device)
+    begins = torch.ones_like(here, dtype=torch.bool)
+    begins[1:] = (action[:, 1:] != action[:, :-1]).any(0)
+    before = (x.mask > 0).long().cumsum(0) - (x.mask > 0).long()
+    place = before - before[torch.where(begins, here, 0).cummax(0).values]  # among the trained tokens of the turn
+    _, macro = torch.unique(torch.cat([action, place[None] // tokens]), dim=1, return_inverse=True)
+    count = int(macro.max()) + 1 if len(macro) else 0
+    product, size = (v.new_zeros(count).index_add(0, macro, v) for v in (x.log_ratio * x.mask, x.mask))
+    per_token, metrics = surrogate(x, product.clamp(-20, 20)[macro].exp(), clip_low, clip_high)
+    return per_token / size.clamp(min=1)[macro], metrics
+
+
+def cispo(x: LossInputs, cap: _AboveZero | None = None, clip_low: Reach | None = None,
+          clip_high: Reach | None = None) -> tuple[torch.Tensor, Metrics]:
+    """Returns -sg(w) A logp per token, w = the ratio within bounds: a clipped token keeps its gradient. -> [N].
+
+    Two conventions for the bounds: `cap` is the largest weight itself (ScaleRL 2510.13786: 5), `clip_low` and
+    `clip_high` are distances from 1, w in [1 - clip_low, 1 + clip_high]. Every bound that is given holds; without any
+    the cap is 5, which is also clip_low=1 with clip_high=4. MiniMax-M1 (arXiv 2506.13585) eq. 4 and 5.
+    """
+    high = min(math.inf if cap is None else cap, math.inf if clip_high is None else 1 + clip_high)
+    high = 5.0 if high == math.inf else high
+    low = 0.0 if clip_low is None else max(0.0, 1 - clip_low)
+    ratio = x.log_ratio.detach().exp()
+    return (-ratio.clamp(low, high) * x.advantages * x.logprobs,
+            clipping(ratio, (ratio > high) | (ratio < low)))
+
+
+def sapo(x: LossInputs, tau_positive: _AboveZero = 1.0,
+         tau_negative: _AboveZero = 1.05) -> tuple[torch.Tensor, Metrics]:
+    """-(4 / tau) sigmoid(tau (r - 1)) A per token: a soft gate instead of a clip, tau by the sign of A. -> [N].
+
+    Soft Adaptive Policy Optimization (arXiv 2511.20347). With algo.aggregation=sequence_mean.
+    """
+    tau = torch.where(x.advantages > 0, tau_positive, tau_negative).to(x.logprobs.dtype)
+    return -4 / tau * torch.sigmoid(tau * (x.log_ratio.exp() - 1)) * x.advantages, {}
+
+
+def gmpo(x: LossInputs, clip_low: Reach = 0.4, clip_high: Reach = 0.4) -> tuple[torch.Tensor, Metrics]:
+    """Returns -A exp(mean_t clipped log-ratio): the geometric mean of ratios that are clipped one-sidedly in log space,
+    at clip_high for A > 0 and at -clip_low otherwise. -> [N].
+
+    Geometric-Mean Policy Optimization (arXiv 2507.20673). With algo.aggregation=sequence_mean.
+    """
+    free = x.log_ratio
+    clamped = free.clamp(-clip_low, clip_high)
+    clipped = torch.where(x.advantages > 0, torch.minimum(free, clamped), torch.maximum(free, clamped))
+    return (-x.advantages * x.spread(x.sequence_mean(clipped)).exp(),
+            clipping(free.exp(), clipped != free))
+
+
+def vespo(x: LossInputs, k_positive: _AboveZero = 2.0, lambda_positive: _AboveZero = 3.0,
+          k_negative: _AboveZero = 3.0, lambda_negative: _AboveZero = 2.0,
+          from_sampler: bool = False) -> tuple[torch.Tensor, Metrics]:
+    """Returns -sg(phi(w)) A logp per token, phi(w) = e^lambda w^k e^(-lambda w), so phi(1) = 1. -> [N].
+
+    w = exp(sum_t log-ratio) of the rollout, log w within [log 1e-8, 20]; k and lambda by the sign of A.
+    `from_sampler`: the ratio is to the engine's log-probabilities, where it knows them, so that the correction is part
+    of w; leave algo.correction at none then. VESPO (arXiv 2602.10693). With algo.aggregation=token_mean.
+    """
+    with torch.no_grad():
+        ratio = x.log_ratio + x.sampler_gap if from_sampler else x.log_ratio
+        log_w = x.spread(x.per_sequence(ratio).clamp(math.log(1e-8), 20))
+        good = x.advantages >= 0
+        k, lam = torch.where(good, k_positive, k_negative), torch.where(good, lambda_positive, lambda_negative)
+        phi = (lam + k * log_w - lam * log_w.exp()).exp().to(x.logprobs.dtype)
+    return -phi * x.advantages * x.logprobs, {}
+
+
+def kimi(x: LossInputs, tau: _AboveZero = 0.1) -> tuple[torch.Tensor, Metrics]:
+    """Returns -A logp + tau/2 (sum_t (logp - old logp))^2 / length per token: mirror descent towards the policy that
+    sampled. -> [N].
+
+    Summed over a rollout the gradient is -A grad log p + tau/2 grad (log p/p_old)^2: Kimi k1.5 (arXiv 2501.12599)
+    section 2.3.2, with A = r - mean r (algo.advantage=dr_grpo) and algo.aggregation=sequence_sum. The paper names no
+    value for tau.
+    """
+    distance = x.per_sequence(x.log_ratio) ** 2 / x.lengths.clamp(min=1)
+    return -x.logprobs * x.advantages + tau / 2 * x.spread(distance), {}
+
+
+def dppo_tv(x: LossInputs, delta_low: Reach = 0.2, delta_high: Reach = 0.2,
+            cap: _AboveZero = 20.0) -> tuple[torch.Tensor, Metrics]:
+    """Returns -sg(min(r, cap)) A logp per token; a token whose probability has moved too far in the direction of its
+    advantage is left out: p - p_old > delta_high for A > 0, < -delta_low otherwise. -> [N].
+
+    Divergence Proximal Policy Optimization, binary total variation (arXiv 2602.04879). The bounds are distances of
+    probabilities, not of ratios.
+    """
+    with torch.no_grad():
+        moved = x.logprobs.exp() - x.old_logprobs.exp()
+        keep = torch.where(x.advantages > 0, moved <= delta_high, moved >= -delta_low)
+        ratio = x.log_ratio.exp()
+    return -ratio.clamp(max=cap) * keep * x.advantages * x.logprobs, clipping(ratio, ~keep)
+
+
+@requires("stat:mean_logprob", "old_stat:mean_logprob")
+def rover(x: LossInputs, scale: _AboveZero = 1.0) -> tuple[torch.Tensor, Metrics]:
+    """Returns (Q - sg(A + V'))^2 per token, Q = scale (logp - old logp) the value of the token under a uniformly random
+    policy, V' = the mean of Q over the vocabulary at the next token (0 after the last). -> [N].
+
+    ROVER (arXiv 2509.24981), with A = r - mean r (algo.advantage=dr_grpo) on every token.
+    """
+    value = x.stats["mean_logprob"].detach()
+    mean_q = scale * (value - x.old_stats.get("mean_logprob", value))
+    here = torch.arange(len(value), device=value.device)
+    follows = (x.rollout_id.roll(-1) == x.rollout_id) & (here < len(value) - 1)
+    after = torch.where(follows, (mean_q * x.mask).roll(-1), 0)
+    return (scale * (x.logprobs - x.old_logprobs) - x.advantages - after) ** 2, {}
+
+
+def mdpo(x: LossInputs, decay: _Count = 100, floor: _AboveZero = 0.01) -> tuple[torch.Tensor, Metrics]:
+    """Returns -r A + (r log r - r + 1) / t per token, t falling in a line from 1 to `floor` over `decay` steps. -> [N].
+
+    Not clipped: several optimizer steps on one batch maximise E[r A] - KL(policy, policy that sampled) / t, and the
+    second term, whose mean over what was sampled is that KL, has no gradient in the first of them. Mirror Descent
+    Policy Optimization (arXiv 2005.09814), with 10 optimizer steps a batch; floor 0.01 is our choice.
+    """
+    t = max(1 - x.step / decay, floor)
+    log_r = x.log_ratio
+    ratio = log_r.exp()
+    return -ratio * x.advantages + (ratio * log_r - ratio + 1) / t, {"mdpo/t": t * x.mask.sum()}
+
+
+@requires("entropy", "stat:top:{k}")
+def simko(x: LossInputs, share: _Share = 0.01, quantile: _Share = 0.8, penalty: float = 1.1,
+          above: float | None = None, k: _Count = 3, clip_low: Reach = 0.2,
+          clip_high: Reach = 0.2) -> tuple[torch.Tensor, Metrics]:
+    """PPO's clipped term, changed on tokens whose entropy is above that quantile of their rollout. -> [N].
+
+    In a correct rollout (as the task says, or reward > `above`) `share` of the gradient of logp goes in equal parts to
+    the `k` most probable tokens; in one with A < 0 a sampled token that is the most probable one counts `penalty`
+    times. SimKO (arXiv 2510.14807), with the values of its released training script.
+    """
+    assert x.entropy is not None
+    top = x.stats[f"top:{k}"]
+    fork = x.entropy > x.spread(_sequence_quantile(x, x.entropy, quantile))
+    smooth = (x.spread(x.correct(above)) & fork) * share
+    push = (1 - smooth) * (x.logprobs - x.logprobs.detach()) + smooth * (top - top.detach()).mean(-1)
+    per_token, metrics = surrogate(x, replace(x, logprobs=x.logprobs.detach() + push).log_ratio.exp(), clip_low,
+                                   clip_high)
+    first = x.logprobs.detach() >= top[:, 0].detach() - 1e-4  # two ways to compute one number
+    return per_token * torch.where(fork & first & (x.advantages < 0), penalty, 1.0), metrics
+
+
+def _sequence_quantile(x: LossInputs, values: torch.Tensor, q: float) -> torch.Tensor:
+    """Returns [N] -> [R], the quantile over the trained tokens of each rollout; 0 where there is none here."""
+    out = torch.zeros_like(x.lengths, dtype=torch.float32)
+    for r in x.rollout_id.unique().tolist():
+        own = values[(x.rollout_id == r) & (x.mask > 0)]
+        if len(own):
+            out[r] = torch.quantile(own.float(), q)
+    return out
