@@ -16,7 +16,7 @@ from tests.conftest import TWO, noise
 from vlrl.config import validate
 from vlrl.config.schema import DataSettings
 from vlrl.data import FIELDS
-from vlrl.data.formats import FORMATS
+from vlrl.data.formats.known import FORMATS
 from vlrl.data.formats.shapes import PROJECTS, shape_of
 from vlrl.data.reading import recognised, rows_in
 from vlrl.errors import DataError

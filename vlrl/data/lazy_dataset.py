@@ -14,7 +14,7 @@ from vlrl.data.answer_types import Tendency, settled
 from vlrl.data.embedded import without_bytes
 from vlrl.data.fields import Source
 from vlrl.data.media import Access
-from vlrl.data.reading import check_columns, check_format, format_of, formats, renamed, rows_as
+from vlrl.data.reading import check_columns, check_format, format_named, format_of, renamed, rows_as
 from vlrl.data.row_index import Record, Rows, bytes_of, opened
 from vlrl.data.row_samples import checked_sample
 from vlrl.errors import ConfigError, DataError
@@ -99,7 +99,7 @@ def _unfit(rows: Rows | None, data: DataSettings) -> str:
     if rows is None:
         return "files of this kind are read as a whole; .jsonl, .jsonl.gz, .parquet and .arrow are not"
     name = _format(rows, data)
-    return "" if formats()[name].alone else (
+    return "" if format_named(name).alone else (
         f"rows of format {name} are made of several records, or several of one, so they cannot be read one at a time")
 
 

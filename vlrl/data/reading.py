@@ -43,8 +43,6 @@ class Format:
     refuse: Callable[[Mapping[str, Any]], None] | None = None
     """Of a format that reads whatever asks and answers, also where a more particular one would know the words of an
     answer: raises DataError where a record can be read in two ways."""
-    unanswered: Callable[[Mapping[str, Any]], DataError | None] | None = None
-    """Why a record of no known format that asks has no row: its answer is empty."""
 
     @property
     def alone(self) -> bool:
@@ -52,11 +50,28 @@ class Format:
         return not self.several and self.together is None
 
 
+def _is_canonical(record: Mapping[str, Any]) -> bool:
+    """Returns whether a record says what to find in the canonical words, whatever else it has."""
+    boxes = record.get("boxes")
+    return "id" in record and (
+        (isinstance(boxes, list) and all(isinstance(b, dict) and "box" in b for b in boxes))
+        or isinstance(record.get("box"), list)
+        or ("instruction" in record and "type" in (record.get("action") or ()))
+        or any(name in record for name in ("answer_type", "plan", "responses")))
+
+
+CANONICAL = Format(_is_canonical, lambda record, source: [dict(record)])
+"""The format of vlrl's own rows, for which no other is looked at."""
 _TABLES = Table({
-    "formats": "vlrl.data.formats:FORMATS",
-    "rivals": "vlrl.data.formats:RIVALS",
+    "formats": "vlrl.data.formats.known:FORMATS",
+    "rivals": "vlrl.data.formats.known:RIVALS",
+    "unanswered": "vlrl.data.formats.qa:without_answer",
     "shape_of": "vlrl.data.formats.shapes:shape_of",
 })
+
+
+def format_named(name: str) -> Format:
+    return CANONICAL if name == "canonical" else formats()[name]
 
 
 def formats() -> Mapping[str, Format]:
@@ -99,7 +114,7 @@ def rows_in(path: Path, format: str = "auto", root: Path | None = None,
             record = {"id": id, **record} if record.keys() & _CONTENT else _unknown(record)
         record_rows = rows_as(record, name, Source(id, root or path.parent, roots, boxes), sure=format != "auto")
         placed += [(len(placed) + n, where, row) for n, row in enumerate(record_rows)]
-    placed = sorted((formats()[name].together or list)(placed), key=lambda entry: entry[0])
+    placed = sorted((format_named(name).together or list)(placed), key=lambda entry: entry[0])
     if name != "canonical":
         unique_ids(path, [row for *_, row in placed], set() if taken is None else taken)
     tendency = Tendency.of(row for *_, row in placed)
@@ -122,7 +137,7 @@ def rows_as(record: Mapping[str, Any] | DataError, name: str, source: Source, su
     """
     if sure or name == "canonical" or isinstance(record, DataError):
         return canonical(record, name, source)
-    known, own = formats()[name], recognised(record)
+    known, own = format_named(name), recognised(record)
     plain = {k: v for k, v in record.items() if k != "id"}  # others have ids too
     asks = (own is None or known.refuse) and any(_recognises(known, r) for r in (record, plain))
     if own == name or asks:
@@ -144,7 +159,7 @@ def canonical(record: Mapping[str, Any] | DataError, format: str = "auto",
     if isinstance(record, DataError):
         return [record]
     name = format if format != "auto" else recognised(record) or "canonical"
-    chosen, native = formats()[name], name == "canonical"
+    chosen, native = format_named(name), name == "canonical"
     if native and "id" not in record and (empty := _unanswered(record)):
         return [empty]
     try:
@@ -169,12 +184,14 @@ def recognised(record: Mapping[str, Any] | DataError) -> str | None:
     """Returns the name of the first format that recognises a record."""
     if isinstance(record, DataError):
         return None
+    if "question_type" not in record and _recognises(CANONICAL, record):  # by which one format comes before
+        return "canonical"
     return next((name for name, format in formats().items() if _recognises(format, record)), None)
 
 
 def check_format(format: str) -> None:
     """Raises ConfigError unless this is `auto` or the name of a format."""
-    if format != "auto" and format not in formats():
+    if format not in ("auto", "canonical") and format not in formats():
         raise ConfigError(f"data.format={format!r} is not known.{did_you_mean(format, formats())} Known: auto, "
                           f"{', '.join(formats())}.")
 
@@ -185,8 +202,8 @@ def _unknown(record: Mapping[str, Any]) -> DataError:
 
 
 def _unanswered(record: Mapping[str, Any]) -> DataError | None:
-    explain = formats()["canonical"].unanswered
-    return explain(record) if explain else None
+    """Returns why a record of no known format that asks has no row: its answer is empty."""
+    return _TABLES["unanswered"](record)
 
 
 def _recognises(format: Format, record: Mapping[str, Any]) -> bool:
