@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.algo.made import scores
+from vlrl.algo.grouped import whole
 from vlrl.algo.tables import BATCHES
-from vlrl.methods.objectives.recompose import pf_ppo, rest, right, rorecomp, whole
+from vlrl.methods.objectives.recompose import pf_ppo, rest, right, rorecomp
 
 
 def trained(groups, lengths, step=6, **options):

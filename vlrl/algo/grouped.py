@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from vlrl.algo.inputs import Scores
+from vlrl.algo.inputs import Scores, requires
 
 
 def total(values: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
@@ -83,3 +83,9 @@ def whitened(values: torch.Tensor, weights: torch.Tensor, eps: float) -> torch.T
     mean = (filled * weights).sum() / total
     variance = ((filled - mean) ** 2 * weights).sum() / (total - 1)
     return (values - mean) * (variance + eps).rsqrt()
+
+
+@requires("local")
+def whole(s: Scores) -> torch.Tensor:
+    """Returns every rollout."""
+    return torch.ones_like(s.rewards, dtype=torch.bool)

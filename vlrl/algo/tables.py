@@ -55,7 +55,7 @@ SHAPINGS = Table({
 """`algo.shaping`."""
 
 BATCHES = Table({
-    "all": "vlrl.methods.objectives.recompose:whole",
+    "all": "vlrl.algo.grouped:whole",
     "rorecomp": "vlrl.methods.objectives.recompose:rorecomp",
     "rest": "vlrl.methods.objectives.recompose:rest",
     "right": "vlrl.methods.objectives.recompose:right",

@@ -17,12 +17,6 @@ _STREAM = 21
 
 
 @requires("local")
-def whole(s: Scores) -> torch.Tensor:
-    """Returns every rollout."""
-    return torch.ones_like(s.rewards, dtype=torch.bool)
-
-
-@requires("local")
 def rorecomp(s: Scores, keep: Fraction = 0.5, decay: Positive = 200, floor: Fraction = 0.0,
              correct: float | None = None, part: str = "", buffered: bool = False) -> torch.Tensor:
     """Priority batches: of each group the shortest `keep` of the correct answers and the longest `keep` of the wrong
@@ -35,7 +29,7 @@ def rorecomp(s: Scores, keep: Fraction = 0.5, decay: Positive = 200, floor: Frac
     algo.stored.batch=rest as the paper's replay buffer has it.
     """
     if not buffered and _compensates(s.step, decay, floor):
-        return whole(s)
+        return grouped.whole(s)
     return _priority(s, keep, correct, part)
 
 
