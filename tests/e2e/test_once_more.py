@@ -12,7 +12,7 @@ from tests.training.test_emergency_checkpoint import write
 pytestmark = pytest.mark.slow
 
 PROGRAM = """
-import sys, time
+import os, signal, sys, time
 from pathlib import Path
 from vlrl.store import checkpoint
 
@@ -21,6 +21,8 @@ def save(*given, **named):
     time.sleep(600)
 
 checkpoint.save = save  # a disk that hangs
+if os.environ["DEAF"]:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a script starts what is to run in its background
 from vlrl.cli.main import main
 sys.exit(main(sys.argv[2:]))
 """
@@ -36,8 +38,8 @@ def test_a_save_that_hangs_is_ended_as_the_message_says(tiny_models, tmp_path, f
     (tmp_path / "program.py").write_text(PROGRAM)
     words = ["train", str(config), f"run.dir={tmp_path}/run", "save.every=2", "save.grace=1", "limits.score_s=0"]
     with said.open("w") as out:
-        run = forked.Process([str(tmp_path / "program.py"), str(saving), *words], {**ENV, "FAULT": fault}, tmp_path,
-                             out, out)
+        run = forked.Process([str(tmp_path / "program.py"), str(saving), *words],
+                             {**ENV, "FAULT": fault, "DEAF": "1" if struck[1:] else ""}, tmp_path, out, out)
     try:
         until(saving.exists, run, said)
         strike(run, struck)

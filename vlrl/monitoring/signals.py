@@ -22,6 +22,7 @@ from typing import Any
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 """Signals that end a run."""
+_USUAL = {signal.SIGINT: signal.default_int_handler}
 _TWICE_S = 1.0
 """A launcher and the terminal may both send what was meant once: what comes so soon after the first is the first."""
 
@@ -73,6 +74,9 @@ class StopSignals:
 
     def _stop(self) -> None:
         self.completed()
+        # one that was ignored before, as in the background of a script, would not end the process any more
+        self._before = {number: _USUAL.get(number, signal.SIG_DFL) if handler is signal.SIG_IGN else handler
+                        for number, handler in self._before.items()}
         self._restore()
         raise KeyboardInterrupt
 
