@@ -216,6 +216,47 @@ def test_newer_weights_of_a_run_end_what_it_wrote_before(server):
     asyncio.run(run())
 
 
+def test_a_request_whose_pictures_are_decoded_while_weights_come_is_refused(server, monkeypatch):
+    """It would be computed among two weights, and an engine whose pictures were forgotten then dies."""
+    async def run():
+        assert (await server.ask("/vlrl/load", server.load("a-1")))[0] == 200
+        decoding, loaded, restored = threading.Event(), threading.Event(), vllm_wire.restored
+
+        def slow(sent):
+            decoding.set()
+            loaded.wait(30)
+            return restored(sent)
+
+        monkeypatch.setattr(vllm_wire, "restored", slow)
+        server.engine.generate = lambda *given, **named: pytest.fail("it is begun")
+        body = json.loads(vllm_wire.pack({"version": "a-1", "input": {"prompt_token_ids": [1]}, "options": {}}))
+        asked = asyncio.ensure_future(server.ask("/vlrl/generate", body))
+        await until(decoding.is_set)
+        assert (await server.ask("/vlrl/load", server.load("a-2")))[0] == 200
+        loaded.set()
+        status, said = await asked
+        assert status == 409 and "not 'a-1'" in said["error"]
+
+    asyncio.run(run())
+
+
+def test_an_engine_that_dies_over_weights_is_said_to(server, monkeypatch):
+    async def run():
+        class EngineDeadError(Exception):
+            pass
+
+        async def dead():
+            raise EngineDeadError("gone")
+
+        monkeypatch.setattr(vllm_routes, "_LOOK_S", 0.05)
+        server.engine.held["a-1"] = asyncio.Event()
+        server.engine.check_health = dead
+        status, said = await asyncio.wait_for(server.ask("/vlrl/load", server.load("a-1")), 30)
+        assert status == 503 and "EngineDeadError" in said["error"] and not server.routes.version
+
+    asyncio.run(run())
+
+
 def test_only_current_weights_are_compared(server):
     async def run():
         assert (await server.ask("/vlrl/load", server.load("a-1")))[0] == 200

@@ -29,6 +29,8 @@ from typing import Any
 
 from vlrl.engine.vllm import wire as vllm_wire
 
+_LOOK_S = 2.0
+"""Seconds between two looks at the engine while it takes weights."""
 KEY, WEIGHTS = "VLLM_API_KEY", "VLRL_WEIGHTS"
 """Environment variables of a server: its key, and the folders (joined by os.pathsep) that weights may come from."""
 ADAPTER = "adapter_model.safetensors"
@@ -154,6 +156,9 @@ class Routes:
 
         task = asyncio.current_task()
         assert task is not None
+        # weights may have come while its pictures were decoded: begun now it would be computed among two of them, and
+        # the engine would miss the pictures that it has just read
+        self._check(request["version"])
         self._running[task] = request["version"]
         try:
             options = SamplingParams(**request["options"], output_kind=RequestOutputKind.FINAL_ONLY)
@@ -189,7 +194,8 @@ class Routes:
                 self._check_alone(version)
                 self.version = ""  # no answer from here on, should anything below fail
                 await self._stop_answers()
-                await _to_the_end(self._take(state.engine_client, version, _text(name), base, adapter))
+                await _to_the_end(self._take(state.engine_client, version, _text(name), base, adapter),
+                                  state.engine_client.check_health)
         return {"version": self.version}
 
     async def _compare(self, state: Any, body: bytes) -> dict[str, Any]:
@@ -274,14 +280,23 @@ def _text(value: Any) -> str:
     return value
 
 
-async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
-    """Waits for what must not be left half done; who is cancelled meanwhile is so afterwards."""
+async def _to_the_end(work: Coroutine[Any, Any, None], healthy: Callable[[], Awaitable[None]]) -> None:
+    """Waits for what must not be left half done; who is cancelled meanwhile is so afterwards. Raises what `healthy`
+    raises: an engine that has died answers no call, and its server would wait for this one before it ends.
+    """
     task, cancelled = asyncio.ensure_future(work), None
     while not task.done():
         try:
-            await asyncio.wait((task,))
+            await asyncio.wait((task,), timeout=_LOOK_S)
         except asyncio.CancelledError as error:
             cancelled = error
+            continue
+        if not task.done():
+            try:
+                await healthy()
+            except Exception:
+                task.cancel()
+                raise
     if cancelled:
         with contextlib.suppress(Exception):
             task.result()
