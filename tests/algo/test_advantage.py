@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.algo.made import scores
 from vlrl.algo import advantage
 from vlrl.algo.tables import ADVANTAGES
+from vlrl.methods.objectives import advantage as group_advantage
 from vlrl.methods.objectives import token_advantage, turn_advantage
 from vlrl.methods.objectives.advantage import EmaStd
 from vlrl.methods.tree import advantage as tree_advantage
@@ -273,7 +274,7 @@ def test_scale_and_shift(groups, factor, shift):
     """Divided by a std, no factor of the rewards is seen; centred, no shift."""
     def changed(a, b):
         return scores([[None if r is None else a * round(r, 2) + b for r in g] for g in groups])
-    for function in (advantage.grpo, advantage.batch_std):
+    for function in (advantage.grpo, group_advantage.batch_std):
         plain = function(changed(1.0, 0.0), eps=0.0)
         assert torch.allclose(function(changed(factor, shift), eps=0.0), plain, atol=1e-6)
     assert torch.allclose(advantage.dr_grpo(changed(factor, shift)), factor * advantage.dr_grpo(changed(1.0, 0.0)),
@@ -319,4 +320,4 @@ def test_a_step_without_rollouts():
 
 def test_an_unknown_part_is_named():
     with pytest.raises(ValueError, match="no reward part 'iou'; there are: a"):
-        advantage.w_reinforce(scores([[1]], parts={"a": [1]}), part="iou")
+        group_advantage.w_reinforce(scores([[1]], parts={"a": [1]}), part="iou")
