@@ -22,7 +22,7 @@ from typing import Any
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 """Signals that end a run."""
-_USUAL = {signal.SIGINT: signal.default_int_handler}
+_USUAL: dict[int, Any] = {signal.SIGINT: signal.default_int_handler}
 _TWICE_S = 1.0
 """A launcher and the terminal may both send what was meant once: what comes so soon after the first is the first."""
 
