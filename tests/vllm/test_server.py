@@ -78,7 +78,8 @@ def serving(root: Path, *settings: str) -> Path:
     A command below nohup is started deaf to a closed terminal; this one heeds it.
     """
     program = root / "serving.py"
-    program.write_text("import signal\nfrom vlrl.cli.main import main\nfrom vlrl.engine.vllm import launch as vllm_launch\n"
+    program.write_text("import signal\nfrom vlrl.cli.main import main\n"
+                       "from vlrl.engine.vllm import launch as vllm_launch\n"
                        f"signal.signal(signal.SIGHUP, signal.SIG_DFL)\n{''.join(settings)}raise SystemExit(main())\n")
     return program
 
