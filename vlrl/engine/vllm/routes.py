@@ -152,13 +152,13 @@ class Routes:
         sent = _object(await asyncio.to_thread(vllm_wire.parsed, body))
         self._check(sent["version"])
         request = await asyncio.to_thread(vllm_wire.restored, sent)
-        from vllm.sampling_params import RequestOutputKind, SamplingParams
-
         task = asyncio.current_task()
         assert task is not None
         # weights may have come while its pictures were decoded: begun now it would be computed among two of them, and
         # the engine would miss the pictures that it has just read
         self._check(request["version"])
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
+
         self._running[task] = request["version"]
         try:
             options = SamplingParams(**request["options"], output_kind=RequestOutputKind.FINAL_ONLY)
