@@ -21,8 +21,8 @@ import numpy as np
 from PIL import Image, ImageSequence
 
 from vlrl.config.schema import LimitsSettings
-from vlrl.data import video_decoders
 from vlrl.data.media import IMAGE_FORMATS, load
+from vlrl.data.video import decoders as video_decoders
 from vlrl.errors import DataError
 from vlrl.store.files import file_sha256
 from vlrl.types import Media

@@ -79,10 +79,8 @@ def measure(path: Path, cache: Path, reads: int) -> dict[str, float]:
     """Opens a file as a run does, reads rows at random; in this process."""
     from vlrl.config.schema import DataSettings
     from vlrl.curriculum import Prompts, Uniform
-    from vlrl.data import (
-        lazy_dataset,  # noqa: F401  imports are not what is measured
-        read_samples,
-    )
+    from vlrl.data import read_samples
+    from vlrl.data.sources import lazy_dataset  # noqa: F401  imports are not what is measured
     from vlrl.task import Task
 
     task, process = Task(), psutil.Process()

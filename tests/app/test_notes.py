@@ -30,7 +30,7 @@ from vlrl.cli.main import main
 from vlrl.config.schema import LimitsSettings
 from vlrl.data import read_rows
 from vlrl.data.media import load
-from vlrl.data.video_sampling import VideoSampling
+from vlrl.data.video.sampling import VideoSampling
 from vlrl.store import RunFolder
 from vlrl.task import load as load_task
 from vlrl.types import Group, LoadedMedia, Media, Prompt, Rollout

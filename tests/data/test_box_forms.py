@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from vlrl.data.box_forms import doubt, reread
+from vlrl.data.sources.box_forms import doubt, reread
 
 WIDE, HIGH = 1280, 960
 

@@ -10,8 +10,8 @@ import pytest
 from tests.docs.test_benchmarks import module
 from vlrl.config.schema import LimitsSettings
 from vlrl.data import media
-from vlrl.data.clip_cache import ClipCache
-from vlrl.data.video_sampling import VideoSampling
+from vlrl.data.video.clip_cache import ClipCache
+from vlrl.data.video.sampling import VideoSampling
 from vlrl.errors import DataError
 from vlrl.types import Media
 

@@ -20,9 +20,10 @@ from PIL import Image
 
 from vlrl.config import validate
 from vlrl.config.schema import DataSettings, LimitsSettings
-from vlrl.data import download, sample_from_row
-from vlrl.data.download import Guard, Policy, checked, fetched, is_public, shown
+from vlrl.data import sample_from_row
 from vlrl.data.media import Access, load
+from vlrl.data.sources import download
+from vlrl.data.sources.download import Guard, Policy, checked, fetched, is_public, shown
 from vlrl.errors import ConfigError, DataError, RunError
 from vlrl.types import Media
 

@@ -20,11 +20,11 @@ from tests.data.test_video import CONSTANT, films
 from vlrl.cli.main import app
 from vlrl.config.schema import DataSettings, LimitsSettings
 from vlrl.data import Samples, read_samples, sample_from_row
-from vlrl.data.clip_cache import ClipCache
 from vlrl.data.embedded import Embedded, media_item, without_bytes
-from vlrl.data.lazy_dataset import LazySamples
 from vlrl.data.media import load
-from vlrl.data.video_sampling import VideoSampling
+from vlrl.data.sources.lazy_dataset import LazySamples
+from vlrl.data.video.clip_cache import ClipCache
+from vlrl.data.video.sampling import VideoSampling
 from vlrl.errors import DataError
 from vlrl.rollout import fingerprint
 from vlrl.task import Task

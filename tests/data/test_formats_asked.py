@@ -7,7 +7,7 @@ import pytest
 from tests.data.test_formats import one
 from vlrl.checks.fields import field_problems
 from vlrl.data import FIELDS, sample_from_row
-from vlrl.data.reading import canonical, rows_in
+from vlrl.data.sources.reading import canonical, rows_in
 from vlrl.errors import DataError
 from vlrl.task import Task, load
 

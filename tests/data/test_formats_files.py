@@ -12,9 +12,10 @@ from PIL import Image
 from tests.data.test_formats import BASE, CASES, make_video, one, save
 from vlrl.cli.main import main
 from vlrl.config.schema import DataSettings
-from vlrl.data import json_text, read_rows, read_samples, sample_from_row
-from vlrl.data.fields import Source
-from vlrl.data.reading import canonical, rows_in
+from vlrl.data import read_rows, read_samples, sample_from_row
+from vlrl.data.sources import json_text
+from vlrl.data.sources.fields import Source
+from vlrl.data.sources.reading import canonical, rows_in
 from vlrl.errors import DataError
 from vlrl.task import Task
 from vlrl.tools.dataconvert import convert

@@ -14,7 +14,7 @@ from vlrl.checks.fields import field_problems, length_problem
 from vlrl.cli.main import main
 from vlrl.data import read_rows
 from vlrl.data.formats.choices import letter, options_of
-from vlrl.data.reading import recognised, rows_in
+from vlrl.data.sources.reading import recognised, rows_in
 from vlrl.errors import DataError
 from vlrl.tools.dataconvert import convert
 

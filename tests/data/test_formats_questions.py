@@ -10,11 +10,11 @@ from tests.data.test_formats import CASES, JSON, one, save
 from tests.data.test_formats_vqa import CASES as VQA
 from vlrl.checks.fields import field_problems
 from vlrl.data import FIELDS, read_rows, sample_from_row
-from vlrl.data.answer_types import guessed
 from vlrl.data.formats.choices import letter, options_of
 from vlrl.data.formats.known import FORMATS
 from vlrl.data.formats.times import interval, intervals, seconds
-from vlrl.data.reading import canonical, recognised
+from vlrl.data.sources.answer_types import guessed
+from vlrl.data.sources.reading import canonical, recognised
 from vlrl.errors import DataError
 
 ASK = {"image": "a.png", "question": "Which?"}

@@ -8,8 +8,8 @@ from PIL import Image
 from tests.data.test_formats import one
 from vlrl.checks.fields import field_problems
 from vlrl.data import FIELDS, read_rows, sample_from_row
-from vlrl.data.fields import Source
-from vlrl.data.reading import canonical
+from vlrl.data.sources.fields import Source
+from vlrl.data.sources.reading import canonical
 from vlrl.errors import DataError
 
 YES = {"answer": "yes", "answer_type": "yes_no"}

@@ -8,7 +8,7 @@ from tests.data.test_dataset import task
 from tests.data.test_formats import save
 from vlrl.cli.main import main
 from vlrl.data import FIELDS, read_rows
-from vlrl.data.reading import canonical, recognised, rows_in
+from vlrl.data.sources.reading import canonical, recognised, rows_in
 from vlrl.errors import DataError
 from vlrl.tools.dataconvert import convert
 

@@ -16,8 +16,9 @@ from tests.data.hub_server import hub as serving
 from tests.data.hub_server import use
 from vlrl.cli.main import app
 from vlrl.config.schema import DataSettings
-from vlrl.data import hub, read_samples
-from vlrl.data.hub_files import NoSuchSplit, is_data, selected
+from vlrl.data import read_samples
+from vlrl.data.sources import hub
+from vlrl.data.sources.hub_files import NoSuchSplit, is_data, selected
 from vlrl.errors import ConfigError, RunError
 from vlrl.store.files import cache_folder
 from vlrl.task import Task

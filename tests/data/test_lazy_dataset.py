@@ -16,8 +16,9 @@ from PIL import Image
 from vlrl.config.schema import DataSettings
 from vlrl.curriculum import Prompts
 from vlrl.curriculum.visited import write_visited
-from vlrl.data import Samples, derived_cache, lazy_dataset, read_samples, row_index
-from vlrl.data.lazy_dataset import LazySamples
+from vlrl.data import Samples, read_samples
+from vlrl.data.sources import derived_cache, lazy_dataset, row_index
+from vlrl.data.sources.lazy_dataset import LazySamples
 from vlrl.errors import ConfigError, DataError, RunError
 from vlrl.rollout.group_source import first_samples
 from vlrl.task import Task

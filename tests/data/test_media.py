@@ -13,7 +13,7 @@ from PIL import Image
 from vlrl.config.schema import LimitsSettings
 from vlrl.data.media import drawn, load, resolve
 from vlrl.data.row_samples import sample_from_row
-from vlrl.data.video_sampling import VideoSampling
+from vlrl.data.video.sampling import VideoSampling
 from vlrl.engine.vllm import wire as vllm_wire
 from vlrl.errors import DataError
 from vlrl.types import Media

@@ -18,7 +18,7 @@ from vlrl.config.schema import DataSettings
 from vlrl.data import FIELDS
 from vlrl.data.formats.known import FORMATS
 from vlrl.data.formats.shapes import PROJECTS, shape_of
-from vlrl.data.reading import recognised, rows_in
+from vlrl.data.sources.reading import recognised, rows_in
 from vlrl.errors import DataError
 from vlrl.models import policy as policies
 from vlrl.models.processing import Encoder

@@ -14,10 +14,10 @@ from PIL import Image
 
 from vlrl.config.schema import DataSettings, LimitsSettings
 from vlrl.data import Samples, read_samples
-from vlrl.data.lazy_dataset import LazySamples
 from vlrl.data.media import load
-from vlrl.data.reading import rows_in
-from vlrl.data.tar_shards import row_at, scanned
+from vlrl.data.sources.lazy_dataset import LazySamples
+from vlrl.data.sources.reading import rows_in
+from vlrl.data.sources.tar_shards import row_at, scanned
 from vlrl.errors import ConfigError, DataError
 from vlrl.task import Task
 

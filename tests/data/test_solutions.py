@@ -6,7 +6,7 @@ import pytest
 
 from vlrl.config.schema import DataSettings
 from vlrl.data import write_rows
-from vlrl.data.solutions import Solved, read_solutions
+from vlrl.data.sources.solutions import Solved, read_solutions
 from vlrl.errors import ConfigError, DataError, RunError
 from vlrl.rollout import fingerprint
 from vlrl.task import Task, task_samples

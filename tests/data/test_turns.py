@@ -11,7 +11,7 @@ from PIL import Image
 from vlrl.cli.main import main
 from vlrl.data import sample_from_row
 from vlrl.data import turns as row_turns
-from vlrl.data.reading import canonical
+from vlrl.data.sources.reading import canonical
 from vlrl.errors import DataError
 from vlrl.task import Task, builtin_names, load, task_messages
 from vlrl.tools.score_rows import score_row

@@ -13,10 +13,10 @@ from PIL import Image
 
 from tests.docs.test_benchmarks import module
 from vlrl.config.schema import LimitsSettings
-from vlrl.data import video_decoders
 from vlrl.data.media import load
 from vlrl.data.row_samples import sample_from_row
-from vlrl.data.video_sampling import VideoSampling, choose, clock
+from vlrl.data.video import decoders as video_decoders
+from vlrl.data.video.sampling import VideoSampling, choose, clock
 from vlrl.errors import DataError
 from vlrl.types import LoadedMedia, Media
 
@@ -338,7 +338,7 @@ def test_prompts_hold_the_true_times(made, tiny_models, family):
 def test_frames_are_told_at_their_own_rate(tiny_models, tmp_path, fps, seconds):
     """ms-swift#6523: a video given as frames was always taken as two a second, and Qwen3-VL was told wrong times."""
     from tests.models.test_packing import Ask, shared
-    from vlrl.data.reading import canonical
+    from vlrl.data.sources.reading import canonical
 
     frames = [f"{i}.png" for i in range(4)]
     for i, name in enumerate(frames):

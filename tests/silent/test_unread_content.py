@@ -13,7 +13,7 @@ from vlrl.checks.preflight import check
 from vlrl.cli.main import main
 from vlrl.config import load_config
 from vlrl.data import read_rows, read_samples
-from vlrl.data.reading import rows_in
+from vlrl.data.sources.reading import rows_in
 from vlrl.errors import DataError
 from vlrl.task.asked import task_messages
 from vlrl.training.build_task import make_task

@@ -89,7 +89,7 @@ def test_no_text_raises(tmp_path_factory, name, text):
 
 
 def test_importing_every_task_loads_no_torch():
-    code = ("import sys, vlrl.types, vlrl.data, vlrl.data.media, vlrl.data.video_sampling, vlrl.data.coordinates\n"
+    code = ("import sys, vlrl.types, vlrl.data, vlrl.data.media, vlrl.data.video.sampling, vlrl.data.coordinates\n"
             "import vlrl.store.checkpoint, vlrl.rewards.boxes, vlrl.rewards.text, vlrl.rewards.detection\n"
             "import vlrl.rewards.literals, vlrl.rewards.points, vlrl.rewards.regions, vlrl.testing\n"
             "import vlrl.testing.labelled, vlrl.rewards.driving, vlrl.rewards.contrast, vlrl.rewards.math\n"

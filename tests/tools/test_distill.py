@@ -18,7 +18,7 @@ from vlrl import config as configs
 from vlrl.config import stages_of
 from vlrl.config.base import Named
 from vlrl.data import write_rows
-from vlrl.data.solutions import read_solutions
+from vlrl.data.sources.solutions import read_solutions
 from vlrl.errors import ConfigError, TrainingError
 from vlrl.task import task_samples
 from vlrl.tools import distill

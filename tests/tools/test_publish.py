@@ -11,7 +11,7 @@ from PIL import Image
 
 from tests.data.hub_server import hub, use
 from vlrl.cli.main import main
-from vlrl.data import hub as hubs
+from vlrl.data.sources import hub as hubs
 from vlrl.errors import ConfigError, RunError
 from vlrl.store import RunFolder
 from vlrl.tools.publish import export

@@ -9,9 +9,9 @@ from typing import Any
 
 from vlrl.checks.rule import CheckedRow, Context, Found
 from vlrl.data import FIELDS, MEDIA_FIELDS
-from vlrl.data.box_forms import doubt
-from vlrl.data.lost import is_bookkeeping
 from vlrl.data.row_media import media_in
+from vlrl.data.sources.box_forms import doubt
+from vlrl.data.sources.lost import is_bookkeeping
 from vlrl.rewards.text import parse_answer
 from vlrl.task import Task
 from vlrl.task.asked import task_messages, task_oracle

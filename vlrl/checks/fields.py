@@ -7,7 +7,6 @@ from typing import Any
 
 from vlrl.checks.rule import CheckedRow, Context
 from vlrl.data import MEDIA_FIELDS, box_problems
-from vlrl.data.fields import number, short
 from vlrl.data.formats.choices import letter, options_of
 from vlrl.data.formats.driving import plan_problem
 from vlrl.data.row_fields import (
@@ -18,6 +17,7 @@ from vlrl.data.row_fields import (
     spans_problem,
     tracks_problem,
 )
+from vlrl.data.sources.fields import number, short
 from vlrl.errors import DataError, did_you_mean
 from vlrl.rewards.answers import one_number
 from vlrl.rewards.boxes import is_number

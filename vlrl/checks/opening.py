@@ -13,11 +13,11 @@ from vlrl.checks.identity import content_of
 from vlrl.checks.rule import MediaFile
 from vlrl.config.schema import LimitsSettings
 from vlrl.data.embedded import Embedded
-from vlrl.data.fields import number
 from vlrl.data.headers import header
 from vlrl.data.media import check_pixels, load, missing
 from vlrl.data.row_media import each_source
-from vlrl.data.video_sampling import VideoSampling
+from vlrl.data.sources.fields import number
+from vlrl.data.video.sampling import VideoSampling
 from vlrl.errors import DataError
 from vlrl.types import LoadedMedia, Media
 

@@ -20,7 +20,7 @@ from vlrl.cli.terminal import bars
 if TYPE_CHECKING:
     from vlrl.checks import Finding
     from vlrl.config.schema import Config
-    from vlrl.data.answer_types import TypeLine
+    from vlrl.data.sources.answer_types import TypeLine
     from vlrl.task import Task
     from vlrl.tools.datacheck import Findings
     from vlrl.tools.datasplit import Split
@@ -186,7 +186,7 @@ def convert(
     Media paths stay valid: relative to the new file's folder, or to --root.
     """
     from vlrl.data import bad_row_lines
-    from vlrl.data.answer_types import TypeTable, check_answer_type
+    from vlrl.data.sources.answer_types import TypeTable, check_answer_type
     from vlrl.tools.datacheck import printable
     from vlrl.tools.dataconvert import convert as run
 
@@ -256,7 +256,7 @@ def split(
 
 def _form(name: str | None) -> str:
     """Returns what boxes are. Raises ConfigError for anything unknown."""
-    from vlrl.data.box_forms import FORMS
+    from vlrl.data.sources.box_forms import FORMS
     from vlrl.errors import ConfigError, did_you_mean
 
     if name and name not in FORMS:

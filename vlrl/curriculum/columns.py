@@ -15,7 +15,7 @@ from typing import Any
 
 from vlrl.config.paths import tried
 from vlrl.data import check_suffix
-from vlrl.data.records import records
+from vlrl.data.sources.records import records
 from vlrl.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)

@@ -13,16 +13,16 @@ from typing import Any
 
 from vlrl.config.paths import split_of_folder, tried
 from vlrl.config.registry import failure
-from vlrl.data import hub
-from vlrl.data.answer_types import TypeTable
-from vlrl.data.box_forms import doubt
-from vlrl.data.folders import of_side, split_files
-from vlrl.data.json_text import MOST_LINE
-from vlrl.data.lazy_dataset import lazy_samples
 from vlrl.data.media import Access
-from vlrl.data.reading import rows_in
 from vlrl.data.reasons import reason_lines
 from vlrl.data.row_samples import checked_sample, repeated_id
+from vlrl.data.sources import hub
+from vlrl.data.sources.answer_types import TypeTable
+from vlrl.data.sources.box_forms import doubt
+from vlrl.data.sources.folders import of_side, split_files
+from vlrl.data.sources.json_text import MOST_LINE
+from vlrl.data.sources.lazy_dataset import lazy_samples
+from vlrl.data.sources.reading import rows_in
 from vlrl.errors import ConfigError, DataError, RunError, TaskError, VlrlError
 from vlrl.store.files import cache_folder, write_text
 from vlrl.types import Sample, SampleSequence

@@ -24,11 +24,11 @@ import numpy as np
 from PIL import Image, ImageFile, ImageOps, ImagePalette, UnidentifiedImageError
 
 from vlrl.config.schema import DataSettings, LimitsSettings
-from vlrl.data.clip_cache import NO_CACHE, ClipCache
-from vlrl.data.download import Policy, Remote, checked, fetched, shown
 from vlrl.data.embedded import Embedded
 from vlrl.data.media_edits import edited
-from vlrl.data.video_sampling import Clip, VideoSampling, choose, decode
+from vlrl.data.sources.download import Policy, Remote, checked, fetched, shown
+from vlrl.data.video.clip_cache import NO_CACHE, ClipCache
+from vlrl.data.video.sampling import Clip, VideoSampling, choose, decode
 from vlrl.errors import DataError, VlrlError
 from vlrl.rewards.boxes import is_number
 from vlrl.store.files import cache_folder

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vlrl.data.fields import short
+from vlrl.data.sources.fields import short
 from vlrl.errors import did_you_mean
 from vlrl.rewards.boxes import is_number
 from vlrl.rewards.text import clean_label

@@ -14,9 +14,9 @@ from typing import Any
 
 from vlrl.data.coordinates import CONVENTIONS
 from vlrl.data.embedded import image_items, video_items, without_bytes
-from vlrl.data.fields import short
 from vlrl.data.media import CLOSED, Access, frame_times, missing, source
 from vlrl.data.row_media import each_source, unshown_problem
+from vlrl.data.sources.fields import short
 from vlrl.data.turns import check_carried, check_turns, in_order
 from vlrl.errors import DataError, TaskError, VlrlError, did_you_mean
 from vlrl.rewards.boxes import is_number

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from vlrl.data.fields import short, unpacked
+from vlrl.data.sources.fields import short, unpacked
 from vlrl.errors import DataError
 
 log = logging.getLogger(__name__)

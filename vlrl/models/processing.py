@@ -13,10 +13,10 @@ import torch
 
 from vlrl.config.schema import Config
 from vlrl.data import media
-from vlrl.data.clip_cache import ClipCache
 from vlrl.data.embedded import Embedded
 from vlrl.data.media_edits import edited
-from vlrl.data.video_sampling import VideoSampling, clock
+from vlrl.data.video.clip_cache import ClipCache
+from vlrl.data.video.sampling import VideoSampling, clock
 from vlrl.errors import ConfigError, DataError
 from vlrl.models.chat_template import ChatTemplate, parts_of
 from vlrl.models.families import Family

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from vlrl.data import Samples, readable
-from vlrl.data.lazy_dataset import LazySamples
-from vlrl.data.solutions import Solved
+from vlrl.data.sources.lazy_dataset import LazySamples
+from vlrl.data.sources.solutions import Solved
 from vlrl.errors import DataError, RunError
 from vlrl.task.mixture import Turns
 from vlrl.types import Sample

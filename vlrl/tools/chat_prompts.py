@@ -10,8 +10,8 @@ import numpy as np
 
 from vlrl.config.schema import Config
 from vlrl.data import media
-from vlrl.data.clip_cache import ClipCache
-from vlrl.data.video_sampling import VideoSampling
+from vlrl.data.video.clip_cache import ClipCache
+from vlrl.data.video.sampling import VideoSampling
 from vlrl.errors import DataError
 from vlrl.services.pictures import data_urls
 from vlrl.task import Task, task_messages

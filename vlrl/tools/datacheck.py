@@ -25,9 +25,9 @@ from vlrl.checks.rule import MediaFile, Size, usual_refusal
 from vlrl.config.registry import prints_aside
 from vlrl.config.schema import LimitsSettings
 from vlrl.data import MEDIA_FIELDS, make_sample, sample_from_row
-from vlrl.data.answer_types import TypeLine, TypeTable
-from vlrl.data.files import READERS
-from vlrl.data.reading import rows_in
+from vlrl.data.sources.answer_types import TypeLine, TypeTable
+from vlrl.data.sources.files import READERS
+from vlrl.data.sources.reading import rows_in
 from vlrl.errors import DataError, TaskError
 from vlrl.rewards.boxes import is_number
 from vlrl.task import Task

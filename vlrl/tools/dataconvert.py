@@ -13,11 +13,11 @@ from vlrl import checks
 from vlrl.checks import CheckedRow, Context
 from vlrl.config.registry import prints_aside
 from vlrl.data import MEDIA_FIELDS, BadRow, check_suffix, json_line, make_sample, repeated_id, write_rows
-from vlrl.data.answer_types import TypeTable
 from vlrl.data.embedded import Embedded
 from vlrl.data.media import IMAGE_FORMATS, resolve
-from vlrl.data.reading import rows_in
 from vlrl.data.row_samples import media_items
+from vlrl.data.sources.answer_types import TypeTable
+from vlrl.data.sources.reading import rows_in
 from vlrl.errors import DataError
 from vlrl.store.files import replacing, suffix_of
 from vlrl.task import Task

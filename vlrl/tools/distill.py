@@ -1,7 +1,7 @@
 """Answers of a teacher behind an OpenAI-compatible server, kept where the task's own score says that they are right:
 `vlrl data distill`.
 
-    name.jsonl              the answers that are kept, for data.solutions (data/solutions.py)
+    name.jsonl              the answers that are kept, for data.solutions (data/sources/solutions.py)
     name.drawn.jsonl        every reply with its tokens, written as it comes; the command goes on in it
     name.about.json         what was asked and kept, and what it cost
 

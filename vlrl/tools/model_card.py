@@ -20,7 +20,7 @@ import yaml
 import vlrl
 from vlrl.config import validate
 from vlrl.config.schema import Config
-from vlrl.data import hub
+from vlrl.data.sources import hub
 from vlrl.errors import VlrlError
 from vlrl.evaluation.report import Gain, gains, main_gains, signed
 from vlrl.evaluation.run import Run, is_run

@@ -21,8 +21,8 @@ import numpy as np
 from vlrl.config.schema import Config
 from vlrl.curriculum.report import BINS, bins
 from vlrl.data import SPLITS, json_line, several
-from vlrl.data.folders import of_side
-from vlrl.data.reading import rows_in
+from vlrl.data.sources.folders import of_side
+from vlrl.data.sources.reading import rows_in
 from vlrl.errors import DataError
 from vlrl.evaluation.votes import pass_at, sizes
 from vlrl.store.files import replacing

@@ -1,7 +1,7 @@
 """Rounds of rejection sampling: answers are drawn and scored, right ones are kept, and are learned from. A stage.
 
     round-01/answers.jsonl    every answer with its reward; an interrupted round goes on in it (evaluation/rows.py)
-    round-01/rows.jsonl       the answers that were kept, with where they come from (data/solutions.py)
+    round-01/rows.jsonl       the answers that were kept, with where they come from (data/sources/solutions.py)
     round-01/                 the run folder of the supervised steps on them
     stages.json               the rounds, and what those that are finished left
 

@@ -190,7 +190,7 @@ def video(decoder: str) -> str:
     import av
     import numpy as np
 
-    from vlrl.data import video_decoders
+    from vlrl.data.video import decoders as video_decoders
 
     importlib.import_module({"pyav": "av"}.get(decoder, decoder))
     with tempfile.TemporaryDirectory() as folder:

@@ -13,10 +13,11 @@ from typing import Any
 from vlrl import task as tasks
 from vlrl.config.registry import Table, prints_aside
 from vlrl.config.schema import Config, DataSettings, EnvironmentSettings, TaskSettings
-from vlrl.data import SPLITS, coordinates, hub, make_sample
-from vlrl.data.answer_types import Tendency, settled
-from vlrl.data.fields import Source
-from vlrl.data.reading import canonical, renamed
+from vlrl.data import SPLITS, coordinates, make_sample
+from vlrl.data.sources import hub
+from vlrl.data.sources.answer_types import Tendency, settled
+from vlrl.data.sources.fields import Source
+from vlrl.data.sources.reading import canonical, renamed
 from vlrl.errors import DataError, VlrlError
 from vlrl.models.model_config import FamilyConvention
 from vlrl.task import Task

@@ -16,7 +16,7 @@ from vlrl import config
 from vlrl.config.algo import PAIRS
 from vlrl.config.registry import Table
 from vlrl.config.schema import Config
-from vlrl.data import hub
+from vlrl.data.sources import hub
 from vlrl.distributed import comm
 from vlrl.errors import RunError, TrainingError
 from vlrl.evaluation.evaluate import evaluate, evaluation_line

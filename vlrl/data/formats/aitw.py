@@ -10,8 +10,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from vlrl.data.fields import Source, begin, has, meta, number, numbers, scaled, short, text
-from vlrl.data.reading import Placed
+from vlrl.data.sources.fields import Source, begin, has, meta, number, numbers, scaled, short, text
+from vlrl.data.sources.reading import Placed
 from vlrl.errors import DataError
 
 Record = Mapping[str, Any]

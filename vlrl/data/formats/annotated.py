@@ -7,7 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vlrl.data.fields import (
+from vlrl.data.formats.grounding import EXPRESSION, MOST_LABELS
+from vlrl.data.sources.fields import (
     CORNERS,
     IMAGE,
     SIDES,
@@ -27,8 +28,7 @@ from vlrl.data.fields import (
     text,
     xywh,
 )
-from vlrl.data.formats.grounding import EXPRESSION, MOST_LABELS
-from vlrl.data.reading import Placed
+from vlrl.data.sources.reading import Placed
 from vlrl.errors import DataError
 
 Rows = list[dict[str, Any]]

@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vlrl.data.fields import IMAGE, Source, begin, has, meta, number, pick, short
 from vlrl.data.formats.asked import context, heard, system_prompt
 from vlrl.data.formats.choices import untagged
+from vlrl.data.sources.fields import IMAGE, Source, begin, has, meta, number, pick, short
 from vlrl.errors import DataError, did_you_mean
 from vlrl.rewards.driving import HEADS
 

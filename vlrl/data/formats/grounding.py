@@ -7,8 +7,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vlrl.data.answer_types import of_clip
-from vlrl.data.fields import (
+from vlrl.data.formats import swift
+from vlrl.data.formats.asked import context, heard, plain, question_fields, shown, system_prompt, with_media
+from vlrl.data.formats.choices import OPTIONS, answered, options_of, untagged
+from vlrl.data.formats.qa import ANSWER, PLACES, QUESTION, final, right
+from vlrl.data.formats.talk import FIELDS, Talk, conversation_fields
+from vlrl.data.sources.answer_types import of_clip
+from vlrl.data.sources.fields import (
     IMAGE,
     VIDEO,
     Source,
@@ -28,11 +33,6 @@ from vlrl.data.fields import (
     unpacked,
     xywh,
 )
-from vlrl.data.formats import swift
-from vlrl.data.formats.asked import context, heard, plain, question_fields, shown, system_prompt, with_media
-from vlrl.data.formats.choices import OPTIONS, answered, options_of, untagged
-from vlrl.data.formats.qa import ANSWER, PLACES, QUESTION, final, right
-from vlrl.data.formats.talk import FIELDS, Talk, conversation_fields
 from vlrl.errors import DataError
 
 Rows = list[dict[str, Any]]

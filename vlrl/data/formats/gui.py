@@ -9,7 +9,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from vlrl.data.fields import (
+from vlrl.data.formats.grounding import is_problem_box
+from vlrl.data.sources.fields import (
     IMAGE,
     Source,
     are_shares,
@@ -28,8 +29,7 @@ from vlrl.data.fields import (
     unpacked,
     xywh,
 )
-from vlrl.data.formats.grounding import is_problem_box
-from vlrl.data.reading import Placed
+from vlrl.data.sources.reading import Placed
 from vlrl.errors import DataError
 
 Rows = list[dict[str, Any]]

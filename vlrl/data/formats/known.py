@@ -1,7 +1,7 @@
 """The ways in which other people write annotations, by name.
 
 Another format is one more entry of FORMATS: a function that recognises a record, and one that makes its rows
-(vlrl.data.reading).
+(vlrl.data.sources.reading).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from vlrl.data.formats import aitw, driving, gui, labelled, pairs, qa, tables, talk, video, vqa
 from vlrl.data.formats import annotated as a
 from vlrl.data.formats import grounding as g
-from vlrl.data.reading import CANONICAL, Format
+from vlrl.data.sources.reading import CANONICAL, Format
 
 RIVALS = {**a.ROLES, "images": a.ROLES["image"], "question": (*qa.QUESTION, *talk.FIELDS), "answer": qa.ANSWER,
           "options": qa.OPTIONS[:3], **dict.fromkeys(talk.LISTS, talk.LISTS)}

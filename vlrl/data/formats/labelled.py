@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vlrl.data.fields import IMAGE, VIDEO, Source, has, media, meta, named, pick, short
 from vlrl.data.formats.annotated import LABEL
 from vlrl.data.formats.grounding import MOST_LABELS
-from vlrl.data.reading import Placed
+from vlrl.data.sources.fields import IMAGE, VIDEO, Source, has, media, meta, named, pick, short
+from vlrl.data.sources.reading import Placed
 from vlrl.errors import DataError
 
 Record = Mapping[str, Any]

@@ -7,10 +7,10 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
-from vlrl.data.fields import IMAGE, VIDEO, Source, has, meta, named, number, pick, short, text
 from vlrl.data.formats.asked import question_fields, shown, system_prompt, with_media
 from vlrl.data.formats.choices import untagged
 from vlrl.data.formats.talk import FIELDS, Talk, reply, talk_of
+from vlrl.data.sources.fields import IMAGE, VIDEO, Source, has, meta, named, number, pick, short, text
 from vlrl.errors import DataError
 
 Record = Mapping[str, Any]

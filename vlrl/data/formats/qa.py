@@ -7,8 +7,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vlrl.data.answer_types import of_clip, stated
-from vlrl.data.fields import IMAGE, VIDEO, Source, begin, has, meta, named, number, pick, short, size_of, text
 from vlrl.data.formats.asked import heard, plain, question_fields, shown, system_prompt, with_media
 from vlrl.data.formats.choices import (
     INDICES,
@@ -21,6 +19,8 @@ from vlrl.data.formats.choices import (
     untagged,
 )
 from vlrl.data.formats.talk import FIELDS, Talk
+from vlrl.data.sources.answer_types import of_clip, stated
+from vlrl.data.sources.fields import IMAGE, VIDEO, Source, begin, has, meta, named, number, pick, short, size_of, text
 from vlrl.errors import DataError
 
 Record = Mapping[str, Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from vlrl.data.fields import IMAGE, has, pick
+from vlrl.data.sources.fields import IMAGE, has, pick
 
 Record = Mapping[str, Any]
 PROJECTS = {

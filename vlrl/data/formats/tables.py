@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vlrl.data.fields import IMAGE, Source, has, meta, named, pick, short, size_of, text
 from vlrl.data.formats.choices import OPTIONS, answered, options_of
+from vlrl.data.sources.fields import IMAGE, Source, has, meta, named, pick, short, size_of, text
 from vlrl.errors import DataError
 
 Record = Mapping[str, Any]

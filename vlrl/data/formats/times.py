@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from vlrl.data.fields import number, pick, short, unpacked
 from vlrl.data.row_fields import cut_problem
+from vlrl.data.sources.fields import number, pick, short, unpacked
 from vlrl.errors import DataError
 
 _CLOCK = re.compile(r"(?:(\d{1,3}):)?(\d{1,3}):(\d{1,2}(?:\.\d{1,6})?)")

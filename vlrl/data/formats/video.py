@@ -11,8 +11,20 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from vlrl.data.answer_types import TYPES, stated
-from vlrl.data.fields import (
+from vlrl.data.formats.asked import question_fields, shown
+from vlrl.data.formats.choices import (
+    INDICES,
+    LETTERED,
+    OPTIONS,
+    answered,
+    letter,
+    options_of,
+    placed_letter,
+    untagged,
+)
+from vlrl.data.formats.times import clip, interval, intervals, seconds
+from vlrl.data.sources.answer_types import TYPES, stated
+from vlrl.data.sources.fields import (
     VIDEO,
     Source,
     are_shares,
@@ -29,18 +41,6 @@ from vlrl.data.fields import (
     unpacked,
     xywh,
 )
-from vlrl.data.formats.asked import question_fields, shown
-from vlrl.data.formats.choices import (
-    INDICES,
-    LETTERED,
-    OPTIONS,
-    answered,
-    letter,
-    options_of,
-    placed_letter,
-    untagged,
-)
-from vlrl.data.formats.times import clip, interval, intervals, seconds
 from vlrl.errors import DataError
 from vlrl.rewards.literals import read_literal
 

@@ -6,10 +6,10 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vlrl.data.fields import IMAGE, Source, are_shares, has, meta, named, number, numbers, pick, short, text
 from vlrl.data.formats.gui import screenspot
 from vlrl.data.formats.qa import question_answer
 from vlrl.data.formats.video import time_r1
+from vlrl.data.sources.fields import IMAGE, Source, are_shares, has, meta, named, number, numbers, pick, short, text
 from vlrl.errors import DataError
 
 Record = Mapping[str, Any]

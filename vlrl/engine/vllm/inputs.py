@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from vlrl.config.schema import Config
-from vlrl.data.video_sampling import clock
+from vlrl.data.video.sampling import clock
 from vlrl.engine.rules import CLOSING
 from vlrl.engine.turns import place
 from vlrl.errors import ConfigError, TrainingError

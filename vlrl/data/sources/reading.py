@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from vlrl.config.registry import Table
-from vlrl.data.answer_types import Tendency, TypeTable, settled
-from vlrl.data.box_forms import reread
-from vlrl.data.fields import Source, short
-from vlrl.data.lost import forget, lost
-from vlrl.data.records import records
+from vlrl.data.sources.answer_types import Tendency, TypeTable, settled
+from vlrl.data.sources.box_forms import reread
+from vlrl.data.sources.fields import Source, short
+from vlrl.data.sources.lost import forget, lost
+from vlrl.data.sources.records import records
+from vlrl.data.sources.whole import unique_ids
 from vlrl.data.turns import carried
-from vlrl.data.whole import unique_ids
 from vlrl.errors import ConfigError, DataError, did_you_mean
 
 Row = dict[str, Any]

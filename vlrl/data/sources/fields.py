@@ -96,7 +96,7 @@ class Source:
         decoded.
         """
         from vlrl.data.media import resolve
-        from vlrl.data.video_decoders import header_duration
+        from vlrl.data.video.decoders import header_duration
 
         if isinstance(video, (bytes, Embedded)):
             with (Embedded(video) if isinstance(video, bytes) else video).file() as file:

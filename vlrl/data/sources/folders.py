@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from vlrl.data.fields import IMAGE, VIDEO
-from vlrl.data.files import READERS, Record
-from vlrl.data.hub_files import NoSuchSplit, selected
+from vlrl.data.sources.fields import IMAGE, VIDEO
+from vlrl.data.sources.files import READERS, Record
+from vlrl.data.sources.hub_files import NoSuchSplit, selected
 from vlrl.errors import ConfigError, DataError, did_you_mean
 
 SPLIT_NAMES = {"train": "train", "training": "train", "val": "heldout", "valid": "heldout", "validation": "heldout",

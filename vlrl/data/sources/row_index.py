@@ -27,11 +27,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from vlrl.data.derived_cache import check_room, derived
-from vlrl.data.files import Record, class_names, named_classes, parquet_batches, record_of
-from vlrl.data.folders import shards_of, side_of, split_of
-from vlrl.data.json_text import MOST_LINE, parsed_line
-from vlrl.data.tar_shards import row_at, scanned
+from vlrl.data.sources.derived_cache import check_room, derived
+from vlrl.data.sources.files import Record, class_names, named_classes, parquet_batches, record_of
+from vlrl.data.sources.folders import shards_of, side_of, split_of
+from vlrl.data.sources.json_text import MOST_LINE, parsed_line
+from vlrl.data.sources.tar_shards import row_at, scanned
 from vlrl.errors import DataError, RunError
 
 log = logging.getLogger(__name__)

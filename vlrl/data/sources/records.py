@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from vlrl.data.embedded import Aside, put_aside
-from vlrl.data.files import Record, file_records, shallow
-from vlrl.data.folders import folder_records
+from vlrl.data.sources.files import Record, file_records, shallow
+from vlrl.data.sources.folders import folder_records
 from vlrl.errors import DataError
 from vlrl.store.files import cache_folder
 

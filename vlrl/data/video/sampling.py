@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vlrl.data.video_decoders import Hidden, Track, counted, frames_of, track
+from vlrl.data.video.decoders import Hidden, Track, counted, frames_of, track
 from vlrl.errors import DataError
 from vlrl.types import LoadedMedia
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from vlrl.config.paths import split_of_folder
-from vlrl.data.hub_files import NoSuchSplit, Selection, is_data, selected
+from vlrl.data.sources.hub_files import NoSuchSplit, Selection, is_data, selected
 from vlrl.errors import ConfigError, RunError, did_you_mean
 from vlrl.store.files import read_json, write_text
 

@@ -19,9 +19,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vlrl.data.fields import PLACES, number, short, unpacked
-from vlrl.data.json_text import parsed_line
-from vlrl.data.tar_shards import row_at, scanned
+from vlrl.data.sources.fields import PLACES, number, short, unpacked
+from vlrl.data.sources.json_text import parsed_line
+from vlrl.data.sources.tar_shards import row_at, scanned
 from vlrl.errors import DataError
 
 MOST_BYTES = 2 << 30

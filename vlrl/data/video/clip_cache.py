@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from pathlib import Path
 
-from vlrl.data.video_sampling import Clip
+from vlrl.data.video.sampling import Clip
 from vlrl.store.files import file_sha256
 
 _MOST_HASHES = 2**16

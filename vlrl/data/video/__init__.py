@@ -1,0 +1,1 @@
+"""Video files: when each frame is shown, which are taken, and their pixels."""
