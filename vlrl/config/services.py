@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -105,3 +106,17 @@ class ServicesSettings(Settings):
     judge: JudgeSettings = JudgeSettings()
     clip: ClipSettings = ClipSettings()
     reward_model: RewardModelSettings = RewardModelSettings()
+
+
+def with_reference(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the settings with algo.reference as services.reference says. ValueError where both say something."""
+    services, algo = values.get("services") or {}, values.get("algo") or {}
+    requested = services.get("reference") if isinstance(services, Mapping) else None
+    if not isinstance(requested, str) or requested not in FOLLOWS or not isinstance(algo, Mapping):
+        return values
+    given = algo.get("reference") or "auto"
+    options = given if isinstance(given, Mapping) else {"name": given}
+    if options.get("name", "auto") not in ("auto", FOLLOWS[requested]):
+        raise ValueError(f"services.reference={requested} and algo.reference={options['name']}: a run has one "
+                         "reference policy. Leave one of them out")
+    return {**values, "algo": {**algo, "reference": {**options, "name": FOLLOWS[requested]}}}

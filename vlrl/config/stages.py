@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -97,3 +97,12 @@ class MergeSettings(Settings):
                        "earlier stage, start = the model of the run, or a folder.")
     share: float = Field(default=0.5, allow_inf_nan=False, description="share * other + (1 - share) * weights of the "
                          "stage before; below 0 goes on beyond these, away from the other.")
+
+
+def apart(stages: Sequence[StageEntry]) -> None:
+    """Raises ValueError where two stages have one name."""
+    names = [stage.name for stage in stages]
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            raise ValueError(f"stages.{names.index(name)} and stages.{i} are both called {name!r}: give one another "
+                             "name")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -89,3 +89,15 @@ def label_of(name: str) -> str:
     if location.endswith(".py"):
         location = Path(location).stem
     return re.sub(r"[^\w.-]+", "-", attribute or location.rpartition(".")[2])[:60]
+
+
+def apart(tasks: Sequence[TaskEntry]) -> None:
+    """Raises ValueError where two tasks have one label, or none is ever drawn."""
+    labels = [entry.label for entry in tasks]
+    for i, label in enumerate(labels):
+        if label in labels[:i]:
+            first = labels.index(label)
+            raise ValueError(f"tasks.{first}.name={tasks[first].name!r} and tasks.{i}.name={tasks[i].name!r} are both "
+                             f"called {label!r}: give one another label, e.g. tasks.{i}.label={label}-{i}")
+    if tasks and all(entry.weight == 0 for entry in tasks):
+        raise ValueError("tasks: every weight is 0, so nothing would be drawn; give one a weight above 0")

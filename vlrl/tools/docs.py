@@ -18,7 +18,7 @@ from vlrl.config.describe import shown, spell
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
 COMMAND = "python -m vlrl.tools.docs"
-MARK = f"<!-- Below this line the page is written by `{COMMAND}`; edit vlrl/config/schema.py or the task instead. -->\n"
+MARK = f"<!-- Below this line the page is written by `{COMMAND}`; edit vlrl/config or the task instead. -->\n"
 
 
 
