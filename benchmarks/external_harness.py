@@ -24,7 +24,7 @@ from typing import Any
 def items(config: str, n: int, out: Path, words: list[str]) -> None:
     """Writes the first `n` held-out samples: id, messages in OpenAI's form, target box in pixels, size of the image."""
     from vlrl.config import load
-    from vlrl.rollout.group_source import first_samples
+    from vlrl.task.first_samples import first_samples
     from vlrl.tools.chat_prompts import ChatEncoder
     from vlrl.training.build_task import make_task
 

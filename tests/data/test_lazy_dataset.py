@@ -20,8 +20,8 @@ from vlrl.data import Samples, read_samples
 from vlrl.data.sources import derived_cache, lazy_dataset, row_index
 from vlrl.data.sources.lazy_dataset import LazySamples
 from vlrl.errors import ConfigError, DataError, RunError
-from vlrl.rollout.group_source import first_samples
 from vlrl.task import Task
+from vlrl.task.first_samples import first_samples
 
 
 class Plain(Task):

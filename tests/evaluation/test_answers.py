@@ -16,8 +16,8 @@ from vlrl.evaluation.rows import RowFile
 from vlrl.evaluation.settings import Grid
 from vlrl.evaluation.summary import summarise
 from vlrl.models.processing import PromptTooLong
-from vlrl.rollout.group_source import first_samples
 from vlrl.rollout.prefetch import Prefetcher
+from vlrl.task.first_samples import first_samples
 from vlrl.types import Turn
 
 

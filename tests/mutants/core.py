@@ -254,7 +254,7 @@ CURRICULUM = [
            "a stage lasts a step longer than its steps"),
     Mutant(_CURRICULA + "staged.py", '"fields": tuple(sorted(stage.fields.items()))', '"fields": ()',
            (f"{_CURRICULUM}staged.py::test_a_stage_sets_fields_of_its_samples",), "a stage sets none of its fields"),
-    Mutant("vlrl/rollout/group_source.py", "if name in task.stage_fields", "",
+    Mutant("vlrl/rollout/draws.py", "if name in task.stage_fields", "",
            (f"{_SOURCE}::test_a_stage_sets_fields_that_the_task_lets_it_set",),
            "in a mixture a stage changes the rows of tasks that know nothing of it"),
     Mutant("vlrl/rollout/group_source.py", "draws = self.horizon.within(draws, self.step)", "pass",

@@ -152,7 +152,7 @@ ATTEMPTS = [
            "np.zeros(len(tokens), np.float32)", _SEARCH, "kept answers pass for certain to the correction"),
     Mutant("vlrl/rollout/generate.py", "policy_step if c.kept_at is None else c.kept_at", "policy_step",
            _SEARCH, "kept answers pass for answers of the weights of now"),
-    Mutant("vlrl/rollout/async_source.py", "if r.completion.kept_at is None", "", _SEARCH,
+    Mutant("vlrl/rollout/error_limits.py", "if r.completion.kept_at is None", "", _SEARCH,
            "a kept answer ends the run"),
     Mutant("vlrl/engine/hf.py", "not (place and begin_alike(request, rows[place - 1], i))", "not place", _SEARCH,
            "answers go on from the text of others"),

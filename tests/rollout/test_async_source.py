@@ -26,7 +26,8 @@ from vlrl.errors import ConfigError, TrainingError
 from vlrl.models.processing import PromptTooLong
 from vlrl.monitoring.metrics import Clock
 from vlrl.rollout import async_source
-from vlrl.rollout.async_source import Pipelined, refuse_stale
+from vlrl.rollout.async_source import Pipelined
+from vlrl.rollout.error_limits import refuse_stale
 from vlrl.rollout.generate import Answering
 from vlrl.rollout.group_source import GroupSource
 from vlrl.store.checkpoint import load_state, save

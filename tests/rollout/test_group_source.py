@@ -14,9 +14,11 @@ from vlrl.curriculum import Prompts, Sequential, Uniform
 from vlrl.errors import ConfigError, DataError, TrainingError
 from vlrl.models.processing import PromptTooLong
 from vlrl.monitoring.metrics import Clock, group_metrics
+from vlrl.rollout.error_limits import check_score_errors
 from vlrl.rollout.generate import Answering
-from vlrl.rollout.group_source import GroupSource, check_score_errors, first_samples
+from vlrl.rollout.group_source import GroupSource
 from vlrl.task import Task
+from vlrl.task.first_samples import first_samples
 from vlrl.training.advantages import credit
 from vlrl.types import Prompt, Sample
 

@@ -22,7 +22,7 @@ from vlrl.methods.tree.advantage import deepsearch
 from vlrl.methods.tree.search import Searching
 from vlrl.models.packing import make_batch, pieces_of
 from vlrl.monitoring.metrics import Clock
-from vlrl.rollout.async_source import refuse_stale
+from vlrl.rollout.error_limits import refuse_stale
 from vlrl.rollout.generate import AcceptedDraw, Answering
 from vlrl.store import checkpoint
 from vlrl.store.run_folder import _rows

@@ -26,11 +26,12 @@ from vlrl.evaluation.report import gains, summary_table
 from vlrl.evaluation.stats import mean_ci
 from vlrl.monitoring.metrics import Clock, group_metrics
 from vlrl.rollout.generate import Answering
-from vlrl.rollout.group_source import GroupSource, first_samples
+from vlrl.rollout.group_source import GroupSource
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.store import RunFolder
 from vlrl.task.asked import task_messages, task_oracle, task_samples
 from vlrl.task.base import Task
+from vlrl.task.first_samples import first_samples
 from vlrl.task.mixture import Mixture, Turns, one_task
 from vlrl.task.services import served
 from vlrl.task.variants import has_variants

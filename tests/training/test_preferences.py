@@ -17,8 +17,8 @@ from vlrl.errors import ConfigError, DataError
 from vlrl.methods.preferences import dpo as preferences
 from vlrl.methods.preferences.dpo import PreferenceSource, preferring
 from vlrl.models.packing import make_batch, pieces_of
+from vlrl.rollout.draws import Draws
 from vlrl.rollout.generate import AcceptedDraw
-from vlrl.rollout.group_source import Draws
 from vlrl.store import RunFolder
 from vlrl.task import Task
 from vlrl.task.variants import second_attempts

@@ -288,7 +288,7 @@ def _measure(config: Config, chosen: Chosen, rollouts: Path | None) -> list[dict
 
     from vlrl.config.registry import prints_aside
     from vlrl.distributed import comm
-    from vlrl.rollout.group_source import check_score_errors
+    from vlrl.rollout.error_limits import check_score_errors
     from vlrl.store import RunFolder, plain
     from vlrl.tools.measure import measure
 

@@ -25,16 +25,12 @@ from vlrl.evaluation.settings import Drawing
 from vlrl.models.processing import PromptTooLong
 from vlrl.rewards.confidence import read_confidence
 from vlrl.rollout.episodes import opened
+from vlrl.rollout.error_limits import check_errors
 from vlrl.rollout.generate import Likelihoods, answer_of, make_group, plain_visits
-from vlrl.rollout.group_source import (
-    check_environment_errors,
-    check_score_errors,
-    check_service_errors,
-    first_samples,
-)
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.rollout.provided import Provided, side_by_side
 from vlrl.task import Task
+from vlrl.task.first_samples import first_samples
 from vlrl.task.scoring import sample_metrics
 from vlrl.types import Answer, Completion, Group, Prompt, Request, Rollout, Sample
 
@@ -122,9 +118,7 @@ def ask(ready: Ready, splits: Sequence[str], drawings: Sequence[Drawing], file: 
             mine = left[comm.rank()] if comm.rank() < len(left) else ()
             groups, rows = comm.together(partial(_answered, one, mine))
             where = f"evaluation of {one.split} ({one.drawing.name})"
-            check_score_errors(groups, ready.config.limits.score_errors, where)
-            check_environment_errors(groups, ready.config.limits.environment_errors, where)
-            check_service_errors(groups, ready.config.limits.service_errors, where)
+            check_errors(groups, ready.config.limits, where)
             shares = comm.gather(rows)
             comm.on_main(partial(file.add, [row for share in shares for row in share]))
             done += n * sum(map(len, left))

@@ -18,10 +18,10 @@ from vlrl.evaluation.stats import mean_ci
 from vlrl.models.processing import PromptTooLong
 from vlrl.rollout.episodes import opened
 from vlrl.rollout.generate import Likelihoods, Score, answer_of, make_group, plain_visits, sampling_of
-from vlrl.rollout.group_source import first_samples
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.rollout.provided import Provided, side_by_side
 from vlrl.task import Task
+from vlrl.task.first_samples import first_samples
 from vlrl.task.scoring import sample_metrics, score_all
 from vlrl.types import Group, Request, Sample
 

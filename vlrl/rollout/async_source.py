@@ -29,10 +29,11 @@ from vlrl.config.schema import Config
 from vlrl.curriculum import Probing
 from vlrl.distributed import comm
 from vlrl.engine.base import Done, Engine
-from vlrl.errors import ConfigError, TrainingError
+from vlrl.errors import ConfigError
 from vlrl.monitoring.metrics import Clock
+from vlrl.rollout.draws import Draws
 from vlrl.rollout.episodes import EpisodeEngine
-from vlrl.rollout.group_source import Draws, GroupSource
+from vlrl.rollout.group_source import GroupSource
 from vlrl.rollout.partial import PartialGroup, completion_of, completion_state, draw_of, draw_state
 from vlrl.types import Completion, Group, Request
 
@@ -252,22 +253,6 @@ def check(config: Config, sampler: Any) -> None:
         raise ConfigError(f"async.max_staleness={config.asynchronous.max_staleness}: curriculum.name="
                           f"{config.curriculum.name} has prompts answered before it draws those of a step, which would "
                           "hold up the update. Choose another curriculum.name, or set async.max_staleness=0")
-
-
-def refuse_stale(groups: Sequence[Group], step: int, config: Config) -> None:
-    """Raises TrainingError when a group holds an answer of weights older than async.max_staleness allows.
-
-    Partial rollouts are old by design: of each answer only what its last step wrote is trained. So are answers that
-    were kept from earlier visits, which are learned from as if the weights of now had written them. Called on every
-    process.
-    """
-    most = config.asynchronous.max_staleness
-    oldest = min(comm.gather(min((r.policy_step for g in groups for r in g.rollouts
-                                  if r.completion.kept_at is None), default=step)))
-    if config.rollout.step_tokens is None and oldest < step - most:
-        raise TrainingError(f"step {step} was given answers of weights of {oldest} completed steps, and "
-                            f"async.max_staleness={most} allows no less than {step - most}. That is an error of the "
-                            "group source, or of vlrl: please report it.")
 
 
 def _settle(threads: int, card: int | None) -> None:

@@ -1,14 +1,11 @@
-"""Prompts -> scored groups of a step: draw, encode, answer, score, keep or refill, choose; then credit."""
+"""Prompts -> scored groups of a step: draw, encode, answer, score, keep or refill, choose."""
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -18,59 +15,21 @@ from vlrl.config.episodes import EpisodeSettings
 from vlrl.curriculum import Draw, Filters, Foreseeing, Intake, Measuring, Outcome, Probing, Prompts, Sampler
 from vlrl.curriculum.horizon import Horizon
 from vlrl.curriculum.report import Tally
-from vlrl.data import readable
 from vlrl.distributed import comm
-from vlrl.errors import ConfigError, DataError, TrainingError
-from vlrl.models.processing import Encoder, PromptTooLong
-from vlrl.monitoring.metrics import phase
+from vlrl.errors import TrainingError
+from vlrl.models.processing import Encoder
 from vlrl.rollout import fingerprint
-from vlrl.rollout.episodes import EpisodeEngine, opened, reopened
-from vlrl.rollout.generate import AcceptedDraw, Answering
+from vlrl.rollout.draws import DrawEncoder, Draws, Rejected, variant_metrics
+from vlrl.rollout.episodes import EpisodeEngine
+from vlrl.rollout.generate import Answering
 from vlrl.rollout.partial import PartialGroup
 from vlrl.rollout.prefetch import Prefetcher
-from vlrl.task import Task, generated, task_samples
-from vlrl.task.services import FAILED
-from vlrl.task.variants import has_variants, looks_alike, variants_of, with_media_of
-from vlrl.types import Group, Rollout, Sample, Variant
+from vlrl.types import Group, Rollout, Sample
 
 Tell = Callable[[str, int, int], None]
 """(what, done, total)"""
 Measure = Callable[[Sequence[Sample], np.ndarray, Tell], np.ndarray]
 """(all samples, places of some [n], tell) -> [n] a number of each, nan where it cannot be used."""
-
-
-@dataclass
-class Rejected:
-    """Prompts left out, over all processes."""
-
-    drawn: int = 0
-    count: int = 0
-    in_a_row: int = 0
-    """Draws since a prompt was last accepted."""
-    fresh: list[str] = field(default_factory=list)
-    """Why, for each one since `take`."""
-
-    def take(self) -> list[str]:
-        """Returns the reasons since the last call."""
-        out, self.fresh = self.fresh, []
-        return out
-
-
-@dataclass(eq=False)
-class Draws:
-    """Draws that are answered together: drawn, then encoded, then answered."""
-
-    draws: Mapping[int, Draw]
-    """Those of all processes by number, groups that go on included."""
-    fresh: int
-    """How many of them are new."""
-    carried_over: Mapping[int, PartialGroup] = field(default_factory=dict)
-    """Groups by number that go on."""
-    accepted: list[AcceptedDraw] = field(default_factory=list)
-    """The accepted draws of this process, encoded."""
-    refused: list[str] = field(default_factory=list)
-    """Why others of this process were rejected."""
-    encoded: bool = False
 
 
 class GroupSource:
@@ -97,7 +56,7 @@ class GroupSource:
         self.fingerprint = fingerprint.of(samples)
         self.filters, self.tally = Filters(self.config.curriculum), Tally()
         self.horizon = Horizon(self.config.episode if self.generates else EpisodeSettings())
-        self._varies = self.generates and has_variants(self.task)
+        self.encoder = DrawEncoder(answering, samples, self.prefetch, self.generates)
         self.drawn = 0
         """Groups drawn since the run began; numbers the groups and their random streams."""
         self.step = 0
@@ -109,8 +68,6 @@ class GroupSource:
         begin."""
         self.wasted = 0
         """How many of these groups were answered in vain."""
-        self._opened: dict[Draw, Sample] = {}
-        """Samples of this step and the next; some are drawn by code, and a variant needs its sample too."""
         self._may_lack = True
         self._of_variants: dict[str, list[float | None]] = {}
         """Rewards of the last call by variant, over all processes; "" = answers to samples as they are."""
@@ -212,28 +169,13 @@ class GroupSource:
         return Draws(everyone, len(draws), carried_over)
 
     def _encode(self, drawn: Draws) -> None:
-        """Encodes this process's share of the draws, and begins with that of the next step."""
-        mine = list(drawn.draws.items())[comm.rank()::comm.world()]
-
-        def encode() -> None:
-            self.prefetch.begin(self._wanted([draw for _, draw in mine], self.step))
-            for number, draw in mine:
-                try:
-                    with phase("encode"):
-                        sample, prompt = self.prefetch.take(draw, partial(self._sample, draw))
-                        variants = [(v, *self.prefetch.take(key, show))
-                                    for v, key, show in self._variants(draw, sample, self.step)]
-                        variants = [one for one in variants if one[0].trained or not looks_alike(one[2], prompt)]
-                    drawn.accepted.append(AcceptedDraw(number, draw, sample, prompt, tuple(variants),
-                                                       drawn.carried_over.get(number)))
-                except DataError as error:
-                    if not isinstance(error, PromptTooLong) and not self.config.data.quarantine:
-                        raise
-                    drawn.refused.append(str(error))
-
-        comm.together(encode)
-        drawn.encoded = True
-        self._look_ahead()
+        """Encodes this process's share of the draws, and begins with that of the next step, as far as the sampler can
+        tell it."""
+        self.encoder.encode(drawn, self.step)
+        draws: list[Draw] = []
+        if self.prefetch.workers and self.step + 1 < self.config.steps:
+            draws = comm.on_main(self._foreseen)[comm.rank()::comm.world()]
+        self.encoder.ahead(draws, self.step + 1)
 
     def _answer(self, drawn: Draws, tokens: int | None) -> dict[int, Group | PartialGroup]:
         """Groups of this process by number."""
@@ -245,51 +187,10 @@ class GroupSource:
         self.prompts.history.note(outcomes, self.step)
         self.sampler.observe(outcomes, self.step)
 
-    def _sample(self, draw: Draw) -> Sample:
-        if draw not in self._opened:
-            sample = generated(self.task, draw.index, dict(draw.knobs)) if draw.knobs else self.samples[draw.index]
-            task = self.task.of(sample)
-            more = {name: value for name, value in draw.fields if name in task.stage_fields}
-            more |= {} if draw.weight == 1 else {"weight": sample.weight * draw.weight}
-            sample = replace(sample, prompt=task.template(sample, draw.visit), row={**sample.row, **more})
-            self._opened[draw] = opened(self.engine, self.task, sample, draw.index, draw.visit)
-        return self._opened[draw]
-
-    def _variants(self, draw: Draw, sample: Sample,
-                  step: int) -> list[tuple[Variant, Hashable, Callable[[], Sample]]]:
-        """Returns what variants of a draw show, each with its key."""
-        if not self._varies:
-            return []
-        variants = variants_of(self.task.of(sample), sample, self.answering.group_size(draw), step)
-        return [(v, (draw, step, v.name), partial(self._as_variant, sample, v)) for v in variants]
-
-    def _as_variant(self, sample: Sample, variant: Variant) -> Sample:
-        return reopened(self.engine, with_media_of(sample, variant))
-
-    def _look_ahead(self) -> None:
-        """Starts on this process's share of the next step, as far as the sampler can tell it."""
-        draws: list[Draw] = []
-        if self.prefetch.workers and self.step + 1 < self.config.steps:
-            draws = comm.on_main(self._foreseen)[comm.rank()::comm.world()]
-        wanted = self._wanted(draws, self.step + 1)
-        self.prefetch.keep(wanted)
-        self.prefetch.begin(wanted)
-        self._opened = {draw: self._opened[draw] for draw in draws if draw in self._opened}
-
     def _foreseen(self) -> list[Draw]:
         count = self.filters.oversampled(self.config.rollout.prompts_per_step)
         foreseen = self.sampler.upcoming(count, self.step + 1) if isinstance(self.sampler, Foreseeing) else []
         return self.horizon.within(foreseen, self.step + 1)
-
-    def _wanted(self, draws: Sequence[Draw], step: int) -> dict[Hashable, Callable[[], Sample]]:
-        """Returns what is to be encoded for draws of a step, by key: the samples, and what their variants show."""
-        wanted: dict[Hashable, Callable[[], Sample]] = {}
-        for draw in draws:
-            wanted[draw] = partial(self._sample, draw)
-            if self._varies and self.prefetch.workers:
-                with contextlib.suppress(Exception):  # `_encode` meets it again, where it belongs
-                    wanted |= {key: show for _, key, show in self._variants(draw, self._sample(draw), step)}
-        return wanted
 
     def _share_outcomes(self, drawn: Draws, groups: Mapping[int, Group]) -> dict[int, Outcome]:
         """Returns the outcome of every draw of every process by number, in draw order."""
@@ -298,28 +199,15 @@ class GroupSource:
                  for n, g in groups.items()}
         by_variant = [(r.variant, r.reward) for g in groups.values() for r in (*g.rollouts, *g.aside)]
         parts = [1 if r.completion.episode_id else len(r.completion.turns) for g in groups.values() for r in g.rollouts]
-        gathered = comm.gather((parts, share, drawn.refused, by_variant if self._varies else []))
+        gathered = comm.gather((parts, share, drawn.refused, by_variant if self.encoder.varies else []))
         self._parts += [n for counts, *_ in gathered for n in counts]
         everyone = {k: v for _, part, *_ in gathered for k, v in part.items()}
         for name, reward in (pair for *_, pairs in gathered for pair in pairs):
             self._of_variants.setdefault(name, []).append(reward)
-        self._count([reason for *_, reasons, _ in gathered for reason in reasons], drawn.fresh,
-                    bool(everyone or self.carried_over))
+        self.rejected.note([reason for *_, reasons, _ in gathered for reason in reasons], drawn.fresh,
+                           bool(everyone or self.carried_over), self.config.limits.rejected, len(self.samples))
         return {number: everyone.get(number, Outcome(draw, ())) for number, draw in drawn.draws.items()
                 if number not in self.carried_over}
-
-    def _count(self, refused: Sequence[str], drawn: int, accepted: bool) -> None:
-        """Notes rejected prompts; TrainingError when they are too many, or when no sample can be used at all."""
-        rejections, limit = self.rejected, self.config.limits.rejected
-        rejections.drawn, rejections.count = rejections.drawn + drawn, rejections.count + len(refused)
-        rejections.in_a_row = 0 if accepted else rejections.in_a_row + drawn
-        rejections.fresh += refused
-        if refused and (rejections.count > max(8, limit * rejections.drawn)
-                        or rejections.in_a_row >= len(self.samples)):
-            raise TrainingError(f"{rejections.count} of {rejections.drawn} drawn prompts were rejected "
-                                f"(limits.rejected={limit}"
-                                f"{', none accepted' if rejections.in_a_row >= len(self.samples) else ''}). "
-                                f"First of this step: {refused[0]}")
 
     def metrics(self) -> dict[str, float]:
         """Returns what the sampler says, what was generated or drawn in vain, and how often a process of environments
@@ -329,7 +217,8 @@ class GroupSource:
             restarts["environment/restarts"] = comm.total(self.engine.environments.restarts)[0]
         return {**restarts, **self.horizon.metrics(), **comm.on_main(lambda: self.sampler.metrics()),
                 **self.tally.metrics(), "groups/wasted": comm.total(self.wasted)[0],
-                "prompts/rejected": float(self.rejected.count), **self._variant_metrics(), **self._partial_metrics(),
+                "prompts/rejected": float(self.rejected.count),
+                **variant_metrics(self._of_variants), **self._partial_metrics(),
                 **{name: value for method in self.answering.methods for name, value in method.metrics().items()},
                 **(self.answering.likelihoods.metrics("train") if self.answering.likelihoods else {}),
                 **(self.answering.services.metrics("train", self.step) if self.answering.services else {})}
@@ -340,16 +229,6 @@ class GroupSource:
             return {}
         values = {"partial/held": float(len(self.carried_over))}
         return values | ({"partial/segments_mean": float(np.mean(self._parts))} if self._parts else {})
-
-    def _variant_metrics(self) -> dict[str, float]:
-        """Returns the mean reward of each variant's answers, and their share of all answers that were drawn."""
-        out: dict[str, float] = {}
-        count = sum(map(len, self._of_variants.values()))
-        for name in sorted(self._of_variants.keys() - {""}):
-            rewards = [r for r in self._of_variants[name] if r is not None]
-            out |= {f"variants/{name}/reward": float(np.mean(rewards)) if rewards else float("nan"),
-                    f"variants/{name}/share": len(self._of_variants[name]) / count}
-        return out
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what a resumed run needs; of the main process, which alone has the sampler."""
@@ -398,69 +277,3 @@ def _surprise(group: Group) -> float:
     norms = [math.sqrt(float(np.nansum(((1 - np.exp(c.logprobs)) ** 2)[c.loss_mask])))
              for c in (r.completion for r in group.rollouts)]
     return float(np.mean(norms)) if norms else 0.0
-
-
-def check_score_errors(groups: Sequence[Group], limit: float, what: str, stored: Path | None = None) -> float:
-    """Returns the share of the rollouts (over all processes) that failed to score; TrainingError above `limit`.
-
-    `what` and where they are `stored` enter the message.
-    """
-    failed, rollouts, first = _errors(groups, lambda r: r.error and r.completion.error is None and not _lost(r))
-    if failed > limit * max(rollouts, 1):
-        where = f" They are in {stored}." if stored else ""
-        raise TrainingError(f"{what}: {failed} of {rollouts} rollouts failed to score, more than "
-                            f"limits.score_errors={limit} allows. First error: {first}.{where}")
-    return failed / max(rollouts, 1)
-
-
-def check_environment_errors(groups: Sequence[Group], limit: float, what: str, stored: Path | None = None) -> None:
-    """Raises TrainingError when more than `limit` of the episodes were ended by an error of their environment."""
-    failed, rollouts, first = _errors(groups, lambda r: r.completion.error is not None)
-    if failed > limit * max(rollouts, 1):
-        where = f" They are in {stored}." if stored else ""
-        raise TrainingError(f"{what}: {failed} of {rollouts} episodes ended with an error of their environment, more "
-                            f"than limits.environment_errors={limit} allows. First error: {first}.{where}")
-
-
-def check_service_errors(groups: Sequence[Group], limit: float, what: str, stored: Path | None = None) -> float:
-    """Returns the share of the rollouts (over all processes) for which a service did not answer; TrainingError above
-    `limit`.
-    """
-    failed, rollouts, first = _errors(groups, _lost)
-    if failed > limit * max(rollouts, 1):
-        where = f" They are in {stored}." if stored else ""
-        raise TrainingError(f"{what}: a service did not answer for {failed} of {rollouts} rollouts, more than "
-                            f"limits.service_errors={limit} allows. First error: {first}.{where} See whether it runs "
-                            "(services.*); the same command goes on from the last checkpoint.")
-    return failed / max(rollouts, 1)
-
-
-def _lost(rollout: Rollout) -> bool:
-    return bool(rollout.error and rollout.error.startswith(FAILED))
-
-
-def _errors(groups: Sequence[Group], among: Callable[[Rollout], Any]) -> tuple[int, int, str]:
-    """Returns how many rollouts of all processes have an error, of how many, and the first one."""
-    errors = [f"sample {g.sample.id!r}: {r.error}, at the answer {ascii(r.completion.text)[:80]}"
-              for g in groups for r in g.rollouts if among(r)]
-    failed, rollouts = comm.total(len(errors), sum(len(g.rollouts) for g in groups))
-    first = next((e for part in comm.gather(errors[:1]) for e in part), "") if failed else ""
-    return int(failed), int(rollouts), first
-
-
-def first_samples(task: Task, split: str, count: int) -> list[Sample]:
-    """Returns the first `count` samples of a split, with the templates of their task in turn. ConfigError when it is
-    empty.
-    """
-    samples = task_samples(task, split)
-    if len(samples) == 0:
-        raise ConfigError(f"task '{task.name}' has no samples in split '{split}'")
-    leave_out = task.data is not None and task.data.quarantine
-    candidates = (readable(samples, i) if leave_out else samples[i] for i in range(len(samples)))
-    first = list(itertools.islice((sample for sample in candidates if sample is not None), count))
-    out, last_turn = [], dict[str, int]()
-    for sample in first:  # each task goes through its templates
-        turn = last_turn[sample.task] = last_turn.get(sample.task, -1) + 1
-        templates = task.of(sample).templates
-        out.append(replace(sample, prompt=templates[turn % len(templates)]))
-    return out

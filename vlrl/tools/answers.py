@@ -26,7 +26,6 @@ from vlrl.evaluation.picture import draw
 from vlrl.evaluation.rows import Row, RowFile
 from vlrl.evaluation.settings import Drawing, Grid
 from vlrl.evaluation.summary import Result, summarise
-from vlrl.rollout.group_source import first_samples
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.rollout.provided import serving
 from vlrl.services.chat import address_of
@@ -34,6 +33,7 @@ from vlrl.store import plain
 from vlrl.store.files import environment, write_text
 from vlrl.task import Task, task_messages
 from vlrl.task.environment import has_environment
+from vlrl.task.first_samples import first_samples
 from vlrl.tools.chat_prompts import ChatEncoder
 from vlrl.tools.endpoint import Endpoint
 from vlrl.tools.measure import Chosen, model_facts, ready, task_facts

@@ -25,8 +25,8 @@ from vlrl.errors import ConfigError, DataError
 from vlrl.evaluation.rows import begun
 from vlrl.models.processing import PromptTooLong
 from vlrl.rollout.episodes import opened
+from vlrl.rollout.error_limits import check_errors
 from vlrl.rollout.generate import make_group, plain_visits, sampling_of
-from vlrl.rollout.group_source import check_environment_errors, check_score_errors, check_service_errors
 from vlrl.store import plain
 from vlrl.store.files import append_line, write_text
 from vlrl.task import task_samples
@@ -81,10 +81,7 @@ def measured(ready: Ready, scope: Scope, part: Path, known: Mapping[str, Any], t
     for i in range(math.ceil(len(left) / comm.world())):  # in step: a reference policy needs all processes at once
         tell(f"answering {scope.split}", sum(number in by_number for number in range(count)), count)
         groups, records = comm.together(partial(_answer_chunk, ready, scope, samples, mine[i], mine[i + 1]))
-        place, limits = f"prompts from number {left[i * comm.world()].start} on", ready.config.limits
-        check_score_errors(groups, limits.score_errors, place)
-        check_environment_errors(groups, limits.environment_errors, place)
-        check_service_errors(groups, limits.service_errors, place)
+        check_errors(groups, ready.config.limits, f"prompts from number {left[i * comm.world()].start} on")
         shares = comm.gather(records)
         comm.on_main(partial(_append, part, shares))
         by_number |= {m.number: m for share in shares for m in share}

@@ -25,8 +25,8 @@ from vlrl.config.schema import Config
 from vlrl.data import readable, write_rows
 from vlrl.errors import ConfigError, DataError
 from vlrl.evaluation.answers import outcome
+from vlrl.rollout.error_limits import check_errors
 from vlrl.rollout.generate import make_group, sampling_of
-from vlrl.rollout.group_source import check_score_errors, check_service_errors
 from vlrl.rollout.provided import Provided, serving
 from vlrl.rollout.selection import CHOICES, chosen, every
 from vlrl.store.files import read_json, write_text
@@ -194,9 +194,7 @@ class _Work:
             counts.update(prompts=1, answers=len(drawn), right=right, solved=right > 0)
             rows += [_row(place, sample, row, self.order.answers, teacher) for row in taken]
         self.tell("scoring", len(self.samples), len(self.samples))
-        limits = self.config.limits
-        check_score_errors(groups, limits.score_errors, "scoring the teacher's answers", self.replies.path)
-        check_service_errors(groups, limits.service_errors, "scoring the teacher's answers", self.replies.path)
+        check_errors(groups, self.config.limits, "scoring the teacher's answers", self.replies.path)
         return rows, dict(counts)
 
 

@@ -146,7 +146,7 @@ def batch_shapes() -> str:
     from vlrl.models import policy
     from vlrl.models.processing import Encoder
     from vlrl.rollout.generate import sampling_of
-    from vlrl.rollout.group_source import first_samples
+    from vlrl.task.first_samples import first_samples
     from vlrl.training import build_task
     from vlrl.training.build import make_accelerator
     from vlrl.types import Request

@@ -9,13 +9,8 @@ from vlrl.models.cost import share_out
 from vlrl.models.fsdp import launched
 from vlrl.monitoring.metrics import group_metrics
 from vlrl.monitoring.mismatch import check_mismatch
-from vlrl.rollout.async_source import refuse_stale
-from vlrl.rollout.group_source import (
-    GroupSource,
-    check_environment_errors,
-    check_score_errors,
-    check_service_errors,
-)
+from vlrl.rollout.error_limits import check_errors, refuse_stale
+from vlrl.rollout.group_source import GroupSource
 from vlrl.training.build import assemble, make_accelerator
 from vlrl.training.session import Session
 from vlrl.training.update import update
@@ -49,9 +44,7 @@ def train(config: Config, make_source: type[GroupSource] = GroupSource,
             drawn = [*groups, *source.dropped]
             with session.keeping_failed(step, drawn):
                 refuse_stale(groups, step, config)
-                errors = check_score_errors(drawn, config.limits.score_errors, f"step {step}")
-                check_environment_errors(drawn, config.limits.environment_errors, f"step {step}")
-                lost = check_service_errors(drawn, config.limits.service_errors, f"step {step}")
+                errors, lost = check_errors(drawn, config.limits, f"step {step}")
                 with clock("train"):
                     stats, per_token = update(policy, parts.optimizer, groups, config, step, algorithm, given)
                     stats |= parts.credit.metrics()

@@ -25,7 +25,7 @@ from vlrl.models import families, learning
 from vlrl.monitoring.progress import Progress
 from vlrl.monitoring.signals import StopSignals, to_terminal
 from vlrl.monitoring.watchdog import Watchdog
-from vlrl.rollout.group_source import check_environment_errors, check_score_errors, check_service_errors
+from vlrl.rollout.error_limits import check_errors
 from vlrl.store import RunFolder, checkpoint, files
 from vlrl.store.lock import Lock, Unlocked
 from vlrl.store.writer import BackgroundWriter
@@ -273,9 +273,7 @@ class Session:
                 record, groups = self._measured(split, done)
                 path = self.folder.write_rollouts(done, comm.rank(), groups, split=split)
             what = f"evaluation of {split} at step {done}"
-            check_score_errors(groups, self.config.limits.score_errors, what, path)
-            check_environment_errors(groups, self.config.limits.environment_errors, what, path)
-            check_service_errors(groups, self.config.limits.service_errors, what, path)
+            check_errors(groups, self.config.limits, what, path)
             if comm.is_main():
                 if names := changed(record["measured"], split, self.folder.evals()):
                     record["changed"] = names

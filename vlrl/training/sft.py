@@ -21,7 +21,8 @@ from vlrl.config.schema import (
     SaveSettings,
 )
 from vlrl.rollout.demonstrations import demonstrated
-from vlrl.rollout.group_source import Draws, GroupSource
+from vlrl.rollout.draws import Draws
+from vlrl.rollout.group_source import GroupSource
 from vlrl.rollout.partial import PartialGroup
 from vlrl.training.loop import train as train_loop
 from vlrl.training.session import Session

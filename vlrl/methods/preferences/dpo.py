@@ -17,8 +17,9 @@ from vlrl.config.loading import derived
 from vlrl.config.schema import Config
 from vlrl.errors import DataError
 from vlrl.rollout.demonstrations import demonstrated
+from vlrl.rollout.draws import Draws
 from vlrl.rollout.generate import AcceptedDraw
-from vlrl.rollout.group_source import Draws, GroupSource
+from vlrl.rollout.group_source import GroupSource
 from vlrl.rollout.partial import PartialGroup
 from vlrl.training.loop import train as train_loop
 from vlrl.training.session import Session

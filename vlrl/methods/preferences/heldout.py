@@ -15,7 +15,7 @@ from vlrl.methods.preferences.pairs import paired
 from vlrl.models.processing import PromptTooLong
 from vlrl.models.reading import read_tokens
 from vlrl.rollout.generate import AcceptedDraw
-from vlrl.rollout.group_source import first_samples
+from vlrl.task.first_samples import first_samples
 from vlrl.training.build import Parts
 from vlrl.types import Group, Sample
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from vlrl.methods.preferences.pairs import paired
-from vlrl.rollout.group_source import Draws, GroupSource
+from vlrl.rollout.draws import Draws
+from vlrl.rollout.group_source import GroupSource
 from vlrl.rollout.partial import PartialGroup
 from vlrl.types import Group
 

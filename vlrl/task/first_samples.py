@@ -1,0 +1,30 @@
+"""The first samples of a split, as evaluations and checks take them. No torch."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+from vlrl.data import readable
+from vlrl.errors import ConfigError
+from vlrl.task.asked import task_samples
+from vlrl.task.base import Task
+from vlrl.types import Sample
+
+
+def first_samples(task: Task, split: str, count: int) -> list[Sample]:
+    """Returns the first `count` samples of a split, with the templates of their task in turn. ConfigError when it is
+    empty.
+    """
+    samples = task_samples(task, split)
+    if len(samples) == 0:
+        raise ConfigError(f"task '{task.name}' has no samples in split '{split}'")
+    leave_out = task.data is not None and task.data.quarantine
+    candidates = (readable(samples, i) if leave_out else samples[i] for i in range(len(samples)))
+    first = list(itertools.islice((sample for sample in candidates if sample is not None), count))
+    out, last_turn = [], dict[str, int]()
+    for sample in first:  # each task goes through its templates
+        turn = last_turn[sample.task] = last_turn.get(sample.task, -1) + 1
+        templates = task.of(sample).templates
+        out.append(replace(sample, prompt=templates[turn % len(templates)]))
+    return out
