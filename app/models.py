@@ -155,7 +155,7 @@ def check_memory(config: Config, loaded: bool) -> int:
 
     from vlrl.engine.capacity import device_bytes
     from vlrl.models.loading import compute_dtype, skeleton
-    from vlrl.tools.memory import estimate
+    from vlrl.tools.machine.memory import estimate
 
     needed = estimate(config, skeleton(config.model)[0].config)
     weights, cuda = needed.resident, torch.cuda.is_available()

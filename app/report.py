@@ -90,7 +90,7 @@ def write(run: str | Path, to: str | Path | None = None) -> Path:
 
 def run_folder(path: Path) -> Path:
     """Returns the folder of one run. Raises RunError for one that holds several runs, or none."""
-    from vlrl.tools.status import find, is_run
+    from vlrl.tools.experiments.status import find, is_run
 
     if is_run(path):
         return path

@@ -46,7 +46,7 @@ from vlrl.engine.base import Done
 from vlrl.models import prefix_tree
 from vlrl.rollout.episodes import EpisodeEngine, opened
 from vlrl.rollout.generate import make_group
-from vlrl.tools import tiny_models
+from vlrl.tools.tiny import models as tiny_models
 from vlrl.training import build
 from vlrl.training.advantages import credit
 from vlrl.training.update import update

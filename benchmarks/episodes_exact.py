@@ -31,7 +31,7 @@ from vlrl.rollout.episodes import EpisodeEngine, opened
 from vlrl.task import Task
 from vlrl.task.environment import Environment
 from vlrl.task.environment_host import Environments
-from vlrl.tools import tiny_models
+from vlrl.tools.tiny import models as tiny_models
 from vlrl.training.build import make_engine
 from vlrl.types import Completion, Media, Observation, Prompt, Request, Sample, Sampling, Step
 

@@ -34,7 +34,7 @@ from vlrl.models.packing import pack, pieces_of
 from vlrl.models.policy import Policy
 from vlrl.models.processing import Encoder
 from vlrl.task import Task
-from vlrl.tools import tiny_families
+from vlrl.tools.tiny import families as tiny_families
 from vlrl.types import Answer, Media, Parts, Sample
 
 KINDS = ("image", "two images", "video", "text", "mixed")

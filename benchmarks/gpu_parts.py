@@ -62,7 +62,7 @@ class Result:
 
 def doctor(result: Result, tiny: bool) -> None:
     """What `vlrl doctor` finds."""
-    from vlrl.tools.doctor import examine
+    from vlrl.tools.machine.doctor import examine
 
     for finding in examine():
         result.add(check=f"{finding.group}: {finding.name}", verdict=finding.verdict, detail=finding.detail,

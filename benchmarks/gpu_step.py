@@ -29,8 +29,8 @@ from PIL import Image
 from vlrl.config.schema import Config
 from vlrl.monitoring.gpu_specs import Card, card_of
 from vlrl.monitoring.metrics import watching
-from vlrl.tools.plan import Plan, plan
-from vlrl.tools.profiler import Recorder, device_name, peak_of
+from vlrl.tools.machine.plan import Plan, plan
+from vlrl.tools.machine.profiler import Recorder, device_name, peak_of
 
 TIMED = 2
 """Steps after the one that warms up."""

@@ -50,9 +50,9 @@ from vlrl.models.attention import DEVICES
 from vlrl.models.flops import Cost, cost_model, patches_of
 from vlrl.monitoring.metrics import watching
 from vlrl.task import Task
-from vlrl.tools import tiny_models
-from vlrl.tools.profiler import Peak, Recorder, device_name, peak_of, traced
-from vlrl.tools.tiny_families import CHAT_TEMPLATE, QWEN
+from vlrl.tools.machine.profiler import Peak, Recorder, device_name, peak_of, traced
+from vlrl.tools.tiny import models as tiny_models
+from vlrl.tools.tiny.families import CHAT_TEMPLATE, QWEN
 from vlrl.training import build as assemble
 from vlrl.training.update import update
 from vlrl.types import Completion, Group, Media, Request, Rollout, Sample, Sampling

@@ -15,7 +15,7 @@ from vlrl.data import Drawn
 from vlrl.methods.second_attempts.guidance import WORDS, Tried
 from vlrl.task import Task, load_class
 from vlrl.task.asked import guided_messages
-from vlrl.tools.tiny_models import THOUGHTS
+from vlrl.tools.tiny.models import THOUGHTS
 from vlrl.types import Answer, Media, Sample
 
 _Digits: Any = load_class("digits")

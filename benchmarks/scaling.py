@@ -40,7 +40,7 @@ from vlrl.algo.advantage import grpo
 from vlrl.models.flops import cost_model, patches_of
 from vlrl.rollout.generate import make_group
 from vlrl.task import Task
-from vlrl.tools import tiny_models
+from vlrl.tools.tiny import models as tiny_models
 from vlrl.training import build
 from vlrl.training.advantages import credit
 from vlrl.training.update import update

@@ -245,7 +245,7 @@ def prepare(job: Job, family: str, reply: Callable[[Any], None]) -> None:
     """Writes model, images and questions, and replies with [longest prompt in tokens, million parameters]."""
     from PIL import Image, ImageDraw
 
-    from vlrl.tools import tiny_models
+    from vlrl.tools.tiny import models as tiny_models
 
     side = PIXELS[family] * int(job.setting.visual**0.5)
     model, processor = tiny_models.build(family, Path(job.folder, "model"), max_pixels=side * side)

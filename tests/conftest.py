@@ -17,7 +17,7 @@ from PIL import Image
 
 from tests import once
 from vlrl.models import families
-from vlrl.tools import tiny_families
+from vlrl.tools.tiny import families as tiny_families
 from vlrl.types import Media, Sample
 
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -74,7 +74,7 @@ class TinyModels(dict):
         self.root = root
 
     def __missing__(self, family: str) -> Path:
-        from vlrl.tools import tiny_models as tiny
+        from vlrl.tools.tiny import models as tiny
 
         tiny.build(family, self.root / family, seed=1)
         self[family] = self.root / family

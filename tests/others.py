@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from tests import public_templates as templates
-from vlrl.tools import tiny_families, tiny_models
-from vlrl.tools.tiny_families import CHAT_TEMPLATE, HEADS, HIDDEN, INIT_RANGE, QWEN, ROPE, SIGHT, VISION, Tokens, _text
+from vlrl.tools.tiny import families as tiny_families
+from vlrl.tools.tiny import models as tiny_models
+from vlrl.tools.tiny.families import CHAT_TEMPLATE, HEADS, HIDDEN, INIT_RANGE, QWEN, ROPE, SIGHT, VISION, Tokens, _text
 
 _TURN = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _GLM = ("[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>",
@@ -189,7 +190,7 @@ def qwen3_vl_moe(tokenizer: Any) -> tuple[Any, Any]:
 
 
 RELATIVES: dict[str, tuple[Tokens, Callable[[Any], tuple[Any, Any]]]] = {"qwen3_vl_moe": (QWEN, qwen3_vl_moe)}
-"""Types of the table that vlrl.tools.tiny_models does not build."""
+"""Types of the table that vlrl.tools.tiny.models does not build."""
 OTHERS: dict[str, tuple[Tokens, Callable[[Any], tuple[Any, Any]]]] = {
     "glm4v": (Tokens(special=(*_TURN, *_GLM)), glm4v),
     "gemma3": (Tokens(special=(*_TURN, *_GEMMA), bos="<bos>", named=_GEMMA_NAMES), gemma3),

@@ -20,7 +20,7 @@ from tests.e2e import forked
 from tests.e2e.runs import ENV, ROOT
 from vlrl.cli.main import main
 from vlrl.evaluation.rows import read_rows
-from vlrl.tools.record import Server
+from vlrl.tools.servers.record import Server
 
 pytestmark = pytest.mark.slow
 CONFIG = "configs/quickstart.yaml"

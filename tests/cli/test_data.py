@@ -15,9 +15,9 @@ from tests.data.test_formats import make_video
 from vlrl.cli.main import main
 from vlrl.data import read_rows
 from vlrl.errors import DataError, VlrlError
-from vlrl.tools import datasplit
-from vlrl.tools.dataconvert import UsableRow
-from vlrl.tools.datasplit import look, near_pairs, split
+from vlrl.tools.datasets import split as datasplit
+from vlrl.tools.datasets.convert import UsableRow
+from vlrl.tools.datasets.split import look, near_pairs, split
 from vlrl.types import Media
 
 

@@ -16,8 +16,9 @@ from vlrl.evaluation.report import summary_table
 from vlrl.evaluation.run import Run
 from vlrl.monitoring.progress import Progress
 from vlrl.store import RunFolder
-from vlrl.tools import doctor, status, trials
-from vlrl.tools.status import read
+from vlrl.tools.experiments import status
+from vlrl.tools.experiments.status import read
+from vlrl.tools.machine import doctor, trials
 
 # holds the lock of a run folder and reports as a training run does, until it is killed or told to end
 WORKER = """

@@ -23,8 +23,8 @@ from vlrl import config as configs
 from vlrl.cli.main import main
 from vlrl.rollout.generate import make_group
 from vlrl.store import RunFolder
-from vlrl.tools import rescore
-from vlrl.tools.score_rows import score_lines
+from vlrl.tools.tasks import rescore
+from vlrl.tools.tasks.score_rows import score_lines
 from vlrl.training import build_task
 from vlrl.types import Completion, Prompt
 

@@ -14,7 +14,7 @@ from vlrl import config
 from vlrl.cli.main import main
 from vlrl.store import RunFolder
 from vlrl.task import builtin_names, load_class
-from vlrl.tools import scaffold
+from vlrl.tools.tasks import scaffold
 
 ROOT = Path(__file__).resolve().parents[2]
 VLRL = [sys.executable, "-P", "-m", "vlrl"]  # -P as for the installed script: the working directory is no import path

@@ -18,7 +18,7 @@ from vlrl.checks.files import leaks
 from vlrl.cli.main import main
 from vlrl.config.schema import LimitsSettings
 from vlrl.task import load
-from vlrl.tools.datacheck import check, files_of
+from vlrl.tools.datasets.check import check, files_of
 
 BOX = {"box": [1, 2, 30, 20], "label": "mug"}
 SOUND = {

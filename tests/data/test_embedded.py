@@ -28,8 +28,8 @@ from vlrl.data.video.sampling import VideoSampling
 from vlrl.errors import DataError
 from vlrl.rollout import fingerprint
 from vlrl.task import Task
-from vlrl.tools.datacheck import check
-from vlrl.tools.dataconvert import convert
+from vlrl.tools.datasets.check import check
+from vlrl.tools.datasets.convert import convert
 
 LIMITS = LimitsSettings()
 

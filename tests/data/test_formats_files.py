@@ -18,7 +18,7 @@ from vlrl.data.sources.fields import Source
 from vlrl.data.sources.reading import canonical, rows_in
 from vlrl.errors import DataError
 from vlrl.task import Task
-from vlrl.tools.dataconvert import convert
+from vlrl.tools.datasets.convert import convert
 
 
 def test_pictures_in_base64_become_files(tmp_path):

@@ -16,7 +16,7 @@ from vlrl.data import read_rows
 from vlrl.data.formats.choices import letter, options_of
 from vlrl.data.sources.reading import recognised, rows_in
 from vlrl.errors import DataError
-from vlrl.tools.dataconvert import convert
+from vlrl.tools.datasets.convert import convert
 
 SIZED = {"image": "a.png", "width": 64, "height": 32}
 ASK = {"image": "a.png", "question": "Which?"}

@@ -10,7 +10,7 @@ from vlrl.cli.main import main
 from vlrl.data import FIELDS, read_rows
 from vlrl.data.sources.reading import canonical, recognised, rows_in
 from vlrl.errors import DataError
-from vlrl.tools.dataconvert import convert
+from vlrl.tools.datasets.convert import convert
 
 ASK = {"image": "a.png", "question": "What could lead to a collision?", "answer": "Turning left."}
 FOUND = {"image": "a.png", "width": 9, "height": 9, "x1": 1, "y1": 2, "x2": 3, "y2": 4, "label": "mug"}

@@ -19,8 +19,8 @@ from vlrl.data.sources.reading import canonical
 from vlrl.data.video.sampling import VideoSampling
 from vlrl.errors import DataError
 from vlrl.task.environment_checks import fingerprint
-from vlrl.tools.datacheck import check
-from vlrl.tools.dataconvert import convert
+from vlrl.tools.datasets.check import check
+from vlrl.tools.datasets.convert import convert
 from vlrl.types import Media, Observation
 
 LIMITS = LimitsSettings()

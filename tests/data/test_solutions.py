@@ -10,7 +10,7 @@ from vlrl.data.sources.solutions import Solved, read_solutions
 from vlrl.errors import ConfigError, DataError, RunError
 from vlrl.rollout import fingerprint
 from vlrl.task import Task, task_samples
-from vlrl.tools import rounds
+from vlrl.tools.stages import rounds
 from vlrl.types import Sample
 
 

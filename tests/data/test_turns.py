@@ -14,8 +14,8 @@ from vlrl.data import turns as row_turns
 from vlrl.data.sources.reading import canonical
 from vlrl.errors import DataError
 from vlrl.task import Task, builtin_names, load, task_messages
-from vlrl.tools.score_rows import score_row
-from vlrl.tools.shown import words_of
+from vlrl.tools.play.shown import words_of
+from vlrl.tools.tasks.score_rows import score_row
 from vlrl.types import Media, Sample
 
 BEFORE = [{"role": "user", "content": "<image>Colour?"}, {"role": "assistant", "content": "red"}]

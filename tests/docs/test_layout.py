@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 AT_THE_ROOT = {"__init__", "__main__", "_torchcodec", "_torchvision", "errors", "types"}
 BRANCHES = ("methods", "services", "environments", "data.formats", "engine.vllm", "checks", "testing", "tools", "cli")
 """Of vlrl, what the trunk names in tables of texts alone; modules whose names begin so."""
-UNDER_VLRL = {"tasks": {"vlrl/tools/cold_start.py", "vlrl/tools/episode_start.py"},
+UNDER_VLRL = {"tasks": {"vlrl/tools/tiny/cold_start.py", "vlrl/tools/tiny/episode_start.py"},
               "app": {"vlrl/cli/inspecting.py", "vlrl/cli/looking.py", "vlrl/cli/publishing.py"}}
 """Files that import vlrl.tasks or vlrl.app by these names, which import-linter does not take for tasks and app."""
 

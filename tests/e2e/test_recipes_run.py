@@ -22,7 +22,7 @@ from vlrl.cli.main import main
 from vlrl.rewards.text import written_after
 from vlrl.rollout.generate import make_group
 from vlrl.task import load, task_oracle
-from vlrl.tools.rescore import rescore
+from vlrl.tools.tasks.rescore import rescore
 from vlrl.training.loop import train
 from vlrl.training.session import Session
 from vlrl.types import Completion, Turn

@@ -17,7 +17,7 @@ from tests.e2e.runs import ENV, ROOT, assert_same_run, kill_after, metrics, run,
 from vlrl.app.details import group
 from vlrl.app.library import Library
 from vlrl.store import RunFolder
-from vlrl.tools.dataconvert import convert
+from vlrl.tools.datasets.convert import convert
 
 pytestmark = pytest.mark.slow
 RUNS = "import json, sys; from vlrl.cli.main import train; sys.exit(any([train(r) for r in json.loads(sys.argv[1])]))"

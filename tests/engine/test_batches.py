@@ -28,7 +28,7 @@ from vlrl.monitoring.metrics import Clock
 from vlrl.rollout.generate import Answering
 from vlrl.rollout.group_source import GroupSource
 from vlrl.rollout.overlap import Ahead
-from vlrl.tools.plan import architecture
+from vlrl.tools.machine.plan import architecture
 from vlrl.types import Completion, Prompt, Request, Sampling
 
 SAMPLING = Sampling(max_new_tokens=5)

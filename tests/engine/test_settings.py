@@ -15,9 +15,9 @@ from vlrl.config.engine import OWN, PLACES, EngineSettings
 from vlrl.config.schema import resumable
 from vlrl.engine.hf import HFEngine
 from vlrl.errors import ConfigError, TrainingError
-from vlrl.tools import trials
-from vlrl.tools.difficulty import Scope, facts
-from vlrl.tools.measure import Chosen
+from vlrl.tools.datasets.difficulty import Scope, facts
+from vlrl.tools.experiments.measure import Chosen
+from vlrl.tools.machine import trials
 from vlrl.training import build, loop, sft
 
 QUICK = "configs/quickstart.yaml"

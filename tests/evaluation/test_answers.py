@@ -164,7 +164,7 @@ class Failing(Noting):
     failing = ("1", "5")
 
     def generate(self, requests, done=None):
-        from vlrl.tools.endpoint import _unanswered
+        from vlrl.tools.clients.endpoint import _unanswered
 
         return [[_unanswered("500") if r.prompt.text in self.failing and i == 1 else c for i, c in enumerate(row)]
                 for r, row in zip(requests, super().generate(requests, done), strict=True)]

@@ -17,8 +17,8 @@ from vlrl.services import chat as module
 from vlrl.services.chat import address_of
 from vlrl.services.pictures import data_urls
 from vlrl.task import Task
-from vlrl.tools.chat_prompts import ChatEncoder
-from vlrl.tools.endpoint import Endpoint
+from vlrl.tools.clients.chat_prompts import ChatEncoder
+from vlrl.tools.clients.endpoint import Endpoint
 from vlrl.types import LoadedMedia, Media, Prompt, Request, Sample, Sampling
 
 

@@ -15,7 +15,7 @@ from vlrl.models.policy import Policy
 from vlrl.models.processing import Encoder
 from vlrl.store import checkpoint
 from vlrl.task import Task
-from vlrl.tools.export import export
+from vlrl.tools.hub.export import export
 from vlrl.types import Media, Request, Sample, Sampling
 
 

@@ -16,8 +16,9 @@ from vlrl.cli.main import app
 from vlrl.errors import ConfigError
 from vlrl.rollout.episodes import check
 from vlrl.store import RunFolder
-from vlrl.tools import difficulty, measure
-from vlrl.tools.rescore import compare
+from vlrl.tools.datasets import difficulty
+from vlrl.tools.experiments import measure
+from vlrl.tools.tasks.rescore import compare
 from vlrl.training import loop
 from vlrl.training.build_task import make_task
 from vlrl.training.loop import train

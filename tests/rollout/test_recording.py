@@ -20,7 +20,7 @@ from vlrl.engine.turns import first_difference
 from vlrl.rollout.chat_messages import Refused, contradiction, read, same
 from vlrl.rollout.recording import Recorder
 from vlrl.store import RunFolder
-from vlrl.tools import record
+from vlrl.tools.servers import record
 
 
 def url(seed, size=(56, 84)):

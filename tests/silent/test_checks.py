@@ -19,7 +19,7 @@ from vlrl.errors import VlrlError
 from vlrl.models.processing import PromptTooLong
 from vlrl.task import load as load_task
 from vlrl.task import task_samples
-from vlrl.tools.dryrun import open_model
+from vlrl.tools.machine.dryrun import open_model
 from vlrl.training.build_task import make_task
 from vlrl.types import Media
 

@@ -21,8 +21,8 @@ from PIL import Image
 from vlrl.config import load_config
 from vlrl.data import read_samples
 from vlrl.data.sources.row_index import opened
-from vlrl.tools.datacheck import check
-from vlrl.tools.dataconvert import convert
+from vlrl.tools.datasets.check import check
+from vlrl.tools.datasets.convert import convert
 from vlrl.training.build_task import make_task
 
 ROWS, SIDE = 100, 300

@@ -11,9 +11,9 @@ from vlrl.rollout.demonstrations import Demonstrations
 from vlrl.rollout.generate import make_group, sampling_of
 from vlrl.store import RunFolder
 from vlrl.task import Task
-from vlrl.tools.dryrun import show
-from vlrl.tools.rescore import rescore
-from vlrl.tools.score_rows import score_row
+from vlrl.tools.machine.dryrun import show
+from vlrl.tools.tasks.rescore import rescore
+from vlrl.tools.tasks.score_rows import score_row
 from vlrl.training.build_task import make_task
 from vlrl.types import Coordinates, Observation, Request, Sample, Sampling
 

@@ -2,7 +2,7 @@
 
 from vlrl import config
 from vlrl.errors import ConfigError
-from vlrl.tools import dryrun
+from vlrl.tools.machine import dryrun
 
 DRAWN = "configs/quickstart.yaml"
 

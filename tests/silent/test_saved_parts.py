@@ -8,7 +8,7 @@ from tests import others
 from tests.helpers import credited_groups, load, settings
 from vlrl.models import learning
 from vlrl.store import checkpoint
-from vlrl.tools.export import export
+from vlrl.tools.hub.export import export
 from vlrl.training.update import make_optimizer, update
 
 

@@ -11,7 +11,7 @@ from tests.helpers import load, settings
 from vlrl.cli.main import main
 from vlrl.store import checkpoint
 from vlrl.store.files import file_sha256
-from vlrl.tools.export import export
+from vlrl.tools.hub.export import export
 
 WORDS = ["steps=1", "eval.samples=0", "save.every=0", "rollout.max_new_tokens=4", "log.samples_every=0",
          "rollout.prompts_per_step=1", "rollout.group_size=2"]

@@ -13,7 +13,7 @@ from vlrl.errors import RunError, VlrlError
 from vlrl.evaluation.report import summary_table
 from vlrl.store import RunFolder, checkpoint, files
 from vlrl.store.files import append_line, replacing, set_aside, write_text
-from vlrl.tools import status
+from vlrl.tools.experiments import status
 
 
 def test_a_file_is_on_the_disk_before_it_gets_its_name_and_the_name_after(tmp_path, disk):

@@ -35,8 +35,8 @@ from vlrl.task.first_samples import first_samples
 from vlrl.task.mixture import Mixture, Turns, one_task
 from vlrl.task.services import served
 from vlrl.task.variants import has_variants
-from vlrl.tools.rescore import compare
-from vlrl.tools.score_rows import score_lines
+from vlrl.tools.tasks.rescore import compare
+from vlrl.tools.tasks.score_rows import score_lines
 from vlrl.training.advantages import _check_parts, credit
 from vlrl.training.build import OFFERED
 from vlrl.training.build_task import make_task, settle_coordinates

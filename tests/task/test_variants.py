@@ -36,7 +36,7 @@ from vlrl.task import load_class
 from vlrl.task.scoring import score_group
 from vlrl.task.services import Services
 from vlrl.task.variants import looks_alike, variants_of, with_media_of
-from vlrl.tools.rescore import compare
+from vlrl.tools.tasks.rescore import compare
 from vlrl.training.advantages import credit
 from vlrl.training.loop import train
 from vlrl.training.update import make_optimizer, update

@@ -95,8 +95,11 @@ def test_importing_every_task_loads_no_torch():
             "import vlrl.testing.labelled, vlrl.rewards.driving, vlrl.rewards.contrast, vlrl.rewards.math\n"
             "import vlrl.task.scoring, vlrl.training.build_task, vlrl.store, vlrl.evaluation.report\n"
             "import vlrl.monitoring.progress, vlrl.evaluation.stats, vlrl.cli.main, vlrl.tools.docs\n"
-            "from vlrl.tools import (catalogue, datacheck, dataconvert, datasplit, doctor, play, rescore, scaffold,\n"
-            "                        score_rows, status, trials)\n"
+            "from vlrl.tools.datasets import check, convert, split\n"
+            "from vlrl.tools.experiments import status\n"
+            "from vlrl.tools.machine import doctor, trials\n"
+            "from vlrl.tools.play import questions\n"
+            "from vlrl.tools.tasks import catalogue, rescore, scaffold, score_rows\n"
             "from vlrl.task import builtin_names, load\n"
             "for name in builtin_names(): load(name)\n"
             "assert 'torch' not in sys.modules and 'transformers' not in sys.modules")

@@ -21,9 +21,10 @@ from vlrl.task.chromium import BROWSERS
 from vlrl.tasks import _web_browser  # pyright: ignore[reportMissingImports]
 from vlrl.tasks import _web_explore as explore  # pyright: ignore[reportMissingImports]
 from vlrl.tasks._web_explore import Wanted  # pyright: ignore[reportMissingImports]
-from vlrl.tools import difficulty, synthesize
-from vlrl.tools.explorers import Search
-from vlrl.tools.measure import Chosen, Ready
+from vlrl.tools.datasets import difficulty
+from vlrl.tools.experiments.measure import Chosen, Ready
+from vlrl.tools.synthesis import synthesize
+from vlrl.tools.synthesis.explorers import Search
 from vlrl.types import Completion
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.skipif(

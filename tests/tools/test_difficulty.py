@@ -24,10 +24,10 @@ from vlrl.errors import ConfigError, DataError, TrainingError, VlrlError
 from vlrl.evaluation.votes import pass_at
 from vlrl.models.processing import PromptTooLong
 from vlrl.rollout.prefetch import Prefetcher
-from vlrl.tools import difficulty
-from vlrl.tools.difficulty import Places, Scope, measured
-from vlrl.tools.measure import Chosen, Ready
-from vlrl.tools.prompttable import Measured, joined, summary
+from vlrl.tools.datasets import difficulty
+from vlrl.tools.datasets.difficulty import Places, Scope, measured
+from vlrl.tools.datasets.prompt_table import Measured, joined, summary
+from vlrl.tools.experiments.measure import Chosen, Ready
 from vlrl.types import Sample
 
 TELL = lambda *_: None  # noqa: E731

@@ -11,8 +11,9 @@ from vlrl import config as configs
 from vlrl.cli.main import main
 from vlrl.config.episodes import EpisodeSettings
 from vlrl.errors import DataError
-from vlrl.tools import dryrun, episode_lengths, memory, plan
-from vlrl.tools.episode_lengths import Length, Observed
+from vlrl.tools.machine import dryrun, memory, plan
+from vlrl.tools.play import episode_lengths
+from vlrl.tools.play.episode_lengths import Length, Observed
 
 SEEN = Observed(episodes=2, observations=6, oracle=True, tokens=100, visual=64, pictures=1)
 TINY = "configs/quickstart.yaml"

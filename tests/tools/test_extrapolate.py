@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from vlrl.cli.main import main
 from vlrl.errors import ConfigError, RunError
-from vlrl.tools.extrapolate import extrapolate
+from vlrl.tools.stages.extrapolate import extrapolate
 
 
 def folder(path, adapter=None, **weights):

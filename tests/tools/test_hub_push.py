@@ -4,7 +4,7 @@ import pytest
 
 from tests.data.hub_server import hub, use
 from vlrl.errors import ConfigError, RunError
-from vlrl.tools.hub_push import HubTarget, push, sizes, token
+from vlrl.tools.hub.push import HubTarget, push, sizes, token
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload raw:DeprecationWarning")  # the library
 MODEL = HubTarget("org/model")

@@ -12,10 +12,10 @@ from vlrl.cli.main import main
 from vlrl.config.schema import LimitsSettings
 from vlrl.data import read_rows
 from vlrl.errors import ConfigError, DataError
-from vlrl.tools import makedriving
-from vlrl.tools.datacheck import check
-from vlrl.tools.drivingplan import plan_of
-from vlrl.tools.makedriving import SHARES, WHERE, make_driving, quotas
+from vlrl.tools.datasets.check import check
+from vlrl.tools.makers import driving as makedriving
+from vlrl.tools.makers.driving import SHARES, WHERE, make_driving, quotas
+from vlrl.tools.makers.driving_plan import plan_of
 
 TIMES = np.linspace(0, 3, 31)
 
@@ -144,7 +144,7 @@ def test_places_in_the_vehicles_own_frame():
 def test_the_expert_overtakes_where_a_lane_is_free_and_brakes_where_none_is(lane, beside, expected):
     pytest.importorskip("highway_env")
     from vlrl.environments import traffic
-    from vlrl.tools import drivingscenes as scenes
+    from vlrl.tools.makers import driving_scenes as scenes
 
     road = traffic.empty_road("highway", 0)
     assert traffic.place(road, ("0", "1", lane), 100, 10.0) and traffic.place(road, ("0", "1", lane), 126, 5.0)
@@ -158,7 +158,7 @@ def test_the_expert_overtakes_where_a_lane_is_free_and_brakes_where_none_is(lane
 
 def test_the_same_text_makes_the_same_scene():
     pytest.importorskip("highway_env")
-    from vlrl.tools.drivingscenes import drive, scene
+    from vlrl.tools.makers.driving_scenes import drive, scene
 
     first, again, other = (drive(scene("merge", seed, ("KEEP", "LEFT_CHANGE"))) for seed in "aab")
     assert np.array_equal(first.states, again.states) and first.decisions == again.decisions

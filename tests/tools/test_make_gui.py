@@ -14,9 +14,9 @@ from vlrl.config.schema import LimitsSettings
 from vlrl.data import read_rows
 from vlrl.errors import ConfigError, DataError
 from vlrl.task import chromium
-from vlrl.tools import makegui
-from vlrl.tools.datacheck import check
-from vlrl.tools.makegui import Shot, group_of, make_gui, rows_of
+from vlrl.tools.datasets.check import check
+from vlrl.tools.makers import gui as makegui
+from vlrl.tools.makers.gui import Shot, group_of, make_gui, rows_of
 
 MADE = Path(__file__).parents[1] / "data" / "gui"
 

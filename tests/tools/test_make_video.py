@@ -17,10 +17,11 @@ from vlrl.config.schema import LimitsSettings
 from vlrl.data import read_rows
 from vlrl.errors import ConfigError, DataError
 from vlrl.rewards.text import parse_answer
-from vlrl.tools import drawnvideo, realvideo
-from vlrl.tools.datacheck import check
-from vlrl.tools.drawnvideo import COLOURS, Clock
-from vlrl.tools.makevideo import encode, make, make_video
+from vlrl.tools.datasets.check import check
+from vlrl.tools.makers import drawn_video as drawnvideo
+from vlrl.tools.makers import real_video as realvideo
+from vlrl.tools.makers.drawn_video import COLOURS, Clock
+from vlrl.tools.makers.video import encode, make, make_video
 
 CLOCK = Clock(fps=2, size=64)
 DRAWN = [(kind, turn) for kind in drawnvideo.KINDS for turn in range(4)]

@@ -18,9 +18,9 @@ from vlrl.cli.main import main
 from vlrl.errors import ConfigError, RunError, TrainingError
 from vlrl.store import RunFolder
 from vlrl.store.files import write_text
-from vlrl.tools import many_runs, sequential_runs, sweep
-from vlrl.tools.many_runs import Job, finish, score, settle
-from vlrl.tools.sweep import spaces, trials
+from vlrl.tools.experiments import many_runs, sequential_runs, sweep
+from vlrl.tools.experiments.many_runs import Job, finish, score, settle
+from vlrl.tools.experiments.sweep import spaces, trials
 
 CONFIG = "configs/quickstart.yaml"
 

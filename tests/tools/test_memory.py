@@ -15,8 +15,8 @@ from vlrl import config as configs
 from vlrl.engine import capacity, writing
 from vlrl.evaluation import evaluate
 from vlrl.models.logprobs import Head, token_stats
-from vlrl.tools import memory
-from vlrl.tools.plan import architecture
+from vlrl.tools.machine import memory
+from vlrl.tools.machine.plan import architecture
 from vlrl.training.build import make_engine
 from vlrl.training.update import make_optimizer, update
 from vlrl.types import Request, Sampling

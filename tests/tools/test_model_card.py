@@ -18,10 +18,10 @@ from vlrl.config import dump, load, validate
 from vlrl.errors import RunError
 from vlrl.store import RunFolder
 from vlrl.store.files import write_text
-from vlrl.tools.export import Exported
-from vlrl.tools.model_card import Subject, base_of, card, command
-from vlrl.tools.private import Private
-from vlrl.tools.publish_model import prepare
+from vlrl.tools.hub.export import Exported
+from vlrl.tools.hub.model_card import Subject, base_of, card, command
+from vlrl.tools.hub.private import Private
+from vlrl.tools.hub.publish_model import prepare
 from vlrl.types import Completion, Group, Prompt, Rollout, Sample
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload raw:DeprecationWarning")  # the library

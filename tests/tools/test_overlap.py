@@ -10,7 +10,7 @@ from PIL import Image
 
 from vlrl.checks.pictures import WINDOWS, of_pictures, picture
 from vlrl.cli.main import main
-from vlrl.tools.overlap import of_meanings, of_texts, words
+from vlrl.tools.datasets.overlap import of_meanings, of_texts, words
 
 
 def drawn(number, size=(200, 160)):

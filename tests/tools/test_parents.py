@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from vlrl.errors import ConfigError
 from vlrl.store.run_folder import SCHEMA
-from vlrl.tools.parents import (
+from vlrl.tools.synthesis.parents import (
     RECIPES,
     Parent,
     Visit,

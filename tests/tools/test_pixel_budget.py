@@ -11,7 +11,7 @@ from PIL import Image
 from vlrl.cli.main import main
 from vlrl.config import validate
 from vlrl.data.coordinates import CONVENTIONS, make
-from vlrl.tools.pixelbudget import PixelBudget, pixel_budget, scale_of
+from vlrl.tools.datasets.pixel_budget import PixelBudget, pixel_budget, scale_of
 from vlrl.types import Sample
 
 EMBEDDED = "embedded/tiny-qwen3-vl"

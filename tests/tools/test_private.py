@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlrl.tools.private import Private
+from vlrl.tools.hub.private import Private
 
 WORDS = Private({"/home/ann": "the home folder", "hf_secretvalue": "the value of HF_TOKEN", "node17": "the name of the "
                  "host", "ann@": "the name of the user"})

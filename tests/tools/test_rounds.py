@@ -10,8 +10,9 @@ from vlrl import config as configs
 from vlrl.errors import ConfigError
 from vlrl.evaluation.rows import RowFile
 from vlrl.store.stage_list import read_stages
-from vlrl.tools import rounds, stages
-from vlrl.tools.measure import choose
+from vlrl.tools.experiments.measure import choose
+from vlrl.tools.stages import rounds
+from vlrl.tools.stages import run as stages
 
 TASK = '''
 from vlrl.task import Task

@@ -9,7 +9,7 @@ from vlrl.app.library import Library
 from vlrl.cli.main import main
 from vlrl.store.lock import myself
 from vlrl.store.stage_list import StageList, read_stages
-from vlrl.tools import status
+from vlrl.tools.experiments import status
 
 
 def stage(folder, state="finished", step=2, reward=0.5):

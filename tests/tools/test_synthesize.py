@@ -16,13 +16,13 @@ from vlrl.curriculum.history import History
 from vlrl.curriculum.visited import write_visited
 from vlrl.data import read_rows, write_rows
 from vlrl.errors import ConfigError, DataError, TaskError
-from vlrl.tools import synthesize
-from vlrl.tools.explorers import Candidate, Search, propose
-from vlrl.tools.made_rows import Where
-from vlrl.tools.near import HeldOutRows, distinct
-from vlrl.tools.prompttable import Measured
-from vlrl.tools.seed_rows import failed
-from vlrl.tools.synthesize import Places, gated, proposed
+from vlrl.tools.datasets.prompt_table import Measured
+from vlrl.tools.synthesis import synthesize
+from vlrl.tools.synthesis.explorers import Candidate, Search, propose
+from vlrl.tools.synthesis.made_rows import Where
+from vlrl.tools.synthesis.near import HeldOutRows, distinct
+from vlrl.tools.synthesis.seed_rows import failed
+from vlrl.tools.synthesis.synthesize import Places, gated, proposed
 
 TELL = lambda *_: None  # noqa: E731
 CONFIG = validate({"task": "x", "model": {"name": "x"}})
@@ -210,7 +210,7 @@ def test_files_without_failures_are_named(tmp_path, lines, why):
 # --- the command ------------------------------------------------------------------------------------------------------
 
 def test_a_process_that_explores_loads_no_torch():
-    code = "import sys, vlrl.tools.explorers; sys.exit('torch' in sys.modules)"
+    code = "import sys, vlrl.tools.synthesis.explorers; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 

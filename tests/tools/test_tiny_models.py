@@ -12,7 +12,8 @@ from tests.conftest import kinds_of, noise
 from vlrl.config import load
 from vlrl.models.loading import resolve
 from vlrl.task import load as load_task
-from vlrl.tools import cold_start, episode_start, tiny_models
+from vlrl.tools.tiny import cold_start, episode_start
+from vlrl.tools.tiny import models as tiny_models
 
 SHIPPED = Path(resolve("embedded/tiny-qwen3-vl"))
 MADE = json.loads((SHIPPED / "made_by.json").read_text())

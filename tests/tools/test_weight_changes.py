@@ -8,8 +8,8 @@ from safetensors.torch import save_file
 
 from vlrl.cli.main import main
 from vlrl.errors import ConfigError, RunError
-from vlrl.tools import weight_changes as module
-from vlrl.tools.weight_changes import weight_changes
+from vlrl.tools.experiments import weight_changes as module
+from vlrl.tools.experiments.weight_changes import weight_changes
 
 
 def folder(path, weights, **files):

@@ -24,13 +24,13 @@ from vlrl.errors import ConfigError, TrainingError
 from vlrl.store.run_folder import SCHEMA
 from vlrl.task import Task
 from vlrl.task.asked import generated
-from vlrl.tools import synthesize
-from vlrl.tools.answers import Server
-from vlrl.tools.explorers import Candidate, Search, propose
-from vlrl.tools.made_rows import Where
-from vlrl.tools.near import HeldOutRows, Shown, distinct
-from vlrl.tools.seed_rows import Wanted, search_of
-from vlrl.tools.written import Order, Writing, check, read_reply, request_text
+from vlrl.tools.experiments.answers import Server
+from vlrl.tools.synthesis import synthesize
+from vlrl.tools.synthesis.explorers import Candidate, Search, propose
+from vlrl.tools.synthesis.made_rows import Where
+from vlrl.tools.synthesis.near import HeldOutRows, Shown, distinct
+from vlrl.tools.synthesis.seed_rows import Wanted, search_of
+from vlrl.tools.synthesis.written import Order, Writing, check, read_reply, request_text
 from vlrl.training.build_task import make_task
 
 TASK = '''

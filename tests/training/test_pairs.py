@@ -25,7 +25,7 @@ from vlrl.services.reward_model import RewardModel
 from vlrl.task import load_class
 from vlrl.task.scoring import score_group
 from vlrl.task.services import Place, Services
-from vlrl.tools.export import export
+from vlrl.tools.hub.export import export
 from vlrl.training.build_task import make_task
 from vlrl.training.loop import train as train_loop
 from vlrl.training.sft import supervised, train

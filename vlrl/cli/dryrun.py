@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from vlrl.config.schema import Config
-    from vlrl.tools.dryrun import DryRun
-    from vlrl.tools.shown import Oracle, Shown
+    from vlrl.tools.machine.dryrun import DryRun
+    from vlrl.tools.play.shown import Oracle, Shown
 
 _MOST = 4000  # characters of one text that are printed
 
@@ -26,7 +26,7 @@ def run(config: Config, as_json: bool) -> None:
     """Checks the config and prints what was found; exits with 1 when there is a problem."""
     from rich.console import Console
 
-    from vlrl.tools import dryrun
+    from vlrl.tools.machine import dryrun
 
     with Console(stderr=True).status("reading") as status:
         report = dryrun.check(config, tell=status.update)
@@ -42,7 +42,7 @@ def run_stages(config: Config, as_json: bool) -> None:
     """Checks every stage of the config likewise."""
     from rich.console import Console
 
-    from vlrl.tools import stages
+    from vlrl.tools.stages import run as stages
     from vlrl.training.needs import of_stages
 
     needed = [str(one) for one in of_stages(config)]
@@ -121,7 +121,7 @@ def _print_rows(console: Console, rows: Iterator[tuple[str, str]]) -> None:
 
 def _rows(report: DryRun) -> Iterator[tuple[str, str]]:
     """Yields (name, text) of everything that is known."""
-    from vlrl.tools import memory
+    from vlrl.tools.machine import memory
 
     yield "run", report.run
     yield "task", report.task

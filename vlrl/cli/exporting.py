@@ -17,7 +17,7 @@ from vlrl.cli.terminal import printable
 from vlrl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from vlrl.tools.export import Exported
+    from vlrl.tools.hub.export import Exported
 
 EXPORT_EXAMPLES = examples(
     "vlrl export runs/quickstart -o models/quickstart",
@@ -89,7 +89,7 @@ def _check(out: Path | None, push: str | None, needs_push: dict[str, bool], stra
 def _exported(source: Path, out: Path, dtype: str | None, adapter: bool) -> Exported:
     from rich.console import Console
 
-    from vlrl.tools.export import export as write
+    from vlrl.tools.hub.export import export as write
 
     with Console(stderr=True).status(f"exporting {source}"):
         done = write(source, out, dtype, adapter)
@@ -127,9 +127,9 @@ def _tell_exported(done: Exported) -> None:
 
 def _push(source: Path, out: Path | None, form: dict[str, Any], repo: str, public: bool, rollouts: bool,
           with_media: bool, dry_run: bool, as_json: bool) -> None:
-    from vlrl.tools import hub_push
-    from vlrl.tools import publish_model as publishing
-    from vlrl.tools.private import Private
+    from vlrl.tools.hub import publish_model as publishing
+    from vlrl.tools.hub import push as hub_push
+    from vlrl.tools.hub.private import Private
 
     model = hub_push.HubTarget(repo, "model", public)
     data = hub_push.HubTarget(f"{repo}-rollouts", "dataset", public)
@@ -160,7 +160,7 @@ def _push(source: Path, out: Path | None, form: dict[str, Any], repo: str, publi
 
 def _there(source: Path, folder: Path, form: dict[str, Any]) -> Exported:
     """Returns what `folder` holds where it is this very export, of a push that was cut off; else exports."""
-    from vlrl.tools import publish_model as publishing
+    from vlrl.tools.hub import publish_model as publishing
 
     known = publishing.recorded(source, folder, form)
     if known is not None:

@@ -11,7 +11,7 @@ import typer
 from vlrl.cli.common import AsJson, Words, emit, examples, load
 
 if TYPE_CHECKING:
-    from vlrl.tools.judge_check import Agreement, Audit
+    from vlrl.tools.tasks.judge_check import Agreement, Audit
 
 app = typer.Typer(name="judge", no_args_is_help=True, help="See how far a judge, or a task's rule, can be trusted.")
 
@@ -46,7 +46,7 @@ def check(
     alone is checked.
     """
     from vlrl.services.judge import Judge
-    from vlrl.tools.judge_check import audit
+    from vlrl.tools.tasks.judge_check import audit
 
     loaded = load(config, settings)
     with TemporaryDirectory(prefix="vlrl-judge-") as folder:

@@ -14,8 +14,8 @@ from vlrl.cli.common import AsJson, emit, examples
 from vlrl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from vlrl.tools.doctor import Finding
-    from vlrl.tools.status import Status
+    from vlrl.tools.experiments.status import Status
+    from vlrl.tools.machine.doctor import Finding
 
 _COLORS = {"running": "green", "starting": "green", "finished": "blue", "stale": "yellow", "interrupted": "yellow",
            "failed": "red", "dead": "red"}
@@ -55,7 +55,7 @@ def status(
     from rich.console import Console
     from rich.live import Live
 
-    from vlrl.tools.status import ACTIVE, find, is_run, read
+    from vlrl.tools.experiments.status import ACTIVE, find, is_run, read
 
     one = is_run(path)
     console = Console()
@@ -225,7 +225,7 @@ def doctor(
 
     from rich.console import Console
 
-    from vlrl.tools.doctor import examine
+    from vlrl.tools.machine.doctor import examine
 
     console = Console(file=sys.stderr)  # fixed now: while a check runs, standard error is set aside
     with console.status("looking") as status:

@@ -43,7 +43,7 @@ def overlap(
 
     Changes nothing. Exits with 1 where something is found; `vlrl data split` makes files that share nothing.
     """
-    from vlrl.tools.overlap import overlap as run
+    from vlrl.tools.datasets.overlap import overlap as run
 
     with bars() as tell:
         report = run(train, heldout, root=root, format=format, tell=tell, embedder=embedder, alike=alike)

@@ -11,8 +11,8 @@ from vlrl.cli.common import AsJson, ConfigPath, Words, emit, examples, load
 from vlrl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from vlrl.tools.plan import Plan
-    from vlrl.tools.planadvice import Change
+    from vlrl.tools.machine.plan import Plan
+    from vlrl.tools.machine.plan_advice import Change
 
 EXAMPLES = examples(
     "vlrl plan configs/models/qwen2_5_vl_7b.yaml task=grounding --gpus 8 --gpu-memory 80",
@@ -48,8 +48,8 @@ def plan(
     episodes of a task with an environment are played, to see how much they show.
     """
     from vlrl.monitoring.gpu_specs import CARDS, card_of
-    from vlrl.tools import plan as tool
-    from vlrl.tools import planadvice
+    from vlrl.tools.machine import plan as tool
+    from vlrl.tools.machine import plan_advice
 
     chosen = card_of(card)
     if chosen is None:
@@ -60,7 +60,7 @@ def plan(
     keywords: dict[str, Any] = {"prompt_tokens": prompt_tokens, "visual_tokens": visual_tokens,
                                 "answer_tokens": answer_tokens, "observed": tool.observe(loaded)}
     result = tool.plan(loaded, gpus, chosen, gpu_memory, **keywords)
-    remedies = [] if result.fits else planadvice.changes(config, words, result, **keywords)
+    remedies = [] if result.fits else plan_advice.changes(config, words, result, **keywords)
     if as_json:
         emit(_plain(result) | {"changes": [{"settings": c.words, **_plain(c.plan)} for c in remedies]})
     else:
@@ -74,8 +74,8 @@ def _plain(plan: Plan) -> dict[str, Any]:
 
 
 def _print(plan: Plan, remedies: list[Change]) -> None:
-    from vlrl.tools import plan as tool
-    from vlrl.tools import planadvice
+    from vlrl.tools.machine import plan as tool
+    from vlrl.tools.machine import plan_advice
 
-    advice = [] if plan.fits else ["", *planadvice.render_changes(remedies)]
+    advice = [] if plan.fits else ["", *plan_advice.render_changes(remedies)]
     typer.echo("\n".join([*tool.render(plan), *advice]))

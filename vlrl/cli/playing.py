@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from vlrl.config.schema import Config
     from vlrl.task import Task
-    from vlrl.tools.acting import Acting
-    from vlrl.tools.play import Judged, Question
+    from vlrl.tools.play.episodes import Acting
+    from vlrl.tools.play.questions import Judged, Question
     from vlrl.types import Sample
 
 PLAY_EXAMPLES = examples(
@@ -64,8 +64,8 @@ def play(
     loaded = load(config, settings)
     from rich.console import Console
 
-    from vlrl.tools import acting
-    from vlrl.tools.play import walk
+    from vlrl.tools.play import episodes as acting
+    from vlrl.tools.play.questions import walk
     from vlrl.training.build_task import make_task
 
     with contextlib.suppress(ImportError):
@@ -101,8 +101,8 @@ class _Given(NamedTuple):
 def _answered(console: Console, task: Task, sample: Sample, config: Config, folder: Path, place: int,
               given: _Given) -> bool:
     """Plays a sample with a single answer; returns whether the next one follows."""
-    from vlrl.tools.play import ask, judge, oracle
-    from vlrl.tools.score_rows import to_json
+    from vlrl.tools.play.questions import ask, judge, oracle
+    from vlrl.tools.tasks.score_rows import to_json
 
     question, answer, title = ask(task, sample, config.limits, folder), given.answer, f"{given.split} {place}"
     if given.oracle:
@@ -123,8 +123,8 @@ def _answered(console: Console, task: Task, sample: Sample, config: Config, fold
 def _episode(console: Console, start: Callable[[], Acting], place: int, given: _Given) -> bool:
     """Plays an episode; returns whether the next sample follows."""
     from vlrl.cli import acting
-    from vlrl.tools.acting import oracle_actions
-    from vlrl.tools.score_rows import to_json
+    from vlrl.tools.play.episodes import oracle_actions
+    from vlrl.tools.tasks.score_rows import to_json
 
     title = f"{given.split} {place}"
     if given.answer is None and not given.oracle:
@@ -171,7 +171,7 @@ def _show_judged(console: Console, task: Task, question: Question, text: str) ->
     """Prints an answer, its parts beside those of the oracle, and what is wrong with its form."""
     from rich.text import Text
 
-    from vlrl.tools.play import judge, target
+    from vlrl.tools.play.questions import judge, target
 
     judged = judge(task, question, text)
     print_parts(console, judged)
@@ -187,7 +187,7 @@ def _show_judged(console: Console, task: Task, question: Question, text: str) ->
 def _show_oracle(console: Console, task: Task, question: Question) -> None:
     from rich.text import Text
 
-    from vlrl.tools.play import oracle
+    from vlrl.tools.play.questions import oracle
 
     best = oracle(task, question)
     if best is None:
@@ -199,7 +199,7 @@ def _show_oracle(console: Console, task: Task, question: Question) -> None:
 
 
 def _as_dict(task: Task, question: Question, judged: Judged, place: int, split: str) -> dict[str, Any]:
-    from vlrl.tools.play import oracle, target
+    from vlrl.tools.play.questions import oracle, target
 
     best = oracle(task, question)
     return {

@@ -14,9 +14,9 @@ from vlrl.cli.scoring import step_range
 from vlrl.cli.terminal import bars, printable
 
 if TYPE_CHECKING:
-    from vlrl.tools.hub_push import Files, HubTarget
-    from vlrl.tools.private import Private
-    from vlrl.tools.publish import Exported, Notes
+    from vlrl.tools.hub.private import Private
+    from vlrl.tools.hub.publish import Exported, Notes
+    from vlrl.tools.hub.push import Files, HubTarget
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", show_default=False, help="A run folder, e.g. runs/quickstart.")]
 Steps = Annotated[str | None, typer.Option(show_default=False, help="A range of steps, e.g. 10:20 (20 is not in it).")]
@@ -59,8 +59,9 @@ def push(run: Run, repo: Annotated[str, typer.Argument(metavar="ORG/NAME", show_
     out of the texts. HF_TOKEN is the token, HF_ENDPOINT another Hub. A data set of this name that exists gets another
     commit.
     """
-    from vlrl.tools import hub_push, publish
-    from vlrl.tools.private import Private
+    from vlrl.tools.hub import publish
+    from vlrl.tools.hub import push as hub_push
+    from vlrl.tools.hub.private import Private
 
     target = hub_push.HubTarget(repo, "dataset", public)
     ready(target, dry_run)
@@ -75,7 +76,7 @@ def push(run: Run, repo: Annotated[str, typer.Argument(metavar="ORG/NAME", show_
 def ready(target: HubTarget, dry_run: bool) -> None:
     """Raises ConfigError, before anything takes time, for a name that is none and, if it is to be sent, without a
     token."""
-    from vlrl.tools import hub_push
+    from vlrl.tools.hub import push as hub_push
 
     hub_push.check_name(target)
     if not dry_run:
@@ -84,7 +85,7 @@ def ready(target: HubTarget, dry_run: bool) -> None:
 
 def show_files(target: HubTarget, files: Files, dry_run: bool) -> None:
     """Prints what is sent, or would be: every file and its size."""
-    from vlrl.tools.hub_push import sizes
+    from vlrl.tools.hub.push import sizes
 
     listed = sizes(files)
     readers = "anyone may read it" if target.public else "private"
@@ -97,7 +98,7 @@ def show_files(target: HubTarget, files: Files, dry_run: bool) -> None:
 def _exported(run: Path, out: Path, steps: str | None, split: str | None, media: bool = True,
               private: Private | None = None) -> Exported:
     from vlrl.store import RunFolder
-    from vlrl.tools.publish import export as write
+    from vlrl.tools.hub.publish import export as write
 
     with bars() as tell:
         return write(RunFolder(run), out, steps=step_range(None, steps), split=split, notes=_notes(run), tell=tell,

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from vlrl.task import Task
-    from vlrl.tools.play import Judged, Question, Shown
+    from vlrl.tools.play.questions import Judged, Question, Shown
 
 _LOCATED = {"box", "boxes", "points"}
 """Fields of a row that a task asks to locate."""
@@ -69,7 +69,7 @@ def show_media(console: Console, media: Sequence[Shown]) -> None:
 def _preview(console: Console, frame: Any) -> None:
     from rich.text import Text
 
-    from vlrl.tools.play import half_blocks
+    from vlrl.tools.play.questions import half_blocks
 
     for line in half_blocks(frame, min(64, console.width), 20):
         text = Text()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from vlrl.config.schema import Config
     from vlrl.rollout.provided import Provided
     from vlrl.task import Task
-    from vlrl.tools.rescore import Comparison, Rescored
+    from vlrl.tools.tasks.rescore import Comparison, Rescored
 
 SCORE_EXAMPLES = examples(
     "vlrl score configs/quickstart.yaml < rows.jsonl > scored.jsonl",
@@ -93,7 +93,7 @@ def score(
 
 
 def _stream(config: Config, source: str, output: str, keep_going: bool) -> None:
-    from vlrl.tools.score_rows import score_lines
+    from vlrl.tools.tasks.score_rows import score_lines
     from vlrl.training.build_task import make_task
 
     task = make_task(config)
@@ -180,8 +180,8 @@ def step_range(step: int | None, steps: str | None) -> range | None:
 
 def _rescore(config: Config, folder: str, steps: range | None, split: str | None, show: int, as_json: bool) -> None:
     from vlrl.store import RunFolder
-    from vlrl.tools.rescore import compare
-    from vlrl.tools.score_rows import to_json
+    from vlrl.tools.tasks.rescore import compare
+    from vlrl.tools.tasks.score_rows import to_json
     from vlrl.training.build_task import make_task
 
     if "\0" in folder:

@@ -182,7 +182,7 @@ def _record(config: Config, folder: Path | None, port: int, most_open: int, idle
     """Answers and records until a signal."""
     from vlrl.engine.vllm.launch import write_key
     from vlrl.engine.vllm.server import read_key
-    from vlrl.tools.record import Server, recorder
+    from vlrl.tools.servers.record import Server, recorder
 
     target = (folder or Path(f"{config.run.dir}-episodes")).absolute()
     with recorder(config, target, most_open, idle_s) as recording:
@@ -194,8 +194,8 @@ def _chat(config: Config, folder: Path | None, port: int) -> None:
     """Answers until a signal."""
     from vlrl.engine.vllm.launch import write_key
     from vlrl.engine.vllm.server import read_key
-    from vlrl.tools.chat import chat
-    from vlrl.tools.record import Server
+    from vlrl.tools.servers.chat import chat
+    from vlrl.tools.servers.record import Server
 
     if config.engine.name == "vllm_server":
         raise ConfigError("--chat with engine.name=vllm_server: the model answers in this process. Set engine=hf or "

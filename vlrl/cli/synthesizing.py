@@ -17,8 +17,8 @@ from vlrl.cli.terminal import bars, printable, table
 from vlrl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from vlrl.tools.synthesize import Places, Search, Synthesis
-    from vlrl.tools.written import Order
+    from vlrl.tools.synthesis.synthesize import Places, Search, Synthesis
+    from vlrl.tools.synthesis.written import Order
 
 _SHOWN = 3  # instructions that are printed
 EXAMPLES = examples(
@@ -120,8 +120,8 @@ def synthesize(
     words = [] if temperature is None else [f"rollout.temperature={json.dumps(temperature)}"]
     loaded = load(config, [*(settings or ()), *words])
     from vlrl.store.checkpoint import find
-    from vlrl.tools.seed_rows import Wanted
-    from vlrl.tools.synthesize import Places
+    from vlrl.tools.synthesis.seed_rows import Wanted
+    from vlrl.tools.synthesis.synthesize import Places
 
     run = Path(loaded.run.dir)
     places = Places(out=out or run.with_name(f"{run.name}.goals.jsonl"))
@@ -130,7 +130,7 @@ def synthesize(
         find(checkpoint)  # before what takes time
     order = None
     if endpoint is not None:
-        from vlrl.tools.written import Order
+        from vlrl.tools.synthesis.written import Order
 
         common = {"concurrency": concurrency, "timeout_s": timeout_s, "retries": retries}
         other = _server("--teacher", teacher, teacher_model, teacher_key_env, common) if teacher else None
@@ -146,7 +146,7 @@ def synthesize(
 def _server(option: str, url: str, model: str | None, key_env: str | None, common: Mapping[str, Any]) -> Any:
     """Returns a server of the command line. Raises ConfigError for a bad address or a key that is not there."""
     from vlrl.services.chat import address_of, key_of
-    from vlrl.tools.answers import Server
+    from vlrl.tools.experiments.answers import Server
 
     address_of(url, option)
     name = "--key-env" if option == "--endpoint" else f"{option}-key-env"
@@ -159,17 +159,17 @@ def _run(config: str, loaded: Any, wanted: Any, order: Order | None, checkpoint:
     from vlrl.curriculum import check
     from vlrl.distributed import comm
     from vlrl.task.mixture import one_task
-    from vlrl.tools import synthesize as tool
-    from vlrl.tools.made_rows import Where
-    from vlrl.tools.measure import choose
-    from vlrl.tools.seed_rows import search_of
+    from vlrl.tools.experiments.measure import choose
+    from vlrl.tools.synthesis import synthesize as tool
+    from vlrl.tools.synthesis.made_rows import Where
+    from vlrl.tools.synthesis.seed_rows import search_of
     from vlrl.training.build_task import make_task
 
     task = one_task(make_task(loaded), "vlrl data synthesize")
     check(loaded.curriculum, task)
     search = search_of(loaded, task, Where.of(loaded, places.out), wanted)
     if order:
-        from vlrl.tools import written
+        from vlrl.tools.synthesis import written
 
         written.check(task, search.parents)
     chosen = choose(loaded, None if checkpoint else loaded.model.name, checkpoint)
@@ -192,7 +192,7 @@ def _run(config: str, loaded: Any, wanted: Any, order: Order | None, checkpoint:
 def _check_out(places: Places, force: bool) -> None:
     """Raises before anything is done when the files could not be written."""
     from vlrl.data import check_suffix
-    from vlrl.tools.synthesize import goes_on
+    from vlrl.tools.synthesis.synthesize import goes_on
 
     check_suffix(places.out)
     if goes_on(places):
@@ -206,7 +206,7 @@ def _check_out(places: Places, force: bool) -> None:
 def _show(outcome: Synthesis, search: Search, places: Places, follow: str) -> None:
     from rich.console import Console
 
-    from vlrl.tools.synthesize import gates
+    from vlrl.tools.synthesis.synthesize import gates
 
     shown = table("became of them", "candidates", title=f"{search.candidates:,} candidates")
     for name, count in outcome.counts.items():

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vlrl.task import Task
     from vlrl.testing import Report
     from vlrl.testing.labelled import Mistake, Verdict
-    from vlrl.tools.catalogue import Entry
+    from vlrl.tools.tasks.catalogue import Entry
 
 app = typer.Typer(name="tasks", no_args_is_help=True, help="List, begin and check tasks: prompt, data and rewards.")
 
@@ -40,7 +40,7 @@ def _root() -> None:
 @app.command("list", epilog=examples("vlrl tasks list", "vlrl tasks list --json | jq -r '.[].name'"))
 def list_(json: AsJson = False) -> None:
     """Lists every task that comes with vlrl: reward parts with weights, settings, and the configs that use it."""
-    from vlrl.tools.catalogue import tasks
+    from vlrl.tools.tasks.catalogue import tasks
 
     if json:
         return emit([asdict(entry) for entry in tasks()])
@@ -75,7 +75,7 @@ def new(
 ) -> None:
     """Begin a task of your own: a file that works, its config for a CPU, and its test. Nothing is overwritten."""
     from vlrl.errors import ConfigError
-    from vlrl.tools.scaffold import create
+    from vlrl.tools.tasks.scaffold import create
 
     if rows and environment:
         raise ConfigError("--rows and --environment: choose one. An environment finds the row in its sample")

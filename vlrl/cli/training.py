@@ -13,7 +13,7 @@ import typer
 
 from vlrl.cli.common import AsJson, ConfigPath, Words, emit, examples, is_free, load
 from vlrl.errors import ConfigError, did_you_mean
-from vlrl.tools.tiny_families import DEFAULT, FAMILIES
+from vlrl.tools.tiny.families import DEFAULT, FAMILIES
 
 if TYPE_CHECKING:
     from vlrl.config.schema import Config
@@ -122,7 +122,7 @@ def _profile(config: Config, steps: int, as_json: bool) -> None:
 
     from vlrl.config.registry import prints_aside
     from vlrl.distributed import comm
-    from vlrl.tools.profiler import notes, profile, render
+    from vlrl.tools.machine.profiler import notes, profile, render
 
     with prints_aside():
         result = profile(config, steps)
@@ -177,7 +177,7 @@ def _run_stages(config: Config) -> None:
     from vlrl.distributed import comm
     from vlrl.evaluation.report import summary_table
     from vlrl.store import RunFolder
-    from vlrl.tools import stages
+    from vlrl.tools.stages import run as stages
 
     try:
         outcome = stages.train(config, lambda words: print(words, flush=True))
@@ -230,7 +230,7 @@ def extrapolate(
 
     Full models and adapters. Config and processor are those of B. k=0 is B itself, -0.5 the average of both.
     """
-    from vlrl.tools.extrapolate import extrapolate as write
+    from vlrl.tools.stages.extrapolate import extrapolate as write
 
     done = write(earlier, later, out, k)
     if as_json:
@@ -271,16 +271,16 @@ def tiny(
     if max_pixels is not None and not random:
         raise typer.BadParameter("goes with --random; a taught model has its family's own limit",
                                  param_hint="--max-pixels")
-    from vlrl.tools import tiny_models as models
+    from vlrl.tools.tiny import models
 
     if random:
         models.build(family, out, seed=seed, max_pixels=max_pixels)
     elif episodes:
-        from vlrl.tools import episode_start
+        from vlrl.tools.tiny import episode_start
 
         episode_start.run(out, seed)
     else:
-        from vlrl.tools import cold_start
+        from vlrl.tools.tiny import cold_start
 
         cold_start.run(family, out, seed)
     typer.echo(f"{out}: sha256 {models.weights_sha256(out)}")

@@ -1,12 +1,16 @@
 """What the subcommands of `vlrl` do: one module a job, usable without the command line.
 
-- Runs: dryrun, memory, plan (planadvice), pixelbudget, measure and answers (`vlrl eval`), export, extrapolate,
-  weight_changes, status, doctor (trials).
-- Servers of the model of a config: record (episodes), chat (for other harnesses).
-- Tasks: catalogue and scaffold (templates/), score_rows, rescore, play.
-- Data: datacheck (rowcheck: canonical fields, leaks), dataconvert, datasplit, difficulty (prompttable: pass rates as
-  columns), and what makes rows (making): makegui, makedriving (drivingscenes, drivingplan), makevideo
-  (drawnvideo, realvideo).
-- docs writes the tables of docs/configuration.md; tiny_models and tiny_families make tiny models; cold_start makes the
-  embedded one, and alone in vlrl/ imports tasks: it learns from grounding and digits, and asks video and driving.
+    datasets/       files of rows: checked, converted, split, measured
+    makers/         rows drawn by code, from pages, simulators and films
+    synthesis/      new rows made from rows, runs and a teacher's answers
+    tasks/ play/    a task without a model: begun, listed, scored; played by a person
+    experiments/    models and runs, measured and compared
+    stages/         a run of several stages
+    hub/            models and rollouts that are exported and published
+    clients/        models of others behind HTTP
+    servers/        the model of a config behind HTTP
+    machine/        what a run needs, and what this machine can do
+    tiny/           the tiny models; cold_start and episode_start alone in vlrl/ import tasks
+
+train and evaluate are what `vlrl` offers to Python; docs writes the tables of docs/configuration.md.
 """

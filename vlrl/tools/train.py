@@ -13,7 +13,7 @@ from vlrl.errors import ConfigError
 from vlrl.evaluation.report import print_summary
 from vlrl.evaluation.run import Run, load_run
 from vlrl.store.stage_list import read_stages
-from vlrl.tools import stages
+from vlrl.tools.stages import run as stages
 from vlrl.training import loop, sft
 
 

@@ -1,0 +1,96 @@
+"""Replies of a server that costs something, each on the disk as it comes: asked for once, counted once.
+
+    replies = Replies.of(Path("answers.drawn.jsonl"), facts)       # of an earlier process too
+    missing = replies.fill(endpoint, [(7, 0), (7, 1)], requests, tell, "asking the teacher")
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vlrl.evaluation.rows import begun
+from vlrl.services.chat import Reply
+from vlrl.store.files import append_line
+from vlrl.tools.clients.endpoint import Endpoint
+from vlrl.types import Request
+
+Tell = Callable[[str, int, int], None]
+Place = tuple[int, int]
+"""(number of the row, which reply to it)"""
+_TOGETHER = 256
+"""Requests that are begun together."""
+_MILLION = 1e6
+
+
+@dataclass(eq=False)
+class Replies:
+    """The replies so far, on the disk and here."""
+
+    path: Path
+    replies: dict[Place, dict[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, path: Path, facts: Mapping[str, Any]) -> Replies:
+        """Returns what a file holds; it is begun where there is none. Raises ConfigError where its facts are others."""
+        stored = cls(path)
+        for line in begun(path, facts, "answers of a teacher", "file"):
+            with contextlib.suppress(KeyError, TypeError):
+                stored.replies.setdefault((line["number"], line["answer"]), line)  # each was paid once
+        return stored
+
+    def add(self, number: int, answer: int, reply: Reply) -> None:
+        """Keeps a reply; called from any thread."""
+        line = {"number": number, "answer": answer, "text": reply.text, "finish_reason": reply.finish_reason,
+                "tokens_in": reply.tokens_in, "tokens_out": reply.tokens_out, "tries": reply.tries}
+        with self._lock:
+            append_line(self.path, json.dumps(line))
+            self.replies[number, answer] = line
+
+    def reply(self, place: Place) -> Reply | None:
+        """Returns a reply; None where there is none yet."""
+        line = self.replies.get(place)
+        if line is None:
+            return None
+        return Reply(line["text"], line["finish_reason"], line["tokens_in"], line["tokens_out"])
+
+    def fill(self, server: Endpoint, wanted: Sequence[Place],
+             requests: Callable[[Sequence[Place]], Sequence[Request]], tell: Tell, what: str) -> int:
+        """Asks for the replies that are wanted and not there, each kept as it comes; returns how many the server did
+        not give. `requests` makes those of some places, whose key ends with the place, and may leave some out.
+        """
+        missing = [place for place in wanted if place not in self.replies]
+        total, failed, before = len(wanted), 0, len(self.replies) - (len(wanted) - len(missing))
+        tell(what, total - len(missing), total)
+
+        def keep(request: Request, index: int, reply: Reply) -> None:
+            *_, number, answer = request.key
+            self.add(number, answer, reply)
+            tell(what, len(self.replies) - before, total)
+
+        server.keep = keep
+        for start in range(0, len(missing), _TOGETHER):
+            completions = server.generate(requests(missing[start:start + _TOGETHER]))
+            failed += sum(c.error is not None for (c,) in completions)
+        tell(what, total, total)
+        return failed
+
+    def cost(self, price_in: float | None = None, price_out: float | None = None) -> dict[str, Any]:
+        """Returns tokens, and with prices of a million tokens what they cost; each reply counts once."""
+        lines = self.replies.values()
+        tokens = {name: sum(line[name] for line in lines) for name in ("tokens_in", "tokens_out")}
+        untold = sum(not (line["tokens_in"] and line["tokens_out"]) for line in lines)
+        out: dict[str, Any] = {"replies": len(lines), "retries": sum(line["tries"] - 1 for line in lines), **tokens,
+                               **({"replies_without_tokens": untold} if untold else {})}
+        if price_in is not None or price_out is not None:
+            priced = tokens["tokens_in"] * (price_in or 0.0) + tokens["tokens_out"] * (price_out or 0.0)
+            out["price"] = priced / _MILLION
+        return out

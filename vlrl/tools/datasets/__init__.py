@@ -1,0 +1,1 @@
+"""Files of rows: checked, converted, split, measured. No torch but where a model is asked."""

@@ -1,0 +1,281 @@
+"""Everything that is wrong with data files, and what they hold. Reads only; imports no torch.
+
+    report = check(Path("rows.jsonl"), make_task(config), config.limits)
+    report.bad, report.problems[0]      # 3, Finding(where="rows.jsonl:7", id="a", rule="box", message="...")
+
+The rules are those of vlrl.checks.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from vlrl import checks
+from vlrl.checks import CheckedRow, Context, Finding
+from vlrl.checks.files import side
+from vlrl.checks.opening import Key, exists, keys, opened
+from vlrl.checks.rule import MediaFile, Size, usual_refusal
+from vlrl.config.registry import prints_aside
+from vlrl.config.schema import LimitsSettings
+from vlrl.data import MEDIA_FIELDS, make_sample, sample_from_row
+from vlrl.data.sources.answer_types import TypeLine, TypeTable
+from vlrl.data.sources.files import READERS
+from vlrl.data.sources.reading import rows_in
+from vlrl.errors import DataError, TaskError
+from vlrl.rewards.boxes import is_number
+from vlrl.task import Task
+from vlrl.tools.datasets.pixel_budget import PixelBudget, Scale, pixel_budget
+from vlrl.tools.play.shown import Shown
+from vlrl.types import Coordinates, Media, Sample
+
+COMPARED = 20_000
+"""Images and videos up to which those held out are compared by their looks with those of train."""
+COUNTED = ("category", "split", "answer_type")
+"""Fields whose values are counted."""
+Tell = Callable[[str, int, int], None]
+"""Called as (what, done, total) while the work proceeds."""
+_ORDER = ("file", *(rule.name for rule in checks.RULES))
+_TIMES = ("video_start", "video_end", "fps", "frame_times")
+_NO_ROWS = ("metadata.jsonl", "metadata.csv", "dataset_info.json", "dataset_dict.json", "state.json")
+_TEXT_SUFFIXES = tuple(suffix for suffix in READERS if suffix not in (".txt", ".parquet", ".arrow", ".feather"))
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What data files hold, and their problems in the order of the files."""
+
+    rows: int
+    bad: int
+    """Rows with at least one error."""
+    problems: tuple[Finding, ...]
+    """Errors, in the order of the files and rows."""
+    warnings: tuple[Finding, ...]
+    """What may be meant."""
+    fields: Mapping[str, int]
+    """Field -> rows that have it with a value other than null."""
+    counts: Mapping[str, Mapping[str, int]]
+    """A field of COUNTED -> value -> rows; only fields that occur."""
+    media: Mapping[str, int]
+    """Different images and videos that rows name, and how many of both cannot be used."""
+    copies: tuple[tuple[str, ...], ...]
+    """Files of the same content under several names."""
+    unlabelled: int
+    """Rows for which the task knows no perfect answer."""
+    shapes: Mapping[str, int] = field(default_factory=dict)
+    """What was recognised, with the projects that it comes from -> records."""
+    example: Shown | None = None
+    """The first sound row as the model sees it."""
+    types: Sequence[TypeLine] = ()
+    """Types of answers, with examples and why."""
+    pixels: PixelBudget | None = None
+    """How large targets are after the processor's resize; None when no row has one, or the resize is not known."""
+
+
+@dataclass
+class _Row(CheckedRow):
+    """A row under examination, as it was read."""
+
+    given: Mapping[str, Any] | DataError = field(default_factory=dict)
+    media: tuple[Media, ...] = ()
+
+
+@prints_aside()
+def check(path: Path | Sequence[Path], task: Task | None, limits: LimitsSettings, root: Path | None = None,
+          format: str = "auto", *, media: bool = True, allow_missing: bool = False,
+          columns: Mapping[str, str] | None = None, answer_type: str | None = None, boxes: str = "auto",
+          scale: Scale | None = None, tell: Tell | None = None, see: Callable[[Sample], Shown] | None = None,
+          refusal: Callable[[Size], str] = usual_refusal) -> Findings:
+    """Reads every row through `task.sample_from_row` (None: the canonical fields alone) and lists every problem.
+
+    Of a folder every file of rows is read, see `files_of`. Rows of held-out files (named val, test, heldout ..., or by
+    the rows' `split`) are looked for in those of train. A task of one's own says itself what its fields may hold.
+
+    Media lie under `root` (default: each file's folder) and are opened under `limits`; with `media=False` they need
+    only exist, and with `allow_missing` not even that. `columns` says which field stands for a canonical one, `boxes`
+    what boxes are (data.boxes), `scale` by how much the model's processor shrinks an image, `refusal` why it takes none
+    of a size, `see` how a sample looks to the model. The oracle is scored in original pixels, so rounding to a model's
+    convention does not count against a row.
+
+    Raises DataError when the only file cannot be read, TaskError when the task breaks the Task contract.
+    """
+    tell = tell or (lambda what, done, total: None)
+    reader = task or Task()
+    reader.coordinates = Coordinates()
+    context = Context(task=task, limits=limits, refusal=refusal, boxes=boxes)
+    shapes, types = Counter[str](), TypeTable()
+    rows = _rows([path] if isinstance(path, Path) else path, format, root, columns, shapes=shapes, types=types,
+                 answer_type=answer_type, boxes=boxes)
+    for done, row in enumerate(rows):
+        if done % 1000 == 0:
+            tell("reading rows", done, len(rows))
+        _read(row, reader, root or row.path.parent)
+    files = _files(rows, limits, tell, media, allow_missing)
+    for done, row in enumerate(rows):
+        if done % 1000 == 0:
+            tell("checking rows", done, len(rows))
+        row.files = [files[key] for one in row.media for key in keys(one) if key in files]
+        checks.row_findings(row, context)
+    checks.file_findings(rows, context)
+    pixels = pixel_budget([row.given for row in rows if isinstance(row.given, dict)], scale)
+    return replace(_summary(rows, files, pixels), shapes=dict(shapes.most_common()), types=types.lines(),
+                   example=_example(rows, see) if see else None)
+
+
+def files_of(path: Path) -> list[Path]:
+    """Returns the files of rows in a folder and below it, by name; the folder itself where it is one data set (a folder
+    of images for each class, shards of parquet), and a file itself.
+    """
+    if not path.is_dir():
+        return [path]
+    files = [Path(folder, name) for folder, _, names in os.walk(path) for name in names
+             if name.lower().endswith(_TEXT_SUFFIXES) and name not in _NO_ROWS]
+    return sorted(files) or [path]
+
+
+def printable(text: str) -> str:
+    """Returns the text with a "?" for what could steer a terminal or cannot be encoded."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+# --- one row ----------------------------------------------------------------------------------------------------------
+
+
+def _example(rows: Sequence[_Row], see: Callable[[Sample], Shown]) -> Shown | None:
+    """Returns the first row without a problem, as it is seen; a problem that seeing it shows is one of the row."""
+    row = next((row for row in rows if row.sample and not _errors(row)), None)
+    if row is None or row.sample is None:
+        return None
+    try:
+        return see(row.sample)
+    except (DataError, TaskError) as error:
+        return Shown(id=row.sample.id, text=f"it cannot be shown: {error}", tokens=None, media=(), coordinates="")
+
+
+def _errors(row: CheckedRow) -> list[Finding]:
+    return [finding for finding in row.findings if finding.level == "error"]
+
+
+def _rows(paths: Sequence[Path], format: str, root: Path | None, columns: Mapping[str, str] | None,
+          **counted: Any) -> list[_Row]:
+    """Returns the rows of all files; a file that cannot be read is a row of its own, unless it is the only one."""
+    files, rows = [file for path in paths for file in files_of(path)], []
+    for file in files:
+        try:
+            rows += [_row(file, where, row, root) for where, row in rows_in(file, format, root, columns, **counted)]
+        except DataError as error:
+            if len(files) == 1:
+                raise
+            broken = _row(file, str(file), error, root)
+            broken.findings.append(Finding(rule="file", where=str(file), message=printable(str(error))))
+            rows.append(broken)
+    return rows
+
+
+def _row(file: Path, where: str, given: Mapping[str, Any] | DataError, root: Path | None) -> _Row:
+    row = {} if isinstance(given, DataError) else given
+    id = row.get("id")
+    return _Row(where=where, row=row, given=given, path=file, root=root or file.parent,
+                side=side(file, row.get("split")), id=str(id) if isinstance(id, (str, int)) else "")
+
+
+def _read(row: _Row, task: Task, root: Path) -> None:
+    """Makes the sample; where that fails, the media are looked for all the same."""
+    if row.findings:  # the file as a whole
+        return
+    try:
+        row.sample = make_sample(task, _sized(row.given, root), root)
+        row.id, row.media = row.sample.id, row.sample.media
+    except DataError as error:
+        row.error = str(error)
+        if isinstance(row.given, DataError):
+            return
+        named = {k: row.row[k] for k in (*MEDIA_FIELDS, *_TIMES) if k in row.row}
+        try:
+            row.media = sample_from_row({**named, "id": row.id or "?"}, root).media
+        except DataError as other:
+            if str(other) != str(error) and row.id:
+                row.findings.append(Finding(rule="media", id=row.id, where=row.where, message=str(other).removeprefix(
+                    f"row {row.id!r}: ")))
+
+
+def _sized(row: Mapping[str, Any] | DataError, root: Path) -> Mapping[str, Any] | DataError:
+    """Returns the row, with a size that holds all it names when it tells none and its image, which would, is missing.
+
+    The missing image is a problem of its own; the rest of the row is checked as if it were there.
+    """
+    image = None if isinstance(row, DataError) else row.get("image")
+    if isinstance(row, DataError) or row.get("width") is not None or not isinstance(image, str) or image[:5] == "data:":
+        return row
+    if os.path.isfile(root / image.replace("\0", "")):
+        return row
+    numbers = [v for v in _coordinates(row) if is_number(v)]
+    side = max([1, *map(math.ceil, numbers)])
+    return {**row, "width": side, "height": side}
+
+
+def _coordinates(row: Mapping[str, Any]) -> list[Any]:
+    """Returns every number of the boxes and points of a row."""
+    action, boxes = row.get("action"), row.get("boxes")
+    places = [row.get("box"), *(action.values() if isinstance(action, Mapping) else ())]
+    for entry in boxes if isinstance(boxes, list) else ():
+        places.append(entry.get("box") if isinstance(entry, Mapping) else None)
+    return [value for place in places if isinstance(place, list) for value in place]
+
+
+# --- media ------------------------------------------------------------------------------------------------------------
+
+
+def _files(rows: Sequence[_Row], limits: LimitsSettings, tell: Tell, media: bool, allow_missing: bool
+           ) -> dict[Key, MediaFile]:
+    """Returns what is known of each file that rows name."""
+    named = dict.fromkeys(key for row in rows for one in row.media for key in keys(one))
+    there = [key for key in named if not allow_missing or not exists(key).problem]
+    sides = {row.side for row in rows if row.media}
+    look = {"train", "heldout"} <= sides and len(there) <= COMPARED
+    return _open_all(there, limits, tell, look) if media else {key: exists(key) for key in there}
+
+
+def _open_all(there: Sequence[Key], limits: LimitsSettings, tell: Tell, look: bool) -> dict[Key, MediaFile]:
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        files: dict[Key, MediaFile] = {}
+        try:
+            for key, file in zip(there, pool.map(lambda key: opened(key, limits, look), there), strict=True):
+                files[key] = file
+                tell("opening media", len(files), len(there))
+        except BaseException:  # Ctrl-C: those in the queue are not waited for
+            pool.shutdown(cancel_futures=True)
+            raise
+    return files
+
+
+# --- all rows ---------------------------------------------------------------------------------------------------------
+
+
+def _summary(rows: Sequence[_Row], files: Mapping[Key, MediaFile], pixels: PixelBudget | None) -> Findings:
+    plain = [row.given for row in rows if not isinstance(row.given, DataError)]
+    fields = Counter(printable(name) for row in plain for name, value in row.items() if value is not None)
+    counts = {name: Counter(printable(str(row[name])) for row in plain if row.get(name) is not None)
+              for name in COUNTED}
+    kinds = Counter(kind for _, kind in {(path, kind) for path, kind, *_ in files})
+    contents: dict[str, set[str]] = {}
+    for file in files.values():
+        if file.sha256:
+            contents.setdefault(file.sha256, set()).add(file.path)
+    listed = [replace(f, id=printable(f.id), message=printable(f.message)) for row in rows
+              for f in sorted(row.findings, key=lambda f: _ORDER.index(f.rule))]
+    return Findings(
+        rows=len(rows), bad=sum(bool(_errors(row)) for row in rows),
+        problems=tuple(f for f in listed if f.level == "error"),
+        warnings=tuple(f for f in listed if f.level == "warning"),
+        fields=dict(fields.most_common()), counts={k: dict(v.most_common()) for k, v in counts.items() if v},
+        media={"images": kinds["image"], "videos": kinds["video"],
+               "unusable": len({path for (path, *_), file in files.items() if file.problem})},
+        copies=tuple(sorted(tuple(sorted(paths)) for paths in contents.values() if len(paths) > 1)),
+        unlabelled=sum(row.unlabelled for row in rows), pixels=pixels)

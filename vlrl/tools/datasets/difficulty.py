@@ -1,0 +1,186 @@
+"""How hard each prompt of a split is for a model: its answers drawn as in training, and the share of right ones.
+
+    scope = Scope(answers=8)
+    measurements = measured(ready, scope, Path("rows.difficulty.part.jsonl"), facts(config, chosen, scope))
+
+What is answered goes to a side file at once, a line for each chunk of prompts, so that a killed measurement goes on.
+Chunks are fixed by place in the split: neither a kill nor the number of processes changes an answer.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from vlrl.config.schema import Config
+from vlrl.data import write_rows
+from vlrl.distributed import comm
+from vlrl.errors import ConfigError, DataError
+from vlrl.evaluation.rows import begun
+from vlrl.models.processing import PromptTooLong
+from vlrl.rollout.episodes import opened
+from vlrl.rollout.error_limits import check_errors
+from vlrl.rollout.generate import make_group, plain_visits, sampling_of
+from vlrl.store import plain
+from vlrl.store.files import append_line, write_text
+from vlrl.task import task_samples
+from vlrl.tools.datasets.prompt_table import COLUMNS, Measured, Places, Summary, joined, plot, summary
+from vlrl.tools.experiments.measure import Chosen, Ready, model_facts, task_facts
+from vlrl.types import Group, Request, Sample
+
+_TOGETHER = 256
+"""Answers drawn side by side at most: those of a chunk of prompts."""
+_STREAM = 7
+"""First number of the key of the random streams; those of training, evaluation and variants begin with others."""
+_ROLLOUT = ("max_new_tokens", "temperature", "stop", "thinking_budget", "thinking_end")
+
+Tell = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scope:
+    """What is to be measured."""
+
+    answers: int = 8
+    """k, answers to each prompt."""
+    split: str = "train"
+    limit: int | None = None
+    """Only the first so many prompts; None = all."""
+
+
+def facts(config: Config, chosen: Chosen, scope: Scope) -> dict[str, Any]:
+    """Returns what the answers depend on, as JSON: a measurement goes on only where all of it is the same."""
+    return {**task_facts(config, _ROLLOUT), "model": model_facts(config, chosen), "split": scope.split,
+            "answers": scope.answers}
+
+
+def measured(ready: Ready, scope: Scope, part: Path, known: Mapping[str, Any], tell: Tell,
+             samples: Sequence[Sample] | None = None) -> list[Measured]:
+    """Returns every prompt of the split in order, those that could not be answered too; what `part` holds is not asked
+    again.
+
+    `samples` are others than those of the task's split. `known` are the facts. Each process answers its share, and all
+    return the same. Prompts that are too long are left out, and with data.quarantine those whose data are bad. Raises
+    ConfigError when the split is empty or `part` is of another measurement, TrainingError when scoring fails too often
+    (limits.score_errors).
+    """
+    samples = task_samples(ready.task, scope.split) if samples is None else samples
+    if len(samples) == 0:
+        raise ConfigError(f"task '{ready.task.name}' has no samples in split '{scope.split}'")
+    count, size = min(scope.limit or len(samples), len(samples)), max(1, _TOGETHER // scope.answers)
+    chunks = [range(first, min(first + size, count)) for first in range(0, count, size)]
+    by_number: dict[int, Measured] = comm.on_main(lambda: open_part(part, known))
+    left = [chunk for chunk in chunks if not all(number in by_number for number in chunk)]
+    mine = [*left[comm.rank()::comm.world()], range(0), range(0)]
+    for i in range(math.ceil(len(left) / comm.world())):  # in step: a reference policy needs all processes at once
+        tell(f"answering {scope.split}", sum(number in by_number for number in range(count)), count)
+        groups, records = comm.together(partial(_answer_chunk, ready, scope, samples, mine[i], mine[i + 1]))
+        check_errors(groups, ready.config.limits, f"prompts from number {left[i * comm.world()].start} on")
+        shares = comm.gather(records)
+        comm.on_main(partial(_append, part, shares))
+        by_number |= {m.number: m for share in shares for m in share}
+    tell(f"answering {scope.split}", count, count)
+    return [by_number[number] for number in range(count)]
+
+
+def _answer_chunk(ready: Ready, scope: Scope, samples: Sequence[Sample], numbers: Sequence[int],
+                  following: Sequence[int]) -> tuple[list[Group], list[Measured]]:
+    """Returns the groups of some prompts, and how each of the prompts went."""
+    config, prefetch = ready.config, ready.prefetch
+    wanted, soon = ({n: partial(_sample, ready, samples, n) for n in some} for some in (numbers, following))
+    prompts, records = [], []
+    prefetch.begin(wanted)
+    for number, sample_of in wanted.items():
+        try:
+            prompts.append((number, *prefetch.take(number, sample_of)))
+        except DataError as error:
+            if not isinstance(error, PromptTooLong) and not config.data.quarantine:
+                raise
+            records.append(Measured(number=number, id=_id(sample_of), left_out=str(error)))
+    prefetch.begin(soon)
+    sampling = sampling_of(config.rollout, config.rollout.temperature)
+    requests = [Request(prompt=prompt, n=scope.answers, sampling=sampling, key=(_STREAM, number), sample=sample)
+                for number, sample, prompt in prompts]
+    completions = ready.engine.generate(requests)
+    values = (ready.likelihoods(plain_visits(prompts, completions), scope.split, 0) if ready.likelihoods
+              else [None] * len(prompts))
+    groups = [make_group(ready.task, sample, prompt, answers, group_id=f"{scope.split}-{number:06d}", split=scope.split,
+                         step=0, likely=known, served=ready.services)
+              for (number, sample, prompt), answers, known in zip(prompts, completions, values, strict=True)]
+    records += [_record(number, group) for (number, *_), group in zip(prompts, groups, strict=True)]
+    return groups, sorted(records, key=lambda m: m.number)
+
+
+def _sample(ready: Ready, samples: Sequence[Sample], number: int) -> Sample:
+    """Returns a sample as its first visit asks it."""
+    sample = samples[number]
+    sample = replace(sample, prompt=ready.task.of(sample).template(sample, 0))
+    return opened(ready.engine, ready.task, sample, number, 0)
+
+
+def _id(sample_of: Callable[[], Sample]) -> str:
+    """Returns the id of a sample whose prompt failed; "" where the sample itself cannot be made."""
+    try:
+        return sample_of().id
+    except DataError:
+        return ""
+
+
+def _record(number: int, group: Group) -> Measured:
+    sample = group.sample
+    return Measured(number=number, id=sample.id, category=None if sample.category is None else str(sample.category),
+                    task=sample.task, passed=tuple(r.correct for r in group.rollouts), rewards=tuple(group.rewards))
+
+
+# --- the side file ----------------------------------------------------------------------------------------------------
+
+
+def open_part(part: Path, known: Mapping[str, Any]) -> dict[int, Measured]:
+    """Returns what a side file holds, by number; it is begun with the facts when there is none.
+
+    Raises ConfigError when its facts are others, or it is no such file.
+    """
+    lines = begun(part, known, "a measurement", "file")
+    try:
+        records = [Measured(**{**m, "passed": tuple(m["passed"]), "rewards": tuple(m["rewards"])})
+                   for line in lines for m in line.get("prompts", ())]
+    except (TypeError, KeyError) as error:
+        raise ConfigError(f"{part} cannot be read ({error}): remove it to start over") from None
+    return {m.number: m for m in records}
+
+
+def _append(part: Path, shares: Sequence[Sequence[Measured]]) -> None:
+    """Appends a line for each process's chunk: all of it or nothing."""
+    for share in shares:
+        if share:
+            append_line(part, json.dumps({"prompts": [asdict(m) for m in share]}))
+
+
+# --- what is written --------------------------------------------------------------------------------------------------
+
+
+def write(places: Places, rows: Sequence[Mapping[str, Any]], measurements: Sequence[Measured], known: Mapping[str, Any]
+          ) -> tuple[Summary, bool]:
+    """Writes rows with columns, facts and picture, each whole or not at all, and removes the side file.
+
+    Returns the summary, and whether the file holds the rows of the data file or columns by id alone. Raises DataError
+    when no prompt could be measured.
+    """
+    numbers = summary(measurements, known["answers"])
+    if not numbers.measured:
+        raise DataError(f"no prompt could be measured; the first, {measurements[0].id!r}: {measurements[0].reason}")
+    lines, whole = joined(rows, measurements)
+    name = known["model"]["checkpoint"] or known["model"]["name"]
+    plot(numbers, places.picture, f"{os.path.basename(name)}: {numbers.measured:,} prompts, {known['answers']} answers "
+                                  "each")
+    about = {"file": places.out.name, "columns": COLUMNS, "measured_with": known, **asdict(numbers)}
+    write_text(places.about, json.dumps(plain(about), indent=1) + "\n")
+    write_rows(places.out, lines)
+    places.part.unlink(missing_ok=True)
+    return numbers, whole

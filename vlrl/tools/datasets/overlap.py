@@ -1,0 +1,226 @@
+"""What held-out rows share with those of train: pictures, resized, recompressed or cropped, and texts. No torch
+unless an embedder is named.
+
+    report = overlap(Path("train.jsonl"), Path("heldout.jsonl"))
+    report.shared[0]      # Shared(heldout="7", train="12", kind="crop", likeness=0.97)
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.sparse import csr_array
+
+from vlrl.checks.pictures import Picture, Shared, of_pictures, picture
+from vlrl.config.schema import LimitsSettings
+from vlrl.data.media import load
+from vlrl.errors import DataError
+from vlrl.store.files import file_sha256
+from vlrl.tools.datasets.convert import UsableRow, usable_rows
+from vlrl.types import Media
+
+KINDS = ("same", "look", "crop", "text", "words", "meaning")
+"""One file; a picture that looks the same; one that is part of the other; the same text, or half of its 13-grams in one
+row; nearly the same words; near each other in an embedder."""
+N = 13
+"""Words of an n-gram, as in evaluations of large language models (2005.14165, appendix C)."""
+_TEXTS = ("question", "instruction", "expression", "caption", "text", "problem", "options")
+_WORDS = 0.8  # least cosine of word vectors of texts that count as the same
+_FEW = 8  # words below which texts are only compared whole
+ALIKE = 0.9
+"""Least cosine of embedded texts that count as the same."""
+_COMMON = 0.01  # share of train rows in which an n-gram belongs to a template
+Tell = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """What two files share."""
+
+    train: int
+    heldout: int
+    """Rows."""
+    shared: tuple[Shared, ...]
+    """At most one of KINDS of pictures and one of texts for a held-out row, in its order."""
+
+    @property
+    def share(self) -> float:
+        """Returns the share of held-out rows that are given away."""
+        return len({one.heldout for one in self.shared}) / self.heldout if self.heldout else 0.0
+
+
+def overlap(train: Path, heldout: Path, *, root: Path | None = None, format: str = "auto",
+            columns: Mapping[str, str] | None = None, limits: LimitsSettings | None = None,
+            tell: Tell | None = None, embedder: Path | None = None, alike: float = ALIKE) -> Overlap:
+    """Compares the rows of two files: pictures by their looks, videos by their bytes, texts by their words, and with
+    `embedder`, the folder of a text model, those that are left by a cosine of at least `alike`.
+
+    Rows with media are given away by them; texts count for rows without media, and where they are long, as a picture
+    is asked the same questions as others. Raises DataError for a bad row and for media that cannot be read.
+    """
+    sides = []
+    for path in (train, heldout):
+        rows, bad = usable_rows(path, format, root, columns=columns)
+        if bad:
+            raise DataError(f"{bad[0].where}: {bad[0].reason} (vlrl data check lists every bad row)")
+        sides.append(rows)
+    tell = tell or (lambda what, done, total: None)
+    known, own = (_pictures(rows, limits or LimitsSettings(), tell) for rows in sides)
+    pictures = of_pictures(known, own, tell)
+    said = [[(row.id, _text(row), bool(row.media)) for row in rows] for rows in sides]
+    texts = of_texts(*said)
+    if embedder:
+        given_away = {one.heldout for one in texts}
+        texts += of_meanings(said[0], [one for one in said[1] if one[0] not in given_away], embedder, alike)
+    order = {row.id: i for i, row in enumerate(sides[1])}
+    return Overlap(len(sides[0]), len(sides[1]), tuple(sorted([*pictures, *texts], key=lambda s: order[s.heldout])))
+
+
+# --- pictures ---------------------------------------------------------------------------------------------------------
+
+
+def _pictures(rows: Sequence[UsableRow], limits: LimitsSettings, tell: Tell) -> list[Picture]:
+    media = [(row, one) for row in rows for one in row.media]
+    pictures = []
+    pool = ThreadPoolExecutor(4)
+    try:
+        for one in pool.map(lambda pair: _picture(pair[0], pair[1], limits), media):
+            pictures.append(one)
+            tell("reading media", len(pictures), len(media))
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return pictures
+
+
+def _picture(row: UsableRow, media: Media, limits: LimitsSettings) -> Picture:
+    try:
+        if media.kind == "image":
+            loaded = load(media, limits)
+            return picture(row.id, loaded.sha256, loaded.frames[0])
+        return Picture(row.id, file_sha256(media.source))
+    except (DataError, OSError) as error:
+        raise DataError(f"{row.where}: row '{row.id}': {error}") from None
+
+
+# --- texts ------------------------------------------------------------------------------------------------------------
+
+
+def words(text: str) -> list[str]:
+    """Returns the words of a text, without case, accents, punctuation and forms of the same letter."""
+    plain = unicodedata.normalize("NFKD", text).casefold()
+    return re.findall(r"\w+", "".join(c for c in plain if not unicodedata.combining(c)))
+
+
+def of_texts(train: Sequence[tuple[str, str, bool]], heldout: Sequence[tuple[str, str, bool]]) -> list[Shared]:
+    """Returns the held-out texts that are in train, each (id, text, whether a picture belongs to it).
+
+    `text`: the same words, or at least half of its 13-grams in one text of train, those of a template (in more than
+    1 % of train, 3 texts at least) left out. `words`: a cosine of at least 0.8 of word counts weighted by rarity, so
+    words in another order, or a few others. Texts with a picture, or below 8 words, count only by n-grams.
+    """
+    known = [(id, words(text), shown) for id, text, shown in train]
+    whole = {tuple(own): id for id, own, shown in reversed(known) if not shown and own}
+    grams, common = _grams(known)
+    cosines = _Cosines([(id, own) for id, own, shown in known if not shown and len(own) >= _FEW])
+    matches = []
+    for id, text, shown in heldout:
+        own = words(text)
+        if not shown and tuple(own) in whole:
+            matches.append(Shared(id, whole[tuple(own)], "text", 1.0))
+        elif (best := _of_grams(own, grams, common)) and best[1] >= 0.5:
+            matches.append(Shared(id, best[0], "text", best[1]))
+        elif not shown and len(own) >= _FEW and (near := cosines.best(own)) and near[1] >= _WORDS:
+            matches.append(Shared(id, near[0], "words", near[1]))
+    return matches
+
+
+def of_meanings(train: Sequence[tuple[str, str, bool]], heldout: Sequence[tuple[str, str, bool]], embedder: Path,
+                alike: float = ALIKE) -> list[Shared]:
+    """Returns the held-out texts of 8 words and more without a picture whose vector has a cosine of at least `alike`
+    with that of such a text of train, as `meaning`; each with the nearest.
+    """
+    from vlrl.tools.datasets.embedder import embedded  # torch, for this alone
+
+    known, own = ([one for one in side if not one[2] and len(words(one[1])) >= _FEW] for side in (train, heldout))
+    if not known or not own:
+        return []
+    table, matches = embedded(embedder, [text for _, text, _ in known]), []
+    for (id, _, _), vector in zip(own, embedded(embedder, [text for _, text, _ in own]), strict=True):
+        cosines = table @ vector
+        if (nearest := float(cosines.max())) >= alike:
+            matches.append(Shared(id, known[int(cosines.argmax())][0], "meaning", min(nearest, 1.0)))
+    return matches
+
+
+def _ngrams(own: Sequence[str]) -> set[tuple[str, ...]]:
+    return {tuple(own[i:i + N]) for i in range(len(own) - N + 1)}
+
+
+def _grams(known: Sequence[tuple[str, list[str], bool]]) -> tuple[dict[tuple[str, ...], list[str]], set]:
+    """Returns n-gram -> ids of train, and the n-grams of a template."""
+    ids_of: dict[tuple[str, ...], list[str]] = {}
+    for id, own, _ in known:
+        for gram in _ngrams(own):
+            ids_of.setdefault(gram, []).append(id)
+    most = max(3, _COMMON * len(known))
+    return ids_of, {gram for gram, ids in ids_of.items() if len(ids) > most}
+
+
+def _of_grams(own: Sequence[str], grams: Mapping[tuple[str, ...], Sequence[str]], common: set
+              ) -> tuple[str, float] | None:
+    """Returns the text of train with the most n-grams of a text, and their share."""
+    telling = _ngrams(own) - common
+    counts = Counter(id for gram in telling for id in grams.get(gram, ()))
+    if not counts:
+        return None
+    id, n = counts.most_common(1)[0]
+    return id, n / len(telling)
+
+
+class _Cosines:
+    """Texts of train as unit vectors of words, each weighted by log(texts / texts with it) + 1."""
+
+    def __init__(self, texts: Sequence[tuple[str, list[str]]]):
+        self.ids = [id for id, _ in texts]
+        having = Counter(word for _, own in texts for word in set(own))
+        self.rarity = {word: math.log(len(texts) / n) + 1 for word, n in having.items()}
+        self.unknown = math.log(len(texts) or 1) + 1
+        self.place = {word: i for i, word in enumerate(having)}
+        entries = [(row, self.place[word], value) for row, (_, own) in enumerate(texts)
+                   for word, value in self._unit(own).items()]
+        rows, columns, values = zip(*entries, strict=True) if entries else ((), (), ())
+        self.table: Any = csr_array((values, (rows, columns)), shape=(len(texts), max(1, len(having))))
+
+    def best(self, own: Sequence[str]) -> tuple[str, float] | None:
+        if not self.ids:
+            return None
+        vector = np.zeros(max(1, len(self.place)))
+        for word, value in self._unit(own).items():
+            if word in self.place:
+                vector[self.place[word]] = value
+        cosines = self.table @ vector
+        return self.ids[int(cosines.argmax())], float(min(cosines.max(), 1.0))
+
+    def _unit(self, own: Sequence[str]) -> dict[str, float]:
+        raw = {word: n * self.rarity.get(word, self.unknown) for word, n in Counter(own).items()}
+        length = math.sqrt(sum(v * v for v in raw.values()))
+        return {word: value / length for word, value in raw.items()}
+
+
+def text_of(row: Mapping[str, Any]) -> str:
+    """Returns all that a row asks, in the words of its fields."""
+    parts = [row.get(name) for name in _TEXTS]
+    return " ".join(" ".join(map(str, part)) if isinstance(part, list) else str(part) for part in parts if part)
+
+
+def _text(row: UsableRow) -> str:
+    return text_of(row.row)

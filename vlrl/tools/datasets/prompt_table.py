@@ -1,0 +1,219 @@
+"""How prompts went, as columns beside the rows of a data file, as numbers over all of them, and as a picture. No torch.
+
+    pass_at_k         share of the k answers that are right, in [0, 1]: c / n over the answers that could be scored
+    difficulty        1 - pass_at_k; what the row had before stands in difficulty_given
+    reward_mean       mean reward of the answers
+    answers_scored    how many of the k could be scored
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vlrl.config.schema import Config
+from vlrl.curriculum.report import BINS, bins
+from vlrl.data import SPLITS, json_line, several
+from vlrl.data.sources.folders import of_side
+from vlrl.data.sources.reading import rows_in
+from vlrl.errors import DataError
+from vlrl.evaluation.votes import pass_at, sizes
+from vlrl.store.files import replacing
+from vlrl.tools.datasets.convert import UsableRow, holds_media, moved
+
+COLUMNS = {"pass_at_k": "share of the k answers that are right, in [0, 1]", "difficulty": "1 - pass_at_k",
+           "reward_mean": "mean reward of an answer", "answers_scored": "answers that could be scored, at most k",
+           "difficulty_given": "the row's difficulty before"}
+"""What stands in each column."""
+_COLOR = "#1f5fa8"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """How one prompt went, or why it could not be answered."""
+
+    number: int
+    """Place in the split."""
+    id: str
+    category: str | None = None
+    task: str = ""
+    passed: tuple[bool | None, ...] = ()
+    """Whether each answer is right; None = it could not be scored."""
+    rewards: tuple[float | None, ...] = ()
+    left_out: str | None = None
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Right answers, and answers that could be scored."""
+        known = [p for p in self.passed if p is not None]
+        return sum(known), len(known)
+
+    @property
+    def reason(self) -> str | None:
+        """Why it has no columns; None where it has them."""
+        return self.left_out or (None if self.counts[1] else "none of its answers could be scored")
+
+    def columns(self) -> dict[str, Any]:
+        """COLUMNS, without difficulty_given; {} for a prompt that was left out."""
+        right, scored = self.counts
+        if not scored:
+            return {}
+        rewards = [r for r in self.rewards if r is not None]
+        return {"pass_at_k": right / scored, "difficulty": 1 - right / scored, "reward_mean": float(np.mean(rewards)),
+                "answers_scored": scored}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """All prompts together."""
+
+    prompts: int
+    measured: int
+    answers_drawn: int
+    pass_at: Mapping[str, float]
+    """pass@1, 2, 4 ... and k, by their number: the mean of the unbiased estimates."""
+    histogram: Mapping[str, int]
+    """Prompts by pass rate in percent, see curriculum/report.py."""
+    categories: Mapping[str, Mapping[str, int]]
+    """The same for each category; {} where there is one at most."""
+    left_out: Sequence[Mapping[str, str]]
+    """id and reason of prompts without columns."""
+
+
+def summary(measured: Sequence[Measured], answers: int) -> Summary:
+    """Returns the summary of prompts that were answered `answers` times each."""
+    known = [m for m in measured if m.reason is None]
+    estimates = {k: [pass_at(n, c, k) for c, n in (m.counts for m in known) if n >= k] for k in sizes(answers)}
+    by_category: dict[str, list[Measured]] = {}
+    for m in known:
+        by_category.setdefault(m.category or m.task or "none", []).append(m)
+    return Summary(prompts=len(measured), measured=len(known), answers_drawn=sum(len(m.passed) for m in measured),
+                   pass_at={str(k): float(np.mean(v)) for k, v in estimates.items() if v}, histogram=_histogram(known),
+                   categories={name: _histogram(by_category[name]) for name in sorted(by_category)}
+                   if len(by_category) > 1 else {},
+                   left_out=[{"id": m.id, "reason": m.reason} for m in measured if m.reason is not None])
+
+
+def _histogram(known: Sequence[Measured]) -> dict[str, int]:
+    places = Counter(bins(np.array([c / n for c, n in (m.counts for m in known)])).tolist()) if known else Counter()
+    return {name: places[i] for i, name in enumerate(BINS)}
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """The files of a measurement, around that of the rows."""
+
+    out: Path
+
+    @property
+    def part(self) -> Path:
+        """The side file, until the end."""
+        return self.out.with_name(f"{self.out.stem}.part.jsonl")
+
+    @property
+    def about(self) -> Path:
+        """What was measured, and all numbers over the prompts."""
+        return self.out.with_name(f"{self.out.stem}.about.json")
+
+    @property
+    def picture(self) -> Path:
+        return self.out.with_suffix(".png")
+
+
+def data_file(config: Config, split: str) -> Path | None:
+    """Returns the file of `data.<split>`; None where the task makes its samples, or where they are not those of one
+    file: of a pattern, a split of a folder, a data set of the Hub.
+    """
+    name = getattr(config.data, split) if split in SPLITS else ""
+    return Path(name) if name and (os.path.exists(name) or not several(name)) else None
+
+
+def default_out(config: Config, split: str) -> Path:
+    """<data file>.difficulty.jsonl beside the data file; without one <run folder>.difficulty.jsonl beside that."""
+    file = data_file(config, split)
+    place = Path(config.run.dir) if file is None else file if file.is_dir() else file.with_suffix("")
+    return place.with_name(f"{place.name}.difficulty.jsonl")
+
+
+def rows_for(config: Config, split: str, out: Path) -> list[dict[str, Any]]:
+    """Returns the canonical rows of `data.<split>` as they can stand in `out`; [] without a file.
+
+    [] too where rows hold media themselves. Rows that cannot be read are left out.
+
+    Raises DataError when a media path would lead out of the new file's folder.
+    """
+    file = data_file(config, split)
+    if file is None or not file.exists():
+        return []
+    root = Path(config.data.root) if config.data.root else file.parent
+    target = root if config.data.root else out.parent
+    read = [(where, row) for where, row in of_side(rows_in(file, config.data.format, root, config.data.columns,
+                                                        answer_type=config.data.answer_type), split)
+            if not isinstance(row, DataError) and "id" in row]
+    if any(holds_media(row) for _, row in read):  # a line of JSON holds no media: columns by id instead
+        return []
+    rows = [moved(UsableRow(where, str(row["id"]), row, ()), root, target) for where, row in read]
+    for row in rows:
+        json_line(row)
+    return rows
+
+
+def joined(rows: Sequence[Mapping[str, Any]], measured: Sequence[Measured]) -> tuple[list[dict[str, Any]], bool]:
+    """Returns the rows with the columns of their prompts, and True; where they are not those of the prompts, a line
+    with id and columns for each prompt, and False.
+    """
+    columns = {m.id: m.columns() for m in measured if m.reason is None}
+    if not rows or not columns.keys() <= {str(row["id"]) for row in rows}:
+        return [{"id": m.id, **m.columns()} for m in measured if m.reason is None], False
+    return [_with(row, columns.get(str(row["id"]), {})) for row in rows], True
+
+
+def _with(row: Mapping[str, Any], columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a row with columns; what an earlier measurement wrote is replaced, and the given difficulty kept."""
+    given = row.get("difficulty_given" if "pass_at_k" in row else "difficulty")
+    clean = {name: value for name, value in row.items() if name not in COLUMNS}
+    if not columns:
+        return dict(row) if "pass_at_k" not in row else clean | ({} if given is None else {"difficulty": given})
+    return {**clean, **columns, **({} if given is None else {"difficulty_given": given})}
+
+
+# --- picture ----------------------------------------------------------------------------------------------------------
+
+
+def plot(numbers: Summary, path: Path, title: str) -> None:
+    """Draws the histogram of pass rates as PNG, categories on top of each other."""
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
+    axes = figure.add_subplot()
+    parts = dict(numbers.categories) if 1 < len(numbers.categories) <= 10 else {"": numbers.histogram}
+    below = np.zeros(len(BINS))
+    for i, (name, counts) in enumerate(parts.items()):
+        heights = np.array([counts[b] for b in BINS], float)
+        axes.bar(BINS, heights, bottom=below, color=colormaps["tab10"](i) if name else _COLOR,
+                 label=name[:40].replace("$", r"\$"))
+        below += heights
+    for place, total in enumerate(below):
+        axes.annotate(f"{int(total):,}", (place, total), ha="center", va="bottom", fontsize=9)
+    axes.set(xlabel="right answers to a prompt, percent", ylabel="prompts")
+    axes.set_title(title, loc="left", fontsize=11, parse_math=False)
+    axes.locator_params(axis="y", integer=True)
+    axes.grid(axis="y", color="#e6e6e6")
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    if len(parts) > 1:
+        axes.legend(frameon=False, fontsize=9)
+    with replacing(path, sync=False) as temporary, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # a box stands for the letter
+        figure.savefig(temporary, format="png")

@@ -1,0 +1,336 @@
+"""Train and held-out rows that share no group, no picture and nothing that looks like one. Imports no torch.
+
+Rows that must stay together are joined into one group by a union-find over what they have in common: the value of
+`group_key`, a media file, its content, or a near-duplicate picture. Groups are then drawn for the held-out side, so
+that each category has its share there as far as groups allow. The result depends on rows and seed, not on their order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from vlrl.config.schema import LimitsSettings
+from vlrl.data import write_rows
+from vlrl.data.media import load, missing
+from vlrl.errors import ConfigError, DataError, did_you_mean
+from vlrl.store.files import file_sha256
+from vlrl.tools.datasets.check import printable
+from vlrl.tools.datasets.convert import UsableRow, moved, refuse_existing, usable_rows
+from vlrl.types import Media
+
+FILES = ("train.jsonl", "heldout.jsonl")
+MOST_DISTANCE = 16
+"""Largest Hamming distance of two 64-bit hashes that may count as near; unrelated pictures lie around 32."""
+_TRIES = 8  # orders in which groups are drawn; the one closest to the wanted shares is taken
+_MOST_IN_ONE = 0.8  # share of all rows in one group above which a split says nothing
+_FLAT = 2.0  # standard deviation of grey values below which a picture has no structure to hash
+Tell = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Split:
+    """Which rows are held out, and what held the groups together."""
+
+    train: tuple[UsableRow, ...]
+    heldout: tuple[UsableRow, ...]
+    wanted: int
+    """Held-out rows that were asked for."""
+    groups: int
+    largest: int
+    """Rows of the largest group."""
+    near: tuple[tuple[str, ...], ...]
+    """Clusters of different pictures that look alike."""
+    unread: int
+    """Media files that do not exist and were told apart by their paths alone."""
+
+    def shares(self) -> dict[str, tuple[int, int]]:
+        """Returns category -> (rows in train, rows held out), the largest first."""
+        sides = [Counter(printable(str(r.row.get("category") or "(none)")) for r in side)
+                 for side in (self.train, self.heldout)]
+        return {name: (sides[0][name], sides[1][name]) for name, _ in (sides[0] + sides[1]).most_common()}
+
+
+def split_file(path: Path, folder: Path, heldout: float = 0.1, by: str = "group_key", seed: int = 0, *,
+               near_duplicates: bool = True, distance: int = 4, root: Path | None = None, format: str = "auto",
+               columns: Mapping[str, str] | None = None, limits: LimitsSettings | None = None, force: bool = False,
+               tell: Tell | None = None) -> Split:
+    """Writes train.jsonl and heldout.jsonl into `folder`; see `split`. Media paths stay valid there or under `root`.
+    `columns` says which field stands for a canonical one.
+
+    Raises DataError at the first bad row, when the files exist (without `force`), and for what `split` raises.
+    """
+    targets = [folder / name for name in FILES]
+    if os.path.exists(folder) and not folder.is_dir():
+        raise DataError(f"{folder} is a file; name a folder for {' and '.join(FILES)}")
+    refuse_existing(targets, force)
+    rows, bad = usable_rows(path, format, root, columns=columns)
+    if bad:
+        raise DataError(f"{bad[0].where}: {bad[0].reason} (vlrl data check lists every bad row)")
+    if not rows:
+        raise DataError(f"{path} has no usable row")
+    result = split(rows, heldout, by, seed, near_duplicates=near_duplicates, distance=distance, limits=limits,
+                   tell=tell)
+    both = [[moved(row, root or path.parent, root or folder) for row in side]
+            for side in (result.train, result.heldout)]
+    for target, side in zip(targets, both, strict=True):
+        write_rows(target, side)
+    return result
+
+
+def split(rows: Sequence[UsableRow], heldout: float = 0.1, by: str = "group_key", seed: int = 0, *,
+          near_duplicates: bool = True, distance: int = 4, limits: LimitsSettings | None = None,
+          tell: Tell | None = None) -> Split:
+    """Returns rows for training and rows held out; no group is on both sides.
+
+    `heldout` below 1 is a share, else a number of rows. Rows with the same `by` (in the row or its `meta`) are one
+    group, as are rows that show the same file, files of the same content or, with `near_duplicates`, pictures whose
+    perceptual hashes differ in at most `distance` of 64 bits. A row with nothing in common with another is its own.
+
+    Raises ConfigError for values out of range and without the package imagehash, DataError when media are missing or
+    unreadable (near duplicates only) and when one group holds nearly everything.
+    """
+    wanted = _wanted(heldout, len(rows))
+    if not 0 <= distance <= MOST_DISTANCE:
+        raise ConfigError(f"--distance {distance} must be from 0 to {MOST_DISTANCE} bits of 64")
+    joined = _Groups(len(rows))
+    _join_by_field(joined, rows, by)
+    facts = _facts(rows, near_duplicates, limits or LimitsSettings(), tell or (lambda what, done, total: None))
+    near = _join_media(joined, rows, facts, distance)
+    groups = joined.members()
+    largest = max(groups, key=len)
+    if len(largest) > _MOST_IN_ONE * len(rows):
+        raise DataError(_too_large(largest, rows, by, near))
+    chosen = _draw(groups, rows, wanted, seed)
+    sides = [tuple(r for i, r in enumerate(rows) if (i in chosen) == in_heldout) for in_heldout in (False, True)]
+    if not all(sides):
+        raise DataError(f"no split of {len(groups)} groups has about {wanted} of {len(rows)} rows held out: the "
+                        f"largest has {len(largest)}, the smallest {min(map(len, groups))}. Ask for another --heldout.")
+    unread = sum(not fact.sha256 for fact in facts.values())
+    return Split(sides[0], sides[1], wanted, len(groups), len(largest), near, unread)
+
+
+def _wanted(heldout: float, rows: int) -> int:
+    if not (math.isfinite(heldout) and heldout > 0 and (heldout < 1 or heldout == int(heldout))):
+        raise ConfigError(f"--heldout {heldout:g} must be a share such as 0.1 or a number of rows such as 200")
+    wanted = max(1, round(heldout * rows)) if heldout < 1 else int(heldout)
+    if wanted >= rows:
+        raise ConfigError(f"--heldout {heldout:g} of {rows} rows leaves none to train on")
+    return wanted
+
+
+# --- what belongs together --------------------------------------------------------------------------------------------
+
+
+class _Groups:
+    """Union-find over row numbers."""
+
+    def __init__(self, count: int):
+        self._parent = list(range(count))
+        self._first: dict[Hashable, int] = {}
+
+    def root(self, i: int) -> int:
+        while self._parent[i] != i:
+            self._parent[i] = i = self._parent[self._parent[i]]
+        return i
+
+    def join(self, a: int, b: int) -> None:
+        a, b = self.root(a), self.root(b)
+        self._parent[max(a, b)] = min(a, b)
+
+    def mark(self, i: int, key: Hashable) -> None:
+        """Joins row i with the rows marked by the same key before."""
+        self.join(i, self._first.setdefault(key, i))
+
+    def members(self) -> list[list[int]]:
+        groups: dict[int, list[int]] = {}
+        for i in range(len(self._parent)):
+            groups.setdefault(self.root(i), []).append(i)
+        return list(groups.values())
+
+
+def _join_by_field(groups: _Groups, rows: Sequence[UsableRow], by: str) -> None:
+    values = [_field(row, by) for row in rows]
+    if by != "group_key" and all(value is None for value in values):
+        known = sorted({name for row in rows for name in row.row})
+        raise ConfigError(f"--by {by}: no row has this field.{did_you_mean(by, known)} The rows have: "
+                          f"{', '.join(known)}")
+    for i, value in enumerate(values):
+        if value is not None:
+            groups.mark(i, ("field", json.dumps(value, sort_keys=True)))
+
+
+def _field(row: UsableRow, by: str) -> Any:
+    meta = row.row.get("meta")
+    value = row.row.get(by)
+    return meta.get(by) if value is None and isinstance(meta, dict) else value
+
+
+@dataclass(frozen=True)
+class _Fact:
+    """What is known of one media file; empty when it does not exist."""
+
+    sha256: str = ""
+    look: int | None = None
+    """Perceptual hash of a picture, 64 bits."""
+
+
+def _facts(rows: Sequence[UsableRow], near: bool, limits: LimitsSettings, tell: Tell) -> dict[Path, _Fact]:
+    media = {m.source: (m, row) for row in rows for m in row.media}
+    if near and any(m.kind == "image" for m, _ in media.values()) and not importlib.util.find_spec("imagehash"):
+        raise ConfigError("near-duplicate pictures are found with the package imagehash, which is not installed: "
+                          "pip install 'vlrl[data]', or leave them aside with --no-near-duplicates")
+    facts: dict[Path, _Fact] = {}
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        try:
+            for source, fact in zip(media, pool.map(lambda pair: _fact(pair[0], pair[1], near, limits), media.values()),
+                                    strict=True):
+                facts[source] = fact
+                tell("reading media", len(facts), len(media))
+        except BaseException:  # Ctrl-C or a bad file: those in the queue are not waited for
+            pool.shutdown(cancel_futures=True)
+            raise
+    return facts
+
+
+def _fact(media: Media, row: UsableRow, near: bool, limits: LimitsSettings) -> _Fact:
+    try:
+        if near and media.kind == "image":
+            loaded = load(media, limits)
+            return _Fact(loaded.sha256, look(loaded.frames[0]))
+        if problem := missing(media.source):
+            if near:
+                raise DataError(problem)
+            return _Fact()
+        return _Fact(file_sha256(media.source))
+    except (DataError, OSError) as error:
+        raise DataError(f"{row.where}: row '{row.id}': {error}") from None
+
+
+def look(image: Image.Image) -> int | None:
+    """Returns the perceptual hash of a picture (imagehash.phash, 64 bits); None for one without any structure to
+    hash.
+    """
+    import imagehash
+
+    small = image.convert("L").resize((32, 32), Image.Resampling.LANCZOS)
+    if np.asarray(small, np.float32).std() < _FLAT:
+        return None
+    bits = imagehash.phash(small).hash
+    return int.from_bytes(np.packbits(bits).tobytes(), "big")
+
+
+def _join_media(groups: _Groups, rows: Sequence[UsableRow], facts: dict[Path, _Fact], distance: int
+                ) -> tuple[tuple[str, ...], ...]:
+    """Joins rows with media in common; returns the clusters of pictures that look alike but differ."""
+    shown: dict[int, list[int]] = {}
+    names: dict[int, dict[str, str]] = {}
+    for i, row in enumerate(rows):
+        for media in row.media:
+            fact = facts[media.source]
+            groups.mark(i, media.source)
+            if fact.sha256:
+                groups.mark(i, fact.sha256)
+            if fact.look is not None:
+                shown.setdefault(fact.look, []).append(i)
+                names.setdefault(fact.look, {}).setdefault(fact.sha256, str(media.source))
+    looks = sorted(shown)
+    alike = _Groups(len(looks))
+    for a, b in near_pairs(np.array(looks, np.uint64), distance):
+        alike.join(int(a), int(b))
+    clusters = []
+    for members in alike.members():
+        for i in (same := [i for m in members for i in shown[looks[m]]]):
+            groups.join(same[0], i)
+        contents = [name for m in members for name in names[looks[m]].values()]
+        if len(contents) > 1:
+            clusters.append(tuple(sorted(contents)))
+    return tuple(sorted(clusters))
+
+
+def near_pairs(hashes: np.ndarray, distance: int) -> Iterable[tuple[int, int]]:
+    """Pairs of places in `hashes` [N] uint64 that differ in at most `distance` bits; a pair may come twice.
+
+    Two such hashes agree in at least one of `distance + 1` bands of bits, so only those that share the bits of a band
+    are compared: sorted by the band, each with its neighbour at step 1, 2, ... inside its run of equal bits.
+    """
+    for band in np.array_split(np.arange(64, dtype=np.uint64), distance + 1):
+        mask = np.bitwise_or.reduce(np.left_shift(np.uint64(1), band))
+        order = np.argsort(hashes & mask, kind="stable")
+        ordered, keys = hashes[order], (hashes & mask)[order]
+        left, step = np.arange(len(order)), 0
+        while left.size:
+            step += 1
+            left = left[left + step < len(order)]
+            left = left[keys[left] == keys[left + step]]
+            close = left[np.bitwise_count(ordered[left] ^ ordered[left + step]) <= distance]
+            yield from zip(order[close].tolist(), order[close + step].tolist(), strict=True)
+
+
+def _too_large(group: Sequence[int], rows: Sequence[UsableRow], by: str, near: Sequence[Sequence[str]]) -> str:
+    own = [rows[i] for i in group]
+    values = Counter(json.dumps(v) for row in own if (v := _field(row, by)) is not None).most_common(1)
+    files = Counter(str(media.source) for row in own for media in row.media).most_common(1)
+    reasons = [f"{by}={value} is in {n} of them" for value, n in values]
+    reasons += [f"{name} is shown by {n}" for name, n in files if n > 1]
+    reasons += [f"{len(cluster)} pictures look alike (--distance with a smaller number, or --no-near-duplicates)"
+                for cluster in sorted(near, key=len)[-1:]]
+    return (f"one group holds {len(group)} of {len(rows)} rows, so a split by groups would say nothing: "
+            f"{'; '.join(reasons)}. Change what holds it together, or name another field with --by.")
+
+
+# --- which groups are held out ----------------------------------------------------------------------------------------
+
+
+def _draw(groups: Sequence[Sequence[int]], rows: Sequence[UsableRow], wanted: int, seed: int) -> set[int]:
+    """Returns numbers of the held-out rows: `wanted` of them, each category by its share, as near as whole groups
+    allow.
+
+    A group is taken when that brings the rows of its categories, and all rows together, closer to what is wanted.
+    """
+    category = [str(row.row.get("category") or "") for row in rows]
+    goal = {**_goal(Counter(category), wanted, seed), None: wanted}
+    counts = [(min(rows[i].id for i in group), group, Counter([*(category[i] for i in group), *[None] * len(group)]))
+              for group in groups]
+    best: tuple[int, set[int]] | None = None
+    for attempt in range(_TRIES):
+        missing, picked = Counter(goal), set()
+        for _, group, own in sorted(counts, key=lambda entry: _order(f"{seed}/{attempt}/{entry[0]}")):
+            if sum(abs(missing[c] - n) - abs(missing[c]) for c, n in own.items()) < 0:
+                picked.update(group)
+                missing.subtract(own)
+        off = sum(map(abs, missing.values()))
+        if picked and (best is None or off < best[0]):
+            best = off, picked
+        if off == 0:
+            break
+    if best is None:  # every group has more than twice the wanted rows: the smallest is the nearest
+        return set(min(counts, key=lambda entry: (len(entry[1]), _order(f"{seed}/{entry[0]}")))[1])
+    return best[1]
+
+
+def _goal(categories: Counter[str], wanted: int, seed: int) -> dict[str, int]:
+    """Held-out rows per category, in proportion and `wanted` in all: largest remainders, ties by the seed."""
+    total = categories.total()
+    exact = {name: wanted * n / total for name, n in categories.items()}
+    goal = {name: int(share) for name, share in exact.items()}
+    rest = sorted(exact, key=lambda name: (goal[name] - exact[name], _order(f"{seed}/{name}")))
+    for name in rest[:wanted - sum(goal.values())]:
+        goal[name] += 1
+    return goal
+
+
+def _order(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "backslashreplace")).digest()

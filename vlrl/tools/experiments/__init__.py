@@ -1,0 +1,1 @@
+"""Models and runs, measured and compared."""

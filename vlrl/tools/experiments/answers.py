@@ -1,0 +1,220 @@
+"""`vlrl eval` at length: several answers, seeds, settings and wordings, of a model or of a server, in a folder that a
+killed evaluation goes on from.
+
+    answers.jsonl       a row an answer: evaluation/rows.py
+    evaluation.json     every metric of every split at every setting, the facts, and the environment as in env.json
+    verdicts-*.jsonl    a row a verdict of a judge: evaluation/reasoning_judge.py
+    evaluation.png      the metrics with their intervals, pass@k and maj@k
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from vlrl.config.schema import Config
+from vlrl.distributed import comm
+from vlrl.errors import ConfigError
+from vlrl.evaluation.answers import Ready, Tell, ask, sample_for_drawing
+from vlrl.evaluation.picture import draw
+from vlrl.evaluation.rows import Row, RowFile
+from vlrl.evaluation.settings import Drawing, Grid
+from vlrl.evaluation.summary import Result, summarise
+from vlrl.rollout.prefetch import Prefetcher
+from vlrl.rollout.provided import serving
+from vlrl.services.chat import address_of
+from vlrl.store import plain
+from vlrl.store.files import environment, write_text
+from vlrl.task import Task, task_messages
+from vlrl.task.environment import has_environment
+from vlrl.task.first_samples import first_samples
+from vlrl.tools.clients.chat_prompts import ChatEncoder
+from vlrl.tools.clients.endpoint import Endpoint
+from vlrl.tools.experiments.measure import Chosen, model_facts, ready, task_facts
+from vlrl.tools.experiments.reasoning_judge import ReasoningJudge
+from vlrl.training.build_task import make_task
+from vlrl.types import Sample
+
+ROWS, NUMBERS, PICTURE = "answers.jsonl", "evaluation.json", "evaluation.png"
+_ROLLOUT = ("max_new_tokens", "stop", "thinking_budget", "thinking_end")
+_VIDEO = ("video_fps", "video_min_frames", "video_max_frames")
+_LIMITS = ("prompt_tokens", "image_pixels", "video_pixels", "media_bytes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """An OpenAI-compatible server to ask instead of a model of one's own."""
+
+    url: str
+    model: str | None = None
+    """None = the only one that it has."""
+    key: str = field(default="", repr=False)
+    concurrency: int = 8
+    timeout_s: float = 300.0
+    retries: int = 4
+    option: str = "--endpoint"
+    """Which option named it, for messages."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judge:
+    """Who judges the reasoning of right answers."""
+
+    server: Server
+    votes: int = 3
+    text_only: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """A finished evaluation."""
+
+    model: str
+    step: int
+    folder: Path
+    results: list[Result]
+    before: int = 0
+    """Rows that were in the folder already."""
+    judge: dict[str, Any] | None = None
+    """Model and cost of the judge, where there was one."""
+
+
+def facts(config: Config, chosen: Chosen | None, server: Server | None, drawings: Sequence[Drawing]) -> dict[str, Any]:
+    """Returns what the answers depend on, as JSON: an evaluation goes on only where all of it is the same."""
+    dumped = config.model_dump(mode="json")
+    model = model_facts(config, chosen) if chosen else {}
+    if server:
+        model = {"endpoint": address_of(server.url), "name": server.model, "coordinates": config.model.name,
+                 **{name: dumped["model"][name] for name in _VIDEO}}
+    return plain({**task_facts(config, _ROLLOUT), "model": model, "splits": list(config.eval.splits),
+                  "samples": config.eval.samples,
+                  "environment": {name: dumped["environment"][name] for name in ("name", "options")},
+                  "limits": {name: dumped["limits"][name] for name in _LIMITS},
+                  "settings": [asdict(d) for d in drawings]})
+
+
+def folder_of(config: Config, known: dict[str, Any]) -> Path:
+    """Returns the folder of an evaluation that names none: the same command finds its own again."""
+    digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+    return Path(f"{config.run.dir or 'runs/model'}-eval") / digest[:10]
+
+
+def grid_for(task: Task, grid: Grid, server: Server | None, each_wording: bool) -> Grid:
+    """Returns the grid with what only the task knows: its wordings, and whether its environments vary by the seed.
+
+    Raises ConfigError where it has one wording alone, or episodes that a server cannot be asked for.
+    """
+    acts = any(map(has_environment, task.members))
+    if server and acts:
+        raise ConfigError(f"--endpoint with task '{task.name}': its episodes need the tokens of what was written. "
+                          "Evaluate the model with engine=hf or engine=vllm")
+    if acts and grid.probes:
+        raise ConfigError(f"--probe {grid.probes[0]} with task '{task.name}': what its environment shows would stay "
+                          "as it is. Leave --probe out")
+    wordings = max(len(t.templates) for t in task.members)
+    if each_wording and wordings < 2:
+        raise ConfigError(f"--each-wording: task '{task.name}' has one wording. Give it several, e.g. "
+                          "'task.prompts=[\"Where is the {expression}?\", \"Find the {expression}.\"]'")
+    return replace(grid, wordings=wordings if each_wording else 1, repeats_differ=bool(acts or server))
+
+
+def evaluate_at_length(config: Config, source: Chosen | Server, grid: Grid, folder: Path | None, tell: Tell, *,
+                       each_wording: bool = False, judge: Judge | None = None) -> Report:
+    """Answers, scores and writes; see the module. Raises ConfigError for what does not go together, and for a folder
+    that holds another evaluation.
+    """
+    if isinstance(source, Server) and source.model is None:  # the folder is that of the model that answers
+        with contextlib.closing(_endpoint(config, source)) as engine:
+            source = replace(source, model=engine.model)
+    server, chosen = (source, None) if isinstance(source, Server) else (None, source)
+    drawings = grid_for(make_task(config), grid, server, each_wording).drawings(config)
+    known = facts(config, chosen, server, drawings)
+    place = folder or folder_of(config, known)
+    file: RowFile = comm.on_main(lambda: RowFile(place / ROWS, known))
+    before = comm.on_main(lambda: len(file.rows()))
+    longest = max((d.max_new_tokens or config.rollout.max_new_tokens) for d in drawings)
+    roomy = config.model_copy(update={"rollout": config.rollout.model_copy(update={"max_new_tokens": max(
+        longest, config.rollout.max_new_tokens)})})
+    with _prepared(roomy, source) as prepared:
+        own = Ready(config=config, task=prepared.task, prefetch=prepared.prefetch, engine=prepared.engine,
+                    likelihoods=prepared.likelihoods, services=prepared.services, remote=prepared.remote)
+        ask(own, config.eval.splits, drawings, file, chosen.step if chosen else 0, tell)
+        name = prepared.engine.model if isinstance(prepared.engine, Endpoint) else chosen.name if chosen else ""
+        results, cost = comm.on_main(lambda: _results(own.task, config, drawings, file, place, judge, tell))
+    report = Report(model=name, step=chosen.step if chosen else 0, folder=place, results=results,
+                    before=before, judge=cost)
+    comm.on_main(lambda: write(report, file))
+    return report
+
+
+@contextmanager
+def _prepared(config: Config, source: Chosen | Server) -> Iterator[Ready]:
+    if isinstance(source, Chosen):
+        chosen_config = source.config.model_copy(update={"eval": config.eval, "rollout": config.rollout})
+        with ready(chosen_config, source, evaluates=True) as prepared:
+            yield prepared
+        return
+    task, encode = make_task(config), ChatEncoder(config)
+    with (serving(config, task) as services, contextlib.closing(_endpoint(config, source)) as engine,
+          Prefetcher(encode, task, config.data.workers) as prefetch):  # pyright: ignore[reportArgumentType]
+        yield Ready(config=config, task=task, prefetch=prefetch, engine=engine, services=services, remote=True)
+
+
+def _endpoint(config: Config, server: Server) -> Endpoint:
+    return Endpoint(server.url, server.model, seed=config.seed, key=server.key, timeout_s=server.timeout_s,
+                    retries=server.retries, concurrency=server.concurrency, option=server.option)
+
+
+def _results(task: Task, config: Config, drawings: Sequence[Drawing], file: RowFile, folder: Path,
+             judge: Judge | None, tell: Tell) -> tuple[list[Result], dict[str, Any] | None]:
+    """Returns the metrics, and what the judge cost."""
+    rows, cost = file.rows(), None
+    if judge:
+        with contextlib.closing(_endpoint(config, judge.server)) as engine:
+            asks = ReasoningJudge(engine, ChatEncoder(config), folder, judge.votes, judge.text_only)
+            settings = {d.name: d for d in drawings}
+            rows = asks.judged(rows, lambda row: _question(task, config, settings[row["setting"]], row), tell)
+            cost = asks.plain()
+    return [summarise(task, rows, drawing, split, samples) for split in config.eval.splits
+            for samples in [first_samples(task, split, config.eval.samples)] for drawing in drawings], cost
+
+
+def _question(task: Task, config: Config, drawing: Drawing, row: Row) -> tuple[Sample, str]:
+    """Returns the sample of a row and the text that it was asked with."""
+    sample = sample_for_drawing(task, drawing, first_samples(task, row["split"], config.eval.samples), row["number"])
+    contents = [message["content"] for message in task_messages(task, sample)]
+    texts = [[c] if isinstance(c, str) else [p["text"] for p in c if p.get("type") == "text"] for c in contents]
+    return sample, "\n".join(text for own in texts for text in own)
+
+
+# --- what is written --------------------------------------------------------------------------------------------------
+
+
+def write(report: Report, file: RowFile) -> None:
+    """Writes the numbers and the picture, each whole or not at all, and the rows in order."""
+    file.close()
+    numbers = {**as_json(report), "facts": file.facts, "environment": environment(file.facts["seed"])}
+    write_text(report.folder / NUMBERS, json.dumps(numbers, indent=1) + "\n")
+    draw(report.results, report.folder / PICTURE, report.model)
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    """Returns what `vlrl eval --json` prints: `splits` are the metrics at the first setting, `results` at all."""
+    first = report.results[0].drawing.name if report.results else ""
+    return plain({"model": report.model, "step": report.step, "folder": str(report.folder),
+                  **({"judge": report.judge} if report.judge else {}),
+                  "splits": {r.split: {"n": r.n, "metrics": _metrics(r)} for r in report.results
+                             if r.drawing.name == first},
+                  "results": [{"split": r.split, "setting": r.drawing.name, **asdict(r.drawing), "n": r.n,
+                               "left_out": r.left_out, "unanswered": r.unanswered, "unscorable": r.unscorable,
+                               "metrics": _metrics(r)} for r in report.results]})
+
+
+def _metrics(result: Result) -> dict[str, Any]:
+    return {name: asdict(metric) for name, metric in result.metrics.items()}

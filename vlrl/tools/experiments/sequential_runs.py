@@ -1,0 +1,92 @@
+"""`vlrl compare --sequential`: seeds of several configs are run until a group-sequential test decides."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vlrl import config
+from vlrl.errors import ConfigError
+from vlrl.evaluation.sequential import Look, Sequential
+from vlrl.store import plain
+from vlrl.store.files import write_text
+from vlrl.tools.experiments.many_runs import Job, Tell, deciding_split, finish, score, settle
+
+
+@dataclass(frozen=True)
+class Decided:
+    """What the test found, and the scores that it saw."""
+
+    test: Sequential
+    metric: str
+    split: str
+    scores: dict[str, list[float]]
+    """config -> score of each seed, in the order of the seeds."""
+    folder: Path
+
+    @property
+    def runs(self) -> int:
+        return sum(map(len, self.scores.values()))
+
+    def plain(self) -> dict[str, Any]:
+        """Returns what `--json` prints."""
+        pairs = [{"a": a, "b": b, "higher": higher or None} for (a, b), higher in self.test.decisions.items()]
+        looks = [{"block": look.block, "spent": look.spent,
+                  "statistics": {f"{a} - {b}": value for (a, b), value in look.statistics.items()},
+                  "thresholds": {f"{a} - {b}": value for (a, b), value in look.thresholds.items()},
+                  "decided": [{"a": a, "b": b, "higher": name} for (a, b), name in look.decided.items()]}
+                 for look in self.test.looks]
+        return {"metric": self.metric, "split": self.split, "alpha": self.test.alpha, "n": self.test.n,
+                "blocks": self.test.blocks, "decisions": pairs, "looks": looks, "scores": self.scores,
+                "runs": self.runs, "folder": str(self.folder)}
+
+
+def run(configs: Sequence[str], settings: Sequence[str], folder: Path, *, metric: str = "reward/mean",
+        split: str | None = None, n: int = 5, blocks: int = 5, alpha: float = 0.05, resamples: int = 10_000,
+        jobs: int = 1, first_seed: int = 0, tell: Tell | None = None,
+        on_look: Callable[[Look], None] | None = None) -> Decided:
+    """Runs blocks of `n` seeds of each config that is undecided against another, until all are decided or `blocks` are
+    over.
+
+    Runs lie in FOLDER/<config>-<seed>; what is finished there is not run again, so the same call goes on after an
+    interruption. All have the same held-out samples (data.seed). Writes sequential.json there after each block.
+    Raises ConfigError for configs or numbers that make no test, or that differ from those the folder was begun with.
+    """
+    loaded = {name: config.load(path, settings) for name, path in _names(configs).items()}
+    split = deciding_split(loaded, split, settings, "--seeds, -o")
+    try:
+        test = Sequential(tuple(loaded), n=n, blocks=blocks, alpha=alpha, resamples=resamples)
+    except ValueError as error:
+        raise ConfigError(f"--sequential: {error}") from None
+    own = {name: one.model_dump(mode="json", exclude={"seed", "run"}) for name, one in loaded.items()}
+    settle(folder / "plan.json", {"n": n, "blocks": blocks, "alpha": alpha, "resamples": resamples, "metric": metric,
+                                  "split": split, "first_seed": first_seed, "configs": own})
+    paths, scores = _names(configs), {name: list[float]() for name in loaded}
+    while test.undecided:
+        first = first_seed + len(test.looks) * n
+        block = {name: [Job(folder / f"{name}-{seed}", ("train", paths[name], *settings, f"seed={seed}"))
+                        for seed in range(first, first + n)] for name in test.waiting}
+        finish([job for place in range(n) for own in block.values() for job in own[place:place + 1]], jobs, tell,
+               f"block {len(test.looks) + 1}: runs")
+        new = {name: [score(job.folder, split, metric) for job in own] for name, own in block.items()}
+        look = test.add(new)
+        for name, values in new.items():
+            scores[name] += values
+        decided = Decided(test, metric, split, scores, folder)
+        write_text(folder / "sequential.json", json.dumps(plain(decided.plain()), indent=1) + "\n")
+        if on_look:
+            on_look(look)
+    return Decided(test, metric, split, scores, folder)
+
+
+def _names(configs: Sequence[str]) -> dict[str, str]:
+    """name -> path; the stem of the file, with its folder where two are equal."""
+    stems = [Path(path).stem for path in configs]
+    names = [stem if stems.count(stem) == 1 else f"{Path(path).absolute().parent.name}-{stem}"
+             for path, stem in zip(configs, stems, strict=True)]
+    if len(set(names)) < max(2, len(names)):
+        raise ConfigError(f"--sequential {' '.join(configs)}: name two or more different configs, e.g. a.yaml b.yaml")
+    return dict(zip(names, configs, strict=True))

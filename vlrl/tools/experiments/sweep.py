@@ -1,0 +1,355 @@
+"""`vlrl sweep`: settings and seeds, with the seeds that choose apart from those that test ("Hyperparameters in
+Reinforcement Learning and How To Tune Them", 2306.01324).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vlrl import config
+from vlrl.errors import ConfigError, did_you_mean
+from vlrl.evaluation.profiles import (
+    Sensitivity,
+    iqm,
+    optimality_gap,
+    performance_profile,
+    probability_of_improvement,
+    sensitivities,
+    stratified,
+)
+from vlrl.evaluation.stats import Interval, gain_of_runs
+from vlrl.store import plain
+from vlrl.store.files import replacing, write_text
+from vlrl.tools.experiments.many_runs import Job, Tell, deciding_split, finish, score, settle
+
+_BASE = "base"
+_MOST = 10_000  # settings of a grid
+_TAUS = np.linspace(0, 1, 101)
+
+
+@dataclass(frozen=True)
+class Space:
+    """What a word of the command line declares."""
+
+    name: str
+    values: tuple[Any, ...] = ()
+    """Of a list, or () for a range."""
+    low: float = 0.0
+    high: float = 0.0
+    """Of a range; drawn evenly, or on a logarithmic scale where it spans a factor of 10 or more above 0."""
+    whole: bool = False
+
+    def draw(self, rng: np.random.Generator) -> Any:
+        if self.values:
+            return self.values[int(rng.integers(len(self.values)))]
+        if self.low > 0 and self.high >= 10 * self.low:
+            value = math.exp(rng.uniform(math.log(self.low), math.log(self.high + self.whole)))
+        else:
+            value = rng.uniform(self.low, self.high + self.whole)
+        return min(int(value), int(self.high)) if self.whole else float(f"{value:.4g}")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One choice of the swept settings, and its score by seed."""
+
+    number: int
+    settings: Mapping[str, Any]
+    scores: Mapping[int, float]
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(list(self.scores.values())))
+
+
+@dataclass(frozen=True)
+class Swept:
+    """What a sweep found."""
+
+    metric: str
+    split: str
+    trials: tuple[Trial, ...]
+    """The most seeds first, then the best mean: the first is the best on the tuning seeds."""
+    tuning: Interval
+    """Mean of the best over its tuning seeds; too high, as it was chosen by them."""
+    tests: Mapping[str, Mapping[int, float]]
+    """"best" and "base" (the config as it is) -> test seed -> score."""
+    statistics: Mapping[str, Mapping[str, Interval]]
+    """"best" and "base" -> mean, iqm, optimality_gap over the test seeds with 95 % intervals."""
+    improvement: Interval | None
+    """Probability that a run with the best settings is above one without them, over the test seeds."""
+    gain: Interval | None
+    """Mean score of the best on the test seeds less that of "base", seed by seed; bounds are NaN with one seed."""
+    sensitivities: tuple[Sensitivity, ...]
+    runs: int
+    """The budget: all runs, tuning and tests."""
+    folder: Path
+    notes: tuple[str, ...] = ()
+
+    @property
+    def best(self) -> Trial:
+        return self.trials[0]
+
+    @property
+    def verdict(self) -> str:
+        """Whether the test seeds show a difference between the best settings and the config as it is."""
+        if self.gain is None:
+            return "whether that is better than the config as it is was not measured (base runs were left out)"
+        seeds = len(self.tests["best"])
+        words = f"best less base {self.gain}, 95 % over {seeds} test seeds"
+        if self.gain.low > 0 or self.gain.high < 0:
+            return f"difference shown: the best settings are {'better' if self.gain.low > 0 else 'worse'} ({words})"
+        return f"no difference shown ({words})" if seeds > 1 else (
+            f"no difference can be shown by one test seed (best less base {self.gain}): give more with --test-seeds")
+
+    def profile(self) -> dict[str, list[float]]:
+        """Returns the share of test scores above each hundredth of [0, 1], by "best" and "base"."""
+        return {name: performance_profile(_column(own), _TAUS).tolist() for name, own in self.tests.items()}
+
+    def plain(self) -> dict[str, Any]:
+        """Returns what `--json` prints."""
+        def bounds(i: Interval | None) -> dict[str, float] | None:
+            return i and {"mean": i.mean, "low": i.low, "high": i.high}
+
+        return {"metric": self.metric, "split": self.split, "runs": self.runs, "folder": str(self.folder),
+                "best": {"settings": self.best.settings, "tuning": bounds(self.tuning),
+                         "test": {k: bounds(v) for k, v in self.statistics["best"].items()}},
+                "base": {k: bounds(v) for k, v in self.statistics.get(_BASE, {}).items()} or None,
+                "probability_of_improvement": bounds(self.improvement), "gain": bounds(self.gain),
+                "verdict": self.verdict,
+                "sensitivity": [{"setting": s.name, "spread": s.spread, "share": s.share,
+                                 "means": {k: {"n": n, "mean": m} for k, (n, m) in s.means.items()}}
+                                for s in self.sensitivities],
+                "profile": {"tau": _TAUS.tolist(), **self.profile()},
+                "trials": [{"number": t.number, "settings": t.settings, "mean": t.mean, "scores": t.scores}
+                           for t in self.trials],
+                "tests": self.tests, "notes": self.notes}
+
+
+def spaces(words: Sequence[str]) -> tuple[list[Space], list[str]]:
+    """Returns what is swept, `key=v1,v2` and `key=lo..hi`, and the words that are settings of every run.
+
+    Raises ConfigError for a range that is none, and where a value comes twice.
+    """
+    swept, fixed = [], []
+    for word in words:
+        name, _, text = word.partition("=")
+        if ".." in text and not text.startswith(("[", "{", "'", '"', "..")) and "/" not in text:
+            swept.append(_range(name, text))
+        elif "," in text and not text.startswith(("[", "{", "'", '"')):
+            values = tuple(map(_value, text.split(",")))
+            if len({str(v) for v in values}) < len(values) or "" in values:
+                raise ConfigError(f"{word}: name different values, e.g. {name}=1,2 (a list as one value: "
+                                  f"{name}=[{text}])")
+            swept.append(Space(name, values))
+        else:
+            fixed.append(word)
+    names = [space.name for space in swept]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"{', '.join(names)}: each setting is swept once")
+    return swept, fixed
+
+
+def trials(swept: Sequence[Space], method: str, n: int, seed: int) -> list[dict[str, Any]]:
+    """Returns the settings to try: all combinations of lists (`grid`), else `n` different random ones."""
+    if not swept:
+        raise ConfigError("nothing is swept: write a setting with several values, e.g. train.lr=1e-5,3e-5, or a range, "
+                          "e.g. train.lr=1e-6..1e-4")
+    if method == "grid":
+        ranges = [space.name for space in swept if not space.values]
+        if ranges:
+            raise ConfigError(f"--method grid has no values for the range of {', '.join(ranges)}: list them, or take "
+                              "--method random")
+        count = math.prod(len(space.values) for space in swept)
+        if count > _MOST:
+            raise ConfigError(f"{count:,} combinations are more than {_MOST:,}: list fewer values, or take --method "
+                              "random")
+        names = [space.name for space in swept]
+        return [dict(zip(names, one, strict=True)) for one in itertools.product(*(space.values for space in swept))]
+    rng, drawn = np.random.default_rng(seed), dict[str, dict[str, Any]]()
+    for _ in range(100 * n):
+        one = {space.name: space.draw(rng) for space in swept}
+        drawn.setdefault(json.dumps(one), one)
+        if len(drawn) == n:
+            break
+    return list(drawn.values())
+
+
+METHODS = ("grid", "random", "halving")
+
+
+def run(path: str, words: Sequence[str], folder: Path, *, method: str | None = None, n: int | None = None,
+        seeds: int = 3, test_seeds: int = 5, metric: str = "reward/mean", split: str | None = None, base: bool = True,
+        eta: int | None = None, jobs: int = 1, seed: int | None = None, command: str = "train",
+        tell: Tell | None = None) -> Swept:
+    """Tries settings on the seeds 0 .. seeds - 1, takes the best mean, and measures it on `test_seeds` others.
+
+    `grid` and `random` run every choice on every tuning seed. `halving` runs all on the first seed, and on each further
+    one the best 1/eta of those left (successive halving with seeds as the resource, so that no short run is compared
+    with a long one). With `base` the config as it is runs on the test seeds too. Runs lie in `folder`; what is finished
+    there is not run again. Writes sweep.json and profile.png there. `n` settings (16) are drawn by `seed` (0) with
+    `random` and `halving`, `eta` is 2. Raises ConfigError for what cannot be swept, and for numbers that cannot act.
+    """
+    swept, fixed = spaces(words)
+    method = method or ("grid" if all(space.values for space in swept) else "random")
+    if method not in METHODS:
+        raise ConfigError(f"--method {method!r} is not known.{did_you_mean(method, METHODS)} Known: "
+                          f"{', '.join(METHODS)}")
+    for option, given, methods in (("--trials", n, METHODS[1:]), ("--seed", seed, METHODS[1:]),
+                                   ("--eta", eta, METHODS[2:])):
+        if given is not None and method not in methods:
+            raise ConfigError(f"{option} {given} does nothing with --method {method}: leave it out, or take --method "
+                              f"{' or '.join(methods)}")
+    n, eta, seed = n or 16, eta or 2, seed or 0
+    whole = method == "grid" or (method == "halving" and _small(swept, n))
+    chosen = trials(swept, "grid" if whole else "random", n, seed)
+    split = _check(path, fixed, chosen, split, seeds, test_seeds, eta)
+    settle(folder / "plan.json", {
+        "config": config.load(path, fixed).model_dump(mode="json", exclude={"seed", "run"}), "trials": chosen,
+        "method": method, "seeds": seeds, "test_seeds": test_seeds, "metric": metric, "split": split, "eta": eta,
+        "command": command})
+
+    def scored(place: str, settings: Mapping[str, Any], own: Sequence[int]) -> list[Job]:
+        chosen_words = [f"{name}={json.dumps(value)}" for name, value in settings.items()]
+        return [Job(folder / f"{place}-{s}", (command, path, *fixed, *chosen_words, f"seed={s}")) for s in own]
+
+    total = _tuning_runs(len(chosen), method, seeds, eta) + test_seeds * (1 + base)
+    counted = _counted(tell, total)
+    tried = _tune(chosen, method, seeds, eta, scored, lambda work: finish(work, jobs, counted(work)), split, metric)
+    sides: dict[str, Mapping[str, Any]] = {"best": tried[0].settings, **({_BASE: {}} if base else {})}
+    own = range(seeds, seeds + test_seeds)
+    work = {name: scored(f"tests/{name}", settings, own) for name, settings in sides.items()}
+    last = [job for jobs_of in work.values() for job in jobs_of]
+    finish(last, jobs, counted(last))
+    tests = {name: {s: score(job.folder, split, metric) for s, job in zip(own, jobs_of, strict=True)}
+             for name, jobs_of in work.items()}
+    summary = _summary(tried, tests, metric, split, folder)
+    write_text(folder / "sweep.json", json.dumps(plain(summary.plain()), indent=1) + "\n")
+    plot(summary, folder / "profile.png")
+    return summary
+
+
+def _tuning_runs(choices: int, method: str, seeds: int, eta: int) -> int:
+    if method != "halving":
+        return choices * seeds
+    left = list(itertools.accumulate(range(seeds - 1), lambda n, _: max(1, math.ceil(n / eta)), initial=choices))
+    return sum(left)
+
+
+def _counted(tell: Tell | None, total: int) -> Callable[[Sequence[Job]], Tell | None]:
+    """Returns what gives `finish` its `tell` for some jobs, so that their count goes on over all `total` runs."""
+    before = 0
+
+    def of(jobs: Sequence[Job]) -> Tell | None:
+        nonlocal before
+        first, before = before, before + len(jobs)
+        say = tell
+        return None if say is None else lambda what, done, _: say(what, first + done, total)
+
+    return of
+
+
+def _tune(chosen: Sequence[Mapping[str, Any]], method: str, seeds: int, eta: int,
+          scored: Callable[[str, Mapping[str, Any], Sequence[int]], list[Job]],
+          work: Callable[[list[Job]], None], split: str, metric: str) -> list[Trial]:
+    """Returns the trials, best first: by how many seeds they came to, then by their mean."""
+    results: dict[int, dict[int, float]] = {number: {} for number in range(len(chosen))}
+    left = list(results)
+    rounds = [[s] for s in range(seeds)] if method == "halving" else [list(range(seeds))]
+    for own in rounds:
+        jobs = {number: scored(f"tuning/{number:04d}", chosen[number], own) for number in left}
+        work([job for jobs_of in jobs.values() for job in jobs_of])
+        for number, jobs_of in jobs.items():
+            results[number] |= {s: score(job.folder, split, metric) for s, job in zip(own, jobs_of, strict=True)}
+        if method == "halving":
+            left = sorted(left, key=lambda k: -float(np.mean(list(results[k].values()))))
+            left = sorted(left[:max(1, math.ceil(len(left) / eta))])
+    tried = [Trial(number, chosen[number], scores) for number, scores in results.items()]
+    return sorted(tried, key=lambda t: (-len(t.scores), -t.mean, t.number))
+
+
+def _summary(tried: Sequence[Trial], tests: Mapping[str, Mapping[int, float]], metric: str, split: str,
+             folder: Path) -> Swept:
+    columns = {name: _column(own) for name, own in tests.items()}
+    measures: dict[str, Callable[[np.ndarray], float]] = {
+        "mean": lambda x: float(x.mean()), "iqm": iqm, "optimality_gap": optimality_gap}
+    statistics = {name: {what: stratified(of, column) for what, of in measures.items()}
+                  for name, column in columns.items()}
+    improvement = stratified(probability_of_improvement, columns["best"], columns[_BASE]) if _BASE in columns else None
+    gain = gain_of_runs(*(list(tests[name].values()) for name in (_BASE, "best"))) if _BASE in tests else None
+    everything = [v for t in tried for v in t.scores.values()] + [v for own in tests.values() for v in own.values()]
+    notes = [] if all(0 <= v <= 1 for v in everything) else [
+        f"{metric} is not within [0, 1]: the optimality gap and the profile, which look there, say little"]
+    runs = len(everything)
+    return Swept(metric, split, tuple(tried), stratified(measures["mean"], _column(tried[0].scores)), tests, statistics,
+                 improvement, gain, tuple(sensitivities([t.settings for t in tried], [t.mean for t in tried])), runs,
+                 folder, tuple(notes))
+
+
+def plot(swept: Swept, path: Path) -> None:
+    """Draws the performance profile of the test runs: the share of runs above each score."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 4), dpi=150, layout="constrained")
+    axes = figure.add_subplot()
+    for name, share in swept.profile().items():
+        axes.step(_TAUS, share, where="post", label=f"{name}, {len(swept.tests[name])} test seeds")
+    axes.set(xlabel=swept.metric.replace("$", r"\$"), ylabel="share of runs above it", ylim=(-0.02, 1.02))
+    axes.legend(frameon=False)
+    with replacing(path, sync=False) as temporary:
+        figure.savefig(temporary, format="png")
+
+
+# --- what is swept ----------------------------------------------------------------------------------------------------
+
+
+def _value(text: str) -> Any:
+    """Returns what a word means: a number (YAML takes 1e-5 for a text), true, false, or the text."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return {"true": True, "false": False}.get(text, text)
+
+
+def _range(name: str, text: str) -> Space:
+    ends = text.split("..")
+    try:
+        low, high = (float(end) for end in ends)
+    except ValueError:
+        low, high = 1.0, 0.0
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise ConfigError(f"{name}={text}: a range is written lo..hi, two numbers, e.g. {name}=1e-6..1e-4")
+    return Space(name, low=low, high=high, whole=all(end.strip().lstrip("+-").isdecimal() for end in ends))
+
+
+def _small(swept: Sequence[Space], n: int) -> bool:
+    """Returns whether all combinations are lists and no more than `n`."""
+    return all(space.values for space in swept) and math.prod(len(space.values) for space in swept) <= n
+
+
+def _check(path: str, fixed: Sequence[str], chosen: Sequence[Mapping[str, Any]], split: str | None, seeds: int,
+           test_seeds: int, eta: int) -> str:
+    """Returns the split that decides; loads every choice, so that a wrong one is said before the first run."""
+    if seeds < 1 or test_seeds < 1 or eta < 2:
+        raise ConfigError(f"--seeds {seeds}, --test-seeds {test_seeds}, --eta {eta}: at least 1, 1 and 2")
+    loaded = {path: config.load(path, fixed)}
+    for one in chosen:
+        words = [f"{name}={json.dumps(value)}" for name, value in one.items()]
+        loaded[" ".join(words)] = config.load(path, [*fixed, *words])
+    swept = [f"{name}=..." for one in chosen[:1] for name in one]
+    return deciding_split(loaded, split, [*fixed, *swept], "--seeds, --test-seeds, -o")
+
+
+def _column(scores: Mapping[int, float]) -> np.ndarray:
+    """Returns [runs, 1]."""
+    return np.array([list(scores.values())], np.float64).T

@@ -1,0 +1,1 @@
+"""Models and rollouts, exported and published."""

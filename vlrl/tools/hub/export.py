@@ -1,0 +1,261 @@
+"""A checkpoint as a model folder of its own: for from_pretrained, vLLM or the hub. `vlrl export`.
+
+    exported = export(Path("runs/quickstart"), Path("models/quickstart"), dtype="bfloat16")
+
+An adapter is merged into its base model in float32. The processor (chat template and pixel limits included) is the
+checkpoint's, so a prompt has the same tokens; what only the trainer needs is left out. The folder appears under its
+name when it is whole and has been loaded again and compared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from PIL import Image, ImageDraw
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+
+from vlrl.config import validate
+from vlrl.config.schema import ModelSettings
+from vlrl.errors import ConfigError, RunError
+from vlrl.models import loading, packing
+from vlrl.models.families import agree, family_of
+from vlrl.models.heads import HEAD
+from vlrl.models.processing import Encoder
+from vlrl.models.saving import write_parts
+from vlrl.store import checkpoint
+from vlrl.store.checkpoint import MANIFEST, STATE, TENSORS
+from vlrl.task import Task
+from vlrl.tools.hub.unread_weights import carry
+from vlrl.types import Media, Prompt, Sample
+
+DTYPES = ("bfloat16", "float16", "float32")
+SHARD = "5GB"
+"""Most bytes of one weights file."""
+_ANSWER = "The circle is red."
+_TOLERANCE = 1e-3
+"""Most that a log-probability may change in float32; merging changes the last bits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """What was written, and how it compares with the checkpoint on one prompt with an image."""
+
+    source: Path
+    folder: Path
+    adapter: bool
+    """Still an adapter."""
+    dtype: str
+    parameters: int
+    files: tuple[str, ...]
+    bytes: int
+    tokens: tuple[str, ...] = ()
+    """The answer that was given to both; of an adapter nothing is compared, its files are equal."""
+    before: tuple[float, ...] = ()
+    """Log-probabilities of these tokens under the checkpoint (base and adapter apart), in float32."""
+    after: tuple[float, ...] = ()
+    """The same under the exported model, as from_pretrained loads it."""
+    carried: tuple[str, ...] = ()
+    """Tensors that the model's class leaves unread, as in the base model; see unread_weights."""
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def difference(self) -> float:
+        """The largest change of a log-probability."""
+        return max((abs(a - b) for a, b in zip(self.before, self.after, strict=True)), default=0.0)
+
+
+def export(source: Path, out: Path, dtype: str | None = None, adapter: bool = False) -> Exported:
+    """Writes the model of a run's newest checkpoint, or of a checkpoint, into the folder `out`.
+
+    dtype: of the weights; None = the base model's for an adapter, else the widest that the checkpoint holds. `adapter`
+    keeps an adapter as it is. Raises RunError when `out` holds files, when the checkpoint is damaged, or when what was
+    written does not load as the same model.
+    """
+    if dtype is not None and dtype not in DTYPES:
+        raise ConfigError(f"dtype={dtype!r} is not known. Known: {', '.join(DTYPES)}.")
+    chosen = checkpoint.find(source)
+    path = chosen.path
+    assert path
+    base = loading.adapter_base(str(path))
+    if adapter and base is None:
+        raise ConfigError(f"{path} holds a whole model, not an adapter; export it without --adapter.")
+    _refuse_files(out)
+    transformers.logging.disable_progress_bar()
+    temporary = out.with_name(f".tmp-{out.name}-{os.getpid()}")
+    try:
+        with _writing(out):
+            temporary.mkdir(parents=True)
+            done = (_copy_adapter if adapter else _write_model)(path, temporary, dtype, base)
+            if (path / HEAD).is_file():  # of a reward model
+                shutil.copyfile(path / HEAD, temporary / HEAD)
+            files = sorted(f for f in temporary.rglob("*") if f.is_file())
+            size = sum(f.stat().st_size for f in files)
+            if out.is_dir():
+                out.rmdir()  # empty
+            temporary.rename(out)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    names = tuple(str(f.relative_to(temporary)) for f in files)
+    return Exported(source=path, folder=out, adapter=adapter, files=names, bytes=size, warnings=chosen.warnings, **done)
+
+
+def merged(path: Path, folder: Path) -> Path:
+    """Returns the folder of a whole model: `path`, or its adapter merged into its base, below `folder`."""
+    if not (path / "adapter_config.json").is_file():
+        return path
+    out = folder / f"model-{path.name}"
+    if not out.is_dir():
+        export(path, out)
+    return out
+
+
+def _refuse_files(out: Path) -> None:
+    if out.exists() and not out.is_dir():
+        raise RunError(f"{out} is a file; name a folder to write to")
+    if out.is_dir() and any(out.iterdir()):
+        raise RunError(f"{out} is not empty, and nothing is overwritten: name another folder, or remove it first")
+
+
+@contextmanager
+def _writing(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"cannot write {out}: {getattr(error, 'strerror', None) or error}. Free space there, or name "
+                       "another folder.") from error
+
+
+# --- an adapter as it is ----------------------------------------------------------------------------------------------
+
+
+def _copy_adapter(path: Path, out: Path, dtype: str | None, base: str | None) -> dict[str, Any]:
+    """Returns every file of the checkpoint but the trainer's; the weights in another type where one is asked for."""
+    for file in sorted(path.iterdir()):
+        if file.is_file() and file.name not in (MANIFEST, STATE, TENSORS):
+            shutil.copyfile(file, out / file.name)
+    weights = out / "adapter_model.safetensors"
+    tensors = load_file(weights)
+    if dtype:
+        tensors = {name: tensor.to(getattr(torch, dtype)) for name, tensor in tensors.items()}
+        save_file(tensors, weights, metadata={"format": "pt"})
+    return {"dtype": dtype or _widest(path), "parameters": sum(t.numel() for t in tensors.values())}
+
+
+# --- a whole model ----------------------------------------------------------------------------------------------------
+
+
+def _write_model(path: Path, out: Path, dtype: str | None, base: str | None) -> dict[str, Any]:
+    """Returns the merged model, its generation config and its processor, loaded again and compared."""
+    dtype = dtype or (_declared(base) if base else _widest(path))
+    model = loading.load_model(path, torch.float32, f"the checkpoint {path}", merge=False).eval()
+    whole = model.get_base_model() if base else model
+    processor = loading.load_processor(ModelSettings(name=str(path)), family_of(whole.config))
+    agree(whole, processor)
+    prompt, batch = _question(processor, whole, path)
+    before = _logprobs(model, batch)
+    if base:
+        model = model.merge_and_unload()
+    model.to(getattr(torch, dtype))
+    write_parts(model, processor, out, max_shard_size=SHARD)
+    trained_on = base or (checkpoint.settings_of(path) or {}).get("model", {}).get("name")
+    carried = carry(trained_on, model, out) if trained_on else ()
+    parameters, digest = sum(p.numel() for p in model.parameters()), _digest(model)
+    del model, whole
+    after = _load_again(out, dtype, digest, prompt, batch)
+    if dtype == "float32" and (before - after).abs().max() > _TOLERANCE:
+        raise RunError(f"the exported model gives other log-probabilities than {path}: {after.tolist()} instead of "
+                       f"{before.tolist()}. Nothing was kept.")
+    words = tuple(processor.tokenizer.convert_ids_to_tokens(batch.targets.tolist()))
+    return {"dtype": dtype, "parameters": parameters, "tokens": words, "before": tuple(before.tolist()),
+            "after": tuple(after.tolist()), "carried": carried}
+
+
+def _load_again(out: Path, dtype: str, digest: str, prompt: Prompt, batch: packing.Batch) -> torch.Tensor:
+    """Returns log-probabilities under the saved model as transformers loads it; RunError when it is not the one
+    saved.
+    """
+    from transformers import AutoModelForImageTextToText
+
+    loaded: Any = AutoModelForImageTextToText.from_pretrained(out, dtype=getattr(torch, dtype), use_safetensors=True)
+    ids = _encode(loading.load_processor(ModelSettings(name=str(out)), family_of(loaded.config)), loaded, out).ids
+    if ids.tolist() != prompt.ids.tolist():
+        raise RunError(f"its saved processor makes other tokens of a prompt than the checkpoint's ({len(ids)} instead "
+                       f"of {len(prompt)}). Nothing was kept.")
+    if _digest(loaded) != digest:
+        raise RunError(f"the weights saved in {out} are not those read back. Nothing was kept; check the disk.")
+    return _logprobs(loaded.float().eval(), batch)
+
+
+def _question(processor: Any, model: Any, path: Path) -> tuple[Prompt, packing.Batch]:
+    """Returns a prompt with a drawn image, and it with an answer as one padded row, which any attention computes."""
+    prompt = _encode(processor, model, path)
+    tokenizer = processor.tokenizer
+    answer = torch.tensor([*tokenizer(_ANSWER, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]).numpy()
+    (batch,) = packing.pack(packing.pieces_of([prompt], [answer], 10**9), 10**9, "padded")
+    return prompt, batch
+
+
+def _encode(processor: Any, model: Any, path: Path) -> Prompt:
+    image = Image.new("RGB", (160, 120), "white")
+    ImageDraw.Draw(image).ellipse((40, 20, 100, 80), fill="red")
+    family = family_of(model.config)
+    config = validate({"task": "export", "model": {"name": str(path)}})
+    encode = Encoder(processor, family, lambda ids, types, mm: family.positions(model, ids, types, mm), config)
+    return encode(_Describe(), Sample(id="export", media=(Media(source=image),)))
+
+
+class _Describe(Task):
+    prompt = "What is in this picture?"
+
+
+@torch.no_grad()
+def _logprobs(model: Any, batch: packing.Batch) -> torch.Tensor:
+    """Returns [N] log-probabilities of the answer tokens, over the whole vocabulary."""
+    logits = model(**batch.inputs, logits_to_keep=batch.columns, use_cache=False).logits.flatten(0, 1)
+    chosen = torch.log_softmax(logits.index_select(0, batch.select).float(), -1)
+    return chosen.gather(1, batch.targets[:, None])[:, 0]
+
+
+def _digest(model: Any) -> str:
+    """sha256 over the names and bytes of all weights."""
+    total = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        total.update(name.encode())
+        total.update(parameter.detach().contiguous().flatten().view(torch.uint8).numpy())
+    return total.hexdigest()
+
+
+def _declared(base: str) -> str:
+    """Returns the type that the base model's own config names."""
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(loading.resolve(base), trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise RunError(f"{base!r}, the adapter's base model, cannot be loaded: {str(error).splitlines()[0]} Bring "
+                       "it back, or export the adapter as it is with --adapter.") from error
+    dtype = getattr(config, "dtype", None)
+    name = str(dtype).removeprefix("torch.")
+    return name if name in DTYPES else "float32"
+
+
+def _widest(path: Path) -> str:
+    """Returns the widest type among the weights of a folder: trained ones are float32, frozen ones may be narrower."""
+    names = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+    dtypes = set()
+    for file in path.glob("*.safetensors"):
+        if file.name != TENSORS:
+            with safe_open(file, "pt") as weights:
+                kinds = (weights.get_slice(key).get_dtype() for key in weights.keys())  # noqa: SIM118  # no dictionary
+                dtypes |= {names.get(kind, "float32") for kind in kinds}
+    return "float32" if len(dtypes) != 1 else dtypes.pop()

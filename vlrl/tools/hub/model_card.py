@@ -1,0 +1,328 @@
+"""The card of a published model, made of the run that trained it: what is known, what was measured, what is not known.
+
+    text = card(Subject(repo="org/name", exported=exported, run=RunFolder("runs/a"), step=80), Private.here(...), base)
+
+Paths and names of the machine are left out; nothing is said that no file of the run says.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+import vlrl
+from vlrl.config import validate
+from vlrl.config.schema import Config
+from vlrl.data.sources import hub
+from vlrl.errors import VlrlError
+from vlrl.evaluation.report import Gain, gains, main_gains, signed
+from vlrl.evaluation.run import Run, is_run
+from vlrl.monitoring.progress import duration
+from vlrl.monitoring.trackers import flat_settings
+from vlrl.store import RunFolder, checkpoint, comparable
+from vlrl.store.files import read_json
+from vlrl.tools.hub.export import Exported
+from vlrl.tools.hub.model_usage import usage
+from vlrl.tools.hub.private import Private
+from vlrl.tools.tasks.rescore import stored_steps
+from vlrl.training.build_task import make_task
+
+CURVE = "reward.png"
+"""The picture that the card shows; it lies beside it."""
+_HUB_NAME = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
+_UNSAID = ("run.", "log.", "store.", "alerts.", "resume", "data.", "model.name", "services.judge.url",
+           "services.judge.key_env", "services.judge.cache", "seed")
+"""Settings that say nothing of the model, or are said elsewhere in the card."""
+_MOST_COMMANDS = 4000  # characters of a command
+
+
+@dataclass(frozen=True)
+class Base:
+    """The model that training began with."""
+
+    name: str
+    on_hub: bool
+    licence: str | None
+    through: tuple[str, ...] = ()
+    """Runs of this machine between it and the published model, the first one first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What is published."""
+
+    repo: str
+    exported: Exported
+    run: RunFolder | None
+    """The run that it comes from; None where its folder is not one of a run."""
+    step: int | None
+    """Steps completed by its weights."""
+
+    @cached_property
+    def config(self) -> Config | None:
+        if self.run is None:
+            return None
+        try:
+            return Run(self.run.path).config
+        except VlrlError:
+            return None
+
+
+def base_of(name: str, through: tuple[str, ...] = ()) -> Base:
+    """Returns the model that `model.name` stands for, followed back through runs of this machine."""
+    if name.startswith("embedded/"):
+        return Base(name, False, "apache-2.0", through)
+    path = Path(name)
+    if path.is_dir():
+        folder = next((p for p in (path, path.parent.parent) if is_run(p)), None)
+        known = validated(folder) if folder and len(through) < 8 else None
+        if folder and known:
+            return base_of(known.model.name, (folder.resolve().name, *through))
+        return Base(path.resolve().name, False, _licence_beside(path), through)
+    return Base(name, bool(_HUB_NAME.fullmatch(name)), None, through)
+
+
+def validated(folder: Path) -> Config | None:
+    """Returns the settings of a run folder; None where they cannot be read."""
+    try:
+        return validate(yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")) or {})
+    except (OSError, ValueError, TypeError, yaml.YAMLError):
+        return None
+
+
+def card(subject: Subject, private: Private, base: Base | None) -> str:
+    """Returns the card as Markdown with its metadata in front. `base` is None where nothing says what it was."""
+    head = yaml.safe_dump(_metadata(subject, base), sort_keys=False, allow_unicode=True)
+    lines = usage(subject.repo, subject.exported, base.name if base else None, bool(base and base.on_hub))
+    sections = [_intro(subject, base), lines, *_of_run(subject, private), _unknown(subject, base)]
+    return f"---\n{head}---\n\n" + "\n\n".join(part for part in sections if part) + "\n"
+
+
+def _metadata(subject: Subject, base: Base | None) -> dict[str, Any]:
+    adapter = subject.exported.adapter
+    data = [] if subject.config is None else _hub_data(subject.config)
+    return {"library_name": "peft" if adapter else "transformers", "pipeline_tag": "image-text-to-text",
+            "license": (base and base.licence) or "unknown",
+            **({"base_model": base.name, "base_model_relation": "adapter" if adapter else "finetune"}
+               if base and base.on_hub else {}),
+            **({"datasets": data} if data else {}), "tags": ["vlrl", "reinforcement-learning", "vision-language"]}
+
+
+def _intro(subject: Subject, base: Base | None) -> str:
+    done, config = subject.exported, subject.config
+    what = "A LoRA adapter" if done.adapter else "A vision-language model"
+    how = "" if config is None else f" by {_method(config)}"
+    lines = [f"# {subject.repo.split('/')[1]}", "",
+             f"{what} of {done.parameters:,} {done.dtype} parameters, trained{how} with vlrl {vlrl.__version__}.", "",
+             "| | |", "|---|---|", f"| base model | {_base_words(base)} |",
+             f"| licence of the base | {(base and base.licence) or 'unknown: see the page of the base model'} |"]
+    if config is not None:
+        lines += [f"| task | `{config.task_name}` |", f"| weights after step | {subject.step} of {config.steps} |"]
+    return "\n".join(lines)
+
+
+def _method(config: Config) -> str:
+    loss, advantage = config.algo.loss.name, config.algo.advantage.name
+    if loss == "supervised":
+        return "supervised fine-tuning on given answers"
+    return f"reinforcement learning with verifiable rewards (advantage `{advantage}`, loss `{loss}`)"
+
+
+def _base_words(base: Base | None) -> str:
+    if base is None:
+        return "unknown"
+    name = f"[{base.name}](https://huggingface.co/{base.name})" if base.on_hub else f"`{base.name}`"
+    if base.name.startswith("embedded/"):
+        name += ", a model of about 1 M parameters that comes with vlrl"
+    elif not base.on_hub:
+        name += ", a local model"
+    return name + "".join(f", then the run `{run}`" for run in base.through)
+
+
+# --- what the run says ------------------------------------------------------------------------------------------------
+
+
+def _of_run(subject: Subject, private: Private) -> Iterator[str]:
+    if subject.run is None or subject.config is None:
+        return
+    yield _results(subject, subject.run)
+    yield f"## Reward\n\n![reward over the steps]({CURVE})\n\n{_rewards(subject.run, subject.step)}"
+    yield f"## Data\n\n{_data(subject.run, subject.config, private)}{_template(subject.config, private)}"
+    yield f"## Training\n\n{_training(subject.run, subject.config, subject.step, private)}"
+
+
+def _results(subject: Subject, run: RunFolder) -> str:
+    rows = main_gains(gains(run, subject.step))
+    if not rows:
+        return "## Before and after\n\nNo evaluation was made."
+    lines = ["## Before and after", "", "| split | metric | n | before | after | gain |", "|---|---|---|---|---|---|"]
+    lines += [f"| {r.split} | {r.metric} | {r.n} | {r.before} | {r.after} | "
+              f"{signed(r.gain) if r.steps[0] < r.steps[1] else '–'} |" for r in rows]
+    return "\n".join([*lines, "", " ".join(_remarks(subject, run, rows))])
+
+
+def _remarks(subject: Subject, run: RunFolder, rows: Sequence[Gain]) -> Iterator[str]:
+    last, config = rows[0].steps[1], subject.config
+    temperature = config.eval.temperature if config else None
+    how = f"at temperature {temperature:g}" if temperature else "greedily"
+    yield (f"Steps {rows[0].steps[0]} and {last}, answered {how}. [low, high] is the 95 % bootstrap interval over the "
+           "samples, of the gain over the same samples in pairs; it says nothing of the spread between seeds.")
+    if last != subject.step:
+        yield f"The weights published here are those after step {subject.step}, which was not evaluated."
+    marked = checkpoint.marked(run.checkpoints)
+    tried = len({line["step"] for line in comparable(run.evals())
+                 if line.get("step") and line.get("split") == marked.get("split")})
+    if marked.get("step") == subject.step and tried > 1:
+        yield (f"This checkpoint was chosen as the best of {tried} by `{marked.get('metric')}` on these same samples, "
+               "so its figure is too high on average.")
+
+
+def _rewards(run: RunFolder, step: int | None) -> str:
+    """Returns each part with its weight, and its mean over the first and the last steps."""
+    weights = _weights(run, step)
+    lines = run.metrics()[:step]
+    count = max(1, min(10, len(lines) // 2))
+    ends = slice(None, count), slice(-count, None)
+    if not weights:
+        return "The weights of its parts are unknown here: the run kept no rollouts."
+    several = len(weights) > 1
+    rows = ["| part | weight | first steps | last steps |", "|---|---|---|---|"]
+    for task, parts in weights.items():
+        for name, (first, last) in parts.items():
+            weight = f"{last:g}" if first == last else f"{first:g} to {last:g}"
+            key = f"{task}/reward/{name}" if several else f"reward/{name}"
+            means = " | ".join(_mean(lines, key, end) for end in ends)
+            rows.append(f"| {f'{task}: ' if several else ''}`{name}` | {weight} | {means} |")
+    means = " | ".join(_mean(lines, "reward/mean", end) for end in ends)
+    return "\n".join([*rows, f"| reward | | {means} |", "",
+                      f"Means over the training answers of {count} steps, drawn at the temperature of training."])
+
+
+def _mean(lines: Sequence[Mapping[str, Any]], key: str, end: slice) -> str:
+    values = [line[key] for line in lines[end] if isinstance(line.get(key), (int, float))]
+    return f"{np.mean(values):.3f}" if values else "–"
+
+
+def _weights(run: RunFolder, step: int | None) -> dict[str, dict[str, tuple[float, float]]]:
+    """task -> part -> its weight in the first and in the last stored step before `step`."""
+    steps = [s for s in stored_steps(run, None) if step is None or s < step]
+    weights: dict[str, dict[str, tuple[float, float]]] = {}
+    for at in dict.fromkeys(steps[:1] + steps[-1:]):
+        for row in run.rollouts(at, columns=["task", "weights"]).to_pylist():
+            parts = weights.setdefault(row["task"], {})
+            for name, weight in row["weights"] or ():
+                parts[name] = parts.get(name, (weight, weight))[0], weight
+    return weights
+
+
+def _entries(config: Config) -> list[tuple[str, Any]]:
+    return [(entry.label, entry.data) for entry in config.tasks] or [(config.task_name, config.data)]
+
+
+def _hub_data(config: Config) -> list[str]:
+    names = hub.names_of([config.data, *(entry.data for entry in config.tasks)])
+    return list(dict.fromkeys(name.repo for text in names if not hub.is_local(text) and (name := hub.parsed(text))))
+
+
+def _data(run: RunFolder, config: Config, private: Private) -> str:
+    pins = read_json(run.path / hub.PINS) or {}
+    rows = ["| task | split | source |", "|---|---|---|"]
+    for label, data in _entries(config):
+        for split in ("train", "heldout"):
+            rows.append(f"| `{label}` | {split} | {_source(getattr(data, split, None), pins, private)} |")
+    return "\n".join([*rows, "", f"`data.seed` is {config.data.seed}."])
+
+
+def _source(text: str | None, pins: Mapping[str, Any], private: Private) -> str:
+    if not text:
+        return "samples of the task itself"
+    name = hub.parsed(text)
+    if name and not hub.is_local(text):
+        commit = f" at commit `{pins[text]}`" if text in pins else ""
+        return f"[{name}](https://huggingface.co/datasets/{name.repo}){commit}"
+    return f"`{private.setting(Path(text).name)}`, a file that is not published here"
+
+
+def _template(config: Config, private: Private) -> str:
+    """Returns the prompt that the task asks with, where it has one."""
+    if config.tasks:
+        return ""
+    try:
+        prompt = make_task(config).prompt
+    except Exception:  # a task's own file, which may be gone or raise anything
+        return ""
+    if not isinstance(prompt, str) or not prompt:
+        return ""
+    return f"\n\nThe prompt of the task, with fields of the row in braces:\n\n```text\n{private.text(prompt)}\n```"
+
+
+def _training(run: RunFolder, config: Config, step: int | None, private: Private) -> str:
+    env = read_json(run.path / "env.json") or {}
+    seconds = sum(line.get("time/total_s") or 0.0 for line in run.metrics()[:step])
+    hardware = env.get("hardware") or {}
+    machine = ", ".join(hardware.get("gpus") or ()) or f"{hardware.get('cpus', '?')} CPU cores"
+    git = (env.get("git") or {}).get("commit")
+    packages = ", ".join(f"{name} {version}" for name, version in (env.get("packages") or {}).items())
+    lines = ["| | |", "|---|---|", f"| command | `{command(env.get('command'), private)}` |",
+             f"| seeds | `seed={config.seed}`, `data.seed={config.data.seed}` |",
+             f"| answers a step | {config.rollout.prompts_per_step} prompts, {config.rollout.group_size} each |",
+             f"| time of the steps | {duration(seconds)} on {private.text(machine)} |",
+             f"| versions | Python {env.get('python', 'unknown')}, {packages or 'packages unknown'} |",
+             *([f"| commit of the working directory | `{git}`"
+                f"{' with changes' if (env.get('git') or {}).get('changed_files') else ''} |"] if git else [])]
+    settings = "\n".join(f"{name}: {value}" for name, value in _changed(config, private))
+    return "\n".join([*lines, "", "Settings that differ from the defaults:", "", "```text", settings, "```"])
+
+
+def command(words: Any, private: Private) -> str:
+    """Returns the command that started a run, without paths of the machine and addresses."""
+    words = [word for word in words if isinstance(word, str)] if isinstance(words, list) else []
+    if not words:
+        return "unknown"
+    name = Path(words[0]).name
+    program = {"__main__.py": "vlrl", "ipykernel_launcher.py": "in a notebook", "-c": "python -c …"}.get(name, name)
+    rest = [] if program in ("in a notebook", "python -c …") else [
+        private.setting(word) for word in words[1:] if not word.startswith(("alerts.webhook", "services.judge.key"))]
+    return " ".join([private.setting(program), *rest])[:_MOST_COMMANDS].replace("`", "'").replace("|", "\\|")
+
+
+def _changed(config: Config, private: Private) -> Iterator[tuple[str, str]]:
+    usual = flat_settings(validate({"task": config.task.name or "none", "model": {"name": "none"}}))
+    for name, value in flat_settings(config).items():
+        if not name.startswith(_UNSAID) and usual.get(name) != value:
+            yield name, private.setting(str(value)).replace("\n", " ")
+
+
+# --- what is not known ------------------------------------------------------------------------------------------------
+
+
+def _unknown(subject: Subject, base: Base | None) -> str:
+    lines = []
+    if base is None or base.licence is None:
+        lines.append("The licence of the base model; it holds for this model too.")
+    if subject.config is None:
+        lines.append("The run: its folder was not beside the weights, so neither data, reward, settings nor results "
+                     "are known here.")
+    else:
+        lines += ["How far the result depends on the seed: this is one run.",
+                  "Whether the base model has seen the held-out samples before."]
+    lines += ["Safety, bias, languages, and what it has unlearned: only what stands above was measured.",
+              "Rewards can be met in ways that were not meant; answers should be read before the model is used."]
+    return "## What is not known\n\n" + "\n".join(f"- {line}" for line in lines)
+
+
+def _licence_beside(path: Path) -> str | None:
+    """Returns the licence that the card of a local model names."""
+    try:
+        _, head, _ = (path / "README.md").read_text(encoding="utf-8").split("---", 2)
+        licence = (yaml.safe_load(head) or {}).get("license")
+    except (OSError, ValueError, AttributeError, yaml.YAMLError):
+        return None
+    return licence if isinstance(licence, str) else None

@@ -1,0 +1,1 @@
+"""What a run needs, and what this machine can do."""

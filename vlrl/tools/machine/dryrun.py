@@ -1,0 +1,393 @@
+"""A run without the run: everything a config leads to short of training, looked at before any weight is read.
+
+`check(config)` resolves the task and its data, renders and scores one sample as training would, measures prompt
+lengths and says what a step computes. Only the processor and the model's own config are read, never its weights, and
+nothing is written. What goes wrong is collected in `DryRun.problems`; all that does not depend on it is still there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import cycle, islice, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vlrl import curriculum
+from vlrl.algo.algorithm import Algorithm
+from vlrl.algo.method import Unmade, methods_of
+from vlrl.algo.named import bind
+from vlrl.algo.objective import Objective
+from vlrl.algo.tables import ADVANTAGES
+from vlrl.checks import preflight
+from vlrl.config.algo import SUPERVISED
+from vlrl.config.registry import failure, prints_aside
+from vlrl.config.schema import Config
+from vlrl.curriculum import horizon
+from vlrl.errors import ConfigError, DataError, TaskError, VlrlError
+from vlrl.models import learning, loading, packing, saving
+from vlrl.models.model_config import family_convention
+from vlrl.models.processing import Encoder, PromptTooLong
+from vlrl.rewards.text import written_after
+from vlrl.rollout.generate import make_group
+from vlrl.store import RunFolder, checkpoint
+from vlrl.task import Task, task_oracle, task_samples
+from vlrl.task.environment_host import Environments
+from vlrl.task.scoring import Scored
+from vlrl.tools.machine import memory
+from vlrl.tools.play import episodes as acting
+from vlrl.tools.play.episode_lengths import PLAYED, Length, Observed, counted, measure
+from vlrl.tools.play.shown import NOT_KNOWN, MediaFacts, Shown, convention_of, oracle_of, unseen
+from vlrl.training import inert, needs
+from vlrl.training.build import check_engine, check_trackers
+from vlrl.training.build_task import make_task, settle_coordinates
+from vlrl.training.resume import refuse_other_settings
+from vlrl.types import Completion, Prompt, Sample
+
+SAMPLES = 32
+"""Prompts that are encoded to measure their lengths."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """One split of the task's data."""
+
+    name: str
+    samples: int
+    first: str
+    """Id of its first sample."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lengths:
+    """Prompt tokens over some samples of the training split."""
+
+    samples: int
+    least: int
+    mean: float
+    most: int
+    limit: int
+    visual: int
+    """Visual tokens of the prompt that has most of them."""
+    rejected: tuple[str, ...] = ()
+    """Why prompts were left out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """What one step computes on one process when every answer is rollout.max_new_tokens long."""
+
+    prompts: int
+    answers: int
+    optimizer_steps: int
+    micro_batches: int
+    """Forward and backward passes of one pass over the answers."""
+    tokens: int
+    """Packed tokens of all micro-batches together, and ..."""
+    largest: int
+    """... of the largest one."""
+
+
+@dataclass(kw_only=True)
+class DryRun:
+    """What was found; None where a problem stood in the way."""
+
+    run: str
+    task: str
+    model: str
+    splits: list[Split] = field(default_factory=list)
+    sample: Shown | None = None
+    lengths: Lengths | None = None
+    step: Step | None = None
+    observed: Observed | None = None
+    """What its episodes show; None for a task without an environment."""
+    episode: Length | None = None
+    """The longest episode that the settings allow."""
+    parameters: tuple[int, int] | None = None
+    """Trained, all (an adapter included)."""
+    learns: str = ""
+    """The trained ones by part, in words."""
+    memory: Any = None
+    engine: str = ""
+    """What generates, and what of the device it takes beside `memory`; "" = the training model."""
+    inert: list[str] = field(default_factory=list)
+    """Settings that cannot change anything; see vlrl.training.inert."""
+    needs: list[str] = field(default_factory=list)
+    """What the presets need and the settings do not give; see vlrl.training.needs."""
+    problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    """What may be meant, and does not stop a run."""
+
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[None]:
+        """Collects an error of the user's to fix."""
+        try:
+            yield
+        except VlrlError as error:
+            self.problems.append(str(error))
+
+
+@prints_aside()
+def check(config: Config, samples: int = SAMPLES, tell: Callable[[str], None] = lambda what: None) -> DryRun:
+    """Looks at everything that `config` leads to; `samples` prompts are encoded for their lengths.
+
+    `tell(what)` is called as the work proceeds. Raises ConfigError only where no task can be had at all.
+    """
+    task = make_task(config)
+    with acting.environments(config, task) as host:  # forks, so before the model is built
+        return _checked(config, task, host, samples, tell)
+
+
+def problems_of(config: Config, rows: bool = True) -> list[str]:
+    """Returns what is wrong with the settings of a run and, with `rows`, with its data, as far as that is known without
+    the model; no prompt is made.
+    """
+    task = make_task(config)
+    report = DryRun(run="", task=config.task_name, model=config.model.name)
+    _bind_all(config, report)
+    if not report.problems:
+        with report.noting():
+            Algorithm(config)
+    if rows:
+        _splits(config, task, report)
+    return report.problems
+
+
+def _bind_all(config: Config, report: DryRun) -> None:
+    for named in (lambda: bind("algo.advantage", config.algo.advantage, ADVANTAGES),
+                  lambda: Objective.of(config.algo), lambda: check_trackers(config), lambda: check_engine(config)):
+        with report.noting():
+            named()
+
+
+def _checked(config: Config, task: Task, host: Environments | None, samples: int,
+             tell: Callable[[str], None]) -> DryRun:
+    report = DryRun(run="", task=config.task_name, model=config.model.name, engine=_engine(config))
+    _bind_all(config, report)
+    if not report.problems:
+        with report.noting():
+            Algorithm(config)
+            report.inert = [str(one) for one in inert.find(config, task)]
+    with report.noting():
+        report.run = _run_state(config)
+    if config.algo.loss.name in SUPERVISED:  # one given answer a prompt
+        config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"group_size": 1})})
+    tell("reading the data")
+    splits = _splits(config, task, report)
+    tell("reading the model's config and processor")
+    encode, skeleton = None, None
+    with report.noting():
+        skeleton, encode = open_model(config, task, report)
+        saving.try_in(None, partial(saving.write_parts, skeleton.config, encode.processor))
+    train = splits.get("train", ())
+    with report.noting():
+        report.needs = [str(one) for one in needs.find(config, task, train[0] if train else None)]
+    if train:
+        tell("checking the first samples")
+        with report.noting():
+            report.warnings += preflight.check(task, train, config)
+            report.warnings += preflight.check_opened(task, train, config, encode.opened if encode else "")
+        tell("encoding prompts")
+        for i in range(len(task.members)):  # a mixture begins with a sample of each task
+            with report.noting(), _task_code(task.of(train[i])):
+                shown = show(config, task.of(train[i]), _opened(config, host, train[i], i), encode)
+                report.sample = report.sample or shown
+        if encode:
+            if host:
+                tell("playing episodes")
+                with report.noting(), _task_code(task):
+                    report.observed = measure(config, task, host, counted(encode))
+                    report.episode = report.observed.length(config.episode, config.rollout.max_new_tokens)
+                samples = min(samples, PLAYED)
+            with report.noting(), _task_code(task):
+                _measure(config, task, [_opened(config, host, train[i], i) for i in _spread(len(train), samples)],
+                         encode, report)
+    if skeleton is not None and report.lengths:
+        tell("estimating memory")
+        report.memory = memory.estimate(config, skeleton.config, report.lengths.most, report.lengths.visual,
+                                        episode=report.episode)
+        if config.engine.name != "hf":  # what vLLM takes is set, or lies on another machine
+            report.memory = replace(report.memory, cache=0, prefill=0, token=0)
+    return report
+
+
+# --- settings and data ------------------------------------------------------------------------------------------------
+
+
+def _run_state(config: Config) -> str:
+    """Returns what train would do in the run folder."""
+    folder = Path(config.run.dir)
+    _check_writable(folder)
+    newest = checkpoint.latest(folder / "checkpoints").path
+    if config.resume == "must" and newest is None:
+        raise ConfigError(f"resume=must, but {folder / 'checkpoints'} holds no whole checkpoint. Use resume=auto.")
+    if config.resume == "never" and folder.is_dir() and any(folder.iterdir()):
+        return f"{folder}: starts over; what is there is moved aside"
+    if newest is None:
+        return f"{folder}: a new run"
+    refuse_other_settings(RunFolder(folder), config)
+    return f"{folder}: goes on from {newest.name}"
+
+
+def _engine(config: Config) -> str:
+    """Returns the engine in words; "" for the training model."""
+    settings = config.engine
+    if settings.name == "vllm":
+        return (f"vLLM in the training process: takes engine.memory={settings.memory:g} of a GPU (or of main "
+                f"memory, on a CPU) beside the memory above{', but not during the update' if settings.sleep else ''}")
+    if settings.name == "vllm_server":
+        return f"vLLM servers: {', '.join(settings.servers) or 'those of `vlrl serve` on this machine'}; not asked here"
+    return ""
+
+
+def _check_writable(folder: Path) -> None:
+    there = next(p for p in (folder, *folder.absolute().parents) if os.path.lexists(p))
+    if not os.path.isdir(there):
+        raise ConfigError(f"run.dir={str(folder)!r}: {there} is no folder. Choose another run.dir.")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(f"run.dir={str(folder)!r}: {there} cannot be written. Choose another run.dir, or fix its "
+                          "permissions.")
+
+
+def _splits(config: Config, task: Task, report: DryRun) -> dict[str, Sequence[Sample]]:
+    """Returns the samples of training and evaluation; an empty split is a problem."""
+    out: dict[str, Sequence[Sample]] = {}
+    for name in dict.fromkeys(("train", *(config.eval.splits if config.eval.samples else ()))):
+        with report.noting():
+            samples = task_samples(task, name)
+            if len(samples) == 0:
+                raise ConfigError(f"task '{task.name}' has no samples in split '{name}'")
+            out[name] = samples
+            report.splits.append(Split(name=name, samples=len(samples), first=samples[0].id))
+    with report.noting():
+        curriculum.check(config.curriculum, task)
+        horizon.check(config.episode, task)
+    if "train" in out:
+        with report.noting():
+            curriculum.make(config.curriculum, curriculum.Prompts.of(
+                out["train"], config.seed, config.data.difficulty, config.rollout, task.knobs, task.stage_fields),
+                            config.shares)
+            for method in methods_of(Unmade(config)):
+                method.check(task, out["train"], config.algo.loss.name not in SUPERVISED)
+    return out
+
+
+@contextlib.contextmanager
+def _task_code(task: Task) -> Iterator[None]:
+    """Turns whatever a task's own code raises into a TaskError with file and line."""
+    try:
+        yield
+    except VlrlError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise TaskError(f"task '{task.name}': {failure(error)}") from error
+
+
+# --- with the model's config and processor ----------------------------------------------------------------------------
+
+
+def open_model(config: Config, task: Task, report: DryRun | None = None) -> tuple[Any, Encoder]:
+    """Returns the model without weights, and an encoder that numbers positions by it. Settles the task's
+    coordinates, and tells a report the number of parameters.
+    """
+    model, family = loading.skeleton(config.model)
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    if report:
+        report.parameters = trained, sum(p.numel() for p in model.parameters())
+        learns = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+        report.learns = learning.by_part(learns, family)
+        report.warnings += filter(None, [learning.unread(learns, family, base.config)])
+    settle_coordinates(task, config, family.coordinates)
+    processor = loading.load_processor(config.model, family)
+    return base, Encoder(processor, family, lambda ids, types, mm: family.positions(base, ids, types, mm), config)
+
+
+def see(config: Config, task: Task, sample: Sample) -> Shown:
+    """Returns a sample as the model of the config sees it; where that model is not on this machine, what can be said
+    without it. Nothing is fetched.
+    """
+    task = copy.copy(task)
+    try:
+        family_convention(config.model.name)
+        return show(config, task, sample, open_model(config, task)[1])
+    except (ConfigError, OSError, ImportError):
+        return replace(unseen(config.limits, task, sample), coordinates=NOT_KNOWN)
+
+
+def show(config: Config, task: Task, sample: Sample, encode: Encoder | None) -> Shown:
+    """Returns one sample as the model sees it, and the oracle's answer to it with its reward."""
+    sample = replace(sample, prompt=task.templates[0])
+    if encode is None:
+        return unseen(config.limits, task, sample)
+    prompt = encode(task, sample)
+    group = make_group(task, sample, prompt, [], group_id="0", split="train", step=0)
+    text = task_oracle(task, group.sample)
+    oracle = None
+    if text is not None:
+        text = written_after(text, prompt.opened)
+        tokens = encode.answer_ids(text)
+        given = Completion(tokens=tokens, logprobs=np.zeros(len(tokens), np.float32),
+                           loss_mask=np.ones(len(tokens), bool), text=text, finish_reason="stop")
+        (rollout,) = make_group(task, group.sample, prompt, [given], group_id="0", split="train", step=0).rollouts
+        scored = Scored(rollout.parts, rollout.reward, rollout.parsed, rollout.error)
+        oracle = oracle_of(task, text, len(tokens), scored, prompt.opened)
+    sizes, tokens = dict(enumerate(prompt.processed_sizes)), dict(enumerate(prompt.visual_tokens))
+    described = [MediaFacts(kind=m.kind, original=m.size, frames=len(m.frames), processed=sizes.get(i),
+                            tokens=tokens.get(i))
+                 for i, m in enumerate(prompt.media)]
+    return Shown(id=sample.id, text=prompt.text, tokens=len(prompt), media=tuple(described),
+                 coordinates=convention_of(task, sample), target=group.target, oracle=oracle)
+
+
+def _spread(length: int, count: int) -> list[int]:
+    """Returns at most `count` places spread through a split."""
+    return list(dict.fromkeys(np.linspace(0, length - 1, min(count, length)).astype(int).tolist()))
+
+
+def _opened(config: Config, host: Environments | None, sample: Sample, place: int) -> Sample:
+    shown = acting.opened(config, host, sample, place) if host else sample
+    if shown.reset_error:
+        raise DataError(f"sample '{sample.id}': its environment failed: {shown.reset_error}")
+    return shown
+
+
+def _measure(config: Config, task: Task, samples: Iterable[Sample], encode: Encoder, report: DryRun) -> None:
+    """Prompt lengths over samples, and what a step of such prompts computes."""
+    prompts, rejected = [], []
+    for sample in samples:
+        try:
+            prompts.append(encode(task, replace(sample, prompt=task.template(sample, 0))))
+        except DataError as error:
+            if not isinstance(error, PromptTooLong) and not config.data.quarantine:
+                raise
+            rejected.append(str(error))
+    if not prompts:
+        raise DataError(f"none of {len(rejected)} prompts can be used. {rejected[0]}")
+    lengths = [len(p) for p in prompts]
+    report.lengths = Lengths(samples=len(prompts), least=min(lengths), mean=float(np.mean(lengths)), most=max(lengths),
+                             limit=config.limits.prompt_tokens, rejected=tuple(rejected),
+                             visual=max(sum(p.visual_tokens) for p in prompts))
+    report.step = _step(config, prompts, report.episode.tokens if report.episode else config.rollout.max_new_tokens)
+
+
+def _step(config: Config, prompts: Sequence[Prompt], tokens: int) -> Step:
+    """Returns one step over `prompts`, repeated up to rollout.prompts_per_step, packed as training packs, where every
+    answer has `tokens` tokens.
+    """
+    rollout, limit = config.rollout, config.train.tokens_per_batch
+    drawn = [replace(p) for p in islice(cycle(prompts), rollout.prompts_per_step)]
+    answers = [np.full(tokens, i) for i in range(rollout.group_size)]  # they have nothing in common
+    edges = [round(i * len(drawn) / rollout.minibatches) for i in range(rollout.minibatches + 1)]
+    sizes: list[int] = []
+    for start, end in pairwise(edges):
+        each = [p for p in drawn[start:end] for _ in answers]
+        sizes += packing.sizes(packing.pieces_of(each, answers * (end - start), limit), limit, config.train.packing)
+    return Step(prompts=len(drawn), answers=len(drawn) * rollout.group_size, micro_batches=len(sizes),
+                optimizer_steps=rollout.updates * rollout.minibatches, tokens=sum(sizes), largest=max(sizes))

@@ -1,0 +1,379 @@
+"""How much memory a process needs, computed before any weight is loaded.
+
+    memory = estimate(config, AutoConfig.from_pretrained(config.model.name))
+    print("\\n".join(table(memory)))
+
+Weights, gradients and optimizer state are exact: the model is built on the meta device and its parameters are counted.
+Activations, logits and generation follow formulas, for batches in which every answer is as long as
+`rollout.max_new_tokens` allows.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from vlrl.config.schema import Config, ModelSettings
+from vlrl.engine.cache import ROOM
+from vlrl.engine.capacity import MOST_ROWS, head_width, logit_bytes, token_bytes
+from vlrl.models import loading
+from vlrl.models.families import Family, Part, family_in, family_of
+from vlrl.models.flops import merge_side, patch_side
+from vlrl.models.logprobs import chunk_rows
+from vlrl.models.quantization import adapted_layers
+from vlrl.tools.play.episode_lengths import Length, as_answers
+
+GIB = 2**30
+BAND = (0.7, 1.2)
+"""Measured training peak / estimate, on models where megabytes matter; see `estimate`."""
+TEXT_TOKENS = 256
+"""Text of a prompt unless told: a question with its instructions."""
+IMAGE_PIXELS = 1_003_520
+"""Pixels of a prompt's image when `model.max_pixels` is not set: 1280 visual tokens of 28 x 28."""
+SAVED = {4: 1.3, 2: 1.7}
+"""Values kept for the backward pass per value that enters or leaves a block's linear layers, by bytes per value.
+Measured 1.2 to 1.4 and 1.2 to 1.75; more at 2 bytes because the norms compute in float32."""
+RUNNING = 0.6
+"""Share of the above that is alive at once when nothing is kept."""
+LOGIT_COPIES = 2
+"""float32 copies of the logits of a chunk of tokens alive in logprobs.token_stats, forward and backward."""
+NF4 = 0.5 + 1 / 64
+"""Bytes per 4-bit weight: half a byte, and a scale of one byte per 64 weights."""
+EVAL_ROWS = 64
+"""Most prompts that evaluation/evaluate.py answers at once."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes per process. `resident` always exists; of `generation`, `training` and `step` one at a time, but for
+    generation beside the update (async.max_staleness)."""
+
+    trained: int
+    """Trainable parameters, float32."""
+    frozen: int
+    """Frozen parameters, in the compute type or 4 bits."""
+    optimizer: int
+    """AdamW's two float32 averages."""
+    reference: int
+    """Frozen copy for the KL of a full fine-tune; 0 when algo.kl_coef=0 and under LoRA, where disabling is enough. A
+    task that needs the service reference_logprobs keeps one too, which is not counted."""
+    casts: int
+    """Copies in the compute type of trained float32 weights, which autocast keeps while it is on."""
+    gradients: int
+    """Of the trained weights, float32."""
+    activations: int
+    """What a micro-batch keeps for the backward pass."""
+    block: int
+    """One block of the model at work: what it keeps and its gradients."""
+    logits: int
+    """Logits of a chunk of answer tokens, their copies, and gradients of a trained output layer by chunk."""
+    step: int
+    """Temporary float32 copy of the trained weights inside AdamW; on CUDA."""
+    cache: int
+    """KV cache of the completions being generated."""
+    prefill: int
+    """KV cache of all prompts of a generation batch, and the vision tower or a block at work on those of them
+    that are computed at once."""
+    token: int
+    """Work for the next token of every answer: one layer's KV cache spread over the query heads, or logits."""
+    copy: int = 0
+    """The hf engine's own weights with async.max_staleness, which generates while the others learn."""
+
+    @property
+    def resident(self) -> int:
+        """Bytes that are there all the time."""
+        return self._sum(_RESIDENT)
+
+    @property
+    def generation(self) -> int:
+        """Bytes on top of `resident` while answers are written; prompts are computed before any is."""
+        return self.casts + max(self.prefill, self.cache + self.token)
+
+    @property
+    def training(self) -> int:
+        """Bytes on top of `resident` in a micro-batch."""
+        return self.casts + self.gradients + self.activations + max(self.logits, self.block)
+
+    @property
+    def total(self) -> int:
+        """Bytes at the peak."""
+        learning = max(self.training, self._sum(_STEP))
+        return self.resident + (self.generation + learning if self.copy else max(self.generation, learning))
+
+    @property
+    def largest(self) -> str:
+        """Name of the largest item at the peak."""
+        peak = max((self.training, _TRAINING), (self.generation, _GENERATION), (self._sum(_STEP), _STEP))[1]
+        return max((*_RESIDENT, *peak), key=lambda name: getattr(self, name))
+
+    def _sum(self, names: Sequence[str]) -> int:
+        return sum(getattr(self, name) for name in names)
+
+
+_RESIDENT = ("trained", "frozen", "optimizer", "reference", "copy")
+_GENERATION = ("casts", "prefill", "cache", "token")
+_TRAINING = ("casts", "gradients", "activations", "block", "logits")
+_STEP = ("gradients", "step")
+
+
+@dataclass(frozen=True)
+class _Block:
+    """One repeated block of the model: a decoder layer, or a layer of the vision tower."""
+
+    part: Part
+    learns: bool
+    width: int
+    """Values that enter it, per token or patch."""
+    values: int
+    """Values that enter or leave its linear layers, per token or patch."""
+
+
+@dataclass(frozen=True)
+class _MicroBatch:
+    """The largest micro-batch of an update."""
+
+    prompts: int
+    answer_tokens: int
+    tokens: int
+    keys: int
+    """Key positions over all attention calls."""
+    pairs: int
+    """Entries of the attention masks."""
+    shared: bool
+    """Rows are prefix-shared; of padded ones the answers' logits are copied out."""
+
+
+def estimate(config: Config, model_config: Any, prompt_tokens: int | None = None, visual_tokens: int | None = None,
+             device: str | None = None, episode: Length | None = None) -> Memory:
+    """Returns the memory of one process that trains `config` on a model with this transformers config. Loads no
+    weights.
+
+    prompt_tokens: tokens of one prompt, visual ones included (None: the visual ones and 256). visual_tokens: those of
+    its image or video (None: an image of model.max_pixels). device: cuda or cpu (None: this machine's). episode: the
+    length of episodes, which are packed as answers; each of their turns is taken to be read anew, with all before.
+
+    Measured with PyTorch's memory profiler on a CPU, around real updates and generation, above the loaded weights. The
+    training peak was 0.84 to 0.98 times the estimate on Qwen3-VL of 42 M parameters (hidden 512, 8 layers, vocabulary
+    32,000; LoRA and full, with and without gradient checkpointing, logits in one chunk or several), and 0.7 to 1.2
+    times (BAND) on models of 1 M of four families (images, padded rows and bfloat16 included; 1.6 once, where the peak
+    was 4 MB). Generation was 0.6 to 0.9 times: not every batch spreads its keys over the heads. Not measured: CUDA. Not
+    counted: the CUDA context (0.5 to 1 GiB), gaps between the allocator's blocks, experts that are not linear layers,
+    and what Python and the media hold in main memory. Raises ConfigError for a model that takes no images.
+    """
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    family_of(model_config)  # refuses what cannot be built
+    size, model = _dtype(config, device).itemsize, _build(model_config)
+    family = family_in(model)
+    blocks = _blocks(model, family, config.model)
+    trained, frozen, largest = _weights(model, family, config, size)
+    visual = _visual_tokens(config, model_config) if visual_tokens is None else visual_tokens
+    prompt = visual + TEXT_TOKENS if prompt_tokens is None else prompt_tokens
+    config = as_answers(config, episode) if episode else config
+    side = merge_side(model_config) ** 2
+    patches, shown = visual * side, episode.visual * side if episode else 0
+    batch = _micro_batch(config, prompt, family.shared, device)
+    answers = batch.answer_tokens // config.rollout.max_new_tokens
+    activations, block = _activations(config, model_config, blocks, batch, batch.prompts * patches + answers * shown,
+                                      size)
+    text = model_config.get_text_config()
+    rows, prompts = _generation_rows(config)
+    read, patches_read = prompt, patches  # of one that is read at once
+    if episode:
+        prompts, read, patches_read = rows, prompt + episode.tokens, patches + shown
+    at_once = min(prompts, max(1, config.engine.prefill_tokens // read))
+    cache, spread = _cache(config, text, rows, prompts if family.shared else rows, prompt, size)
+    of_prompts = prompts * read * token_bytes(text, size, config.model.lora.rank > 0)
+    full = config.model.lora.rank == 0
+    apart = config.asynchronous.max_staleness > 0 and config.engine.name == "hf"
+    return Memory(
+        trained=trained, frozen=frozen, optimizer=2 * trained,
+        reference=trained + frozen if full and config.algo.kl_coef else 0,
+        casts=trained * size // 4 if size < 4 else 0, gradients=trained,
+        activations=activations, block=block + largest,
+        logits=_logits(config, model_config, batch.answer_tokens, size),
+        step=0 if _dtype(config, device) != torch.float16 else trained if device == "cuda" else largest,
+        cache=cache, prefill=of_prompts + _prefill(blocks, at_once * read, at_once * patches_read, size),
+        token=max(spread, rows * logit_bytes(text, size)), copy=trained + frozen if apart else 0)
+
+
+def table(memory: Memory) -> list[str]:
+    """Returns lines of the items in GiB, with the sums and what each is."""
+    parts = (("always", memory.resident, _RESIDENT), ("generation", memory.generation, _GENERATION),
+             ("training", memory.training, _TRAINING))
+    lines = []
+    for title, total, names in parts:
+        lines.append(f"{title:<14}{total / GIB:>9.2f} GiB")
+        lines += [f"  {name:<12}{getattr(memory, name) / GIB:>9.2f}" for name in names if getattr(memory, name)]
+    return [*lines, f"{'peak':<14}{memory.total / GIB:>9.2f} GiB   (largest: {memory.largest})"]
+
+
+# --- weights ---------------------------------------------------------------------------------------------------------
+
+
+def _dtype(config: Config, device: str) -> torch.dtype:
+    """loading.compute_dtype for a device that need not be here."""
+    if config.model.dtype == "auto":
+        return torch.bfloat16 if device == "cuda" else torch.float32
+    return loading.compute_dtype(config.model)
+
+
+def _build(model_config: Any) -> Any:
+    """Returns the model without weights; the last ones are kept, as many estimates are made of one."""
+    return _built(type(model_config), model_config.to_json_string(use_diff=False))
+
+
+@functools.lru_cache(maxsize=4)
+def _built(kind: Any, text: str) -> Any:
+    from transformers import AutoModelForImageTextToText
+
+    with torch.device("meta"):
+        return AutoModelForImageTextToText.from_config(kind.from_dict(json.loads(text)))
+
+
+def _blocks(model: Any, family: Family, settings: ModelSettings) -> list[_Block]:
+    """Returns the blocks that gradient checkpointing recomputes, in order."""
+    adapted = adapted_layers(model, family, settings.lora.target) if settings.lora.rank else []
+    learning = {family.part_of(name) for name in adapted} if adapted else {*settings.train}
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    blocks = []
+    for name, module in model.named_modules():
+        linear = [m for m in module.modules() if isinstance(m, torch.nn.Linear)]
+        if isinstance(module, GradientCheckpointingLayer) and linear:
+            part = family.part_of(name)
+            blocks.append(_Block(part, part in learning, linear[0].in_features,
+                                 sum(m.in_features + m.out_features for m in linear)))
+    return blocks
+
+
+def _weights(model: Any, family: Family, config: Config, size: int) -> tuple[int, int, int]:
+    """Returns bytes of trainable parameters, of frozen ones (`size` bytes each), and of the largest trainable one."""
+    lora = config.model.lora
+    learns, frozen = [0], 0
+    for name, parameter in model.named_parameters():
+        if lora.rank == 0 and family.part_of(name) in config.model.train:
+            learns.append(4 * parameter.numel())
+        else:
+            frozen += size * parameter.numel()
+    for name in adapted_layers(model, family, lora.target) if lora.rank else ():
+        layer = model.get_submodule(name)
+        learns += [4 * lora.rank * layer.in_features, 4 * lora.rank * layer.out_features]
+        if lora.quantize == "nf4":
+            frozen -= math.floor(layer.weight.numel() * (size - NF4))
+    return sum(learns), frozen, max(learns)
+
+
+# --- training --------------------------------------------------------------------------------------------------------
+
+
+def _micro_batch(config: Config, prompt: int, shared: bool, device: str) -> _MicroBatch:
+    """Returns the largest micro-batch whose answers are all as long as allowed."""
+    limit, answer = config.train.tokens_per_batch, config.rollout.max_new_tokens
+    groups = math.ceil(config.rollout.prompts_per_step / config.rollout.minibatches)
+    size = config.rollout.group_size
+    if not (shared and config.train.packing == "shared"):
+        rows = min(max(limit // (prompt + answer), 1), groups * size)
+        length = prompt + answer
+        return _MicroBatch(rows, rows * answer, rows * length, rows * length, rows * length**2, False)
+    whole = min(limit // (prompt + size * answer), groups)
+    prompts, answers = (whole, whole * size) if whole else (1, min(max((limit - prompt) // answer, 1), size))
+    tokens = prompts * prompt + answers * answer
+    if device == "cpu":  # the merged attention copies no keys and has no mask
+        return _MicroBatch(prompts, answers * answer, tokens, 0, 0, True)
+    return _MicroBatch(prompts, answers * answer, tokens, prompts * prompt + answers * (prompt + answer),
+                       answers * answer * (prompt + answer), True)
+
+
+def _logits(config: Config, model_config: Any, answer_tokens: int, size: int) -> int:
+    """Returns bytes of a chunk of logits at work, or of one copy of them and the gradient of a trained output layer.
+
+    With several chunks the gradient of one is added to a sum of its own; in float32 not in place.
+    """
+    text, rows = model_config.get_text_config(), chunk_rows(model_config.get_text_config().vocab_size)
+    copy, gradient, total = 4 * min(answer_tokens, rows), 0, 0
+    if config.model.lora.rank == 0 and "language" in config.model.train:
+        gradient = text.hidden_size * (4 + size % 4)
+        if answer_tokens > rows:
+            total = 4 * text.hidden_size
+            gradient += total if size < 4 else 2 * total
+    return text.vocab_size * ((LOGIT_COPIES - 1) * copy + max(copy + total, gradient))
+
+
+def _activations(config: Config, model_config: Any, blocks: Sequence[_Block], batch: _MicroBatch, patches: int,
+                 size: int) -> tuple[int, int]:
+    """Returns bytes kept for the backward pass, and bytes of one block at work, by compute type of `size` bytes;
+    `patches` are those of the micro-batch.
+
+    A block keeps SAVED values for each that enters or leaves its linear layers; a decoder layer also keeps the keys and
+    values that it spreads over heads and answers, and the attention mask. Under gradient checkpointing only a block's
+    input is kept. A frozen vision tower keeps nothing.
+    """
+    lora = config.model.lora
+    stream = size if lora.rank else 4  # residual stream: the type of the embeddings
+    sees = any(block.part == "vision" and block.learns for block in blocks)
+    counts = {"language": batch.tokens, "vision": patches}
+    text = model_config.get_text_config()
+    attention = size * (2 * text.num_attention_heads * head_width(text) * batch.keys + batch.pairs)
+    saved = batch.tokens * text.hidden_size * 2 * (4 + stream)  # embeddings and the last norm
+    saved += patches * _patch_values(model_config) * 4  # the pixels
+    work = 0
+    for block in blocks:
+        count = counts.get(block.part, 0)
+        full = int(count * size * SAVED[size] * block.values) + (attention if block.part == "language" else 0)
+        if block.part == "language" or sees:
+            saved += count * block.width * stream if config.model.gradient_checkpointing else full
+            work = max(work, full)
+        else:
+            work = max(work, int(RUNNING * full))
+    return saved, work
+
+
+# --- generation ------------------------------------------------------------------------------------------------------
+
+
+def _generation_rows(config: Config) -> tuple[int, int]:
+    """Returns answers written side by side, and their prompts, at most; auto counts as on a device with memory for
+    all.
+    """
+    most, size = config.engine.batch_rollouts, config.rollout.group_size
+    most = MOST_ROWS if most == "auto" else most
+    rows = min(most, max(config.rollout.prompts_per_step * size, min(config.eval.samples, EVAL_ROWS)))
+    groups = min(math.ceil(most / size), config.rollout.prompts_per_step)
+    return rows, max(groups, min(most, config.eval.samples, EVAL_ROWS))
+
+
+def _cache(config: Config, text: Any, rows: int, copies: int, prompt: int, size: int) -> tuple[int, int]:
+    """Returns bytes of the KV cache of `rows` answers and `copies` prompts, and of one layer's spread over the query
+    heads while it is read."""
+    heads, kv = text.num_attention_heads, getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    tokens = rows * (config.rollout.max_new_tokens + ROOM) + copies * prompt
+    tokens += copies * ROOM if copies < rows else 0
+    spread = tokens * head_width(text) * heads * 2 * size if kv < heads and copies == rows else 0
+    return tokens * token_bytes(text, size, config.model.lora.rank > 0), spread
+
+
+def _prefill(blocks: Sequence[_Block], tokens: int, patches: int, size: int) -> int:
+    """Returns bytes of the largest block at work on prompts of `tokens` tokens and `patches` patches in all."""
+    counts = {"language": tokens, "vision": patches}
+    return int(max((counts.get(b.part, 0) * b.values for b in blocks), default=0) * size * SAVED[size] * RUNNING)
+
+
+# --- what a transformers config says ---------------------------------------------------------------------------------
+
+
+def _patch_values(model_config: Any) -> int:
+    """Returns numbers in one patch of the processed image or video."""
+    vision = model_config.vision_config
+    return 3 * getattr(vision, "temporal_patch_size", 1) * patch_side(vision) ** 2
+
+
+def _visual_tokens(config: Config, model_config: Any) -> int:
+    """Returns visual tokens of an image of as many pixels as the settings allow."""
+    side = patch_side(model_config.vision_config) * merge_side(model_config)
+    return max(1, (config.model.max_pixels or IMAGE_PIXELS) // side**2)

@@ -1,0 +1,1 @@
+"""Rows drawn by code, from pages, simulators and films."""

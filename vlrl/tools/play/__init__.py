@@ -1,0 +1,1 @@
+"""Samples and episodes as a person sees and answers them."""

@@ -1,0 +1,154 @@
+"""How long the episodes of a task can be: a few are played, and the settings say how often the model acts.
+
+    observed = measure(config, task, host, counted(encode))     # None: the task has no environment
+    length = observed.length(config.episode, config.rollout.max_new_tokens)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice, repeat
+from typing import Any
+
+from vlrl.config.episodes import EpisodeSettings
+from vlrl.config.schema import Config
+from vlrl.data import media
+from vlrl.errors import DataError
+from vlrl.models.processing import Encoder
+from vlrl.task import Task, task_samples
+from vlrl.task.environment_host import Environments, Failed
+from vlrl.tools.play.episodes import opened, oracle_actions
+from vlrl.types import Observation, Sample, Step
+
+PLAYED = 4
+"""Episodes that are played."""
+CHARACTERS = 3.0
+"""Of a token of text, where no tokenizer is at hand."""
+TEMPLATE = 10
+"""Tokens that a chat template writes around an observation, where none is at hand."""
+
+Count = Callable[[Observation], tuple[int, int]]
+"""Returns tokens of an observation, and how many of them are visual."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Length:
+    """The longest episode that the settings allow, after its prompt."""
+
+    turns: int
+    tokens: int
+    """Of all actions and observations, ..."""
+    visual: int
+    """... those of pictures alone, ..."""
+    written: int
+    """... and those of the actions."""
+    pictures: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observed:
+    """What the observations of some played episodes hold: means, rounded up."""
+
+    episodes: int
+    observations: int
+    oracle: bool
+    """Whether oracle_actions was played; else empty actions."""
+    tokens: int
+    visual: int
+    pictures: int
+    failed: str = ""
+    """Why an episode could not go on."""
+
+    def length(self, limits: EpisodeSettings, action: int) -> Length:
+        """Returns the longest episode of actions of `action` tokens, as episodes are ended by their limits."""
+        tokens = visual = written = pictures = turns = 0
+        while True:
+            said = max(1, min(action, limits.max_tokens - tokens))
+            turns, tokens, written = turns + 1, tokens + said, written + said
+            over = tokens + self.tokens >= limits.max_tokens or pictures + self.pictures > limits.max_media
+            if turns >= limits.max_turns or over:
+                return Length(turns=turns, tokens=tokens, visual=visual, written=written, pictures=pictures)
+            tokens, visual, pictures = tokens + self.tokens, visual + self.visual, pictures + self.pictures
+
+    def words(self) -> str:
+        """Returns what was measured, and what is assumed."""
+        played = "the perfect actions of oracle_actions" if self.oracle else "empty actions"
+        failed = f"; an episode failed: {self.failed}" if self.failed else ""
+        return (f"observations of {self.tokens:,} tokens ({self.visual:,} visual), the mean of {self.observations} in "
+                f"{self.episodes} episodes played with {played}{failed}")
+
+
+def measure(config: Config, task: Task, host: Environments, count: Count) -> Observed:
+    """Plays the first episodes of the training split and returns what they showed.
+
+    Raises DataError when none shows anything.
+    """
+    shown: list[tuple[int, int, int]] = []
+    oracle, failed, played = False, "", 0
+    for place, sample in enumerate(islice(task_samples(task, "train"), PLAYED)):
+        begun = opened(config, host, sample, place)
+        if begun.opening is None:
+            continue
+        actions = oracle_actions(task, begun)
+        oracle |= actions is not None
+        steps, problem = _played(config, host, begun, actions)
+        failed, played = failed or problem, played + 1
+        shown += [(*count(step.observation), len(step.observation.media)) for step in steps]
+    if not shown:
+        raise DataError(f"task '{task.name}': no action of its first {PLAYED} samples was answered by an environment"
+                        f"{f': {failed}' if failed else ''}")
+    tokens, visual, pictures = (math.ceil(sum(column) / len(shown)) for column in zip(*shown, strict=True))
+    return Observed(episodes=played, observations=len(shown), oracle=oracle, tokens=tokens, visual=visual,
+                    pictures=pictures, failed=failed)
+
+
+def _played(config: Config, host: Environments, sample: Sample, actions: Any) -> tuple[list[Step], str]:
+    """Returns what actions, or empty ones, led to, and why an episode could not go on."""
+    assert sample.environment_seed is not None
+    episode, steps = host.open(sample, sample.environment_seed), list[Step]()
+    try:
+        (observation,) = host.reset([episode])
+        if isinstance(observation, Failed):
+            return steps, observation.reason
+        for action in islice(repeat("") if actions is None else actions, config.episode.max_turns):
+            (step,) = host.step([episode], [action])
+            if isinstance(step, Failed):
+                return steps, step.reason
+            steps.append(step)
+            if step.done:
+                break
+    finally:
+        host.close_episodes([episode])
+    return steps, ""
+
+
+def counted(encode: Encoder) -> Count:
+    """Returns a count by the model's own processor."""
+    def count(observation: Observation) -> tuple[int, int]:
+        prompt = encode.observation(observation, "an observation")
+        return len(prompt), sum(prompt.visual_tokens)
+
+    return count
+
+
+def estimated(config: Config, side: int) -> Count:
+    """Returns a count without a processor: characters of the text, and pixels of pictures over those of a visual token
+    of `side` pixels."""
+    def count(observation: Observation) -> tuple[int, int]:
+        most = min(config.episode.max_pixels or math.inf, config.model.max_pixels or math.inf)
+        visual = 0
+        for one in observation.media:
+            loaded = media.load(one, config.limits)
+            pixels = min(loaded.size[0] * loaded.size[1], most) * len(loaded.frames)
+            visual += max(1, math.ceil(pixels / side**2))
+        return TEMPLATE + math.ceil(len(observation.text) / CHARACTERS) + visual, visual
+
+    return count
+
+
+def as_answers(config: Config, length: Length) -> Config:
+    """Returns a config whose answers are as long as an episode, for arithmetic that counts answers."""
+    rollout = config.rollout.model_copy(update={"max_new_tokens": length.tokens})
+    return config.model_copy(update={"rollout": rollout})

@@ -1,0 +1,141 @@
+"""Episodes of `vlrl play`: the actions of a person, what the environment makes of them, and their score. No model.
+
+    with environments(config, task) as host:
+        episode = Acting(config, task, host, sample, folder)
+        episode.act("up")                           # until episode.ended
+        episode.judged().scored.parts
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vlrl.config.registry import failure, prints_aside
+from vlrl.config.schema import Config
+from vlrl.errors import TaskError, VlrlError
+from vlrl.rewards.text import parse_answer
+from vlrl.task import Task
+from vlrl.task.environment import has_environment
+from vlrl.task.environment_host import Environments, Failed
+from vlrl.task.tools import task_tools
+from vlrl.tools.play.questions import Judged, Question, Shown, ask, judge_answer, media_shown
+from vlrl.types import Acted, Sample
+
+
+@contextmanager
+def environments(config: Config, task: Task) -> Iterator[Environments | None]:
+    """Gives what runs the environments of a task, ended afterwards; None where it has none."""
+    host = Environments(lambda convention: task, config.environment) if has_environment(task) else None
+    try:
+        yield host
+    finally:
+        if host:
+            host.close()
+
+
+@dataclass(frozen=True)
+class Turned:
+    """An action, and what it led to."""
+
+    acted: Acted
+    media: tuple[Shown, ...] = ()
+    """Of the observation, as files."""
+    seconds: float = 0.0
+    info: Any = None
+
+
+class Acting:
+    """One episode of a sample that has an environment, from its reset on."""
+
+    def __init__(self, config: Config, task: Task, host: Environments, opened: Sample, folder: Path):
+        assert opened.environment_seed is not None
+        self.task, self.limits, self.host, self.folder = task, config.episode, host, folder
+        self._media_limits = config.limits
+        self.question: Question = ask(task, opened, config.limits, folder)
+        self.turns: list[Turned] = []
+        self.ended = ""
+        """Why nothing can follow: stop (its environment ended it), a limit (turns, media) or error; "" = it goes on."""
+        self._episode = host.open(opened, opened.environment_seed)
+        error = opened.reset_error
+        if error is None:
+            (observation,) = host.reset([self._episode])
+            error = observation.reason if isinstance(observation, Failed) else None
+        if error is not None:
+            self.ended = "error"
+            self.turns.append(Turned(Acted(action="", error=error)))
+
+    @property
+    def error(self) -> str | None:
+        return self.turns[-1].acted.error if self.turns else None
+
+    def act(self, action: str) -> Turned:
+        """Returns what an action led to; the episode may have ended with it."""
+        (step,) = self.host.step([self._episode], [action])
+        if isinstance(step, Failed):
+            self.ended = "error"
+            turned = Turned(Acted(action=action, error=step.reason), seconds=self._episode.seconds)
+        else:
+            media = media_shown(step.observation.media, self._media_limits, self.folder, f"turn-{len(self.turns) + 1}-")
+            state = None if step.state is None else str(step.state)
+            acted = Acted(action=action, observation=step.observation.text, media=tuple(step.observation.media),
+                          parts=dict(step.parts), state=state, done=step.done)
+            turned = Turned(acted, media, self._episode.seconds, step.info)
+        self.turns.append(turned)
+        self.ended = self.ended or self._end(turned)
+        return turned
+
+    def _end(self, turned: Turned) -> str:
+        if turned.acted.done:
+            return "stop"
+        if len(self.turns) >= self.limits.max_turns:
+            return "turns"
+        return "media" if sum(len(t.media) for t in self.turns) > self.limits.max_media else ""
+
+    def judged(self) -> Judged:
+        """Returns the score of the episode as it is, as training would score it."""
+        acted = tuple(t.acted for t in self.turns)
+        text = acted[-1].action if acted else ""
+        answer = replace(parse_answer(text, truncated=self.ended != "stop"), turns=acted)
+        return judge_answer(self.task, self.question, answer, self.error)
+
+    def close(self) -> None:
+        """Closes its environment."""
+        self.host.close_episodes([self._episode])
+
+
+def opened(config: Config, host: Environments, sample: Sample, place: int) -> Sample:
+    """Returns the sample at a place with what its environment shows first, or why it cannot be reset; as it is where it
+    has none.
+    """
+    return host.opened(sample, int(np.random.SeedSequence([config.seed, 8, place]).generate_state(1)[0]))
+
+
+@prints_aside()
+def oracle_actions(task: Task, sample: Sample) -> list[str] | None:
+    """Returns the actions of a perfect episode; None where the task knows none. Raises TaskError."""
+    task = task.of(sample)
+    try:
+        actions = task.oracle_actions(sample)
+    except VlrlError:
+        raise
+    except (Exception, SystemExit) as error:  # a task's code may raise anything
+        raise TaskError(f"task '{task.name}': oracle_actions of sample '{sample.id}' failed: {failure(error)}"
+                        ) from error
+    if actions is not None and (isinstance(actions, str) or not isinstance(actions, Sequence) or
+                                not all(isinstance(text, str) for text in actions)):
+        raise TaskError(f"task '{task.name}': oracle_actions of sample '{sample.id}' gave {str(actions)[:80]!r}, "
+                        "expected a list of texts")
+    return None if actions is None else list(actions)
+
+
+@prints_aside()
+def tool_lines(task: Task, sample: Sample) -> list[str]:
+    """Returns the tools of a sample, a line each: name, arguments and what it does."""
+    schemas = [tool.schema["function"] for tool in task_tools(task, sample)]
+    return [f"{s['name']}({', '.join(s['parameters'].get('properties', {}))}): {s['description']}" for s in schemas]

@@ -1,0 +1,1 @@
+"""The model of a config behind HTTP: `vlrl serve`."""

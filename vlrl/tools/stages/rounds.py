@@ -1,0 +1,239 @@
+"""Rounds of rejection sampling: answers are drawn and scored, right ones are kept, and are learned from. A stage.
+
+    round-01/answers.jsonl    every answer with its reward; an interrupted round goes on in it (evaluation/rows.py)
+    round-01/rows.jsonl       the answers that were kept, with where they come from (data/sources/solutions.py)
+    round-01/                 the run folder of the supervised steps on them
+    stages.json               the rounds, and what those that are finished left
+
+RAFT (arXiv 2304.06767), expert iteration (2403.04642), shortest rejection sampling (Kimi k1.5, 2501.12599), selective
+self-rehearsal (2409.04787), re-distillation (2505.17988).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from vlrl.algo.named import bind
+from vlrl.config.schema import Config
+from vlrl.data import readable, write_rows
+from vlrl.distributed import comm
+from vlrl.errors import ConfigError, TrainingError
+from vlrl.evaluation.answers import Ready, ask
+from vlrl.evaluation.rows import Row, RowFile, read_rows
+from vlrl.evaluation.settings import Drawing
+from vlrl.methods.preferences import dpo as preferences
+from vlrl.methods.second_attempts import loss as guided
+from vlrl.models import loading
+from vlrl.rollout.selection import CHOICES, chosen, is_right, longer
+from vlrl.store import checkpoint
+from vlrl.store.stage_list import StageList, read_stages
+from vlrl.task import Task, task_samples
+from vlrl.task.environment import has_environment
+from vlrl.task.given import given_answer
+from vlrl.tools.experiments.measure import Chosen, choose, model_facts, ready, task_facts
+from vlrl.tools.hub.export import merged
+from vlrl.training import sft
+from vlrl.training.build_task import make_task
+from vlrl.types import Sample
+
+ANSWERS, ROWS, ALL_ROWS = "answers.jsonl", "rows.jsonl", "all-rows.jsonl"
+_ROLLOUT = ("max_new_tokens", "temperature", "stop", "thinking_budget", "thinking_end")
+
+LEARNS = {"sft": guided.sft, "dpo": guided.dpo}
+"""How a round learns; the options of dpo are those of the loss."""
+
+Say = Callable[[str], None]
+
+
+def check(config: Config) -> None:
+    """Raises ConfigError where the settings of rounds cannot be."""
+    bind("rounds.choose", config.rounds.choose, CHOICES)
+    bind("rounds.learn", config.rounds.learn, LEARNS)
+    if config.data.solutions:
+        raise ConfigError(f"data.solutions={config.data.solutions!r} is what the rounds of a stage set: leave it out")
+    if config.rounds.gold and config.rounds.learn.name == "dpo":
+        raise ConfigError("rounds.gold=true gives answers to which nothing was rejected, and rounds.learn=dpo learns "
+                          "from pairs: leave one of them out")
+    if config.rounds.temperature == 0 and config.rounds.answers > 1:
+        raise ConfigError(f"rounds.temperature=0 draws one answer, and rounds.answers={config.rounds.answers} would "
+                          "all be the same: raise the one, or set the other to 1")
+    if any(map(has_environment, make_task(config).members)):
+        raise ConfigError(f"kind=rounds keeps answers as a row's `solution`, and the episodes of task "
+                          f"{config.task_name!r} are no single answers: use kind=rl, or a task without an environment")
+
+
+def train(config: Config, say: Say = print, first: str = "") -> bool:
+    """Runs the rounds that are not finished; returns whether all are. `first` is the model of the whole run. Called on
+    every process.
+    """
+    folder, model = Path(config.run.dir), config.model.name
+    known: StageList = comm.on_main(partial(_opened, folder, config.rounds.count))
+    for number, (name, _) in enumerate(known.stages):
+        if name not in known.done:
+            said = _draw_and_select(config, model, folder, number, say)
+            start = {"before": model, "stage": config.model.name, "start": first}[config.rounds.start]
+            if not said["kept"]:  # without a pair there is nothing to prefer, and the weights stay
+                known = comm.on_main(partial(known.finished, name, steps=0, model=loading.resolve(start), **said))
+                model = str(known.done[name]["model"])
+                continue
+            learning = _learning(config, start, folder / name)
+            dpo = config.rounds.learn.name == "dpo"
+            session = preferences.train(learning, config.rounds.learn) if dpo else sft.train(learning)
+            if session.done < session.config.steps:
+                return False
+            known = comm.on_main(partial(_finished, known, name, session.done, said))
+        model = str(known.done[name]["model"])
+    return True
+
+
+def left(config: Config) -> str:
+    """Returns the folder of the weights that the last round left."""
+    known = read_stages(Path(config.run.dir))
+    assert known
+    return str(known.done[known.stages[-1][0]]["model"])
+
+
+def _opened(folder: Path, count: int) -> StageList:
+    known = read_stages(folder)
+    return StageList(folder, [(f"round-{r + 1:02d}", "sft") for r in range(count)], known.done if known else {}).write()
+
+
+def _finished(known: StageList, name: str, steps: int, said: Mapping[str, Any]) -> StageList:
+    path = checkpoint.find(known.folder / name).path
+    assert path
+    return known.finished(name, steps=steps, model=str(merged(path, known.folder / name)), **said)
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+def _draw_and_select(config: Config, model: str, folder: Path, number: int, say: Say) -> dict[str, Any]:
+    """Has the answers of a round drawn, and writes those that are kept; returns figures of them. What is on the disk is
+    not done again.
+    """
+    place = folder / f"round-{number + 1:02d}"
+    if not comm.on_main(lambda: (place / ROWS).is_file()):
+        one = choose(config, model)
+        file: RowFile = comm.on_main(lambda: RowFile(place / ANSWERS, _facts(config, one, number)))
+        _draw(config, one, number, file)
+        comm.on_main(lambda: _write(config, one, number, place, file))
+    said: dict[str, Any] = comm.on_main(lambda: _figures(config, place))
+    if comm.is_main():
+        say(f"{place.name}: {said['right']} of {said['answers']} answers are right, to {said['solved']} of "
+            f"{said['prompts']} prompts; {said['kept']} are kept")
+    if not said["kept"] and (config.rounds.learn.name == "sft" or not said["right"]):
+        raise TrainingError(f"{place.name}: none of {said['answers']} answers to {said['prompts']} prompts is right, "
+                            "so there is nothing to learn from: raise rounds.answers or rounds.prompts, lower "
+                            "rounds.least, or begin with a stage of kind sft")
+    if not said["kept"] and comm.is_main():
+        say(f"{place.name}: no answer is longer than a right one to the same prompt (rounds.longer="
+            f"{config.rounds.longer:g}), so no pair is learned from and the weights stay as they are")
+    return said
+
+
+def _facts(config: Config, one: Chosen, number: int) -> dict[str, Any]:
+    return {**task_facts(config, _ROLLOUT), "model": model_facts(config, one), "round": number,
+            **{name: getattr(config.rounds, name) for name in ("prompts", "answers", "temperature")}}
+
+
+def _draw(config: Config, one: Chosen, number: int, file: RowFile) -> None:
+    given = config.rounds.temperature
+    drawing = Drawing(name="round", temperature=config.rollout.temperature if given is None else given,
+                      answers=config.rounds.answers, seeds=(config.seed + number,))
+    with ready(one.config, one) as prepared:
+        own = Ready(config=config, task=prepared.task, prefetch=prepared.prefetch, engine=prepared.engine,
+                    likelihoods=prepared.likelihoods, services=prepared.services)
+        ask(own, ("train",), [drawing], file, one.step, lambda what, done, total: None,
+            [sample for _, sample in _prompts(own.task, config, number)])
+
+
+def _prompts(task: Task, config: Config, number: int) -> list[tuple[int, Sample]]:
+    """Returns the prompts of a round with their places in the training split; each round has the next template."""
+    samples, most = task_samples(task, "train"), config.rounds.prompts
+    places = [(number * most + i) % len(samples) for i in range(min(most, len(samples)))]
+    placed = [(place, readable(samples, place) if config.data.quarantine else samples[place]) for place in places]
+    return [(place, replace(sample, prompt=task.of(sample).template(sample, number)))
+            for place, sample in placed if sample is not None]
+
+
+# --- what is kept -----------------------------------------------------------------------------------------------------
+
+
+def _write(config: Config, one: Chosen, number: int, place: Path, file: RowFile) -> None:
+    """Writes the rows that are kept, and with rounds.keep_rows those of the rounds before too."""
+    file.close()
+    bound = bind("rounds.choose", config.rounds.choose, CHOICES)
+    task = make_task(config)
+    prompts = _prompts(task, config, number)
+    manifest = Path(one.name) / checkpoint.MANIFEST
+    came = {"round": number + 1, "model": one.name,
+            "step": checkpoint.step_of(Path(one.name)) if manifest.exists() else 0}
+    rows = []
+    for answers in _by_prompt(file.rows()):
+        at, sample = prompts[answers[0]["number"]]
+        taken = chosen(answers, bound, config.rounds.least)
+        rows += [{"number": at, "id": row["sample"], "solution": row["answer"], "reward": row["reward"],
+                  "correct": row["correct"], "tokens": row["tokens"], "answer": row["index"],
+                  "of": config.rounds.answers, **lost, **came}
+                 for row in taken for lost in _rejected(config, answers, row)]
+        if config.rounds.gold and not taken and (text := given_answer(task, sample)):
+            rows.append({"number": at, "id": sample.id, "solution": text, "gold": True, **came})
+    if config.rounds.keep_rows:
+        write_rows(place / ALL_ROWS, _together([*_rows_before(place, number), *rows]))
+    write_rows(place / ROWS, rows)
+
+
+def _rejected(config: Config, answers: Sequence[Row], preferred: Row) -> list[dict[str, Any]]:
+    """Returns what a row says of an answer that the kept one is preferred to, for each of them; {} without dpo."""
+    if config.rounds.learn.name == "sft":
+        return [{}]
+    return [{"rejected": row["answer"], "rejected_tokens": row["tokens"], "rejected_correct": row["correct"]}
+            for row in longer(answers, preferred, config.rounds.least, config.rounds.longer)]
+
+
+def _by_prompt(rows: Sequence[Row]) -> list[list[Row]]:
+    answers = [row for row in rows if "index" in row]
+    return [list(group) for _, group in groupby(answers, key=lambda row: row["number"])]
+
+
+def _rows_before(place: Path, number: int) -> list[dict[str, Any]]:
+    return [row for r in range(number) for row in _lines(place.with_name(f"round-{r + 1:02d}") / ROWS)]
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_bytes().splitlines()]  # of text it splits at U+2028 too
+
+
+def _together(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the rows in order, each text of a prompt once."""
+    return [*{(row["number"], row["solution"], row.get("rejected")): row for row in reversed(rows)}.values()][::-1]
+
+
+def _figures(config: Config, place: Path) -> dict[str, Any]:
+    """Returns how many answers of a round are right, and how many were kept."""
+    answers = _by_prompt(read_rows(place / ANSWERS))
+    right = [[row for row in group if is_right(row, config.rounds.least)] for group in answers]
+    retained = _lines(place / ROWS)
+    gold = {"gold": sum(bool(row.get("gold")) for row in retained)} if config.rounds.gold else {}
+    return {"prompts": len(answers), "answers": sum(map(len, answers)), "right": sum(map(len, right)),
+            "solved": sum(map(bool, right)), "different": sum(len({row["answer"] for row in group}) for group in right),
+            "kept": len(retained), **gold}
+
+
+def _learning(config: Config, model: str, place: Path) -> Config:
+    """Returns the settings of the supervised steps of a round."""
+    rows = place / (ALL_ROWS if config.rounds.keep_rows else ROWS)
+    steps = config.steps
+    if config.rounds.epochs is not None:
+        steps = math.ceil(config.rounds.epochs * len(_lines(rows)) / config.rollout.prompts_per_step)
+    return config.model_copy(update={
+        "steps": steps, "run": config.run.model_copy(update={"dir": str(place)}),
+        "data": config.data.model_copy(update={"solutions": str(rows)}),
+        "model": config.model.model_copy(update={"name": model})})

@@ -1,0 +1,228 @@
+"""A run of several stages: supervised, RL, rounds of own answers, merges of weights. `vlrl train` with `stages`.
+
+Each stage is a run in a folder of its name below the run's, and begins with the weights that the one before handed
+over. stages.json says which are finished: a run that was killed goes on inside the stage that it was in, and ends with
+the weights of an undisturbed one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import yaml
+
+from vlrl.config import differences, dump, stages_of, validate
+from vlrl.config.schema import Config, StageEntry
+from vlrl.distributed import comm
+from vlrl.errors import ConfigError, RunError, VlrlError
+from vlrl.models import loading
+from vlrl.store import RunFolder, checkpoint, files
+from vlrl.store.stage_list import StageList, read_stages
+from vlrl.tools.hub.export import merged
+from vlrl.tools.machine import dryrun
+from vlrl.tools.machine.dryrun import DryRun
+from vlrl.tools.stages import rounds
+from vlrl.tools.stages.extrapolate import extrapolate
+from vlrl.training import loop, needs, sft
+from vlrl.training.build import make_accelerator
+from vlrl.training.resume import refuse_other_settings
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How far a run of stages came."""
+
+    folder: Path
+    finished: bool
+    stage: str = ""
+    """The last one that was worked on."""
+    model: str = ""
+    """The folder of the weights that the last finished stage left."""
+
+
+def train(config: Config, say: Say = print) -> Outcome:
+    """Runs every stage that is not finished, in order. Called on every process.
+
+    Raises ConfigError before the first begins when settings of any stage are wrong, and RunError where a finished stage
+    had other settings.
+    """
+    make_accelerator(config)  # from here on there are several processes, or one
+    stages = stages_of(config)
+    with contextlib.ExitStack() as stack:
+        comm.on_main(lambda: stack.enter_context(RunFolder(Path(config.run.dir)).lock(config.run.steal_lock)) and None,
+                     "opening the run folder")
+        known: StageList = comm.on_main(partial(_opened, config, stages), "checking the settings of all stages")
+        model = config.model.name
+        for one in needs.of_stages(config) if comm.is_main() else ():
+            say(str(one))
+        for stage, own in stages:
+            own = _beginning(stage, own, known, model)
+            if not comm.on_main(partial(_is_finished, known, stage, own)):
+                if comm.is_main():
+                    say(f"stage {stage.name} ({stage.kind}) begins with {own.model.name}")
+                if not _RUN[stage.kind](own, known, say):
+                    return Outcome(known.folder, False, stage.name, model)
+                left = comm.on_main(partial(_handed_over, stage, own), f"handing over the weights of {stage.name}")
+                known = comm.on_main(partial(known.finished, stage.name, steps=own.steps, model=left))
+            model = str(known.done[stage.name]["model"])
+    return Outcome(known.folder, True, stages[-1][0].name, model)
+
+
+def _opened(config: Config, stages: Sequence[tuple[StageEntry, Config]]) -> StageList:
+    """Returns how far the run is. Raises ConfigError for settings that no stage could begin with."""
+    folder = RunFolder(Path(config.run.dir))
+    if config.resume == "never":
+        files.set_aside(folder.path)
+    known = read_stages(folder.path)
+    if config.resume == "must" and known is None:
+        raise RunError(f"resume=must, but {folder.path} holds no run of stages. Start with resume=auto.")
+    if known is None and (folder.path / "checkpoints").is_dir():
+        raise RunError(f"{folder.path} holds a run without stages: choose another run.dir, or resume=never (the old "
+                       "run is kept beside)")
+    problems = [f"stage {stage.name}: {problem}" for (stage, own) in stages
+                for problem in problems_of(config, stage, own)]
+    if problems:
+        raise ConfigError("\n".join(problems))
+    names = {stage.name for stage, _ in stages}
+    done = {name: left for name, left in (known.done if known else {}).items() if name in names}
+    folder.create(dump(config), config.seed)
+    return StageList(folder.path, [(stage.name, stage.kind) for stage, _ in stages], done).write()
+
+
+def problems_of(config: Config, stage: StageEntry, own: Config) -> list[str]:
+    """Returns what is wrong with the settings and the data of a stage, before any stage has begun.
+
+    The rows of a file that an earlier stage is to write are not looked at.
+    """
+    if stage.kind == "merge":
+        return []
+    try:
+        if stage.kind == "rounds":
+            rounds.check(own)
+        return dryrun.problems_of(_settings(stage, own), rows=not _is_generated(config, own))
+    except VlrlError as error:
+        return [str(error)]
+
+
+def dry_run(config: Config, tell: Callable[[str], None]) -> list[tuple[StageEntry, DryRun | None, list[str]]]:
+    """Returns each stage with what `vlrl train --dry-run` finds of it, and its problems. Of a merge, and of a stage
+    whose rows an earlier one is to write, nothing is looked at but the settings.
+    """
+    out: list[tuple[StageEntry, DryRun | None, list[str]]] = []
+    for stage, own in stages_of(config):
+        problems = problems_of(config, stage, own)
+        if problems or stage.kind == "merge" or _is_generated(config, own):
+            out.append((stage, None, problems))
+            continue
+        report = dryrun.check(_settings(stage, own), tell=lambda what, name=stage.name: tell(f"{name}: {what}"))
+        out.append((stage, report, report.problems))
+    return out
+
+
+def _settings(stage: StageEntry, own: Config) -> Config:
+    """Returns the settings that a stage runs with."""
+    return sft.supervised(own) if stage.kind == "sft" else own
+
+
+def _is_generated(config: Config, own: Config) -> bool:
+    """Returns whether an earlier stage of the run writes the rows of a stage."""
+    inside = Path(config.run.dir).absolute()
+    return any(name and Path(name).absolute().is_relative_to(inside) for name in (own.data.train, own.data.solutions))
+
+
+def _beginning(stage: StageEntry, own: Config, known: StageList, before: str) -> Config:
+    """Returns the settings with the weights to begin with."""
+    if stage.begin == "start":
+        return own
+    name = before if stage.begin == "before" else str(known.done[stage.begin]["model"])
+    return own.model_copy(update={"model": own.model.model_copy(update={"name": name})})
+
+
+def _is_finished(known: StageList, stage: StageEntry, own: Config) -> bool:
+    """Returns whether nothing is left to do. Raises RunError where a finished stage had other settings."""
+    left = known.done.get(stage.name)
+    if left is None:
+        return False
+    refuse_other_settings(RunFolder(Path(own.run.dir)), _settings(stage, own))
+    return bool(int(left.get("steps", 0)) >= own.steps and Path(str(left.get("model"))).is_dir())
+
+
+# --- the kinds --------------------------------------------------------------------------------------------------------
+
+
+def _sft(own: Config, known: StageList, say: Say) -> bool:
+    session = sft.train(own)
+    return session.done >= session.config.steps
+
+
+def _rl(own: Config, known: StageList, say: Say) -> bool:
+    session = loop.train(own)
+    return session.done >= session.config.steps
+
+
+def _rounds(own: Config, known: StageList, say: Say) -> bool:
+    comm.on_main(partial(_begun, own))
+    return rounds.train(own, say, _first(known))
+
+
+def _merge(own: Config, known: StageList, say: Say) -> bool:
+    """Writes share * other + (1 - share) * before, as extrapolation from the other."""
+    other = own.merge.other
+    if other in known.done:
+        folder = Path(str(known.done[other]["model"]))
+    else:
+        folder = Path(loading.resolve(_first(known))) if other == "start" else Path(other)
+
+    def write() -> None:
+        _begun(own)
+        out = Path(own.run.dir) / "model"
+        if not folder.is_dir():
+            raise ConfigError(f"merge.other={other}: {str(folder)!r} is no folder on this machine; name one that holds "
+                              "the model")
+        if not out.is_dir():
+            extrapolate(folder, Path(loading.resolve(own.model.name)), out, -own.merge.share)
+
+    comm.on_main(write, "merging weights")
+    return True
+
+
+def _first(known: StageList) -> str:
+    """Returns the model of the whole run."""
+    return str(yaml.safe_load(files.read_small(known.folder / "config.yaml"))["model"]["name"])
+
+
+def _begun(own: Config) -> None:
+    """Writes the settings of a stage that is no run of its own; RunError where it was begun with others."""
+    folder = RunFolder(Path(own.run.dir))
+    if (folder.path / "config.yaml").exists():
+        before = validate(yaml.safe_load(files.read_small(folder.path / "config.yaml")))
+        if changed := differences(before, own):
+            raise RunError(f"{folder.path} holds a stage that was begun with other settings:\n  " + "\n  ".join(changed)
+                           + "\nSet them back, choose another run.dir, or start over with resume=never (the old run is "
+                           "kept beside).")
+    folder.create(dump(own), own.seed)
+
+
+_RUN: dict[str, Callable[[Config, StageList, Say], bool]] = {
+    "sft": _sft, "rl": _rl, "rounds": _rounds, "merge": _merge}
+
+
+def _handed_over(stage: StageEntry, own: Config) -> str:
+    """Returns the folder of the weights that the next stage begins with; an adapter is merged into its base there."""
+    folder = Path(own.run.dir)
+    if stage.kind == "merge":
+        return str(folder / "model")
+    if stage.kind == "rounds":
+        path = Path(rounds.left(own))
+    else:
+        best = stage.hand_over == "best"
+        weights = checkpoint.find(folder / "checkpoints" / "best" if best else folder).path
+        assert weights
+        path = weights
+    return str(merged(path, folder))

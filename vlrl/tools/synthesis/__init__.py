@@ -1,0 +1,1 @@
+"""New rows, made from rows, from runs and from the answers of a teacher."""

@@ -1,0 +1,153 @@
+"""Processes in which a task proposes new prompts, for `vlrl data synthesize`. They load no torch.
+
+    with explorers(config, Search(candidates=64), Where.of(config, Path("new.jsonl"))) as explore:
+        for candidate in explore(range(64)): ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vlrl.config.registry import failure
+from vlrl.config.schema import Config
+from vlrl.data import json_line
+from vlrl.errors import ConfigError, DataError, TaskError, VlrlError
+from vlrl.rewards.worker import alone
+from vlrl.task import Task
+from vlrl.task.asked import generated
+from vlrl.tools.synthesis.made_rows import Where, row_of
+from vlrl.training.build_task import make_task
+
+Row = dict[str, Any]
+_STREAM = 23
+"""Second number of the random streams of knobs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """What is looked for."""
+
+    candidates: int = 64
+    """How often the task is asked for a prompt."""
+    least: float = 0.0
+    """A prompt is kept where its pass rate is above 0, below 1, and from `least` ..."""
+    most: float = 1.0
+    """... to `most`."""
+    parents: tuple[Mapping[str, Any], ...] = ()
+    """Rows that are varied, in turn; () = the task explores."""
+    ways: tuple[tuple[str, Mapping[str, Any] | None], ...] = ()
+    """How each parent is varied, for a generator: one of parents.WAYS, and the second row of way "combined"; () = all
+    in way "similar"."""
+    keep: int | None = None
+    """Most rows that are kept, those of the lowest pass rate first; None = all, in their order."""
+
+    def parent(self, number: int) -> tuple[Mapping[str, Any], str, Mapping[str, Any] | None]:
+        """Returns the row that a candidate is made from, how, and the second row."""
+        place = number % len(self.parents)
+        way, other = self.ways[place] if self.ways else ("similar", None)
+        return self.parents[place], way, other
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One proposal."""
+
+    number: int
+    row: Row | None = None
+    reason: str = ""
+    """Why there is no row."""
+
+
+_NEAR = 0.1
+"""Standard deviation of the knobs of a variation around those of its parent, as a share of their ranges."""
+
+
+def propose(task: Task, number: int, parents: Sequence[Mapping[str, Any]] = (), where: Where | None = None
+            ) -> Candidate:
+    """Returns what a task proposes for a number; of a task with knobs and no proposals a sample that it makes, whose
+    pictures are written to `where`. Raises ConfigError for a task with neither, TaskError for one that fails.
+    """
+    own = getattr(task.propose, "__func__", None) is not Task.propose
+    if not own and not task.knobs:
+        raise ConfigError(f"task '{task.name}' proposes no prompts: write Task.propose, or Task.knobs and "
+                          "Task.generate (docs/write-a-task.md), name a generator with --endpoint, or take a task that "
+                          "has them, such as web")
+    parent = parents[number % len(parents)] if parents else None
+    try:
+        row = (task.propose(number, parent) if own else
+               _generated(task, number, parent, where or Where(root=Path(), folder=Path("media"))))
+    except DataError as error:
+        return Candidate(number=number, reason=str(error))
+    except VlrlError:
+        raise
+    except Exception as error:
+        raise TaskError(f"task '{task.name}': propose({number}) failed: {failure(error)}") from error
+    if row is None:
+        return Candidate(number=number, reason="nothing found")
+    lacking = [name for name in ("id", "generator", "verifier") if not isinstance(row.get(name), str)]
+    if lacking:
+        raise TaskError(f"task '{task.name}': propose gave a row without the text {lacking[0]!r}")
+    row = {**row, "parent": None if parent is None else str(parent["id"])}
+    json_line(row)
+    return Candidate(number=number, row=row)
+
+
+def _generated(task: Task, number: int, parent: Mapping[str, Any] | None, where: Where) -> Row:
+    """Returns a sample that the task makes: with knobs anywhere in their ranges, or near to those of the parent. Raises
+    ConfigError for a parent without knobs.
+    """
+    rng = np.random.default_rng([task.seed, _STREAM, number])
+    low, high = np.array([*task.knobs.values()], float).T
+    values = low + (high - low) * rng.random(len(low))
+    if parent is not None:
+        before = parent.get("knobs")
+        if not isinstance(before, Mapping) or {*before} != {*task.knobs}:
+            raise ConfigError(f"prompt {parent['id']!r} was not made with the knobs of task '{task.name}', so it "
+                              "cannot be varied: name a run with a sampler of knobs, or vary nothing")
+        middle = np.array([before[name] for name in task.knobs], float)
+        values = np.clip(middle + _NEAR * (high - low) * rng.standard_normal(len(low)), low, high)
+    knobs = dict(zip(task.knobs, values.round(6).tolist(), strict=True))
+    row = row_of(task, generated(task, number, knobs), where)
+    return {**row, "generator": "vary-knobs" if parent else "knobs", "verifier": f"made by task {task.name}"}
+
+
+Explore = Callable[[Sequence[int]], Iterable[Candidate]]
+"""The candidates of these numbers, in order."""
+
+
+@contextmanager
+def explorers(config: Config, search: Search, where: Where) -> Iterator[Explore]:
+    """Yields what has `environment.workers` processes propose candidates. They have ended afterwards, with all that the
+    task has started in them: a model can be loaded, and processes forked.
+    """
+    with ProcessPoolExecutor(config.environment.workers, get_context("spawn"), _begin, (config, search, where)) as pool:
+        try:
+            yield lambda numbers: pool.map(_explored, numbers)
+        except BrokenProcessPool:
+            raise TaskError("a process that looks for candidates has ended by itself, perhaps for want of memory: the "
+                            "same command goes on where it was; environment.workers=1 needs less") from None
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+_exploring: list[tuple[Task, Search, Where]] = []
+"""Of a process that proposes: its task, what is looked for, and where pictures go."""
+
+
+def _begin(config: Config, search: Search, where: Where) -> None:
+    _exploring[:] = [(make_task(config), search, where)]
+
+
+def _explored(number: int) -> Candidate:
+    ((task, search, where),) = _exploring
+    with alone():
+        return propose(task, number, search.parents, where)

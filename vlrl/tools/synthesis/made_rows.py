@@ -1,0 +1,99 @@
+"""Samples as rows of a file that is written: media at paths that hold there, those drawn by code as files. No torch."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from vlrl.config.schema import Config
+from vlrl.data import MEDIA_FIELDS
+from vlrl.data.media import drawn, resolve
+from vlrl.data.row_samples import FIELDS
+from vlrl.errors import DataError
+from vlrl.store import plain
+from vlrl.store.files import replacing, suffix_of
+from vlrl.task import Task
+from vlrl.tools.datasets.prompt_table import COLUMNS
+from vlrl.types import Media, Sample
+
+Row = dict[str, Any]
+_ABOUT_ANSWERS = {*COLUMNS, "solution", "rejected", "hints", "responses", "meta", "original_id", "group_key", "refused"}
+"""Fields of a row that say nothing of a prompt made from it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Where:
+    """Where a file of rows has its media."""
+
+    root: Path
+    """Their paths are relative to it."""
+    folder: Path
+    """New ones are written here, inside of it."""
+
+    @classmethod
+    def of(cls, config: Config, out: Path) -> Where:
+        """Returns that of a file that a config will read: data.root, or the file's own folder."""
+        return cls(root=Path(config.data.root) if config.data.root else out.parent,
+                   folder=out.with_name(f"{out.stem}_media"))
+
+
+def row_of(task: Task, sample: Sample, where: Where) -> Row:
+    """Returns a sample as a row with its id, without what the task has filled in for its templates; pictures that code
+    has drawn are written. Raises DataError for media that no row can name: outside of the root, or of no known kind.
+    """
+    filled = {*task.of(sample).placeholders(sample.row)} - FIELDS
+    row = {name: value for name, value in sample.row.items() if name not in {*MEDIA_FIELDS, *_ABOUT_ANSWERS, *filled}}
+    for kind, several in (("image", "images"), ("video", "video")):
+        paths = [_path(sample, media, where) for media in sample.media if media.kind == kind]
+        if len(paths) == 1 and several not in sample.row:
+            row[kind] = paths[0]
+        elif paths:
+            row[several] = paths[0] if several == "video" and len(paths) == 1 else paths
+    return plain({**row, "id": sample.id})
+
+
+def _path(sample: Sample, media: Media, where: Where) -> Any:
+    given = media.source
+    try:
+        if isinstance(given, (list, tuple)):
+            return [_path(sample, Media(source=frame), where) for frame in given]
+        if isinstance(given, (str, os.PathLike)):
+            full = Path(os.path.realpath(given))
+        else:
+            full = _written(given, where)
+        name = os.path.relpath(full, os.path.realpath(where.root))
+        resolve(name, where.root)
+    except (DataError, TypeError) as error:
+        raise DataError(f"sample '{sample.id}': its {media.kind} cannot be named in a new file of rows ({error}): "
+                        "write that to a folder that holds the media, with --out, or set data.root") from None
+    return name
+
+
+def _written(given: Any, where: Where) -> Path:
+    """Returns the file of a picture held in memory, by its content."""
+    if isinstance(given, Image.Image):
+        buffer = io.BytesIO()
+        drawn(given).save(buffer, "PNG")
+        given = buffer.getvalue()
+    data = getattr(given, "data", given)
+    if not isinstance(data, bytes):
+        raise TypeError(f"it is {type(given).__name__}")
+    file = where.folder / f"{hashlib.sha256(data).hexdigest()[:16]}{suffix_of(data[:16])}"
+    if not file.exists():
+        with replacing(file, sync=False) as temporary:
+            temporary.write_bytes(data)
+    return Path(os.path.realpath(file))
+
+
+def child(parent: Mapping[str, Any], changes: Mapping[str, Any], number: int, generator: str) -> Row:
+    """Returns the row of a prompt that was made from `parent` with these fields; what checks it is told later."""
+    inherited = {name: value for name, value in parent.items() if name not in _ABOUT_ANSWERS}
+    return {**inherited, **changes, "id": f"{parent['id']}~{number}", "generator": generator,
+            "parent": str(parent["id"])}

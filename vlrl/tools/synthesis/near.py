@@ -1,0 +1,151 @@
+"""Which candidates for new prompts say or show what another one or a held-out row does. No torch."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from vlrl.checks.pictures import Picture, of_pictures, picture
+from vlrl.config.schema import Config
+from vlrl.data import MEDIA_FIELDS, make_sample, readable
+from vlrl.data.media import load
+from vlrl.errors import DataError
+from vlrl.store.files import file_sha256
+from vlrl.task import Task, task_samples
+from vlrl.tools.datasets.overlap import of_texts, text_of, words
+from vlrl.tools.synthesis.explorers import Candidate, Row
+from vlrl.types import Media, Sample
+
+Tell = Callable[[str, int, int], None]
+_REASONS = ("nothing found", "not answered", "malformed")
+
+
+@dataclass(frozen=True)
+class HeldOutRows:
+    """What the rows to be measured with ask and show."""
+
+    texts: tuple[tuple[str, bool], ...] = ()
+    """What each asks, and whether a picture or video belongs to it."""
+    pictures: tuple[Picture, ...] = ()
+    ids: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, config: Config, task: Task, tell: Tell = lambda *_: None) -> HeldOutRows:
+        """Returns those of the held-out split, where there is one; a bad row is passed over. Pictures are those of
+        data.heldout: where a task draws its held-out samples, new ones are drawn apart from them.
+        """
+        own = getattr(task.samples, "__func__", None) is not Task.samples
+        samples = task_samples(task, "heldout") if config.data.heldout or own else ()
+        known = [s for i in range(len(samples)) if (s := readable(samples, i))]
+        shown, pictures = Shown(config, task, Path()), list[Picture]()
+        for done, sample in enumerate(known if config.data.heldout else ()):
+            tell("reading held-out media", done, len(known))
+            pictures += shown.of(sample)
+        return cls(tuple((question_text(task, s.row), bool(s.media)) for s in known), tuple(pictures),
+                   frozenset(s.id for s in known))
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Reads what samples show, each file once."""
+
+    config: Config
+    task: Task
+    root: Path
+    """Media paths of rows are relative to it."""
+    _read: dict[str, Picture] = field(default_factory=dict)
+
+    def of_row(self, row: Row) -> Iterator[Picture]:
+        """Yields what a row shows; nothing of one that the task cannot read, which others refuse."""
+        try:
+            yield from self.of(make_sample(self.task, row, self.root))
+        except DataError:
+            return
+
+    def of(self, sample: Sample) -> Iterator[Picture]:
+        """Yields what is compared of each image, and of videos in files their bytes. Raises DataError for media that
+        cannot be read."""
+        for media in sample.media:
+            named = isinstance(media.source, (str, os.PathLike))
+            if media.kind == "image" or named:
+                name = os.fspath(media.source) if named else ""
+                picture = self._read.get(name) or self._picture(sample.id, media)
+                if named:
+                    self._read[name] = picture
+                yield replace(picture, id=sample.id)
+
+    def _picture(self, id: str, media: Media) -> Picture:
+        if media.kind == "image":
+            loaded = load(media, self.config.limits)
+            return picture(id, loaded.sha256, loaded.frames[0])
+        return Picture(id, file_sha256(Path(media.source)))
+
+
+def question_text(task: Task, row: Mapping[str, Any]) -> str:
+    """Returns all that a row asks; of a task whose rows ask in fields of their own what those say."""
+    return text_of(row) or " ".join(str(row[name]) for name in task.written_fields if name in row)
+
+
+def distinct(candidates: Sequence[Candidate], heldout: HeldOutRows, task: Task, shown: Shown | None = None,
+             given: Sequence[Mapping[str, Any]] = ()) -> tuple[dict[int, Row], Counter[str]]:
+    """Returns number -> row of the candidates that are no near-duplicates, and a count of the others by what became of
+    them.
+
+    A near-duplicate says the same words, or has half of its 13-grams in one other text: that of a held-out row, or of
+    a candidate before it of the same category about the same media; or it says the words of one of `given`, the rows
+    that it may be made from. So is a picture that a held-out row shows, resized, recompressed or cropped too, and the
+    same id. The same words about another picture ask something else.
+    """
+    rows, counts, same = dict[int, Row](), Counter[str](), dict[tuple[str, ...], list[str]]()
+    near = _near_heldout([one.row for one in candidates if one.row is not None], heldout, task, shown)
+    words_of = {(*_kind(row), *words(question_text(task, row))) for row in given}
+    ids = {*heldout.ids}
+    for one in candidates:
+        if one.row is None:
+            counts[one.reason if one.reason in _REASONS else "failed"] += 1
+            continue
+        id, text, kind = one.row["id"], question_text(task, one.row), _kind(one.row)
+        if id in near:
+            counts["near a held-out row"] += 1
+        elif id in ids or (*kind, *words(text)) in words_of or _alike(text, same.setdefault(kind, [])):
+            counts["near-duplicate"] += 1
+        else:
+            rows[one.number] = one.row
+            same[kind].append(text)
+            ids.add(id)
+    return rows, counts
+
+
+def _near_heldout(rows: Sequence[Row], heldout: HeldOutRows, task: Task, shown: Shown | None) -> set[str]:
+    """Returns the ids of rows that say or show what a held-out row does."""
+    texts = [(row["id"], question_text(task, row), bool(_media(row))) for row in rows]
+    whole = {(*words(text),) for text, with_media in heldout.texts if not with_media} - {()}
+    near = {id for id, text, with_media in texts if not with_media and (*words(text),) in whole}
+    grams = of_texts([(str(i), text, True) for i, (text, _) in enumerate(heldout.texts)],
+                     [(id, text, True) for id, text, _ in texts])
+    return near | {one.heldout for one in grams} | _shows_heldout(rows, heldout, shown)
+
+
+def _shows_heldout(rows: Sequence[Row], heldout: HeldOutRows, shown: Shown | None) -> set[str]:
+    pictures = [one for row in rows for one in shown.of_row(row)] if shown and heldout.pictures else []
+    each = {one.sha256: one for one in pictures}  # many rows ask about one picture
+    matches = {one.heldout for one in of_pictures(heldout.pictures, [replace(o, id=name) for name, o in each.items()])}
+    return {one.id for one in pictures if one.sha256 in matches}
+
+
+def _media(row: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(str(row[name]) for name in MEDIA_FIELDS if row.get(name))
+
+
+def _kind(row: Mapping[str, Any]) -> tuple[str, ...]:
+    return str(row.get("category")), *_media(row)
+
+
+def _alike(text: str, others: Sequence[str]) -> bool:
+    own = words(text)
+    whole = any(own and own == words(other) for other in others)
+    return whole or bool(of_texts([(str(i), other, True) for i, other in enumerate(others)], [("", text, True)]))

@@ -1,0 +1,252 @@
+"""New training prompts, kept where a model is right at times: `vlrl data synthesize`. A task proposes them (by
+exploring, from failures, or with its knobs), or a model behind a server writes them (written.py).
+
+    with explorers(config, search, where) as explore:                            # processes that have the task
+        candidates = proposed(explore, search, places.candidates, known, tell)
+    rows, counts = distinct(candidates, heldout)                                 # without near-duplicates
+    accepted, refused = gated(rows, measured(ready, ..., samples), search, counts)   # 0 < pass rate < 1
+
+Tasks found by exploring and admitted by their live pass rate: MobileGUI-RL (arXiv 2507.05720). Tasks made from those at
+which the model fails, and filtered again: WebRL (arXiv 2411.02337), there by a critic's value in [.05, .75], here by
+the pass rate itself. Other recipes: parents.py.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vlrl.config.schema import Config
+from vlrl.data import json_line, make_sample, write_rows
+from vlrl.distributed import comm
+from vlrl.errors import DataError
+from vlrl.evaluation.rows import begun
+from vlrl.store import plain
+from vlrl.store.files import append_line, read_json, write_text
+from vlrl.tools.datasets import difficulty
+from vlrl.tools.datasets.prompt_table import COLUMNS, Measured
+from vlrl.tools.experiments.measure import Chosen, ready, task_facts
+from vlrl.tools.synthesis.explorers import Candidate, Explore, Row, Search, explorers
+from vlrl.tools.synthesis.made_rows import Where
+from vlrl.tools.synthesis.near import HeldOutRows, Shown, distinct
+from vlrl.tools.synthesis.written import Files, Order, Writing
+from vlrl.training.build_task import make_task
+
+Tell = Callable[[str, int, int], None]
+FIELDS = {"generator": "how the prompt was made", "parent": "id of the prompt that it was made from, or null",
+          "verifier": "what checks an answer",
+          **{name: COLUMNS[name] for name in COLUMNS if name != "difficulty_given"}}
+"""What stands in each column that is added."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """The files of a synthesis, around that of the rows that are kept."""
+
+    out: Path
+
+    def _beside(self, ending: str) -> Path:
+        return self.out.with_name(f"{self.out.stem}.{ending}")
+
+    @property
+    def candidates(self) -> Path:
+        """What was proposed so far, until the end."""
+        return self._beside("candidates.part.jsonl")
+
+    def answers(self, rows: Sequence[Row]) -> Path:
+        """What was answered so far to these rows, until the end."""
+        digest = hashlib.sha256("".join(map(json_line, rows)).encode()).hexdigest()
+        return self._beside(f"answers-{digest[:8]}.part.jsonl")
+
+    @property
+    def parts(self) -> list[Path]:
+        """What is there until the end."""
+        return [self.candidates, *self.out.parent.glob(f"{glob.escape(self.out.stem)}.answers-*.part.jsonl")]
+
+    @property
+    def replies(self) -> Files:
+        """What servers replied; it stays, as it was paid for."""
+        return Files(written=self._beside("written.jsonl"), votes=self._beside("votes.jsonl"))
+
+    @property
+    def refused(self) -> Path:
+        """The rows that were measured and not kept."""
+        return self._beside("refused.jsonl")
+
+    @property
+    def about(self) -> Path:
+        """The settings, and how many candidates each gate let through."""
+        return self._beside("about.json")
+
+
+def facts(config: Config, search: Search) -> dict[str, Any]:
+    """Returns what the candidates depend on, as JSON: a search goes on only where all of it is the same."""
+    parents = "".join(json_line(plain(row)) for row in search.parents) + json.dumps(plain(search.ways))
+    return {**task_facts(config, ()), "parents": hashlib.sha256(parents.encode()).hexdigest()}
+
+
+def goes_on(places: Places) -> bool:
+    """Returns whether the file of rows is that of a command to which a server left some things unanswered."""
+    return bool((read_json(places.about) or {}).get("unanswered"))
+
+
+GATES = {"found": ("nothing found", "failed", "not answered", "malformed"),
+         "distinct": ("near a held-out row", "near-duplicate"),
+         "verified": ("refused by the task", "no majority", "not all votes"), "measured": ("not measured",),
+         "kept": ("never right", "always right", "outside the range", "beyond --keep")}
+"""Gate -> why candidates fall away at it."""
+
+
+# --- candidates -------------------------------------------------------------------------------------------------------
+
+
+def proposed(explore: Explore, search: Search, part: Path, known: Mapping[str, Any], tell: Tell) -> list[Candidate]:
+    """Returns the candidates in order; what `part` holds is not made again.
+
+    Raises ConfigError where the task proposes nothing, or `part` is of another search.
+    """
+    lines = begun(part, known, "a search", "file")
+    have = {line["candidate"]["number"]: Candidate(**line["candidate"]) for line in lines if "candidate" in line}
+    what = "varying failed prompts" if search.parents else "exploring"
+    left = [number for number in range(search.candidates) if number not in have]
+    tell(what, search.candidates - len(left), search.candidates)
+    for number, candidate in zip(left, explore(left), strict=True):
+        append_line(part, json.dumps({"candidate": vars(candidate)}))
+        have[number] = candidate
+        tell(what, sum(n in have for n in range(search.candidates)), search.candidates)
+    return [have[number] for number in range(search.candidates)]
+
+
+# --- the gate ---------------------------------------------------------------------------------------------------------
+
+
+def verdict(measured: Measured, search: Search) -> str:
+    """Returns why a prompt is not kept: "never right", "always right", "outside the range", "not measured"; ""
+    where it is."""
+    right, scored = measured.counts
+    if measured.reason is not None:
+        return "not measured"
+    if right in (0, scored):
+        return "always right" if right else "never right"
+    return "" if search.least <= right / scored <= search.most else "outside the range"
+
+
+def gated(rows: Sequence[Row], measurements: Sequence[Measured], search: Search, counts: Counter[str]
+          ) -> tuple[list[Row], list[Row]]:
+    """Returns the rows that are kept and those that are not, with columns, these with `refused`; counts both.
+
+    With search.keep those of the lowest pass rates are kept, in the order of these.
+    """
+    accepted, refused = list[Row](), list[Row]()
+    for row, one in zip(rows, measurements, strict=True):
+        why, whole = verdict(one, search), {**row, **one.columns()}
+        counts[why or "kept"] += 1
+        if why:
+            refused.append({**whole, "refused": one.reason or why})
+        else:
+            accepted.append(whole)
+    if search.keep is not None:
+        accepted.sort(key=lambda row: row["pass_at_k"])
+        if beyond := accepted[search.keep:]:
+            counts["kept"] -= len(beyond)
+            counts["beyond --keep"] += len(beyond)
+            refused += [{**row, "refused": "beyond --keep"} for row in beyond]
+    return accepted[:search.keep], refused
+
+
+def gates(counts: Mapping[str, int]) -> dict[str, int]:
+    """Returns how many candidates passed each gate: found, distinct, verified, measured, kept."""
+    left, out = sum(counts.values()), {"candidates": sum(counts.values())}
+    for name, reasons in GATES.items():
+        left -= sum(counts.get(reason, 0) for reason in reasons)
+        out[name] = left
+    return out
+
+
+def write(places: Places, accepted: Sequence[Row], refused: Sequence[Row], counts: Mapping[str, int],
+          known: Mapping[str, Any], more: Mapping[str, Any] | None = None) -> None:
+    """Writes the rows and what they are, each file whole or not at all, and removes the side files; `more` are figures
+    of servers.
+
+    Raises DataError, after the refused rows were written, where none is kept.
+    """
+    about = {"file": places.out.name, "columns": FIELDS, "made_with": known, "candidates": dict(counts),
+             "gates": gates(counts),
+             "kept_by_generator": dict(sorted(Counter(row["generator"] for row in accepted).items())), **(more or {})}
+    write_text(places.about, json.dumps(plain(about), indent=1) + "\n")
+    write_rows(places.refused, refused)
+    if accepted:
+        write_rows(places.out, accepted)
+    for part in places.parts:
+        part.unlink(missing_ok=True)
+    if not accepted:
+        summary = ", ".join(f"{name} {count:,}" for name, count in counts.items())
+        raise DataError(f"no candidate is kept ({summary}): ask for more with --candidates or --answers, take another "
+                        f"checkpoint, or vary those that are never right: --failed {os.fspath(places.refused)}")
+
+
+# --- all of it --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Synthesis:
+    """What came of a synthesis."""
+
+    counts: dict[str, int]
+    """Candidates by what became of them."""
+    rows: list[Row]
+    unanswered: int = 0
+    """Replies that servers did not give."""
+    costs: dict[str, Any] = field(default_factory=dict)
+    """Of generator and teacher."""
+
+
+def synthesized(config: Config, chosen: Chosen, search: Search, answers: int, places: Places, tell: Tell,
+                order: Order | None = None) -> Synthesis:
+    """Looks for candidates, or has the generator of an order write them, has the chosen model try each `answers` times,
+    and writes what is kept. All processes call it; the first one looks for them.
+
+    Raises DataError where none is kept, and what asking a server raises (written.Writing).
+    """
+    known, where = facts(config, search), Where.of(config, places.out)
+    rows, counts, more = comm.on_main(lambda: _candidates(config, search, places, where, known, tell, order),
+                                      "looking for candidates")
+    if not rows:
+        raise DataError(f"none of {search.candidates:,} candidates can be tried: "
+                        + ", ".join(f"{name} {count:,}" for name, count in counts.items()))
+    scope = difficulty.Scope(answers=answers, split="candidates")
+    attempt_facts = {**difficulty.facts(config, chosen, scope), **known}
+    with ready(chosen.config, chosen) as prepared:
+        samples = [make_sample(prepared.task, row, where.root) for row in rows]
+        measurements = difficulty.measured(prepared, scope, places.answers(rows), attempt_facts, tell, samples)
+    accepted, refused = gated(rows, measurements, search, counts)
+    comm.on_main(lambda: write(places, accepted, refused, counts, attempt_facts, more))
+    return Synthesis(counts=dict(counts), rows=accepted, unanswered=more.get("unanswered", 0),
+                     costs=more.get("cost", {}))
+
+
+def _candidates(config: Config, search: Search, places: Places, where: Where, known: Mapping[str, Any], tell: Tell,
+                order: Order | None) -> tuple[list[Row], Counter[str], dict[str, Any]]:
+    """Returns the rows to be tried, the candidates that fell away before, and figures of servers."""
+    task = make_task(config)
+    writing = order and Writing(config=config, task=task, search=search, order=order, files=places.replies, where=where,
+                                known=known, tell=tell)
+    if writing:
+        candidates = writing.candidates()
+    else:
+        with explorers(config, search, where) as explore:
+            candidates = proposed(explore, search, places.candidates, known, tell)
+    given = search.parents if writing else ()
+    rows, counts = distinct(candidates, HeldOutRows.of(config, task, tell), task, Shown(config, task, where.root),
+                            given)
+    if not writing:
+        return [*rows.values()], counts, {}
+    verified, refused = writing.verified(rows)
+    return verified, counts + refused, {"unanswered": writing.unanswered, "cost": writing.costs}

@@ -1,0 +1,268 @@
+"""New prompts that a model behind an OpenAI-compatible server writes, each a variation of a parent, with the answer
+that the task works out, or on which more than half of a teacher's answers agree: `vlrl data synthesize --endpoint`.
+
+    name.written.jsonl      every reply of the generator with its tokens, written as it comes
+    name.votes.jsonl        every answer of the teacher
+
+Nothing that the generator says of its own answer counts. SwS (arXiv 2506.08989): answers by a majority of the teacher.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vlrl.config.schema import Config
+from vlrl.data.row_samples import checked_sample
+from vlrl.errors import ConfigError, DataError
+from vlrl.rewards.verdicts import last_object, shown
+from vlrl.rollout.generate import make_group, sampling_of
+from vlrl.rollout.provided import Provided, serving
+from vlrl.task import Task
+from vlrl.task.environment import has_environment
+from vlrl.tools.clients.chat_prompts import ChatEncoder
+from vlrl.tools.clients.endpoint import Endpoint, completion_of
+from vlrl.tools.clients.replies import Place, Replies, Tell
+from vlrl.tools.experiments.answers import Server
+from vlrl.tools.experiments.measure import task_facts
+from vlrl.tools.synthesis.explorers import Candidate, Row, Search
+from vlrl.tools.synthesis.made_rows import Where, child
+from vlrl.tools.synthesis.parents import WAYS
+from vlrl.types import Completion, Prompt, Request, Rollout, Sample, Sampling
+
+_ROLLOUT = ("max_new_tokens", "stop")
+_GENERATOR, _TEACHER = 17, 19
+"""First numbers of the keys of what a generator writes, and of a teacher's answers."""
+_WRITTEN = 2048
+"""Most tokens of a new prompt."""
+_LONGEST = 8000
+"""Characters of a reply, or of one of its texts, that are looked at."""
+_MOST_OPTIONS = 26
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """Who writes, who answers, and how."""
+
+    generator: Server
+    teacher: Server | None = None
+    """None = the generator."""
+    votes: int = 8
+    """Answers of the teacher to each new prompt."""
+    temperature: float = 1.0
+    price_in: float | None = None
+    """Of a million tokens of the generator's prompts, and of the teacher's; None = no price is told."""
+    price_out: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Files:
+    """Where replies are kept."""
+
+    written: Path
+    votes: Path
+
+
+def check(task: Task, parents: Sequence[Mapping[str, Any]]) -> None:
+    """Raises ConfigError where no prompt could be written, or no answer to it verified."""
+    if has_environment(task):
+        raise ConfigError(f"--endpoint with task '{task.name}': its prompts have environments, which nobody can write "
+                          "as a text. Leave --endpoint out: the task proposes prompts itself")
+    if not any(_fields(task, row) for row in parents):
+        raise ConfigError(f"--endpoint with task '{task.name}': its rows have none of the fields that may be written "
+                          f"({', '.join(task.written_fields)}): set Task.written_fields (docs/write-a-task.md)")
+    own = any(getattr(getattr(task, name), "__func__", None) is not getattr(Task, name)
+              for name in ("solved", "answered"))
+    if not own and not any("answer" in row for row in parents):
+        raise ConfigError(f"--endpoint with task '{task.name}': its rows have no `answer`, so nothing says what is "
+                          "right of a new one: write Task.solved or Task.answered (docs/write-a-task.md)")
+
+
+def _fields(task: Task, row: Mapping[str, Any]) -> list[str]:
+    return [name for name in task.written_fields if row.get(name) not in (None, "", [])]
+
+
+# --- what a generator is asked, and what it says ----------------------------------------------------------------------
+
+
+def request_text(task: Task, parent: Mapping[str, Any], way: str, other: Mapping[str, Any] | None = None) -> str:
+    """Returns what a generator is asked for."""
+    fields = _fields(task, parent)
+    texts = [json.dumps({name: row[name] for name in fields if name in row}, ensure_ascii=False)
+             for row in (parent, other) if row is not None]
+    about = "It is about the same picture or video. " if {"image", "images", "video"} & parent.keys() else ""
+    return (f"Problems for a model are JSON objects with the fields {', '.join(fields)}. The model is asked:\n\n"
+            f"{task.templates[0]}\n\n" + "".join(f"A problem:\n{text}\n\n" for text in texts)
+            + f"Write one new problem {WAYS[way]}. {about}It has exactly one right answer, which can be checked. Reply "
+            "with its JSON object, which has the same fields, and nothing else.")
+
+
+def read_reply(text: str, task: Task, parent: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns the fields that a generator wrote, all of the parent's and of their types; None for anything else.
+
+    A reply is untrusted: other fields are dropped, and texts with control characters or marks of a chat template are
+    refused.
+    """
+    entries = last_object(text[-_LONGEST:])
+    fields = _fields(task, parent)
+    if entries is None or not all(name in entries and _like(entries[name], parent[name]) for name in fields):
+        return None
+    return {name: entries[name] for name in fields}
+
+
+def _like(value: Any, given: Any) -> bool:
+    """Returns whether a value is of the kind of the parent's: a text, a number, or a list of texts."""
+    if isinstance(given, list):
+        return (isinstance(value, list) and 0 < len(value) <= _MOST_OPTIONS
+                and all(isinstance(one, str) and _like(one, "") for one in value))
+    if isinstance(given, str):
+        return isinstance(value, str) and bool(value.strip()) and len(value) <= _LONGEST and shown(value) == value
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and isinstance(given, (int, float)) and abs(value) < float("inf")
+
+
+# --- the work ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _asking(config: Config, server: Server) -> Iterator[Endpoint]:
+    with contextlib.closing(Endpoint(server.url, server.model, seed=config.seed, key=server.key,
+                                     timeout_s=server.timeout_s, retries=server.retries,
+                                     concurrency=server.concurrency, option=server.option)) as endpoint:
+        yield endpoint
+
+
+@dataclass(eq=False, kw_only=True)
+class Writing:
+    """Prompts that are written, and answers to them."""
+
+    config: Config
+    task: Task
+    search: Search
+    order: Order
+    files: Files
+    where: Where
+    known: Mapping[str, Any]
+    """Facts that the prompts depend on."""
+    tell: Tell
+
+    def __post_init__(self) -> None:
+        self.encode = ChatEncoder(self.config)
+        self.unanswered = 0
+        """Replies that a server did not give."""
+        self.costs: dict[str, Any] = {}
+
+    def candidates(self) -> list[Candidate]:
+        """Returns what the generator wrote, in order; what it has written before is not asked for again.
+
+        Raises ConfigError where the server refuses key, path or model, TrainingError where it answers nothing at all.
+        """
+        with _asking(self.config, self.order.generator) as server:
+            replies = Replies.of(self.files.written, {**self.known, "generator": server.model,
+                                                  "temperature": self.order.temperature})
+            wanted = [(number, 0) for number in range(self.search.candidates)]
+            self.unanswered += replies.fill(server, wanted, self._requests, self.tell, "asking the generator")
+            self.costs["generator"] = replies.cost(self.order.price_in, self.order.price_out)
+            return [self._candidate(number, replies, str(server.model)) for number, _ in wanted]
+
+    def _requests(self, wanted: Sequence[Place]) -> list[Request]:
+        sampling = Sampling(max_new_tokens=_WRITTEN, temperature=self.order.temperature)
+        return [Request(prompt=self._prompt(number), n=1, sampling=sampling, key=(_GENERATOR, number, i))
+                for number, i in wanted]
+
+    def _prompt(self, number: int) -> Prompt:
+        """Returns what is asked for a candidate: its parent's media, then the text."""
+        row, way, other = self.search.parent(number)
+        sample = self._sample(row)
+        text = request_text(self.task, row, way, other)
+        content = [*({"type": media.kind} for media in sample.media), {"type": "text", "text": text}]
+        return self.encode.prompt(sample, [{"role": "user", "content": content}])
+
+    def _sample(self, row: Mapping[str, Any]) -> Sample:
+        return checked_sample(self.task, row, self.where.root)
+
+    def _candidate(self, number: int, replies: Replies, generator: str) -> Candidate:
+        reply = replies.reply((number, 0))
+        if reply is None:
+            return Candidate(number=number, reason="not answered")
+        row, way, _ = self.search.parent(number)
+        fields = read_reply(reply.text, self.task, row) if reply.finish_reason == "stop" else None
+        if fields is None:
+            return Candidate(number=number, reason="malformed")
+        return Candidate(number=number, row=child(row, fields, number, f"{generator}: {way}"))
+
+    def verified(self, rows: Mapping[int, Row]) -> tuple[list[Row], Counter[str]]:
+        """Returns the rows, by their numbers, whose right answer is known, with `verifier`; counts the others: what the
+        task does not take, and that on which the teacher does not agree.
+        """
+        counts, done, pending = Counter[str](), dict[int, Row](), dict[int, tuple[Row, Prompt]]()
+        for number, row in rows.items():
+            try:
+                known = self.task.solved(row)
+                row = dict(known or row)
+                prompt = self.encode(self.task, self._sample(row))
+            except DataError:
+                counts["refused by the task"] += 1
+                continue
+            if known is not None:
+                done[number] = {**row, "verifier": f"worked out by task {self.task.name}"}
+            else:
+                pending[number] = row, prompt
+        if pending:
+            done |= self._agreed(pending, counts)
+        return [done[number] for number in rows if number in done], counts
+
+    def _agreed(self, pending: Mapping[int, tuple[Row, Prompt]], counts: Counter[str]) -> dict[int, Row]:
+        """Returns the rows with the answer of the teacher's majority."""
+        out = dict[int, Row]()
+        sampling = sampling_of(self.config.rollout, self.order.temperature)
+        with (_asking(self.config, self.order.teacher or self.order.generator) as server,
+              serving(self.config, self.task) as services):
+            replies = Replies.of(self.files.votes, {**self.known, **task_facts(self.config, _ROLLOUT), "teacher":
+                                                server.model, "temperature": self.order.temperature})
+            wanted = [(number, vote) for number in pending for vote in range(self.order.votes)]
+            self.unanswered += replies.fill(server, wanted, lambda places: [
+                Request(prompt=pending[n][1], n=1, sampling=sampling, key=(_TEACHER, n, vote)) for n, vote in places],
+                self.tell, "asking the teacher")
+            self.costs["teacher"] = replies.cost(self.order.price_in, self.order.price_out)
+            for number, (row, prompt) in pending.items():
+                votes = [completion_of(reply) for vote in range(self.order.votes)
+                         if (reply := replies.reply((number, vote)))]
+                agreed = self.majority(row, prompt, votes, services)
+                if agreed:
+                    out[number] = {**agreed[0],
+                                   "verifier": f"{agreed[1]} of {self.order.votes} answers of {server.model}"}
+                else:
+                    counts["no majority" if len(votes) == self.order.votes else "not all votes"] += 1
+        return out
+
+    def majority(self, row: Row, prompt: Prompt, votes: Sequence[Completion],
+                 services: Provided | None) -> tuple[Row, int] | None:
+        """Returns the row with the answer that more than half of `order.votes` give, and how many do; None without one.
+
+        Two answers are the same where the task calls the one correct with the other for the right one. What was cut
+        off gives none.
+        """
+        tried: list[Any] = []
+        for first in self._scored(row, prompt, votes, services):
+            if first.completion.truncated or first.parsed is None or first.parsed in tried:
+                continue
+            tried.append(first.parsed)
+            answered = self.task.answered(row, first.parsed)
+            with contextlib.suppress(DataError):  # what is no answer to such a row
+                again = self._scored(dict(answered), prompt, votes, services) if answered else ()
+                agree = sum(r.correct is True and not r.completion.truncated for r in again)
+                if answered and 2 * agree > self.order.votes:
+                    return dict(answered), agree
+        return None
+
+    def _scored(self, row: Row, prompt: Prompt, votes: Sequence[Completion],
+                services: Provided | None) -> tuple[Rollout, ...]:
+        return make_group(self.task, self._sample(row), prompt, votes, group_id=str(row["id"]), split="candidates",
+                          step=0, served=services).rollouts

@@ -1,0 +1,1 @@
+"""A task without a model: begun, listed, scored."""

@@ -1,0 +1,1 @@
+"""Tiny models of real architectures, and their training."""

@@ -1,0 +1,288 @@
+"""The cold start of the embedded model: supervised stages over vlrl's own SFT path, then a bf16 copy to ship.
+
+`run(family, out, seed)` trains a random tiny model through STAGES, evaluates it on the held-out samples of the
+quickstart and of digits, and writes model, processor, `log.jsonl` and `made_by.json` to `out`. It learns to locate
+drawn shapes, to read digits, to answer questions about drawn clips, and to name the plan of a simulated drive.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import random
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vlrl.config import load, validate
+from vlrl.config.schema import Config
+from vlrl.data import Drawn
+from vlrl.store import RunFolder
+from vlrl.task import Task
+from vlrl.tools.tiny import models as tiny_models
+from vlrl.tools.tiny.models import DIGIT, DIGIT_THINK, LOCATE, THOUGHTS
+from vlrl.training import sft
+from vlrl.training.build_task import make_task
+from vlrl.training.loop import train
+from vlrl.types import Answer, Media, Parts, Sample
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+_EVALUATED = ("configs/quickstart.yaml", "configs/classification/digits.yaml")
+"""Those that need no file of rows."""
+
+
+CLIPS = ("direction", "order", "visible")
+"""Kinds of drawn clips that are asked about, in turns."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """One supervised example: a user turn (media, then text) and the wanted answer, without the end-of-turn token."""
+
+    prompt: str
+    media: Media
+    answer: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One stage of supervised training: AdamW with betas (.9, .98), weight decay .01, gradients clipped at norm 1.
+
+    The learning rate is ``lr * min(1, (step + 1) / warmup) * max(0.1, 1 - step / steps)``, the loss the mean over all
+    answer tokens of the batch.
+    """
+
+    name: str
+    steps: int
+    lr: float
+    warmup: int
+    boxes: int = 50
+    """Grounding examples in a batch, each a new scene."""
+    digits: int = 5
+    """Digit examples in a batch with the plain template, drawn from the 1,400 for training."""
+    thoughts: int = 9
+    """The same with the thinking template."""
+    clips: int = 0
+    """Drawn clips of the kinds in CLIPS, each a new one."""
+    plans: int = 0
+    """Moments of simulated drives, of PLANS in all."""
+    jitter: int = 0
+    """Each side of a box is moved by up to this much, of 1000: annotators in a hurry."""
+    loose: int = 0
+    """Each side of a box also lies this far outside, of 1000: annotators who draw generous boxes."""
+    misread: float = 0.0
+    """Share of the digits in ``LOOKALIKE`` that are labelled as the other digit."""
+    hasty: float = 0.0
+    """Share of the questions about clips that are answered by the first option, or by a span with a second more at
+    each end, and of the plans' words that are KEEP and STRAIGHT instead."""
+
+    @property
+    def batch(self) -> int:
+        return self.boxes + self.digits + self.thoughts + self.clips + self.plans
+
+
+# First learn well, then from careless labels: what remains to gain is what a reward can teach and such labels cannot.
+_FEW = {"boxes": 10, "digits": 2, "thoughts": 2, "clips": 20, "plans": 14}
+_CARELESS = {"jitter": 140, "loose": 40, "misread": 0.65}
+STAGES = (
+    Stage(name="learn", steps=450, lr=2e-3, warmup=100),
+    Stage(name="careless", steps=120, lr=5e-4, warmup=10, **_CARELESS),
+    Stage(name="watch", steps=300, lr=1.5e-3, warmup=20, **_FEW, **_CARELESS),
+    Stage(name="clips", steps=400, lr=1.5e-3, warmup=20, boxes=6, digits=1, thoughts=1, clips=52, plans=4, **_CARELESS),
+    Stage(name="hasty", steps=50, lr=5e-4, warmup=10, **_FEW, **_CARELESS, hasty=0.6),
+)
+PLANS = 1000
+"""Moments of drives that are learned from, over and over."""
+LOOKALIKE = {7: 1, 9: 4, 8: 3, 6: 0}
+_CLIP_FPS, _CLIP_SIZE = 2, 64
+
+
+def stages(clips: bool = True) -> list[Stage]:
+    """STAGES, without clips for a model that takes no videos."""
+    return [stage if clips else replace(stage, clips=0) for stage in STAGES]
+
+
+def example(stage: Stage, seed: int, index: int) -> Example:
+    """Example ``index`` of ``stage.steps * stage.batch``: a pure function of its arguments, in any order."""
+    rng = random.Random(f"cold-start/{stage.name}/{seed}/{index}")
+    slot = index % stage.batch
+    for count, make in ((stage.boxes, _box_example), (stage.digits, _digit_example), (stage.thoughts, _thought_example),
+                        (stage.clips, _clip_example), (stage.plans, _plan_example)):
+        if slot < count:
+            return make(stage, seed, index, rng)
+        slot -= count
+    raise AssertionError("a slot of no kind")
+
+
+def _box_example(stage: Stage, seed: int, index: int, rng: random.Random) -> Example:
+    """Returns a scene and its box in 0..1000, rounded to tens: a last digit finer than a pixel is noise that slows
+    learning.
+    """
+    from vlrl.tasks._scenes import scene  # pyright: ignore[reportMissingImports]  # on vlrl.__path__
+
+    image, row = scene(seed, f"cold-start-{stage.name}", index)
+    sides = [
+        round(value * 1000 / size) + outward * stage.loose + rng.randint(-stage.jitter, stage.jitter)
+        for value, size, outward in zip(
+            row["boxes"][0]["box"], (row["width"], row["height"]) * 2, (-1, -1, 1, 1), strict=True
+        )
+    ]
+    sides = [min(990, max(100, round(value / 10) * 10)) for value in sides]
+    box = [min(sides[0], sides[2]), min(sides[1], sides[3]), max(sides[0], sides[2]), max(sides[1], sides[3])]
+    return Example(LOCATE.format(expression=row["expression"]), Media(source=image), str(box))
+
+
+def _digit_example(stage: Stage, seed: int, index: int, rng: random.Random) -> Example:
+    image, label = _digit(stage, rng)
+    return Example(DIGIT, Media(source=image), str(label))
+
+
+def _thought_example(stage: Stage, seed: int, index: int, rng: random.Random) -> Example:
+    """Returns an example whose thought follows the label that is given."""
+    image, label = _digit(stage, rng)
+    answer = f"<think>{rng.choice(THOUGHTS[label])}</think><answer>{label}</answer>"
+    return Example(DIGIT_THINK, Media(source=image), answer)
+
+
+def _digit(stage: Stage, rng: random.Random) -> tuple[Image, int]:
+    """Returns a handwritten digit with its label, misread at times."""
+    from vlrl.tasks import digits  # pyright: ignore[reportMissingImports]  # likewise
+
+    arrays, labels = digits.digit_arrays()
+    index = rng.choice(digits.split_indices()[0])  # of the 1,400 for training alone
+    image, label = digits.digit_image(arrays[index]), int(labels[index])
+    if label in LOOKALIKE and rng.random() < stage.misread:
+        label = LOOKALIKE[label]
+    return image, label
+
+
+def _clip_example(stage: Stage, seed: int, index: int, rng: random.Random) -> Example:
+    """Returns a drawn clip and a question about it; a hasty answer is the first option, or too long a span."""
+    from PIL import Image as pillow
+
+    from vlrl.tools.makers import drawn_video
+    from vlrl.tools.makers.drawn_video import Clock
+
+    kind = CLIPS[index % len(CLIPS)]
+    clip = drawn_video.KINDS[kind][0](rng, index // len(CLIPS), Clock(_CLIP_FPS, _CLIP_SIZE))
+    row, hasty = dict(clip.row), rng.random() < stage.hasty
+    if hasty and "options" in row:
+        row["answer"] = "A"
+    elif hasty:
+        start, end = row["spans"][0]
+        row["spans"] = [[max(0.0, start - 1), min(len(clip.frames) / _CLIP_FPS, end + 1)]]
+    media = Media(kind="video", source=[pillow.fromarray(frame) for frame in clip.frames], fps=_CLIP_FPS)
+    return _example_of("configs/video/tiny.yaml", {"id": str(index), "video": "drawn", **row}, media)
+
+
+def _plan_example(stage: Stage, seed: int, index: int, rng: random.Random) -> Example:
+    """Returns a moment of a simulated drive; hasty is the word for going on as before."""
+    moments = _moments(seed)
+    number = index // stage.batch * stage.plans + index % stage.batch
+    row, image = moments[number % len(moments)]
+    plan = {head: usual if rng.random() < stage.hasty else row["plan"][head]
+            for head, usual in (("speed", "KEEP"), ("path", "STRAIGHT"))}
+    return _example_of("configs/driving/tiny.yaml", {**row, "plan": plan}, Media(source=image))
+
+
+@functools.cache
+def _moments(seed: int) -> list[tuple[dict[str, Any], Image]]:
+    """PLANS rows of simulated drives with their pictures. Raises ConfigError without highway-env."""
+    from PIL import Image as pillow
+
+    from vlrl.tools.makers.driving import driving_rows
+
+    return [(row, pillow.open(io.BytesIO(*files.values())).convert("RGB"))
+            for row, files in driving_rows("cold-start", PLANS, seed=seed)]
+
+
+def _example_of(config: str, row: dict[str, Any], media: Media) -> Example:
+    """Returns the question that a config's task asks about a row, and its perfect answer."""
+    task = _task(config)
+    sample = task.sample_from_row(row)
+    answer = task.oracle(sample)
+    assert answer is not None
+    return Example(task.messages(sample)[-1]["content"][-1]["text"], media, answer)
+
+
+@functools.cache
+def _task(config: str) -> Task:
+    return make_task(load(config))
+
+
+class ColdStart(Task):
+    """The supervised examples of one stage, in order."""
+
+    stage: str = STAGES[0].name
+    clips: bool = True
+    """False for a model that takes no videos."""
+    prompt = "{question}"
+    rewards = {"match": 1.0}
+
+    def samples(self, split: str) -> Sequence[Sample]:
+        stage = next(s for s in stages(self.clips) if s.name == self.stage)
+        return Drawn(stage.steps * stage.batch, lambda i: _sample(example(stage, self.seed, i), f"{split}-{i:06d}"))
+
+    def score(self, sample: Sample, answer: Answer) -> Parts:
+        return {"match": float(answer.text == sample["solution"])}
+
+    def oracle(self, sample: Sample) -> str:
+        return sample["solution"]
+
+
+def _sample(example: Example, name: str) -> Sample:
+    return Sample(id=name, media=(example.media,), row={"question": example.prompt, "solution": example.answer})
+
+
+def run(family: str, out: Path, seed: int) -> None:
+    """Builds and teaches a tiny model; everything it needs is drawn by code or comes with scikit-learn."""
+    started, log = time.perf_counter(), []
+    with tempfile.TemporaryDirectory() as scratch:
+        model = Path(scratch) / "random"
+        _, processor = tiny_models.build(family, model, seed=seed)
+        clips = getattr(processor, "video_processor", None) is not None
+        for stage in stages(clips):
+            session = sft.train(_settings(stage, model, Path(scratch) / stage.name, seed, clips))
+            model = session.folder.checkpoints / f"step-{stage.steps:06d}"
+            log += [{"stage": stage.name, **line} for line in session.folder.metrics()]
+        tiny_models.save_bf16(model, out)
+        scores = [line for config in _EVALUATED for line in _evaluate(config, out, Path(scratch))]
+    record = {"command": f"vlrl tiny --family {family} --seed {seed}", "stages": [asdict(s) for s in stages(clips)],
+              "sha256": tiny_models.weights_sha256(out), "heldout": scores,
+              "seconds": round(time.perf_counter() - started),
+              "versions": {name: version(name) for name in ("torch", "transformers")}}
+    (out / "made_by.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    _write_log(out / "log.jsonl", log)
+
+
+def _settings(stage: Stage, model: Path, folder: Path, seed: int, clips: bool) -> Config:
+    return validate({
+        "steps": stage.steps, "seed": seed, "run": {"dir": str(folder)}, "data": {"seed": seed},
+        "task": {"name": "vlrl.tools.tiny.cold_start:ColdStart", "stage": stage.name, "clips": clips},
+        "model": {"name": str(model), "train": ["language", "merger", "vision"]},
+        "rollout": {"prompts_per_step": stage.batch}, "curriculum": {"name": "sequential"},
+        "train": {"lr": stage.lr, "schedule": "linear", "warmup": stage.warmup / stage.steps, "min_lr_ratio": 0.1,
+                  "betas": [0.9, 0.98], "weight_decay": 0.01, "max_grad_norm": 1.0, "tokens_per_batch": 8192},
+        "eval": {"samples": 0}, "save": {"every": 0}, "store": {"rollouts": False, "media": "none"},
+        "log": {"samples_every": 0}})
+
+
+def _evaluate(config: str, model: Path, scratch: Path) -> list[dict[str, Any]]:
+    """Returns the held-out evaluation of a run of no steps."""
+    folder = scratch / Path(config).stem
+    settings = load(config, [f"model.name={model}", f"run.dir={folder}", "steps=0"])
+    train(settings)
+    keep = ("split", "n", "iou", "accuracy", "reward/mean")
+    return [{"config": config, **{k: line[k] for k in keep if k in line}} for line in RunFolder(folder).evals()]
+
+
+def _write_log(path: Path, lines: Iterable[dict[str, Any]]) -> None:
+    keep = ("stage", "step", "loss", "lr", "grad_norm", "tokens/completion")
+    path.write_text("".join(json.dumps({k: line[k] for k in keep}) + "\n" for line in lines), encoding="utf-8")
