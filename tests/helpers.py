@@ -14,6 +14,7 @@ from vlrl.rollout.generate import make_group
 from vlrl.task import Task
 from vlrl.task.scoring import score_all
 from vlrl.training.advantages import credit
+from vlrl.training.minibatch import make_minibatch
 from vlrl.types import Request, Sampling
 
 MIXED = ("image", "two images", "text", "video", "image", "text")
@@ -64,4 +65,4 @@ def started(config, policy, encode, task=None, samples=(), engine=None, score=sc
 def second_of(policy, part, config):
     """The pass of second attempts of one optimizer step; None where there are none."""
     (method,) = Algorithm(config).methods
-    return method.passes(policy, [part], (), 0)[0]
+    return method.passes(policy, [make_minibatch(policy, part, config)], (), 0)[0]

@@ -178,11 +178,12 @@ class Method:
         (curriculum.Outcome), over all processes; `flush` waits for the rollout files of the run."""
         return ()
 
-    def passes(self, policy: Policy, dealt: Sequence[Sequence[Any]], drawn: Sequence[Group],
+    def passes(self, policy: Policy, parts: Sequence[Any], drawn: Sequence[Group],
                step: int) -> Sequence[Pass | None]:
-        """Returns its loss in each optimizer step of the update. `dealt` are the groups of each (minibatch.Numbered),
-        `drawn` what `draw` returned. None where no process has anything."""
-        return [None] * len(dealt)
+        """Returns its loss in each optimizer step of the update. `parts` are the packed rollouts of each
+        (minibatch.Minibatch), which a pass may go over too; `drawn` what `draw` returned. None where no process has
+        anything."""
+        return [None] * len(parts)
 
     def after_update(self, policy: Policy, passes: Sequence[Pass | None], drawn: Sequence[Group], step: int,
                      stats: Mapping[str, float]) -> Mapping[str, float]:

@@ -43,7 +43,7 @@ def skeleton(settings: ModelSettings, config: Any = None) -> tuple[Any, Family]:
     name = settings.name
     if settings.lora.rank and config is None:
         refuse_second_adapter(settings)
-    with _explained(f"model.name={name!r}"):
+    with explained(f"model.name={name!r}"):
         while config is None and (base := adapter_base(name)):
             name = base
         config = config or AutoConfig.from_pretrained(resolve(name), trust_remote_code=False)
@@ -59,7 +59,7 @@ def load_processor(settings: ModelSettings, family: Family) -> Any:
     """Returns the HF processor of a model with the pixel limits of the settings."""
     from transformers import AutoProcessor
 
-    with _explained(f"model.name={settings.name!r}"):
+    with explained(f"model.name={settings.name!r}"):
         processor = AutoProcessor.from_pretrained(resolve(settings.name), trust_remote_code=False)
     check_processor(processor, settings.name, family)
     _check_template_options(processor, settings)
@@ -127,7 +127,7 @@ def adapter_base(name: str) -> str | None:
 
 def refuse_second_adapter(settings: ModelSettings) -> None:
     """Raises ConfigError when an adapter is to be trained on top of another."""
-    with _explained(f"model.name={settings.name!r}"):
+    with explained(f"model.name={settings.name!r}"):
         base = adapter_base(settings.name)
     if base:
         raise ConfigError(
@@ -146,7 +146,7 @@ def load_model(source: str | Path, dtype: torch.dtype, what: str = "", quantized
     """
     name = str(source)
     what = what or f"model.name={name!r}"
-    with _explained(what):
+    with explained(what):
         base = adapter_base(name)
         if base is None:
             return _load_whole(name, dtype, what, quantized, device)
@@ -202,7 +202,7 @@ def _attention(name: str) -> str | None:
 
 
 @contextlib.contextmanager
-def _explained(what: str) -> Iterator[None]:
+def explained(what: str) -> Iterator[None]:
     """Turns whatever the libraries raise for a model that is absent or broken into one line."""
     try:
         yield

@@ -24,8 +24,9 @@ from torch.utils.checkpoint import checkpoint
 CHUNK_BYTES = 2**29
 """Most bytes of float32 logits in a chunk: 883 tokens at a vocabulary of 152,000."""
 
-Statistic = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""(logits [n, V] float32 at the sampled temperature, banned ids -inf; targets [n]) -> [n, ...], each row its own."""
+Statistic = Callable[..., torch.Tensor]
+"""(logits [n, V] float32 at the sampled temperature, banned ids -inf; targets [n]) -> [n, ...], each row its own. With
+another model beside, its logits [n, V] of the same tokens come third, without gradient."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,8 +127,10 @@ def chunk_rows(vocabulary: int, chunk_bytes: int = CHUNK_BYTES) -> int:
 
 
 def token_stats(hidden: torch.Tensor, head: Head, targets: torch.Tensor, banned: torch.Tensor, temperature: float,
-                more: Mapping[str, Statistic] | None = None, chunk_bytes: int = CHUNK_BYTES) -> TokenStats:
-    """TokenStats of the answer tokens whose hidden states [N, H] these are; targets [N]; banned ids.
+                more: Mapping[str, Statistic] | None = None, chunk_bytes: int = CHUNK_BYTES, *,
+                beside: tuple[torch.Tensor, Head] | None = None) -> TokenStats:
+    """TokenStats of the answer tokens whose hidden states [N, H] these are; targets [N]; banned ids; `beside`, hidden
+    states of the same tokens in another model and its Head, where the statistics compare both.
 
     Called under the autocast of the model. Besides [N, H] it takes memory for a few times chunk_bytes and, when the
     output layer learns, for two gradients of its weight (three in float32), whatever N is.
@@ -135,13 +138,14 @@ def token_stats(hidden: torch.Tensor, head: Head, targets: torch.Tensor, banned:
     rest = (head, banned, temperature, more or {})
     count = math.ceil(len(hidden) / chunk_rows(head.vocabulary, chunk_bytes))
     if count <= 1:
-        return _stats(_chunk(hidden, targets, *rest), rest[-1])
+        return _stats(_chunk(hidden, targets, *rest, beside), rest[-1])
     rows = math.ceil(len(hidden) / count)
     if not (torch.is_grad_enabled() and (hidden.requires_grad or head.learns)):
         run: Callable[..., Any] = _chunk
     else:
         run = _recomputed if head.learns or more else _Directions.apply
-    parts = [run(h, t, *rest) for h, t in zip(hidden.split(rows), targets.split(rows), strict=True)]
+    others = [()] * count if beside is None else [((h, beside[1]),) for h in beside[0].split(rows)]
+    parts = [run(h, t, *rest, *o) for h, t, o in zip(hidden.split(rows), targets.split(rows), others, strict=True)]
     return _stats([torch.cat(values) for values in zip(*parts, strict=True)], rest[-1])
 
 
@@ -150,13 +154,25 @@ def _stats(values: Any, more: Mapping[str, Statistic]) -> TokenStats:
 
 
 def _chunk(hidden: torch.Tensor, targets: torch.Tensor, head: Head, banned: torch.Tensor, temperature: float,
-           more: Mapping[str, Statistic]) -> tuple[torch.Tensor, ...]:
+           more: Mapping[str, Statistic], beside: tuple[torch.Tensor, Head] | None = None) -> tuple[torch.Tensor, ...]:
     """Log-probability, entropy and further statistics of a chunk of tokens."""
+    logits = _logits(hidden, head, banned, temperature, head.vocabulary)
+    given: tuple[torch.Tensor, ...] = (logits, targets)
+    if beside is not None:
+        with torch.no_grad():
+            given = (*given, _logits(*beside, banned, temperature, head.vocabulary))
+    return *_Selected.apply(logits, targets, banned), *(statistic(*given) for statistic in more.values())
+
+
+def _logits(hidden: torch.Tensor, head: Head, banned: torch.Tensor, temperature: float,
+            vocabulary: int) -> torch.Tensor:
+    """Returns [n, vocabulary] float32 at a temperature, -inf for banned ids; rows of the layer beyond are no tokens."""
     logits = head(hidden).float()
     if temperature != 1 or head.layer is None:  # a copy as large as the logits; they are written to below
         logits = logits / temperature
-    logits.index_fill_(1, banned, -torch.inf)
-    return *_Selected.apply(logits, targets, banned), *(statistic(logits, targets) for statistic in more.values())
+    if head.vocabulary != vocabulary:
+        logits = torch.nn.functional.pad(logits, (0, vocabulary - head.vocabulary), value=-torch.inf)
+    return logits.index_fill_(1, banned, -torch.inf)
 
 
 def _recomputed(hidden: torch.Tensor, *args: Any) -> Any:

@@ -152,23 +152,25 @@ class Policy:
         return {**rest, "mm_encoder_outputs": self.features.outputs(self.base, packed["visuals"])}
 
     def logprobs(self, batch: Batch, temperature: float, model: Any = None,
-                 more: Mapping[str, Statistic] | None = None, states: bool = False) -> TokenStats:
+                 more: Mapping[str, Statistic] | None = None, states: bool = False, beside: Any = None) -> TokenStats:
         """Log-probability, entropy and further statistics of every answer token under this policy (or another model);
-        with `states` also what enters its output layer.
+        with `states` also what enters its output layer; `beside` is a model with which statistics compare it.
         """
         if isinstance(self.shards, Zero) and model is None:
             return self.shards.run(lambda: self._logprobs(batch, temperature, self.model, more))
-        return self._logprobs(batch, temperature, model or self.model, more, states)
+        return self._logprobs(batch, temperature, model or self.model, more, states, beside)
 
     def _logprobs(self, batch: Batch, temperature: float, model: Any, more: Mapping[str, Statistic] | None,
-                  states: bool = False) -> TokenStats:
+                  states: bool = False, beside: Any = None) -> TokenStats:
         batch = batch.to(self.device)
         with self.autocast():
+            with torch.no_grad():
+                other = None if beside is None else self._states(batch, beside)
             hidden, head = self._states(batch, model)
             targets = batch.targets if batch.shared is None else batch.shared.targets
             never = torch.isin(targets, self.banned) if batch.observed else None
             targets = targets if never is None else targets.masked_fill(never, min(self.eos))
-            stats = token_stats(hidden, head, targets, self.banned, temperature, more)
+            stats = token_stats(hidden, head, targets, self.banned, temperature, more, beside=other)
         if never is not None:  # placeholders of media, which have no probability
             stats = replace(stats, logprobs=stats.logprobs.masked_fill(never, 0.0))
         stats = replace(stats, states=_known(hidden, head, self.base)) if states else stats

@@ -57,9 +57,9 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Gr
     several = config.rollout.updates * config.rollout.minibatches > 1
     with phase("pack"):
         texts = "texts" in algorithm.objective.requires
-        dealt = split(groups, config.rollout.minibatches)
-        parts = [make_minibatch(policy, part, config, texts, algorithm.scores_pairs) for part in dealt]
-        passes = [method.passes(policy, dealt, drawn.get(method.section, ()), step) for method in algorithm.methods]
+        parts = [make_minibatch(policy, part, config, texts, algorithm.scores_pairs)
+                 for part in split(groups, config.rollout.minibatches)]
+        passes = [method.passes(policy, parts, drawn.get(method.section, ()), step) for method in algorithm.methods]
     meter = _Meter(sum(len(g.rollouts) for g in groups), config.store.alternatives)
     with phase("reference"):
         for part in parts:

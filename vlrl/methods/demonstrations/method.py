@@ -37,7 +37,7 @@ class Demonstrations(Method):
     def share(self, step: int) -> float:
         return self.mix.shares(step, self.config.seed)[0]
 
-    def passes(self, policy: Policy, dealt: Sequence[Sequence[Any]], drawn: Sequence[Group],
+    def passes(self, policy: Policy, parts: Sequence[Any], drawn: Sequence[Group],
                step: int) -> Sequence[update.DemonstrationPass | None]:
         shown = () if interleaves(self.mix) else drawn
         return update.make_passes(policy, shown, self.algorithm, self.mix, step)

@@ -31,7 +31,7 @@ class Replay(Method):
     def draw(self, step: int, outcomes: Sequence[Any], flush: Callable[[], None]) -> Sequence[Group]:
         return self.stored(step, flush)
 
-    def passes(self, policy: Policy, dealt: Sequence[Sequence[Any]], drawn: Sequence[Group],
+    def passes(self, policy: Policy, parts: Sequence[Any], drawn: Sequence[Group],
                step: int) -> Sequence[update.ReplayPass | None]:
         return update.make_passes(policy, drawn, self.algorithm, self.parts.rule, step)
 

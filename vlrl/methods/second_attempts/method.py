@@ -17,6 +17,7 @@ from vlrl.models.policy import Policy
 from vlrl.models.reference import Reference
 from vlrl.rollout.generate import answer_of
 from vlrl.task import Task
+from vlrl.training.minibatch import Minibatch
 from vlrl.types import Completion, Group, Prompt, Request, Sample
 
 
@@ -58,11 +59,11 @@ class SecondAttempts(Method):
     def chosen(self, groups: Sequence[Group]) -> Sequence[Group]:
         return [*map(self.guiding.taught, groups)]
 
-    def passes(self, policy: Policy, dealt: Sequence[Sequence[Any]], drawn: Sequence[Group],
+    def passes(self, policy: Policy, parts: Sequence[Minibatch], drawn: Sequence[Group],
                step: int) -> Sequence[update.RetryPass | None]:
         if self.loss is None:
-            return [None] * len(dealt)
-        return [update.make_pass(policy, part, self.algorithm, self.loss, step) for part in dealt]
+            return [None] * len(parts)
+        return [update.make_pass(policy, part, self.algorithm, self.loss, step) for part in parts]
 
     def after_update(self, policy: Policy, passes: Sequence[Any], drawn: Sequence[Group], step: int,
                      stats: Mapping[str, float]) -> Mapping[str, float]:

@@ -18,7 +18,7 @@ from vlrl.errors import TrainingError
 from vlrl.methods.second_attempts.loss import Attempts
 from vlrl.models.policy import Policy
 from vlrl.task.variants import second_attempts
-from vlrl.training.minibatch import MicroBatch, Minibatch, Numbered, Trained
+from vlrl.training.minibatch import MicroBatch, Minibatch, Trained
 from vlrl.types import Group, Rollout
 
 
@@ -64,11 +64,11 @@ class RetryPass:
         self.done += 1
 
 
-def make_pass(policy: Policy, part: Sequence[Numbered], algorithm: Objectives, loss: Bound,
+def make_pass(policy: Policy, part: Minibatch, algorithm: Objectives, loss: Bound,
               step: int) -> RetryPass | None:
     """Packs the second attempts of one optimizer step; None where no process has any. Called on every process."""
     config = algorithm.config
-    groups = [*{id(g): g for _, g, _ in part}.values()]
+    groups = [*{id(t.group): t.group for t in part.rollouts}.values()]
     compared = "failures" in loss.requires
     pairs = [(g, r, other) for g in groups for r, other in _pairs(g, config.algo.mask_truncated)]
     rows = [Trained(unit, unit, place, g, r, row, own, row.loss_mask, ())
