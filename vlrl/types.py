@@ -320,17 +320,6 @@ class Turn:
         return noted if isinstance(noted, list) and all(isinstance(call, Mapping) for call in noted) else None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SearchNode:
-    """What an answer went through in a tree search: its tokens start..end, and what was found out about them."""
-
-    start: int
-    end: int
-    value: float
-    """Sum of what the answers through it were worth to it; 1 or -1 for the last one of an answer."""
-    visits: int
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Completion:
     """One episode's tokens after the prompt. A plain answer is one turn, or one for each step it was written in."""
@@ -359,11 +348,11 @@ class Completion:
     windows: tuple[Prompt, ...] = ()
     """With `episode.history=last:k`: of each action what follows the prompt as the model saw it in that turn, the
     action itself at the end; `shown` is None then."""
-    nodes: tuple[SearchNode, ...] = ()
-    """With rollout.branch.search: the nodes of its tree that it goes through, in order; they hold all of its tokens.
-    One for an answer that was written in one go."""
-    kept_at: int | None = None
-    """Steps completed by the weights that wrote it, where a search kept it for later visits to its prompt; None = it
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """What one method keeps of it by name, as JSON, which that method alone reads. `turns` in it, {start, end, info}
+    each, are stored as those of an answer that has none."""
+    policy_step: int | None = None
+    """Steps completed by the weights that wrote it, where it was kept from an earlier visit to its prompt; None = it
     was written now."""
 
     @property

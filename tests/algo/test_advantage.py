@@ -17,7 +17,7 @@ from vlrl.methods.objectives import advantage as group_advantage
 from vlrl.methods.objectives import token_advantage, turn_advantage
 from vlrl.methods.objectives.advantage import EmaStd
 from vlrl.methods.tree import advantage as tree_advantage
-from vlrl.types import SearchNode
+from vlrl.methods.tree.search_tree import SearchNode, as_extra
 
 ROOT = math.sqrt
 STD = ROOT(14 / 3) + 1e-4  # rewards 1 2 3 6: mean 3, deviations -2 -1 0 3, squares 14, Bessel variance 14/3
@@ -130,14 +130,13 @@ def test_treerl_by_hand():
 def nodes(*found):
     """(end, value) of the nodes of an answer."""
     starts = [0, *(end for end, _ in found)]
-    return tuple(SearchNode(start=start, end=end, value=value, visits=1)
-                 for start, (end, value) in zip(starts, found, strict=False))
+    return as_extra([SearchNode(start, end, value, 1) for start, (end, value) in zip(starts, found, strict=False)])
 
 
 def test_deepsearch_by_hand():
     tokens = [[1, 2, 3, 3], [1, 2, 4], [6, 7, 8], [9]]
     masks = [np.ones(4, bool), np.array([True, False, True]), np.ones(3, bool), np.ones(1, bool)]
-    searched = {"nodes": [nodes((2, 0.5), (4, 1.0)), nodes((2, 0.5), (3, -1.0)), nodes((1, -0.75), (3, -1.0)), ()]}
+    searched = {"extra": [nodes((2, 0.5), (4, 1.0)), nodes((2, 0.5), (3, -1.0)), nodes((1, -0.75), (3, -1.0)), {}]}
     s = scores([[1, 0, 0, 0]], tokens=tokens, masks=masks, **searched)
     # the ends: 1 -1 -1, and -1 for a wrong answer that was not searched for; mean -1/2
     found = tree_advantage.deepsearch(s, temperature=None)

@@ -150,13 +150,13 @@ ATTEMPTS = [
            "prompts that are seen often leave as if they were not"),
     Mutant(_BRANCH + "search.py", "np.full(len(tokens), np.nan, np.float32)",
            "np.zeros(len(tokens), np.float32)", _SEARCH, "kept answers pass for certain to the correction"),
-    Mutant("vlrl/rollout/generate.py", "policy_step if c.kept_at is None else c.kept_at", "policy_step",
+    Mutant("vlrl/rollout/generate.py", "policy_step if c.policy_step is None else c.policy_step", "policy_step",
            _SEARCH, "kept answers pass for answers of the weights of now"),
-    Mutant("vlrl/rollout/error_limits.py", "if r.completion.kept_at is None", "", _SEARCH,
+    Mutant("vlrl/rollout/error_limits.py", "if r.completion.policy_step is None", "", _SEARCH,
            "a kept answer ends the run"),
     Mutant("vlrl/engine/hf.py", "not (place and begin_alike(request, rows[place - 1], i))", "not place", _SEARCH,
            "answers go on from the text of others"),
-    Mutant("vlrl/store/run_folder.py", "done.turns or map(_as_turn, done.nodes)", "done.turns", _SEARCH,
+    Mutant("vlrl/store/run_folder.py", "done.turns or _kept_turns(done)", "done.turns", _SEARCH,
            "nodes and their values are not in the rollout files"),
 ]
 

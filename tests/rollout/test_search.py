@@ -20,6 +20,7 @@ from vlrl.errors import ConfigError, TrainingError
 from vlrl.methods.tree import search
 from vlrl.methods.tree.advantage import deepsearch
 from vlrl.methods.tree.search import Searching
+from vlrl.methods.tree.search_tree import search_nodes
 from vlrl.models.packing import make_batch, pieces_of
 from vlrl.monitoring.metrics import Clock
 from vlrl.rollout.error_limits import refuse_stale
@@ -31,6 +32,10 @@ from vlrl.training.advantages import credit
 from vlrl.types import Begun, Completion, Prompt, Request, Sampling
 
 SEARCH = {"width": 3, "depth": 3, "by_entropy": 0.1}
+
+
+def nodes_of(completion):
+    return search_nodes(completion.extra)
 
 
 def config_of(folder="y", size=4, tokens=None, **options):
@@ -79,16 +84,17 @@ def test_the_group_is_a_part_of_the_tree(searched):
         values = {}
         for r in group.rollouts:
             done = r.completion
-            ends = [n.end for n in done.nodes]
-            assert [n.start for n in done.nodes] == [0, *ends[:-1]] and ends[-1] == len(done.tokens) and not done.turns
+            ends = [n.end for n in nodes_of(done)]
+            assert [n.start for n in nodes_of(done)] == [0, *ends[:-1]]
+            assert ends[-1] == len(done.tokens) and not done.turns
             assert ends[:-1] == [4, 8][:len(ends) - 1] and len(done.tokens) <= 10  # 10 tokens in 3 pieces
             assert (done.finish_reason == "stop") or len(done.tokens) == 10
-            assert done.nodes[-1].value == (1.0 if r.correct else -1.0) and done.kept_at is None
-            for node in done.nodes[:-1]:
+            assert nodes_of(done)[-1].value == (1.0 if r.correct else -1.0) and done.policy_step is None
+            for node in nodes_of(done)[:-1]:
                 found = values.setdefault(done.tokens[:node.end].tobytes(), node)
                 assert found == node  # the same node, with one value
         assert {r.correct for r in group.rollouts} == {True, False}
-        assert any(len(r.completion.nodes) > 1 for r in group.rollouts)
+        assert any(len(nodes_of(r.completion)) > 1 for r in group.rollouts)
 
 
 def test_pieces_go_on_from_their_node(searched):
@@ -107,7 +113,7 @@ def test_what_is_counted(searched):
     groups, engine, metrics, search_ = searched
     total = sum(len(r.completion.tokens) for g in groups for r in g.rollouts)
     pieces = {(g.id, r.completion.tokens[:n.end].tobytes()): n.end - n.start
-              for g in groups for r in g.rollouts for n in r.completion.nodes}
+              for g in groups for r in g.rollouts for n in nodes_of(r.completion)}
     assert metrics == {
         "search/groups_frac": 1.0, "search/kept_frac": 0.0, "search/nodes_mean": sum(map(len, engine.calls)) / 2,
         "search/unused_frac": pytest.approx(1 - sum(pieces.values()) / engine.written),
@@ -161,7 +167,7 @@ def test_packed_is_padded(tiny, searched):
 def test_rollout_files_have_the_nodes(searched):
     (group, _) = credit(searched[0], deepsearch)
     for row, r in zip(_rows(0, group, {i: [] for i in range(4)}), group.rollouts, strict=True):
-        nodes = r.completion.nodes
+        nodes = nodes_of(r.completion)
         assert [(t["start"], t["end"], t["info"]) for t in row["turns"]] == [
             (n.start, n.end, f'{{"value": {n.value}, "visits": {n.visits}}}') for n in nodes]
         assert row["turn_advantages"] == [pytest.approx(float(r.advantage[n.start])) for n in nodes]
@@ -215,22 +221,22 @@ def test_right_answers_of_a_hard_prompt_begin_its_next_visit():
     finder, engine = Searching(config_of(hard=0.25)), Rolls()
     one, none, all_ = judged(lambda k: k == 0, lambda k: False, lambda k: True)
     (first,) = finder.generate(engine, [request_of(0, 5, 6)], one, 3)
-    assert len(first) == 4 and first[0].nodes[-1].value == 1 and sum(c.nodes[-1].value for c in first) == -2
+    assert len(first) == 4 and nodes_of(first[0])[-1].value == 1 and sum(nodes_of(c)[-1].value for c in first) == -2
     # the same question again: the right answer, and three from the prompt in one call, no piece among them
     calls = len(engine.calls)
     (second,) = finder.generate(engine, [request_of(1, 5, 6)], none, 4)
     (asked_,) = engine.calls[calls]
     assert len(engine.calls) == calls + 1 and (asked_.n, asked_.begun, asked_.sampling.max_new_tokens) == (3, (), 10)
     assert second[0].tokens.tolist() == first[0].tokens.tolist() and second[0].text == first[0].text
-    assert second[0].kept_at == 3 and np.isnan(second[0].logprobs).all() and second[0].finish_reason == "stop"
-    assert [c.kept_at for c in second[1:]] == [None] * 3 and all(c.nodes == () for c in second)
+    assert second[0].policy_step == 3 and np.isnan(second[0].logprobs).all() and second[0].finish_reason == "stop"
+    assert [c.policy_step for c in second[1:]] == [None] * 3 and not any(c.extra for c in second)
     assert finder.metrics()["search/kept_frac"] == 0.5
     # it stays while the prompt is hard, and leaves once it is not; then the prompt is answered without a search
     (third,) = finder.generate(engine, [request_of(2, 5, 6)], all_, 5)
-    assert third[0].kept_at == 3
+    assert third[0].policy_step == 3
     calls = len(engine.calls)
     (fourth,) = finder.generate(engine, [request_of(3, 5, 6)], none, 6)
-    assert [r.n for r in engine.calls[calls]] == [4] and all(c.kept_at is None for c in fourth)
+    assert [r.n for r in engine.calls[calls]] == [4] and all(c.policy_step is None for c in fourth)
     # none was right: hard again, and nothing is known, so it is searched
     finder.generate(engine, [request_of(4, 5, 6)], none, 7)
     assert engine.calls[-1][0].begun
@@ -242,14 +248,14 @@ def test_other_prompts_have_visits_of_their_own():
     for number, request in enumerate((request_of(0, 5, 6), request_of(1, 6, 5),
                                       replace(request_of(2, 5, 6), prompt=media))):
         (made,) = finder.generate(engine, [request], *judged(lambda k: k == 0), number)
-        assert all(c.kept_at is None for c in made)
+        assert all(c.policy_step is None for c in made)
     assert len(finder.visits) == 3 and finder.metrics()["search/groups_frac"] == 1
     # one kept answer less than the group has, whatever was right
     for step in range(3, 6):
         (made,) = finder.generate(engine, [request_of(step, 5, 6)], *judged(lambda k: True), step)
-    assert [c.kept_at for c in made[:3]] == [0, 3, 3] and made[3].kept_at is None
+    assert [c.policy_step for c in made[:3]] == [0, 3, 3] and made[3].policy_step is None
     (two,) = finder.generate(engine, [request_of(9, 5, 6, n=2)], *judged(lambda k: True), 9)
-    assert [c.kept_at for c in two] == [0, None]  # where a visit asks for fewer, too
+    assert [c.policy_step for c in two] == [0, None]  # where a visit asks for fewer, too
 
 
 def test_the_longest_unseen_leave_first():
@@ -265,7 +271,7 @@ def test_the_longest_unseen_leave_first():
 def test_what_nobody_can_judge_is_answered_and_not_remembered():
     finder = Searching(config_of())
     (made,) = finder.generate(Rolls(), [request_of(0, 1)], *judged(lambda k: None), 0)
-    assert len(made) == 4 and {c.nodes[-1].value for c in made} == {0.0} and finder.visits == {}
+    assert len(made) == 4 and {nodes_of(c)[-1].value for c in made} == {0.0} and finder.visits == {}
 
 
 def test_a_resumed_search_remembers():
@@ -279,7 +285,7 @@ def test_a_resumed_search_remembers():
     found, other = (f.generate(Rolls(), requests, *judged(lambda k: False), 3) for f in (finder, again))
     for a, b in zip([c for g in found for c in g], [c for g in other for c in g], strict=True):
         assert a.tokens.tolist() == b.tokens.tolist() and a.tokens.dtype == b.tokens.dtype and a.text == b.text
-        assert (a.kept_at, a.finish_reason, a.nodes) == (b.kept_at, b.finish_reason, b.nodes)
+        assert (a.policy_step, a.finish_reason, a.extra) == (b.policy_step, b.finish_reason, b.extra)
         assert a.loss_mask.dtype == b.loss_mask.dtype and a.loss_mask.tolist() == b.loss_mask.tolist()
 
 
@@ -305,7 +311,7 @@ def test_what_has_ended_when_a_budget_is_spent_is_the_group():
         return made, seen
     made, seen = found(2)  # of three pieces some end at once
     assert len(made) == len(seen) >= 2 and {c.text for c in made} == {c.text for c in seen}
-    assert all(len(c.nodes) == 1 for c in made)
+    assert all(len(nodes_of(c)) == 1 for c in made)
     made, seen = found(10**6)  # none ends before the limit
     assert len(made) == len(seen) == 3 and {len(c.tokens) for c in made} == {10}
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.algo.made import scores
 from vlrl.methods.tree.advantage import deepsearch
-from vlrl.methods.tree.search_tree import Node, Tree
+from vlrl.methods.tree.search_tree import Node, Tree, search_nodes
 from vlrl.methods.tree.settings import SearchSettings
 from vlrl.types import Completion
 
@@ -70,7 +70,7 @@ def test_a_search_by_hand():
     assert {k: n.visits for k, n in nodes.items()} == visits
     assert (tree.root.value, tree.root.visits) == (0.25, 3) and nodes["a"].q == pytest.approx(1 / 6)
     answer = tree.ends[1].completion()
-    assert [(n.start, n.end, n.value, n.visits) for n in answer.nodes] == [
+    assert [(n.start, n.end, n.value, n.visits) for n in search_nodes(answer.extra)] == [
         (0, 2, pytest.approx(1 / 2), 3), (2, 4, pytest.approx(3 / 4), 2), (4, 6, 1.0, 1)]
     assert answer.tokens.tolist() == [1, 1, 3, 3, 6, 6] and answer.turns == ()
 
@@ -78,7 +78,7 @@ def test_a_search_by_hand():
 def credited(tree, temperature, rewards=None):
     answers = [end.completion() for end in tree.ends]
     rewards = rewards or [float(end.right) for end in tree.ends]
-    s = scores([rewards], tokens=[c.tokens for c in answers], nodes=[c.nodes for c in answers])
+    s = scores([rewards], tokens=[c.tokens for c in answers], extra=[c.extra for c in answers])
     return [values.tolist() for values in deepsearch(s, temperature)]
 
 
@@ -250,7 +250,7 @@ def test_another_way_finds_the_same(seed):
     worth = {True: 1.0, False: -1.0, None: 0.0}
     mean = np.mean([worth[nodes[k]["right"]] for k in order])
     for end, k, found in zip(tree.ends, order, credited(tree, 1.0, [0.0] * wanted), strict=True):
-        mine, other = end.completion().nodes, [nodes[x] for x in line(k)[1:]]
+        mine, other = search_nodes(end.completion().extra), [nodes[x] for x in line(k)[1:]]
         assert [n.visits for n in mine] == [x["n"] for x in other]
         assert [n.value for n in mine] == pytest.approx([x["v"] for x in other], abs=1e-6)
         soft = [math.tanh(x["v"]) for x in other[:-1]] + [worth[nodes[k]["right"]]]

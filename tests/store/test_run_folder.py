@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +22,7 @@ from vlrl.types import Completion, Group, LoadedMedia, Prompt, Rollout, Sample, 
 COLUMNS = """schema, group_id, sample_id, task, index, step, policy_step, split, prompt, completion, token_ids,
 loss_mask, logprobs, trainer_logprobs, entropies, ratio, clipped, parts, weights, reward, advantage, parsed, target,
 sample, category, difficulty, error, finish_reason, truncated, turns, media, variant, marks,
-top_ids, top_logprobs, metrics, correct, episode_id, turn_advantages, opened""".replace("\n", " ").split(", ")
+top_ids, top_logprobs, metrics, correct, episode_id, turn_advantages, opened, extra""".replace("\n", " ").split(", ")
 
 
 def picture(color="red", size=(6, 4)):
@@ -84,6 +85,20 @@ def test_rollouts_come_back_as_written(tmp_path):
                                "timestamps": None}]
     assert second["token_ids"] == [] and second["error"] == "boom" and second["clipped"] is None
     assert third["entropies"] == [1.0, 1.0] and third["media"] == []
+
+
+def test_what_a_method_keeps_of_an_answer_is_stored(tmp_path):
+    kept = {"turns": [{"start": 0, "end": 2, "info": {"value": 0.5}}, {"start": 2, "end": 3}], "seed": 7}
+    plain = rollout(0, 3, advantage=np.array([1.0, 2.0, -1.0]))
+    one, other = (replace(plain, index=i, completion=replace(plain.completion, turns=turns, extra=kept))
+                  for i, turns in enumerate([(), plain.completion.turns]))
+    run = RunFolder(tmp_path)
+    run.write_rollouts(0, 0, [group(one, other, replace(plain, index=2))])
+    first, second, third = run.rollouts().to_pylist()
+    assert [(t["start"], t["end"], t["info"]) for t in first["turns"]] == [(0, 2, '{"value": 0.5}'), (2, 3, None)]
+    assert first["turn_advantages"] == [1.5, -1.0] and json.loads(first["extra"]) == {"seed": 7}
+    assert second["turns"] == third["turns"] and second["turn_advantages"] is None
+    assert second["extra"] == first["extra"] and third["extra"] is None
 
 
 def test_training_and_each_split_are_kept_apart(tmp_path):

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from vlrl.distributed import comm
-from vlrl.types import SearchNode
 
 Metrics = dict[str, torch.Tensor]
 """Sums over the trained tokens of this micro-batch; divided by the token count later."""
@@ -62,15 +61,15 @@ class Scores:
     tokens: Sequence[np.ndarray] = ()
     """[R, T] token ids, for functions that require "tokens"."""
     masks: Sequence[np.ndarray] = ()
-    """[R, T] bool, the trained tokens, likewise, or for functions that require "turns" or "nodes"."""
+    """[R, T] bool, the trained tokens, likewise, or for functions that require "turns", or what a method keeps."""
     turns: Sequence[Sequence[ActionCredit]] = ()
     """[R] the actions of each episode in order, for functions that require "turns"; one for a plain answer."""
     steps: Sequence[Sequence[tuple[int, int, float]]] = ()
     """[R] of each step of an answer its tokens, start and end, and its value (types.StepValues), for functions that
     require "steps"; none of an answer without."""
-    nodes: Sequence[Sequence[SearchNode]] = ()
-    """[R] the nodes of a tree search that each answer goes through, in order, for functions that require "nodes"; none
-    of an answer that was written in one go."""
+    extra: Sequence[Mapping[str, Any]] = ()
+    """[R] what a method keeps of each answer (Completion.extra), for functions that require a name of
+    config.sections.GIVEN."""
     texts: Sequence[str] = ()
     """[R] the answers, for functions that require "texts"."""
     kl: Sequence[np.ndarray] = ()

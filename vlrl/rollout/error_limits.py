@@ -56,7 +56,7 @@ def refuse_stale(groups: Sequence[Group], step: int, config: Config) -> None:
     """
     most = config.asynchronous.max_staleness
     oldest = min(comm.gather(min((r.policy_step for g in groups for r in g.rollouts
-                                  if r.completion.kept_at is None), default=step)))
+                                  if r.completion.policy_step is None), default=step)))
     if config.rollout.step_tokens is None and oldest < step - most:
         raise TrainingError(f"step {step} was given answers of weights of {oldest} completed steps, and "
                             f"async.max_staleness={most} allows no less than {step - most}. That is an error of the "

@@ -310,9 +310,9 @@ def make_group(task: Task, sample: Sample, prompt: Prompt, completions: Sequence
     scored = [(unscored(s, c.error), marks) for (_, c), (s, marks) in zip([*members, *aside], scored, strict=True)]
     rollouts = [Rollout(group_id=group_id, index=i, completion=c, parts=s.parts, reward=s.reward,
                         steps=s.steps, correct=s.correct, parsed=s.parsed, error=s.error,
-                        variant=name if c.kept_at is None else KEPT,
+                        variant=name if c.policy_step is None else KEPT,
                         train_prompt=prompt if name else None, marks=marks,
-                        policy_step=policy_step if c.kept_at is None else c.kept_at)
+                        policy_step=policy_step if c.policy_step is None else c.policy_step)
                 for i, ((name, c), (s, marks)) in enumerate(zip([*members, *aside], scored, strict=True))]
     return Group(id=group_id, task=task.name, split=split, sample=sample, prompt=prompt,
                  rollouts=tuple(rollouts[:len(members)]), aside=tuple(rollouts[len(members):]),

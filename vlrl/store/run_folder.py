@@ -37,7 +37,7 @@ import pyarrow.parquet as pq
 
 from vlrl.store.files import append_line, environment, read_json, read_lines, replacing, suffix_of, write_text
 from vlrl.store.lock import Lock, Unlocked, lock
-from vlrl.types import Group, LoadedMedia, Prompt, Rollout, SearchNode, Turn
+from vlrl.types import Completion, Group, LoadedMedia, Prompt, Rollout, Turn
 
 SCHEMA_VERSION = 1
 _NUMBERS = pa.map_(pa.string(), pa.float64())
@@ -60,18 +60,19 @@ SCHEMA = pa.schema({
     "media": pa.list_(pa.struct(_MEDIA)), "variant": pa.string(), "marks": pa.string(),
     "top_ids": pa.list_(pa.list_(pa.int32())), "top_logprobs": pa.list_(_FLOATS), "metrics": _NUMBERS,
     "correct": pa.bool_(), "episode_id": pa.string(), "turn_advantages": _FLOATS, "opened": pa.string(),
+    "extra": pa.string(),
 })
 """The columns of every rollout file. Lists are per token; parsed, target, sample and marks (those of Task.overlay, for
 answer and target) are JSON; any value may be null. `advantage` of a rollout with one advantage per token is the mean
 over its trained tokens. `prompt` is what an answer was drawn with, the guidance of a second attempt included.
-`variant` names the variant that an answer was drawn with, `kept` one that a search kept from an earlier visit; an
-answer of one that is not trained on has no advantage, and is in no group. `top_ids` and `top_logprobs` are the
+`variant` names the variant that an answer was drawn with, `kept` one that was kept from an earlier visit; an answer of
+one that is not trained on has no advantage, and is in no group. `top_ids` and `top_logprobs` are the
 store.alternatives most probable tokens at the place of each token, in falling order. `metrics` is what Task.metrics
-says of an evaluated answer, `correct` what Task.correct says of any; null where that is not known. `turns` of a
-searched answer are the nodes that it goes through, with `value` and `visits` in their info. `turn_advantages` has one
-for each action of an episode and each of these nodes; null where all have that of the rollout. `opened` is what the
-prompt's template has begun an answer with, each action of an episode too, such as <think>: it is scored with the
-`completion` and no part of it."""
+says of an evaluated answer, `correct` what Task.correct says of any; null where that is not known. `turns` of a plain
+answer may be parts of it that a method gives credit of their own. `turn_advantages` has one for each of these and for
+each action of an episode; null where all have that of the rollout. `opened` is what the prompt's template has begun an
+answer with, each action of an episode too, such as <think>: it is scored with the `completion` and no part of it.
+`extra` is JSON of what one method keeps of the answer."""
 
 PER_TOKEN = {"trainer_logprobs": np.float32, "entropies": np.float32, "ratio": np.float32, "clipped": np.bool_,
              "top_ids": np.int32, "top_logprobs": np.float32}
@@ -345,6 +346,7 @@ def _rows(step: int, group: Group, media: Mapping[int, list[dict[str, Any]]]) ->
     }
     for rollout in group.rollouts:
         done = rollout.completion
+        extra = {name: value for name, value in done.extra.items() if name != "turns"}
         mask = np.asarray(done.loss_mask, bool)
         per_token = np.ndim(rollout.advantage) > 0
         advantage = np.mean(np.asarray(rollout.advantage)[mask]) if per_token and mask.any() else rollout.advantage
@@ -358,19 +360,20 @@ def _rows(step: int, group: Group, media: Mapping[int, list[dict[str, Any]]]) ->
             "advantage": float(advantage) if np.ndim(advantage) == 0 else 0.0,
             "parsed": _json(rollout.parsed), "error": None if rollout.error is None else utf8(rollout.error),
             "finish_reason": done.finish_reason, "truncated": done.truncated,
-            "turns": [_turn(t) for t in done.turns or map(_as_turn, done.nodes)],
+            "turns": [_turn(t) for t in done.turns or _kept_turns(done)],
             "episode_id": utf8(done.episode_id) or None,
             "turn_advantages": _turn_advantages(rollout),
             "variant": utf8(rollout.variant) or None,
             "marks": None if rollout.marks is None else _json(rollout.marks),
+            "extra": _json(extra) if extra else None,
         }
 
 
 def _turn_advantages(rollout: Rollout) -> list[float] | None:
-    """Returns the mean advantage over the trained tokens of each action of an episode, or node of a searched answer;
-    None where all have one."""
+    """Returns the mean advantage over the trained tokens of each action of an episode, or part of an answer that a
+    method keeps; None where all have one."""
     done = rollout.completion
-    actions, mask = done.actions or done.nodes, np.asarray(done.loss_mask, bool)
+    actions, mask = done.actions or _kept_turns(done), np.asarray(done.loss_mask, bool)
     if not actions or np.ndim(rollout.advantage) == 0:
         return None
     values = np.asarray(rollout.advantage)
@@ -378,8 +381,9 @@ def _turn_advantages(rollout: Rollout) -> list[float] | None:
             for t in actions]
 
 
-def _as_turn(node: SearchNode) -> Turn:
-    return Turn(start=node.start, end=node.end, info={"value": node.value, "visits": node.visits})
+def _kept_turns(done: Completion) -> list[Turn]:
+    """Those that a method keeps of an answer without turns of its own."""
+    return [] if done.turns else [Turn(**turn) for turn in done.extra.get("turns", ())]
 
 
 def _turn(turn: Turn) -> dict[str, Any]:

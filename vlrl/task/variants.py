@@ -15,7 +15,7 @@ GREEDY = "greedy"
 """Variant of the answer drawn at temperature 0 for an advantage that compares with it; stored beside the group."""
 
 KEPT = "kept"
-"""Variant of an answer that was kept from an earlier visit to the prompt (Completion.kept_at)."""
+"""Variant of an answer that was kept from an earlier visit to the prompt (Completion.policy_step)."""
 
 _TAKEN = (GREEDY, GUIDED, REPLACED)
 

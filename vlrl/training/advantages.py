@@ -22,6 +22,7 @@ from vlrl.algo.named import Bound
 from vlrl.algo.turns import plan_of
 from vlrl.config.registry import failure
 from vlrl.config.schema import Config
+from vlrl.config.sections import GIVEN
 from vlrl.distributed import comm
 from vlrl.errors import ConfigError, VlrlError, did_you_mean
 from vlrl.models.policy import Policy
@@ -29,7 +30,7 @@ from vlrl.models.reference import Reference
 from vlrl.models.token_text import Texts
 from vlrl.task import Task
 from vlrl.task.variants import GREEDY
-from vlrl.types import Completion, Group, Rollout, SearchNode, Turn
+from vlrl.types import Completion, Group, Rollout, Turn
 
 Plan = Callable[[np.ndarray], tuple[int, int]]
 """Tokens of an action -> where its plan begins and ends."""
@@ -178,7 +179,7 @@ class Credit:
 
 def credit(groups: Sequence[Group], advantage: Any, task: Task | None = None) -> list[Group]:
     """Returns the groups of this process with a function's advantage on every rollout, with no shaping and no KL."""
-    s = _scores([_facts(g, frozenset({"tokens", "texts", "turns", "nodes"}), None, task) for g in groups], 0, 0.0, 0)
+    s = _scores([_facts(g, frozenset({"tokens", "texts", "turns", *GIVEN}), None, task) for g in groups], 0, 0.0, 0)
     advantages = iter(np.asarray(a) for a in advantage(s))
     return [replace(g, rollouts=tuple(_credited(r, next(advantages), None, True) for r in g.rollouts)) for g in groups]
 
@@ -215,7 +216,7 @@ class _Facts:
     masks: Sequence[np.ndarray] = ()
     values: Sequence[np.ndarray] = ()
     turns: Sequence[Sequence[ActionCredit]] = ()
-    nodes: Sequence[Sequence[SearchNode]] = ()
+    extra: Sequence[Mapping[str, Any]] = ()
     steps: Sequence[Sequence[tuple[int, int, float]]] = ()
     kl: Sequence[np.ndarray] = ()
     texts: Sequence[str] = ()
@@ -233,11 +234,11 @@ def _facts(group: Group, needs: frozenset[str], kl: Sequence[np.ndarray] | None,
         outcome=[bool(r.correct) for r in rollouts],
         kl_sums=[float(k[m].sum()) for k, m in zip(kl, masks, strict=True)] if kl is not None else (),
         tokens=[r.completion.tokens for r in rollouts] if "tokens" in needs else (),
-        masks=masks if {"tokens", "turns", "nodes", "steps"} & needs else (),
+        masks=masks if {"tokens", "turns", "steps", *GIVEN} & needs else (),
         steps=[cut(r) for r in rollouts] if cut else (),
         values=[r.values for r in rollouts if r.values is not None] if "values" in needs else (),
         turns=[_actions(r, _turn_weights(r, group, task), plan) for r in rollouts] if "turns" in needs else (),
-        nodes=[r.completion.nodes for r in rollouts] if "nodes" in needs else (),
+        extra=[dict(r.completion.extra) for r in rollouts] if needs & GIVEN.keys() else (),
         kl=kl if kl is not None and "token_kl" in needs else (),
         texts=[r.completion.text for r in rollouts] if "texts" in needs else ())
 
@@ -289,7 +290,7 @@ def _scores(groups: Sequence[_Facts], max_length: int, kl_coef: float, step: int
         truncated=torch.tensor([t for g in groups for t in g.truncated], dtype=torch.bool),
         tokens=[t for g in groups for t in g.tokens], masks=[m for g in groups for m in g.masks],
         values=[v for g in groups for v in g.values],
-        turns=[t for g in groups for t in g.turns], nodes=[n for g in groups for n in g.nodes],
+        turns=[t for g in groups for t in g.turns], extra=[e for g in groups for e in g.extra],
         steps=[s for g in groups for s in g.steps],
         kl=[k for g in groups for k in g.kl],
         texts=[t for g in groups for t in g.texts], kl_coef=kl_coef,

@@ -17,7 +17,7 @@ import torch
 from vlrl.algo import grouped
 from vlrl.algo.inputs import Scores, requires
 from vlrl.config.base import Fraction, NonNegative, Rate
-from vlrl.types import SearchNode
+from vlrl.methods.tree.search_tree import SearchNode, search_nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +118,8 @@ def deepsearch(s: Scores, temperature: Rate | None = 1.0) -> list[torch.Tensor]:
     it is. An answer that was written in one go is one node, an end. DeepSearch (arXiv 2509.25454), section 3.5.
     """
     right = grouped.correct(s).tolist()
-    nodes = [own or (SearchNode(start=0, end=len(mask), value=1.0 if correct else -1.0, visits=1),)
-             for own, mask, correct in zip(s.nodes or [()] * len(right), s.masks, right, strict=True)]
+    nodes = [search_nodes(extra) or [SearchNode(0, len(mask), 1.0 if correct else -1.0, 1)]
+             for extra, mask, correct in zip(s.extra or [{}] * len(right), s.masks, right, strict=True)]
     out = [torch.zeros(len(mask), dtype=torch.float64) for mask in s.masks]
     for rollouts in members(s):
         mean = sum(nodes[i][-1].value for i in rollouts) / len(rollouts)

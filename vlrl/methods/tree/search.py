@@ -2,7 +2,7 @@
 
 From a node of the tree `width` pieces are written; where answers have ended they are scored, and one is backed up; then
 the next node grows (search_tree.py), of all prompts of a step at the same time. rollout.group_size answers that were
-backed up are the group, with their nodes' values (Completion.nodes) for algo.advantage=deepsearch.
+backed up are the group, with their nodes' values (Completion.extra) for algo.advantage=deepsearch.
 
 A prompt is searched while few of its answers are right. What was right then is kept, and begins the group at the next
 visit in place of a search; the others are written from the prompt, and say how hard it still is. DeepSearch (arXiv
@@ -50,7 +50,7 @@ class Visit:
     def state_dict(self) -> dict[str, Any]:
         return {"right": self.right, "kept": [
             {"tokens": c.tokens.astype(np.int32), "loss_mask": c.loss_mask, "text": c.text,
-             "finish_reason": c.finish_reason, "kept_at": c.kept_at} for c in self.cached]}
+             "finish_reason": c.finish_reason, "kept_at": c.policy_step} for c in self.cached]}
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> Visit:
@@ -245,7 +245,7 @@ def _cached_answer(tokens: np.ndarray, loss_mask: np.ndarray, text: str, finish_
                    kept_at: int) -> Completion:
     """Returns an answer for later visits. Its log-probabilities are not known: other weights will learn from it."""
     return Completion(tokens=tokens, logprobs=np.full(len(tokens), np.nan, np.float32), loss_mask=loss_mask, text=text,
-                      finish_reason=finish_reason, kept_at=kept_at)
+                      finish_reason=finish_reason, policy_step=kept_at)
 
 
 def _key(prompt: Prompt) -> str:

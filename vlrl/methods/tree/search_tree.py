@@ -13,13 +13,35 @@ That equal pieces are one node is this project's: without it N is 1 on all new n
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from vlrl.methods.tree.settings import SearchSettings
-from vlrl.types import Completion, SearchNode
+from vlrl.types import Completion
+
+
+class SearchNode(NamedTuple):
+    """What an answer went through in a search: its tokens start..end, and what was found out about them."""
+
+    start: int
+    end: int
+    value: float
+    """Sum of what the answers through it were worth to it; 1 or -1 for the last one of an answer."""
+    visits: int
+
+
+def as_extra(nodes: Sequence[SearchNode]) -> dict[str, Any]:
+    """Returns the nodes of an answer, in order, as its completion keeps them; they are stored as its turns."""
+    return {"turns": [{"start": n.start, "end": n.end, "info": {"value": n.value, "visits": n.visits}} for n in nodes]}
+
+
+def search_nodes(extra: Mapping[str, Any]) -> list[SearchNode]:
+    """Returns the nodes that an answer goes through, which hold all of its tokens; none of one that was not searched
+    for."""
+    return [SearchNode(turn["start"], turn["end"], **turn["info"]) for turn in extra.get("turns", ())]
 
 
 @dataclass(eq=False)
@@ -70,10 +92,9 @@ class Node:
 
     def completion(self) -> Completion:
         """Returns the answer that ends here with the nodes that it goes through."""
-        nodes = tuple(SearchNode(start=n.start, end=len(n.written.tokens), value=n.value, visits=n.visits)
-                      for n in [*self.above()][-2::-1])
+        nodes = [SearchNode(n.start, len(n.written.tokens), n.value, n.visits) for n in [*self.above()][-2::-1]]
         return Completion(tokens=self.written.tokens, logprobs=self.written.logprobs, loss_mask=self.written.loss_mask,
-                          text=self.written.text, finish_reason=self.written.finish_reason, nodes=nodes)
+                          text=self.written.text, finish_reason=self.written.finish_reason, extra=as_extra(nodes))
 
 
 class Tree:
