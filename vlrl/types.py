@@ -516,12 +516,10 @@ class Rollout:
     """Why it could not be scored."""
     advantage: float | np.ndarray = 0.0
     """A scalar, or [T]."""
-    values: np.ndarray | None = None
-    """[T] of the critic (algo.critic) before the update, of the state before each token."""
-    targets: np.ndarray | None = None
-    """[T] what the critic is trained towards; NaN where it is not."""
+    per_token: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """[T] arrays by name: what one method keeps of the tokens until the update, which that method alone reads."""
     old_logprobs: np.ndarray | None = None
-    """[T] of the trainer before the update, where the pass that read the values has found them too."""
+    """[T] of the trainer before the update, where a method's pass has found them."""
     train_prompt: Prompt | None = None
     """Trained under this prompt instead of the sampled one."""
     sampled_prompt: str = ""

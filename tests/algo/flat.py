@@ -91,7 +91,7 @@ def part(x: LossInputs, rollouts: list[int]) -> LossInputs:
 
     cut = {k: own(v) for k, v in vars(x).items()
            if k not in PER_ROLLOUT and v is not None and not isinstance(v, (dict, float, int))}
-    for name in ("stats", "old_stats", "prepared"):
+    for name in ("stats", "old_stats", "prepared", "per_token"):
         cut[name] = {k: own(v) if v.dim() and len(v) == n else v for k, v in getattr(x, name).items()}
     return replace(x, **cut)
 

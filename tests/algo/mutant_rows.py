@@ -299,7 +299,7 @@ MUTANTS: list[Row] = [
     ("gae", "value_loss", "errors * known * x.weights", "errors * known"),
     ("gae", "value_loss", "(x.mask > 0) & ", ""),
     ("gae", "value_loss", "torch.maximum(near, errors)", "torch.minimum(near, errors)"),
-    ("gae", "value_loss", "max(x.total_values, 1.0)", "max(x.total_tokens, 1.0)"),
+    ("gae", "value_loss", 'max(x.known["targets"], 1.0)', "max(x.total_tokens, 1.0)"),
     ("gae", "_estimates", "if reward == reward else np.zeros(0, np.int64)", ""),
     ("gae", "_estimates", "whitened(flat, torch.ones_like(flat), eps) if normalize", "flat if normalize"),
     ("gae", "_decisions", ".clip(0)", ""),

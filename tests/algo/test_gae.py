@@ -23,7 +23,7 @@ def judged(rollouts, **more):
     """Scores of a group: (reward, mask, [(start, end, reward of the turn), ...], values)."""
     return scores([[reward for reward, *_ in rollouts]], masks=[np.array(mask, bool) for _, mask, *_ in rollouts],
                   turns=[[ActionCredit(*turn) for turn in turns] for _, _, turns, _ in rollouts],
-                  values=[np.array(values) for *_, values in rollouts], **more)
+                  per_token=[{"values": np.array(values)} for *_, values in rollouts], **more)
 
 
 def lists(arrays):
@@ -213,8 +213,13 @@ def test_as_written_down_again(seed):
 
 
 def learning(values, old, targets, mask=None, **more):
-    x = flat([0.0] * len(values), mask=mask, old_values=old, targets=targets, **more)
-    return replace(x, total_values=float(((x.mask > 0) & ~x.targets.isnan()).sum()))
+    return judged_step(flat([0.0] * len(values), mask=mask, **more), old, targets)
+
+
+def judged_step(x, old, targets):
+    """The tokens with the critic's values before the update, and its targets."""
+    kept = {k: torch.as_tensor(v, dtype=torch.float64) for k, v in (("values", old), ("targets", targets))}
+    return replace(x, per_token=kept, known={"targets": float(((x.mask > 0) & ~kept["targets"].isnan()).sum())})
 
 
 def test_value_loss_by_hand():
@@ -270,7 +275,7 @@ def test_the_loss_is_shared_out_as_tokens_are():
     g = torch.Generator().manual_seed(1)
     old, targets = (torch.randn(len(x.mask), generator=g, dtype=torch.float64) for _ in range(2))
     targets[::3] = NAN
-    x = replace(x, old_values=old, targets=targets, total_values=float(((x.mask > 0) & ~targets.isnan()).sum()))
+    x = judged_step(x, old, targets)
     values = old + 0.3 * torch.randn(len(x.mask), generator=g, dtype=torch.float64)
     whole, _ = value_loss(x, values, 0.2)
     cuts = [[3, 1], [0, 2, 4, 5, 6, 7, 8, 9, 10], [11]]

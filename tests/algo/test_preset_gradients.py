@@ -59,7 +59,7 @@ def paid():
                   masks=[(x.mask[own] > 0).numpy() for own in runs],
                   kl=[draw.normal(size=int(own.sum())) for own in runs], kl_coef=0.1,
                   steps=[[(0, int(own.sum()), v)] for own, v in zip(runs, draw.random(count), strict=True)],
-                  values=[np.full(int(own.sum()), 0.3) for own in runs],
+                  per_token=[{"values": np.full(int(own.sum()), 0.3)} for own in runs],
                   texts=["\n\n".join(["so then"] * int(n)) + "<answer>1</answer>" for n in draw.integers(1, 6, count)])
 
 

@@ -47,7 +47,7 @@ def test_a_group_of_equal_fractions_has_advantage_zero(name, size):
         [[0.9] * size], lengths=lengths, greedy=[0.9] * size, parts={"iou": [0.9] * size}, part_weights={"iou": 1.0},
         max_length=8, outcome=torch.ones(size, dtype=torch.bool),
         tokens=[np.arange(n) + 10 * i for i, n in enumerate(lengths)], masks=[np.ones(n, bool) for n in lengths],
-        steps=[[(0, n, 0.9)] for n in lengths], values=[np.full(n, 0.9) for n in lengths]))
+        steps=[[(0, n, 0.9)] for n in lengths], per_token=[{"values": np.full(n, 0.9)} for n in lengths]))
     given = getattr(given, "advantages", given)
     flat = given if torch.is_tensor(given) else torch.cat([torch.as_tensor(a).flatten() for a in given])
     assert len(flat) >= size and bool((flat == 0).all())

@@ -65,7 +65,7 @@ def test_values_are_those_of_the_state_before_each_token(made):
                 hidden = policy.model(**inputs, output_hidden_states=True).hidden_states[-1][0]
             before = hidden[len(group.prompt) - 1:-1]
             wanted = (before @ layer.weight[0] + layer.bias)[:len(r.completion.tokens)].detach().numpy()
-            assert np.abs(r.values - wanted).max() < 1e-5 * max(1.0, np.abs(wanted).max())
+            assert np.abs(r.per_token["values"] - wanted).max() < 1e-5 * max(1.0, np.abs(wanted).max())
             assert r.old_logprobs is None  # one optimizer step: they are those of the update
 
 
@@ -139,7 +139,7 @@ def test_metrics_by_hand(made):
     policy, groups, folder = made
     _, stats, credited = learned(policy, groups, other(folder))
     rollouts = [r for g in credited for r in g.rollouts]
-    values, targets = (np.concatenate([getattr(r, name) for r in rollouts]) for name in ("values", "targets"))
+    values, targets = (np.concatenate([r.per_token[name] for r in rollouts]) for name in ("values", "targets"))
     assert stats["critic/value_mean"] == pytest.approx(values.mean(), rel=1e-5)
     assert stats["critic/target_mean"] == pytest.approx(targets.mean(), rel=1e-5)
     assert stats["critic/loss"] == pytest.approx(0.5 * ((values - targets) ** 2).mean(), rel=1e-4)
@@ -159,8 +159,8 @@ def test_turns_of_episodes(tiny_models, history):
         limits={"environment_errors": 1.0})
     (gradients,), stats, credited = learned(policy, played(policy, encode, config, 2), config)
     for r in (r for g in credited for r in g.rollouts):
-        known = np.flatnonzero(~np.isnan(r.targets)).tolist()
-        assert known == [t.start for t in r.completion.actions] and (r.values[known] != 0).all()
+        known = np.flatnonzero(~np.isnan(r.per_token["targets"])).tolist()
+        assert known == [t.start for t in r.completion.actions] and (r.per_token["values"][known] != 0).all()
         assert len({float(r.advantage[t.start]) for t in r.completion.actions}) > 1
     assert gradients["critic.layer.weight"].abs().max() > 0 and stats["critic/loss"] > 0
     (again,), _, _ = learned(policy, [replace(g, rollouts=g.rollouts[::-1]) for g in credited], config.model_copy(
@@ -200,7 +200,7 @@ def test_a_model_whose_hidden_states_are_not_known_is_refused(made, monkeypatch)
 def test_an_own_advantage_that_teaches_the_critic_nothing_is_refused(made, tmp_path):
     policy, groups, folder = made
     (tmp_path / "own.py").write_text("from vlrl.algo.inputs import requires\n\n@requires('values')\ndef own(s):\n"
-                                     "    assert len(s.values) == len(s.rewards)\n    return s.rewards\n")
+                                     "    assert len(s.per_token) == len(s.rewards)\n    return s.rewards\n")
     config = other(folder, algo={"advantage": f"{tmp_path}/own.py:own", "critic": {}})
     with pytest.raises(ConfigError, match=r"gives the critic nothing to learn: return inputs.Estimates"):
         Credit(Algorithm(config), config, policy)(groups, 0)
@@ -323,7 +323,7 @@ def test_the_value_error_falls_on_answers_that_it_has_not_seen(tiny_models, crit
     seen, held_out = ([replace(g, rollouts=g.rollouts[half]) for g in paid] for half in (slice(8), slice(8, 16)))
 
     def error():
-        pairs = [(r.values, r.targets) for g in credit(held_out, 0) for r in g.rollouts]
+        pairs = [(r.per_token["values"], r.per_token["targets"]) for g in credit(held_out, 0) for r in g.rollouts]
         values, targets = (np.concatenate(arrays) for arrays in zip(*pairs, strict=True))
         return float(((values - targets) ** 2).mean()), float(np.var(targets))
 

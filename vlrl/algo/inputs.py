@@ -77,13 +77,12 @@ class Scores:
     empty. From the rewards of all other functions its sum over the trained tokens of an answer is taken off before."""
     kl_coef: float = 0.0
     """Weight of the KL in the reward."""
-    values: Sequence[np.ndarray] = ()
-    """[R, T] the critic's value of the state before each token, before the update, for functions that require "values";
-    these return gae.Estimates."""
+    per_token: Sequence[Mapping[str, np.ndarray]] = ()
+    """[R] [T] arrays that a method keeps of the tokens (Rollout.per_token), likewise."""
     gamma: float = 1.0
-    """algo.critic.gamma."""
+    """Discount, which a method may set (Method.scores) ..."""
     lam: float = 1.0
-    """algo.critic.lam."""
+    """... and lambda."""
     max_length: int = 0
     """rollout.max_new_tokens."""
     step: int = 0
@@ -147,12 +146,10 @@ class LossInputs:
     """[N, ...] statistics of the logits that a function requires ("stat:<name>"), with gradient."""
     old_stats: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """The same at the weights that sampled ("old_stat:<name>"); {} where those are the current ones."""
-    old_values: torch.Tensor | None = None
-    """[N] of the critic before the update; None without one, as what follows."""
-    targets: torch.Tensor | None = None
-    """[N] what the critic is trained towards; NaN where it is not."""
-    total_values: float = 0.0
-    """Trained tokens of the optimizer step that have a target, over all processes."""
+    per_token: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """[N] what Rollout.per_token holds by the names that the loss of a head reads (heads.Head.reads); NaN = nothing."""
+    known: Mapping[str, float] = field(default_factory=dict)
+    """Trained tokens of the optimizer step of which it holds something, by the same names, over all processes."""
     prepared: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """[N] or numbers: what the function's own `prepare` made of the whole optimizer step; values of rollouts are spread
     over their tokens."""
@@ -216,10 +213,10 @@ def requires(*what: str) -> Callable[[Any], Any]:
     """Says what a function needs beyond the rewards or log-probabilities that are there; braces hold its options.
 
     "reference", "entropy", "stat:<name>", "old_stat:<name>"; before the loss "greedy", "tokens", "texts", "token_kl",
-    "turns", "plans" = the plan of each turn, "steps" = values of steps, "values" = those of algo.critic, "parts" =
-    reads the reward parts instead of the reward, "local" = the groups of its own process suffice; "step" = its
-    `prepare` needs the current log-probabilities (and entropy, statistics) of the whole optimizer step, which costs a
-    pass without gradient before it. A `prepare` without "step" gets zeros for them and costs nothing.
+    "turns", "plans" = the plan of each turn, "steps" = values of steps, a name of config.sections.GIVEN = what a method
+    keeps, "parts" = reads the reward parts instead of the reward, "local" = the groups of its own process suffice;
+    "step" = its `prepare` needs the current log-probabilities (and entropy, statistics) of the whole optimizer step,
+    which costs a pass without gradient before it. A `prepare` without "step" gets zeros for them and costs nothing.
     """
     def mark(function: Any) -> Any:
         function.requires = frozenset(what)
@@ -229,12 +226,12 @@ def requires(*what: str) -> Callable[[Any], Any]:
 
 @dataclass(frozen=True, eq=False)
 class Estimates:
-    """What an advantage with a critic makes of R rollouts."""
+    """What an advantage that a head learns from (models/heads.py) makes of R rollouts."""
 
     advantages: Sequence[torch.Tensor]
     """[R, T]; 0 on tokens that are not trained."""
     targets: Sequence[torch.Tensor]
-    """[R, T] what the critic is trained towards; NaN where it is not."""
+    """[R, T] what the head is trained towards; NaN where it is not."""
 
     def __len__(self) -> int:
         return len(self.advantages)

@@ -1,4 +1,4 @@
-"""Linear layers on the policy's hidden states: a method's (a critic), and the head of a reward model.
+"""Linear layers on the policy's hidden states: a method's, and the head of a reward model.
 
 They read what enters the output layer in the passes that are computed anyway, and are state of the trainer, with their
 optimizer group. Their weights are in no folder of the model, and an exported model has none; but those of a reward
@@ -55,6 +55,8 @@ class Head(torch.nn.Module):
     """Of its state in checkpoints, and of its metrics."""
     file: ClassVar[str] = ""
     """Beside the model's own weights; empty = it is state of the trainer alone."""
+    reads: ClassVar[tuple[str, ...]] = ()
+    """Names of Rollout.per_token that its loss looks at."""
 
     def __init__(self, width: int, settings: Learning, device: torch.device | str = "cpu"):
         super().__init__()

@@ -1,5 +1,4 @@
-"""Rewards -> advantages: shaping, the KL in the reward, the critic's values, the advantage, and which rollouts are
-trained on.
+"""Rewards -> advantages: shaping, the KL in the reward, the advantage, and which rollouts are trained on.
 
 What the functions look at is gathered over all processes, in the order of the groups' numbers, so that a step of
 several processes gives each rollout what a step of one does.
@@ -77,12 +76,12 @@ class Credit:
 
     def teaches(self, group: Group) -> bool | None:
         """Whether the shaped rewards of a group give any of its answers an advantage. An advantage over the whole step
-        is taken to: where what it reads, rewards or parts, differs. None where the critic, or a shaping over the whole
-        step, decides.
+        is taken to: where what it reads, rewards or parts, differs. None where what a method reads first, or
+        a shaping over the whole step, decides.
         """
         shaping, advantage = self.algorithm.shaping, self.algorithm.advantage
         needs = frozenset[str]().union(*(f.requires for f in (*shaping, advantage)))
-        if "values" in needs or not all("local" in f.requires for f in shaping):
+        if any(m.overrides("read") for m in self.algorithm.methods) or not all("local" in f.requires for f in shaping):
             return None
         s = self._shaped(_scores([_facts(group, needs, None, self.task, self._plan if "plans" in needs else None,
                                          self._steps if "steps" in needs else None)],
@@ -94,7 +93,7 @@ class Credit:
         return any(len({*values[~values.isnan()].tolist()}) > 1 for values in read)
 
     def _credits(self, everyone: Sequence[_Facts], step: int) -> dict[tuple[str, int], tuple[Any, Any, bool, float]]:
-        """Advantage, targets of the critic, whether it is trained on, and shaped reward of each rollout, by group and
+        """Advantage, targets of a head, whether it is trained on, and shaped reward of each rollout, by group and
         place in it."""
         if not everyone:
             return {}
@@ -108,8 +107,8 @@ class Credit:
         return dict(zip([(f.id, i) for f in everyone for i in range(len(f.rewards))], values, strict=True))
 
     def metrics(self) -> dict[str, float]:
-        """Of the last call, over all processes: reward/shaped with a shaping, kl where it is in the reward, critic/*
-        with a critic.
+        """Of the last call, over all processes: reward/shaped with a shaping, kl where it is in the reward, and
+        what methods say.
         """
         return self._metrics
 
@@ -120,7 +119,7 @@ class Credit:
 
     def _advantages(self, s: Scores, everyone: Sequence[_Facts]
                     ) -> tuple[Sequence[float | np.ndarray], Sequence[np.ndarray | None]]:
-        """Returns advantages, and targets of the critic, of all rollouts."""
+        """Returns advantages, and targets of a head, of all rollouts."""
         if self.reference and not s.kl:
             penalty = torch.tensor([k for f in everyone for k in f.kl_sums], dtype=torch.float64)
             s = replace(s, rewards=s.rewards - s.kl_coef * penalty)
@@ -214,7 +213,7 @@ class _Facts:
     kl_sums: Sequence[float] = ()
     tokens: Sequence[np.ndarray] = ()
     masks: Sequence[np.ndarray] = ()
-    values: Sequence[np.ndarray] = ()
+    per_token: Sequence[Mapping[str, np.ndarray]] = ()
     turns: Sequence[Sequence[ActionCredit]] = ()
     extra: Sequence[Mapping[str, Any]] = ()
     steps: Sequence[Sequence[tuple[int, int, float]]] = ()
@@ -236,7 +235,7 @@ def _facts(group: Group, needs: frozenset[str], kl: Sequence[np.ndarray] | None,
         tokens=[r.completion.tokens for r in rollouts] if "tokens" in needs else (),
         masks=masks if {"tokens", "turns", "steps", *GIVEN} & needs else (),
         steps=[cut(r) for r in rollouts] if cut else (),
-        values=[r.values for r in rollouts if r.values is not None] if "values" in needs else (),
+        per_token=[dict(r.per_token) for r in rollouts] if needs & GIVEN.keys() else (),
         turns=[_actions(r, _turn_weights(r, group, task), plan) for r in rollouts] if "turns" in needs else (),
         extra=[dict(r.completion.extra) for r in rollouts] if needs & GIVEN.keys() else (),
         kl=kl if kl is not None and "token_kl" in needs else (),
@@ -289,7 +288,7 @@ def _scores(groups: Sequence[_Facts], max_length: int, kl_coef: float, step: int
         greedy=numbers(g.greedy for g in groups for _ in g.rewards),
         truncated=torch.tensor([t for g in groups for t in g.truncated], dtype=torch.bool),
         tokens=[t for g in groups for t in g.tokens], masks=[m for g in groups for m in g.masks],
-        values=[v for g in groups for v in g.values],
+        per_token=[p for g in groups for p in g.per_token],
         turns=[t for g in groups for t in g.turns], extra=[e for g in groups for e in g.extra],
         steps=[s for g in groups for s in g.steps],
         kl=[k for g in groups for k in g.kl],
@@ -303,7 +302,8 @@ def _number(value: float | None) -> float:
 
 def _credited(rollout: Rollout, advantage: float | np.ndarray, targets: np.ndarray | None, trained: bool) -> Rollout:
     own = float(advantage) if np.ndim(advantage) == 0 else np.asarray(advantage)
-    return replace(rollout, advantage=own, targets=targets, trained=trained)
+    kept = rollout.per_token if targets is None else {**rollout.per_token, "targets": targets}
+    return replace(rollout, advantage=own, per_token=kept, trained=trained)
 
 
 def _applied(setting: str, function: Bound, s: Scores) -> Any:

@@ -70,6 +70,10 @@ class Trained:
             return math.nan
         return np.pad(values[self.own], (len(self.mask) - (self.own.stop - self.own.start), 0))
 
+    def kept(self, name: str) -> np.ndarray | float:
+        """Returns what this row has of Rollout.per_token; NaN where that has no such name."""
+        return self.of(self.rollout.per_token.get(name))
+
     def among(self, whole: np.ndarray | None, values: np.ndarray) -> np.ndarray:
         """Returns the rollout's values with those of this row [T, ...] in their places; 0 where there are none yet."""
         if self.row is self.rollout.completion:
@@ -109,8 +113,8 @@ class Minibatch:
     pack: Callable[[Sequence[Piece]], Batch]
     total_tokens: float
     total_sequences: float
-    total_values: float = 0.0
-    """Trained tokens that have a target for the critic, likewise."""
+    known: Mapping[str, float] = field(default_factory=dict)
+    """Trained tokens of which Rollout.per_token holds something, by the names that the head reads, likewise."""
     prepared: Prepared = field(default_factory=dict)
     """What the objective made of the whole step: numbers, or values of all tokens, rollout after rollout."""
 
@@ -169,10 +173,11 @@ def make_minibatch(policy: Policy, part: Sequence[Numbered], config: Config, tex
                           [t.row.shown for t in rollouts], [t.place if together else t.unit for t in rollouts])
     pack = partial(policy.pack, settings=config.train)
     batches = [MicroBatch(pieces, pack(pieces)) for pieces in planned]
-    tokens, sequences, values = comm.total(
+    names = policy.head.reads if policy.head else ()
+    tokens, sequences, *known = comm.total(
         float(sum(t.mask.sum() for t in rollouts)), float(len({t.unit for t in rollouts if t.mask.any()})),
-        float(sum((t.mask & ~np.isnan(t.of(t.rollout.targets))).sum() for t in rollouts)))
-    return Minibatch(rollouts, batches, pack, tokens, sequences, values)
+        *(float(sum((t.mask & ~np.isnan(t.kept(name))).sum() for t in rollouts)) for name in names))
+    return Minibatch(rollouts, batches, pack, tokens, sequences, dict(zip(names, known, strict=True)))
 
 
 def _number(value: Any) -> float:
@@ -208,7 +213,7 @@ def no_grad_passes(policy: Policy, part: Minibatch, algorithm: Algorithm, severa
 
 
 def _take_old(part: Minibatch) -> bool:
-    """Fills in old log-probabilities that the pass for the critic has found; returns whether it did, on all processes
+    """Fills in old log-probabilities that a method's pass has found; returns whether it did, on all processes
     alike.
     """
     if any(t.rollout.old_logprobs is None for t in part.rollouts):
@@ -284,7 +289,6 @@ def _inputs(part: Minibatch, order: Sequence[int], ids: torch.Tensor, stats: Tok
         return tensor([[value(t) for t in firsts]], kind)
 
     old = stats.logprobs.detach() if old is None else old.to(ids.device)
-    judged = "values" in algorithm.requires
     same = per_token(lambda t: t.rollout.train_prompt is None, np.bool_)
     sampled = per_token(lambda t: t.row.logprobs)
     tokens = "tokens" in algorithm.objective.requires
@@ -298,9 +302,8 @@ def _inputs(part: Minibatch, order: Sequence[int], ids: torch.Tensor, stats: Tok
         entropy=stats.entropy, stats=stats.more, step=step, seed=config.seed,
         tokens=per_token(lambda t: t.row.tokens, np.int64) if tokens else None,
         turns=per_token(_places, np.int64) if "turns" in algorithm.objective.requires else None,
-        texts=[text for r in order for text in part.rollouts[r].texts], total_values=part.total_values,
-        old_values=per_token(lambda t: t.of(t.rollout.values)) if judged else None,
-        targets=per_token(lambda t: t.of(t.rollout.targets)) if judged else None,
+        texts=[text for r in order for text in part.rollouts[r].texts], known=part.known,
+        per_token={name: per_token(partial(Trained.kept, name=name)) for name in part.known},
         rewards=per_rollout(lambda t: np.nan if t.rollout.reward is None else t.rollout.reward),
         outcome=per_rollout(lambda t: bool(t.rollout.correct), np.bool_),
         group=per_rollout(lambda t: t.place, np.int64),

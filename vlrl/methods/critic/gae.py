@@ -140,14 +140,14 @@ def value_loss(x: LossInputs, values: torch.Tensor, clip: float | None = None) -
 
     Metrics are scaled like those of the objective, which are divided by the trained tokens.
     """
-    assert x.targets is not None and x.old_values is not None
-    known = (x.mask > 0) & ~x.targets.isnan()
-    targets = torch.where(known, x.targets, 0.0)
+    before, targets = x.per_token["values"], x.per_token["targets"]
+    known = (x.mask > 0) & ~targets.isnan()
+    targets = torch.where(known, targets, 0.0)
     errors, clipped = (values - targets) ** 2, torch.zeros_like(known)
     if clip is not None:
-        near = (x.old_values + (values - x.old_values).clamp(-clip, clip) - targets) ** 2
+        near = (before + (values - before).clamp(-clip, clip) - targets) ** 2
         clipped, errors = known & (near > errors), torch.maximum(near, errors)
-    count = max(x.total_values, 1.0)
+    count = max(x.known["targets"], 1.0)
     loss = 0.5 * (errors * known * x.weights).sum() / count
     share = x.total_tokens / count
     return loss, {"critic/loss": loss.detach() * x.total_tokens, "critic/clip_frac": clipped.sum() * share}
@@ -178,4 +178,4 @@ def _decisions(s: Scores, i: int, trained: np.ndarray) -> _Decisions:
     np.add.at(paid, (np.searchsorted(trained, ends) - 1).clip(0), rewards_of(s.turns[i], float(s.rewards[i])))
     penalty = s.kl_coef * np.asarray(s.kl[i], np.float64)[trained] if s.kl else np.zeros(len(trained))
     _, first = np.unique(np.searchsorted(ends, trained, side="right"), return_index=True)
-    return _Decisions(paid, penalty, np.asarray(s.values[i], np.float64)[trained], first)
+    return _Decisions(paid, penalty, np.asarray(s.per_token[i]["values"], np.float64)[trained], first)

@@ -16,6 +16,8 @@ class Critic(Head):
     from nothing of it during algo.critic.warmup.
     """
 
+    reads = ("values", "targets")
+
     def loss(self, x: Any, values: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         settings: Any = self.settings
         return value_loss(x, values, settings.clip)

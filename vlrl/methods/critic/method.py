@@ -38,7 +38,7 @@ class Values(Method):
         return critic_metrics(groups)
 
     def _check(self, groups: Sequence[Group]) -> None:
-        if any(r.values is not None and r.targets is None for g in groups for r in g.rollouts):
+        if any("values" in r.per_token and "targets" not in r.per_token for g in groups for r in g.rollouts):
             raise ConfigError(f"algo.advantage={self.config.algo.advantage.name!r} gives the critic nothing to learn: "
                               "return inputs.Estimates, with a target for each token, or set algo.critic=null and do "
                               'not require "values"')

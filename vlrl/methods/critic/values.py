@@ -41,7 +41,7 @@ def judged(policy: Policy, groups: Sequence[Group], algorithm: Any) -> list[Grou
     with phase("values"):
         token_values = iter(read_tokens(policy, prompts, answers, config.train, read, 1 + with_logprobs))
     return [replace(g, rollouts=tuple(
-        replace(r, values=own[:, 0], old_logprobs=own[:, 1] if with_logprobs else None)
+        replace(r, per_token={**r.per_token, "values": own[:, 0]}, old_logprobs=own[:, 1] if with_logprobs else None)
         for r, own in zip(g.rollouts, token_values, strict=False))) for g in groups]
 
 
@@ -49,8 +49,8 @@ def critic_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """Returns over all processes, of the values before the update on the tokens that have a target: their mean, that of
     the targets, and the explained variance 1 - Var(target - value) / Var(target), NaN where all targets are equal.
     """
-    pairs = [(r.values, r.targets) for g in groups for r in g.rollouts if r.values is not None and r.targets is not None
-             and r.trained]
+    pairs = [(r.per_token["values"], r.per_token["targets"]) for g in groups for r in g.rollouts
+             if {"values", "targets"} <= r.per_token.keys() and r.trained]
     values, targets = (np.concatenate([np.zeros(0), *arrays]) for arrays in (zip(*pairs, strict=True) if pairs
                                                                               else ((), ())))
     known = ~np.isnan(targets)
