@@ -16,11 +16,6 @@ from typing import Any, Literal, overload
 
 import numpy as np
 
-GUIDED = "guided"
-"""Variant of a second attempt (algo.guided); stored beside the group, or in it where it became a member."""
-REPLACED = "replaced"
-"""Variant of an answer whose place in the group a second attempt has taken (algo.guided.use); stored beside it."""
-
 Parts = dict[str, float | None]
 """Raw reward parts by name, each in its natural range; None marks a rollout that cannot be scored."""
 
@@ -527,7 +522,9 @@ class Rollout:
     variant: str = ""
     """Name of the Variant that it was drawn with; empty for the sample as it is."""
     trained: bool = True
-    """False = left out of the update, by algo.batch."""
+    """False = left out of the update, by algo.batch; of an answer aside, True = a method learns from it."""
+    moved: bool = False
+    """Whether a method has put it into the group, or out of it, once its answers were counted."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Of an evaluation, what Task.metrics says of it."""
 
@@ -546,8 +543,8 @@ class Group:
     """The reward weights in force when it was scored."""
     target: Any = None
     aside: tuple[Rollout, ...] = ()
-    """Answers of variants that are not trained on, a greedy one and second attempts, numbered after the rollouts, and
-    members whose place a second attempt has taken; in no statistic of the group."""
+    """Answers of variants that are not trained on, a greedy one, and what methods add, numbered after the rollouts; in
+    no statistic of the group."""
 
     @property
     def rewards(self) -> list[float | None]:
@@ -555,8 +552,13 @@ class Group:
 
     @property
     def plain(self) -> list[Rollout]:
-        """The answers that no second attempt is among: those of the group, and those whose place one has taken."""
-        return [*(r for r in self.rollouts if r.variant != GUIDED), *(r for r in self.aside if r.variant == REPLACED)]
+        """The answers that were drawn as the group, whatever a method has made of it since."""
+        return [*(r for r in self.rollouts if not r.moved), *(r for r in self.aside if r.moved)]
+
+    @property
+    def beside(self) -> list[Rollout]:
+        """The answers aside that a method learns from."""
+        return [r for r in self.aside if r.trained]
 
     @property
     def zero_variance(self) -> bool:

@@ -12,9 +12,9 @@ from vlrl.config.base import Named
 from vlrl.distributed import comm
 
 F64 = torch.float64
-PER_ROLLOUT = {"rewards", "outcome", "group", "lengths", "difficulty", "identity", "guided"}
+PER_ROLLOUT = {"rewards", "outcome", "group", "lengths", "difficulty", "identity"}
 
-_KINDS = {"group": torch.int64, "identity": torch.int64, "outcome": torch.bool, "guided": torch.bool}
+_KINDS = {"group": torch.int64, "identity": torch.int64, "outcome": torch.bool}
 
 
 def flat(logp, old=None, adv=None, rollout=None, mask=None, **more) -> LossInputs:
@@ -101,6 +101,7 @@ def process(x: LossInputs, rollouts: list[int]) -> LossInputs:
     p = part(x, rollouts)
     new = torch.full((len(x.lengths),), -1).index_put((torch.tensor(rollouts),), torch.arange(len(rollouts)))
     own = {k: getattr(x, k)[rollouts] for k in PER_ROLLOUT if getattr(x, k) is not None}
+    own["variants"] = {name: of[rollouts] for name, of in x.variants.items()}
     return replace(p, **own, rollout_id=new[p.rollout_id])
 
 

@@ -84,7 +84,7 @@ def test_by_hand(name, options, logp, old, adv, ids, value, slope):
 
 def test_second_attempts_in_a_group_by_hand():
     """The first rollout as under ppo_clip, the second one -A p / (p + shape), whatever its ratio."""
-    x = flat([*LOGP, log(0.1)], [*OLD, -9.0], [*ADV, 2.0], [*IDS, 1], guided=[False, True])
+    x = flat([*LOGP, log(0.1)], [*OLD, -9.0], [*ADV, 2.0], [*IDS, 1], variants={"guided": torch.tensor([False, True])})
     per_token, metrics = run(bound(LOSSES, "critique_grpo", shape=0.2), x)
     p, q = E(-2.5), 0.1
     assert per_token.tolist() == pytest.approx([-2 * E(0.1), -1.2, p / (p + 0.2), -2 * q / 0.3], abs=1e-5)
@@ -99,7 +99,7 @@ def test_second_attempts_in_a_group_token_by_token():
     for seed in range(200):
         x = random_step(seed)
         guided = (torch.rand(len(x.lengths), generator=torch.Generator().manual_seed(seed)) < 0.3)
-        x, shape = replace(x, guided=guided), 0.05 + 0.01 * (seed % 20)
+        x, shape = replace(x, variants={"guided": guided}), 0.05 + 0.01 * (seed % 20)
         per_token, _ = run(bound(LOSSES, "critique_grpo", shape=shape, clip_high=0.28), x)
         wanted = []
         for i, r in enumerate(x.rollout_id.tolist()):
@@ -109,7 +109,7 @@ def test_second_attempts_in_a_group_token_by_token():
                           -min(ratio * a, min(max(ratio, 0.8), 1.28) * a))
         assert per_token.tolist() == pytest.approx(wanted, abs=1e-6)
         plain, _ = run(bound(LOSSES, "ppo_clip", clip_high=0.28), x)
-        none, _ = run(bound(LOSSES, "critique_grpo", clip_high=0.28), replace(x, guided=~guided & guided))
+        none, _ = run(bound(LOSSES, "critique_grpo", clip_high=0.28), replace(x, variants={"guided": ~guided & guided}))
         assert torch.equal(plain, none)
 
 

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from tests.helpers import credited_groups, load, settings
 from vlrl.algo.named import bind
 from vlrl.config.base import Named
+from vlrl.config.sections import GUIDED, REPLACED
 from vlrl.errors import ConfigError
 from vlrl.methods.second_attempts.guidance import WORDS, Tried, critique, hint, of_task, solution, true_answer
 from vlrl.methods.second_attempts.keep import Attempted, answer_start, correct, explains
-from vlrl.methods.second_attempts.members import hinted, join, replaced
+from vlrl.methods.second_attempts.members import hinted, join, marked, replaced, second_attempts
 from vlrl.rewards.text import answer_place, parse_answer
 from vlrl.task import Task
-from vlrl.task.variants import GUIDED, REPLACED, second_attempts
 from vlrl.types import Answer, Sample
 
 GIVEN = "<think>Two rows of four.</think><answer>8</answer>"
@@ -96,7 +96,7 @@ def group_of(scene, right=(False, True), firsts=(False, False, False), under=Non
 
 def test_one_kept_attempt_joins(scene):
     group = group_of(scene, (False, True, True))
-    out = join(group)
+    out = marked(join(group))
     assert [r.index for r in out.rollouts] == [0, 1, 2, 4] and out.rollouts[3].train_prompt is group.prompt
     assert [(r.index, r.trained) for r in out.aside] == [(3, False), (5, False)] and not second_attempts(out)
     assert [r.index for r in out.plain] == [0, 1, 2] and out.prompt is group.prompt
@@ -105,7 +105,7 @@ def test_one_kept_attempt_joins(scene):
 
 
 def test_one_kept_attempt_takes_the_place_of_the_last_wrong_answer(scene):
-    out = replaced(group_of(scene, (True, True), firsts=(False, False, None)))
+    out = marked(replaced(group_of(scene, (True, True), firsts=(False, False, None))))
     assert [r.index for r in out.rollouts] == [0, 3, 2] and out.rollouts[1].variant == GUIDED
     gone = out.aside[-1]
     assert (gone.index, gone.variant, gone.trained) == (1, REPLACED, False) and gone.sampled_prompt == out.prompt.text
@@ -117,7 +117,7 @@ def test_one_kept_attempt_takes_the_place_of_the_last_wrong_answer(scene):
 def test_the_hinted_group_takes_the_place_of_the_group(scene):
     first, second = scene[2][1].prompt, scene[2][2].prompt
     group = group_of(scene, (False, False, True, False), under=[first, first, second, second])
-    out = hinted(group)
+    out = marked(hinted(group))
     assert out.prompt is second and [r.index for r in out.rollouts] == [5, 6]
     assert all(r.train_prompt is None and r.trained and r.variant == GUIDED for r in out.rollouts)
     assert sorted((r.index, r.variant, r.trained) for r in out.aside) == [

@@ -11,18 +11,19 @@ from tests.rollout.acting import Acting, engine_of
 from tests.rollout.test_branching import Counting
 from vlrl.algo.algorithm import Algorithm
 from vlrl.config import validate
+from vlrl.config.sections import GUIDED
 from vlrl.curriculum import Draw
 from vlrl.engine.hf import HFEngine
 from vlrl.errors import ConfigError, TaskError
 from vlrl.methods.second_attempts import attempts as guided
 from vlrl.methods.second_attempts.attempts import failed
 from vlrl.methods.second_attempts.guidance import guidance_of
+from vlrl.methods.second_attempts.members import second_attempts
 from vlrl.monitoring.metrics import Clock
 from vlrl.rollout.episodes import opened
 from vlrl.rollout.generate import AcceptedDraw, Answering
 from vlrl.task import Task, guided_messages
 from vlrl.task.base import fill
-from vlrl.task.variants import GUIDED, second_attempts
 from vlrl.types import Media, Sample
 
 GUIDED_ALGO = {"guided": {"answers": 3}}

@@ -15,12 +15,13 @@ from tests.helpers import credited_groups, load, second_of, settings
 from tests.rollout.acting import played
 from tests.training.test_update import Recorder, assert_close, gradients
 from vlrl.algo.advantage import grpo
+from vlrl.config.sections import GUIDED
 from vlrl.distributed import comm
 from vlrl.errors import TrainingError
 from vlrl.methods.second_attempts import update as guided
+from vlrl.methods.second_attempts.members import second_attempts
 from vlrl.models import oom
 from vlrl.models.packing import make_batch, pieces_of
-from vlrl.task.variants import GUIDED, second_attempts
 from vlrl.training.advantages import credit
 from vlrl.training.minibatch import split
 from vlrl.training.update import update

@@ -235,7 +235,7 @@ WIDE = {"kl_cov": {"share": 0.3}, "clip_cov": {"share": 0.3, "cov_low": -1.0}, "
 def slope(name, on_policy, **options):
     """d loss / d logp of a term, [N]."""
     x = random_step(5, gap=1.0)
-    x = replace(x, guided=torch.arange(len(x.lengths)) % 3 == 0)  # of critique_grpo alone
+    x = replace(x, variants={"guided": torch.arange(len(x.lengths)) % 3 == 0})  # of critique_grpo alone
     if on_policy:
         x = replace(x, old_logprobs=x.logprobs.detach(), old_stats={})
     values, _ = run(bound(LOSSES, name, **{**WIDE.get(name, {}), **options}), x)

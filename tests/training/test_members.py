@@ -13,15 +13,15 @@ from tests.training.test_update import assert_close, gradients
 from vlrl import config as configs
 from vlrl.algo.advantage import grpo
 from vlrl.algo.algorithm import Algorithm
+from vlrl.config.sections import GUIDED
 from vlrl.curriculum import Draw, Outcome
 from vlrl.errors import ConfigError
 from vlrl.methods.demonstrations.draw import Demonstrator
 from vlrl.methods.second_attempts import attempts as guided
-from vlrl.methods.second_attempts.members import USES, hinted, join, replaced
+from vlrl.methods.second_attempts.members import USES, hinted, join, marked, replaced, second_attempts
 from vlrl.models.packing import make_batch, pieces_of
 from vlrl.store import RunFolder
 from vlrl.task import Task
-from vlrl.task.variants import GUIDED, second_attempts
 from vlrl.training.advantages import credit
 from vlrl.training.loop import train
 from vlrl.training.minibatch import split
@@ -169,7 +169,7 @@ def test_without_a_kept_attempt_it_is_the_objective_bit_for_bit(scene, use):
 def test_advantages_are_those_of_the_whole_group(scene):
     group = plainly(scene[1])[0]
     for use, rewards in ((join, [0.0, 0.1, 1.0]), (replaced, [0.0, 1.0]), (hinted, [1.0, 0.0])):
-        out, = credit([use(group)], grpo)
+        out, = credit([marked(use(group))], grpo)
         values = np.array(rewards)
         wanted = (values - values.mean()) / (values.std(ddof=1) + 1e-4)
         assert [float(r.advantage) for r in out.rollouts] == pytest.approx(wanted.tolist(), abs=1e-5)

@@ -16,12 +16,12 @@ from vlrl.curriculum import Draw
 from vlrl.errors import ConfigError, DataError
 from vlrl.methods.preferences import dpo as preferences
 from vlrl.methods.preferences.dpo import PreferenceSource, preferring
+from vlrl.methods.second_attempts.members import second_attempts
 from vlrl.models.packing import make_batch, pieces_of
 from vlrl.rollout.draws import Draws
 from vlrl.rollout.generate import AcceptedDraw
 from vlrl.store import RunFolder
 from vlrl.task import Task
-from vlrl.task.variants import second_attempts
 from vlrl.tools.stages import rounds
 from vlrl.training.advantages import Credit
 from vlrl.types import Sample

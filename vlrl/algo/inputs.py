@@ -138,8 +138,9 @@ class LossInputs:
     """[R] number of each rollout's group on this process. A group never spans optimizer steps or processes."""
     difficulty: torch.Tensor | None = None
     """[R] difficulty of the row in [0, 1], 1 = hardest; NaN = the row does not say."""
-    guided: torch.Tensor | None = None
-    """[R] bool: second attempts among the rollouts (algo.guided), which were not sampled under this prompt."""
+    variants: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """[R] bool: answers of a variant that were not sampled under this prompt, for functions that require
+    "variant:<name>"."""
     identity: torch.Tensor | None = None
     """[R] int64, a number that tells rollouts apart and is the same on whatever process, in whatever order."""
     stats: Mapping[str, torch.Tensor] = field(default_factory=dict)
@@ -212,11 +213,12 @@ def everywhere(values: torch.Tensor) -> torch.Tensor:
 def requires(*what: str) -> Callable[[Any], Any]:
     """Says what a function needs beyond the rewards or log-probabilities that are there; braces hold its options.
 
-    "reference", "entropy", "stat:<name>", "old_stat:<name>"; before the loss "greedy", "tokens", "texts", "token_kl",
-    "turns", "plans" = the plan of each turn, "steps" = values of steps, a name of config.sections.GIVEN = what a method
-    keeps, "parts" = reads the reward parts instead of the reward, "local" = the groups of its own process suffice;
-    "step" = its `prepare` needs the current log-probabilities (and entropy, statistics) of the whole optimizer step,
-    which costs a pass without gradient before it. A `prepare` without "step" gets zeros for them and costs nothing.
+    "reference", "entropy", "stat:<name>", "old_stat:<name>", "variant:<name>"; before the loss "greedy", "tokens",
+    "texts", "token_kl", "turns", "plans" = the plan of each turn, "steps" = values of steps, a name of
+    config.sections.GIVEN = what a method keeps, "parts" = reads the reward parts instead of the reward, "local" = the
+    groups of its own process suffice; "step" = its `prepare` needs the current log-probabilities (and entropy,
+    statistics) of the whole optimizer step, which costs a pass without gradient before it. A `prepare` without "step"
+    gets zeros for them and costs nothing.
     """
     def mark(function: Any) -> Any:
         function.requires = frozenset(what)

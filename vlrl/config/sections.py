@@ -42,6 +42,9 @@ SECTIONS = {
 _SETTINGS = Table({name: entry.settings for name, entry in SECTIONS.items()})
 METHODS = Table({name: entry.method for name, entry in SECTIONS.items()})
 """Section -> the class of its method."""
+GUIDED, REPLACED = VARIANTS = ("guided", "replaced")
+"""Names that answers of methods have among the variants of a sample: that of a second attempt (algo.guided), and of an
+answer whose place in the group one has taken."""
 GIVEN = Table({
     "nodes": "vlrl.methods.tree.settings:without_nodes",
     "values": "vlrl.methods.critic.settings:without_values",

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 from vlrl.config.schema import Config
 from vlrl.distributed import comm
-from vlrl.task.variants import second_attempts
 from vlrl.types import Group, Prompt
 
 Cost = Callable[[Prompt, Sequence[int]], float]
@@ -36,7 +35,7 @@ def tokens(prompt: Prompt, answers: Sequence[int]) -> float:
 def group_cost(group: Group, cost: Cost) -> float:
     """Returns the work of training on a group; answers of one prompt share it."""
     by_prompt: dict[int, tuple[Prompt, list[int]]] = {}
-    for rollout in (*group.rollouts, *second_attempts(group)):
+    for rollout in (*group.rollouts, *group.beside):
         prompt = rollout.train_prompt or group.prompt
         by_prompt.setdefault(id(prompt), (prompt, []))[1].extend(rollout.completion.lengths)
     return sum(cost(prompt, answers) for prompt, answers in by_prompt.values())

@@ -223,7 +223,8 @@ class Answering:
             alone = make_group(self.task, a.sample, a.prompt, answers, group_id=group.id, split=group.split,
                                step=self.step, likely=known, policy_step=self.policy_step, score=self.score,
                                served=self.services)
-            greedy = replace(alone.rollouts[0], index=len(group.rollouts) + len(group.aside), variant=GREEDY)
+            greedy = replace(alone.rollouts[0], index=len(group.rollouts) + len(group.aside), variant=GREEDY,
+                             trained=False)
             out.append(replace(group, aside=(*group.aside, greedy)))
         return out
 
@@ -312,7 +313,8 @@ def make_group(task: Task, sample: Sample, prompt: Prompt, completions: Sequence
                         steps=s.steps, correct=s.correct, parsed=s.parsed, error=s.error,
                         variant=name if c.policy_step is None else KEPT,
                         train_prompt=prompt if name else None, marks=marks,
-                        policy_step=policy_step if c.policy_step is None else c.policy_step)
+                        policy_step=policy_step if c.policy_step is None else c.policy_step,
+                        trained=i < len(members))
                 for i, ((name, c), (s, marks)) in enumerate(zip([*members, *aside], scored, strict=True))]
     return Group(id=group_id, task=task.name, split=split, sample=sample, prompt=prompt,
                  rollouts=tuple(rollouts[:len(members)]), aside=tuple(rollouts[len(members):]),

@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from vlrl.config.registry import failure
+from vlrl.config.sections import VARIANTS
 from vlrl.errors import TaskError, VlrlError
 from vlrl.task.base import Task
-from vlrl.types import GUIDED, REPLACED, Group, Media, Prompt, Rollout, Sample, Variant
+from vlrl.types import Media, Prompt, Sample, Variant
 
 GREEDY = "greedy"
 """Variant of the answer drawn at temperature 0 for an advantage that compares with it; stored beside the group."""
@@ -17,12 +18,7 @@ GREEDY = "greedy"
 KEPT = "kept"
 """Variant of an answer that was kept from an earlier visit to the prompt (Completion.policy_step)."""
 
-_TAKEN = (GREEDY, GUIDED, REPLACED)
-
-
-def second_attempts(group: Group) -> list[Rollout]:
-    """Returns the second attempts beside a group that are learned from."""
-    return [r for r in group.aside if r.variant == GUIDED and r.trained]
+_TAKEN = (GREEDY, *VARIANTS)
 
 
 def has_variants(task: Task) -> bool:

@@ -29,7 +29,7 @@ from vlrl.models.logprobs import Statistic, TokenStats, zero_stats
 from vlrl.models.oom import each_batch, halves
 from vlrl.models.packing import Batch, Piece
 from vlrl.models.policy import Policy
-from vlrl.types import GUIDED, Completion, Group, Rollout
+from vlrl.types import Completion, Group, Rollout
 
 
 @dataclass(frozen=True, eq=False)
@@ -308,8 +308,14 @@ def _inputs(part: Minibatch, order: Sequence[int], ids: torch.Tensor, stats: Tok
         outcome=per_rollout(lambda t: bool(t.rollout.correct), np.bool_),
         group=per_rollout(lambda t: t.place, np.int64),
         difficulty=per_rollout(lambda t: _number(t.group.sample.difficulty)),
-        guided=per_rollout(lambda t: t.rollout.variant == GUIDED and t.rollout.train_prompt is not None, np.bool_),
+        variants={name: per_rollout(partial(_is_variant, name), np.bool_) for name in (
+            what.removeprefix("variant:") for what in algorithm.objective.requires if what.startswith("variant:"))},
         identity=per_rollout(lambda t: _identity(t.rollout), np.int64))
+
+
+def _is_variant(name: str, row: Trained) -> bool:
+    """Whether it is an answer of a variant that was sampled under another prompt."""
+    return row.rollout.variant == name and row.rollout.train_prompt is not None
 
 
 def _places(row: Trained) -> np.ndarray:

@@ -21,6 +21,7 @@ _Share = Annotated[float, Field(ge=0, le=1)]
 _Count = Annotated[int, Field(ge=1)]
 
 
+@requires("variant:guided")
 def critique_grpo(x: LossInputs, shape: _AboveZero = 0.1, clip_low: Reach = 0.2,
                   clip_high: Reach = 0.2) -> tuple[torch.Tensor, Metrics]:
     """Returns PPO's clipped term per token, and -A p / (p + shape) of second attempts, p = exp(logp) under the prompt
@@ -29,9 +30,9 @@ def critique_grpo(x: LossInputs, shape: _AboveZero = 0.1, clip_low: Reach = 0.2,
     Critique-GRPO (arXiv 2506.03106). For algo.guided.use=join.
     """
     clipped_term, metrics = surrogate(x, x.log_ratio.exp(), clip_low, clip_high)
-    if x.guided is None:
+    if "guided" not in x.variants:
         return clipped_term, metrics
-    guided, p = x.spread(x.guided), x.logprobs.exp()
+    guided, p = x.spread(x.variants["guided"]), x.logprobs.exp()
     term = torch.where(guided, -x.advantages * p / (p + shape), clipped_term)
     clipped = metrics["clipped"] & ~guided
     return term, {**metrics, "clipped": clipped, "guided/term": (term.detach() * guided * x.mask).sum()}

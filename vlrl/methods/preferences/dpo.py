@@ -1,7 +1,7 @@
 """Direct preference optimisation on given pairs: rows with a `solution` and a `rejected` answer to the same prompt.
 
 Direct Preference Optimization (arXiv 2305.18290), on the data path of supervised fine-tuning: a group holds the
-rejected answer, and the preferred one beside it as algo.guided has it (algo/guided.py, dpo). The reference is the model
+rejected answer, and the preferred one beside it as algo.guided has it (its loss dpo). The reference is the model
 that the run begins with. The objective itself has no gradient: nobody sampled these answers, and their advantage is 0.
 """
 
@@ -15,6 +15,7 @@ from vlrl.config.algo import AlgoSettings
 from vlrl.config.base import Named
 from vlrl.config.loading import derived
 from vlrl.config.schema import Config
+from vlrl.config.sections import GUIDED
 from vlrl.errors import DataError
 from vlrl.rollout.demonstrations import demonstrated
 from vlrl.rollout.draws import Draws
@@ -24,7 +25,7 @@ from vlrl.rollout.partial import PartialGroup
 from vlrl.training.loop import train as train_loop
 from vlrl.training.session import Session
 from vlrl.training.sft import supervised
-from vlrl.types import GUIDED, Group, Rollout
+from vlrl.types import Group, Rollout
 
 
 class PreferenceSource(GroupSource):

@@ -17,17 +17,17 @@ from typing import Any
 
 from vlrl.algo.named import bind
 from vlrl.config.schema import Config
+from vlrl.config.sections import GUIDED
 from vlrl.distributed import comm
 from vlrl.engine.base import Engine
 from vlrl.errors import ConfigError, DataError
 from vlrl.methods.second_attempts.guidance import WORDS, Tried
 from vlrl.methods.second_attempts.keep import KEEPS, Attempted, Read
-from vlrl.methods.second_attempts.members import USES
+from vlrl.methods.second_attempts.members import USES, marked, second_attempts
 from vlrl.models.processing import Encoder, PromptTooLong
 from vlrl.rewards.text import answer_place
 from vlrl.task import Task
 from vlrl.task.environment import has_environment
-from vlrl.task.variants import GUIDED, second_attempts
 from vlrl.types import Answer, Completion, Group, Prompt, Request, Sample
 
 log = logging.getLogger(__name__)
@@ -149,7 +149,7 @@ class Guiding:
 
     def taught(self, group: Group) -> Group:
         """Returns the group as algo.guided.use has it trained."""
-        out = self.use(group)
+        out = marked(self.use(group))
         learned = [r for r in (*out.rollouts, *out.aside) if r.trained]
         self.counts.members += sum(r.variant == GUIDED for r in out.rollouts)
         for r in learned:

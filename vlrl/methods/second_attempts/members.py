@@ -10,8 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from vlrl.task.variants import GUIDED, REPLACED, second_attempts
+from vlrl.config.sections import GUIDED, REPLACED
 from vlrl.types import Group, Rollout
+
+
+def second_attempts(group: Group) -> list[Rollout]:
+    """Returns the second attempts beside a group that are learned from."""
+    return [r for r in group.beside if r.variant == GUIDED]
+
+
+def marked(group: Group) -> Group:
+    """Returns a group that algo.guided.use has made, with second attempts among its members and the answers that they
+    replace marked as moved (Group.plain)."""
+    return replace(group, rollouts=tuple(replace(r, moved=True) if r.variant == GUIDED else r for r in group.rollouts),
+                   aside=tuple(replace(r, moved=True) if r.variant == REPLACED else r for r in group.aside))
 
 
 def beside(group: Group) -> Group:

@@ -16,8 +16,8 @@ from vlrl.algo.named import Bound
 from vlrl.distributed import comm
 from vlrl.errors import TrainingError
 from vlrl.methods.second_attempts.loss import Attempts
+from vlrl.methods.second_attempts.members import second_attempts
 from vlrl.models.policy import Policy
-from vlrl.task.variants import second_attempts
 from vlrl.training.minibatch import MicroBatch, Minibatch, Trained
 from vlrl.types import Group, Rollout
 
