@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vlrl.evaluation.report import smooth
+from vlrl.tools.experiments.report import smooth
 
 from .html import Html, el, finite, join, number
 from .marks import COLORS

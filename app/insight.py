@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from vlrl.evaluation.pairs import Item, pair
 from vlrl.evaluation.stats import Interval, mean_ci, paired_gain
+from vlrl.tools.experiments.pairs import Item, pair
 
 from . import AppError
 from .html import finite
@@ -355,7 +355,7 @@ def item(row: _Row) -> Item:
 def matched(first: Sequence[_Row], second: Sequence[_Row]) -> tuple[list[tuple[_Row, _Row]], str]:
     """Returns rows of the same sample on both sides, and what is to be said of those left out and why.
 
-    The same are those of which the media, the prompt and the target are (vlrl.evaluation.pairs).
+    The same are those of which the media, the prompt and the target are (vlrl.tools.experiments.pairs).
     """
     pairing = pair([item(row) for row in first], [item(row) for row in second])
     return [(one.value, other.value) for one, other in pairing.pairs], " ".join(

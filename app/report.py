@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from vlrl.errors import RunError, VlrlError
-from vlrl.evaluation.report import Gain, gains
 from vlrl.monitoring.progress import duration
 from vlrl.store import RunFolder
 from vlrl.store.files import read_json, read_small, write_text
+from vlrl.tools.experiments.report import Gain, gains
 
 from . import cards, curves, film, telling, turns
 from .details import GroupView, RolloutView, box_convention, group, with_marks

@@ -25,8 +25,8 @@ from statistics import fmean
 from learning import changed, run
 
 from vlrl import config
-from vlrl.evaluation import report
 from vlrl.store import RunFolder
+from vlrl.tools.experiments import report
 
 PRESET = "algorithms/decoupled_ppo.yaml"
 FIRST = 2

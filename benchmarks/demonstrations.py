@@ -6,7 +6,7 @@
 
 Every arm has as many steps of as many prompts from the same start; a supervised step learns one given answer to each
 prompt of a step, an RL step draws `group_size` answers to it. Figures are from held-out samples, greedy. Intervals of
-differences are over samples and seeds (vlrl.evaluation.differences). Finished runs are not repeated.
+differences are over samples and seeds (vlrl.tools.experiments.differences). Finished runs are not repeated.
 """
 
 import argparse
@@ -23,9 +23,9 @@ import learning
 import numpy as np
 
 from vlrl import config
-from vlrl.evaluation.compare import Side, compare
 from vlrl.store import RunFolder
 from vlrl.store.files import read_json
+from vlrl.tools.experiments.compare import Side, compare
 from vlrl.training.build_task import make_task
 from vlrl.types import Sample
 

@@ -29,8 +29,8 @@ from typing import Any
 from learning import ROOT, changed, run
 
 from vlrl import config
-from vlrl.evaluation import report
 from vlrl.store import RunFolder
+from vlrl.tools.experiments import report
 
 ENGINES = ("hf", "vllm", "vllm_server")
 PARTS = ("rollout", "train", "sync")

@@ -24,9 +24,9 @@ from hashlib import sha256
 from pathlib import Path
 
 from vlrl import config
-from vlrl.evaluation import report
 from vlrl.models.loading import resolve
 from vlrl.store import RunFolder
+from vlrl.tools.experiments import report
 
 ROOT = Path(__file__).resolve().parent.parent
 

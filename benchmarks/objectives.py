@@ -22,8 +22,8 @@ import numpy as np
 from learning import ROOT, changed, run
 
 from vlrl import config
-from vlrl.evaluation import report
 from vlrl.store import RunFolder
+from vlrl.tools.experiments import report
 
 VARIANTS = ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "sapo", "gmpo", "rloo", "reinforce_pp_baseline", "remax",
             "maxrl", "lite_ppo", "kimi", "top_entropy")

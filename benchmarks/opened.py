@@ -25,10 +25,10 @@ from statistics import fmean, stdev
 from learning import run
 from thinking import CONFIG
 
-from vlrl.evaluation import report
-from vlrl.evaluation.report import Gain
 from vlrl.models.loading import resolve
 from vlrl.store import RunFolder
+from vlrl.tools.experiments import report
+from vlrl.tools.experiments.report import Gain
 
 START = "embedded/tiny-qwen3-vl"
 OPENED = "<think>\\n"

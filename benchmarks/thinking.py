@@ -24,9 +24,9 @@ from statistics import fmean
 from learning import run
 
 from vlrl import config
-from vlrl.evaluation import report
 from vlrl.evaluation.stats import Interval
 from vlrl.store import RunFolder
+from vlrl.tools.experiments import report
 
 CONFIG = "configs/classification/digits.yaml"
 MODES = ("no_thinking", "thinking")

@@ -24,9 +24,9 @@ __all__ = ["Config", "Environment", "Media", "Observation", "Run", "Sample", "St
 # pyright: reportUnsupportedDunderAll=false
 
 _PUBLIC = {"Config": "config.schema", "Environment": "task.environment", "Media": "types", "Observation": "types",
-           "Run": "evaluation.run", "Sample": "types", "Step": "types", "Task": "task.base", "Tool": "task.tools",
+           "Run": "tools.run", "Sample": "types", "Step": "types", "Task": "task.base", "Tool": "task.tools",
            "Variant": "types", "VlrlError": "errors", "evaluate": "tools.evaluate", "load_config": "config.loading",
-           "load_run": "evaluation.run", "train": "tools.train"}
+           "load_run": "tools.run", "train": "tools.train"}
 """Public name -> the module below vlrl that it comes from; __init__.pyi says the same to type checkers."""
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning workers are 20x slower beside another busy process

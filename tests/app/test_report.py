@@ -18,7 +18,7 @@ from vlrl.app.library import Library
 from vlrl.app.media import MediaStore
 from vlrl.cli.main import main
 from vlrl.errors import RunError
-from vlrl.evaluation.report import gains
+from vlrl.tools.experiments.report import gains
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from tests.cli.test_training import call
 from tests.e2e import forked
 from tests.e2e.runs import ENV, ROOT
 from vlrl.cli.main import main
-from vlrl.evaluation.rows import read_rows
+from vlrl.tools.evaluation.rows import read_rows
 from vlrl.tools.servers.record import Server
 
 pytestmark = pytest.mark.slow

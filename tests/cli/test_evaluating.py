@@ -13,7 +13,7 @@ from tests.cli.test_training import call
 from tests.e2e import forked
 from tests.e2e.runs import ENV, ROOT, write_config
 from tests.evaluation.http_stand_in import served
-from vlrl.evaluation.rows import read_rows
+from vlrl.tools.evaluation.rows import read_rows
 
 TASK = '''
 from vlrl.task import Task

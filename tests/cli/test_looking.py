@@ -12,13 +12,13 @@ import pytest
 from rich.panel import Panel
 
 from vlrl.cli.main import main
-from vlrl.evaluation.report import summary_table
-from vlrl.evaluation.run import Run
 from vlrl.monitoring.progress import Progress
 from vlrl.store import RunFolder
 from vlrl.tools.experiments import status
+from vlrl.tools.experiments.report import summary_table
 from vlrl.tools.experiments.status import read
 from vlrl.tools.machine import doctor, trials
+from vlrl.tools.run import Run
 
 # holds the lock of a run folder and reports as a training run does, until it is killed or told to end
 WORKER = """

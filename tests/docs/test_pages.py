@@ -297,7 +297,7 @@ SMALL = ("steps=2", "rollout.prompts_per_step=2", "rollout.group_size=2", "eval.
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """The folder of a short quickstart."""
-    from vlrl.evaluation.report import print_summary
+    from vlrl.tools.experiments.report import print_summary
     from vlrl.training.loop import train
 
     folder = tmp_path_factory.mktemp("docs") / "quickstart"

@@ -30,7 +30,7 @@ def test_every_page_is_there(site):
 def test_the_reference_has_what_is_documented(site):
     text = (site / "reference" / "vlrl.html").read_text()
     assert all(f'id="{name}"' in text for name in (
-        "vlrl.task.base.Task", "vlrl.types.Sample", "vlrl.tools.train.train", "vlrl.evaluation.run.load_run"))
+        "vlrl.task.base.Task", "vlrl.types.Sample", "vlrl.tools.train.train", "vlrl.tools.run.load_run"))
     assert 'id="vlrl.rewards.boxes.iou"' in (site / "reference" / "rewards.html").read_text()
 
 

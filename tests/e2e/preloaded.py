@@ -21,7 +21,7 @@ from transformers.models.auto.video_processing_auto import VIDEO_PROCESSOR_MAPPI
 from transformers.models.qwen2_vl import image_processing_qwen2_vl  # noqa: F401
 from transformers.models.qwen3_vl import modeling_qwen3_vl, processing_qwen3_vl  # noqa: F401
 
-import vlrl.evaluation.report  # noqa: F401
+import vlrl.tools.experiments.report  # noqa: F401
 from vlrl.cli.main import app
 
 VIDEO_PROCESSOR_MAPPING.values()  # imports the module of each

@@ -8,8 +8,8 @@ import signal
 import pytest
 
 from tests.e2e.runs import ROOT, kill_after, metrics, run, weights, write_config
-from vlrl.evaluation import report
 from vlrl.store import RunFolder
+from vlrl.tools.experiments import report
 
 pytestmark = pytest.mark.slow
 STEPS = 9

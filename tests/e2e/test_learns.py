@@ -3,8 +3,8 @@
 import pytest
 
 from tests.e2e.runs import ROOT, metrics, run
-from vlrl.evaluation import report
 from vlrl.store import RunFolder
+from vlrl.tools.experiments import report
 
 pytestmark = pytest.mark.slow
 QUICKSTART = ROOT / "configs" / "quickstart.yaml"

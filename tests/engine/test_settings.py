@@ -16,7 +16,7 @@ from vlrl.config.schema import resumable
 from vlrl.engine.hf import HFEngine
 from vlrl.errors import ConfigError, TrainingError
 from vlrl.tools.datasets.difficulty import Scope, facts
-from vlrl.tools.experiments.measure import Chosen
+from vlrl.tools.evaluation.measure import Chosen
 from vlrl.tools.machine import trials
 from vlrl.training import build, loop, sft
 

@@ -9,15 +9,15 @@ from tests.engine.scripted import ScriptedEngine
 from tests.rollout.test_group_source import BAD, Number, encode
 from vlrl.config import validate
 from vlrl.errors import ConfigError, DataError, TrainingError
-from vlrl.evaluation import answers as module
-from vlrl.evaluation.answers import Ready, ask
 from vlrl.evaluation.evaluate import evaluate
-from vlrl.evaluation.rows import RowFile
-from vlrl.evaluation.settings import Grid
-from vlrl.evaluation.summary import summarise
 from vlrl.models.processing import PromptTooLong
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.task.first_samples import first_samples
+from vlrl.tools.evaluation import answers as module
+from vlrl.tools.evaluation.answers import Ready, ask
+from vlrl.tools.evaluation.rows import RowFile
+from vlrl.tools.evaluation.settings import Grid
+from vlrl.tools.evaluation.summary import summarise
 from vlrl.types import Turn
 
 

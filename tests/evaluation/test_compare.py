@@ -8,8 +8,8 @@ import pytest
 from tests.evaluation.test_pairs import group
 from vlrl.cli.main import main
 from vlrl.errors import RunError
-from vlrl.evaluation.compare import compare, side
 from vlrl.store import RunFolder
+from vlrl.tools.experiments.compare import compare, side
 
 
 def write(folder, rewards, step=0, pictures=None, split="heldout"):

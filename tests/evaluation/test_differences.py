@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from vlrl.evaluation import stats
-from vlrl.evaluation.differences import difference, effect_size, outcomes, spread
+from vlrl.tools.experiments.differences import difference, effect_size, outcomes, spread
 
 
 def test_of_one_seed_a_side_it_is_the_paired_bootstrap_widened_for_few_samples():
@@ -61,7 +61,7 @@ def test_what_has_no_interval():
 
 
 def test_blocks_of_resamples_change_nothing(monkeypatch):
-    from vlrl.evaluation import differences
+    from vlrl.tools.experiments import differences
 
     a, b = np.random.default_rng(3).random((2, 3, 20))
     whole = difference(a, b, n=100)

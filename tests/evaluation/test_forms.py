@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.evaluation.test_pairs import group
 from vlrl.cli.main import main
 from vlrl.errors import RunError
-from vlrl.evaluation.forms import Forms, form, forms_over_steps, most_frequent
 from vlrl.store import RunFolder
+from vlrl.tools.experiments.forms import Forms, form, forms_over_steps, most_frequent
 
 
 @pytest.mark.parametrize(("text", "expected"), [

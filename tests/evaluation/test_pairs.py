@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from vlrl.evaluation.pairs import COLUMNS, Item, items, pair
 from vlrl.store import RunFolder
+from vlrl.tools.experiments.pairs import COLUMNS, Item, items, pair
 from vlrl.types import Completion, Group, LoadedMedia, Prompt, Rollout, Sample, Turn
 
 
@@ -175,7 +175,7 @@ def test_order_of_the_other_side_changes_nothing():
 
 @pytest.mark.slow
 def test_it_loads_no_torch():
-    code = "import sys, vlrl.evaluation.pairs; sys.exit('torch' in sys.modules)"
+    code = "import sys, vlrl.tools.experiments.pairs; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 

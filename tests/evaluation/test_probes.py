@@ -14,8 +14,8 @@ from tests.cli.test_training import call
 from tests.evaluation.http_stand_in import served
 from vlrl.config import validate
 from vlrl.data import media
-from vlrl.evaluation.probes import NotApplicable, abstains, probe, same
-from vlrl.evaluation.rows import read_rows
+from vlrl.tools.evaluation.probes import NotApplicable, abstains, probe, same
+from vlrl.tools.evaluation.rows import read_rows
 from vlrl.types import Media, Sample
 
 

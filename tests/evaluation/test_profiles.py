@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from vlrl.evaluation.profiles import (
+from vlrl.tools.experiments.profiles import (
     iqm,
     optimality_gap,
     performance_profile,

@@ -12,7 +12,7 @@ from tests.cli.test_evaluating import sums  # noqa: F401  # a fixture
 from tests.cli.test_training import call
 from tests.evaluation.http_stand_in import served
 from tests.evaluation.test_summary import means, result, row
-from vlrl.tools.experiments.reasoning_judge import read_verdict
+from vlrl.tools.evaluation.reasoning_judge import read_verdict
 
 
 @pytest.mark.parametrize("text, verdict", [

@@ -9,9 +9,10 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from vlrl.evaluation import report, stats
+from vlrl.evaluation import stats
 from vlrl.monitoring.progress import Progress, describe, duration
 from vlrl.store import RunFolder
+from vlrl.tools.experiments import report
 from vlrl.types import Completion, Group, Prompt, Rollout, Sample
 
 

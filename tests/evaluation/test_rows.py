@@ -5,7 +5,7 @@ import json
 import pytest
 
 from vlrl.errors import ConfigError
-from vlrl.evaluation.rows import RowFile, cluster_hash, content_hash, prompt_hash, read_rows
+from vlrl.tools.evaluation.rows import RowFile, cluster_hash, content_hash, prompt_hash, read_rows
 
 FACTS = {"model": {"name": "a"}, "samples": 2}
 

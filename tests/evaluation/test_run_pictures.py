@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vlrl.evaluation.run import load_run
 from vlrl.store import RunFolder
+from vlrl.tools.run import load_run
 from vlrl.types import Completion, Group, LoadedMedia, Prompt, Rollout, Sample
 
 

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from vlrl.evaluation.sequential import Sequential, _threshold, hypotheses
+from vlrl.tools.experiments.sequential import Sequential, _threshold, hypotheses
 
 
 def play(rng, shifts, **more):

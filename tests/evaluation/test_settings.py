@@ -4,7 +4,7 @@ import pytest
 
 from vlrl.config import validate
 from vlrl.errors import ConfigError
-from vlrl.evaluation.settings import Grid, seeds_of
+from vlrl.tools.evaluation.settings import Grid, seeds_of
 
 CONFIG = validate({"task": "x", "model": {"name": "x"}, "seed": 3})
 

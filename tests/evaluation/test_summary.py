@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from vlrl.evaluation import stats
-from vlrl.evaluation.settings import Drawing
-from vlrl.evaluation.summary import summarise
 from vlrl.task import Task
 from vlrl.task.mixture import Mixture
+from vlrl.tools.evaluation.settings import Drawing
+from vlrl.tools.evaluation.summary import summarise
 from vlrl.types import Sample
 
 SAMPLES = [Sample(id=f"s{i}", row={"kind": "odd" if i % 2 else "even"}) for i in range(4)]

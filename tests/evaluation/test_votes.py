@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlrl.evaluation import votes
-from vlrl.evaluation.calibration import auroc, calibration, ece
 from vlrl.rewards.confidence import calibration_error
+from vlrl.tools.evaluation import votes
+from vlrl.tools.evaluation.calibration import auroc, calibration, ece
 
 
 @pytest.mark.parametrize("n", range(1, 9))

@@ -17,7 +17,7 @@ from vlrl.errors import ConfigError
 from vlrl.rollout.episodes import check
 from vlrl.store import RunFolder
 from vlrl.tools.datasets import difficulty
-from vlrl.tools.experiments import measure
+from vlrl.tools.evaluation import measure
 from vlrl.tools.tasks.rescore import compare
 from vlrl.training import loop
 from vlrl.training.build_task import make_task

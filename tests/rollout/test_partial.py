@@ -17,9 +17,9 @@ from vlrl.curriculum import Draw
 from vlrl.engine.capacity import batches
 from vlrl.engine.hf import HFEngine
 from vlrl.errors import ConfigError, DataError
-from vlrl.evaluation.report import print_summary
 from vlrl.rollout import partial
 from vlrl.store.checkpoint import load_state, save
+from vlrl.tools.experiments.report import print_summary
 from vlrl.training.advantages import _written
 from vlrl.types import Begun, Completion, Prompt, Request, Sampling, Turn
 

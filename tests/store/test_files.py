@@ -10,10 +10,10 @@ import pytest
 from vlrl import load_run
 from vlrl.curriculum.visited import _written
 from vlrl.errors import RunError, VlrlError
-from vlrl.evaluation.report import summary_table
 from vlrl.store import RunFolder, checkpoint, files
 from vlrl.store.files import append_line, replacing, set_aside, write_text
 from vlrl.tools.experiments import status
+from vlrl.tools.experiments.report import summary_table
 
 
 def test_a_file_is_on_the_disk_before_it_gets_its_name_and_the_name_after(tmp_path, disk):

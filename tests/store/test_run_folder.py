@@ -317,7 +317,7 @@ def test_heartbeat(tmp_path):
 
 
 def test_importing_store_and_report_loads_no_torch():
-    code = ("import sys, vlrl.store, vlrl.evaluation.report, vlrl.evaluation.stats, vlrl.monitoring.progress; "
+    code = ("import sys, vlrl.store, vlrl.tools.experiments.report, vlrl.evaluation.stats, vlrl.monitoring.progress; "
             "sys.exit('torch' in sys.modules)")
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

@@ -22,7 +22,6 @@ from vlrl.curriculum import Draw, Foreseeing, Outcome, Probing, Prompts, Shares,
 from vlrl.curriculum.history import History
 from vlrl.errors import ConfigError, DataError
 from vlrl.evaluation.evaluate import evaluate, evaluation_line
-from vlrl.evaluation.report import gains, summary_table
 from vlrl.evaluation.stats import mean_ci
 from vlrl.monitoring.metrics import Clock, group_metrics
 from vlrl.rollout.generate import Answering
@@ -35,6 +34,7 @@ from vlrl.task.first_samples import first_samples
 from vlrl.task.mixture import Mixture, Turns, one_task
 from vlrl.task.services import served
 from vlrl.task.variants import has_variants
+from vlrl.tools.experiments.report import gains, summary_table
 from vlrl.tools.tasks.rescore import compare
 from vlrl.tools.tasks.score_rows import score_lines
 from vlrl.training.advantages import _check_parts, credit

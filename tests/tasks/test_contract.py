@@ -93,7 +93,7 @@ def test_importing_every_task_loads_no_torch():
             "import vlrl.store.checkpoint, vlrl.rewards.boxes, vlrl.rewards.text, vlrl.rewards.detection\n"
             "import vlrl.rewards.literals, vlrl.rewards.points, vlrl.rewards.regions, vlrl.testing\n"
             "import vlrl.testing.labelled, vlrl.rewards.driving, vlrl.rewards.contrast, vlrl.rewards.math\n"
-            "import vlrl.task.scoring, vlrl.training.build_task, vlrl.store, vlrl.evaluation.report\n"
+            "import vlrl.task.scoring, vlrl.training.build_task, vlrl.store, vlrl.tools.experiments.report\n"
             "import vlrl.monitoring.progress, vlrl.evaluation.stats, vlrl.cli.main, vlrl.tools.docs\n"
             "from vlrl.tools.datasets import check, convert, split\n"
             "from vlrl.tools.experiments import status\n"

@@ -22,7 +22,7 @@ from vlrl.tasks import _web_browser  # pyright: ignore[reportMissingImports]
 from vlrl.tasks import _web_explore as explore  # pyright: ignore[reportMissingImports]
 from vlrl.tasks._web_explore import Wanted  # pyright: ignore[reportMissingImports]
 from vlrl.tools.datasets import difficulty
-from vlrl.tools.experiments.measure import Chosen, Ready
+from vlrl.tools.evaluation.measure import Chosen, Ready
 from vlrl.tools.synthesis import synthesize
 from vlrl.tools.synthesis.explorers import Search
 from vlrl.types import Completion

@@ -21,13 +21,13 @@ from vlrl.curriculum.history import History
 from vlrl.curriculum.visited import write_visited
 from vlrl.data import read_rows
 from vlrl.errors import ConfigError, DataError, TrainingError, VlrlError
-from vlrl.evaluation.votes import pass_at
 from vlrl.models.processing import PromptTooLong
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.tools.datasets import difficulty
 from vlrl.tools.datasets.difficulty import Places, Scope, measured
 from vlrl.tools.datasets.prompt_table import Measured, joined, summary
-from vlrl.tools.experiments.measure import Chosen, Ready
+from vlrl.tools.evaluation.measure import Chosen, Ready
+from vlrl.tools.evaluation.votes import pass_at
 from vlrl.types import Sample
 
 TELL = lambda *_: None  # noqa: E731

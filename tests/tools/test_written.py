@@ -24,7 +24,7 @@ from vlrl.errors import ConfigError, TrainingError
 from vlrl.store.run_folder import SCHEMA
 from vlrl.task import Task
 from vlrl.task.asked import generated
-from vlrl.tools.experiments.answers import Server
+from vlrl.tools.evaluation.folder import Server
 from vlrl.tools.synthesis import synthesize
 from vlrl.tools.synthesis.explorers import Candidate, Search, propose
 from vlrl.tools.synthesis.made_rows import Where

@@ -8,9 +8,9 @@ from PIL import Image
 from vlrl import config
 from vlrl.config.schema import EvalSettings
 from vlrl.evaluation.measured import basis, changed
-from vlrl.evaluation.report import gains, summary_table
 from vlrl.monitoring import trackers
 from vlrl.store import RunFolder, checkpoint, comparable
+from vlrl.tools.experiments.report import gains, summary_table
 from vlrl.training.loop import train
 
 WORDS = ("rollout.prompts_per_step=2", "rollout.group_size=2", "rollout.max_new_tokens=4", "eval.samples=3",

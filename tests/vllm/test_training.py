@@ -9,7 +9,7 @@ import pytest
 from tests.e2e.runs import metrics, weights
 from vlrl import config as configs
 from vlrl.store import RunFolder
-from vlrl.tools.experiments.measure import choose, measure
+from vlrl.tools.evaluation.measure import choose, measure
 from vlrl.training.loop import train
 
 pytestmark = [pytest.mark.vllm, pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM")]

@@ -13,8 +13,8 @@ from vlrl.cli.common import AsJson, ConfigPath, emit, examples
 from vlrl.cli.terminal import bars, printable, table
 
 if TYPE_CHECKING:
-    from vlrl.evaluation.compare import Comparison, Outcome
-    from vlrl.evaluation.sequential import Look
+    from vlrl.tools.experiments.compare import Comparison, Outcome
+    from vlrl.tools.experiments.sequential import Look
     from vlrl.tools.experiments.sequential_runs import Decided
     from vlrl.tools.experiments.sweep import Swept
 
@@ -106,8 +106,8 @@ def compare(
     for name, value in own.items():
         if value is not None:
             raise typer.BadParameter("goes with --sequential; without it nothing is run or written", param_hint=name)
-    from vlrl.evaluation.compare import compare as run
-    from vlrl.evaluation.compare import side
+    from vlrl.tools.experiments.compare import compare as run
+    from vlrl.tools.experiments.compare import side
 
     first, second = _sides(sides)
     comparison = run([side(text) for text in first], [side(text) for text in second], split, metric or "reward/mean")
@@ -206,8 +206,8 @@ def _weights(words: Sequence[str], as_json: bool) -> None:
 
 
 def _forms(words: Sequence[str], split: str | None, as_json: bool) -> None:
-    from vlrl.evaluation.forms import forms_over_steps, most_frequent
     from vlrl.store import RunFolder
+    from vlrl.tools.experiments.forms import forms_over_steps, most_frequent
 
     if "vs" in words:
         raise typer.BadParameter("vs stands between two sides; with --forms name runs, each is shown by itself",

@@ -74,7 +74,7 @@ def difficulty(
     from vlrl.config.registry import prints_aside
     from vlrl.distributed import comm
     from vlrl.tools.datasets import difficulty as tool
-    from vlrl.tools.experiments.measure import choose, ready
+    from vlrl.tools.evaluation.measure import choose, ready
 
     chosen = choose(loaded, None if checkpoint else loaded.model.name, checkpoint)
     for warning in chosen.warnings:

@@ -75,7 +75,7 @@ def distill(
     from vlrl.config.base import Named
     from vlrl.config.registry import prints_aside
     from vlrl.services.chat import address_of, key_of
-    from vlrl.tools.experiments.answers import Server
+    from vlrl.tools.evaluation.folder import Server
     from vlrl.tools.synthesis import distill as tool
 
     places = tool.Places(out)

@@ -17,10 +17,10 @@ from vlrl.errors import ConfigError
 
 if TYPE_CHECKING:
     from vlrl.config.schema import Config
-    from vlrl.evaluation.settings import Grid
-    from vlrl.evaluation.summary import Result
-    from vlrl.tools.experiments.answers import Judge, Report, Server
-    from vlrl.tools.experiments.measure import Chosen
+    from vlrl.tools.evaluation.folder import Judge, Report, Server
+    from vlrl.tools.evaluation.measure import Chosen
+    from vlrl.tools.evaluation.settings import Grid
+    from vlrl.tools.evaluation.summary import Result
 
 EXAMPLES = examples(
     "vlrl eval configs/quickstart.yaml",
@@ -126,7 +126,7 @@ def evaluate(
     Several answers, seeds, temperatures, wordings or limits, or a server: every combination is measured, and answers,
     numbers and a plot are kept in a folder, where the same command goes on after a kill (docs/evaluation.md).
     """
-    from vlrl.evaluation.settings import Grid, seeds_of
+    from vlrl.tools.evaluation.settings import Grid, seeds_of
 
     temperatures = tuple(temperature or ())
     lines = out is not None and out.suffix == ".jsonl"
@@ -156,7 +156,7 @@ def evaluate(
     grid.check()
     source = (_server(endpoint, model, key_env, concurrency, timeout_s, retries) if endpoint
               else _chosen(loaded, model, checkpoint))
-    from vlrl.tools.experiments.answers import Judge
+    from vlrl.tools.evaluation.folder import Judge
 
     judges = None if judge is None else Judge(
         server=_server(judge, judge_model, judge_key_env, concurrency, timeout_s, retries, "--judge"),
@@ -193,7 +193,7 @@ def _chosen(config: Config, model: str | None, checkpoint: Path | None) -> Chose
 
     if checkpoint is not None:
         find(checkpoint)  # before what takes time to import
-    from vlrl.tools.experiments.measure import choose
+    from vlrl.tools.evaluation.measure import choose
 
     chosen = choose(config, model, checkpoint)
     for warning in chosen.warnings:
@@ -205,7 +205,7 @@ def _server(url: str, model: str | None, key_env: str | None, concurrency: int |
             retries: int | None, option: str = "--endpoint") -> Server:
     """Returns the server of --endpoint or --judge."""
     from vlrl.services.chat import address_of, key_of
-    from vlrl.tools.experiments.answers import Server
+    from vlrl.tools.evaluation.folder import Server
 
     key = key_of(key_env, "--key-env" if option == "--endpoint" else f"{option}-key-env")
     address_of(url, option)
@@ -222,7 +222,7 @@ def _at_length(config: Config, source: Chosen | Server, grid: Grid, out: Path | 
     """Measures every combination, and says where the answers are; on rank 0."""
     from vlrl.config.registry import prints_aside
     from vlrl.distributed import comm
-    from vlrl.tools.experiments import answers
+    from vlrl.tools.evaluation import folder as answers
 
     with prints_aside(), bars(lines=True, show=comm.is_main()) as tell:
         report = answers.evaluate_at_length(config, source, grid, out, tell, each_wording=each_wording,
@@ -290,7 +290,7 @@ def _measure(config: Config, chosen: Chosen, rollouts: Path | None) -> list[dict
     from vlrl.distributed import comm
     from vlrl.rollout.error_limits import check_score_errors
     from vlrl.store import RunFolder, plain
-    from vlrl.tools.experiments.measure import measure
+    from vlrl.tools.evaluation.measure import measure
 
     records = []
     with Console(stderr=True).status(f"loading {printable(chosen.name)}") as status, prints_aside():

@@ -146,7 +146,7 @@ def synthesize(
 def _server(option: str, url: str, model: str | None, key_env: str | None, common: Mapping[str, Any]) -> Any:
     """Returns a server of the command line. Raises ConfigError for a bad address or a key that is not there."""
     from vlrl.services.chat import address_of, key_of
-    from vlrl.tools.experiments.answers import Server
+    from vlrl.tools.evaluation.folder import Server
 
     address_of(url, option)
     name = "--key-env" if option == "--endpoint" else f"{option}-key-env"
@@ -159,7 +159,7 @@ def _run(config: str, loaded: Any, wanted: Any, order: Order | None, checkpoint:
     from vlrl.curriculum import check
     from vlrl.distributed import comm
     from vlrl.task.mixture import one_task
-    from vlrl.tools.experiments.measure import choose
+    from vlrl.tools.evaluation.measure import choose
     from vlrl.tools.synthesis import synthesize as tool
     from vlrl.tools.synthesis.made_rows import Where
     from vlrl.tools.synthesis.seed_rows import search_of

@@ -175,8 +175,8 @@ def sft(
 def _run_stages(config: Config) -> None:
     """Runs all stages and prints the summary of each; leaves with 130 where one was stopped."""
     from vlrl.distributed import comm
-    from vlrl.evaluation.report import summary_table
     from vlrl.store import RunFolder
+    from vlrl.tools.experiments.report import summary_table
     from vlrl.tools.stages import run as stages
 
     try:
@@ -205,7 +205,7 @@ def _finish(config: Config, run: Callable[[Config], Any]) -> None:
         print("stopped.", *notes, file=sys.stderr)
         raise typer.Exit(130) from None
     from vlrl.distributed import comm
-    from vlrl.evaluation.report import print_summary
+    from vlrl.tools.experiments.report import print_summary
 
     if session.done < session.config.steps:
         raise typer.Exit(130)

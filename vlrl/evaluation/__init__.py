@@ -1,1 +1,1 @@
-"""Held-out metrics with confidence intervals, and the report of a run."""
+"""Held-out metrics of a run, with confidence intervals."""

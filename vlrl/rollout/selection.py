@@ -71,7 +71,7 @@ CHOICES: dict[str, Callable[..., Sequence[int]]] = {"best": best, "shortest": sh
 
 
 def chosen(rows: Sequence[dict[str, Any]], choose: Choice, least: float | None) -> list[dict[str, Any]]:
-    """Returns the rows that are learned from, of all answers to one prompt (evaluation/rows.py).
+    """Returns the rows that are learned from, of all answers to one prompt (tools/evaluation/rows.py).
 
     Right is what the task calls correct, or with `least` what has so much reward; an answer that was cut off or is
     empty is never taken, and of equal texts the first. Raises ValueError for places that there are not.

@@ -4,7 +4,8 @@
     makers/         rows drawn by code, from pages, simulators and films
     synthesis/      new rows made from rows, runs and a teacher's answers
     tasks/ play/    a task without a model: begun, listed, scored; played by a person
-    experiments/    models and runs, measured and compared
+    evaluation/     models measured over data: several answers, seeds, settings and wordings
+    experiments/    runs reported, compared, and started by the dozen
     stages/         a run of several stages
     hub/            models and rollouts that are exported and published
     clients/        models of others behind HTTP
@@ -12,5 +13,5 @@
     machine/        what a run needs, and what this machine can do
     tiny/           the tiny models; cold_start and episode_start alone in vlrl/ import tasks
 
-train and evaluate are what `vlrl` offers to Python; docs writes the tables of docs/configuration.md.
+train, evaluate and run are what `vlrl` offers to Python; docs writes the tables of docs/configuration.md.
 """

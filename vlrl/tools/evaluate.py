@@ -11,9 +11,9 @@ from typing import Any
 
 from vlrl.config import Config, config_of
 from vlrl.errors import ConfigError
-from vlrl.evaluation.run import Run, load_run
 from vlrl.rollout.error_limits import check_score_errors
-from vlrl.tools.experiments.measure import choose, measure
+from vlrl.tools.evaluation.measure import choose, measure
+from vlrl.tools.run import Run, load_run
 
 _NOT_METRICS = {"step", "n", "rejected", "unscorable", "score_errors"}
 

@@ -22,7 +22,6 @@ from vlrl.config.schema import Config
 from vlrl.data import write_rows
 from vlrl.distributed import comm
 from vlrl.errors import ConfigError, DataError
-from vlrl.evaluation.rows import begun
 from vlrl.models.processing import PromptTooLong
 from vlrl.rollout.episodes import opened
 from vlrl.rollout.error_limits import check_errors
@@ -31,7 +30,8 @@ from vlrl.store import plain
 from vlrl.store.files import append_line, write_text
 from vlrl.task import task_samples
 from vlrl.tools.datasets.prompt_table import COLUMNS, Measured, Places, Summary, joined, plot, summary
-from vlrl.tools.experiments.measure import Chosen, Ready, model_facts, task_facts
+from vlrl.tools.evaluation.measure import Chosen, Ready, model_facts, task_facts
+from vlrl.tools.evaluation.rows import begun
 from vlrl.types import Group, Request, Sample
 
 _TOGETHER = 256

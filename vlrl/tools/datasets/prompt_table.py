@@ -24,9 +24,9 @@ from vlrl.data import SPLITS, json_line, several
 from vlrl.data.sources.folders import of_side
 from vlrl.data.sources.reading import rows_in
 from vlrl.errors import DataError
-from vlrl.evaluation.votes import pass_at, sizes
 from vlrl.store.files import replacing
 from vlrl.tools.datasets.convert import UsableRow, holds_media, moved
+from vlrl.tools.evaluation.votes import pass_at, sizes
 
 COLUMNS = {"pass_at_k": "share of the k answers that are right, in [0, 1]", "difficulty": "1 - pass_at_k",
            "reward_mean": "mean reward of an answer", "answers_scored": "answers that could be scored, at most k",

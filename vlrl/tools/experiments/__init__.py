@@ -1,1 +1,1 @@
-"""Models and runs, measured and compared."""
+"""Runs reported, compared, and started by the dozen."""

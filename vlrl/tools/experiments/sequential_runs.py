@@ -10,10 +10,10 @@ from typing import Any
 
 from vlrl import config
 from vlrl.errors import ConfigError
-from vlrl.evaluation.sequential import Look, Sequential
 from vlrl.store import plain
 from vlrl.store.files import write_text
 from vlrl.tools.experiments.many_runs import Job, Tell, deciding_split, finish, score, settle
+from vlrl.tools.experiments.sequential import Look, Sequential
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,11 @@ import numpy as np
 
 from vlrl import config
 from vlrl.errors import ConfigError, did_you_mean
-from vlrl.evaluation.profiles import (
+from vlrl.evaluation.stats import Interval, gain_of_runs
+from vlrl.store import plain
+from vlrl.store.files import replacing, write_text
+from vlrl.tools.experiments.many_runs import Job, Tell, deciding_split, finish, score, settle
+from vlrl.tools.experiments.profiles import (
     Sensitivity,
     iqm,
     optimality_gap,
@@ -25,10 +29,6 @@ from vlrl.evaluation.profiles import (
     sensitivities,
     stratified,
 )
-from vlrl.evaluation.stats import Interval, gain_of_runs
-from vlrl.store import plain
-from vlrl.store.files import replacing, write_text
-from vlrl.tools.experiments.many_runs import Job, Tell, deciding_split, finish, score, settle
 
 _BASE = "base"
 _MOST = 10_000  # settings of a grid

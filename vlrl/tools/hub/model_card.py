@@ -22,15 +22,15 @@ from vlrl.config import validate
 from vlrl.config.schema import Config
 from vlrl.data.sources import hub
 from vlrl.errors import VlrlError
-from vlrl.evaluation.report import Gain, gains, main_gains, signed
-from vlrl.evaluation.run import Run, is_run
 from vlrl.monitoring.progress import duration
 from vlrl.monitoring.trackers import flat_settings
 from vlrl.store import RunFolder, checkpoint, comparable
 from vlrl.store.files import read_json
+from vlrl.tools.experiments.report import Gain, gains, main_gains, signed
 from vlrl.tools.hub.export import Exported
 from vlrl.tools.hub.model_usage import usage
 from vlrl.tools.hub.private import Private
+from vlrl.tools.run import Run, is_run
 from vlrl.tools.tasks.rescore import stored_steps
 from vlrl.training.build_task import make_task
 

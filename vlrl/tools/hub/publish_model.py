@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from vlrl.errors import RunError
-from vlrl.evaluation.report import plot_reward
-from vlrl.evaluation.run import is_run
 from vlrl.store import RunFolder, checkpoint
 from vlrl.store.files import file_sha256, read_json, write_text
+from vlrl.tools.experiments.report import plot_reward
 from vlrl.tools.hub import publish
 from vlrl.tools.hub.export import Exported
 from vlrl.tools.hub.model_card import CURVE, Base, Subject, base_of, card
 from vlrl.tools.hub.private import Private
+from vlrl.tools.run import is_run
 
 RECORD = ".vlrl-export.json"
 """In an exported folder: what it was made of, so that a push that was cut off need not export again. It is not sent."""

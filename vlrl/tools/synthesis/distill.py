@@ -24,7 +24,6 @@ from vlrl.config.base import Named
 from vlrl.config.schema import Config
 from vlrl.data import readable, write_rows
 from vlrl.errors import ConfigError, DataError
-from vlrl.evaluation.answers import outcome
 from vlrl.rollout.error_limits import check_errors
 from vlrl.rollout.generate import make_group, sampling_of
 from vlrl.rollout.provided import Provided, serving
@@ -35,8 +34,9 @@ from vlrl.task.environment import has_environment
 from vlrl.tools.clients.chat_prompts import ChatEncoder
 from vlrl.tools.clients.endpoint import Endpoint, completion_of
 from vlrl.tools.clients.replies import Replies, Tell
-from vlrl.tools.experiments.answers import Server
-from vlrl.tools.experiments.measure import task_facts
+from vlrl.tools.evaluation.answers import outcome
+from vlrl.tools.evaluation.folder import Server
+from vlrl.tools.evaluation.measure import task_facts
 from vlrl.training.build_task import make_task
 from vlrl.types import Group, Prompt, Request, Sample
 

@@ -27,12 +27,12 @@ from vlrl.config.schema import Config
 from vlrl.data import json_line, make_sample, write_rows
 from vlrl.distributed import comm
 from vlrl.errors import DataError
-from vlrl.evaluation.rows import begun
 from vlrl.store import plain
 from vlrl.store.files import append_line, read_json, write_text
 from vlrl.tools.datasets import difficulty
 from vlrl.tools.datasets.prompt_table import COLUMNS, Measured
-from vlrl.tools.experiments.measure import Chosen, ready, task_facts
+from vlrl.tools.evaluation.measure import Chosen, ready, task_facts
+from vlrl.tools.evaluation.rows import begun
 from vlrl.tools.synthesis.explorers import Candidate, Explore, Row, Search, explorers
 from vlrl.tools.synthesis.made_rows import Where
 from vlrl.tools.synthesis.near import HeldOutRows, Shown, distinct

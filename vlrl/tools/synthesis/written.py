@@ -29,8 +29,8 @@ from vlrl.task.environment import has_environment
 from vlrl.tools.clients.chat_prompts import ChatEncoder
 from vlrl.tools.clients.endpoint import Endpoint, completion_of
 from vlrl.tools.clients.replies import Place, Replies, Tell
-from vlrl.tools.experiments.answers import Server
-from vlrl.tools.experiments.measure import task_facts
+from vlrl.tools.evaluation.folder import Server
+from vlrl.tools.evaluation.measure import task_facts
 from vlrl.tools.synthesis.explorers import Candidate, Row, Search
 from vlrl.tools.synthesis.made_rows import Where, child
 from vlrl.tools.synthesis.parents import WAYS

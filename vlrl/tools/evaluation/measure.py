@@ -23,7 +23,6 @@ from vlrl.checks import preflight
 from vlrl.config.engine import PLACES
 from vlrl.config.schema import Config, LoraSettings
 from vlrl.distributed import comm
-from vlrl.evaluation.answers import Ready
 from vlrl.evaluation.evaluate import evaluate
 from vlrl.models import loading, policy
 from vlrl.models.processing import Encoder
@@ -33,6 +32,7 @@ from vlrl.rollout.episodes import EpisodeEngine
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.rollout.provided import serving
 from vlrl.store import checkpoint, plain
+from vlrl.tools.evaluation.answers import Ready
 from vlrl.training.build import (
     check_engine,
     make_accelerator,

@@ -19,9 +19,6 @@ from vlrl.config.schema import Config
 from vlrl.distributed import comm
 from vlrl.engine.base import Engine
 from vlrl.errors import DataError
-from vlrl.evaluation.probes import NotApplicable, probe
-from vlrl.evaluation.rows import Row, RowFile, cluster_hash, content_hash, prompt_hash
-from vlrl.evaluation.settings import Drawing
 from vlrl.models.processing import PromptTooLong
 from vlrl.rewards.confidence import read_confidence
 from vlrl.rollout.episodes import opened
@@ -32,6 +29,9 @@ from vlrl.rollout.provided import Provided, side_by_side
 from vlrl.task import Task
 from vlrl.task.first_samples import first_samples
 from vlrl.task.scoring import sample_metrics
+from vlrl.tools.evaluation.probes import NotApplicable, probe
+from vlrl.tools.evaluation.rows import Row, RowFile, cluster_hash, content_hash, prompt_hash
+from vlrl.tools.evaluation.settings import Drawing
 from vlrl.types import Answer, Completion, Group, Prompt, Request, Rollout, Sample
 
 _TOGETHER = 256

@@ -1,9 +1,9 @@
 """`vlrl eval` at length: several answers, seeds, settings and wordings, of a model or of a server, in a folder that a
 killed evaluation goes on from.
 
-    answers.jsonl       a row an answer: evaluation/rows.py
+    answers.jsonl       a row an answer: rows.py
     evaluation.json     every metric of every split at every setting, the facts, and the environment as in env.json
-    verdicts-*.jsonl    a row a verdict of a judge: evaluation/reasoning_judge.py
+    verdicts-*.jsonl    a row a verdict of a judge: reasoning_judge.py
     evaluation.png      the metrics with their intervals, pass@k and maj@k
 """
 
@@ -21,11 +21,6 @@ from typing import Any
 from vlrl.config.schema import Config
 from vlrl.distributed import comm
 from vlrl.errors import ConfigError
-from vlrl.evaluation.answers import Ready, Tell, ask, sample_for_drawing
-from vlrl.evaluation.picture import draw
-from vlrl.evaluation.rows import Row, RowFile
-from vlrl.evaluation.settings import Drawing, Grid
-from vlrl.evaluation.summary import Result, summarise
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.rollout.provided import serving
 from vlrl.services.chat import address_of
@@ -36,8 +31,13 @@ from vlrl.task.environment import has_environment
 from vlrl.task.first_samples import first_samples
 from vlrl.tools.clients.chat_prompts import ChatEncoder
 from vlrl.tools.clients.endpoint import Endpoint
-from vlrl.tools.experiments.measure import Chosen, model_facts, ready, task_facts
-from vlrl.tools.experiments.reasoning_judge import ReasoningJudge
+from vlrl.tools.evaluation.answers import Ready, Tell, ask, sample_for_drawing
+from vlrl.tools.evaluation.measure import Chosen, model_facts, ready, task_facts
+from vlrl.tools.evaluation.picture import draw
+from vlrl.tools.evaluation.reasoning_judge import ReasoningJudge
+from vlrl.tools.evaluation.rows import Row, RowFile
+from vlrl.tools.evaluation.settings import Drawing, Grid
+from vlrl.tools.evaluation.summary import Result, summarise
 from vlrl.training.build_task import make_task
 from vlrl.types import Sample
 

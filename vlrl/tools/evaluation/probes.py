@@ -15,8 +15,8 @@ from dataclasses import replace
 from typing import Any
 
 from vlrl.errors import DataError
-from vlrl.evaluation import votes
 from vlrl.rewards.boxes import iou
+from vlrl.tools.evaluation import votes
 from vlrl.types import Sample
 
 PREMISE, PARAPHRASES = "without_premise", "paraphrases"

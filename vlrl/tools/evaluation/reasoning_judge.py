@@ -20,10 +20,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vlrl.evaluation.rows import Row, begun
 from vlrl.store.files import append_line
 from vlrl.tools.clients.chat_prompts import ChatEncoder
 from vlrl.tools.clients.endpoint import Endpoint
+from vlrl.tools.evaluation.rows import Row, begun
 from vlrl.types import Completion, Request, Sample, Sampling
 
 AsSample = Callable[[Row], tuple[Sample, str]]

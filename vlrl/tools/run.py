@@ -22,12 +22,12 @@ from vlrl.config.loading import validate
 from vlrl.config.schema import Config, LimitsSettings
 from vlrl.data.media import load
 from vlrl.errors import RunError
-from vlrl.evaluation.report import plot_reward, summary_table
 from vlrl.monitoring import notebook
 from vlrl.monitoring.progress import describe, terminal
 from vlrl.monitoring.tracked_groups import with_marks
 from vlrl.store import RunFolder, checkpoint
 from vlrl.store.files import read_small
+from vlrl.tools.experiments.report import plot_reward, summary_table
 from vlrl.types import Media
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from vlrl.errors import RunError, did_you_mean
-from vlrl.evaluation.differences import difference, effect_size, outcomes
-from vlrl.evaluation.pairs import COLUMNS, Item, Pairing, items, pair
 from vlrl.evaluation.stats import Interval, mean_ci
 from vlrl.store import RunFolder, checkpoint
+from vlrl.tools.experiments.differences import difference, effect_size, outcomes
+from vlrl.tools.experiments.pairs import COLUMNS, Item, Pairing, items, pair
 
 _STEPS = ("first", "last", "best")
 _READ = (*COLUMNS, "step", "reward", "correct", "parts", "metrics", "token_ids", "truncated", "completion")

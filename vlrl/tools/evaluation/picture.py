@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vlrl.evaluation.summary import Metric, Result
 from vlrl.store.files import replacing
+from vlrl.tools.evaluation.summary import Metric, Result
 
 _COLORS = ("#1f5fa8", "#d1591b", "#3a7d44", "#7a4ea3", "#8a6d1d", "#b03060", "#2e8b8b", "#555555")
 _AT = re.compile(r"(pass|maj)@(\d+)")

@@ -14,14 +14,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vlrl.evaluation import probes, votes
-from vlrl.evaluation.calibration import calibration
-from vlrl.evaluation.rows import Row
-from vlrl.evaluation.settings import Drawing
 from vlrl.evaluation.stats import clustered_ci, statistic_ci
 from vlrl.rewards.boxes import iou
 from vlrl.rewards.points import inside
 from vlrl.task import Task
+from vlrl.tools.evaluation import probes, votes
+from vlrl.tools.evaluation.calibration import calibration
+from vlrl.tools.evaluation.rows import Row
+from vlrl.tools.evaluation.settings import Drawing
 from vlrl.types import Sample
 
 _BOX = 4

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from vlrl.config.schema import Config
 from vlrl.errors import ConfigError, did_you_mean
-from vlrl.evaluation.probes import PROBES
+from vlrl.tools.evaluation.probes import PROBES
 from vlrl.types import Sampling
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from vlrl.evaluation.rows import NOT_CONTENT
+from vlrl.tools.evaluation.rows import NOT_CONTENT
 
 COLUMNS = ("sample_id", "prompt", "target", "sample", "media", "turns", "episode_id")
 """Columns of rollout files (vlrl.store.SCHEMA) that `items` reads; further ones stay in the rows."""
