@@ -20,8 +20,8 @@ from typing import Any
 from vlrl.errors import did_you_mean
 from vlrl.store import RunFolder, utf8
 from vlrl.store.files import read_json
-from vlrl.store.stage_list import FILE, read_stages
 from vlrl.tools.experiments import status
+from vlrl.tools.stages.stage_list import FILE, read_stages
 
 from . import AppError
 from .html import finite

@@ -27,8 +27,8 @@ import vs_trl
 from PIL import Image
 
 from vlrl.config.schema import Config
-from vlrl.monitoring.gpu_specs import Card, card_of
 from vlrl.monitoring.metrics import watching
+from vlrl.tools.machine.gpu_specs import Card, card_of
 from vlrl.tools.machine.plan import Plan, plan
 from vlrl.tools.machine.profiler import Recorder, device_name, peak_of
 

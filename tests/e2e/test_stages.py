@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from tests.e2e import forked
 from tests.e2e.runs import ENV, ROOT, metrics, run, weights, write_config
-from vlrl.store.stage_list import read_stages
+from vlrl.tools.stages.stage_list import read_stages
 
 pytestmark = pytest.mark.slow
 

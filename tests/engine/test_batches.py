@@ -21,13 +21,13 @@ from vlrl.curriculum import Prompts, Sequential
 from vlrl.engine import capacity
 from vlrl.engine.cache import ROOM
 from vlrl.engine.capacity import GIB, Capacity, batches, chunks, cut
-from vlrl.engine.compare import _compared, compare
 from vlrl.engine.hf import HFEngine
 from vlrl.errors import TaskError, TrainingError
 from vlrl.monitoring.metrics import Clock
 from vlrl.rollout.generate import Answering
 from vlrl.rollout.group_source import GroupSource
 from vlrl.rollout.overlap import Ahead
+from vlrl.tools.machine.batch_shapes import _compared, compare
 from vlrl.tools.machine.plan import architecture
 from vlrl.types import Completion, Prompt, Request, Sampling
 

@@ -17,10 +17,10 @@ from tests.helpers import Vowels, load, settings
 from vlrl.data.media import CLOSED, Access
 from vlrl.engine.hf import HFEngine
 from vlrl.engine.turns import first_difference
-from vlrl.rollout.chat_messages import Refused, contradiction, read, same
-from vlrl.rollout.recording import Recorder
 from vlrl.store import RunFolder
 from vlrl.tools.servers import record
+from vlrl.tools.servers.chat_messages import Refused, contradiction, read, same
+from vlrl.tools.servers.recording import Recorder
 
 
 def url(seed, size=(56, 84)):

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from vlrl.algo.named import bind
 from vlrl.config.base import Named
-from vlrl.rollout.selection import CHOICES, Candidate, best, chosen, diverse, every, longer, shortest
+from vlrl.tools.stages.selection import CHOICES, Candidate, best, chosen, diverse, every, longer, shortest
 
 THREE = [Candidate("red car left", 0.5, 9), Candidate("red car", 0.9, 7), Candidate("blue bus", 0.9, 7),
          Candidate("red car on the left", 0.1, 5)]

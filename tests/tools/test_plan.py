@@ -10,9 +10,9 @@ from accelerate.commands.config.config_args import load_config_from_file
 
 from vlrl import config as configs
 from vlrl.cli.main import main
-from vlrl.monitoring.gpu_specs import CARDS, Card, card_of
 from vlrl.tools.machine import memory, plan
 from vlrl.tools.machine import plan_advice as planadvice
+from vlrl.tools.machine.gpu_specs import CARDS, Card, card_of
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 THREE, SEVEN = (str(CONFIGS / "models" / f"qwen2_5_vl_{size}.yaml") for size in ("3b", "7b"))

@@ -8,11 +8,11 @@ import pytest
 from tests.conftest import TWO
 from vlrl import config as configs
 from vlrl.errors import ConfigError
-from vlrl.store.stage_list import read_stages
 from vlrl.tools.evaluation.measure import choose
 from vlrl.tools.evaluation.rows import RowFile
 from vlrl.tools.stages import rounds
 from vlrl.tools.stages import run as stages
+from vlrl.tools.stages.stage_list import read_stages
 
 TASK = '''
 from vlrl.task import Task

@@ -8,8 +8,8 @@ import pytest
 from vlrl.app.library import Library
 from vlrl.cli.main import main
 from vlrl.store.lock import myself
-from vlrl.store.stage_list import StageList, read_stages
 from vlrl.tools.experiments import status
+from vlrl.tools.stages.stage_list import StageList, read_stages
 
 
 def stage(folder, state="finished", step=2, reward=0.5):

@@ -47,9 +47,9 @@ def plan(
     when it does not. `vlrl train CONFIG --dry-run` measures the prompts of the data, for --prompt-tokens. A few
     episodes of a task with an environment are played, to see how much they show.
     """
-    from vlrl.monitoring.gpu_specs import CARDS, card_of
     from vlrl.tools.machine import plan as tool
     from vlrl.tools.machine import plan_advice
+    from vlrl.tools.machine.gpu_specs import CARDS, card_of
 
     chosen = card_of(card)
     if chosen is None:

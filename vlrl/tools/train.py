@@ -10,10 +10,10 @@ from vlrl.config import Config, config_of
 from vlrl.config.algo import SUPERVISED
 from vlrl.distributed import comm
 from vlrl.errors import ConfigError
-from vlrl.store.stage_list import read_stages
 from vlrl.tools.experiments.report import print_summary
 from vlrl.tools.run import Run, load_run
 from vlrl.tools.stages import run as stages
+from vlrl.tools.stages.stage_list import read_stages
 from vlrl.training import loop, sft
 
 

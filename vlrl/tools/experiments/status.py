@@ -16,7 +16,7 @@ from typing import Any
 from vlrl.errors import RunError, did_you_mean
 from vlrl.store.files import opened, read_json
 from vlrl.store.lock import owner_lives
-from vlrl.store.stage_list import FILE, StageList, read_stages
+from vlrl.tools.stages.stage_list import FILE, StageList, read_stages
 
 ACTIVE = ("starting", "running", "stale")
 """States in which a process works on the run."""

@@ -25,8 +25,8 @@ from vlrl.engine.capacity import token_bytes
 from vlrl.errors import ConfigError
 from vlrl.models import deepspeed_zero, fsdp, loading
 from vlrl.models.flops import Cost, cost_model, merge_side, patch_side
-from vlrl.monitoring.gpu_specs import Card
 from vlrl.tools.machine import memory
+from vlrl.tools.machine.gpu_specs import Card
 from vlrl.tools.machine.memory import GIB, Memory
 from vlrl.tools.play import episodes as acting
 from vlrl.tools.play.episode_lengths import CHARACTERS, Length, Observed, as_answers, estimated, measure

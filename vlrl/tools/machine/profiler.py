@@ -27,9 +27,9 @@ from vlrl.algo.objective import Objective
 from vlrl.config.schema import Config
 from vlrl.distributed import comm
 from vlrl.models.flops import Cost, cost_model, patches_of
-from vlrl.monitoring.gpu_specs import card_of
 from vlrl.monitoring.metrics import peak_gib, watching
 from vlrl.store import files
+from vlrl.tools.machine.gpu_specs import card_of
 from vlrl.training.build import Parts
 from vlrl.training.loop import train
 from vlrl.training.session import Session

@@ -142,11 +142,11 @@ def batch_shapes() -> str:
     a draw.
     """
     from vlrl.config import load
-    from vlrl.engine.compare import compare
     from vlrl.models import policy
     from vlrl.models.processing import Encoder
     from vlrl.rollout.generate import sampling_of
     from vlrl.task.first_samples import first_samples
+    from vlrl.tools.machine.batch_shapes import compare
     from vlrl.training import build_task
     from vlrl.training.build import make_accelerator
     from vlrl.types import Request

@@ -28,9 +28,9 @@ from vlrl.engine.base import Engine
 from vlrl.errors import DataError
 from vlrl.models import policy
 from vlrl.models.processing import Encoder
-from vlrl.rollout.chat_messages import Refused, read
 from vlrl.rollout.generate import sampling_of
 from vlrl.tools.evaluation.measure import choose
+from vlrl.tools.servers.chat_messages import Refused, read
 from vlrl.training.build import check_engine, make_accelerator, make_engine, seed_everything
 from vlrl.types import Request, Sample, Sampling
 

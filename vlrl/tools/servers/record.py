@@ -31,10 +31,10 @@ from vlrl.config.schema import Config
 from vlrl.errors import ConfigError, VlrlError
 from vlrl.models import policy
 from vlrl.models.processing import Encoder
-from vlrl.rollout.chat_messages import Refused
-from vlrl.rollout.recording import Recorder
 from vlrl.store import RunFolder
 from vlrl.tools.servers.chat import Chat
+from vlrl.tools.servers.chat_messages import Refused
+from vlrl.tools.servers.recording import Recorder
 from vlrl.training.build import check_engine, make_accelerator, make_engine, seed_everything
 from vlrl.training.build_task import make_task
 

@@ -1,6 +1,6 @@
 """Rounds of rejection sampling: answers are drawn and scored, right ones are kept, and are learned from. A stage.
 
-    round-01/answers.jsonl    every answer with its reward; an interrupted round goes on in it (tools/evaluation/rows.py)
+    round-01/answers.jsonl    every answer with its reward; an interrupted round goes on in it (evaluation/rows.py)
     round-01/rows.jsonl       the answers that were kept, with where they come from (data/sources/solutions.py)
     round-01/                 the run folder of the supervised steps on them
     stages.json               the rounds, and what those that are finished left
@@ -28,9 +28,7 @@ from vlrl.errors import ConfigError, TrainingError
 from vlrl.methods.preferences import dpo as preferences
 from vlrl.methods.second_attempts import loss as guided
 from vlrl.models import loading
-from vlrl.rollout.selection import CHOICES, chosen, is_right, longer
 from vlrl.store import checkpoint
-from vlrl.store.stage_list import StageList, read_stages
 from vlrl.task import Task, task_samples
 from vlrl.task.environment import has_environment
 from vlrl.task.given import given_answer
@@ -39,6 +37,8 @@ from vlrl.tools.evaluation.measure import Chosen, choose, model_facts, ready, ta
 from vlrl.tools.evaluation.rows import Row, RowFile, read_rows
 from vlrl.tools.evaluation.settings import Drawing
 from vlrl.tools.hub.export import merged
+from vlrl.tools.stages.selection import CHOICES, chosen, is_right, longer
+from vlrl.tools.stages.stage_list import StageList, read_stages
 from vlrl.training import sft
 from vlrl.training.build_task import make_task
 from vlrl.types import Sample

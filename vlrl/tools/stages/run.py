@@ -21,12 +21,12 @@ from vlrl.distributed import comm
 from vlrl.errors import ConfigError, RunError, VlrlError
 from vlrl.models import loading
 from vlrl.store import RunFolder, checkpoint, files
-from vlrl.store.stage_list import StageList, read_stages
 from vlrl.tools.hub.export import merged
 from vlrl.tools.machine import dryrun
 from vlrl.tools.machine.dryrun import DryRun
 from vlrl.tools.stages import rounds
 from vlrl.tools.stages.extrapolate import extrapolate
+from vlrl.tools.stages.stage_list import StageList, read_stages
 from vlrl.training import loop, needs, sft
 from vlrl.training.build import make_accelerator
 from vlrl.training.resume import refuse_other_settings

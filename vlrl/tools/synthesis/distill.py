@@ -27,7 +27,6 @@ from vlrl.errors import ConfigError, DataError
 from vlrl.rollout.error_limits import check_errors
 from vlrl.rollout.generate import make_group, sampling_of
 from vlrl.rollout.provided import Provided, serving
-from vlrl.rollout.selection import CHOICES, chosen, every
 from vlrl.store.files import read_json, write_text
 from vlrl.task import Task, task_samples
 from vlrl.task.environment import has_environment
@@ -37,6 +36,7 @@ from vlrl.tools.clients.replies import Replies, Tell
 from vlrl.tools.evaluation.answers import outcome
 from vlrl.tools.evaluation.folder import Server
 from vlrl.tools.evaluation.measure import task_facts
+from vlrl.tools.stages.selection import CHOICES, chosen, every
 from vlrl.training.build_task import make_task
 from vlrl.types import Group, Prompt, Request, Sample
 

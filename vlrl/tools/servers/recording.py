@@ -29,10 +29,10 @@ from vlrl.engine.base import Engine
 from vlrl.errors import DataError
 from vlrl.models.packing import behind, joined
 from vlrl.models.processing import Encoder
-from vlrl.rollout.chat_messages import Message, Refused, contradiction, read, same
 from vlrl.rollout.generate import sampling_of
 from vlrl.store import RunFolder
 from vlrl.task import Task
+from vlrl.tools.servers.chat_messages import Message, Refused, contradiction, read, same
 from vlrl.types import Completion, Group, LoadedMedia, Observation, Prompt, Request, Rollout, Sample, Turn
 
 _IGNORED = {"model", "user", "metadata", "store"}
