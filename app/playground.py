@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 from vlrl.config.registry import prints_aside
 from vlrl.config.schema import Config
+from vlrl.engine.base import Request
 from vlrl.errors import VlrlError
 from vlrl.task import Task
 from vlrl.training.build_task import settle_coordinates
-from vlrl.types import Answer, Completion, Group, Prompt, Request, Sample
+from vlrl.types import Answer, Completion, Group, Prompt, Sample
 
 from . import AppError, models
 from .asking import Ask, Shown, Tasks

@@ -42,7 +42,7 @@ from PIL import Image
 
 from vlrl import Environment, Media, Observation, Sample, Step, Task, config
 from vlrl.algo.advantage import grpo
-from vlrl.engine.base import Done
+from vlrl.engine.base import Done, Request, Sampling
 from vlrl.models import prefix_tree
 from vlrl.rollout.episodes import EpisodeEngine, opened
 from vlrl.rollout.generate import make_group
@@ -50,7 +50,7 @@ from vlrl.tools.tiny import models as tiny_models
 from vlrl.training import build
 from vlrl.training.advantages import credit
 from vlrl.training.update import update
-from vlrl.types import Completion, Group, Request, Sampling, Turn
+from vlrl.types import Completion, Group, Turn
 
 GROUP, TURNS = 8, 6
 PLANTED = ("hang", "crash")

@@ -22,6 +22,7 @@ from PIL import Image
 
 from vlrl import config as configs
 from vlrl.config.schema import Config
+from vlrl.engine.base import Request, Sampling
 from vlrl.engine.turns import first_difference, turn_gaps
 from vlrl.models import policy as policies
 from vlrl.models.policy import Policy
@@ -33,7 +34,7 @@ from vlrl.task.environment import Environment
 from vlrl.task.environment_host import Environments
 from vlrl.tools.tiny import models as tiny_models
 from vlrl.training.build import make_engine
-from vlrl.types import Completion, Media, Observation, Prompt, Request, Sample, Sampling, Step
+from vlrl.types import Completion, Media, Observation, Prompt, Sample, Step
 
 FAMILIES = ("qwen3_vl", "qwen2_5_vl", "smolvlm", "internvl")
 MODES = {"full": {"train": ["language", "merger", "vision"]}, "LoRA": {"lora": {"rank": 4}}}

@@ -239,9 +239,9 @@ def vllm(result: Result, tiny: bool) -> None:
     import numpy as np
     import torch
 
+    from vlrl.engine.base import Request, Sampling
     from vlrl.engine.vllm.engine import VLLMEngine
     from vlrl.models.packing import pack, pieces_of
-    from vlrl.types import Request, Sampling
 
     if not tiny:
         _need_cuda()

@@ -46,6 +46,7 @@ from PIL import Image
 import vlrl
 from vlrl import config
 from vlrl.config.schema import Config
+from vlrl.engine.base import Request, Sampling
 from vlrl.models.attention import DEVICES
 from vlrl.models.flops import Cost, cost_model, patches_of
 from vlrl.monitoring.metrics import watching
@@ -55,7 +56,7 @@ from vlrl.tools.tiny import models as tiny_models
 from vlrl.tools.tiny.families import CHAT_TEMPLATE, QWEN
 from vlrl.training import build as assemble
 from vlrl.training.update import update
-from vlrl.types import Completion, Group, Media, Request, Rollout, Sample, Sampling
+from vlrl.types import Completion, Group, Media, Rollout, Sample
 
 GIB = 2**30
 ROOT = Path(__file__).resolve().parents[1]

@@ -20,7 +20,7 @@ from pathlib import Path
 import gpu_update as gpu
 import numpy as np
 
-from vlrl.types import Request, Sampling
+from vlrl.engine.base import Request, Sampling
 
 TOKENS = 64
 """Of an answer: a token of a 3B takes some 70 ms with engine=hf."""

@@ -37,6 +37,7 @@ from scipy.stats import linregress
 
 from vlrl import config
 from vlrl.algo.advantage import grpo
+from vlrl.engine.base import Request, Sampling
 from vlrl.models.flops import cost_model, patches_of
 from vlrl.rollout.generate import make_group
 from vlrl.task import Task
@@ -44,7 +45,7 @@ from vlrl.tools.tiny import models as tiny_models
 from vlrl.training import build
 from vlrl.training.advantages import credit
 from vlrl.training.update import update
-from vlrl.types import Answer, Completion, Group, Media, Parts, Request, Sample, Sampling
+from vlrl.types import Answer, Completion, Group, Media, Parts, Sample
 
 SIDE = 16
 """Side of the square of pixels that becomes one visual token of this tiny model."""

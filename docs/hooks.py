@@ -11,8 +11,8 @@ from mkdocs.structure.files import File
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 REFERENCE = {
-    "vlrl": ("vlrl.task.base.Task", "vlrl.types", "vlrl.task.environment", "vlrl.task.tools", "vlrl.tools.train",
-             "vlrl.tools.evaluate", "vlrl.tools.run", "vlrl.config.loading", "vlrl.errors"),
+    "vlrl": ("vlrl.task.base.Task", "vlrl.types", "vlrl.media", "vlrl.task.environment", "vlrl.task.tools",
+             "vlrl.tools.train", "vlrl.tools.evaluate", "vlrl.tools.run", "vlrl.config.loading", "vlrl.errors"),
     "data": ("vlrl.data.dataset", "vlrl.data.coordinates", "vlrl.data.media"),
     "rewards": tuple(f"vlrl.rewards.{path.stem}" for path in sorted((ROOT / "vlrl" / "rewards").glob("*.py"))
                      if not path.stem.startswith("_") and "worker" not in path.stem),

@@ -36,6 +36,7 @@ from accelerate import Accelerator
 from PIL import Image, ImageDraw
 
 from vlrl.data import Drawn
+from vlrl.engine.base import Request, Sampling
 from vlrl.engine.hf import HFEngine
 from vlrl.models import policy as policies
 from vlrl.models.packing import Batch
@@ -43,7 +44,7 @@ from vlrl.models.policy import Policy
 from vlrl.models.processing import Encoder
 from vlrl.rewards.boxes import format_box, iou, parse_box
 from vlrl.rewards.text import parse_answer
-from vlrl.types import Answer, Completion, Prompt, Request, Sampling
+from vlrl.types import Answer, Completion, Prompt
 
 PROMPTS, GROUP = 16, 8
 """Questions in a step, completions of each. With fewer than about 4 the mean of a group is a noisy baseline."""

@@ -7,6 +7,7 @@ from vlrl.algo.advantage import grpo
 from vlrl.algo.algorithm import Algorithm
 from vlrl.algo.method import Run
 from vlrl.config import validate
+from vlrl.engine.base import Request, Sampling
 from vlrl.engine.hf import HFEngine
 from vlrl.models import policy as policies
 from vlrl.models.processing import Encoder
@@ -15,7 +16,6 @@ from vlrl.task import Task
 from vlrl.task.scoring import score_all
 from vlrl.training.advantages import credit
 from vlrl.training.minibatch import make_minibatch
-from vlrl.types import Request, Sampling
 
 MIXED = ("image", "two images", "text", "video", "image", "text")
 

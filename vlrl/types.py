@@ -2,19 +2,23 @@
 
     Sample -> Prompt -> Completion -> Rollout (+ reward, + advantage) -> Group -> packing.Batch
 
-Everything is frozen; a later stage adds what it knows with `dataclasses.replace` and overwrites nothing. Shapes stand
-in the field docs: P prompt tokens, T tokens of one episode, G rollouts of a group. This module imports no torch: arrays
-are numpy, and the model inputs inside a Prompt are typed as Any.
+Everything is frozen; a later stage adds what it knows with `dataclasses.replace`. Shapes stand in the field docs: P
+prompt tokens, T tokens of one episode, G rollouts of a group. No torch: arrays are numpy, model inputs are Any.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 import numpy as np
+
+from vlrl.media import Acted as Acted
+from vlrl.media import LoadedMedia as LoadedMedia
+from vlrl.media import Media as Media
+from vlrl.media import Observation as Observation
+from vlrl.media import Step as Step
 
 Parts = dict[str, float | None]
 """Raw reward parts by name, each in its natural range; None marks a rollout that cannot be scored."""
@@ -26,97 +30,10 @@ class StepValues:
 
     values: tuple[float, ...]
     ends: tuple[int, ...]
-    """Where each step ends, in characters of the answer's text; rising. Of a Rollout in those of its completion."""
+    """Where each step ends, in characters of the answer's text; rising."""
 
     def __float__(self) -> float:
         return float(np.mean(self.values)) if self.values else 0.0
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Media:
-    """One image or video of a sample, not yet read.
-
-    Example: `Media(source=Path("photos/cat.jpg"))`, `Media(source=pil_image)`,
-    `Media(kind="video", source=Path("clip.mp4"), start=2.0, end=7.5)`.
-    """
-
-    source: Any
-    """A path, a PIL image drawn by code, the bytes of a file; for a video also a sequence of frames of these kinds, or
-    the LoadedMedia that it was read as."""
-    kind: Literal["image", "video"] = "image"
-    start: float | None = None
-    """Seconds; a video is read from here ..."""
-    end: float | None = None
-    """... to here."""
-    fps: float | None = None
-    """Frames per second of a video given as frames ..."""
-    times: Sequence[float] | None = None
-    """... or the seconds of each of its frames, rising."""
-    edits: tuple[tuple[Any, ...], ...] = ()
-    """What is done to its decoded frames, in order: `(("shuffle", 17), ("noise", 500, 17))`: data/media_edits.py."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class LoadedMedia:
-    """One image or video as pixels, with the hash that names it in the run folder."""
-
-    kind: Literal["image", "video"]
-    frames: tuple[Any, ...]
-    """PIL images in RGB; one for an image."""
-    sha256: str
-    """Of the file's bytes, or of the pixels when the media was drawn by code, and of the times that its frames were
-    given with."""
-    path: Path | None = None
-    data: bytes | None = field(default=None, repr=False)
-    """The file's bytes, of media that a row holds itself."""
-    timestamps: tuple[float, ...] = ()
-    """[frames] seconds at which each frame is shown, from the start of the clip; empty for an image."""
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    """Of a video: mean fps, total_num_frames and frames_indices of the whole file, duration of the clip in seconds,
-    video_backend; video_sampling.clock makes of it what processors expect."""
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Original width and height in pixels."""
-        return self.frames[0].size
-
-    def again(self) -> Media:
-        """Returns media that are read as these frames, at these times."""
-        return Media(kind=self.kind, source=self if self.kind == "video" else self.frames[0])
-
-
-@dataclass(frozen=True, eq=False)
-class Observation:
-    """What an environment shows: text, and media before it.
-
-    Example: `Observation("You see a door.", [Media(source=image)])`.
-    """
-
-    text: str = ""
-    media: Sequence[Media] = ()
-    results: Sequence[Observation] = ()
-    """Of tools, what each call returned; `text` and `media` are then theirs together, see `of_results`."""
-
-    @classmethod
-    def of_results(cls, results: Sequence[Observation]) -> Observation:
-        """Returns the results of calls as one observation."""
-        return cls("\n".join(r.text for r in results if r.text), tuple(m for r in results for m in r.media),
-                   tuple(results))
-
-
-@dataclass(frozen=True, eq=False)
-class Step:
-    """What an environment makes of an action. Example: `Step(Observation("A wall."), {"progress": 0.0})`."""
-
-    observation: Observation = field(default_factory=Observation)
-    parts: Mapping[str, float] = field(default_factory=dict)
-    """Raw reward parts of this turn, named in the task's `rewards`; a part that is not named counts 0."""
-    done: bool = False
-    """Whether the episode has ended; its observation is stored and not shown to the model."""
-    state: Any = None
-    """Hashable: the state after the action."""
-    info: Mapping[str, Any] = field(default_factory=dict)
-    """JSON-able, for the viewer."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -161,32 +78,6 @@ class Sample:
         """Multiplies the row's loss."""
         weight = self.row.get("weight")
         return 1.0 if weight is None else float(weight)
-
-
-class SampleSequence(Sequence[Sample]):
-    """Samples by place; a subclass says how many there are, and makes the one at a place."""
-
-    def _at(self, place: int) -> Sample:
-        raise NotImplementedError
-
-    def where(self, place: int) -> str | None:
-        """Returns file and line of the row at a place; None where samples are made by code, which takes long."""
-        return None
-
-    @overload
-    def __getitem__(self, index: int) -> Sample: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Sample]: ...
-    def __getitem__(self, index: int | slice) -> Sample | Sequence[Sample]:
-        places = range(len(self))[index]
-        return [self._at(i) for i in places] if isinstance(places, range) else self._at(places)
-
-
-def where(samples: Sequence[Sample], place: int) -> str | None:
-    """Returns file and line of a row, "" for a sample that is at hand; None where samples are made when asked for."""
-    if isinstance(samples, SampleSequence):
-        return samples.where(place)
-    return "" if isinstance(samples, (list, tuple)) else None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -267,25 +158,6 @@ class Prompt:
                        aligned=beside)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sampling:
-    """How to draw answers. Example: `Sampling(max_new_tokens=512)`, greedy: `Sampling(..., temperature=0)`."""
-
-    max_new_tokens: int
-    temperature: float = 1.0
-    """0 = greedy; log-probabilities of a greedy answer are those at temperature 1."""
-    top_p: float | None = None
-    """Drawn from the most probable tokens that hold this much probability, 1 = from all; None = as the engine does."""
-    stop: tuple[str, ...] = ()
-    """An answer ends with the token that completes one of these texts; its finish_reason is then "stop"."""
-    thinking_budget: int | None = None
-    """When the first `thinking_budget` tokens hold no `</think>`, the tokens of `thinking_end` follow them, and the
-    model goes on after these. Prompts may have opened a `<think>`; where one has closed it, its Request
-    has no budget."""
-    thinking_end: str = "\n</think>\n"
-    """Its tokens are part of the answer and count towards `max_new_tokens`; loss_mask is False on them."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
     """One turn of an episode: tokens start..end; media shown with an observation."""
@@ -324,13 +196,13 @@ class Completion:
     logprobs: np.ndarray
     """[T] float32 under the sampler, at the sampled temperature with the banned ids removed; of forced tokens too."""
     loss_mask: np.ndarray
-    """[T] bool; False on tokens that were not sampled: observations, a forced end of thinking. In a group to be trained
-    on also on what was written in earlier steps."""
+    """[T] bool; False on tokens that were not sampled (observations, a forced end of thinking) or, in a group that is
+    trained on, were written in earlier steps."""
     text: str
     """The decoded tokens without the end token; a stop string is part of it."""
     finish_reason: Literal["stop", "length", "turns", "tokens", "media"]
-    """stop: the model wrote an end token or a stop string; length: max_new_tokens were reached. Of an episode, stop:
-    its environment ended it; else the limit of `episode.*` that did."""
+    """stop: an end token or a stop string was written; length: max_new_tokens were reached. Of an episode, stop: its
+    environment ended it; else the limit of `episode.*` that did."""
     turns: tuple[Turn, ...] = ()
     episode_id: str = ""
     shown: Prompt | None = None
@@ -375,100 +247,12 @@ class Completion:
         shown, *windows = (p and replace(p, positions=p.positions + by) for p in (self.shown, *self.windows))
         return replace(self, shown=shown, windows=tuple(windows))
 
-    def rows(self) -> list[tuple[slice, Completion]]:
-        """Returns the training rows, each with the place of its last tokens in this completion: itself, or one row for
-        each window, in which only the action is trained.
-        """
-        if not self.windows:
-            return [(slice(0, len(self.tokens)), self)]
-        actions = [slice(t.start, t.end) for t in self.turns if t.role == "assistant"]
-        return [(place, self._row(place, window)) for place, window in zip(actions, self.windows, strict=True)]
-
-    def _row(self, place: slice, window: Prompt) -> Completion:
-        before = len(window) - (place.stop - place.start)
-        return replace(self, tokens=window.ids, logprobs=np.pad(self.logprobs[place], (before, 0)),
-                       loss_mask=np.pad(self.loss_mask[place], (before, 0)), shown=window, windows=(), turns=())
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Begun:
-    """An answer that goes on from its own text, in its own random stream."""
-
-    index: int
-    """Its place in the group: rollout `index` of the stream."""
-    written: Completion
-    """All of it so far; without an end token or a stop string."""
-
-
-@dataclass(eq=False)
-class Continued:
-    """What an engine may keep of an answer, for a request whose prompt is the answered one, the answer and more."""
-
-    cache: Any = None
-    """The engine's own."""
-    observed: Prompt | None = None
-    """The end of that prompt, with the media that it adds."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Request:
-    """`n` answers to one prompt. Group size may differ per prompt; a greedy baseline is one more request."""
-
-    prompt: Prompt
-    n: int
-    sampling: Sampling
-    """Its limits count over whole answers, what was written before included."""
-    key: tuple[int, ...] = (0,)
-    """Names the random stream: rollout i draws from (seed, *key, i), whatever batch or process it runs in."""
-    begun: tuple[Begun, ...] = ()
-    """[n] answers to go on with, instead of n others: with the same weights they become what they would have become
-    unbroken. Their completions hold all of them, and one turn more."""
-    sample: Sample | None = None
-    """Whose environment answers, where it was opened (`Sample.opening`)."""
-    max_turns: int | None = None
-    """Most actions of its episodes; None = episode.max_turns."""
-    continues: tuple[Continued, ...] = ()
-    """[n] of the answers, where further requests will go on from them; an engine may ignore it."""
-    turns: tuple[Turn, ...] = ()
-    """Of an episode, those that the prompt ends with; they count from the end of the prompt that it began with."""
-
-    def __post_init__(self) -> None:
-        if self.sampling.thinking_budget is not None and "</think>" in self.prompt.opened:
-            object.__setattr__(self, "sampling", replace(self.sampling, thinking_budget=None))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Acted:
-    """One action of an episode, and what its environment made of it."""
-
-    action: str
-    """With what its prompt had opened, as `Answer.text`."""
-    observation: str = ""
-    media: tuple[Media, ...] = ()
-    """Of the observation."""
-    parts: Mapping[str, float] = field(default_factory=dict)
-    state: str | None = None
-    done: bool = False
-    error: str | None = None
-
-
-class Told(str):
-    """An action as its environment is told it: what the prompt has `opened`, and then what the model wrote."""
-
-    opened: str
-
-    def __new__(cls, text: str, opened: str = "") -> Told:
-        told = super().__new__(cls, text)
-        told.opened = opened
-        return told
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
     """What a task scores: the text of an answer and the parts of it that tags mark.
 
-    Example: `<think>a loop</think><answer>8</answer>` has reasoning "a loop" and final "8"; without tags
-    `final` is the whole text.
+    Example: `<think>a loop</think><answer>8</answer>` has reasoning "a loop" and final "8"; without tags all is final.
     """
 
     text: str
@@ -499,8 +283,8 @@ class Rollout:
     parts: Parts = field(default_factory=dict)
     reward: float | None = None
     """None = unscorable: left out of the group's statistics, advantage 0."""
-    steps: StepValues | None = None
-    """Of the first of its parts that is given by steps; None without one."""
+    steps: tuple[tuple[int, float], ...] = ()
+    """Of the first of its parts that is given by steps: where each ends, in characters of the completion; its value."""
     correct: bool | None = None
     """What Task.correct says of it; None where that is not known."""
     parsed: Any = None
@@ -564,17 +348,3 @@ class Group:
     def zero_variance(self) -> bool:
         """Every scorable answer got exactly the same reward, so the group carries no preference."""
         return len({r for r in self.rewards if r is not None}) < 2
-
-
-class Coordinates:
-    """Between original pixels and the convention a model answers in. The plain one changes nothing."""
-
-    convention = "original"
-
-    def to_original(self, sample: Sample, box: Sequence[float]) -> list[float]:
-        """Returns box or point as the model wrote it -> original pixels."""
-        return [float(v) for v in box]
-
-    def from_original(self, sample: Sample, box: Sequence[float]) -> list[float]:
-        """Returns box or point in original pixels -> as the model is expected to write it."""
-        return [float(v) for v in box]

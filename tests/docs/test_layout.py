@@ -13,7 +13,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 ROOT = Path(__file__).resolve().parents[2]
-AT_THE_ROOT = {"__init__", "__main__", "_torchcodec", "_torchvision", "errors", "types"}
+AT_THE_ROOT = {"__init__", "__main__", "_torchcodec", "_torchvision", "errors", "media", "types"}
 BRANCHES = ("methods", "services", "environments", "data.formats", "engine.vllm", "checks", "testing", "tools", "cli")
 """Of vlrl, what the trunk names in tables of texts alone; modules whose names begin so."""
 UNDER_VLRL = {"tasks": {"vlrl/tools/tiny/cold_start.py", "vlrl/tools/tiny/episode_start.py"},
@@ -42,7 +42,7 @@ def _package(module):
     return module if module.split(".")[0] != "vlrl" else ".".join(module.split(".")[:2])
 
 
-def test_the_root_of_the_package_holds_six_modules():
+def test_the_root_of_the_package_holds_seven_modules():
     assert {path.stem for path in (ROOT / "vlrl").glob("*.py")} == AT_THE_ROOT
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from vlrl.engine.base import Done
-from vlrl.types import Completion, Prompt, Request, Turn
+from vlrl.engine.base import Done, Request
+from vlrl.types import Completion, Prompt, Turn
 
 
 class ScriptedEngine:

@@ -19,6 +19,7 @@ from tests.engine.scripted import ScriptedEngine
 from tests.helpers import Vowels, load, settings
 from vlrl.curriculum import Prompts, Sequential
 from vlrl.engine import capacity
+from vlrl.engine.base import Request, Sampling
 from vlrl.engine.cache import ROOM
 from vlrl.engine.capacity import GIB, Capacity, batches, chunks, cut
 from vlrl.engine.hf import HFEngine
@@ -29,7 +30,7 @@ from vlrl.rollout.group_source import GroupSource
 from vlrl.rollout.overlap import Ahead
 from vlrl.tools.machine.batch_shapes import _compared, compare
 from vlrl.tools.machine.plan import architecture
-from vlrl.types import Completion, Prompt, Request, Sampling
+from vlrl.types import Completion, Prompt
 
 SAMPLING = Sampling(max_new_tokens=5)
 

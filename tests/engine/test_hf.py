@@ -9,6 +9,7 @@ from accelerate import Accelerator
 
 from tests.conftest import FAMILIES, SAMPLES, kinds_of
 from vlrl.config import validate
+from vlrl.engine.base import Request, Sampling
 from vlrl.engine.cache import CopiedRows, SharedRows, spread
 from vlrl.engine.capacity import Capacity, batches
 from vlrl.engine.hf import HFEngine
@@ -17,7 +18,6 @@ from vlrl.models import policy as policies
 from vlrl.models.packing import pack, pieces_of
 from vlrl.models.processing import Encoder
 from vlrl.task import Task
-from vlrl.types import Request, Sampling
 
 
 class Ask(Task):

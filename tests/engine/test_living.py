@@ -8,9 +8,10 @@ from PIL import Image
 
 from tests.conftest import SAMPLES, TWO, noise
 from tests.helpers import Vowels, load, settings
+from vlrl.engine.base import Continued, Request, Sampling
 from vlrl.engine.hf import HFEngine
 from vlrl.models.packing import joined
-from vlrl.types import Continued, Media, Observation, Request, Sampling
+from vlrl.types import Media, Observation
 
 TURNS, GROUP = 4, 3
 

@@ -13,6 +13,7 @@ from tests.conftest import SAMPLES
 from tests.helpers import Vowels, load, settings
 from vlrl.algo.advantage import grpo
 from vlrl.config import validate
+from vlrl.engine.base import Request, Sampling
 from vlrl.engine.hf import HFEngine
 from vlrl.engine.rules import Rules
 from vlrl.errors import ConfigError
@@ -23,7 +24,6 @@ from vlrl.rollout.generate import make_group, sampling_of
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.training.advantages import credit
 from vlrl.training.update import make_optimizer, update
-from vlrl.types import Request, Sampling
 
 PLAIN = Sampling(max_new_tokens=24)
 

@@ -11,11 +11,12 @@ import pytest
 from tests.conftest import SAMPLES
 from tests.engine.test_replicas import KEY_OF_ALL, PATIENT, Stub
 from tests.helpers import Vowels, load, settings
+from vlrl.engine.base import Begun, Request, Sampling
 from vlrl.engine.vllm import server as vllm_server
 from vlrl.engine.vllm import wire as vllm_wire
 from vlrl.engine.vllm.server import ServerEngine
 from vlrl.errors import TrainingError
-from vlrl.types import Begun, Completion, Request, Sampling, Turn
+from vlrl.types import Completion, Turn
 
 
 class Server(Stub):

@@ -12,6 +12,7 @@ from PIL import Image
 
 from tests.evaluation.http_stand_in import reply, served
 from vlrl.config import validate
+from vlrl.engine.base import Request, Sampling
 from vlrl.errors import ConfigError, DataError, TrainingError
 from vlrl.services import chat as module
 from vlrl.services.chat import address_of
@@ -19,7 +20,7 @@ from vlrl.services.pictures import data_urls
 from vlrl.task import Task
 from vlrl.tools.clients.chat_prompts import ChatEncoder
 from vlrl.tools.clients.endpoint import Endpoint
-from vlrl.types import LoadedMedia, Media, Prompt, Request, Sample, Sampling
+from vlrl.types import LoadedMedia, Media, Prompt, Sample
 
 
 def request(text="hi", n=1, key=(1, 2), **sampling):

@@ -7,6 +7,7 @@ import transformers
 
 from tests.conftest import FAMILIES, SAMPLES, kinds_of, noise, noise_video
 from tests.helpers import load, settings
+from vlrl.engine.base import Request, Sampling
 from vlrl.engine.hf import HFEngine
 from vlrl.errors import ConfigError, DataError
 from vlrl.models import families
@@ -16,7 +17,7 @@ from vlrl.models.processing import Encoder
 from vlrl.store import checkpoint
 from vlrl.task import Task
 from vlrl.tools.hub.export import export
-from vlrl.types import Media, Request, Sample, Sampling
+from vlrl.types import Media, Sample
 
 
 class Ask(Task):

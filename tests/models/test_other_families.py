@@ -12,6 +12,7 @@ from tests.e2e.runs import write_config
 from tests.helpers import Vowels, credited_groups, load, settings
 from tests.models.test_packing import MIXED, assert_equal, groups
 from vlrl.cli.main import main
+from vlrl.engine.base import Request, Sampling
 from vlrl.engine.hf import HFEngine
 from vlrl.errors import ConfigError
 from vlrl.models import logprobs
@@ -19,7 +20,6 @@ from vlrl.models.families import FAMILIES, family_of, notice
 from vlrl.models.packing import pack, pieces_of
 from vlrl.models.processing import Encoder
 from vlrl.training.update import make_optimizer, update
-from vlrl.types import Request, Sampling
 
 PARTS = ["language", "merger", "vision"]
 # LLaVA takes the last layer but one of its vision tower. A key's bias shifts every score of a query alike.

@@ -20,6 +20,7 @@ from vlrl.algo.algorithm import Algorithm
 from vlrl.algo.inputs import LossInputs
 from vlrl.config import validate
 from vlrl.curriculum import Prompts, Sequential
+from vlrl.engine.base import Request, Sampling
 from vlrl.engine.copied import Abandoned, CopiedEngine
 from vlrl.engine.hf import HFEngine
 from vlrl.errors import ConfigError, TrainingError
@@ -32,7 +33,7 @@ from vlrl.rollout.generate import Answering
 from vlrl.rollout.group_source import GroupSource
 from vlrl.store.checkpoint import load_state, save
 from vlrl.training.build import make_engine
-from vlrl.types import Prompt, Request, Sampling
+from vlrl.types import Prompt
 
 WAIT = 60
 """Seconds after which something that should happen does not."""

@@ -10,6 +10,7 @@ from tests.conftest import SAMPLES
 from tests.helpers import Vowels, load, settings
 from vlrl.algo.named import Bound
 from vlrl.config import validate
+from vlrl.engine.base import Request, Sampling
 from vlrl.engine.hf import HFEngine
 from vlrl.errors import ConfigError
 from vlrl.methods.tree import branching
@@ -17,7 +18,7 @@ from vlrl.methods.tree.branching import Branching, Leaf, surprise, uniform
 from vlrl.models import prefix_tree
 from vlrl.models.packing import make_batch, pieces_of
 from vlrl.task import Task
-from vlrl.types import Completion, Request, Sampling
+from vlrl.types import Completion
 
 LONG = Sampling(max_new_tokens=24)
 

@@ -14,6 +14,7 @@ from tests.rollout.test_history import positions
 from vlrl import config as configs
 from vlrl.cli.main import app
 from vlrl.errors import ConfigError
+from vlrl.models.packing import training_rows
 from vlrl.rollout.episodes import check
 from vlrl.store import RunFolder
 from vlrl.tools.datasets import difficulty
@@ -164,7 +165,7 @@ def test_a_variant_has_an_environment_of_its_own(tiny_models, tmp_path, history,
     assert max(gaps[::2]) < 1e-5 < min(gaps[1::2])
     for policy, group in groups:
         for rollout in group.rollouts:
-            for _, row in rollout.completion.rows():
+            for _, row in training_rows(rollout.completion):
                 assert np.array_equal(row.shown.positions, positions(policy, group.prompt, row.shown))
 
 

@@ -19,6 +19,7 @@ from vlrl.methods.second_attempts import attempts as guided
 from vlrl.methods.second_attempts.attempts import failed
 from vlrl.methods.second_attempts.guidance import guidance_of
 from vlrl.methods.second_attempts.members import second_attempts
+from vlrl.models.packing import training_rows
 from vlrl.monitoring.metrics import Clock
 from vlrl.rollout.episodes import opened
 from vlrl.rollout.generate import AcceptedDraw, Answering
@@ -248,7 +249,7 @@ def test_episodes_are_played_again_from_the_same_start(tiny, history):
             assert mine.observed_media[0].sha256 == first.observed_media[0].sha256  # the same world
             assert mine.loss_mask.sum() == sum(t.end - t.start for t in mine.actions) < len(mine.tokens)
             for other in (first, mine):  # positions count from the end of the plain prompt
-                for _, row in other.rows():
+                for _, row in training_rows(other):
                     assert row.shown is None or row.shown.positions.min() == group.prompt.next_position
             assert "Write vowels." in r.sampled_prompt and "Write vowels." not in group.prompt.text
 

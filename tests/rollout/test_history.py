@@ -12,16 +12,16 @@ from tests.helpers import settings as made_settings
 from tests.rollout.acting import engine_of, played
 from tests.training.test_update import Recorder, assert_close, gradients
 from vlrl.algo.algorithm import Algorithm
+from vlrl.engine.base import Request, Sampling
 from vlrl.errors import ConfigError
 from vlrl.models.oom import halves
-from vlrl.models.packing import make_batch, pieces_of
+from vlrl.models.packing import make_batch, pieces_of, training_rows
 from vlrl.models.reference import Reference
 from vlrl.rollout.episodes import opened
 from vlrl.rollout.partial import completion_of, completion_state
 from vlrl.store import RunFolder
 from vlrl.store.checkpoint import load_state
 from vlrl.training.advantages import Credit
-from vlrl.types import Request, Sampling
 
 LAST = {"episode": {"history": "last:1"}}
 
@@ -145,7 +145,7 @@ def test_recorded_actions_are_enough_to_play_an_episode_again(tiny_models, histo
     for one, two in zip(played_once[:2], again, strict=False):
         assert np.array_equal(one.tokens, two.tokens) and np.array_equal(one.logprobs, two.logprobs)
         assert np.array_equal(one.loss_mask, two.loss_mask) and (one.text, one.episode_id) == (two.text, two.episode_id)
-        for (_, a), (_, b) in zip(one.rows(), two.rows(), strict=True):
+        for (_, a), (_, b) in zip(training_rows(one), training_rows(two), strict=True):
             assert np.array_equal(a.tokens, b.tokens) and np.array_equal(a.shown.positions, b.shown.positions)
             assert [m.sha256 for m in a.shown.media] == [m.sha256 for m in b.shown.media]
         assert [t.state for t in two.turns] == [t.state for t in one.turns] and two.error is None

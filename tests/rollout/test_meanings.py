@@ -12,11 +12,11 @@ import pytest
 from tests.conftest import SAMPLES
 from tests.helpers import Vowels, load, settings
 from tests.rollout.test_branching import LONG, Counting, branched, common, completion
+from vlrl.engine.base import Request
 from vlrl.engine.hf import HFEngine
 from vlrl.errors import ConfigError
 from vlrl.methods.tree.branching import Branching, Leaf
 from vlrl.methods.tree.meanings import ALIKE, Meaning, semantic_entropy, words
-from vlrl.types import Request
 
 AT = {"name": "meaning", "continuations": 3, "tokens": 5, "candidates": 4, "root": 0.0}
 

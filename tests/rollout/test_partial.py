@@ -14,6 +14,7 @@ from tests.helpers import Vowels, load, settings
 from tests.rollout.test_group_source import BAD, Number, source
 from vlrl.config import validate
 from vlrl.curriculum import Draw
+from vlrl.engine.base import Begun, Request, Sampling
 from vlrl.engine.capacity import batches
 from vlrl.engine.hf import HFEngine
 from vlrl.errors import ConfigError, DataError
@@ -21,7 +22,7 @@ from vlrl.rollout import partial
 from vlrl.store.checkpoint import load_state, save
 from vlrl.tools.experiments.report import print_summary
 from vlrl.training.advantages import _written
-from vlrl.types import Begun, Completion, Prompt, Request, Sampling, Turn
+from vlrl.types import Completion, Prompt, Turn
 
 LONG = Sampling(max_new_tokens=20)
 KINDS = ("text", "image", "two images", "video")

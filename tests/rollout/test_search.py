@@ -15,6 +15,7 @@ from tests.training.test_update import assert_close, gradients
 from vlrl.algo.algorithm import Algorithm
 from vlrl.config import validate
 from vlrl.curriculum import Draw
+from vlrl.engine.base import Begun, Request, Sampling
 from vlrl.engine.hf import HFEngine
 from vlrl.errors import ConfigError, TrainingError
 from vlrl.methods.tree import search
@@ -29,7 +30,7 @@ from vlrl.store import checkpoint
 from vlrl.store.run_folder import _rows
 from vlrl.task import Task
 from vlrl.training.advantages import credit
-from vlrl.types import Begun, Completion, Prompt, Request, Sampling
+from vlrl.types import Completion, Prompt
 
 SEARCH = {"width": 3, "depth": 3, "by_entropy": 0.1}
 

@@ -5,10 +5,10 @@ import json
 import pytest
 
 from vlrl.data import read_rows
+from vlrl.data.coordinates import Coordinates
 from vlrl.rewards.text import parse_answer
 from vlrl.task import load
 from vlrl.task.scoring import score_group
-from vlrl.types import Coordinates
 
 
 def rows_of(tmp_path, *records):

@@ -11,9 +11,9 @@ from tests.conftest import SAMPLES
 from tests.e2e.runs import write_config
 from tests.helpers import Vowels, load, settings
 from vlrl.cli.main import main
+from vlrl.engine.base import Request, Sampling
 from vlrl.engine.hf import HFEngine
 from vlrl.errors import ConfigError, TrainingError, VlrlError
-from vlrl.types import Request, Sampling
 
 
 @pytest.fixture

@@ -7,6 +7,8 @@ import pytest
 from tests.helpers import load, settings
 from tests.rollout.acting import Told, played
 from vlrl.config import validate
+from vlrl.data.coordinates import Coordinates
+from vlrl.engine.base import Request, Sampling
 from vlrl.rollout.demonstrations import Demonstrations
 from vlrl.rollout.generate import make_group, sampling_of
 from vlrl.store import RunFolder
@@ -15,7 +17,7 @@ from vlrl.tools.machine.dryrun import show
 from vlrl.tools.tasks.rescore import rescore
 from vlrl.tools.tasks.score_rows import score_row
 from vlrl.training.build_task import make_task
-from vlrl.types import Coordinates, Observation, Request, Sample, Sampling
+from vlrl.types import Observation, Sample
 
 OPENS = ("{% if enable_thinking is defined and not enable_thinking %}{{ '<think>\\n\\n</think>\\n\\n' }}"
          "{% else %}{{ '<think>\\n' }}{% endif %}")

@@ -2,11 +2,11 @@
 
 import pytest
 
+from vlrl.data.coordinates import Coordinates
 from vlrl.rewards import answers, text
 from vlrl.rewards.text import parse_answer
 from vlrl.task import load
 from vlrl.task.scoring import score_group
-from vlrl.types import Coordinates
 
 
 def paid(row, *texts, **options):

@@ -46,7 +46,8 @@ def test_steps_end_where_they_do_in_what_the_model_wrote():
     t = task(lambda x: {"a": steps, "b": 1.0})
     (alone,), (behind,) = (score_group(t, SAMPLE, [Answer(text="<think>\na\n\nbc", opened=opened)], 0)
                            for opened in ("", "<think>\n"))
-    assert alone.steps == steps and behind.steps == StepValues((0.5, 1.0), (1, 4)) and behind.reward == alone.reward
+    assert alone.steps == ((9, 0.5), (12, 1.0)) and behind.steps == ((1, 0.5), (4, 1.0))
+    assert behind.reward == alone.reward
 
 
 def test_a_scorer_that_raises_is_unscorable_and_kept():

@@ -12,13 +12,14 @@ import pytest
 
 from tests.e2e.recipe_scores import CASES, think
 from vlrl.config import load
+from vlrl.data.coordinates import Coordinates
 from vlrl.rewards.text import parse_answer, told, written_after
 from vlrl.task import load as load_task
 from vlrl.task.tools import calls_of
 from vlrl.tasks import _web_actions  # pyright: ignore[reportMissingImports]  # on vlrl.__path__
 from vlrl.tools.tasks.score_rows import score_row
 from vlrl.training.build_task import make_task
-from vlrl.types import Acted, Coordinates, Sample
+from vlrl.types import Acted, Sample
 
 BEGINNINGS = ("<think>", "<think>\n", "<think>\n\n</think>\n\n")
 

@@ -13,13 +13,13 @@ from transformers import Qwen3VLConfig
 from tests.helpers import credited_groups, load, settings
 from vlrl import config as configs
 from vlrl.engine import capacity, writing
+from vlrl.engine.base import Request, Sampling
 from vlrl.evaluation import evaluate
 from vlrl.models.logprobs import Head, token_stats
 from vlrl.tools.machine import memory
 from vlrl.tools.machine.plan import architecture
 from vlrl.training.build import make_engine
 from vlrl.training.update import make_optimizer, update
-from vlrl.types import Request, Sampling
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 MODELS = sorted((CONFIGS / "models").glob("*.yaml"))

@@ -32,7 +32,7 @@ def test_each_token_has_the_value_of_its_step(tiny_models):
                                   finish_reason="stop"))
     group = make_group(task, SAMPLES["text"], prompt, answers, group_id="a", split="train", step=0)
     rewards = [r.reward for r in group.rollouts]
-    assert rewards == pytest.approx([0.3, 0.8]) and group.rollouts[0].steps.values == (0.4, 0.2)
+    assert rewards == pytest.approx([0.3, 0.8]) and [v for _, v in group.rollouts[0].steps] == [0.4, 0.2]
     (credited,) = Credit(Algorithm(config), config, policy, task)([group], 0)
     decode = encode.processor.tokenizer.decode
     for rollout, text, first, base in zip(credited.rollouts, TEXTS, (-0.6, 0.0), (-0.25, 0.25), strict=True):

@@ -14,12 +14,12 @@ from accelerate import Accelerator
 from tests.e2e.runs import ROOT, kill_after, metrics, weights
 from tests.vllm.conftest import trainer_logprobs
 from vlrl import config as configs
+from vlrl.engine.base import Request, Sampling
 from vlrl.engine.copied import Abandoned
 from vlrl.models import policy as policies
 from vlrl.store import RunFolder
 from vlrl.training.loop import train
 from vlrl.training.session import Session
-from vlrl.types import Request, Sampling
 
 pytestmark = [pytest.mark.vllm, pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM")]
 

@@ -8,7 +8,8 @@ import pytest
 from tests.conftest import noise
 from tests.helpers import Vowels, load, settings
 from tests.vllm.conftest import ENGINE, trainer_logprobs
-from vlrl.types import Media, Request, Sample, Sampling
+from vlrl.engine.base import Request, Sampling
+from vlrl.types import Media, Sample
 
 pytestmark = pytest.mark.vllm
 TAKEN = ("qwen2_vl", "smolvlm", "idefics3", "internvl")

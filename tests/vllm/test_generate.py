@@ -8,9 +8,9 @@ import torch
 
 from tests.vllm.conftest import trainer_logprobs
 from vlrl.config import validate
+from vlrl.engine.base import Begun, Request, Sampling
 from vlrl.errors import ConfigError, TrainingError
 from vlrl.methods.tree.branching import Branching
-from vlrl.types import Begun, Request, Sampling
 
 pytestmark = pytest.mark.vllm
 LENGTH = 12

@@ -12,6 +12,7 @@ import torch
 
 from tests.conftest import SAMPLES, TWO
 from tests.helpers import Vowels, load, settings
+from vlrl.engine.base import Begun, Request, Sampling
 from vlrl.engine.hf import HFEngine
 from vlrl.engine.vllm.engine import _blamed, options
 from vlrl.engine.vllm.inputs import (
@@ -26,7 +27,7 @@ from vlrl.engine.vllm.inputs import (
     seed_of,
 )
 from vlrl.errors import ConfigError, TrainingError
-from vlrl.types import Begun, Request, Sampling, Turn
+from vlrl.types import Turn
 
 PLAIN = Sampling(max_new_tokens=24)
 

@@ -24,11 +24,11 @@ from tests.e2e.runs import ROOT
 from tests.engine.test_proof import perturb
 from tests.helpers import Vowels, load, settings
 from tests.vllm.conftest import trainer_logprobs, untied
+from vlrl.engine.base import Begun, Request, Sampling
 from vlrl.engine.vllm import server as vllm_server
 from vlrl.engine.vllm.client import Client, Unavailable
 from vlrl.engine.vllm.server import ServerEngine, read_key
 from vlrl.errors import ConfigError, TrainingError
-from vlrl.types import Begun, Request, Sampling
 
 pytestmark = pytest.mark.vllm
 PATIENT = 900

@@ -28,11 +28,12 @@ from typing import Any, ClassVar, Protocol
 from vlrl.algo.inputs import Scores
 from vlrl.config.schema import Config
 from vlrl.config.sections import METHODS, active
+from vlrl.engine.base import Request
 from vlrl.errors import ConfigError
 from vlrl.models.policy import Policy
 from vlrl.models.processing import Encoder
 from vlrl.task import Task
-from vlrl.types import Completion, Group, Request, Sample
+from vlrl.types import Completion, Group, Sample
 
 Done = Callable[[int, list[Completion]], None]
 """Called as soon as a request is answered: (its place, its completions)."""

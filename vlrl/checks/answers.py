@@ -11,13 +11,14 @@ from typing import Any
 from vlrl.checks.finding import shorten
 from vlrl.checks.rule import CheckedRow, Context, Found
 from vlrl.config.registry import failure
+from vlrl.data.coordinates import Coordinates
 from vlrl.errors import DataError, TaskError
 from vlrl.rewards.boxes import is_number
 from vlrl.rewards.text import parse_answer, written_after
 from vlrl.task import Task, task_oracle
 from vlrl.task.scoring import score_group
 from vlrl.task.services import Services
-from vlrl.types import Answer, Coordinates, Sample
+from vlrl.types import Answer, Sample
 
 ROUNDING = 0.05
 """Share of the maximum that a perfect answer may miss: boxes and times are rounded when they are written."""

@@ -24,11 +24,12 @@ from vlrl.checks.tasks import Seen, task_findings
 from vlrl.config.registry import prints_aside
 from vlrl.config.schema import Config
 from vlrl.data import Samples
+from vlrl.data.sequences import where
 from vlrl.errors import DataError, TaskError, VlrlError
 from vlrl.models.image_sizes import image_refusal
 from vlrl.rewards.text import written_after
 from vlrl.task import Task, task_samples
-from vlrl.types import Sample, where
+from vlrl.types import Sample
 
 FIRST = 4
 """Samples of each task that are looked at in full; of several prompt templates at least one each."""

@@ -8,8 +8,9 @@ from pathlib import Path
 from vlrl.checks.opening import Key, drawn, keys
 from vlrl.checks.rule import CheckedRow, MediaFile
 from vlrl.config.schema import LimitsSettings
+from vlrl.data.sequences import where
 from vlrl.errors import DataError
-from vlrl.types import Sample, where
+from vlrl.types import Sample
 
 
 def row_at(samples: Sequence[Sample], place: int, split: str) -> CheckedRow:

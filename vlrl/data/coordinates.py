@@ -14,10 +14,24 @@ from itertools import cycle
 from typing import Any
 
 from vlrl.errors import ConfigError, DataError, did_you_mean
-from vlrl.types import Coordinates, Sample
+from vlrl.types import Sample
 
 CONVENTIONS = ("original", "processed", "norm1000", "norm999", "norm1")
 _FULL_SCALE = {"norm1000": 1000.0, "norm999": 999.0, "norm1": 1.0}
+
+
+class Coordinates:
+    """Between original pixels and the convention a model answers in. The plain one changes nothing."""
+
+    convention = "original"
+
+    def to_original(self, sample: Sample, box: Sequence[float]) -> list[float]:
+        """Returns box or point as the model wrote it -> original pixels."""
+        return [float(v) for v in box]
+
+    def from_original(self, sample: Sample, box: Sequence[float]) -> list[float]:
+        """Returns box or point in original pixels -> as the model is expected to write it."""
+        return [float(v) for v in box]
 
 
 class Convention(Coordinates):

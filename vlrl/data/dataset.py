@@ -16,6 +16,7 @@ from vlrl.config.registry import failure
 from vlrl.data.media import Access
 from vlrl.data.reasons import reason_lines
 from vlrl.data.row_samples import checked_sample, repeated_id
+from vlrl.data.sequences import SampleSequence
 from vlrl.data.sources import hub
 from vlrl.data.sources.answer_types import TypeTable
 from vlrl.data.sources.box_forms import doubt
@@ -25,7 +26,7 @@ from vlrl.data.sources.lazy_dataset import lazy_samples
 from vlrl.data.sources.reading import rows_in
 from vlrl.errors import ConfigError, DataError, RunError, TaskError, VlrlError
 from vlrl.store.files import cache_folder, write_text
-from vlrl.types import Sample, SampleSequence
+from vlrl.types import Sample
 
 log = logging.getLogger(__name__)
 

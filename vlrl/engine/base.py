@@ -1,11 +1,79 @@
-"""What every engine offers the loop."""
+"""What every engine offers the loop, and what it is asked."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from vlrl.types import Completion, Request
+from vlrl.types import Completion, Prompt, Sample, Turn
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How to draw answers. Example: `Sampling(max_new_tokens=512)`, greedy: `Sampling(..., temperature=0)`."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    """0 = greedy; log-probabilities of a greedy answer are those at temperature 1."""
+    top_p: float | None = None
+    """Drawn from the most probable tokens that hold this much probability, 1 = from all; None = as the engine does."""
+    stop: tuple[str, ...] = ()
+    """An answer ends with the token that completes one of these texts; its finish_reason is then "stop"."""
+    thinking_budget: int | None = None
+    """When the first `thinking_budget` tokens hold no `</think>`, the tokens of `thinking_end` follow them, and the
+    model goes on after these. Prompts may have opened a `<think>`; where one has closed it, its Request
+    has no budget."""
+    thinking_end: str = "\n</think>\n"
+    """Its tokens are part of the answer and count towards `max_new_tokens`; loss_mask is False on them."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Begun:
+    """An answer that goes on from its own text, in its own random stream."""
+
+    index: int
+    """Its place in the group: rollout `index` of the stream."""
+    written: Completion
+    """All of it so far; without an end token or a stop string."""
+
+
+@dataclass(eq=False)
+class Continued:
+    """What an engine may keep of an answer, for a request whose prompt is the answered one, the answer and more."""
+
+    cache: Any = None
+    """The engine's own."""
+    observed: Prompt | None = None
+    """The end of that prompt, with the media that it adds."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Request:
+    """`n` answers to one prompt. Group size may differ per prompt; a greedy baseline is one more request."""
+
+    prompt: Prompt
+    n: int
+    sampling: Sampling
+    """Its limits count over whole answers, what was written before included."""
+    key: tuple[int, ...] = (0,)
+    """Names the random stream: rollout i draws from (seed, *key, i), whatever batch or process it runs in."""
+    begun: tuple[Begun, ...] = ()
+    """[n] answers to go on with, instead of n others: with the same weights they become what they would have become
+    unbroken. Their completions hold all of them, and one turn more."""
+    sample: Sample | None = None
+    """Whose environment answers, where it was opened (`Sample.opening`)."""
+    max_turns: int | None = None
+    """Most actions of its episodes; None = episode.max_turns."""
+    continues: tuple[Continued, ...] = ()
+    """[n] of the answers, where further requests will go on from them; an engine may ignore it."""
+    turns: tuple[Turn, ...] = ()
+    """Of an episode, those that the prompt ends with; they count from the end of the prompt that it began with."""
+
+    def __post_init__(self) -> None:
+        if self.sampling.thinking_budget is not None and "</think>" in self.prompt.opened:
+            object.__setattr__(self, "sampling", replace(self.sampling, thinking_budget=None))
+
 
 Done = Callable[[int, list[Completion]], None]
 """Takes the number of a request and all of its completions."""

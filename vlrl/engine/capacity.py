@@ -20,9 +20,10 @@ import numpy as np
 import psutil
 import torch
 
+from vlrl.engine.base import Request
 from vlrl.engine.cache import ROOM
 from vlrl.models.policy import Policy
-from vlrl.types import Prompt, Request
+from vlrl.types import Prompt
 
 Job = tuple[int, list[int]]
 """(number of a request, its rollouts in a batch)"""

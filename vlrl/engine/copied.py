@@ -10,12 +10,12 @@ from typing import Any, Literal
 import torch
 
 from vlrl.distributed import comm
-from vlrl.engine.base import Done, SoFar, Watch
+from vlrl.engine.base import Done, Request, SoFar, Watch
 from vlrl.engine.hf import HFEngine
 from vlrl.errors import VlrlError
 from vlrl.models.policy import Policy
 from vlrl.models.vision_cache import FeatureCache
-from vlrl.types import Completion, Request
+from vlrl.types import Completion
 
 GIVEN_UP = "the run ends, so what is being generated is given up"
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from vlrl.engine.base import Done, Watch
+from vlrl.engine.base import Done, Request, Watch
 from vlrl.engine.cache import CopiedRows, SharedRows, cache_argument, revived, roomy_cache, side_by_side, spread
 from vlrl.engine.capacity import Capacity, Job, automatic, batches, begin_alike, chunks, cut
 from vlrl.engine.living import LivingCaches, RowCache
@@ -32,7 +32,7 @@ from vlrl.models.packing import aligned_inputs, media_inputs, to_device
 from vlrl.models.policy import Policy
 from vlrl.models.token_text import Texts
 from vlrl.monitoring.metrics import phase
-from vlrl.types import Completion, Prompt, Request, Turn
+from vlrl.types import Completion, Prompt, Turn
 
 _COMPACT = 0.75
 """Finished rows leave when at most this share of the batch is still writing."""

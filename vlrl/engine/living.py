@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from vlrl.engine.base import Continued
 from vlrl.engine.cache import Pair
-from vlrl.types import Continued, Prompt
+from vlrl.types import Prompt
 
 _log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import torch
 
+from vlrl.engine.base import Sampling
 from vlrl.models.token_text import Texts
-from vlrl.types import Sampling
 
 CLOSING = "</think>"
 

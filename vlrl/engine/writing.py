@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from vlrl.engine.base import Sampling
 from vlrl.engine.rules import Rules
 from vlrl.errors import NotFiniteError
 from vlrl.models.token_text import Texts
-from vlrl.types import Completion, Sampling
+from vlrl.types import Completion
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ from typing import Any
 
 from vlrl.config.schema import Config
 from vlrl.distributed import comm
-from vlrl.engine.base import Engine
+from vlrl.engine.base import Engine, Request
 from vlrl.errors import DataError
 from vlrl.evaluation.stats import mean_ci
 from vlrl.models.processing import PromptTooLong
@@ -23,7 +23,7 @@ from vlrl.rollout.provided import Provided, side_by_side
 from vlrl.task import Task
 from vlrl.task.first_samples import first_samples
 from vlrl.task.scoring import sample_metrics, score_all
-from vlrl.types import Group, Request, Sample
+from vlrl.types import Group, Sample
 
 _CHUNK = 64
 """Prompts encoded and answered at a time."""

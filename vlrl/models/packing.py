@@ -27,7 +27,7 @@ from vlrl.models.attention import Layout
 from vlrl.models.attention_kernels import Run
 from vlrl.models.cost import Cost
 from vlrl.models.prefix_tree import Tree, cut, tree_of
-from vlrl.types import Inserted, Prompt
+from vlrl.types import Completion, Inserted, Prompt
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,6 +120,21 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         return to_device(self, device)
+
+
+def training_rows(done: Completion) -> list[tuple[slice, Completion]]:
+    """Returns the rows that a completion is trained in, each with the place of its last tokens in it: itself, or one
+    for each of its windows, in which only the action is trained."""
+    if not done.windows:
+        return [(slice(0, len(done.tokens)), done)]
+    actions = [slice(t.start, t.end) for t in done.turns if t.role == "assistant"]
+    return [(place, _row(done, place, window)) for place, window in zip(actions, done.windows, strict=True)]
+
+
+def _row(done: Completion, place: slice, window: Prompt) -> Completion:
+    before = len(window) - (place.stop - place.start)
+    return replace(done, tokens=window.ids, logprobs=np.pad(done.logprobs[place], (before, 0)),
+                   loss_mask=np.pad(done.loss_mask[place], (before, 0)), shown=window, windows=(), turns=())
 
 
 def pieces_of(prompts: Sequence[Prompt], answers: Sequence[np.ndarray], limit: int,

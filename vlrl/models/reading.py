@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from vlrl.config.schema import TrainSettings
-from vlrl.models.packing import Batch
+from vlrl.models.packing import Batch, training_rows
 from vlrl.models.policy import Policy
 from vlrl.types import Completion, Prompt
 
@@ -18,7 +18,7 @@ def read_tokens(policy: Policy, prompts: Sequence[Prompt], answers: Sequence[Com
     """Returns of each answer [T, *shape] float32, what `read` finds [N, *shape] of the tokens of a batch (with windows
     of actions, 0 elsewhere); an empty answer is not computed. Called on every process at the same time.
     """
-    rows = [(i, place, row) for i, answer in enumerate(answers) for place, row in answer.rows()]
+    rows = [(i, place, row) for i, answer in enumerate(answers) for place, row in training_rows(answer)]
     planned = policy.plan([prompts[i] for i, *_ in rows], [row.tokens for *_, row in rows], settings,
                           shown=[row.shown for *_, row in rows])
     out = [np.zeros((len(answer.tokens), *shape), np.float32) for answer in answers]

@@ -4,11 +4,11 @@ import math
 import re
 import unicodedata
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, Self
 
 from vlrl.rewards.numbers import numbers
 from vlrl.rewards.scripts import pieces, western
-from vlrl.types import Answer, Told
+from vlrl.types import Answer
 
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 _OPENING = re.compile(r"([<\[\u25c1])(?!answer\b)([A-Za-z][\w:-]*+)([>\]\u25b7])")
@@ -157,6 +157,17 @@ def parse_answer(text: str, n_tokens: int = 0, truncated: bool = False, step: in
         final = "" if unfinished else after if closed else text
     return Answer(text=text, reasoning=reasoning.strip(), final=final.strip(), n_tokens=n_tokens, truncated=truncated,
                   step=step, opened=text.removesuffix(written))
+
+
+class Told(str):
+    """An action as its environment is told it: what the prompt has `opened`, and then what the model wrote."""
+
+    opened: str
+
+    def __new__(cls, text: str, opened: str = "") -> Self:
+        told = super().__new__(cls, text)
+        told.opened = opened
+        return told
 
 
 def told(text: str, opened: str = "") -> Told:

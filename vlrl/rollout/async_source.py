@@ -28,14 +28,14 @@ import torch
 from vlrl.config.schema import Config
 from vlrl.curriculum import Probing
 from vlrl.distributed import comm
-from vlrl.engine.base import Done, Engine
+from vlrl.engine.base import Done, Engine, Request
 from vlrl.errors import ConfigError
 from vlrl.monitoring.metrics import Clock
 from vlrl.rollout.draws import Draws
 from vlrl.rollout.episodes import EpisodeEngine
 from vlrl.rollout.group_source import GroupSource
 from vlrl.rollout.partial import PartialGroup, completion_of, completion_state, draw_of, draw_state
-from vlrl.types import Completion, Group, Request
+from vlrl.types import Completion, Group
 
 CompletionsByKey = dict[tuple[int, ...], Sequence[Completion]]
 """Answers by the key of their request."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from vlrl.config.schema import Config
-from vlrl.engine.base import Done
+from vlrl.engine.base import Done, Request
 from vlrl.errors import DataError
 from vlrl.models.processing import Encoder
 from vlrl.rewards.text import written_after
@@ -23,7 +23,7 @@ from vlrl.rollout.episodes import EpisodeEngine, turn_of
 from vlrl.rollout.generate import AcceptedDraw, make_group, sampling_of
 from vlrl.task import Task, task_oracle_actions
 from vlrl.task.given import given_answer
-from vlrl.types import Completion, Group, Request, Sample, Turn
+from vlrl.types import Completion, Group, Sample, Turn
 
 
 class Demonstrations:

@@ -30,7 +30,7 @@ import numpy as np
 from vlrl.config.schema import Config
 from vlrl.curriculum import horizon
 from vlrl.distributed import comm
-from vlrl.engine.base import Done, Engine
+from vlrl.engine.base import Continued, Done, Engine, Request
 from vlrl.errors import ConfigError, DataError
 from vlrl.models.packing import behind, joined
 from vlrl.models.processing import Encoder
@@ -41,7 +41,7 @@ from vlrl.task.environment import has_environment
 from vlrl.task.environment_checks import same
 from vlrl.task.environment_host import Environments, Episode, Failed
 from vlrl.task.tools import readable
-from vlrl.types import Completion, Continued, LoadedMedia, Observation, Prompt, Request, Sample, Step, Turn
+from vlrl.types import Completion, LoadedMedia, Observation, Prompt, Sample, Step, Turn
 
 _log = logging.getLogger(__name__)
 

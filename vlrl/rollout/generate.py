@@ -13,7 +13,7 @@ from vlrl.algo.algorithm import Algorithm
 from vlrl.algo.method import Method
 from vlrl.config.schema import Config, RolloutSettings
 from vlrl.curriculum import Draw
-from vlrl.engine.base import Done, Engine
+from vlrl.engine.base import Done, Engine, Request, Sampling
 from vlrl.monitoring.metrics import Clock
 from vlrl.rewards.text import parse_answer, told
 from vlrl.rollout.overlap import Ahead
@@ -23,19 +23,7 @@ from vlrl.task import Task, task_target
 from vlrl.task.scoring import Marked, Scored, score_all, unscored
 from vlrl.task.services import Likely, Place, Services, looked_up, served_parts
 from vlrl.task.variants import GREEDY, KEPT, trained_answers
-from vlrl.types import (
-    Acted,
-    Answer,
-    Completion,
-    Group,
-    Prompt,
-    Request,
-    Rollout,
-    Sample,
-    Sampling,
-    Turn,
-    Variant,
-)
+from vlrl.types import Acted, Answer, Completion, Group, Prompt, Rollout, Sample, Turn, Variant
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,10 +18,11 @@ import numpy as np
 
 from vlrl.config.schema import Config
 from vlrl.curriculum import Draw
+from vlrl.engine.base import Begun, Request
 from vlrl.errors import ConfigError
 from vlrl.task import Task
 from vlrl.task.variants import has_variants
-from vlrl.types import Begun, Completion, Group, Request, Turn
+from vlrl.types import Completion, Group, Turn
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,11 +25,12 @@ import pydantic
 
 from vlrl.config.base import refuse_bool
 from vlrl.config.slips import meant
+from vlrl.data.coordinates import Coordinates
 from vlrl.errors import ConfigError, did_you_mean
 from vlrl.task.combine import Weight, checked_weights, make_combine, make_gate, weight_at
 from vlrl.task.environment import Environment
 from vlrl.task.tools import SUCCESS, Tool
-from vlrl.types import Answer, Coordinates, Parts, Sample, Variant
+from vlrl.types import Answer, Parts, Sample, Variant
 
 _OUTCOMES = ("accuracy", "correct")
 """Reward parts that are a task's outcome by their name, where it says nothing else."""

@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from vlrl.data.sequences import SampleSequence, where
 from vlrl.errors import ConfigError, DataError, VlrlError, did_you_mean
 from vlrl.task.asked import generated, task_samples
 from vlrl.task.base import Task
 from vlrl.task.row_files import not_read, unread
-from vlrl.types import Answer, Parts, Sample, SampleSequence, Variant, where
+from vlrl.types import Answer, Parts, Sample, Variant
 
 
 class Turns(SampleSequence):

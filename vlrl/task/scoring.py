@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from vlrl.config.registry import place
@@ -46,8 +46,8 @@ class Scored:
     error: str | None = None
     correct: bool | None = None
     """What Task.correct says; None where the answer is unscorable."""
-    steps: StepValues | None = None
-    """Of the first part that is given by steps."""
+    steps: tuple[tuple[int, float], ...] = ()
+    """Of the first part that is given by steps: where each ends, in characters of the completion, and its value."""
 
 
 Marked = list[tuple[Scored, list[Any] | None]]
@@ -186,9 +186,13 @@ def _finish(task: Task, sample: Sample, answer: Answer, parts: Parts | None, err
         return Scored(small, None, parsed, error or problem)
     correct, problem = _correct(task, sample, answer, clean)
     steps = next((given for given in parts.values() if isinstance(given, StepValues)), None)
-    if steps and answer.opened:  # the tokens of an answer begin behind what its prompt has opened
-        steps = replace(steps, ends=tuple(max(0, end - len(answer.opened)) for end in steps.ends))
-    return Scored(clean, reward, parsed, error or problem, correct, steps)
+    return Scored(clean, reward, parsed, error or problem, correct, _steps(steps, answer) if steps else ())
+
+
+def _steps(steps: StepValues, answer: Answer) -> tuple[tuple[int, float], ...]:
+    """Returns where each step ends in the completion, which begins behind what its prompt has opened, and its value."""
+    ends = (max(0, end - len(answer.opened)) for end in steps.ends)
+    return tuple(zip(ends, steps.values, strict=False))
 
 
 def _correct(task: Task, sample: Sample, answer: Answer, parts: Parts) -> tuple[bool | None, str | None]:

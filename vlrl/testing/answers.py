@@ -14,12 +14,13 @@ from vlrl.checks.finding import shorten
 from vlrl.checks.prompts import prompt_text
 from vlrl.checks.tasks import drawn_score, range_problem
 from vlrl.data import coordinates
+from vlrl.data.coordinates import Coordinates
 from vlrl.rewards.scalar import finite
 from vlrl.task import Task, check_parts, check_shape, task_oracle
 from vlrl.task.services import Services
 from vlrl.testing.findings import Findings, TooSlow, full_marks, reward_of, timed
 from vlrl.testing.texts import hostile_texts
-from vlrl.types import Answer, Coordinates, Sample
+from vlrl.types import Answer, Sample
 
 SLOW = 1.0
 """Seconds of CPU time that one answer may take to score."""

@@ -136,13 +136,13 @@ class Credit:
 
     def _steps(self, rollout: Rollout) -> list[tuple[int, int, float]]:
         """Returns the tokens of each step of an answer, and its value."""
-        if rollout.steps is None:
+        if not rollout.steps:
             return []
         assert self.policy, "steps are found by the tokenizer of a policy"
         tokens, decode = rollout.completion.tokens, Texts(self.policy).decode
         places = range(len(tokens) + 1)
-        ends = [bisect_left(places, end, key=lambda k: len(decode(tokens[:k]))) for end in rollout.steps.ends]
-        return [*zip([0, *ends], ends, rollout.steps.values, strict=False)]
+        ends = [bisect_left(places, end, key=lambda k: len(decode(tokens[:k]))) for end, _ in rollout.steps]
+        return [*zip([0, *ends], ends, (value for _, value in rollout.steps), strict=False)]
 
     def _kl(self, groups: Sequence[Group]) -> list[list[np.ndarray]]:
         """[group][rollout] -> [T] log p(sampler) - log p(reference), at the temperature that sampled.

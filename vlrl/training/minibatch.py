@@ -27,7 +27,7 @@ from vlrl.distributed import comm
 from vlrl.models.cost import optimizer_steps
 from vlrl.models.logprobs import Statistic, TokenStats, zero_stats
 from vlrl.models.oom import each_batch, halves
-from vlrl.models.packing import Batch, Piece
+from vlrl.models.packing import Batch, Piece, training_rows
 from vlrl.models.policy import Policy
 from vlrl.types import Completion, Group, Rollout
 
@@ -167,7 +167,7 @@ def make_minibatch(policy: Policy, part: Sequence[Numbered], config: Config, tex
     rollouts = [Trained(i, unit, places[g.id], g, r, row, own,
                         row.loss_mask & (r.trained and not (drop and r.completion.truncated)),
                         read([[t] for t in row.tokens.tolist()]) if texts else ())
-                for unit, (i, g, r) in enumerate(part) for own, row in r.completion.rows()]
+                for unit, (i, g, r) in enumerate(part) for own, row in training_rows(r.completion)]
     planned = policy.plan([t.rollout.train_prompt or t.group.prompt for t in rollouts],
                           [t.row.tokens for t in rollouts], config.train, policy.most_tokens,
                           [t.row.shown for t in rollouts], [t.place if together else t.unit for t in rollouts])

@@ -13,13 +13,14 @@ from vlrl.config.schema import DataSettings
 from vlrl.data.embedded import without_bytes
 from vlrl.data.media import Access
 from vlrl.data.row_samples import checked_sample
+from vlrl.data.sequences import SampleSequence
 from vlrl.data.sources.answer_types import Tendency, settled
 from vlrl.data.sources.fields import Source
 from vlrl.data.sources.reading import check_columns, check_format, format_named, format_of, renamed, rows_as
 from vlrl.data.sources.row_index import Record, Rows, bytes_of, opened
 from vlrl.errors import ConfigError, DataError
 from vlrl.store.files import cache_folder
-from vlrl.types import Sample, SampleSequence
+from vlrl.types import Sample
 
 log = logging.getLogger(__name__)
 

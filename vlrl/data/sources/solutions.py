@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from vlrl.config.paths import tried
-from vlrl.data.dataset import SampleSequence
+from vlrl.data.sequences import SampleSequence, where
 from vlrl.errors import ConfigError, DataError
-from vlrl.types import Sample, where
+from vlrl.types import Sample
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from vlrl import _torchcodec
 from vlrl.config.schema import Config
 from vlrl.distributed import comm
 from vlrl.engine import weights
-from vlrl.engine.base import Done
+from vlrl.engine.base import Done, Request
 from vlrl.engine.copied import GIVEN_UP, Abandoned, with_own_processor
 from vlrl.engine.proof import Proof
 from vlrl.engine.vllm.inputs import (
@@ -47,7 +47,7 @@ from vlrl.errors import ConfigError, TrainingError, VlrlError
 from vlrl.models.policy import Policy
 from vlrl.models.processing import Encoder
 from vlrl.monitoring.metrics import phase
-from vlrl.types import Completion, Request
+from vlrl.types import Completion
 
 _ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # weights are handed over in this process
                 "VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}

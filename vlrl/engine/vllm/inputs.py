@@ -14,12 +14,13 @@ import numpy as np
 
 from vlrl.config.schema import Config
 from vlrl.data.video.sampling import clock
+from vlrl.engine.base import Request, Sampling
 from vlrl.engine.rules import CLOSING
 from vlrl.engine.turns import place
 from vlrl.errors import ConfigError, TrainingError
 from vlrl.models.policy import Policy
 from vlrl.models.token_text import Texts
-from vlrl.types import Completion, LoadedMedia, Prompt, Request, Sampling, Turn
+from vlrl.types import Completion, LoadedMedia, Prompt, Turn
 
 HOTTEST = 2.0
 """The highest temperature that vLLM samples at."""

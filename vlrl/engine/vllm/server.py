@@ -33,7 +33,7 @@ import torch
 
 from vlrl.config.schema import Config
 from vlrl.distributed import comm
-from vlrl.engine.base import Done
+from vlrl.engine.base import Done, Request
 from vlrl.engine.copied import GIVEN_UP, Abandoned, with_own_processor
 from vlrl.engine.proof import ADVICE, TOLERATE, WHOLE, Pairs, Proof, differing, listed, trainer_logprobs
 from vlrl.engine.vllm import wire as vllm_wire
@@ -58,7 +58,7 @@ from vlrl.errors import ConfigError, TrainingError
 from vlrl.models.policy import Policy
 from vlrl.models.processing import Encoder
 from vlrl.monitoring.metrics import phase
-from vlrl.types import Completion, Prompt, Request
+from vlrl.types import Completion, Prompt
 
 KEY = "VLRL_ENGINE_KEY"
 """Environment variable with the servers' key, where engine.key_file is empty."""

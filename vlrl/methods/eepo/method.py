@@ -22,9 +22,11 @@ import torch
 from vlrl.algo.method import Ask, Done, Method, Run
 from vlrl.config.schema import Config
 from vlrl.distributed import comm
+from vlrl.engine.base import Request
+from vlrl.models.packing import training_rows
 from vlrl.models.policy import Policy
 from vlrl.monitoring.metrics import phase
-from vlrl.types import Completion, Prompt, Request
+from vlrl.types import Completion, Prompt
 
 _NEVER_SURE = 1e-3
 """Keeps the complement of a probability of 1 finite."""
@@ -93,7 +95,8 @@ class Forgetting:
                    temperature: float) -> None:
         """Of the mean of -log(1 - p) over all tokens: the surer a token was, the more it is suppressed."""
         policy, train = self.policy, self.config.train
-        rollouts = [(prompt, row) for prompt, completions in answers for c in completions for _, row in c.rows()]
+        rollouts = [(prompt, row) for prompt, completions in answers for done in completions
+                    for _, row in training_rows(done)]
         (total,) = comm.total(float(sum(c.loss_mask.sum() for _, c in rollouts)))
         # dropout is keyed by the step, so a resumed run draws the same
         torch.manual_seed(np.random.SeedSequence([self.config.seed, 7, step, comm.rank()]).generate_state(1)[0])

@@ -19,7 +19,7 @@ from vlrl.algo.named import bind
 from vlrl.config.schema import Config
 from vlrl.config.sections import GUIDED
 from vlrl.distributed import comm
-from vlrl.engine.base import Engine
+from vlrl.engine.base import Engine, Request
 from vlrl.errors import ConfigError, DataError
 from vlrl.methods.second_attempts.guidance import WORDS, Tried
 from vlrl.methods.second_attempts.keep import KEEPS, Attempted, Read
@@ -28,7 +28,7 @@ from vlrl.models.processing import Encoder, PromptTooLong
 from vlrl.rewards.text import answer_place
 from vlrl.task import Task
 from vlrl.task.environment import has_environment
-from vlrl.types import Answer, Completion, Group, Prompt, Request, Sample
+from vlrl.types import Answer, Completion, Group, Prompt, Sample
 
 log = logging.getLogger(__name__)
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from vlrl.algo.method import Ask, Method, Objectives, Run
 from vlrl.algo.named import Bound, bind
+from vlrl.engine.base import Request
 from vlrl.methods.second_attempts import update
 from vlrl.methods.second_attempts.attempts import Guiding, check
 from vlrl.methods.second_attempts.keep import as_completion
@@ -18,7 +19,7 @@ from vlrl.models.reference import Reference
 from vlrl.rollout.generate import answer_of
 from vlrl.task import Task
 from vlrl.training.minibatch import Minibatch
-from vlrl.types import Completion, Group, Prompt, Request, Sample
+from vlrl.types import Completion, Group, Prompt, Sample
 
 
 class SecondAttempts(Method):

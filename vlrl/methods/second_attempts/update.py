@@ -17,6 +17,7 @@ from vlrl.distributed import comm
 from vlrl.errors import TrainingError
 from vlrl.methods.second_attempts.loss import Attempts
 from vlrl.methods.second_attempts.members import second_attempts
+from vlrl.models.packing import training_rows
 from vlrl.models.policy import Policy
 from vlrl.training.minibatch import MicroBatch, Minibatch, Trained
 from vlrl.types import Group, Rollout
@@ -74,7 +75,7 @@ def make_pass(policy: Policy, part: Minibatch, algorithm: Objectives, loss: Boun
     rows = [Trained(unit, unit, place, g, r, row, own, row.loss_mask, ())
             for unit, (g, second, failure) in enumerate(pairs)
             for place, r in enumerate([second, failure] if compared else [second])
-            for own, row in r.completion.rows()]
+            for own, row in training_rows(r.completion)]
     tokens, attempts = comm.total(float(sum(t.mask.sum() for t in rows if t.place == 0)), float(len(pairs)))
     if not attempts:
         return None

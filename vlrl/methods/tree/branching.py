@@ -19,14 +19,14 @@ from vlrl.algo.named import Bound, bind
 from vlrl.config.registry import failure
 from vlrl.config.schema import Config
 from vlrl.distributed import comm
-from vlrl.engine.base import Done, Engine
+from vlrl.engine.base import Begun, Done, Engine, Request, Sampling
 from vlrl.errors import ConfigError
 from vlrl.methods.tree.meanings import Meaning
 from vlrl.methods.tree.settings import branch_of
 from vlrl.task import Task
 from vlrl.task.environment import has_environment
 from vlrl.task.variants import has_variants
-from vlrl.types import Begun, Completion, Request, Sampling
+from vlrl.types import Completion
 
 Point = Callable[[Completion, np.ndarray, int, np.random.Generator], int]
 """(answer, places [K] of the tokens that may be sampled again, how often others have gone on from it, random numbers)

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vlrl.algo.method import Ask, Done, Method, Run
+from vlrl.engine.base import Request
 from vlrl.methods.tree import branching, search
 from vlrl.methods.tree.branching import Branching
 from vlrl.methods.tree.search import Searching
 from vlrl.task import Task
-from vlrl.types import Completion, Request, Sample
+from vlrl.types import Completion, Sample
 
 
 class TreeRollouts(Method):

@@ -21,7 +21,7 @@ import numpy as np
 
 from vlrl.config.schema import Config
 from vlrl.distributed import comm
-from vlrl.engine.base import Done, Engine
+from vlrl.engine.base import Begun, Done, Engine, Request
 from vlrl.errors import ConfigError
 from vlrl.methods.tree.branching import at_most
 from vlrl.methods.tree.search_tree import Tree
@@ -29,7 +29,7 @@ from vlrl.methods.tree.settings import SearchSettings, branch_of
 from vlrl.task import Task
 from vlrl.task.environment import has_environment
 from vlrl.task.variants import has_variants
-from vlrl.types import Begun, Completion, Prompt, Request
+from vlrl.types import Completion, Prompt
 
 Judge = Callable[[Request, Sequence[Completion]], Sequence[bool | None]]
 """(request, answers to it that have ended) -> of each, whether it is correct; None = nobody can tell."""

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from vlrl.engine.base import Done
+from vlrl.engine.base import Done, Request
 from vlrl.errors import TrainingError
 from vlrl.services.chat import MOST_DETAIL, WAIT_S, ChatClient, Refused, Reply
-from vlrl.types import Completion, Request, Turn
+from vlrl.types import Completion, Turn
 
 _TRIED = 16
 """Requests after which an evaluation of which none was answered ends."""

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vlrl.engine.base import Request
 from vlrl.services.chat import Reply
 from vlrl.store.files import append_line
 from vlrl.tools.clients.endpoint import Endpoint
 from vlrl.tools.evaluation.rows import begun
-from vlrl.types import Request
 
 Tell = Callable[[str, int, int], None]
 Place = tuple[int, int]

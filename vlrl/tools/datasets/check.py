@@ -25,6 +25,7 @@ from vlrl.checks.rule import MediaFile, Size, usual_refusal
 from vlrl.config.registry import prints_aside
 from vlrl.config.schema import LimitsSettings
 from vlrl.data import MEDIA_FIELDS, make_sample, sample_from_row
+from vlrl.data.coordinates import Coordinates
 from vlrl.data.sources.answer_types import TypeLine, TypeTable
 from vlrl.data.sources.files import READERS
 from vlrl.data.sources.reading import rows_in
@@ -33,7 +34,7 @@ from vlrl.rewards.boxes import is_number
 from vlrl.task import Task
 from vlrl.tools.datasets.pixel_budget import PixelBudget, Scale, pixel_budget
 from vlrl.tools.play.shown import Shown
-from vlrl.types import Coordinates, Media, Sample
+from vlrl.types import Media, Sample
 
 COMPARED = 20_000
 """Images and videos up to which those held out are compared by their looks with those of train."""

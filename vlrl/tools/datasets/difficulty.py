@@ -21,6 +21,7 @@ from typing import Any
 from vlrl.config.schema import Config
 from vlrl.data import write_rows
 from vlrl.distributed import comm
+from vlrl.engine.base import Request
 from vlrl.errors import ConfigError, DataError
 from vlrl.models.processing import PromptTooLong
 from vlrl.rollout.episodes import opened
@@ -32,7 +33,7 @@ from vlrl.task import task_samples
 from vlrl.tools.datasets.prompt_table import COLUMNS, Measured, Places, Summary, joined, plot, summary
 from vlrl.tools.evaluation.measure import Chosen, Ready, model_facts, task_facts
 from vlrl.tools.evaluation.rows import begun
-from vlrl.types import Group, Request, Sample
+from vlrl.types import Group, Sample
 
 _TOGETHER = 256
 """Answers drawn side by side at most: those of a chunk of prompts."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from vlrl.config.schema import Config
 from vlrl.distributed import comm
-from vlrl.engine.base import Engine
+from vlrl.engine.base import Engine, Request
 from vlrl.errors import DataError
 from vlrl.models.processing import PromptTooLong
 from vlrl.rewards.confidence import read_confidence
@@ -32,7 +32,7 @@ from vlrl.task.scoring import sample_metrics
 from vlrl.tools.evaluation.probes import NotApplicable, probe
 from vlrl.tools.evaluation.rows import Row, RowFile, cluster_hash, content_hash, prompt_hash
 from vlrl.tools.evaluation.settings import Drawing
-from vlrl.types import Answer, Completion, Group, Prompt, Request, Rollout, Sample
+from vlrl.types import Answer, Completion, Group, Prompt, Rollout, Sample
 
 _TOGETHER = 256
 """Answers drawn side by side at most ..."""

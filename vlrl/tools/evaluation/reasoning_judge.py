@@ -20,11 +20,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from vlrl.engine.base import Request, Sampling
 from vlrl.store.files import append_line
 from vlrl.tools.clients.chat_prompts import ChatEncoder
 from vlrl.tools.clients.endpoint import Endpoint
 from vlrl.tools.evaluation.rows import Row, begun
-from vlrl.types import Completion, Request, Sample, Sampling
+from vlrl.types import Completion, Sample
 
 AsSample = Callable[[Row], tuple[Sample, str]]
 """Row -> its sample and the text that was asked."""

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from vlrl.config.schema import Config
+from vlrl.engine.base import Sampling
 from vlrl.errors import ConfigError, did_you_mean
 from vlrl.tools.evaluation.probes import PROBES
-from vlrl.types import Sampling
 
 
 @dataclass(frozen=True, kw_only=True)

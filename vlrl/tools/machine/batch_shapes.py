@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from vlrl.engine.base import Request
 from vlrl.engine.hf import HFEngine
 from vlrl.models.policy import Policy
-from vlrl.types import Completion, Request
+from vlrl.types import Completion
 
 
 @dataclass(frozen=True, kw_only=True)

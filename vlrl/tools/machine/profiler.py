@@ -26,6 +26,7 @@ from vlrl.algo.algorithm import Algorithm
 from vlrl.algo.objective import Objective
 from vlrl.config.schema import Config
 from vlrl.distributed import comm
+from vlrl.engine.base import Request, Sampling
 from vlrl.models.flops import Cost, cost_model, patches_of
 from vlrl.monitoring.metrics import peak_gib, watching
 from vlrl.store import files
@@ -34,7 +35,7 @@ from vlrl.training.build import Parts
 from vlrl.training.loop import train
 from vlrl.training.session import Session
 from vlrl.training.update import update
-from vlrl.types import Group, Request, Sampling
+from vlrl.types import Group
 
 WARM_UP = 1
 """Steps before those that are measured."""

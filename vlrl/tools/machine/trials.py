@@ -142,6 +142,7 @@ def batch_shapes() -> str:
     a draw.
     """
     from vlrl.config import load
+    from vlrl.engine.base import Request
     from vlrl.models import policy
     from vlrl.models.processing import Encoder
     from vlrl.rollout.generate import sampling_of
@@ -149,7 +150,6 @@ def batch_shapes() -> str:
     from vlrl.tools.machine.batch_shapes import compare
     from vlrl.training import build_task
     from vlrl.training.build import make_accelerator
-    from vlrl.types import Request
 
     words = ("model.dtype=float32", "task.count=4", "rollout.max_new_tokens=24", "log.trackers=[]")
     config = load("configs/quickstart.yaml", words)

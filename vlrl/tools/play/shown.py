@@ -9,11 +9,12 @@ from typing import Any
 
 from vlrl.config.schema import LimitsSettings
 from vlrl.data import media
+from vlrl.data.coordinates import Coordinates
 from vlrl.errors import TaskError
 from vlrl.rewards.text import parse_answer
 from vlrl.task import Task, task_messages, task_oracle, task_target
 from vlrl.task.scoring import Scored, score_group
-from vlrl.types import Coordinates, Parts, Sample
+from vlrl.types import Parts, Sample
 
 _ROUNDING = 1e-6
 

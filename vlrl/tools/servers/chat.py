@@ -24,7 +24,7 @@ import transformers
 
 from vlrl.config.schema import Config
 from vlrl.data.media import Access
-from vlrl.engine.base import Engine
+from vlrl.engine.base import Engine, Request, Sampling
 from vlrl.errors import DataError
 from vlrl.models import policy
 from vlrl.models.processing import Encoder
@@ -32,7 +32,7 @@ from vlrl.rollout.generate import sampling_of
 from vlrl.tools.evaluation.measure import choose
 from vlrl.tools.servers.chat_messages import Refused, read
 from vlrl.training.build import check_engine, make_accelerator, make_engine, seed_everything
-from vlrl.types import Request, Sample, Sampling
+from vlrl.types import Sample
 
 _IGNORED = {"model", "user", "metadata", "store", "messages", "stream_options"}
 _FIXED: dict[str, tuple[Any, ...]] = {

@@ -25,7 +25,7 @@ import numpy as np
 
 from vlrl.config.schema import Config
 from vlrl.data.media import Access
-from vlrl.engine.base import Engine
+from vlrl.engine.base import Engine, Request
 from vlrl.errors import DataError
 from vlrl.models.packing import behind, joined
 from vlrl.models.processing import Encoder
@@ -33,7 +33,7 @@ from vlrl.rollout.generate import sampling_of
 from vlrl.store import RunFolder
 from vlrl.task import Task
 from vlrl.tools.servers.chat_messages import Message, Refused, contradiction, read, same
-from vlrl.types import Completion, Group, LoadedMedia, Observation, Prompt, Request, Rollout, Sample, Turn
+from vlrl.types import Completion, Group, LoadedMedia, Observation, Prompt, Rollout, Sample, Turn
 
 _IGNORED = {"model", "user", "metadata", "store"}
 _FIXED: dict[str, tuple[Any, ...]] = {"n": (1, None), "stream": (False, None), "top_p": (1, None),

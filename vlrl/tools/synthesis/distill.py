@@ -23,6 +23,7 @@ from vlrl.algo.named import Bound, bind
 from vlrl.config.base import Named
 from vlrl.config.schema import Config
 from vlrl.data import readable, write_rows
+from vlrl.engine.base import Request
 from vlrl.errors import ConfigError, DataError
 from vlrl.rollout.error_limits import check_errors
 from vlrl.rollout.generate import make_group, sampling_of
@@ -38,7 +39,7 @@ from vlrl.tools.evaluation.folder import Server
 from vlrl.tools.evaluation.measure import task_facts
 from vlrl.tools.stages.selection import CHOICES, chosen, every
 from vlrl.training.build_task import make_task
-from vlrl.types import Group, Prompt, Request, Sample
+from vlrl.types import Group, Prompt, Sample
 
 _ROLLOUT = ("max_new_tokens", "stop")
 _STREAM = 13

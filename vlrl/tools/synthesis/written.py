@@ -20,6 +20,7 @@ from typing import Any
 
 from vlrl.config.schema import Config
 from vlrl.data.row_samples import checked_sample
+from vlrl.engine.base import Request, Sampling
 from vlrl.errors import ConfigError, DataError
 from vlrl.rewards.verdicts import last_object, shown
 from vlrl.rollout.generate import make_group, sampling_of
@@ -34,7 +35,7 @@ from vlrl.tools.evaluation.measure import task_facts
 from vlrl.tools.synthesis.explorers import Candidate, Row, Search
 from vlrl.tools.synthesis.made_rows import Where, child
 from vlrl.tools.synthesis.parents import WAYS
-from vlrl.types import Completion, Prompt, Request, Rollout, Sample, Sampling
+from vlrl.types import Completion, Prompt, Rollout, Sample
 
 _ROLLOUT = ("max_new_tokens", "stop")
 _GENERATOR, _TEACHER = 17, 19

@@ -1,0 +1,34 @@
+"""Samples by place, some of them made when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import overload
+
+from vlrl.types import Sample
+
+
+class SampleSequence(Sequence[Sample]):
+    """Samples by place; a subclass says how many there are, and makes the one at a place."""
+
+    def _at(self, place: int) -> Sample:
+        raise NotImplementedError
+
+    def where(self, place: int) -> str | None:
+        """Returns file and line of the row at a place; None where samples are made by code, which takes long."""
+        return None
+
+    @overload
+    def __getitem__(self, index: int) -> Sample: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Sample]: ...
+    def __getitem__(self, index: int | slice) -> Sample | Sequence[Sample]:
+        places = range(len(self))[index]
+        return [self._at(i) for i in places] if isinstance(places, range) else self._at(places)
+
+
+def where(samples: Sequence[Sample], place: int) -> str | None:
+    """Returns file and line of a row, "" for a sample that is at hand; None where samples are made when asked for."""
+    if isinstance(samples, SampleSequence):
+        return samples.where(place)
+    return "" if isinstance(samples, (list, tuple)) else None
