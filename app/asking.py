@@ -16,7 +16,7 @@ from typing import Any
 from vlrl.config import validate
 from vlrl.config.schema import Config
 from vlrl.data import SPLITS, media
-from vlrl.data.video.sampling import VideoSampling
+from vlrl.data.media import VideoSampling
 from vlrl.store import plain
 from vlrl.task import Task, builtin_names, load_class, task_messages, task_samples, task_target
 from vlrl.task.combine import COMBINE

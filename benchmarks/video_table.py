@@ -27,9 +27,9 @@ import numpy as np
 from PIL import Image
 
 from vlrl.config.schema import LimitsSettings
-from vlrl.data.media import load
+from vlrl.data.media import VideoSampling, load
 from vlrl.data.video import decoders as video_decoders
-from vlrl.data.video.sampling import VideoSampling, clock
+from vlrl.data.video.sampling import clock
 from vlrl.errors import DataError
 from vlrl.types import LoadedMedia, Media
 

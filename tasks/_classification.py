@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 from vlrl.data.row_fields import label_problem
-from vlrl.data.sources.fields import short
+from vlrl.data.values import short
 from vlrl.errors import DataError, did_you_mean
 from vlrl.rewards.confidence import brier, confidence_format, read_confidence
 from vlrl.rewards.scripts import pieces

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from vlrl.data import Drawn
 from vlrl.data.row_fields import responses_problem
-from vlrl.data.sources.fields import short
+from vlrl.data.values import short
 from vlrl.rewards.text import clean_label, extract_tag, said, think_answer_format
 from vlrl.task.recipes import Recipe, RecipeTask
 from vlrl.types import Answer, Parts, Sample

@@ -29,8 +29,7 @@ from vlrl.app.notes import Note, Notes
 from vlrl.cli.main import main
 from vlrl.config.schema import LimitsSettings
 from vlrl.data import read_rows
-from vlrl.data.media import load
-from vlrl.data.video.sampling import VideoSampling
+from vlrl.data.media import VideoSampling, load
 from vlrl.store import RunFolder
 from vlrl.task import load as load_task
 from vlrl.types import Group, LoadedMedia, Media, Prompt, Rollout

@@ -21,6 +21,7 @@ from scipy.stats import kendalltau
 from tests.e2e.runs import ENV, ROOT
 from vlrl import config as configs
 from vlrl.cli.main import main
+from vlrl.data.sources.dataset import sample_from
 from vlrl.rollout.generate import make_group
 from vlrl.store import RunFolder
 from vlrl.tools.tasks import rescore
@@ -176,7 +177,7 @@ def test_media_need_not_exist_wherever_the_row_says_they_are(capsys, monkeypatch
     for image in ("gone.png", "/gone/7.png", "../gone.png"):
         (line,) = scored(capsys, monkeypatch, [QUICKSTART], {"sample": {**MUG, "image": image}, "completions": ["x"]})
         assert line["rewards"][0]["error"] is None
-    assert build_task.sample_from(build_task.make_task(configs.load(QUICKSTART)), {**MUG, "image": "/etc/passwd"},
+    assert sample_from(build_task.make_task(configs.load(QUICKSTART)), {**MUG, "image": "/etc/passwd"},
                                ROOT).media == ()
 
 

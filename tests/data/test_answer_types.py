@@ -12,11 +12,11 @@ from vlrl.config import load as load_config
 from vlrl.config.schema import DataSettings
 from vlrl.data import read_rows
 from vlrl.data.coordinates import Coordinates
+from vlrl.data.sources.dataset import sample_from
 from vlrl.errors import ConfigError, DataError
 from vlrl.rewards.text import parse_answer
 from vlrl.task import load
 from vlrl.task.scoring import score_group
-from vlrl.training.build_task import sample_from
 
 CONFIG = Path(__file__).resolve().parents[2] / "configs" / "qa" / "tiny.yaml"
 ASK = {"image": "a.png", "question": "What does the sign say?"}

@@ -20,10 +20,11 @@ from PIL import Image
 
 from vlrl.config import validate
 from vlrl.config.schema import DataSettings, LimitsSettings
+from vlrl.config.url_entries import shown
 from vlrl.data import sample_from_row
 from vlrl.data.media import Access, load
 from vlrl.data.sources import download
-from vlrl.data.sources.download import Guard, Policy, checked, fetched, is_public, shown
+from vlrl.data.sources.download import Guard, Policy, checked, fetched, is_public
 from vlrl.errors import ConfigError, DataError, RunError
 from vlrl.types import Media
 

@@ -13,10 +13,10 @@ from PIL import Image
 
 from tests.data.test_video import video_times
 from vlrl.config.schema import LimitsSettings
-from vlrl.data.media import frame_times, load
+from vlrl.data.media import VideoSampling, load
 from vlrl.data.row_samples import sample_from_row
 from vlrl.data.sources.reading import canonical
-from vlrl.data.video.sampling import VideoSampling
+from vlrl.data.video.loading import frame_times
 from vlrl.errors import DataError
 from vlrl.task.environment_checks import fingerprint
 from vlrl.tools.datasets.check import check

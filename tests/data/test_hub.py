@@ -21,6 +21,7 @@ from vlrl.data.sources import hub
 from vlrl.data.sources.hub_files import NoSuchSplit, is_data, selected
 from vlrl.errors import ConfigError, RunError
 from vlrl.store.files import cache_folder
+from vlrl.store.run_folder import PINS
 from vlrl.task import Task
 
 
@@ -118,7 +119,7 @@ def test_revisions_and_commits(here, tmp_path):
     assert answers(read(tmp_path, "org/geo@train#v1/x")) == ["of the tag"]
     assert answers(read(tmp_path, f"org/geo@train#{first}")) == ["old"]
     hub.pin(names, run, cache, goes_on=True)
-    assert json.loads((run / hub.PINS).read_text()) == {"org/geo@train": first}
+    assert json.loads((run / PINS).read_text()) == {"org/geo@train": first}
     before = len(here.asked)
     assert answers(read(tmp_path, hub.pinned("org/geo@train", run))) == ["old"] and len(here.asked) == before
     hub.pin(names, run, cache, goes_on=False)

@@ -11,9 +11,8 @@ import pytest
 from PIL import Image
 
 from vlrl.config.schema import LimitsSettings
-from vlrl.data.media import drawn, load, resolve
+from vlrl.data.media import VideoSampling, drawn, load, resolve
 from vlrl.data.row_samples import sample_from_row
-from vlrl.data.video.sampling import VideoSampling
 from vlrl.engine.vllm import wire as vllm_wire
 from vlrl.errors import DataError
 from vlrl.types import Media

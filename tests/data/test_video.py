@@ -13,10 +13,10 @@ from PIL import Image
 
 from tests.docs.test_benchmarks import module
 from vlrl.config.schema import LimitsSettings
-from vlrl.data.media import load
+from vlrl.data.media import VideoSampling, load
 from vlrl.data.row_samples import sample_from_row
 from vlrl.data.video import decoders as video_decoders
-from vlrl.data.video.sampling import VideoSampling, choose, clock
+from vlrl.data.video.sampling import choose, clock
 from vlrl.errors import DataError
 from vlrl.types import LoadedMedia, Media
 

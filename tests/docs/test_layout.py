@@ -14,7 +14,8 @@ from scipy.sparse.csgraph import connected_components
 
 ROOT = Path(__file__).resolve().parents[2]
 AT_THE_ROOT = {"__init__", "__main__", "_torchcodec", "_torchvision", "errors", "media", "types"}
-BRANCHES = ("methods", "services", "environments", "data.formats", "engine.vllm", "checks", "testing", "tools", "cli")
+BRANCHES = ("methods", "services", "environments", "data.formats", "data.media_edits", "data.sources", "data.video",
+            "engine.vllm", "checks", "testing", "tools", "cli")
 """Of vlrl, what the trunk names in tables of texts alone; modules whose names begin so."""
 UNDER_VLRL = {"tasks": {"vlrl/tools/tiny/cold_start.py", "vlrl/tools/tiny/episode_start.py"},
               "app": {"vlrl/cli/inspecting.py", "vlrl/cli/looking.py", "vlrl/cli/publishing.py"}}

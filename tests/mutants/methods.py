@@ -263,7 +263,7 @@ STAGES = [
            "answers to other rows are learned"),
     Mutant("vlrl/data/sources/solutions.py", "sample.weight * one.weight", "one.weight", _ROWS,
            "a row loses its own weight"),
-    Mutant("vlrl/rollout/fingerprint.py", "asdict(samples.solutions[index])", "samples.solutions[index].id", _ROWS,
+    Mutant("vlrl/data/sources/solutions.py", "asdict(self.solutions[place])", "self.solutions[place].id", _ROWS,
            "a run goes on with other answers to the same rows"),
     Mutant("vlrl/tools/stages/stage_list.py", "if not (place := self.folder / name).is_symlink()",
            "if (place := self.folder / name)", _LISTED, "a stage that is a link leads out of the run"),

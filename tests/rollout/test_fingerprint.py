@@ -9,6 +9,7 @@ import pytest
 from tests.curriculum.sourced import source
 from vlrl.config.schema import DataSettings
 from vlrl.data import read_samples
+from vlrl.data.sources import lazy_dataset
 from vlrl.errors import RunError
 from vlrl.rollout import fingerprint
 from vlrl.store import checkpoint
@@ -47,7 +48,7 @@ def test_other_rows_are_named(tmp_path, index, change, said):
 
 
 def test_of_a_large_file_some_rows_are_compared(tmp_path, monkeypatch):
-    monkeypatch.setattr(fingerprint, "SPREAD", 4)
+    monkeypatch.setattr(lazy_dataset, "SPREAD", 4)
     found = read(tmp_path / "rows.jsonl", rows(31), "lazy")
     assert found.places.tolist() == [0, 10, 20, 30] and found.ids == ("r0", "r10", "r20", "r30")
     with pytest.raises(RunError, match=r"3 rows of the 4 that are compared are others.*'r11' \(row 11\)"):

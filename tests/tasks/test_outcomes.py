@@ -7,6 +7,7 @@ import pytest
 
 from tests.e2e.recipe_scores import CASES, think
 from vlrl import config
+from vlrl.data.sources.dataset import sample_from
 from vlrl.errors import ConfigError
 from vlrl.rewards.text import parse_answer
 from vlrl.task import Task, load
@@ -26,7 +27,7 @@ OUTCOMES = {
 
 def made(name):
     task = build_task.make_task(config.load(ROOT / "configs" / f"{name}.yaml"))
-    return task, build_task.sample_from(task, CASES[name].sample, ROOT)
+    return task, sample_from(task, CASES[name].sample, ROOT)
 
 
 def scored(task, sample, *texts):

@@ -8,10 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from vlrl.checks.rule import CheckedRow, Context, Found
+from vlrl.config.registry import Table
 from vlrl.data import FIELDS, MEDIA_FIELDS
 from vlrl.data.row_media import media_in
-from vlrl.data.sources.box_forms import doubt
-from vlrl.data.sources.lost import is_bookkeeping
 from vlrl.rewards.text import parse_answer
 from vlrl.task import Task
 from vlrl.task.asked import task_messages, task_oracle
@@ -24,6 +23,10 @@ _ELSEWHERE = frozenset((*MEDIA_FIELDS, *(
     "answer_type element_type platform knobs mask_rle pass_at_k reward_mean answers_scored difficulty_given generator "
     "parent verifier opened").split()))
 """Fields that samplers, splits, the loop or `vlrl sft` read, or that say how others are meant."""
+_PLACED = frozenset(("boxes", "box", "points", "action"))
+"""Fields that hold boxes and points."""
+_SOURCES = Table({"doubt": "vlrl.data.sources.box_forms:doubt",
+                  "is_bookkeeping": "vlrl.data.sources.lost:is_bookkeeping"})
 _PROBED = 8
 """Rows of a task of which it is seen what is read."""
 _LISTED = 8
@@ -40,8 +43,7 @@ def unread(rows: Sequence[CheckedRow], context: Context) -> Iterator[Found]:
             continue
         read = _read(task, [rows[n] for n in places], names) if task else FIELDS
         left = {name: [given[name] for given in columns if name in given] for name in names if name not in read}
-        content = {name: values for name, values in left.items() if not is_bookkeeping(name, values[0])}
-        if content:
+        if content := _content(left):
             first = next(n for n, given in zip(places, columns, strict=True) if content.keys() & given.keys())
             yield Found(_said(content, [*(left.keys() - content.keys())], len(places), task), row=first)
 
@@ -49,9 +51,14 @@ def unread(rows: Sequence[CheckedRow], context: Context) -> Iterator[Found]:
 def box_units(rows: Sequence[CheckedRow], context: Context) -> Iterator[Found]:
     """Yields why boxes and points seem to be no corners in pixels, where nobody said what they are."""
     form = context.boxes or getattr(getattr(context.task, "data", None), "boxes", "auto")
-    found = doubt([row.row for row in rows]) if form == "auto" and context.canonical else None
-    if found:
+    placed = form == "auto" and context.canonical and any(not _PLACED.isdisjoint(row.row) for row in rows)
+    if placed and (found := _SOURCES["doubt"]([row.row for row in rows])):
         yield Found(found.message, row=found.row, level="error" if found.sure else None)
+
+
+def _content(left: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
+    """Returns the columns that are not obviously bookkeeping."""
+    return {name: values for name, values in left.items() if not _SOURCES["is_bookkeeping"](name, values[0])}
 
 
 def _said(content: Mapping[str, Sequence[Any]], brief: Sequence[str], count: int, task: Task | None) -> str:

@@ -7,17 +7,16 @@ from typing import Any
 
 from vlrl.checks.rule import CheckedRow, Context
 from vlrl.data import MEDIA_FIELDS, box_problems
-from vlrl.data.formats.choices import letter, options_of
-from vlrl.data.formats.driving import plan_problem
 from vlrl.data.row_fields import (
     cut_problem,
     label_problem,
+    plan_problem,
     positive_problem,
     responses_problem,
     spans_problem,
     tracks_problem,
 )
-from vlrl.data.sources.fields import number, short
+from vlrl.data.values import number, short
 from vlrl.errors import DataError, did_you_mean
 from vlrl.rewards.answers import one_number
 from vlrl.rewards.boxes import is_number
@@ -101,6 +100,8 @@ def _options(row: Row) -> str | None:
         return f"options={short(options)} must be a list of at least two texts"
     if row.get("answer") is None or row.get("answer_type", "choice") not in ("choice", "span+choice"):
         return None
+    from vlrl.data.formats.choices import letter, options_of  # rows without options need none of it
+
     try:
         answer = row["answer"]
         letter(", ".join(map(str, answer)) if isinstance(answer, list) else answer, options_of({"options": options}))

@@ -9,8 +9,8 @@ from typing import Any
 from vlrl.checks.identity import asked
 from vlrl.checks.rule import CheckedRow, Context, Found
 from vlrl.data import MEDIA_FIELDS, repeated_id
-from vlrl.data.sources.fields import short
-from vlrl.data.sources.folders import side_of
+from vlrl.data.samples import side_of
+from vlrl.data.values import short
 from vlrl.task import Task
 from vlrl.task.environment import has_environment
 

@@ -14,10 +14,9 @@ from vlrl.checks.rule import MediaFile
 from vlrl.config.schema import LimitsSettings
 from vlrl.data.embedded import Embedded
 from vlrl.data.headers import header
-from vlrl.data.media import check_pixels, load, missing
+from vlrl.data.media import VideoSampling, check_pixels, load, missing
 from vlrl.data.row_media import each_source
-from vlrl.data.sources.fields import number
-from vlrl.data.video.sampling import VideoSampling
+from vlrl.data.values import number
 from vlrl.errors import DataError
 from vlrl.types import LoadedMedia, Media
 

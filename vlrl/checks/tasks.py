@@ -30,7 +30,7 @@ from vlrl.checks.prompts import media_problems, placeholder_problems, prompt_tex
 from vlrl.checks.rule import Found, Rule
 from vlrl.config.schema import LimitsSettings
 from vlrl.data import media as loader
-from vlrl.data.video.sampling import VideoSampling
+from vlrl.data.media import VideoSampling
 from vlrl.errors import VlrlError
 from vlrl.task import Task, task_messages, task_oracle
 from vlrl.task.environment import has_environment

@@ -1,4 +1,4 @@
-"""The entries of `data.urls`: hosts that media may be downloaded from. No torch."""
+"""The entries of `data.urls`: hosts that media may be downloaded from; and URLs in messages. No torch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import ipaddress
 import re
 from functools import cache
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 from vlrl.errors import ConfigError
 
@@ -36,3 +37,14 @@ def plain_host(host: str) -> str | None:
     last = host.rpartition(".")[2]
     numeric = last.isdigit() or re.fullmatch(r"0x[0-9a-f]*", last)  # 127.1, 0177.0.0.1, 2130706433, 0x7f000001
     return host if _HOST.match(host) and not numeric else None
+
+
+def shown(url: str) -> str:
+    """Returns a URL as it may be printed: without what may be a secret (user, password, query, fragment)."""
+    try:
+        split = urlsplit(url)
+        host = split.netloc.rpartition("@")[2]
+        text = urlunsplit((split.scheme, host, split.path, "", "")) + ("?..." if split.query else "")
+    except ValueError:
+        text = url.partition("?")[0].rpartition("@")[2]
+    return repr("".join(c if c.isprintable() else "?" for c in text)[:200])

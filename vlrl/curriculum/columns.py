@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from vlrl.config.paths import tried
-from vlrl.data import check_suffix
-from vlrl.data.sources.records import records
 from vlrl.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
@@ -60,6 +58,8 @@ class Columns:
 
 def _columns(path: Path) -> tuple[dict[str, int], dict[str, dict[int, Any]]]:
     """Line by id, and value by line for each column of single values. DataError for a line that cannot be read."""
+    from vlrl.data import check_suffix, records
+
     check_suffix(path)
     places: dict[str, int] = {}
     columns: dict[str, dict[int, Any]] = {}

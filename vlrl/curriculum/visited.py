@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vlrl.curriculum.history import History
-from vlrl.data import readable
+from vlrl.data.samples import readable
 from vlrl.store import utf8
 from vlrl.store.files import opened, replacing
 from vlrl.types import Sample

@@ -15,7 +15,7 @@ import os
 import re
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,14 +23,11 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageFile, ImageOps, ImagePalette, UnidentifiedImageError
 
+from vlrl.config.registry import Table
 from vlrl.config.schema import DataSettings, LimitsSettings
+from vlrl.config.url_entries import shown
 from vlrl.data.embedded import Embedded
-from vlrl.data.media_edits import edited
-from vlrl.data.sources.download import Policy, Remote, checked, fetched, shown
-from vlrl.data.video.clip_cache import NO_CACHE, ClipCache
-from vlrl.data.video.sampling import Clip, VideoSampling, choose, decode
 from vlrl.errors import DataError, VlrlError
-from vlrl.rewards.boxes import is_number
 from vlrl.store.files import cache_folder
 from vlrl.types import LoadedMedia, Media
 
@@ -39,11 +36,22 @@ IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "AVIF", "GIF", "BMP", "TIFF", "PPM")
 _READING = threading.Lock()
 """A picture that was opened and not yet read must not be read by two threads at once."""
 _DRAWN = "drawn image"
-_APART, _LATEST = 0.99e-6, 1e9
-"""Least seconds between two frames, a microsecond as floats hold it, and what those of any are below."""
-_SAME_RATE = 0.01
-"""Share by which a told rate may differ from that of the times: they are rounded."""
+_KINDS = Table({"video": "vlrl.data.video.loading:load_video", "clips": "vlrl.data.video.clip_cache:ClipCache",
+                "edited": "vlrl.data.media_edits:edited", "urls": "vlrl.data.sources.download:Policy"})
+"""What not every row names."""
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|data:")
+
+
+@dataclass(frozen=True)
+class VideoSampling:
+    """How densely a video is read: `model.video_fps`, `model.video_min_frames` and `model.video_max_frames`."""
+
+    fps: float = 2.0
+    """Frames per second of video."""
+    max_frames: int = 64
+    """Most frames; an odd number is taken as the even one below."""
+    min_frames: int = 4
+    """Fewest frames, where the video has so many; an odd number is taken as the even one above."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +60,8 @@ class Access:
 
     roots: tuple[Path, ...] = ()
     """Further folders, absolute, links followed: data.media_roots."""
-    urls: Policy | None = None
-    """None = nothing is fetched."""
+    urls: Any = None
+    """A download.Policy; None = nothing is fetched."""
 
     @classmethod
     def of(cls, data: DataSettings | None) -> Access:
@@ -68,39 +76,62 @@ CLOSED = Access()
 @cache
 def _access(roots: tuple[str, ...], urls: bool | tuple[str, ...], cache: str) -> Access:
     folders = tuple(Path(os.path.realpath(root)) for root in roots)
-    policy = Policy(None if urls is True else urls, cache_folder(cache)) if urls else None
+    policy = _KINDS["urls"](None if urls is True else urls, cache_folder(cache)) if urls else None
     return Access(folders, policy)
 
 
+class Clips:
+    """Frames of video files kept in memory, at most `mib` MiB (data.clip_cache_mib): a ClipCache, made with the first
+    video. Safe across threads."""
+
+    def __init__(self, mib: int):
+        self._mib, self._lock, self._cache = mib, threading.Lock(), None
+
+    def made(self) -> Any:
+        with self._lock:
+            self._cache = self._cache or _KINDS["clips"](self._mib)
+            return self._cache
+
+
+class Elsewhere:
+    """The source of a Media that is fetched when it is loaded."""
+
+    def fetched(self, limits: LimitsSettings) -> Path:
+        raise NotImplementedError
+
+
 def load(media: Media, limits: LimitsSettings, video: VideoSampling | None = None,
-         cache: ClipCache = NO_CACHE) -> LoadedMedia:
+         clips: Clips | None = None) -> LoadedMedia:
     """Reads one image or video.
 
     Images become RGB, with the EXIF orientation applied and transparency laid over white. Of a video between `start`
     and `end` an even number of frames is taken (models merge two at a time), see `video_sampling.choose`; those of a
-    file are kept in `cache`. Then come the edits.
+    file are kept in `clips`. Then come the edits.
 
     Raises DataError naming the file when it is missing, unreadable, cut short or above `limits`; decoders raise
     anything else on broken pixels, which becomes one too.
     """
-    return _guard(_name(media.source), lambda: edited(_load(media, limits, video or VideoSampling(), cache),
-                                                      media.edits))
+    def read() -> LoadedMedia:
+        loaded = _load(media, limits, video or VideoSampling(), clips)
+        return _KINDS["edited"](loaded, media.edits) if media.edits else loaded
+
+    return guarded(name_of(media.source), read)
 
 
-def _load(media: Media, limits: LimitsSettings, video: VideoSampling, cache: ClipCache) -> LoadedMedia:
+def _load(media: Media, limits: LimitsSettings, video: VideoSampling, clips: Clips | None) -> LoadedMedia:
     if isinstance(media.source, LoadedMedia):
         return media.source
     if media.kind == "video":
-        return _load_video(media, limits, video, cache)
+        return _KINDS["video"](media, limits, video, clips)
     if isinstance(media.source, Image.Image):
         image = _rgb(media.source, _DRAWN, limits)
-        return LoadedMedia(kind="image", frames=(image,), sha256=_pixel_hash([image]))
+        return LoadedMedia(kind="image", frames=(image,), sha256=pixel_hash([image]))
     if isinstance(media.source, (bytes, Embedded)):
-        own = _checked_bytes(media.source, limits)
+        own = checked_bytes(media.source, limits)
         data = own.data
         return LoadedMedia(kind="image", frames=(_decode(data, own.name, limits),), sha256=own.sha256, data=data)
-    path = _checked_file(media.source, limits)
-    data = _guard(path, path.read_bytes)
+    path = checked_file(media.source, limits)
+    data = guarded(path, path.read_bytes)
     return LoadedMedia(kind="image", frames=(_decode(data, path, limits),), sha256=_sha256(data), path=path)
 
 
@@ -113,7 +144,7 @@ def source(path: Any, root: Path, access: Access = CLOSED) -> Any:
     if isinstance(path, list):
         return [source(frame, root, access) for frame in path]
     if access.urls and isinstance(path, str) and _URL.match(path):
-        return checked(path, access.urls)
+        return access.urls.checked(path)
     return resolve(path, root, access.roots)
 
 
@@ -141,16 +172,16 @@ def resolve(path: str, root: Path, roots: Sequence[Path] = ()) -> Path:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def _checked_file(source: Any, limits: LimitsSettings) -> Path:
-    if isinstance(source, Remote):
-        source = fetched(source, limits.media_bytes, limits.url_seconds)
+def checked_file(source: Any, limits: LimitsSettings) -> Path:
+    if isinstance(source, Elsewhere):
+        source = source.fetched(limits)
     if not isinstance(source, (str, os.PathLike)):
         raise DataError(f"media source of type {type(source).__name__}: give a path, a PIL image, or frames")
     _refuse_url(str(source))
     path = Path(source)
-    if problem := _guard(path, lambda: missing(path)):
+    if problem := guarded(path, lambda: missing(path)):
         raise DataError(problem)
-    size = _guard(path, path.stat).st_size
+    size = guarded(path, path.stat).st_size
     if size > limits.media_bytes:
         raise DataError(f"media file {path} has {size} bytes, more than limits.media_bytes={limits.media_bytes}")
     if size == 0:
@@ -158,7 +189,7 @@ def _checked_file(source: Any, limits: LimitsSettings) -> Path:
     return path
 
 
-def _checked_bytes(source: bytes | Embedded, limits: LimitsSettings) -> Embedded:
+def checked_bytes(source: bytes | Embedded, limits: LimitsSettings) -> Embedded:
     own = Embedded(source) if isinstance(source, bytes) else source
     if own.count > limits.media_bytes:
         raise DataError(f"{own.name}: more bytes than limits.media_bytes={limits.media_bytes}")
@@ -182,7 +213,7 @@ def _refuse_url(path: str) -> None:
                         "download it and name the file, or set data.urls to the hosts that may be asked")
 
 
-def _guard(path: Path | str, read: Any) -> Any:
+def guarded(path: Path | str, read: Any) -> Any:
     """`read()` with what the system or a decoder raises turned into a DataError that names the file, or what else a
     text names.
     """
@@ -198,7 +229,7 @@ def _guard(path: Path | str, read: Any) -> Any:
         raise DataError(f"{name} cannot be read: {type(error).__name__}: {why}") from error
 
 
-def _name(source: Any) -> Path | str:
+def name_of(source: Any) -> Path | str:
     if isinstance(source, (str, os.PathLike)):
         return Path(source)
     return getattr(source, "name", "a picture in memory") if isinstance(source, Embedded) else _DRAWN
@@ -208,7 +239,7 @@ def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _pixel_hash(frames: Sequence[Image.Image]) -> str:
+def pixel_hash(frames: Sequence[Image.Image]) -> str:
     digest = hashlib.sha256()
     for frame in frames:
         digest.update(f"{frame.mode} {frame.width} {frame.height}\n".encode())
@@ -230,13 +261,13 @@ def _decode(data: bytes, path: Path | str, limits: LimitsSettings) -> Image.Imag
             check_pixels(image.size, str(path), limits)
             return _rgb(image, str(path), limits)
 
-    return _guard(path, read)
+    return guarded(path, read)
 
 
 def drawn(image: Image.Image) -> Image.Image:
     """Returns a picture of any mode in RGB, transparency laid over white: what is sent from one process to another,
     where a picture without a palette would break. Raises DataError for what cannot be decoded or has no colours."""
-    return _guard(_DRAWN, lambda: _converted(image, _DRAWN))
+    return guarded(_DRAWN, lambda: _converted(image, _DRAWN))
 
 
 def _rgb(image: Image.Image, name: str, limits: LimitsSettings) -> Image.Image:
@@ -281,93 +312,3 @@ def check_pixels(size: tuple[int, int], name: str, limits: LimitsSettings) -> No
     if width * height > limits.image_pixels:
         raise DataError(f"{name} is {width}x{height} = {width * height} pixels, more than limits.image_pixels="
                         f"{limits.image_pixels}; make it smaller, or raise the limit")
-
-
-# --- videos -----------------------------------------------------------------------------------------------------------
-
-
-def _load_video(media: Media, limits: LimitsSettings, sampling: VideoSampling, cache: ClipCache) -> LoadedMedia:
-    if isinstance(media.source, Sequence) and not isinstance(media.source, (str, bytes)):
-        return _load_frames(media, limits, sampling)
-
-    def read(path: Path) -> Clip:
-        return decode(path, sampling, media.start, media.end,
-                      lambda size, count: _check_frames(size, count, path, limits))
-
-    def read_embedded() -> Clip:
-        with own.file() as path:
-            return read(path)
-
-    if isinstance(media.source, (bytes, Embedded)):
-        own = _checked_bytes(media.source, limits)
-        clip = cache.clip((own.sha256, sampling, media.start, media.end), read_embedded)
-        return replace(_video(clip, own.sha256, None), data=own.data)
-    path = _checked_file(media.source, limits)
-    sha256 = _guard(path, lambda: cache.sha256(path))
-    return _video(cache.clip((sha256, sampling, media.start, media.end), lambda: read(path)), sha256, path)
-
-
-def _check_frames(size: tuple[int, int], count: int, path: Path, limits: LimitsSettings) -> None:
-    check_pixels(size, str(path), limits)
-    if count * size[0] * size[1] > limits.video_pixels:
-        raise DataError(f"{path}: {count} frames of {size[0]}x{size[1]} have more pixels than limits.video_pixels="
-                        f"{limits.video_pixels}; take fewer with model.video_max_frames, make the video smaller, or "
-                        "raise the limit")
-
-
-def _load_frames(media: Media, limits: LimitsSettings, sampling: VideoSampling) -> LoadedMedia:
-    """Returns a video given as pictures, drawn or in files, with `Media.fps` or `Media.times`."""
-    times, fps = frame_times(len(media.source), media.fps, media.times)
-    if not media.source:
-        raise DataError("a video given as frames has none")
-    chosen = choose(times, fps, sampling, media.start, media.end, "video given as frames")
-    frames = tuple(load(Media(source=media.source[i]), limits).frames[0] for i in chosen.indices)
-    if len({frame.size for frame in frames}) > 1:
-        raise DataError(f"frames of one video differ in size: {sorted({frame.size for frame in frames})}")
-    sha256 = _pixel_hash(frames)
-    if media.times is not None:  # a model is told them
-        sha256 = _sha256(f"{sha256} {chosen.times}".encode())
-    return _video(Clip(frames, chosen, fps, len(times), "frames"), sha256, None)
-
-
-def frame_times(frames: int, fps: Any, times: Any = None) -> tuple[np.ndarray, float]:
-    """Returns the seconds of each frame of a video given as frames, and the mean rate: of `times` where these are told,
-    else of `fps` frames a second. Raises DataError for times that are none of these frames, or of another rate.
-    """
-    if times is None:
-        rate = _checked_rate(frames, fps)
-        return np.arange(frames) / rate, rate
-    told = times.tolist() if isinstance(times, np.ndarray) else times
-    if problem := _times_problem(told, frames):
-        raise DataError(f"a video of {frames} frames has frame_times={told!r:.200}: {problem}")
-    rate = None if fps is None else _checked_rate(frames, fps)
-    mean = (frames - 1) / (told[-1] - told[0]) if frames > 1 else rate or 1.0
-    if rate and abs(rate - mean) > _SAME_RATE * mean:
-        raise DataError(f"a video of {frames} frames has fps={fps!r}, and frame_times={told!r:.200} of {mean:.4g} "
-                        "frames a second: leave out the one that is wrong")
-    return np.array(told, float), mean
-
-
-def _checked_rate(frames: int, fps: Any) -> float:
-    if not is_number(fps) or not 0 < fps < 1e6:
-        raise DataError(f"a video of {frames} frames needs their rate: fps={fps!r} must be a number above 0, the "
-                        "frames a second; or frame_times, the seconds of each")
-    return fps
-
-
-def _times_problem(times: Any, frames: int) -> str | None:
-    if not isinstance(times, (list, tuple)) or len(times) != frames:
-        return f"it must be a list of {frames} numbers, the seconds of each frame"
-    for i, (before, now) in enumerate(zip((None, *times), times, strict=False)):
-        if not is_number(now) or not 0 <= now < _LATEST:
-            return f"{now!r}, of frame {i + 1}, must be a number of seconds of at least 0"
-        if before is not None and now - before < _APART:
-            return f"{now!r}, of frame {i + 1}, must come after {before!r}, that of the frame before: sort the frames"
-    return None
-
-
-def _video(clip: Clip, sha256: str, path: Path | None) -> LoadedMedia:
-    metadata = {"fps": clip.fps, "total_num_frames": clip.total, "duration": clip.chosen.duration,
-                "frames_indices": clip.chosen.indices, "video_backend": clip.backend}
-    return LoadedMedia(kind="video", frames=clip.frames, sha256=sha256, path=path, metadata=metadata,
-                       timestamps=clip.chosen.times)

@@ -12,16 +12,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from vlrl.config.registry import Table
 from vlrl.data.coordinates import CONVENTIONS
 from vlrl.data.embedded import image_items, video_items, without_bytes
-from vlrl.data.media import CLOSED, Access, frame_times, missing, source
+from vlrl.data.media import CLOSED, Access, missing, source
 from vlrl.data.row_media import each_source, unshown_problem
-from vlrl.data.sources.fields import short
 from vlrl.data.turns import check_carried, check_turns, in_order
+from vlrl.data.values import short
 from vlrl.errors import DataError, TaskError, VlrlError, did_you_mean
 from vlrl.rewards.boxes import is_number
 from vlrl.types import Media, Sample
 
+_VIDEO = Table({"frame_times": "vlrl.data.video.loading:frame_times"})
 MEDIA_FIELDS = ("image", "images", "video")
 OUTSIDE = 1.0
 """Pixels that a box or point may lie outside the image: annotations are rounded."""
@@ -180,7 +182,7 @@ def _media(row: Mapping[str, Any], items: Mapping[str, list[Any]], root: Path, a
 def _video(row: Mapping[str, Any], path: Any, times: Any, root: Path, access: Access) -> Media:
     fps = row.get("fps") if isinstance(path, list) else None
     if isinstance(path, list):
-        frame_times(len(path), fps, times)
+        _VIDEO["frame_times"](len(path), fps, times)
     elif times is not None:
         raise DataError(f"frame_times={short(times)} are those of a video given as a list of frames, and the row's is "
                         "a file, which tells its own: leave them out, or move them below 'meta'")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import overload
+from typing import Any, overload
 
 from vlrl.types import Sample
 
@@ -16,6 +16,15 @@ class SampleSequence(Sequence[Sample]):
 
     def where(self, place: int) -> str | None:
         """Returns file and line of the row at a place; None where samples are made by code, which takes long."""
+        return None
+
+    def compared(self) -> Sequence[int]:
+        """The places of the rows that tell whether a split is still the same; () where samples are made by code."""
+        return ()
+
+    def unmade(self, place: int) -> tuple[str, Any] | None:
+        """The id of a row and what its file holds of it, before a sample is made of it; None where that is not known.
+        Raises DataError for a row that cannot be read."""
         return None
 
     @overload

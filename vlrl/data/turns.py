@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from vlrl.data.sources.fields import short, unpacked
+from vlrl.data.values import short, unpacked
 from vlrl.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -90,20 +90,7 @@ def in_order(media: Sequence[Any], row: Row) -> tuple[Any, ...]:
 # --- tools and environments -------------------------------------------------------------------------------------------
 
 
-def carried(record: Row) -> dict[str, Any]:
-    """Returns the `tools` and the `environment` of a record in any format. Raises DataError for a tool without a name.
-
-    Other things under these names (a list of words, a text) are none.
-    """
-    tools, settings = unpacked(record.get("tools")), unpacked(record.get("environment"))
-    fields = {"tools": tools_of(tools)} if _are_tools(tools) else {}
-    extra = record.get("extra_info")
-    if not isinstance(settings, Mapping) and isinstance(extra, Mapping):  # verl
-        settings = {k: extra[k] for k in ("tools_kwargs", "interaction_kwargs") if extra.get(k)}
-    return {**fields, **({"environment": dict(settings)} if isinstance(settings, Mapping) and settings else {})}
-
-
-def _are_tools(tools: Any) -> bool:
+def are_tools(tools: Any) -> bool:
     return isinstance(tools, list) and bool(tools) and all(isinstance(unpacked(tool), Mapping) for tool in tools)
 
 
@@ -111,7 +98,7 @@ def tools_of(tools: Any) -> list[dict[str, Any]]:
     """Returns the tools of a row as chat templates take them; bare functions (LLaMA-Factory) and JSON texts of them
     (TRL) too. Raises DataError for anything else.
     """
-    if not _are_tools(tools):
+    if not are_tools(tools):
         raise DataError(f'tools={short(tools)} must be a list of {{"type": "function", "function": {{"name", ...}}}}')
     functions = [unpacked(tool) for tool in tools]
     functions = [dict(tool) if "function" in tool else {"type": "function", "function": {

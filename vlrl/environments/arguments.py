@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from vlrl.data.sources.download import shown
+from vlrl.config.url_entries import shown
 from vlrl.errors import ConfigError
 
 

@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from vlrl.config.registry import Table
 from vlrl.config.schema import Config
 from vlrl.data import media
 from vlrl.data.embedded import Embedded
-from vlrl.data.media_edits import edited
-from vlrl.data.video.clip_cache import ClipCache
-from vlrl.data.video.sampling import VideoSampling, clock
+from vlrl.data.media import VideoSampling
 from vlrl.errors import ConfigError, DataError
 from vlrl.models.chat_template import ChatTemplate, parts_of
 from vlrl.models.families import Family
@@ -29,6 +28,7 @@ from vlrl.task import Task, guided_messages, task_messages
 from vlrl.task.tools import schemas
 from vlrl.types import LoadedMedia, Media, Observation, Prompt, Sample
 
+_MEDIA = Table({"edited": "vlrl.data.media_edits:edited", "clock": "vlrl.data.video.sampling:clock"})
 _CHARACTERS = 16  # a token has fewer on average in nearly any text
 _MOST_AT_ONCE = 1 << 18  # characters that are tokenized without asking whether they could ever fit
 _STAND_IN = "vlrl-stands-in-for-an-action"
@@ -49,7 +49,7 @@ class Encoder:
         self.processor, self.family, self.positions, self.config = processor, family, positions, config
         self._video = VideoSampling(config.model.video_fps, config.model.video_max_frames,
                                     config.model.video_min_frames)
-        self._clips = ClipCache(config.data.clip_cache_mib)  # shared by copies
+        self._clips = media.Clips(config.data.clip_cache_mib)  # shared by copies
         self._processed_by = processor_hash(processor) if config.model.feature_cache_mib else None
         self._chat = ChatTemplate(processor, {**family.template, **config.model.chat_template_kwargs})
         tokenizer = processor.tokenizer
@@ -129,7 +129,7 @@ class Encoder:
     def _observed(self, shown: Sequence[Media], name: str) -> list[LoadedMedia]:
         """Returns media of an observation, made smaller where they have more than episode.max_pixels."""
         most, loaded = self.config.episode.max_pixels, [self._loaded(m, name) for m in shown]
-        return [edited(m, [("shrink", most)]) if most and m.size[0] * m.size[1] > most else m for m in loaded]
+        return [_MEDIA["edited"](m, [("shrink", most)]) if most and m.size[0] * m.size[1] > most else m for m in loaded]
 
     def _loaded(self, one: Media, name: str) -> LoadedMedia:
         """Raises DataError that names the sample where the media are no file, and name themselves."""
@@ -279,7 +279,7 @@ class Encoder:
             if not self.family.videos or getattr(self.processor, "video_processor", None) is None:
                 raise ValueError("this model's processor takes no videos")
             frames = [torch.from_numpy(np.stack([np.asarray(f) for f in v.frames])).permute(0, 3, 1, 2) for v in videos]
-            kwargs |= {"videos": frames, "video_metadata": [clock(v) for v in videos],
+            kwargs |= {"videos": frames, "video_metadata": [*map(_MEDIA["clock"], videos)],
                        "do_sample_frames": False}
         if images and videos and self.family.exclusive_media:
             raise ValueError("a prompt of this model holds images or videos, not both")

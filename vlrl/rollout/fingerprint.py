@@ -11,21 +11,18 @@ import json
 import os
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vlrl.data import Samples, readable
-from vlrl.data.sources.lazy_dataset import LazySamples
-from vlrl.data.sources.solutions import Solved
+from vlrl.data.samples import compared, readable
+from vlrl.data.sequences import SampleSequence
 from vlrl.errors import DataError, RunError
 from vlrl.task.mixture import Turns
 from vlrl.types import Sample
 
-SPREAD = 256
-"""Rows of a large file that are compared."""
 _SHOWN = 5
 
 
@@ -78,7 +75,7 @@ class Fingerprint:
 
 def of(samples: Sequence[Sample]) -> Fingerprint:
     """Returns the fingerprint of a split's samples."""
-    known = [*_compared(samples, len(samples))]
+    known = [*compared(samples)]
     checksums = [_read(samples, i) for i in known]
     return Fingerprint(len(samples), np.array(known, dtype=np.int64),
                        np.array([crc for _, crc in checksums], dtype=np.uint32), tuple(id for id, _ in checksums),
@@ -88,32 +85,14 @@ def of(samples: Sequence[Sample]) -> Fingerprint:
 def _read(samples: Sequence[Sample], index: int) -> tuple[str, int]:
     """Id and CRC-32 of a row; of one that is read when it is drawn, of the record in the file, so that it is not made
     into a sample before its turn."""
-    if isinstance(samples, Turns):
-        label, place = samples.locate(index)
-        if isinstance(samples.parts[label], LazySamples):
-            return _read(samples.parts[label], place)
-    if isinstance(samples, Solved):
-        return samples.solutions[index].id, row_sum("", asdict(samples.solutions[index]))
-    if isinstance(samples, LazySamples):
-        try:
-            _, id, record = samples.record(index)
-        except DataError:
-            return "", 0
-        own = record.get("id", id) if isinstance(record, Mapping) else id
-        return str(own), row_sum("", record)
+    try:
+        unmade = samples.unmade(index) if isinstance(samples, SampleSequence) else None
+    except DataError:
+        return "", 0
+    if unmade:
+        return unmade[0], row_sum("", unmade[1])
     sample = readable(samples, index)
     return (sample.id, row_sum(sample.id, sample.row)) if sample else ("", 0)
-
-
-def _compared(samples: Sequence[Sample], size: int) -> Sequence[int]:
-    if isinstance(samples, Turns):
-        parts = {label: {*_compared(own, len(own))} for label, own in samples.parts.items()}
-        return [i for i in range(size) if (place := samples.locate(i))[1] in parts[place[0]]]
-    if isinstance(samples, (list, tuple, Samples, Solved)):
-        return range(size)
-    if isinstance(samples, LazySamples):
-        return sorted({round(i * (size - 1) / (SPREAD - 1)) for i in range(SPREAD)})
-    return ()
 
 
 def _files(samples: Sequence[Sample]) -> list[Path]:

@@ -25,7 +25,7 @@ from typing import Any
 from vlrl.config.schema import Config, LimitsSettings
 from vlrl.config.services import JudgeSettings
 from vlrl.data import media as loader
-from vlrl.data.video.sampling import VideoSampling
+from vlrl.data.media import VideoSampling
 from vlrl.distributed import comm
 from vlrl.errors import ConfigError, DataError, TrainingError
 from vlrl.rewards.verdicts import read_fields, schema, verdict

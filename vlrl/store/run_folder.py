@@ -40,6 +40,8 @@ from vlrl.store.lock import Lock, Unlocked, lock
 from vlrl.types import Completion, Group, LoadedMedia, Prompt, Rollout, Turn
 
 SCHEMA_VERSION = 1
+PINS = "data_sources.json"
+"""Name of a data set of the Hub as the config has it -> commit."""
 _NUMBERS = pa.map_(pa.string(), pa.float64())
 _FLOATS = pa.list_(pa.float32())
 _TURN = {"start": pa.int32(), "end": pa.int32(), "role": pa.string(), "media": pa.list_(pa.string()),

@@ -40,7 +40,7 @@ def task_samples(task: Task, split: str) -> Sequence[Sample]:
     if wrong:
         raise TaskError(f"task '{task.name}': samples({split!r}) holds {wrong}, expected a sequence of Sample")
     if split == "train" and task.data is not None and task.data.solutions:
-        from vlrl.data.sources.solutions import with_solutions
+        from vlrl.data import with_solutions
 
         return with_solutions(samples, task.data.solutions)
     return samples

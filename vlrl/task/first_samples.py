@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
-from vlrl.data import readable
+from vlrl.data.samples import readable
 from vlrl.errors import ConfigError
 from vlrl.task.asked import task_samples
 from vlrl.task.base import Task

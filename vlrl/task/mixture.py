@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from vlrl.data.samples import compared
 from vlrl.data.sequences import SampleSequence, where
 from vlrl.errors import ConfigError, DataError, VlrlError, did_you_mean
 from vlrl.task.asked import generated, task_samples
@@ -48,6 +49,15 @@ class Turns(SampleSequence):
     def where(self, place: int) -> str | None:
         label, own = self.locate(place)
         return where(self.parts[label], own)
+
+    def compared(self) -> Sequence[int]:
+        parts = {label: {*compared(own)} for label, own in self.parts.items()}
+        return [i for i in range(self._size) if (place := self.locate(i))[1] in parts[place[0]]]
+
+    def unmade(self, place: int) -> tuple[str, Any] | None:
+        label, own = self.locate(place)
+        part = self.parts[label]
+        return part.unmade(own) if isinstance(part, SampleSequence) else None
 
     def __len__(self) -> int:
         return self._size

@@ -15,10 +15,10 @@ from vlrl.checks.answers import answer_of, part_weights
 from vlrl.checks.finding import shorten
 from vlrl.config.registry import prints_aside
 from vlrl.data import SPLITS, read_rows
+from vlrl.data.sources.dataset import sample_from
 from vlrl.errors import ConfigError, DataError, VlrlError, did_you_mean
 from vlrl.task import Task, task_samples
 from vlrl.task.scoring import score_group
-from vlrl.training.build_task import sample_from
 from vlrl.types import Sample
 
 THRESHOLD = 0.5

@@ -6,28 +6,20 @@ read from the `config.json` in its folder or in the local hub cache.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
 from vlrl import task as tasks
 from vlrl.config.registry import Table, prints_aside
 from vlrl.config.schema import Config, DataSettings, EnvironmentSettings, TaskSettings
-from vlrl.data import SPLITS, coordinates, make_sample
-from vlrl.data.sources import hub
-from vlrl.data.sources.answer_types import Tendency, settled
-from vlrl.data.sources.fields import Source
-from vlrl.data.sources.reading import canonical, renamed
-from vlrl.errors import DataError, VlrlError
+from vlrl.data import coordinates
+from vlrl.data.samples import SPLITS
+from vlrl.errors import VlrlError
 from vlrl.models.model_config import FamilyConvention
 from vlrl.task import Task
 from vlrl.task.environment import check_unattached
 from vlrl.task.extra_parts import mixed
 from vlrl.task.mixture import Mixture
 from vlrl.task.row_files import RowFiles
-from vlrl.types import Sample
 
-_OUTSIDE = Table({"attach": "vlrl.environments.named:attach"})
+_OUTSIDE = Table({"attach": "vlrl.environments.named:attach", "pinned": "vlrl.data.sources.hub:pinned"})
 
 
 @prints_aside()
@@ -62,7 +54,8 @@ def _attach(task: Task, settings: EnvironmentSettings) -> None:
 
 def _pinned(data: DataSettings, config: Config) -> DataSettings:
     """Returns the settings with the commits of data sets of the Hub that the run, if there is one, began with."""
-    return data.model_copy(update={split: hub.pinned(getattr(data, split), config.run.dir) for split in SPLITS})
+    named = {split: name for split in SPLITS if "@" in (name := getattr(data, split))}
+    return data.model_copy(update={split: _OUTSIDE["pinned"](name, config.run.dir) for split, name in named.items()})
 
 
 def _single_task(config: Config, settings: TaskSettings, data: DataSettings) -> Task:
@@ -81,20 +74,3 @@ def settle_coordinates(task: Task, config: Config, convention: str) -> None:
     for settings, one in zip(config.each_task, task.members, strict=False):
         if settings.coordinates == "auto":
             one.coordinates = coordinates.make(convention)
-
-
-def sample_from(task: Task, row: Mapping[str, Any], root: Path) -> Sample:
-    """Returns a sample from a row in any format of `data.format`, for scoring: media files need not exist.
-
-    A row whose media paths lead out of `root` gives a sample without media. Raises DataError naming the row.
-    """
-    data = task.data or DataSettings()
-    rows = canonical(renamed(dict(row), data.columns), data.format, Source(root=root))
-    if len(rows) != 1:
-        raise DataError(f"the sample stands for {len(rows)} rows; give one, as `vlrl data convert` writes them")
-    row = settled(rows[0], Tendency.of(rows), data.answer_type)
-    try:
-        return make_sample(task, row, root)
-    except DataError:
-        outside = make_sample(task, row, Path("/"))  # raises again unless the paths were what was wrong
-        return Sample(id=outside.id, row=outside.row, prompt=outside.prompt)

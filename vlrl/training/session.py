@@ -16,7 +16,7 @@ from vlrl import config
 from vlrl.config.algo import PAIRS
 from vlrl.config.registry import Table
 from vlrl.config.schema import Config
-from vlrl.data.sources import hub
+from vlrl.data.samples import with_split
 from vlrl.distributed import comm
 from vlrl.errors import RunError, TrainingError
 from vlrl.evaluation.evaluate import evaluate, evaluation_line
@@ -28,6 +28,7 @@ from vlrl.monitoring.watchdog import Watchdog
 from vlrl.rollout.error_limits import check_errors
 from vlrl.store import RunFolder, checkpoint, files
 from vlrl.store.lock import Lock, Unlocked
+from vlrl.store.run_folder import PINS
 from vlrl.store.writer import BackgroundWriter
 from vlrl.task.loading import of_a_notebook
 from vlrl.training import checkpointing, inert, needs, resume
@@ -45,6 +46,7 @@ _LONG_S = 10.0
 
 _MEASURED = Table({PAIRS: "vlrl.methods.preferences.heldout:heldout_pairs"})
 """algo.loss -> what an evaluation measures in place of rewards: (parts, split, completed steps) -> record, groups."""
+_HUB = Table({"pin": "vlrl.data.sources.hub:pin"})
 
 
 class Session:
@@ -97,12 +99,17 @@ class Session:
             latest = resume.found(self.folder, self.config)
             # without a checkpoint nothing says that an earlier evaluation was of this model and these settings
             self.folder.truncate(latest.step, evaluated=latest.path is not None)
-            rows = [self.config.data, *(entry.data for entry in self.config.tasks)]
-            hub.pin(hub.names_of(rows), self.folder.path, files.cache_folder(self.config.data.cache),
-                    goes_on=latest.path is not None)
+            self._pin_sources(goes_on=latest.path is not None)
             self.folder.create(config.dump(self.config), self.config.seed)
-            shared = {name: files.read_json(self.folder.path / name) for name in (hub.PINS, "env.json")}
+            shared = {name: files.read_json(self.folder.path / name) for name in (PINS, "env.json")}
             return latest.path, latest.warnings, shared
+
+    def _pin_sources(self, goes_on: bool) -> None:
+        """Writes which commits the data sets of the Hub stand for, where rows come from some."""
+        if named := with_split([self.config.data, *(entry.data for entry in self.config.tasks)]):
+            _HUB["pin"](named, self.folder.path, files.cache_folder(self.config.data.cache), goes_on)
+        else:
+            (self.folder.path / PINS).unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def _closing_on_error(self) -> Any:

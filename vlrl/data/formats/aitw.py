@@ -10,8 +10,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from vlrl.data.sources.fields import Source, begin, has, meta, number, numbers, scaled, short, text
+from vlrl.data.sources.fields import Source, begin, has, meta, numbers, scaled, text
 from vlrl.data.sources.reading import Placed
+from vlrl.data.values import number, short
 from vlrl.errors import DataError
 
 Record = Mapping[str, Any]

@@ -18,17 +18,16 @@ from vlrl.data.sources.fields import (
     has,
     hull,
     meta,
-    number,
     numbers,
     optional,
     pick,
     scaled,
-    short,
     size_of,
     text,
     xywh,
 )
 from vlrl.data.sources.reading import Placed
+from vlrl.data.values import number, short
 from vlrl.errors import DataError
 
 Rows = list[dict[str, Any]]

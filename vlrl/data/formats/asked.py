@@ -9,7 +9,8 @@ from typing import Any
 from vlrl.data.embedded import video_items
 from vlrl.data.formats.talk import Talk, talk_of
 from vlrl.data.formats.times import clip
-from vlrl.data.sources.fields import IMAGE, VIDEO, Source, has, media, number, pick, picture, short
+from vlrl.data.sources.fields import IMAGE, VIDEO, Source, has, media, pick, picture
+from vlrl.data.values import number, short
 from vlrl.errors import DataError
 
 Record = Mapping[str, Any]

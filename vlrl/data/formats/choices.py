@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vlrl.data.sources.answer_types import typed
-from vlrl.data.sources.fields import has, number, pick, short
+from vlrl.data.sources.fields import has, pick
+from vlrl.data.values import number, short
 from vlrl.errors import DataError
 from vlrl.rewards.literals import read_literal
 from vlrl.rewards.text import between

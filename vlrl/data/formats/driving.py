@@ -8,7 +8,8 @@ from typing import Any
 
 from vlrl.data.formats.asked import context, heard, system_prompt
 from vlrl.data.formats.choices import untagged
-from vlrl.data.sources.fields import IMAGE, Source, begin, has, meta, number, pick, short
+from vlrl.data.sources.fields import IMAGE, Source, begin, has, meta, pick
+from vlrl.data.values import number, short
 from vlrl.errors import DataError, did_you_mean
 from vlrl.rewards.driving import HEADS
 
@@ -104,17 +105,3 @@ def _speed(record: Record, question: str) -> float | None:
         return None
     unit = match[2].lower()
     return round(float(match[1]) * _PER_SECOND.get(unit, _PER_SECOND.get(unit[0], 1.0)), 3)
-
-
-def plan_problem(plan: Any) -> str | None:
-    """Returns what is wrong with a canonical `plan`, or None."""
-    if not isinstance(plan, Mapping):
-        return f"plan={short(plan)} must be {{\"speed\": ..., \"path\": ...}}"
-    for head, known in HEADS.items():
-        words = plan.get(head)
-        several = words if isinstance(words, list) else [words]
-        wrong = next((w for w in several if w not in known), None) if several else words
-        if wrong is not None or not several or words is None:
-            return (f"plan.{head}={short(words)} must be one of {', '.join(known)}, or a list of them."
-                    f"{did_you_mean(str(wrong), known)}")
-    return None

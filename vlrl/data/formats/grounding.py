@@ -23,16 +23,14 @@ from vlrl.data.sources.fields import (
     hull,
     meta,
     named,
-    number,
     numbers,
     pick,
     pixels,
     scaled,
-    short,
     text,
-    unpacked,
     xywh,
 )
+from vlrl.data.values import number, short, unpacked
 from vlrl.errors import DataError
 
 Rows = list[dict[str, Any]]

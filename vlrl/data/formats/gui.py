@@ -17,19 +17,16 @@ from vlrl.data.sources.fields import (
     begin,
     has,
     meta,
-    number,
     numbers,
     optional,
     pick,
     pixels,
     scaled,
-    short,
     text,
-    tidy,
-    unpacked,
     xywh,
 )
 from vlrl.data.sources.reading import Placed
+from vlrl.data.values import number, short, tidy, unpacked
 from vlrl.errors import DataError
 
 Rows = list[dict[str, Any]]

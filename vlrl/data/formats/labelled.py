@@ -7,8 +7,9 @@ from typing import Any
 
 from vlrl.data.formats.annotated import LABEL
 from vlrl.data.formats.grounding import MOST_LABELS
-from vlrl.data.sources.fields import IMAGE, VIDEO, Source, has, media, meta, named, pick, short
+from vlrl.data.sources.fields import IMAGE, VIDEO, Source, has, media, meta, named, pick
 from vlrl.data.sources.reading import Placed
+from vlrl.data.values import short
 from vlrl.errors import DataError
 
 Record = Mapping[str, Any]

@@ -10,7 +10,8 @@ from typing import Any
 from vlrl.data.formats.asked import question_fields, shown, system_prompt, with_media
 from vlrl.data.formats.choices import untagged
 from vlrl.data.formats.talk import FIELDS, Talk, reply, talk_of
-from vlrl.data.sources.fields import IMAGE, VIDEO, Source, has, meta, named, number, pick, short, text
+from vlrl.data.sources.fields import IMAGE, VIDEO, Source, has, meta, named, pick, text
+from vlrl.data.values import number, short
 from vlrl.errors import DataError
 
 Record = Mapping[str, Any]

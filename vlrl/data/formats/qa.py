@@ -20,7 +20,8 @@ from vlrl.data.formats.choices import (
 )
 from vlrl.data.formats.talk import FIELDS, Talk
 from vlrl.data.sources.answer_types import of_clip, stated
-from vlrl.data.sources.fields import IMAGE, VIDEO, Source, begin, has, meta, named, number, pick, short, size_of, text
+from vlrl.data.sources.fields import IMAGE, VIDEO, Source, begin, has, meta, named, pick, size_of, text
+from vlrl.data.values import number, short
 from vlrl.errors import DataError
 
 Record = Mapping[str, Any]

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from vlrl.data.formats.choices import OPTIONS, answered, options_of
-from vlrl.data.sources.fields import IMAGE, Source, has, meta, named, pick, short, size_of, text
+from vlrl.data.sources.fields import IMAGE, Source, has, meta, named, pick, size_of, text
+from vlrl.data.values import short
 from vlrl.errors import DataError
 
 Record = Mapping[str, Any]

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from vlrl.data.sources.fields import has, pick, short, unpacked
+from vlrl.data.sources.fields import has, pick
+from vlrl.data.values import short, unpacked
 from vlrl.errors import DataError
 
 log = logging.getLogger(__name__)

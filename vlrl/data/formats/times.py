@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from vlrl.data.row_fields import cut_problem
-from vlrl.data.sources.fields import number, pick, short, unpacked
+from vlrl.data.sources.fields import pick
+from vlrl.data.values import number, short, unpacked
 from vlrl.errors import DataError
 
 _CLOCK = re.compile(r"(?:(\d{1,3}):)?(\d{1,3}):(\d{1,2}(?:\.\d{1,6})?)")

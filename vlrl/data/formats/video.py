@@ -31,16 +31,14 @@ from vlrl.data.sources.fields import (
     has,
     meta,
     named,
-    number,
     numbers,
     pick,
     picture,
     scaled,
-    short,
     text,
-    unpacked,
     xywh,
 )
+from vlrl.data.values import number, short, unpacked
 from vlrl.errors import DataError
 from vlrl.rewards.literals import read_literal
 

@@ -9,7 +9,8 @@ from typing import Any
 from vlrl.data.formats.gui import screenspot
 from vlrl.data.formats.qa import question_answer
 from vlrl.data.formats.video import time_r1
-from vlrl.data.sources.fields import IMAGE, Source, are_shares, has, meta, named, number, numbers, pick, short, text
+from vlrl.data.sources.fields import IMAGE, Source, are_shares, has, meta, named, numbers, pick, text
+from vlrl.data.values import number, short
 from vlrl.errors import DataError
 
 Record = Mapping[str, Any]

@@ -30,7 +30,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urljoin, urlsplit, urlunsplit
 
-from vlrl.config.url_entries import PORTS, parts, plain_host
+from vlrl.config.schema import LimitsSettings
+from vlrl.config.url_entries import PORTS, parts, plain_host, shown
+from vlrl.data.media import Elsewhere
 from vlrl.errors import DataError, RunError
 from vlrl.store.files import file_sha256, read_json, suffix_of, write_text
 
@@ -99,6 +101,9 @@ class Policy:
     cache: Path
     guard: Guard = Guard()
 
+    def checked(self, url: str) -> Remote:
+        return checked(url, self)
+
     def allows(self, scheme: str, host: str, port: int) -> bool:
         """Returns whether a host may be asked; entries are `host`, `*.host`, `host:port` and `http://host`."""
         if self.hosts is None:
@@ -112,7 +117,7 @@ class Policy:
 
 
 @dataclass(frozen=True)
-class Remote:
+class Remote(Elsewhere):
     """A URL that a row names and that may be asked for; the source of a Media until it is loaded."""
 
     url: str = field(repr=False)
@@ -121,20 +126,12 @@ class Remote:
     def __str__(self) -> str:
         return shown(self.url)
 
+    def fetched(self, limits: LimitsSettings) -> Path:
+        return fetched(self, limits.media_bytes, limits.url_seconds)
+
 
 class _Again(Exception):
     """What may go well the next time."""
-
-
-def shown(url: str) -> str:
-    """Returns a URL as it may be printed: without what may be a secret (user, password, query, fragment)."""
-    try:
-        split = urlsplit(url)
-        host = split.netloc.rpartition("@")[2]
-        text = urlunsplit((split.scheme, host, split.path, "", "")) + ("?..." if split.query else "")
-    except ValueError:
-        text = url.partition("?")[0].rpartition("@")[2]
-    return repr("".join(c if c.isprintable() else "?" for c in text)[:200])
 
 
 def checked(url: str, policy: Policy) -> Remote:

@@ -4,7 +4,6 @@ that names the field and its value."""
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vlrl.data.embedded import Embedded, inline, is_pixels
+from vlrl.data.values import DIGITS, LONGEST, number, short, tidy, unpacked
 from vlrl.errors import DataError
 
 IMAGE = ("image", "image_path", "img_path", "img_filename", "image_filename", "image_file", "file_name", "filename",
@@ -30,8 +30,6 @@ SIDES = (("x", "y", "w", "h"), ("x", "y", "width", "height"), ("left", "top", "w
 PLACES = frozenset(name for names in (*CORNERS, *SIDES) for name in names)
 _SIZES = (("width", "height"), ("image_width", "image_height"), ("img_width", "img_height"), ("img_w", "img_h"))
 _PAIRS = ("image_size", "img_size", "original_size", "resolution")
-_LONGEST = 40  # characters that a number may have as text
-_DIGITS = 9  # after the point, of numbers that may be shares of an image
 _PARTS = 32  # folders of an absolute path that are looked for under the root
 _SUFFIX = re.compile(r"\.[A-Za-z][A-Za-z0-9]{1,4}$")
 _VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".avi", ".mov")
@@ -139,12 +137,6 @@ class Source:
         return found.size if found else None
 
 
-def short(value: Any) -> str:
-    """Returns a value as it may stand in a message."""
-    text = str(value) if isinstance(value, Path) else repr(value)
-    return text if len(text) <= 200 else f"{text[:200]}..."
-
-
 def pick(record: Mapping[str, Any], *names: str) -> Any:
     """Returns the first of these fields that has a value other than null and empty text; JSON written as text is
     read.
@@ -161,16 +153,6 @@ def has(record: Mapping[str, Any], *names: str) -> bool:
     return any(record.get(name) is not None and record.get(name) != "" for name in names)
 
 
-def unpacked(value: Any) -> Any:
-    """Returns a list or object that was written as JSON text; anything else as it is."""
-    if isinstance(value, str) and value[:1] in "[{" and value.strip()[-1:] in ("]", "}"):
-        try:
-            return json.loads(value)
-        except (ValueError, RecursionError):
-            return value
-    return value
-
-
 def text(record: Mapping[str, Any], *names: str) -> str:
     """Returns the text of the first of these fields; DataError when none has one."""
     value = next((record[name] for name in names if isinstance(record.get(name), str) and record[name].strip()), None)
@@ -180,27 +162,12 @@ def text(record: Mapping[str, Any], *names: str) -> str:
     return value.strip()
 
 
-def number(value: Any) -> float | None:
-    """Returns a finite number, also one written as text; None for anything else."""
-    if isinstance(value, str) and len(value) <= _LONGEST:
-        try:
-            value = float(value)
-        except ValueError:
-            return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    try:
-        return tidy(value, _DIGITS) if math.isfinite(value) else None
-    except OverflowError:  # an int like 10**400
-        return None
-
-
 def numbers(value: Any, counts: Sequence[int], name: str) -> list[float]:
     """Returns a list of so many numbers, also as JSON or as "1, 2, 3, 4"; DataError naming the field for anything
     else.
     """
     items = unpacked(value)
-    if isinstance(items, str) and len(items) <= 5 * _LONGEST:
+    if isinstance(items, str) and len(items) <= 5 * LONGEST:
         items = re.split(r"[\s,;]+", items.strip(" ()[]<>"))
     if isinstance(items, (list, tuple)) and len(items) in counts:
         values = [number(v) for v in items]
@@ -211,16 +178,10 @@ def numbers(value: Any, counts: Sequence[int], name: str) -> list[float]:
                     + (", with a point before the decimals, not a comma" if comma else ""))
 
 
-def tidy(value: float, digits: int = 3) -> float:
-    """Returns a number without digits that only rounding made, whole ones as int. Pixels need no more than 3."""
-    value = round(value, digits) if isinstance(value, float) else value
-    return int(value) if value == int(value) else value
-
-
 def xywh(values: Sequence[float]) -> list[float]:
     """Returns [x, y, width, height] -> [x1, y1, x2, y2], pixels or shares of the image."""
     x, y, width, height = values
-    return [tidy(v, _DIGITS) for v in (x, y, x + width, y + height)]
+    return [tidy(v, DIGITS) for v in (x, y, x + width, y + height)]
 
 
 def hull(points: Iterable[Sequence[float]]) -> list[float]:

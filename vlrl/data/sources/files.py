@@ -19,9 +19,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vlrl.data.sources.fields import PLACES, number, short, unpacked
+from vlrl.data.sources.fields import PLACES
 from vlrl.data.sources.json_text import parsed_line
 from vlrl.data.sources.tar_shards import row_at, scanned
+from vlrl.data.values import number, short, unpacked
 from vlrl.errors import DataError
 
 MOST_BYTES = 2 << 30

@@ -10,14 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from vlrl.data.samples import SPLIT_NAMES, side_of
 from vlrl.data.sources.fields import IMAGE, VIDEO
 from vlrl.data.sources.files import READERS, Record
 from vlrl.data.sources.hub_files import NoSuchSplit, selected
 from vlrl.errors import ConfigError, DataError, did_you_mean
 
-SPLIT_NAMES = {"train": "train", "training": "train", "val": "heldout", "valid": "heldout", "validation": "heldout",
-               "dev": "heldout", "test": "heldout", "testing": "heldout", "eval": "heldout", "heldout": "heldout"}
-"""What folders, files and `split` fields call a side -> the side."""
 _PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".avif", ".gif", ".bmp", ".tif", ".tiff", ".ppm")
 _SHARDS = (".parquet", ".arrow", ".tar", ".jsonl", ".ndjson")
 """Kinds of shards; of several kinds in a folder the first is read."""
@@ -41,12 +39,6 @@ def folder_records(path: Path) -> Iterator[Record]:
     chosen, read = layout
     for file in chosen:
         yield from read(path, file)
-
-
-def side_of(name: Any) -> str | None:
-    """train or heldout, from the name of a split, a file ("train-00000-of-2.parquet") or a folder; None for others."""
-    word = str(name).lower().replace("_", "-").split("-")[0].split(".")[0]
-    return SPLIT_NAMES.get(word)
 
 
 def of_side(rows: list[Any], split: str) -> list[Any]:

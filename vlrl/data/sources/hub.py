@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,11 +24,10 @@ from vlrl.config.paths import split_of_folder
 from vlrl.data.sources.hub_files import NoSuchSplit, Selection, is_data, selected
 from vlrl.errors import ConfigError, RunError, did_you_mean
 from vlrl.store.files import read_json, write_text
+from vlrl.store.run_folder import PINS
 
 log = logging.getLogger(__name__)
 
-PINS = "data_sources.json"
-"""In a run folder: Hub name as the config has it -> commit."""
 _NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?:/(?P<config>[\w.-]{1,96}))?"
                    r"@(?P<split>\w[\w-]{0,95})(?:#(?P<revision>\w[\w./-]{0,199}))?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -209,9 +208,3 @@ def _failures(name: HubName) -> Iterator[None]:
     except OSError as error:
         raise RunError(f"{where} cannot be fetched: {error}. Free space, or name another place with "
                        "data.cache.") from None
-
-
-def names_of(data: Sequence[Any]) -> list[str]:
-    """Returns the Hub names among data.train and data.heldout of some settings."""
-    texts = [getattr(one, split, None) or "" for one in data if one for split in ("train", "heldout")]
-    return [text for text in dict.fromkeys(texts) if parsed(text)]

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from typing import Any
 
-from vlrl.data.sources.fields import short
+from vlrl.data.values import short
 from vlrl.errors import DataError
 
 MOST_LINE = 16 << 20

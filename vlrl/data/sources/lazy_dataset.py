@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ LARGE = 64 << 20
 
 
 _LOOKED_AT = 64
+SPREAD = 256
+"""Rows of a large file that are compared at a resume."""
 
 
 class LazySamples(SampleSequence):
@@ -52,6 +54,13 @@ class LazySamples(SampleSequence):
 
     def where(self, place: int) -> str:
         return self.record(place).where
+
+    def compared(self) -> Sequence[int]:
+        return sorted({round(i * (len(self) - 1) / (SPREAD - 1)) for i in range(SPREAD)})
+
+    def unmade(self, place: int) -> tuple[str, Any]:
+        _, id, record = self.record(place)
+        return str(record.get("id", id) if isinstance(record, Mapping) else id), record
 
     def _at(self, index: int) -> Sample:
         where, id, record = self.record(index)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from vlrl.data.sources.fields import short
+from vlrl.data.values import short
 from vlrl.errors import DataError
 
 Record = Mapping[str, Any]

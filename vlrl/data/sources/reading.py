@@ -14,11 +14,12 @@ from typing import Any
 from vlrl.config.registry import Table
 from vlrl.data.sources.answer_types import Tendency, TypeTable, settled
 from vlrl.data.sources.box_forms import reread
-from vlrl.data.sources.fields import Source, short
+from vlrl.data.sources.fields import Source
 from vlrl.data.sources.lost import forget, lost
 from vlrl.data.sources.records import records
 from vlrl.data.sources.whole import unique_ids
-from vlrl.data.turns import carried
+from vlrl.data.turns import are_tools, tools_of
+from vlrl.data.values import short, unpacked
 from vlrl.errors import ConfigError, DataError, did_you_mean
 
 Row = dict[str, Any]
@@ -178,6 +179,19 @@ def canonical(record: Mapping[str, Any] | DataError, format: str = "auto",
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:  # shapes nobody thought of
         return [DataError(f"it looks like a record of format {name}, but is not shaped like one: "
                           f"{type(error).__name__}: {str(error)[:200]}")]
+
+
+def carried(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the `tools` and the `environment` of a record in any format. Raises DataError for a tool without a name.
+
+    Other things under these names (a list of words, a text) are none.
+    """
+    tools, settings = unpacked(record.get("tools")), unpacked(record.get("environment"))
+    fields = {"tools": tools_of(tools)} if are_tools(tools) else {}
+    extra = record.get("extra_info")
+    if not isinstance(settings, Mapping) and isinstance(extra, Mapping):  # verl
+        settings = {k: extra[k] for k in ("tools_kwargs", "interaction_kwargs") if extra.get(k)}
+    return {**fields, **({"environment": dict(settings)} if isinstance(settings, Mapping) and settings else {})}
 
 
 def recognised(record: Mapping[str, Any] | DataError) -> str | None:

@@ -27,9 +27,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from vlrl.data.samples import side_of
 from vlrl.data.sources.derived_cache import check_room, derived
 from vlrl.data.sources.files import Record, class_names, named_classes, parquet_batches, record_of
-from vlrl.data.sources.folders import shards_of, side_of, split_of
+from vlrl.data.sources.folders import shards_of, split_of
 from vlrl.data.sources.json_text import MOST_LINE, parsed_line
 from vlrl.data.sources.tar_shards import row_at, scanned
 from vlrl.errors import DataError, RunError

@@ -13,7 +13,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,12 @@ class Solved(SampleSequence):
     def where(self, place: int) -> str | None:
         number = self.solutions[place].number
         return where(self.samples, number) if number < len(self.samples) else ""
+
+    def compared(self) -> Sequence[int]:
+        return range(len(self))
+
+    def unmade(self, place: int) -> tuple[str, Any]:
+        return self.solutions[place].id, asdict(self.solutions[place])
 
     def _at(self, index: int) -> Sample:
         one = self.solutions[index]

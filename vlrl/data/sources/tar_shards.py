@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vlrl.data.sources.fields import short
 from vlrl.data.sources.json_text import MOST_LINE, parsed_line
+from vlrl.data.values import short
 from vlrl.errors import DataError
 
 IMAGES = ("png", "jpg", "jpeg", "webp", "avif", "gif", "bmp", "tif", "tiff", "ppm")

@@ -14,24 +14,13 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from vlrl.data.media import VideoSampling
 from vlrl.data.video.decoders import Hidden, Track, counted, frames_of, track
 from vlrl.errors import DataError
 from vlrl.types import LoadedMedia
 
 TICKS = 1_000_000
 """Frames per second of the clock in `clock`: a frame's number is its time in microseconds."""
-
-
-@dataclass(frozen=True)
-class VideoSampling:
-    """How densely a video is read: `model.video_fps`, `model.video_min_frames` and `model.video_max_frames`."""
-
-    fps: float = 2.0
-    """Frames per second of video."""
-    max_frames: int = 64
-    """Most frames; an odd number is taken as the even one below."""
-    min_frames: int = 4
-    """Fewest frames, where the video has so many; an odd number is taken as the even one above."""
 
 
 @dataclass(frozen=True)

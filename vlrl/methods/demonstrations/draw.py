@@ -12,7 +12,7 @@ import numpy as np
 
 from vlrl.config.schema import Config
 from vlrl.curriculum import Draw, Outcome
-from vlrl.data import readable
+from vlrl.data.samples import readable
 from vlrl.distributed import comm
 from vlrl.engine.base import Engine
 from vlrl.errors import ConfigError

@@ -15,7 +15,7 @@ import numpy as np
 from vlrl.algo.named import Bound, bind
 from vlrl.algo.tables import ADVANTAGES, BATCHES
 from vlrl.config.schema import Config
-from vlrl.data import readable
+from vlrl.data.samples import readable
 from vlrl.distributed import comm
 from vlrl.errors import ConfigError, DataError
 from vlrl.methods.replay.buffer import Source, StoredGroup, StoredRollouts

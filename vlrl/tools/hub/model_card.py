@@ -20,12 +20,14 @@ import yaml
 import vlrl
 from vlrl.config import validate
 from vlrl.config.schema import Config
+from vlrl.data.samples import with_split
 from vlrl.data.sources import hub
 from vlrl.errors import VlrlError
 from vlrl.monitoring.progress import duration
 from vlrl.monitoring.trackers import flat_settings
 from vlrl.store import RunFolder, checkpoint, comparable
 from vlrl.store.files import read_json
+from vlrl.store.run_folder import PINS
 from vlrl.tools.experiments.report import Gain, gains, main_gains, signed
 from vlrl.tools.hub.export import Exported
 from vlrl.tools.hub.model_usage import usage
@@ -227,12 +229,12 @@ def _entries(config: Config) -> list[tuple[str, Any]]:
 
 
 def _hub_data(config: Config) -> list[str]:
-    names = hub.names_of([config.data, *(entry.data for entry in config.tasks)])
-    return list(dict.fromkeys(name.repo for text in names if not hub.is_local(text) and (name := hub.parsed(text))))
+    names = with_split([config.data, *(entry.data for entry in config.tasks)])
+    return list(dict.fromkeys(name.repo for text in names if (name := hub.parsed(text)) and not hub.is_local(text)))
 
 
 def _data(run: RunFolder, config: Config, private: Private) -> str:
-    pins = read_json(run.path / hub.PINS) or {}
+    pins = read_json(run.path / PINS) or {}
     rows = ["| task | split | source |", "|---|---|---|"]
     for label, data in _entries(config):
         for split in ("train", "heldout"):

@@ -23,7 +23,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from vlrl.data import SPLITS, write_rows
-from vlrl.data.sources.fields import tidy
+from vlrl.data.values import tidy
 from vlrl.errors import ConfigError, DataError
 from vlrl.store.files import replacing
 from vlrl.task.chromium import FLAGS, STEADY, not_started, program_of

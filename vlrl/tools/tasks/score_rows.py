@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlrl.config.registry import prints_aside
 from vlrl.data.coordinates import Convention, Coordinates
+from vlrl.data.sources.dataset import sample_from
 from vlrl.errors import DataError, VlrlError, did_you_mean
 from vlrl.rewards.boxes import is_number
 from vlrl.rewards.text import parse_answer
@@ -28,7 +29,6 @@ from vlrl.store import plain
 from vlrl.task import Task
 from vlrl.task.scoring import Scored, score_alone, score_group
 from vlrl.task.services import Services, without_absent
-from vlrl.training.build_task import sample_from
 from vlrl.types import Answer, Sample
 
 if TYPE_CHECKING:

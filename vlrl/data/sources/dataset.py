@@ -1,87 +1,31 @@
-"""Data files -> the samples of a split: read at the start, or drawn by code; bad rows are named or left out."""
+"""Data files -> the samples of a split, read at the start; bad rows are named or left out."""
 
 from __future__ import annotations
 
 import glob
-import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from vlrl.config.paths import split_of_folder, tried
-from vlrl.config.registry import failure
+from vlrl.config.schema import DataSettings
 from vlrl.data.media import Access
-from vlrl.data.reasons import reason_lines
-from vlrl.data.row_samples import checked_sample, repeated_id
-from vlrl.data.sequences import SampleSequence
+from vlrl.data.row_samples import checked_sample, make_sample, repeated_id
+from vlrl.data.samples import SPLITS, BadRow, Samples, bad_row_lines
 from vlrl.data.sources import hub
-from vlrl.data.sources.answer_types import TypeTable
+from vlrl.data.sources.answer_types import Tendency, TypeTable, settled
 from vlrl.data.sources.box_forms import doubt
+from vlrl.data.sources.fields import Source
 from vlrl.data.sources.folders import of_side, split_files
-from vlrl.data.sources.json_text import MOST_LINE
 from vlrl.data.sources.lazy_dataset import lazy_samples
-from vlrl.data.sources.reading import rows_in
-from vlrl.errors import ConfigError, DataError, RunError, TaskError, VlrlError
-from vlrl.store.files import cache_folder, write_text
+from vlrl.data.sources.reading import canonical, renamed, rows_in
+from vlrl.errors import ConfigError, DataError
+from vlrl.store.files import cache_folder
 from vlrl.types import Sample
 
 log = logging.getLogger(__name__)
-
-SPLITS = ("train", "heldout")
-
-
-@dataclass(frozen=True)
-class BadRow:
-    """A row that was left out."""
-
-    where: str
-    """File and line, or file and number."""
-    reason: str
-
-
-def bad_row_lines(bad: Iterable[BadRow]) -> list[str]:
-    """`reason_lines` of rows that were left out."""
-    return reason_lines((row.where, row.reason) for row in bad)
-
-
-class Samples(SampleSequence):
-    """The usable samples of a file, media unread, and the rows left out of it."""
-
-    def __init__(self, samples: Sequence[Sample], quarantined: Sequence[BadRow] = (), files: Sequence[Path] = (),
-                 places: Sequence[str] = ()):
-        self._samples, self._places = tuple(samples), tuple(places)
-        self.quarantined = tuple(quarantined)
-        self.files = tuple(files)
-
-    def __len__(self) -> int:
-        return len(self._samples)
-
-    def _at(self, place: int) -> Sample:
-        return self._samples[place]
-
-    def where(self, place: int) -> str:
-        return self._places[place] if self._places else ""
-
-
-class Drawn(SampleSequence):
-    """`count` samples that code makes on demand; sample i is `make(i)`, the same every time."""
-
-    def __init__(self, count: int, make: Callable[[int], Sample]):
-        self._count, self._make = count, make
-
-    def __len__(self) -> int:
-        return self._count
-
-    def _at(self, index: int) -> Sample:
-        try:
-            return self._make(index)
-        except VlrlError:
-            raise
-        except (Exception, SystemExit) as error:  # an IndexError would end a loop over the samples in silence
-            raise TaskError(f"sample {index} cannot be drawn: {failure(error)}") from error
 
 
 def read_rows(path: Path, format: str = "auto") -> list[dict[str, Any]]:
@@ -96,43 +40,6 @@ def read_rows(path: Path, format: str = "auto") -> list[dict[str, Any]]:
             raise DataError(f"{where}: {row}")
         rows.append(row)
     return rows
-
-
-def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Writes rows as .jsonl (one object a line) or .json (a list), whole or not at all.
-
-    Raises DataError for another suffix, a number that JSON cannot hold, and a place that cannot be written.
-    """
-    check_suffix(path)
-    lines = [json_line(row) for row in rows]
-    text = "".join(f"{line}\n" for line in lines) if path.suffix == ".jsonl" else "[" + ",\n ".join(lines) + "]\n"
-    try:
-        write_text(path, text)
-    except RunError as error:
-        cause = error.__cause__
-        raise DataError(f"cannot write {path}: {getattr(cause, 'strerror', None) or cause}. Name another file, or free "
-                        "space there.") from None
-
-
-def json_line(row: Mapping[str, Any]) -> str:
-    """Returns a row as one line of JSON; DataError when it holds NaN, an infinity, text that is not Unicode, or too
-    much.
-    """
-    try:
-        line = json.dumps(row, ensure_ascii=False, allow_nan=False)
-        line.encode()
-    except (ValueError, TypeError) as error:  # a table holds dates, bytes ...
-        raise DataError(f"row {row.get('id')!r} cannot be written as JSON: {error}") from None
-    if len(line) > MOST_LINE:
-        raise DataError(f"row {row.get('id')!r} has {len(line)} characters, more than the {MOST_LINE} that one row may "
-                        "have")
-    return line
-
-
-def check_suffix(path: Path) -> None:
-    """Raises DataError unless the file's name ends in .jsonl or .json."""
-    if path.suffix not in (".jsonl", ".json"):
-        raise DataError(f"{path}: rows are kept in .jsonl (one object a line) or .json (a list of objects)")
 
 
 def read_samples(task: Any, split: str) -> Sequence[Sample]:
@@ -190,12 +97,21 @@ def _boxes(rows: Sequence[tuple[str, Any]], data: Any) -> str:
     return f"\n{found.message}" if found else ""
 
 
-def readable(samples: Sequence[Sample], index: int) -> Sample | None:
-    """Returns a sample; None when its row is read only now, and is bad."""
+def sample_from(task: Any, row: Mapping[str, Any], root: Path) -> Sample:
+    """Returns a sample from a row in any format of `data.format`, for scoring: media files need not exist.
+
+    A row whose media paths lead out of `root` gives a sample without media. Raises DataError naming the row.
+    """
+    data = task.data or DataSettings()
+    rows = canonical(renamed(dict(row), data.columns), data.format, Source(root=root))
+    if len(rows) != 1:
+        raise DataError(f"the sample stands for {len(rows)} rows; give one, as `vlrl data convert` writes them")
+    row = settled(rows[0], Tendency.of(rows), data.answer_type)
     try:
-        return samples[index]
+        return make_sample(task, row, root)
     except DataError:
-        return None
+        outside = make_sample(task, row, Path("/"))  # raises again unless the paths were what was wrong
+        return Sample(id=outside.id, row=outside.row, prompt=outside.prompt)
 
 
 def _split_files(task: Any, split: str) -> tuple[list[Path], Path]:

@@ -1,0 +1,49 @@
+"""Rows -> files of JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vlrl.data.sources.json_text import MOST_LINE
+from vlrl.errors import DataError, RunError
+from vlrl.store.files import write_text
+
+
+def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Writes rows as .jsonl (one object a line) or .json (a list), whole or not at all.
+
+    Raises DataError for another suffix, a number that JSON cannot hold, and a place that cannot be written.
+    """
+    check_suffix(path)
+    lines = [json_line(row) for row in rows]
+    text = "".join(f"{line}\n" for line in lines) if path.suffix == ".jsonl" else "[" + ",\n ".join(lines) + "]\n"
+    try:
+        write_text(path, text)
+    except RunError as error:
+        cause = error.__cause__
+        raise DataError(f"cannot write {path}: {getattr(cause, 'strerror', None) or cause}. Name another file, or free "
+                        "space there.") from None
+
+
+def json_line(row: Mapping[str, Any]) -> str:
+    """Returns a row as one line of JSON; DataError when it holds NaN, an infinity, text that is not Unicode, or too
+    much.
+    """
+    try:
+        line = json.dumps(row, ensure_ascii=False, allow_nan=False)
+        line.encode()
+    except (ValueError, TypeError) as error:  # a table holds dates, bytes ...
+        raise DataError(f"row {row.get('id')!r} cannot be written as JSON: {error}") from None
+    if len(line) > MOST_LINE:
+        raise DataError(f"row {row.get('id')!r} has {len(line)} characters, more than the {MOST_LINE} that one row may "
+                        "have")
+    return line
+
+
+def check_suffix(path: Path) -> None:
+    """Raises DataError unless the file's name ends in .jsonl or .json."""
+    if path.suffix not in (".jsonl", ".json"):
+        raise DataError(f"{path}: rows are kept in .jsonl (one object a line) or .json (a list of objects)")
