@@ -137,8 +137,8 @@ class Beside(Number):
 @pytest.mark.parametrize("ahead", [True, False])
 def test_answers_of_variants_join_the_group_or_are_handed_over(ahead):
     s = scripted(lambda prompt, i: prompt.text if i else "wrong", rollout={"group_size": 3, "score_ahead": ahead})
-    s.task = s.answering.task = Beside()
-    s._varies = True
+    s.task = s.answering.task = s.encoder.task = Beside()
+    s.encoder.varies = True
     groups = credit(s.next_groups(2, 0), dr_grpo)
     assert s.task.seen == (["", "", "mixed"], {"other": ["other", "other"]})
     for group in groups:
