@@ -14,7 +14,7 @@ from PIL import Image
 from vlrl.data import Drawn
 from vlrl.methods.second_attempts.guidance import WORDS, Tried
 from vlrl.task import Task, load_class
-from vlrl.task.asked import guided_messages
+from vlrl.task.asked import with_guidance
 from vlrl.tools.tiny.models import THOUGHTS
 from vlrl.types import Answer, Media, Sample
 
@@ -44,7 +44,7 @@ class _Told(Task):
             text = WORDS[kind](tried, (stream.choice((0.25, 0.5, 0.75)),))
         else:
             text = WORDS[kind](tried)
-        return guided_messages(super().messages(sample), text or "")
+        return with_guidance(super().messages(sample), text or "")
 
 
 def _blank(sample: Sample) -> Sample:

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
+from vlrl.config.sections import PAIRS, SECTIONS
+
 ROOT = Path(__file__).resolve().parents[2]
 AT_THE_ROOT = {"__init__", "__main__", "_torchcodec", "_torchvision", "errors", "media", "types"}
 BRANCHES = ("methods", "services", "environments", "data.formats", "data.media_edits", "data.sources", "data.video",
@@ -20,6 +23,21 @@ BRANCHES = ("methods", "services", "environments", "data.formats", "data.media_e
 UNDER_VLRL = {"tasks": {"vlrl/tools/tiny/cold_start.py", "vlrl/tools/tiny/episode_start.py"},
               "app": {"vlrl/cli/inspecting.py", "vlrl/cli/looking.py", "vlrl/cli/publishing.py"}}
 """Files that import vlrl.tasks or vlrl.app by these names, which import-linter does not take for tasks and app."""
+PLAIN = set("""
+    adaptive angle bonus branch cosine curricula demonstrations difficulty dump forget gaussian hierarchical kimi
+    lifecycle nodes objectives overlong pass_at_k preferences prioritised recap replay rest retrospective right rose
+    rover sec siren staged stored sws temperature tempo thor tree values weakness""".split())
+"""Names of methods and of their functions that are words of the field too, or short ones."""
+NAMING = ("config.sections", "algo.tables", "training.inert")
+"""Modules that are there to name methods."""
+MENTIONED = {
+    ("config.other_names", "algo.critic"): "the table of what settings are called elsewhere",
+    ("config.other_names", "critic"): "such a name",
+    ("config.presets", "rorecomp"): "the table of presets that have another name now",
+    ("rewards.groups", "length bonus"): "a reward for tasks, which has the name of a shaping",
+    ("rollout.episodes", "rollout.branch"): "the way out of an error that one answer of an environment makes",
+}
+"""Module, and the name of a method that it mentions nevertheless -> why."""
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +93,63 @@ def test_only_the_registry_imports_by_name():
             found |= {place for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
                       if getattr(node, "attr", getattr(node, "id", "")) in ("import_module", "__import__")}
     assert found == {"config.registry", "__init__"}  # the names of `import vlrl` are imported when they are asked for
+
+
+def _trunk():
+    """Yields module and syntax tree of each file of the trunk."""
+    for path in sorted((ROOT / "vlrl").rglob("*.py")):
+        module = path.relative_to(ROOT / "vlrl").with_suffix("").as_posix().replace("/", ".")
+        if not module.startswith((*BRANCHES, "__main__")):
+            yield module, ast.parse(path.read_text(encoding="utf-8"))
+
+
+def _tables(tree):
+    """Yields the tables of texts that a module holds."""
+    yield from (node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "Table")
+
+
+def _names_of_methods():
+    """Sections, their last words, folders, and what the tables have in them."""
+    names = {*SECTIONS, *(section.rpartition(".")[2] for section in SECTIONS), PAIRS,
+             *(path.parent.name for path in (ROOT / "vlrl" / "methods").glob("*/__init__.py"))}
+    for _, tree in _trunk():
+        for entries in (table.args[0] for table in _tables(tree) if table.args and isinstance(table.args[0], ast.Dict)):
+            names |= {ast.literal_eval(key) for key, where in zip(entries.keys, entries.values, strict=True)
+                      if isinstance(key, ast.Constant) and ast.unparse(where).startswith("'vlrl.methods.")}
+    return names
+
+
+def _said(tree):
+    """Yields texts, but those of documentation and tables, and names in a module, as `snake_case`."""
+    aside = {id(part) for whole in ast.walk(tree) if _is_aside(whole) for part in ast.walk(whole)}
+    for node in ast.walk(tree):
+        if id(node) not in aside:
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+            elif isinstance(node, ast.Attribute):
+                yield ast.unparse(node)
+            yield from (re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().replace("_", " ")
+                        for kind in ("id", "attr", "arg", "name", "module")
+                        if isinstance(name := getattr(node, kind, None), str))
+
+
+def _is_aside(node):
+    """Docstrings, descriptions of settings, tables of texts, and the field that a section is."""
+    return ((isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+            or (isinstance(node, ast.keyword) and node.arg == "description")
+            or (isinstance(node, ast.Call) and ast.unparse(node.func) == "Table")
+            or (isinstance(node, ast.AnnAssign) and "section(" in ast.unparse(node.annotation)))
+
+
+def test_the_trunk_names_no_method():
+    """Neither in names nor in texts: what a method needs of it enters by the hooks of algo/method.py."""
+    names = _names_of_methods()
+    assert len(names) > 90 and names >= PLAIN
+    forms = (re.escape(name.removesuffix("s")).replace("_", "[ _]") + "s?" for name in names - PLAIN)
+    mention = re.compile(rf"(?<!\w)(?:{'|'.join(sorted(forms, key=len, reverse=True))})(?!\w)")
+    found = {(module, match[0]) for module, tree in _trunk() if module not in NAMING
+             for text in _said(tree) for match in mention.finditer(text)}
+    assert found == MENTIONED.keys()
 
 
 def test_tasks_and_app_are_imported_where_they_may_be():

@@ -23,7 +23,7 @@ from vlrl.models.packing import training_rows
 from vlrl.monitoring.metrics import Clock
 from vlrl.rollout.episodes import opened
 from vlrl.rollout.generate import AcceptedDraw, Answering
-from vlrl.task import Task, guided_messages
+from vlrl.task import Task, with_guidance
 from vlrl.task.base import fill
 from vlrl.types import Media, Sample
 
@@ -166,12 +166,12 @@ def test_guidance_follows_the_last_text():
     messages = [{"role": "system", "content": "s"},
                 {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Where?"}]}]
     kept = [dict(m) for m in messages]
-    assert guided_messages(messages, "There.")[1]["content"] == [{"type": "image"},
+    assert with_guidance(messages, "There.")[1]["content"] == [{"type": "image"},
                                                                  {"type": "text", "text": "Where?\n\nThere."}]
     assert messages == kept and messages[1]["content"][1]["text"] == "Where?"
-    assert guided_messages([{"role": "user", "content": "Where?"}], "There.")[0]["content"] == [
+    assert with_guidance([{"role": "user", "content": "Where?"}], "There.")[0]["content"] == [
         {"type": "text", "text": "Where?\n\nThere."}]
-    assert guided_messages([{"role": "user", "content": [{"type": "image"}]}], "x")[0]["content"] == [
+    assert with_guidance([{"role": "user", "content": [{"type": "image"}]}], "x")[0]["content"] == [
         {"type": "image"}, {"type": "text", "text": "\n\nx"}]
     assert fill("{a}", {"a": "{b}"}) == "{b}"
 

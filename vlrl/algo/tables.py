@@ -6,8 +6,8 @@ A new one is a function anywhere and a line here; anyone's own needs no line (co
 
 from __future__ import annotations
 
-from vlrl.config.algo import PAIRS
 from vlrl.config.registry import Table
+from vlrl.config.sections import PAIRS
 
 ADVANTAGES = Table({
     "grpo": "vlrl.algo.advantage:grpo",

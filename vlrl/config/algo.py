@@ -8,10 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, SerializeAsAny, model_validator
 
 from vlrl.config.base import MethodSettings, Named, Names, NonNegative, Positive, Rate, Settings
-from vlrl.config.sections import section
+from vlrl.config.sections import PAIRS, section
 
-PAIRS = "bradley_terry"
-"""The loss of a run that learns to score answers from pairs of them."""
 SUPERVISED = ("supervised", PAIRS)
 """Losses of `vlrl sft`."""
 HEAD_LR = 1e-3

@@ -52,12 +52,20 @@ GIVEN = Table({
 """What an advantage may require of a method (algo.inputs.requires) -> (config, advantage's name) -> why that is not
 there; "" where it is."""
 
+PAIRS = "bradley_terry"
+"""The loss of a run that learns to score answers from pairs of them."""
+
 HEADS = Table({
     "algo.critic": "vlrl.methods.critic.head:of_run",
-    "algo.loss=bradley_terry": "vlrl.methods.preferences.head:of_run",
+    f"algo.loss={PAIRS}": "vlrl.methods.preferences.head:of_run",
 })
 """Section, or function of the objective, -> (config, width, device) -> the head that it learns with (models/heads.py).
 """
+WITHOUT_HEAD = {
+    "algo.critic": "algo.critic=null and an advantage without a critic, such as algo.advantage=grpo",
+    f"algo.loss={PAIRS}": "another algo.loss",
+}
+"""Key of HEADS -> the settings that ask for no head."""
 
 
 def head_of(config: Any) -> str:

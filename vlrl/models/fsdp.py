@@ -19,7 +19,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor
 
 from vlrl.config.schema import Config, TrainSettings
-from vlrl.config.sections import active, head_of
+from vlrl.config.sections import WITHOUT_HEAD, active, head_of
 from vlrl.distributed import comm
 from vlrl.errors import ConfigError
 from vlrl.models.deepspeed_zero import Average, Shardable, ZeroOptimizer
@@ -251,7 +251,7 @@ def _check_zero(config: Config, kind: str) -> None:
     if head := head_of(config):
         raise ConfigError(f"train.sharding={kind} does not go with {head}: DeepSpeed's engine trains the model's own "
                           f"weights alone, and not a layer beside them. Set train.sharding=fsdp2, or leave {head} out "
-                          "(algo.critic=null and an advantage without a critic, such as algo.advantage=grpo)")
+                          f"({WITHOUT_HEAD[head]})")
     for wrong, setting, way_out in (
             (train.cpu_offload, "train.cpu_offload=true", "train.cpu_offload=false"),
             (train.gather == "compute", "train.gather=compute", "train.gather=stored"),

@@ -51,7 +51,7 @@ class Plain:
 class Head(torch.nn.Module):
     """A number for each answer token, of the state before it. Float32; 0 everywhere at the start of a run."""
 
-    key: ClassVar[str] = "critic"
+    key: ClassVar[str]
     """Of its state in checkpoints, and of its metrics."""
     file: ClassVar[str] = ""
     """Beside the model's own weights; empty = it is state of the trainer alone."""

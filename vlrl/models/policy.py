@@ -16,6 +16,7 @@ from accelerate import Accelerator
 from safetensors.torch import save_file
 
 from vlrl.config.schema import Config, TrainSettings
+from vlrl.config.sections import HEADS, WITHOUT_HEAD
 from vlrl.distributed import comm
 from vlrl.errors import ConfigError
 from vlrl.models import attention, heads
@@ -375,8 +376,8 @@ def _known(hidden: torch.Tensor, head: Head, base: Any) -> torch.Tensor:
     """Returns the hidden states; raises ConfigError where they are logits."""
     if head.layer is None:
         raise ConfigError(f"the hidden states of {type(base).__name__} before its output layer cannot be told, and the "
-                          "head that algo.critic or algo.loss=bradley_terry learns reads them: leave it out (with "
-                          "algo.critic=null an advantage without a critic, such as algo.advantage=grpo)")
+                          f"head that {' or '.join(HEADS)} learns reads them: leave it out (set "
+                          f"{', or '.join(WITHOUT_HEAD.values())})")
     return hidden
 
 

@@ -11,17 +11,32 @@ from vlrl.task.asked import (
     check_parts,
     check_shape,
     generated,
-    guided_messages,
     task_messages,
     task_oracle,
     task_oracle_actions,
     task_samples,
     task_target,
+    with_guidance,
 )
 from vlrl.task.base import Task, fill, setting_names
 from vlrl.task.combine import Weight
 from vlrl.task.loading import builtin_names, load, load_class
 
-__all__ = ["Task", "Weight", "builtin_names", "check_parts", "check_shape", "fill", "generated", "guided_messages",
-           "load", "load_class", "setting_names", "task_messages", "task_oracle", "task_oracle_actions",
-           "task_samples", "task_target"]
+__all__ = [
+    "Task",
+    "Weight",
+    "builtin_names",
+    "check_parts",
+    "check_shape",
+    "fill",
+    "generated",
+    "load",
+    "load_class",
+    "setting_names",
+    "task_messages",
+    "task_oracle",
+    "task_oracle_actions",
+    "task_samples",
+    "task_target",
+    "with_guidance",
+]

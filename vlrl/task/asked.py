@@ -84,7 +84,7 @@ def task_messages(task: Task, sample: Sample) -> list[dict[str, Any]]:
     return _opened(list(messages), sample.opening)
 
 
-def guided_messages(messages: Sequence[dict[str, Any]], guidance: str) -> list[dict[str, Any]]:
+def with_guidance(messages: Sequence[dict[str, Any]], guidance: str) -> list[dict[str, Any]]:
     """Returns chat messages with a text behind what the last one says."""
     *before, last = messages
     content = [{"type": "text", "text": last["content"]}] if isinstance(last["content"], str) else [*last["content"]]

@@ -13,9 +13,9 @@ from typing import Any
 from accelerate import Accelerator
 
 from vlrl import config
-from vlrl.config.algo import PAIRS
 from vlrl.config.registry import Table
 from vlrl.config.schema import Config
+from vlrl.config.sections import PAIRS
 from vlrl.data.samples import with_split
 from vlrl.distributed import comm
 from vlrl.errors import RunError, TrainingError

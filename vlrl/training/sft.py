@@ -8,7 +8,6 @@ model, and those of a reward model do not.
 
 from __future__ import annotations
 
-from vlrl.config.algo import PAIRS
 from vlrl.config.base import Named
 from vlrl.config.loading import derived
 from vlrl.config.registry import Table
@@ -20,6 +19,7 @@ from vlrl.config.schema import (
     EngineSettings,
     SaveSettings,
 )
+from vlrl.config.sections import PAIRS
 from vlrl.rollout.demonstrations import demonstrated
 from vlrl.rollout.draws import Draws
 from vlrl.rollout.group_source import GroupSource

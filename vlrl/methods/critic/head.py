@@ -16,6 +16,7 @@ class Critic(Head):
     from nothing of it during algo.critic.warmup.
     """
 
+    key = "critic"
     reads = ("values", "targets")
 
     def loss(self, x: Any, values: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

@@ -15,6 +15,8 @@ from vlrl.models.heads import Plain, RewardHead
 class PairHead(RewardHead):
     """It learns from pairs of answers, at algo.loss.head_lr, and the model with it."""
 
+    key = "critic"
+    """What checkpoints of reward models call it."""
     centre: float = 0.0
 
     def loss(self, x: Any, values: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
