@@ -35,7 +35,6 @@ MENTIONED = {
     ("config.other_names", "critic"): "such a name",
     ("config.presets", "rorecomp"): "the table of presets that have another name now",
     ("rewards.groups", "length bonus"): "a reward for tasks, which has the name of a shaping",
-    ("rollout.episodes", "rollout.branch"): "the way out of an error that one answer of an environment makes",
 }
 """Module, and the name of a method that it mentions nevertheless -> why."""
 

@@ -61,6 +61,8 @@ class Request:
     begun: tuple[Begun, ...] = ()
     """[n] answers to go on with, instead of n others: with the same weights they become what they would have become
     unbroken. Their completions hold all of them, and one turn more."""
+    way_out: str = ""
+    """For errors: the setting without which no answer would go on from another's text."""
     sample: Sample | None = None
     """Whose environment answers, where it was opened (`Sample.opening`)."""
     max_turns: int | None = None

@@ -300,8 +300,9 @@ class _Playing:
         known, written = self.again.tokens, self.written
         most = min(len(known), len(written))
         if not np.array_equal(known[:most], written[:most]) or (self.ended and len(written) < len(known)):
+            way_out = self.base_request.way_out
             self.error = ("its environment answered the same actions otherwise than before, so no other episode can go "
-                          "on from its turns: it must be deterministic by its seed, or set rollout.branch.roots=null")
+                          f"on from its turns: it must be deterministic by its seed{way_out and f', or set {way_out}'}")
         return not self.error
 
     def request(self, most: int) -> Request:

@@ -161,7 +161,7 @@ class Branching:
             place = self._place(leaf, rng)
             begun.append(Begun(index=index, written=_cut(leaf.completion, place)))
             leaf.parted += place > 0
-        return replace(request, n=n, begun=tuple(begun))
+        return replace(request, n=n, begun=tuple(begun), way_out="rollout.branch.roots=null")
 
     def _place(self, leaf: Leaf, rng: np.random.Generator) -> int:
         """Raises ConfigError where a function of one's own fails, or gives none of the places."""
