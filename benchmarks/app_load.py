@@ -20,7 +20,7 @@ import gradio as gr
 from inspector_jobs import HERE, WAIT_MS, served
 from playwright.sync_api import Browser, sync_playwright
 
-from vlrl.task.chromium import BROWSERS, FLAGS
+from vlrl.environments.chromium import BROWSERS, FLAGS
 
 QUIET_S = 5.0
 PAGES = {"runs": ("page=runs&runs={run}", "#v-curves .v-chart svg"), "rollouts": ("page=rollouts&run={run}", ".v-row"),

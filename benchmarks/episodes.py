@@ -42,9 +42,9 @@ from PIL import Image
 
 from vlrl import Environment, Media, Observation, Sample, Step, Task, config
 from vlrl.algo.advantage import grpo
-from vlrl.engine.base import Done, Request, Sampling
+from vlrl.engine.base import Done, Request, Sampling, opened
+from vlrl.environments.episodes import EpisodeEngine
 from vlrl.models import prefix_tree
-from vlrl.rollout.episodes import EpisodeEngine, opened
 from vlrl.rollout.generate import make_group
 from vlrl.tools.tiny import models as tiny_models
 from vlrl.training import build

@@ -22,16 +22,16 @@ from PIL import Image
 
 from vlrl import config as configs
 from vlrl.config.schema import Config
-from vlrl.engine.base import Request, Sampling
-from vlrl.engine.turns import first_difference, turn_gaps
+from vlrl.engine.base import Request, Sampling, opened
+from vlrl.engine.vllm.turns import first_difference, turn_gaps
+from vlrl.environments.episodes import EpisodeEngine
+from vlrl.environments.host import Environments
 from vlrl.models import policy as policies
 from vlrl.models.policy import Policy
 from vlrl.models.processing import Encoder
 from vlrl.monitoring.metrics import Clock
-from vlrl.rollout.episodes import EpisodeEngine, opened
 from vlrl.task import Task
 from vlrl.task.environment import Environment
-from vlrl.task.environment_host import Environments
 from vlrl.tools.tiny import models as tiny_models
 from vlrl.training.build import make_engine
 from vlrl.types import Completion, Media, Observation, Prompt, Sample, Step

@@ -28,7 +28,7 @@ from typing import Any
 
 from playwright.sync_api import Locator, Page, sync_playwright
 
-from vlrl.task.chromium import BROWSERS, FLAGS
+from vlrl.environments.chromium import BROWSERS, FLAGS
 
 HERE = Path(__file__).parents[1]
 WAIT_MS = 120_000

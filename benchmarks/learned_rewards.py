@@ -23,8 +23,8 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from vlrl import config
+from vlrl.services.judge_prompts import question_text
 from vlrl.store import RunFolder
-from vlrl.task.judge_prompts import question_text
 from vlrl.tools.experiments.compare import Side, compare
 from vlrl.training.build_task import make_task
 from vlrl.types import Media, Sample

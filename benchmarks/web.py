@@ -22,8 +22,8 @@ import psutil
 
 from vlrl.config.schema import EnvironmentSettings
 from vlrl.data import coordinates
+from vlrl.environments.host import Environments, Failed
 from vlrl.task import load
-from vlrl.task.environment_host import Environments, Failed
 
 STEPS = 4
 NOTHING = "click(10, 900)"

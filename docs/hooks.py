@@ -11,7 +11,7 @@ from mkdocs.structure.files import File
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 REFERENCE = {
-    "vlrl": ("vlrl.task.base.Task", "vlrl.types", "vlrl.media", "vlrl.task.environment", "vlrl.task.tools",
+    "vlrl": ("vlrl.task.base.Task", "vlrl.types", "vlrl.media", "vlrl.task.environment", "vlrl.environments.tools",
              "vlrl.tools.train", "vlrl.tools.evaluate", "vlrl.tools.run", "vlrl.config.loading", "vlrl.errors"),
     "data": ("vlrl.data.samples", "vlrl.data.sources.dataset", "vlrl.data.sources.writing",
              "vlrl.data.coordinates", "vlrl.data.media"),

@@ -27,7 +27,7 @@ from urllib.parse import unquote, urlsplit
 
 import psutil
 
-from vlrl.task.chromium import FLAGS, STEADY, not_started, program_of
+from vlrl.environments.chromium import FLAGS, STEADY, not_started, program_of
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)

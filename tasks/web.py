@@ -25,9 +25,9 @@ from vlrl.config.base import Positive
 from vlrl.config.registry import resolve
 from vlrl.data import SPLITS, Drawn
 from vlrl.data.coordinates import Convention
+from vlrl.environments.chromium import program_of
 from vlrl.errors import ConfigError, DataError, did_you_mean
 from vlrl.task import Task
-from vlrl.task.chromium import program_of
 from vlrl.task.environment import Environment
 from vlrl.types import Answer, Parts, Sample
 

@@ -24,7 +24,7 @@ __all__ = ["Config", "Environment", "Media", "Observation", "Run", "Sample", "St
 # pyright: reportUnsupportedDunderAll=false
 
 _PUBLIC = {"Config": "config.schema", "Environment": "task.environment", "Media": "types", "Observation": "types",
-           "Run": "tools.run", "Sample": "types", "Step": "types", "Task": "task.base", "Tool": "task.tools",
+           "Run": "tools.run", "Sample": "types", "Step": "types", "Task": "task.base", "Tool": "environments.tools",
            "Variant": "types", "VlrlError": "errors", "evaluate": "tools.evaluate", "load_config": "config.loading",
            "load_run": "tools.run", "train": "tools.train"}
 """Public name -> the module below vlrl that it comes from; __init__.pyi says the same to type checkers."""

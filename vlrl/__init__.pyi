@@ -2,10 +2,10 @@ from pathlib import Path
 
 from vlrl.config.loading import load_config as load_config
 from vlrl.config.schema import Config as Config
+from vlrl.environments.tools import Tool as Tool
 from vlrl.errors import VlrlError as VlrlError
 from vlrl.task.base import Task as Task
 from vlrl.task.environment import Environment as Environment
-from vlrl.task.tools import Tool as Tool
 from vlrl.tools.evaluate import evaluate as evaluate
 from vlrl.tools.run import Run as Run
 from vlrl.tools.run import load_run as load_run

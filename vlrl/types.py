@@ -182,7 +182,7 @@ class Turn:
 
     @property
     def calls(self) -> list[Mapping[str, Any]] | None:
-        """Name, arguments and error of each call of a tool, as task/tools.py notes them; None where none were read."""
+        """Name, arguments and error of each call of a tool, as its environment notes them; None without any."""
         noted = (self.info or {}).get("calls")
         return noted if isinstance(noted, list) and all(isinstance(call, Mapping) for call in noted) else None
 

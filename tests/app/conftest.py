@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.app import made_runs
-from vlrl.task.chromium import BROWSERS, FLAGS
+from vlrl.environments.chromium import BROWSERS, FLAGS
 
 UPLOADING = "warning: Method not implemented."
 """Gradio says so whenever a file was uploaded."""

@@ -7,7 +7,7 @@ import pytest
 from tests.cli.test_training import call
 from tests.evaluation.http_stand_in import served
 from tests.services.stub import quotes, text_of
-from vlrl.task.judge_prompts import _TASKS
+from vlrl.services.judge_prompts import _TASKS
 
 SAMPLE = {"id": "1", "question": "2 + 2?", "answer": "4", "answer_type": "text"}
 ANSWERS = [("4", True), ("four", True), ("vier", True), ("5", False), ("6", False), ("seven", False), ("8", False)]

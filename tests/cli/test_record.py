@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e import forked
 from tests.e2e.runs import ROOT
-from tests.rollout.test_recording import answered, url, user
+from tests.tools.test_recording import answered, url, user
 from vlrl.cli.main import main
 from vlrl.store import RunFolder
 
@@ -23,7 +23,8 @@ pytestmark = pytest.mark.slow
 def served(tiny_models, tmp_path_factory):
     root = tmp_path_factory.mktemp("record")
     config, folder = root / "run.yaml", root / "episodes"
-    config.write_text(json.dumps({"task": "tests/rollout/acting.py:Acting", "seed": 3, "rollout": {"max_new_tokens": 6},
+    config.write_text(json.dumps({"task": "tests/environments/acting.py:Acting", "seed": 3,
+                                  "rollout": {"max_new_tokens": 6},
                                   "model": {"name": str(tiny_models["qwen3_vl"])}, "run": {"dir": str(root / "run")}}))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

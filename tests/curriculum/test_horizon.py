@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.curriculum.drives import outcome
-from tests.rollout.acting import Acting, Plain
+from tests.environments.acting import Acting, Plain
 from vlrl.config.episodes import EpisodeSettings
 from vlrl.curriculum import Draw
 from vlrl.curriculum.horizon import Horizon, Success, add, check, multiply

@@ -22,7 +22,7 @@ CODE = [ROOT / "train.py", *sorted(p for folder in ("vlrl", "app", "tasks", "ben
 PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
 UNSAFE = ("pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve")
 ALLOWED = {("vlrl/models/cost.py", "imports pickle"), ("vlrl/task/subprocess_scorer.py", "imports pickle"),
-           ("vlrl/task/environment_host.py", "imports pickle"),
+           ("vlrl/environments/host.py", "imports pickle"),
            ("vlrl/data/sources/download.py", "verify=_context(remote.policy.guard.trusted)"),
            ("vlrl/monitoring/alerts.py", "verify=ssl.create_default_context()")}
 """What moves between the processes of one run, and between a run and the process of its own code that scores; what

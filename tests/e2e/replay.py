@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 from PIL import Image
 
+from tests.environments.acting import played
 from tests.helpers import Vowels, credited_groups, load, settings
-from tests.rollout.acting import played
 from tests.training.test_update import Recorder
 from vlrl.algo.advantage import grpo
 from vlrl.distributed import comm

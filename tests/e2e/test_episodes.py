@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 CONFIG = """
 steps: 3
-task: {name: %s/tests/rollout/acting.py:Acting, mark: %s}
+task: {name: %s/tests/environments/acting.py:Acting, mark: %s}
 seed: 3
 model: {name: %s, train: [language, merger, vision]}
 rollout: {prompts_per_step: 2, group_size: 2, max_new_tokens: 6}

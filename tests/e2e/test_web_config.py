@@ -7,8 +7,8 @@ import pytest
 from tests.e2e import forked
 from tests.e2e.runs import ENV, ROOT
 from vlrl import config as configs
+from vlrl.environments.chromium import BROWSERS
 from vlrl.store import RunFolder
-from vlrl.task.chromium import BROWSERS
 from vlrl.training import sft
 from vlrl.training.loop import train
 

@@ -14,12 +14,12 @@ import pytest
 from tests.environments.serving import HERE, Serving
 from vlrl.config.schema import EnvironmentSettings
 from vlrl.environments import mcp, named
+from vlrl.environments.host import Environments, Failed
 from vlrl.environments.mcp import McpEnvironment, checked_addresses, mcp_tools
 from vlrl.environments.paid import Wrong
+from vlrl.environments.tools import environment_of, schemas
 from vlrl.errors import ConfigError
 from vlrl.task import Task
-from vlrl.task.environment_host import Environments, Failed
-from vlrl.task.tools import environment_of, schemas
 from vlrl.types import Observation, Sample, Step
 
 pytestmark = pytest.mark.slow

@@ -8,12 +8,12 @@ import pytest
 from vlrl import config
 from vlrl.config.schema import EnvironmentSettings
 from vlrl.environments import named
+from vlrl.environments.host import Environments
 from vlrl.environments.named import attach, resolved
 from vlrl.errors import ConfigError, DataError
 from vlrl.rewards.text import parse_answer
 from vlrl.task import Task, load
 from vlrl.task.environment import Environment, check_unattached, has_environment
-from vlrl.task.environment_host import Environments
 from vlrl.task.mixture import Mixture
 from vlrl.task.scoring import score_group
 from vlrl.training.build_task import make_task

@@ -17,13 +17,13 @@ from tests.environments.serving import Serving
 from vlrl.config.schema import EnvironmentSettings
 from vlrl.environments import openenv
 from vlrl.environments.fields import observed, payload
+from vlrl.environments.host import Environments, Failed
 from vlrl.environments.named import resolved
 from vlrl.environments.openenv import OpenEnv, checked_url, healthy
 from vlrl.environments.paid import Wrong
 from vlrl.environments.servers import Servers
 from vlrl.errors import ConfigError
 from vlrl.task import Task
-from vlrl.task.environment_host import Environments, Failed
 from vlrl.types import Observation, Sample, Step
 
 PARTS = ("return", "success", "progress", "illegal")

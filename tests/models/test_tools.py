@@ -11,10 +11,10 @@ from PIL import Image
 from tests.conftest import TWO
 from tests.helpers import Vowels, load, settings
 from tests.models.test_episodes import values
+from vlrl.environments.tools import Tool
 from vlrl.errors import DataError
 from vlrl.models.packing import joined, make_batch, pieces_of
 from vlrl.models.processing import Encoder
-from vlrl.task.tools import Tool
 from vlrl.types import Media, Observation, Sample
 
 RED, TALL = Image.new("RGB", (96, 64), "red"), Image.effect_noise((64, 128), 40).convert("RGB")

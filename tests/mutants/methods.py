@@ -3,7 +3,7 @@
 from tests.mutants.running import Mutant
 
 _COMBINE, _LEVELS = ("tests/task/test_combine.py",), ("tests/algo/test_turn_levels.py",)
-_TOOLS = ("tests/task/test_tools.py::test_a_task_whose_rewards_name_it_is_told_whether_calls_succeeded",)
+_TOOLS = ("tests/environments/test_tools.py::test_a_task_whose_rewards_name_it_is_told_whether_calls_succeeded",)
 _HELD = ("tests/rewards/test_constraints.py",)
 
 CREDIT = [
@@ -20,9 +20,9 @@ CREDIT = [
            _LEVELS, "turns are paid behind a shut gate, and the last one gives it back"),
     Mutant("vlrl/training/advantages.py", "(t.start + begin, t.start + end) for", "(begin, end) for", _LEVELS,
            "the plans of all turns lie in the first one"),
-    Mutant("vlrl/task/tools.py", 'all(call["error"] is None', 'any(call["error"] is None', _TOOLS,
+    Mutant("vlrl/environments/tools.py", 'all(call["error"] is None', 'any(call["error"] is None', _TOOLS,
            "a turn with one failed call counts as a success"),
-    Mutant("vlrl/task/tools.py", "if self.success and calls else {}", "if self.success else {}", _TOOLS,
+    Mutant("vlrl/environments/tools.py", "if self.success and calls else {}", "if self.success else {}", _TOOLS,
            "the answer itself counts as a tool call that succeeded"),
     Mutant("vlrl/rewards/constraints.py", "value - before.get(name, 0.0)", "value", _HELD,
            "what holds is paid again in every turn"),
@@ -32,7 +32,7 @@ CREDIT = [
 
 _GUIDED, _SECOND, _MEANING, _EPISODES = (
     ("tests/rollout/test_guided.py",), ("tests/training/test_guided.py",), ("tests/rollout/test_meanings.py",),
-    ("tests/rollout/test_episode_branches.py",))
+    ("tests/environments/test_episode_branches.py",))
 _TOLD, _MEMBERS = ("tests/rollout/test_guidance.py",), ("tests/training/test_members.py",)
 _TREE, _SEARCH = ("tests/rollout/test_search_tree.py",), ("tests/rollout/test_search.py",)
 
@@ -98,9 +98,9 @@ ATTEMPTS = [
     Mutant(_BRANCH + "branching.py", "a.start >= self.first and", "", _EPISODES,
            "an episode may branch at its first action, which shares nothing"),
     Mutant(_BRANCH + "branching.py", "and not done.error", "", _EPISODES, "episodes go on from one that failed"),
-    Mutant("vlrl/rollout/episodes.py", "not np.array_equal(known[:most], written[:most])", "False", _EPISODES,
+    Mutant("vlrl/environments/playing.py", "not np.array_equal(known[:most], written[:most])", "False", _EPISODES,
            "an episode goes on in a world that is not the one it began in"),
-    Mutant("vlrl/rollout/episodes.py", "(self.ended and len(written) < len(known))", "False", _EPISODES,
+    Mutant("vlrl/environments/playing.py", "(self.ended and len(written) < len(known))", "False", _EPISODES,
            "an episode that ended in its beginning passes for a branch"),
     Mutant(_BRANCH + "search_tree.py", "self._back_up(_first(ends))", "[self._back_up(end) for end in ends]", _TREE,
            "every end of a growth is backed up"),
@@ -168,7 +168,7 @@ _VOTES, _LIES, _HELD, _KNOBS = (tuple(f"tests/tools/test_written.py::{name}" for
     ("test_knobs_anywhere_and_near_to_a_parent",)))
 _SHOWN, _LOSS, _CHOSEN, _ROWS, _LISTED, _STAGED, _TAUGHT, _PAIRS = (
     ("tests/training/test_demonstrations.py",), ("tests/training/test_heldout_loss.py",),
-    ("tests/rollout/test_selection.py",), ("tests/data/test_solutions.py",), ("tests/tools/test_stages.py",),
+    ("tests/tools/test_selection.py",), ("tests/data/test_solutions.py",), ("tests/tools/test_stages.py",),
     ("tests/config/test_stages.py",), ("tests/tools/test_distill.py",), ("tests/training/test_preferences.py",))
 
 STAGES = [

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.environments.acting import Acting, engine_of
 from tests.helpers import load, settings, started
-from tests.rollout.acting import Acting, engine_of
 from tests.rollout.test_branching import Counting
 from vlrl.algo.algorithm import Algorithm
 from vlrl.config import validate
 from vlrl.config.sections import GUIDED
 from vlrl.curriculum import Draw
+from vlrl.engine.base import opened
 from vlrl.engine.hf import HFEngine
 from vlrl.errors import ConfigError, TaskError
 from vlrl.methods.second_attempts import attempts as guided
@@ -21,7 +22,6 @@ from vlrl.methods.second_attempts.guidance import guidance_of
 from vlrl.methods.second_attempts.members import second_attempts
 from vlrl.models.packing import training_rows
 from vlrl.monitoring.metrics import Clock
-from vlrl.rollout.episodes import opened
 from vlrl.rollout.generate import AcceptedDraw, Answering
 from vlrl.task import Task, with_guidance
 from vlrl.task.base import fill

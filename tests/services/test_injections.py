@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.services.stub import QUOTED, judging, text_of
 from tests.services.test_parts import ROW, column, number, scored, task_of
 from vlrl.rewards.verdicts import quoted, read_fields, shown
-from vlrl.task.judge_prompts import VERDICT, verdict_prompt
+from vlrl.services.judge_prompts import VERDICT, verdict_prompt
 from vlrl.testing.injections import injected, injections
 
 OBEYED = re.compile(r"1\.0|ignore|mark this|grader|order the verdict|reply yes|repeat after|correcta|判定|assume that|"

@@ -11,8 +11,8 @@ from vlrl import config as configs
 from vlrl.errors import ConfigError
 from vlrl.rewards.text import parse_answer
 from vlrl.rollout.provided import Provided
+from vlrl.services.judge_prompts import question_text
 from vlrl.services.reward_model import RewardModel
-from vlrl.task.judge_prompts import question_text
 from vlrl.task.scoring import score_group
 from vlrl.task.services import Place, Services
 

@@ -13,13 +13,13 @@ from PIL import Image
 from vlrl import Environment, Media, Observation, Sample, Step, Task
 from vlrl.config.schema import EnvironmentSettings, LimitsSettings
 from vlrl.data.media import load
+from vlrl.environments.host import Environments, Failed
 from vlrl.environments.paid import Paid
+from vlrl.environments.tools import Tool, ToolEnvironment
 from vlrl.errors import DataError
 from vlrl.services.judged_parts import judge
-from vlrl.task.environment_host import Environments, Failed
 from vlrl.task.scoring import score_group
 from vlrl.task.services import Services
-from vlrl.task.tools import Tool, ToolEnvironment
 from vlrl.types import Acted, Answer
 
 

@@ -4,8 +4,8 @@ import shutil
 
 import pytest
 
+from tests.environments.acting import Told, played
 from tests.helpers import load, settings
-from tests.rollout.acting import Told, played
 from vlrl.config import validate
 from vlrl.data.coordinates import Coordinates
 from vlrl.engine.base import Request, Sampling

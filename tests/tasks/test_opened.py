@@ -15,7 +15,7 @@ from vlrl.config import load
 from vlrl.data.coordinates import Coordinates
 from vlrl.rewards.text import parse_answer, told, written_after
 from vlrl.task import load as load_task
-from vlrl.task.tools import calls_of
+from vlrl.task.calls import calls_of
 from vlrl.tasks import _web_actions  # pyright: ignore[reportMissingImports]  # on vlrl.__path__
 from vlrl.tools.tasks.score_rows import score_row
 from vlrl.training.build_task import make_task

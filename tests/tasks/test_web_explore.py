@@ -12,12 +12,12 @@ from tests.helpers import load as load_model
 from tests.helpers import settings
 from tests.tasks.test_web_pages import hosting, kill
 from vlrl.data import coordinates, make_sample
+from vlrl.environments.chromium import BROWSERS
+from vlrl.environments.episodes import EpisodeEngine
 from vlrl.errors import DataError
 from vlrl.monitoring.metrics import Clock
-from vlrl.rollout.episodes import EpisodeEngine
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.task import load
-from vlrl.task.chromium import BROWSERS
 from vlrl.tasks import _web_browser  # pyright: ignore[reportMissingImports]
 from vlrl.tasks import _web_explore as explore  # pyright: ignore[reportMissingImports]
 from vlrl.tasks._web_explore import Wanted  # pyright: ignore[reportMissingImports]

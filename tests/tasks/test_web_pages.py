@@ -17,9 +17,9 @@ import pytest
 from vlrl import testing
 from vlrl.config.schema import EnvironmentSettings
 from vlrl.data import coordinates
+from vlrl.environments.chromium import BROWSERS
+from vlrl.environments.host import Environments, Failed
 from vlrl.task import load
-from vlrl.task.chromium import BROWSERS
-from vlrl.task.environment_host import Environments, Failed
 from vlrl.tasks import _web_browser, _web_page  # pyright: ignore[reportMissingImports]
 from vlrl.tasks._web_oracle import ORACLES  # pyright: ignore[reportMissingImports]
 

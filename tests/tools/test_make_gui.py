@@ -12,8 +12,8 @@ from PIL import Image
 from vlrl.cli.main import main
 from vlrl.config.schema import LimitsSettings
 from vlrl.data import read_rows
+from vlrl.environments import chromium
 from vlrl.errors import ConfigError, DataError
-from vlrl.task import chromium
 from vlrl.tools.datasets.check import check
 from vlrl.tools.makers import gui as makegui
 from vlrl.tools.makers.gui import Shot, group_of, make_gui, rows_of

@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 from PIL import Image
 
+from tests.environments.acting import played
 from tests.helpers import Vowels, credited_groups, load, settings
-from tests.rollout.acting import played
 from vlrl.algo.algorithm import Algorithm
 from vlrl.distributed import comm
 from vlrl.models import fsdp

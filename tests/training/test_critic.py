@@ -10,8 +10,8 @@ import torch
 
 from tests.e2e import forked
 from tests.e2e.runs import ENV, ROOT, metrics, run, weights, write_config
+from tests.environments.acting import played
 from tests.helpers import credited_groups, load, settings
-from tests.rollout.acting import played
 from tests.training.critic_scene import CRITIC, learned, main, scene
 from tests.training.test_update import assert_close
 from vlrl import config as configs

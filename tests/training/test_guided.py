@@ -11,8 +11,8 @@ import torch
 from tests.conftest import TWO
 from tests.e2e import forked
 from tests.e2e.runs import ENV, ROOT
+from tests.environments.acting import played
 from tests.helpers import credited_groups, load, second_of, settings
-from tests.rollout.acting import played
 from tests.training.test_update import Recorder, assert_close, gradients
 from vlrl.algo.advantage import grpo
 from vlrl.config.sections import GUIDED

@@ -19,7 +19,7 @@ PRESETS = [f"{folder}/{path.name}" for folder in ("algorithms", "curricula")
 ASKED_FOR = {"tis": ["engine.name=vllm_server"], "icepop": ["engine.name=vllm_server"],
              "mis": ["engine.name=vllm_server"], "decoupled_ppo": ["async.max_staleness=1"], "drive": ["steps=200"],
              "grpo_care": ["task.name=video", "task.reference=true"],
-             **{name: ["task=tests/rollout/acting.py:Acting"]
+             **{name: ["task=tests/environments/acting.py:Acting"]
                 for name in ("gigpo", "gspo_token", "steppo", "mobgrpo", "loop", "hiper", "himac", "g_ra")}}
 """Presets that say in their comment what else they need."""
 
@@ -79,10 +79,10 @@ def test_what_tells_turns_apart_does_nothing_where_answers_have_one(name, named)
 
 
 def test_the_step_reward_of_thor_does_nothing_where_no_turn_has_it():
-    (line,) = lines("extends=algorithms/thor.yaml", "task=tests/rollout/acting.py:Acting")
+    (line,) = lines("extends=algorithms/thor.yaml", "task=tests/environments/acting.py:Acting")
     assert "no part 'tool_success'" in line
     assert not lines("extends=algorithms/thor.yaml", "algo.advantage.part=vowels",
-                     "task=tests/rollout/acting.py:Acting")
+                     "task=tests/environments/acting.py:Acting")
 
 
 # --- the rules --------------------------------------------------------------------------------------------------------

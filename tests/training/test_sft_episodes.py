@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import TWO
-from tests.rollout import acting
+from tests.environments import acting
 from vlrl import config as configs
 from vlrl.errors import DataError
 from vlrl.models.fsdp import launched
@@ -14,7 +14,7 @@ from vlrl.training.sft import SupervisedSource, supervised, train
 
 
 def settings(folder, model, **more):
-    task = {"name": "tests/rollout/acting.py:Told", **more.pop("task", {})}
+    task = {"name": "tests/environments/acting.py:Told", **more.pop("task", {})}
     return configs.validate({
         "steps": 1, "task": task, "seed": 3, "curriculum": "sequential", "run": {"dir": str(folder), "checks": "warn"},
         "model": {"name": str(model), "train": ["language", "merger", "vision"]},

@@ -10,7 +10,7 @@ import torch
 
 from vlrl.cli import main
 from vlrl.distributed import comm
-from vlrl.engine.proof import differing
+from vlrl.engine.vllm.proof import differing
 from vlrl.training import loop
 from vlrl.training.session import Session
 

@@ -13,10 +13,10 @@ import pytest
 from PIL import Image
 
 from benchmarks.episodes_exact import SYNCS, per_turn, playing, settings
-from tests.engine.test_turns import windowed
-from tests.rollout.test_episodes import TASK, actions, run
+from tests.environments.test_episodes import TASK, actions, run
 from tests.vllm.test_server import PATIENT, free_ports
-from vlrl.engine.turns import first_difference
+from tests.vllm.test_turns import windowed
+from vlrl.engine.vllm.turns import first_difference
 from vlrl.errors import TrainingError
 
 pytestmark = [pytest.mark.vllm, pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM")]

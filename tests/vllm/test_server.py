@@ -21,9 +21,9 @@ import torch
 from tests.conftest import SAMPLES
 from tests.e2e import forked
 from tests.e2e.runs import ROOT
-from tests.engine.test_proof import perturb
 from tests.helpers import Vowels, load, settings
 from tests.vllm.conftest import trainer_logprobs, untied
+from tests.vllm.test_proof import perturb
 from vlrl.engine.base import Begun, Request, Sampling
 from vlrl.engine.vllm import server as vllm_server
 from vlrl.engine.vllm.client import Client, Unavailable

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from tests.conftest import SAMPLES
-from tests.engine.test_proof import perturb
 from tests.helpers import load, settings
 from tests.vllm.conftest import untied
-from vlrl.engine.proof import Proof, trainer_logprobs
+from tests.vllm.test_proof import perturb
+from vlrl.engine.vllm.proof import Proof, trainer_logprobs
 from vlrl.errors import TrainingError
 from vlrl.task import Task
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, Self, runtime_checkable
 
+from vlrl.task import Task
 from vlrl.types import Completion, Prompt, Sample, Turn
 
 
@@ -104,3 +105,50 @@ class Engine(Protocol):
     def close(self) -> None:
         """Frees what the engine holds."""
         ...
+
+
+@runtime_checkable
+class EpisodePlayer(Engine, Protocol):
+    """An engine under which the environments of samples answer (vlrl/environments/episodes.py)."""
+
+    restarts: int
+    """How often a process of environments was started again."""
+
+    def over(self, engine: Engine) -> Self:
+        """Returns the same over another engine; its environments stay those of this one, which closes them."""
+        ...
+
+    def opened(self, task: Task, sample: Sample, key: Sequence[int]) -> Sample:
+        """See the function of this name."""
+        ...
+
+    def reopened(self, sample: Sample) -> Sample:
+        """See the function of this name."""
+        ...
+
+    def replayed(self, requests: Sequence[Request], recorded: Sequence[list[Completion]]) -> list[list[Completion]]:
+        """Returns recorded completions; episodes, of which the actions suffice, after their environments have answered
+        again. One that went otherwise has an error.
+        """
+        ...
+
+
+ACTION = 7
+"""Begins the keys of all actions of an episode after the first; they end with the number of the action."""
+
+
+def turn_of(request: Request) -> int:
+    """Returns the number of the action that an engine which plays episodes asks for."""
+    return request.key[-1] if request.key[0] == ACTION else 0
+
+
+def opened(engine: Engine, task: Task, sample: Sample, *key: int) -> Sample:
+    """Returns the sample with what its environment shows at a reset whose seed is made of `key`, or why it cannot be
+    reset; as it is where its task has no environment.
+    """
+    return engine.opened(task, sample, key) if isinstance(engine, EpisodePlayer) else sample
+
+
+def reopened(engine: Engine, sample: Sample) -> Sample:
+    """Returns an opened sample whose media were changed with what its environment shows now, at the same seed."""
+    return engine.reopened(sample) if isinstance(engine, EpisodePlayer) else sample

@@ -12,7 +12,8 @@ from PIL import Image
 
 from vlrl.environments.paid import Wrong
 from vlrl.environments.shown import decoded, picture
-from vlrl.task.tools import cut, from_json
+from vlrl.environments.tools import cut
+from vlrl.task.calls import from_json
 from vlrl.types import Media, Observation
 
 _MAGIC = ("iVBORw0KGgo", "/9j/", "UklGR", "R0lGOD")

@@ -22,10 +22,10 @@ from vlrl.environments.actions import read_action
 from vlrl.environments.arguments import names
 from vlrl.environments.paid import PARTS, Paid, Wrong, truth
 from vlrl.environments.shown import picture
+from vlrl.environments.tools import MOST_TEXT, cut
 from vlrl.errors import ConfigError
 from vlrl.rewards.text import parse_answer
 from vlrl.task.environment import Environment
-from vlrl.task.tools import MOST_TEXT, cut
 from vlrl.types import Media, Observation, Step
 
 SHOW = ("auto", "image", "text", "both")

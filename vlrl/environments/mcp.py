@@ -28,8 +28,9 @@ from vlrl.environments.paid import PARTS, Paid, Wrong, number
 from vlrl.environments.paid import SUCCESS as SUCCEEDED
 from vlrl.environments.servers import Deadline, pool
 from vlrl.environments.shown import decoded
+from vlrl.environments.tools import NAME, CallError, Tool, ToolEnvironment, cut
 from vlrl.errors import ConfigError
-from vlrl.task.tools import NAME, SUCCESS, CallError, Tool, ToolEnvironment, cut
+from vlrl.task.environment import SUCCESS
 from vlrl.types import Media, Observation, Step
 
 _MOST_BYTES = 2**26

@@ -18,10 +18,10 @@ from typing import Any
 from vlrl.config.registry import resolve
 from vlrl.config.schema import EnvironmentSettings
 from vlrl.environments.arguments import names, variables
+from vlrl.environments.tools import Tool
 from vlrl.errors import ConfigError, did_you_mean
 from vlrl.task.base import Task
 from vlrl.task.environment import Environment, has_own_environment
-from vlrl.task.tools import Tool
 from vlrl.types import Observation, Sample, Step
 
 _SHARE = 0.75

@@ -27,10 +27,11 @@ from vlrl.environments.arguments import names, server_url
 from vlrl.environments.fields import observed, payload
 from vlrl.environments.paid import PARTS, Paid, Wrong
 from vlrl.environments.servers import Deadline, Servers, pool
+from vlrl.environments.tools import cut
 from vlrl.errors import ConfigError
 from vlrl.rewards.text import parse_answer
+from vlrl.task.calls import from_json
 from vlrl.task.environment import Environment
-from vlrl.task.tools import cut, from_json
 from vlrl.types import Media, Observation, Step
 
 MOST_BYTES = 2**26

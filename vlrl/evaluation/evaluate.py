@@ -12,11 +12,10 @@ from typing import Any
 
 from vlrl.config.schema import Config
 from vlrl.distributed import comm
-from vlrl.engine.base import Engine, Request
+from vlrl.engine.base import Engine, Request, opened
 from vlrl.errors import DataError
 from vlrl.evaluation.stats import mean_ci
 from vlrl.models.processing import PromptTooLong
-from vlrl.rollout.episodes import opened
 from vlrl.rollout.generate import Likelihoods, Score, answer_of, make_group, plain_visits, sampling_of
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.rollout.provided import Provided, side_by_side

@@ -24,8 +24,7 @@ from vlrl.models.opened import opened_in, turn_beginning
 from vlrl.models.tool_prompts import in_system, keeps_results, results, strips_thinking, writes_calls
 from vlrl.models.vision_cache import processor_hash, visuals_of
 from vlrl.rewards.text import left_open
-from vlrl.task import Task, task_messages, with_guidance
-from vlrl.task.tools import schemas
+from vlrl.task import Task, task_messages, tool_schemas, with_guidance
 from vlrl.types import LoadedMedia, Media, Observation, Prompt, Sample
 
 _MEDIA = Table({"edited": "vlrl.data.media_edits:edited", "clock": "vlrl.data.video.sampling:clock"})
@@ -66,7 +65,8 @@ class Encoder:
         """Returns the prompt of one sample, with `guidance` behind its question. Raises DataError for unreadable media
         and PromptTooLong past the limit."""
         messages = task_messages(task, sample)
-        return self.prompt(sample, with_guidance(messages, guidance) if guidance else messages, schemas(task, sample))
+        return self.prompt(sample, with_guidance(messages, guidance) if guidance else messages,
+                           tool_schemas(task, sample))
 
     def copy(self) -> Encoder:
         """Returns an encoder with a processor of its own, for another thread."""

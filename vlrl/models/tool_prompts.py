@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from vlrl.task.tools import CLOSE, OPEN, calls_of
+from vlrl.task.calls import CLOSE, OPEN, calls_of
 from vlrl.types import Observation
 
 Message = dict[str, Any]

@@ -28,11 +28,10 @@ import torch
 from vlrl.config.schema import Config
 from vlrl.curriculum import Probing
 from vlrl.distributed import comm
-from vlrl.engine.base import Done, Engine, Request
+from vlrl.engine.base import Done, Engine, EpisodePlayer, Request
 from vlrl.errors import ConfigError
 from vlrl.monitoring.metrics import Clock
 from vlrl.rollout.draws import Draws
-from vlrl.rollout.episodes import EpisodeEngine
 from vlrl.rollout.group_source import GroupSource
 from vlrl.rollout.partial import PartialGroup, completion_of, completion_state, draw_of, draw_state
 from vlrl.types import Completion, Group
@@ -241,7 +240,7 @@ class Replaying:
 
     def generate(self, requests: Sequence[Request], done: Done | None = None) -> list[list[Completion]]:
         completions = [[*self.completions[request.key]] for request in requests]
-        return self.engine.replayed(requests, completions) if isinstance(self.engine, EpisodeEngine) else completions
+        return self.engine.replayed(requests, completions) if isinstance(self.engine, EpisodePlayer) else completions
 
     def close(self) -> None:
         """Nothing is held."""

@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 
 from vlrl.config.schema import Config
-from vlrl.engine.base import Done, Request
+from vlrl.engine.base import Done, EpisodePlayer, Request, turn_of
 from vlrl.errors import DataError
 from vlrl.models.processing import Encoder
 from vlrl.rewards.text import written_after
-from vlrl.rollout.episodes import EpisodeEngine, turn_of
 from vlrl.rollout.generate import AcceptedDraw, make_group, sampling_of
 from vlrl.task import Task, task_oracle_actions
 from vlrl.task.given import given_answer
@@ -81,7 +80,7 @@ def demonstrated(task: Task, encode: Encoder, engine: Any, config: Config, accep
     Raises DataError where there is no answer, or an environment does not take the actions.
     """
     written: Any = Demonstrations(task, encode)
-    if isinstance(engine, EpisodeEngine):
+    if isinstance(engine, EpisodePlayer):
         written = engine.over(written)
     sampling = sampling_of(config.rollout, 0.0)
     given = written.generate([Request(prompt=a.prompt, n=1, sampling=sampling, key=(0, a.number), sample=a.sample)

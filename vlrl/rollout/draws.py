@@ -12,10 +12,10 @@ import numpy as np
 
 from vlrl.curriculum import Draw
 from vlrl.distributed import comm
+from vlrl.engine.base import opened, reopened
 from vlrl.errors import DataError, TrainingError
 from vlrl.models.processing import PromptTooLong
 from vlrl.monitoring.metrics import phase
-from vlrl.rollout.episodes import opened, reopened
 from vlrl.rollout.generate import AcceptedDraw, Answering
 from vlrl.rollout.partial import PartialGroup
 from vlrl.rollout.prefetch import Prefetcher

@@ -16,11 +16,11 @@ from vlrl.curriculum import Draw, Filters, Foreseeing, Intake, Measuring, Outcom
 from vlrl.curriculum.horizon import Horizon
 from vlrl.curriculum.report import Tally
 from vlrl.distributed import comm
+from vlrl.engine.base import EpisodePlayer
 from vlrl.errors import TrainingError
 from vlrl.models.processing import Encoder
 from vlrl.rollout import fingerprint
 from vlrl.rollout.draws import DrawEncoder, Draws, Rejected, variant_metrics
-from vlrl.rollout.episodes import EpisodeEngine
 from vlrl.rollout.generate import Answering
 from vlrl.rollout.partial import PartialGroup
 from vlrl.rollout.prefetch import Prefetcher
@@ -213,8 +213,8 @@ class GroupSource:
         """Returns what the sampler says, what was generated or drawn in vain, and how often a process of environments
         was started again; over all processes."""
         restarts: dict[str, float] = {}
-        if isinstance(self.engine, EpisodeEngine):
-            restarts["environment/restarts"] = comm.total(self.engine.environments.restarts)[0]
+        if isinstance(self.engine, EpisodePlayer):
+            restarts["environment/restarts"] = comm.total(self.engine.restarts)[0]
         return {**restarts, **self.horizon.metrics(), **comm.on_main(lambda: self.sampler.metrics()),
                 **self.tally.metrics(), "groups/wasted": comm.total(self.wasted)[0],
                 "prompts/rejected": float(self.rejected.count),

@@ -21,6 +21,7 @@ from vlrl.curriculum import Draw
 from vlrl.engine.base import Begun, Request
 from vlrl.errors import ConfigError
 from vlrl.task import Task
+from vlrl.task.environment import has_environment
 from vlrl.task.variants import has_variants
 from vlrl.types import Completion, Group, Turn
 
@@ -126,3 +127,12 @@ def check(config: Config, task: Task, requires: frozenset[str], generates: bool)
         remedy = "choose another algo.advantage, or " + remedy
     if tokens is not None and problem:
         raise ConfigError(f"rollout.step_tokens={tokens}: {problem}: {remedy}")
+
+
+def refuse_episodes(config: Config, task: Task) -> None:
+    """Raises ConfigError for rollout.step_tokens where the task has environments."""
+    tokens = config.rollout.step_tokens
+    if tokens is not None and has_environment(task):
+        raise ConfigError(f"rollout.step_tokens={tokens}: task '{task.name}' has an environment or tools, and episodes "
+                          "cannot go with it: they cannot go on in a later step. Leave it out: episode.max_turns and "
+                          "episode.max_tokens limit them (docs/write-an-environment.md lists what episodes go with)")

@@ -20,8 +20,7 @@ from typing import Any
 import torch
 
 from vlrl.models.processing import Encoder
-from vlrl.task import Task, task_messages
-from vlrl.task.tools import schemas
+from vlrl.task import Task, task_messages, tool_schemas
 from vlrl.types import Prompt, Sample
 
 
@@ -75,7 +74,7 @@ class Prefetcher:
     def _begin(self, key: Hashable, sample_of: Callable[[], Sample]) -> None:
         try:
             sample = sample_of()
-            shown = task_messages(self.task, sample), schemas(self.task, sample)
+            shown = task_messages(self.task, sample), tool_schemas(self.task, sample)
         except Exception:  # `take` meets it again, where it belongs
             return
         self._pool = self._pool or self._started()

@@ -19,8 +19,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from vlrl.rewards.verdicts import read_fields
-from vlrl.task.base import Task
-from vlrl.task.judge_prompts import (
+from vlrl.services.judge_prompts import (
     BETTER,
     SCORES,
     better_prompt,
@@ -29,7 +28,8 @@ from vlrl.task.judge_prompts import (
     reference,
     scores_prompt,
 )
-from vlrl.task.judged_episodes import to_judge
+from vlrl.services.judged_episodes import to_judge
+from vlrl.task.base import Task
 from vlrl.task.part import part
 from vlrl.task.services import Question
 from vlrl.types import Answer, Parts, Sample

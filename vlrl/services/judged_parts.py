@@ -16,8 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vlrl.rewards.verdicts import read_fields
-from vlrl.task.base import Task
-from vlrl.task.judge_prompts import (
+from vlrl.services.judge_prompts import (
     AGREES,
     VERDICT,
     criterion_prompt,
@@ -25,7 +24,8 @@ from vlrl.task.judge_prompts import (
     reference,
     verdict_prompt,
 )
-from vlrl.task.judged_episodes import to_judge
+from vlrl.services.judged_episodes import to_judge
+from vlrl.task.base import Task
 from vlrl.task.part import part
 from vlrl.task.services import Question
 from vlrl.types import Answer, Parts, Sample

@@ -14,9 +14,9 @@ from pydantic import Field
 
 from vlrl.rewards.groups import consistency_bonus
 from vlrl.rewards.likelihood import debiased
+from vlrl.services.judge_prompts import reference
 from vlrl.services.judged_parts import correct_by_rule
 from vlrl.task.base import Task
-from vlrl.task.judge_prompts import reference
 from vlrl.task.part import part
 from vlrl.task.services import Reading
 from vlrl.types import Answer, Parts, Sample

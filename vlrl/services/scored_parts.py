@@ -14,8 +14,8 @@ from pydantic import Field
 
 from vlrl.rewards.ensembles import combined, mean, spread
 from vlrl.rewards.process import steps_of, with_pairs
+from vlrl.services.judge_prompts import question_text
 from vlrl.task.base import Task
-from vlrl.task.judge_prompts import question_text
 from vlrl.task.part import part
 from vlrl.types import Answer, Parts, Sample, StepValues
 

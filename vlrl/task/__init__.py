@@ -16,27 +16,13 @@ from vlrl.task.asked import (
     task_oracle_actions,
     task_samples,
     task_target,
+    tool_schemas,
     with_guidance,
 )
 from vlrl.task.base import Task, fill, setting_names
 from vlrl.task.combine import Weight
 from vlrl.task.loading import builtin_names, load, load_class
 
-__all__ = [
-    "Task",
-    "Weight",
-    "builtin_names",
-    "check_parts",
-    "check_shape",
-    "fill",
-    "generated",
-    "load",
-    "load_class",
-    "setting_names",
-    "task_messages",
-    "task_oracle",
-    "task_oracle_actions",
-    "task_samples",
-    "task_target",
-    "with_guidance",
-]
+__all__ = ["Task", "Weight", "builtin_names", "check_parts", "check_shape", "fill", "generated", "load", "load_class",
+           "setting_names", "task_messages", "task_oracle", "task_oracle_actions", "task_samples", "task_target",
+           "tool_schemas", "with_guidance"]

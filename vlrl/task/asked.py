@@ -10,11 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from vlrl.config.registry import failure
+from vlrl.config.registry import Table, failure
 from vlrl.errors import TaskError, VlrlError, did_you_mean
 from vlrl.task.base import Task
 from vlrl.task.row_files import forget, refuse_unread, unread
 from vlrl.types import Observation, Sample
+
+_TOOLS = Table({"schemas": "vlrl.environments.tools:schemas"})
 
 
 def task_samples(task: Task, split: str) -> Sequence[Sample]:
@@ -82,6 +84,15 @@ def task_messages(task: Task, sample: Sample) -> list[dict[str, Any]]:
         raise TaskError(f"task '{task.name}': messages of sample '{sample.id}' holds {str(wrong[0])[:80]!r}, expected "
                         '{"role": ..., "content": a text or a list of {"type": ..., "text": ...}}')
     return _opened(list(messages), sample.opening)
+
+
+def tool_schemas(task: Task, sample: Sample) -> list[dict[str, Any]]:
+    """Returns the schemas of a sample's tools, as chat templates take them; [] without any. Raises TaskError when
+    `tools` fails, gives anything else or a name twice.
+    """
+    task = task.of(sample)
+    none = task.outside is None and getattr(task.tools, "__func__", None) is Task.tools
+    return [] if none else _TOOLS["schemas"](task, sample)
 
 
 def with_guidance(messages: Sequence[dict[str, Any]], guidance: str) -> list[dict[str, Any]]:

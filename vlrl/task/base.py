@@ -28,8 +28,7 @@ from vlrl.config.slips import meant
 from vlrl.data.coordinates import Coordinates
 from vlrl.errors import ConfigError, did_you_mean
 from vlrl.task.combine import Weight, checked_weights, make_combine, make_gate, weight_at
-from vlrl.task.environment import Environment
-from vlrl.task.tools import SUCCESS, Tool
+from vlrl.task.environment import SUCCESS, Environment
 from vlrl.types import Answer, Parts, Sample, Variant
 
 _OUTCOMES = ("accuracy", "correct")
@@ -142,9 +141,9 @@ class Task:
         Without an own `score` the parts of an episode are the sums of its turns' parts."""
         return self.outside.environment(self, sample) if self.outside else None
 
-    def tools(self, sample: Sample) -> Sequence[Tool | Callable[..., Any]]:
-        """Functions with typed arguments and a docstring, which the model may call over several turns, see
-        task/tools.py; () = none. They are made anew for each episode, and an answer without a call ends it.
+    def tools(self, sample: Sample) -> Sequence[Callable[..., Any]]:
+        """Functions with typed arguments and a docstring, or a `vlrl.Tool` each, which the model may call over several
+        turns; () = none. They are made anew for each episode, and an answer without a call ends it.
 
         With an own `environment` they are only shown to the model: its `step` gets the calls as text."""
         return self.outside.tools() if self.outside else ()

@@ -16,6 +16,9 @@ from vlrl.config.schema import EnvironmentSettings
 from vlrl.errors import ConfigError
 from vlrl.types import Observation, Step
 
+SUCCESS = "tool_success"
+"""Reward part of a turn with calls, where the task's rewards name it: 1 when all of them succeeded, else 0."""
+
 
 class Environment:
     """One episode's world. It lives in a process of its own, and only what it returns leaves that process."""

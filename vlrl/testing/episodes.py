@@ -16,13 +16,14 @@ import psutil
 
 from vlrl.config.schema import EnvironmentSettings, LimitsSettings
 from vlrl.data import media as loader
+from vlrl.environments.checked import same
+from vlrl.environments.host import Environments, Failed
+from vlrl.environments.tools import schemas
 from vlrl.errors import DataError
 from vlrl.rewards.text import parse_answer
 from vlrl.task import Task
-from vlrl.task.environment_checks import same
-from vlrl.task.environment_host import Environments, Failed
+from vlrl.task.calls import CLOSE, OPEN
 from vlrl.task.scoring import Scored, score_group
-from vlrl.task.tools import CLOSE, OPEN, schemas
 from vlrl.testing.findings import Findings
 from vlrl.testing.texts import hostile_texts
 from vlrl.types import Acted, Observation, Sample, Step

@@ -28,6 +28,7 @@ from vlrl.algo.algorithm import Algorithm
 from vlrl.algo.method import Run
 from vlrl.config.registry import Table
 from vlrl.config.schema import Config
+from vlrl.curriculum import horizon
 from vlrl.distributed import comm
 from vlrl.distributed.rank_monitor import GRACE
 from vlrl.engine.base import Engine
@@ -39,17 +40,15 @@ from vlrl.models.policy import Policy
 from vlrl.models.processing import Encoder
 from vlrl.models.reference import Reference
 from vlrl.monitoring.metrics import Clock
-from vlrl.rollout import async_source, episodes, partial
+from vlrl.rollout import async_source, partial
 from vlrl.rollout.async_source import Pipelined
-from vlrl.rollout.episodes import EpisodeEngine
 from vlrl.rollout.generate import Answering
 from vlrl.rollout.group_source import GroupSource, Measure, Tell
 from vlrl.rollout.likelihoods import Likelihoods
 from vlrl.rollout.prefetch import Prefetcher
-from vlrl.rollout.provided import Provided, configured, provide
+from vlrl.rollout.provided import configured, provide
 from vlrl.task import Task, task_samples
 from vlrl.task.environment import has_environment
-from vlrl.task.environment_host import Environments
 from vlrl.task.scoring import score_all
 from vlrl.task.services import LOGPROBS, SERVICES, served
 from vlrl.task.subprocess_scorer import Scorer
@@ -169,7 +168,8 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
     sampler = comm.on_main_alone(lambda: curriculum.make(config.curriculum, prompts, config.shares),
                                  "making the sampler")
     comm.on_main(lambda: async_source.check(config, sampler))
-    episodes.check(config, task)
+    horizon.check(config.episode, task)
+    partial.refuse_episodes(config, task)
     for method in algorithm.methods:
         method.check(task, samples, make_source.generates)
     scorer = make_scorer(config, task, offered, samples) if make_source.generates else None
@@ -202,7 +202,7 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
             shard(model, encode, config)
         engine = make_engine(config, model, engine_folder(config), apart=apart, episodes=environments is not None)
         if environments:
-            engine = EpisodeEngine(engine, encode, environments, config, Clock() if apart else clock)
+            engine = _EPISODES["engine"](engine, encode, environments, config, Clock() if apart else clock)
         with closed_on_error(engine):
             if copies:
                 shard(model, encode, config)
@@ -224,6 +224,11 @@ _ENGINES = Table({
     "vllm_server": "vlrl.engine.vllm.server:ServerEngine",
 })
 """engine.name -> (policy, config, folder, episodes) -> the engine; hf is the training model itself."""
+_EPISODES = Table({
+    "host": "vlrl.environments.host:Environments",
+    "engine": "vlrl.environments.episodes:EpisodeEngine",
+})
+"""What a task with environments needs: the processes in which they live, and the engine under which they answer."""
 _MEASURES = Table({"angle": "vlrl.methods.gain_rl.angle:Angles"})
 """What a sampler may have the policy measure of prompts -> (policy, config, task, prefetch) -> what measures it."""
 
@@ -248,7 +253,7 @@ def make_scorer(config: Config, task: Task, offered: Sequence[str], samples: Seq
     return Scorer(make, config.limits.score_s)
 
 
-def make_environments(config: Config, task: Task, ready: Callable[[], Task]) -> Environments | None:
+def make_environments(config: Config, task: Task, ready: Callable[[], Task]) -> Any:
     """Returns what runs the environments of a task, as `ready` gives it; None where it has none."""
     if not has_environment(task):
         return None
@@ -257,7 +262,7 @@ def make_environments(config: Config, task: Task, ready: Callable[[], Task]) -> 
         settle_coordinates(task, config, convention)
         return ready()
 
-    return Environments(make, config.environment)
+    return _EPISODES["host"](make, config.environment)
 
 
 def shard(model: Policy, encode: Encoder, config: Config) -> None:
@@ -330,7 +335,7 @@ def remove_engine_folder(config: Config) -> None:
 
 
 @contextlib.contextmanager
-def closed_on_error(part: Engine | Scorer | Environments | Provided | None) -> Iterator[None]:
+def closed_on_error(part: Any) -> Iterator[None]:
     """Closes a part of the run, if there is one, when what is done meanwhile fails."""
     try:
         yield

@@ -10,12 +10,12 @@ import torch
 
 from vlrl.curriculum import Draw
 from vlrl.distributed import comm
+from vlrl.engine.base import opened
 from vlrl.errors import DataError
 from vlrl.evaluation.stats import mean_ci
 from vlrl.models.oom import each_batch
 from vlrl.models.processing import PromptTooLong
 from vlrl.rollout.demonstrations import demonstrated, has_demonstration
-from vlrl.rollout.episodes import opened
 from vlrl.rollout.generate import AcceptedDraw
 from vlrl.task.first_samples import first_samples
 from vlrl.training.build import Parts

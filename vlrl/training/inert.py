@@ -22,8 +22,7 @@ from vlrl.config.sections import active
 from vlrl.monitoring.mismatch import computes_in_float32, samples_other_weights
 from vlrl.task import Task
 from vlrl.task.combine import weight_at
-from vlrl.task.environment import has_environment
-from vlrl.task.tools import SUCCESS
+from vlrl.task.environment import SUCCESS, has_environment
 
 RATIO_OPTIONS: Mapping[str, Sequence[str]] = {
     "ppo_clip": (*CLIPS, "dual_clip", "delta"), "critique_grpo": CLIPS, "gspo": CLIPS, "gspo_token": CLIPS,

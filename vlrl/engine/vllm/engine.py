@@ -27,10 +27,9 @@ import torch
 from vlrl import _torchcodec
 from vlrl.config.schema import Config
 from vlrl.distributed import comm
-from vlrl.engine import weights
 from vlrl.engine.base import Done, Request
 from vlrl.engine.copied import GIVEN_UP, Abandoned, with_own_processor
-from vlrl.engine.proof import Proof
+from vlrl.engine.vllm import policy_weights as weights
 from vlrl.engine.vllm.inputs import (
     Draft,
     Rules,
@@ -43,6 +42,7 @@ from vlrl.engine.vllm.inputs import (
     sampling_options,
     seed_of,
 )
+from vlrl.engine.vllm.proof import Proof
 from vlrl.errors import ConfigError, TrainingError, VlrlError
 from vlrl.models.policy import Policy
 from vlrl.models.processing import Encoder

@@ -16,7 +16,7 @@ from vlrl.config.schema import Config
 from vlrl.data.video.sampling import clock
 from vlrl.engine.base import Request, Sampling
 from vlrl.engine.rules import CLOSING
-from vlrl.engine.turns import place
+from vlrl.engine.vllm.turns import place
 from vlrl.errors import ConfigError, TrainingError
 from vlrl.models.policy import Policy
 from vlrl.models.token_text import Texts

@@ -35,7 +35,6 @@ from vlrl.config.schema import Config
 from vlrl.distributed import comm
 from vlrl.engine.base import Done, Request
 from vlrl.engine.copied import GIVEN_UP, Abandoned, with_own_processor
-from vlrl.engine.proof import ADVICE, TOLERATE, WHOLE, Pairs, Proof, differing, listed, trainer_logprobs
 from vlrl.engine.vllm import wire as vllm_wire
 from vlrl.engine.vllm.client import Client, Unavailable
 from vlrl.engine.vllm.inputs import (
@@ -50,10 +49,11 @@ from vlrl.engine.vllm.inputs import (
     sampling_options,
     seed_of,
 )
+from vlrl.engine.vllm.policy_weights import adapted, gathered, saved_tensors, write_adapter, write_weights
+from vlrl.engine.vllm.proof import ADVICE, TOLERATE, WHOLE, Pairs, Proof, differing, listed, trainer_logprobs
 from vlrl.engine.vllm.replicas import Call, Replicas, Steps
 from vlrl.engine.vllm.weights import SIDES
 from vlrl.engine.vllm.worker import saved
-from vlrl.engine.weights import adapted, gathered, saved_tensors, write_adapter, write_weights
 from vlrl.errors import ConfigError, TrainingError
 from vlrl.models.policy import Policy
 from vlrl.models.processing import Encoder

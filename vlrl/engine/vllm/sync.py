@@ -28,9 +28,9 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from vlrl.engine.vllm.policy_weights import adapted, gathered, saved_tensors, write_adapter, write_weights
 from vlrl.engine.vllm.weights import EngineWeights, Pairs
 from vlrl.engine.vllm.worker import repack_heads
-from vlrl.engine.weights import adapted, gathered, saved_tensors, write_adapter, write_weights
 from vlrl.errors import TrainingError
 from vlrl.models.policy import Policy
 from vlrl.types import Prompt

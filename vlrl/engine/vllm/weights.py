@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vlrl.engine.weights import gathered
+from vlrl.engine.vllm.policy_weights import gathered
 
 HEAD, SIDES = "lm_head.weight", ("lora_A", "lora_B")
 Pairs = Iterator[tuple[str, torch.Tensor, torch.Tensor]]

@@ -45,7 +45,7 @@ class Extension:
 
         Nothing with several workers, which hold slices.
         """
-        from vlrl.engine.proof import differing
+        from vlrl.engine.vllm.proof import differing
         from vlrl.engine.vllm.weights import EngineWeights
 
         worker: Any = self

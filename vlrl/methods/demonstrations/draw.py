@@ -14,13 +14,12 @@ from vlrl.config.schema import Config
 from vlrl.curriculum import Draw, Outcome
 from vlrl.data.samples import readable
 from vlrl.distributed import comm
-from vlrl.engine.base import Engine
+from vlrl.engine.base import Engine, opened
 from vlrl.errors import ConfigError
 from vlrl.methods.demonstrations.mixes import interleaves
 from vlrl.models import fsdp
 from vlrl.models.processing import Encoder, PromptTooLong
 from vlrl.rollout.demonstrations import demonstrated, has_demonstration
-from vlrl.rollout.episodes import opened
 from vlrl.rollout.generate import AcceptedDraw
 from vlrl.task import Task
 from vlrl.task.environment import has_environment

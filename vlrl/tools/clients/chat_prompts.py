@@ -11,10 +11,10 @@ import numpy as np
 from vlrl.config.schema import Config
 from vlrl.data import media
 from vlrl.data.media import VideoSampling
+from vlrl.environments.tools import schemas
 from vlrl.errors import DataError
 from vlrl.services.pictures import data_urls
 from vlrl.task import Task, task_messages
-from vlrl.task.tools import schemas
 from vlrl.types import Prompt, Sample
 
 

@@ -21,10 +21,9 @@ from typing import Any
 from vlrl.config.schema import Config
 from vlrl.data import write_rows
 from vlrl.distributed import comm
-from vlrl.engine.base import Request
+from vlrl.engine.base import Request, opened
 from vlrl.errors import ConfigError, DataError
 from vlrl.models.processing import PromptTooLong
-from vlrl.rollout.episodes import opened
 from vlrl.rollout.error_limits import check_errors
 from vlrl.rollout.generate import make_group, plain_visits, sampling_of
 from vlrl.store import plain

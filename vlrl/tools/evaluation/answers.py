@@ -17,11 +17,10 @@ from typing import Any
 
 from vlrl.config.schema import Config
 from vlrl.distributed import comm
-from vlrl.engine.base import Engine, Request
+from vlrl.engine.base import Engine, Request, opened
 from vlrl.errors import DataError
 from vlrl.models.processing import PromptTooLong
 from vlrl.rewards.confidence import read_confidence
-from vlrl.rollout.episodes import opened
 from vlrl.rollout.error_limits import check_errors
 from vlrl.rollout.generate import Likelihoods, answer_of, make_group, plain_visits
 from vlrl.rollout.prefetch import Prefetcher

@@ -22,13 +22,14 @@ import transformers
 from vlrl.checks import preflight
 from vlrl.config.engine import PLACES
 from vlrl.config.schema import Config, LoraSettings
+from vlrl.curriculum import horizon
 from vlrl.distributed import comm
+from vlrl.environments.episodes import EpisodeEngine
 from vlrl.evaluation.evaluate import evaluate
 from vlrl.models import loading, policy
 from vlrl.models.processing import Encoder
 from vlrl.monitoring.metrics import Clock
-from vlrl.rollout import episodes
-from vlrl.rollout.episodes import EpisodeEngine
+from vlrl.rollout.partial import refuse_episodes
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.rollout.provided import serving
 from vlrl.store import checkpoint, plain
@@ -158,7 +159,8 @@ def ready(config: Config, chosen: Chosen, evaluates: bool = False) -> Iterator[R
     transformers.logging.disable_progress_bar()
     seed_everything(settings.seed)
     task = make_task(settings)
-    episodes.check(settings, task)
+    horizon.check(settings.episode, task)
+    refuse_episodes(settings, task)
     for warning in comm.on_main(lambda: preflight.check_splits(task, settings), "checking rows") if evaluates else ():
         if comm.is_main():
             print(f"warning: {warning}", file=sys.stderr)

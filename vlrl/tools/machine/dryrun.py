@@ -30,6 +30,7 @@ from vlrl.config.algo import SUPERVISED
 from vlrl.config.registry import failure, prints_aside
 from vlrl.config.schema import Config
 from vlrl.curriculum import horizon
+from vlrl.environments.host import Environments
 from vlrl.errors import ConfigError, DataError, TaskError, VlrlError
 from vlrl.models import learning, loading, packing, saving
 from vlrl.models.model_config import family_convention
@@ -38,7 +39,6 @@ from vlrl.rewards.text import written_after
 from vlrl.rollout.generate import make_group
 from vlrl.store import RunFolder, checkpoint
 from vlrl.task import Task, task_oracle, task_samples
-from vlrl.task.environment_host import Environments
 from vlrl.task.scoring import Scored
 from vlrl.tools.machine import memory
 from vlrl.tools.play import episodes as acting

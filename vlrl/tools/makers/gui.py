@@ -24,9 +24,9 @@ from urllib.parse import urlsplit
 
 from vlrl.data import SPLITS, write_rows
 from vlrl.data.values import tidy
+from vlrl.environments.chromium import FLAGS, STEADY, not_started, program_of
 from vlrl.errors import ConfigError, DataError
 from vlrl.store.files import replacing
-from vlrl.task.chromium import FLAGS, STEADY, not_started, program_of
 
 SCALES = (2, 3, 4)
 """Screen pixels per CSS pixel; one is drawn for each screenshot."""

@@ -15,10 +15,10 @@ from typing import Any
 from vlrl.config.episodes import EpisodeSettings
 from vlrl.config.schema import Config
 from vlrl.data import media
+from vlrl.environments.host import Environments, Failed
 from vlrl.errors import DataError
 from vlrl.models.processing import Encoder
 from vlrl.task import Task, task_samples
-from vlrl.task.environment_host import Environments, Failed
 from vlrl.tools.play.episodes import opened, oracle_actions
 from vlrl.types import Observation, Sample, Step
 

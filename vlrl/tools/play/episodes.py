@@ -18,12 +18,12 @@ import numpy as np
 
 from vlrl.config.registry import failure, prints_aside
 from vlrl.config.schema import Config
+from vlrl.environments.host import Environments, Failed
+from vlrl.environments.tools import task_tools
 from vlrl.errors import TaskError, VlrlError
 from vlrl.rewards.text import parse_answer
 from vlrl.task import Task
 from vlrl.task.environment import has_environment
-from vlrl.task.environment_host import Environments, Failed
-from vlrl.task.tools import task_tools
 from vlrl.tools.play.questions import Judged, Question, Shown, ask, judge_answer, media_shown
 from vlrl.types import Acted, Sample
 

@@ -23,8 +23,16 @@ from vlrl.errors import ConfigError, DataError
 from vlrl.rewards.text import parse_answer
 from vlrl.rewards.verdicts import read_fields
 from vlrl.services.judge import COUNTS, Judge
+from vlrl.services.judge_prompts import (
+    BETTER,
+    VERDICT,
+    WORDINGS,
+    better_prompt,
+    question_text,
+    reference,
+    verdict_prompt,
+)
 from vlrl.task import Task
-from vlrl.task.judge_prompts import BETTER, VERDICT, WORDINGS, better_prompt, question_text, reference, verdict_prompt
 from vlrl.task.scoring import score_group
 from vlrl.task.services import Place, Question
 from vlrl.testing.injections import injected, injections

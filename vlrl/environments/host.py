@@ -28,12 +28,12 @@ from typing import Any
 
 from vlrl.config.registry import failure
 from vlrl.config.schema import EnvironmentSettings
+from vlrl.environments.checked import Wrong, checked_observation, checked_step, fingerprint
+from vlrl.environments.tools import environment_of
 from vlrl.rewards.worker import Hung, Killed, Worker, alone, serve
 from vlrl.task.base import Task
 from vlrl.task.environment import Environment
-from vlrl.task.environment_checks import Wrong, checked_observation, checked_step, fingerprint
 from vlrl.task.keeper import Keeper
-from vlrl.task.tools import environment_of
 from vlrl.types import Observation, Sample, Step
 
 _PAUSES_S = (0.25, 0.5, 1.0)

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tests.helpers import load, settings
-from vlrl.engine.proof import Proof, differing, trainer_logprobs
-from vlrl.engine.weights import adapted, merged, saved_tensors, write_adapter, write_model
+from vlrl.engine.vllm.policy_weights import adapted, merged, saved_tensors, write_adapter, write_model
+from vlrl.engine.vllm.proof import Proof, differing, trainer_logprobs
 from vlrl.errors import TrainingError
 from vlrl.models.fsdp import shard
 
@@ -145,7 +145,7 @@ def test_written_model_is_the_policy(tiny_models, family, tmp_path):
     policy, _ = load(settings(tiny_models[family]))
     perturb(policy, 1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vlrl.engine.weights.SHARD", 2**20)
+        patch.setattr("vlrl.engine.vllm.policy_weights.SHARD", 2**20)
         write_model(policy, tmp_path)
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
     again = AutoModelForImageTextToText.from_pretrained(tmp_path, dtype=torch.float32)

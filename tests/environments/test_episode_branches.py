@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 
+from tests.environments.acting import Acting, Lamps, engine_of
 from tests.helpers import load, settings, started
-from tests.rollout.acting import Acting, Lamps, engine_of
 from tests.rollout.test_branching import common
 from vlrl.curriculum import Draw
+from vlrl.engine.base import opened
 from vlrl.methods.tree.branching import Leaf, _cut, surprise
 from vlrl.models import prefix_tree
 from vlrl.models.packing import make_batch, pieces_of
 from vlrl.monitoring.metrics import Clock
-from vlrl.rollout.episodes import opened
 from vlrl.rollout.generate import AcceptedDraw, Answering
 from vlrl.types import Completion, Turn
 

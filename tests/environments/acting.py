@@ -11,11 +11,12 @@ from PIL import Image
 from vlrl import Environment, Media, Observation, Sample, Step, Task
 from vlrl.algo.algorithm import Algorithm
 from vlrl.curriculum import Draw
+from vlrl.engine.base import opened
 from vlrl.engine.hf import HFEngine
+from vlrl.environments.episodes import EpisodeEngine
+from vlrl.environments.host import Environments
 from vlrl.monitoring.metrics import Clock
-from vlrl.rollout.episodes import EpisodeEngine, opened
 from vlrl.rollout.generate import AcceptedDraw, Answering
-from vlrl.task.environment_host import Environments
 from vlrl.types import Variant
 
 

@@ -7,17 +7,16 @@ import pytest
 import torch
 
 from tests.conftest import TWO
+from tests.environments.acting import engine_of, played
 from tests.helpers import load
 from tests.helpers import settings as made_settings
-from tests.rollout.acting import engine_of, played
 from tests.training.test_update import Recorder, assert_close, gradients
 from vlrl.algo.algorithm import Algorithm
-from vlrl.engine.base import Request, Sampling
+from vlrl.engine.base import Request, Sampling, opened
 from vlrl.errors import ConfigError
 from vlrl.models.oom import halves
 from vlrl.models.packing import make_batch, pieces_of, training_rows
 from vlrl.models.reference import Reference
-from vlrl.rollout.episodes import opened
 from vlrl.rollout.partial import completion_of, completion_state
 from vlrl.store import RunFolder
 from vlrl.store.checkpoint import load_state
@@ -167,7 +166,7 @@ def test_a_window_over_everything_is_the_whole_history(tiny_models):
 
 @pytest.mark.slow
 def test_a_run_stores_one_line_for_each_episode(tiny_models, tmp_path):
-    from tests.rollout.test_episodes import run
+    from tests.environments.test_episodes import run
 
     folder = run(tmp_path / "run", tiny_models["qwen3_vl"], "episode.history=last:1")
     assert isinstance(folder, RunFolder)

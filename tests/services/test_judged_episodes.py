@@ -8,8 +8,8 @@ from vlrl import Media, Observation, Sample, Task
 from vlrl.config.schema import LimitsSettings
 from vlrl.data.media import load
 from vlrl.rewards.verdicts import MOST_SHOWN, quoted
+from vlrl.services.judged_episodes import MOST_PICTURES, MOST_PIXELS, to_judge
 from vlrl.services.pictures import data_urls
-from vlrl.task.judged_episodes import MOST_PICTURES, MOST_PIXELS, to_judge
 from vlrl.types import Acted, Answer
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from benchmarks.episodes_exact import FAMILIES, MODES, SYNCS, per_turn, playing, settings
 from tests.conftest import TWO
-from vlrl.engine.turns import first_difference, place, turn_gaps
+from vlrl.engine.vllm.turns import first_difference, place, turn_gaps
 from vlrl.models.packing import joined
 from vlrl.types import Completion, Media, Observation, Sample, Turn
 

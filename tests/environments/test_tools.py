@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from vlrl import Media, Observation, Sample, Task, Tool
+from vlrl.environments.tools import ToolEnvironment, environment_of, task_tools
 from vlrl.errors import TaskError
-from vlrl.task.tools import MOST_CALLS, ToolEnvironment, calls_of, environment_of, task_tools
+from vlrl.task.calls import MOST_CALLS, calls_of
 
 RED = Image.new("RGB", (8, 8), "red")
 

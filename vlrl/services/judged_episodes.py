@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from vlrl.rewards.verdicts import MOST_SHOWN, shown
+from vlrl.services.judge_prompts import question_text
 from vlrl.task.base import Task
-from vlrl.task.judge_prompts import question_text
 from vlrl.types import Answer, Media, Sample
 
 MOST_PICTURES, MOST_PIXELS = 16, 2**20

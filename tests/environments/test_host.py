@@ -10,8 +10,8 @@ from PIL import Image
 
 from vlrl import Environment, Media, Observation, Sample, Step, Task
 from vlrl.config.schema import EnvironmentSettings
-from vlrl.task.environment_checks import Wrong, checked_step
-from vlrl.task.environment_host import Environments, Failed
+from vlrl.environments.checked import Wrong, checked_step
+from vlrl.environments.host import Environments, Failed
 
 
 class Gate(Environment):
@@ -133,7 +133,7 @@ class Worlds(Task):
 
 @pytest.fixture
 def worlds(tmp_path, monkeypatch):
-    monkeypatch.setattr("vlrl.task.environment_host._PAUSES_S", (0.01, 0.02, 0.04))
+    monkeypatch.setattr("vlrl.environments.host._PAUSES_S", (0.01, 0.02, 0.04))
     host = Environments(lambda convention: Worlds(), EnvironmentSettings(workers=1, reset_s=20))
     numbers = iter(range(1000))
 

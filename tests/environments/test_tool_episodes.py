@@ -7,11 +7,11 @@ from tests.conftest import TWO
 from tests.helpers import load, settings
 from vlrl import Sample, Task
 from vlrl.config.schema import EnvironmentSettings
-from vlrl.engine.base import Request, Sampling
+from vlrl.engine.base import Request, Sampling, opened
+from vlrl.environments.episodes import EpisodeEngine
+from vlrl.environments.host import Environments
 from vlrl.monitoring.metrics import Clock, group_metrics
-from vlrl.rollout.episodes import EpisodeEngine, opened
 from vlrl.rollout.generate import make_group
-from vlrl.task.environment_host import Environments
 from vlrl.types import Completion
 
 LOOK = '<tool_call>{{"name": "look", "arguments": {{"width": {}}}}}</tool_call>'

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from tests.rollout.acting import Acting, Lamps
+from tests.environments.acting import Acting, Lamps
 
 
 class Gated(Lamps):
@@ -29,7 +29,7 @@ class Waiting(Acting):
 @pytest.mark.slow
 @pytest.mark.parametrize("order", ["arrival", "fixed"])
 def test_with_arrival_a_slow_environment_holds_up_no_other(tiny_models, tmp_path, order):
-    from tests.rollout.test_episodes import actions, run
+    from tests.environments.test_episodes import actions, run
 
     limit = "60" if order == "arrival" else "3"
     folder = run(tmp_path / "run", tiny_models["qwen3_vl"], "steps=1", "eval.samples=0", f"environment.order={order}",

@@ -9,13 +9,13 @@ from typer.testing import CliRunner
 
 from tests.conftest import TWO
 from tests.e2e.runs import weights
-from tests.rollout.acting import Acting, Lamps
-from tests.rollout.test_history import positions
+from tests.environments.acting import Acting, Lamps
+from tests.environments.test_history import positions
 from vlrl import config as configs
 from vlrl.cli.main import app
 from vlrl.errors import ConfigError
 from vlrl.models.packing import training_rows
-from vlrl.rollout.episodes import check
+from vlrl.rollout.partial import refuse_episodes
 from vlrl.store import RunFolder
 from vlrl.tools.datasets import difficulty
 from vlrl.tools.evaluation import measure
@@ -25,7 +25,7 @@ from vlrl.training.build_task import make_task
 from vlrl.training.loop import train
 from vlrl.training.update import update
 
-TASK = "tests/rollout/acting.py:Acting"
+TASK = "tests/environments/acting.py:Acting"
 
 
 def run(folder, model, *words, **task):
@@ -115,7 +115,7 @@ def test_without_an_environment_nothing_is_changed(tiny_models, tmp_path):
     """A task that may have environments and has none for its samples trains as one that knows none, bit for bit."""
     found = []
     for name in ("Plain", "Silent"):
-        folder = run(tmp_path / name, tiny_models["qwen3_vl"], f"task.name=tests/rollout/acting.py:{name}")
+        folder = run(tmp_path / name, tiny_models["qwen3_vl"], f"task.name=tests/environments/acting.py:{name}")
         rows = [{**r, "task": "", "turns": []} for r in folder.rollouts().to_pylist()]
         assert rows and not any(r["episode_id"] for r in rows)
         evals = [{k: v for k, v in e.items() if not k.startswith("time")} for e in folder.evals()]
@@ -236,7 +236,7 @@ class Helped(Acting):
 @pytest.mark.slow
 def test_an_environment_helps_in_a_stage_and_never_in_evaluations(tiny_models, tmp_path):
     stages = "[{steps: 1, fields: {told: true}}, {}]"
-    folder = run(tmp_path / "run", tiny_models["qwen3_vl"], "task.name=tests/rollout/test_episodes.py:Helped",
+    folder = run(tmp_path / "run", tiny_models["qwen3_vl"], "task.name=tests/environments/test_episodes.py:Helped",
                  "curriculum={name: staged, stages: " + stages + "}", "eval.every=1")
     rows = folder.rollouts().to_pylist()
     assert {(r["step"], "Say a, e, i." in r["prompt"], json.loads(r["sample"]).get("told")) for r in rows} == {
@@ -307,12 +307,10 @@ def test_too_many_errors_stop_the_run(tiny_models, tmp_path):
         run(tmp_path / "run", tiny_models["qwen3_vl"], "limits.environment_errors=0.2", "eval.samples=0", fault="raise")
 
 
-@pytest.mark.parametrize("settings", [
-    {"rollout": {"step_tokens": 4}}], ids=str)
-def test_what_episodes_do_not_go_with_is_refused(settings):
-    config = configs.validate({"task": TASK, "model": {"name": "x"}, **settings})
+def test_what_episodes_do_not_go_with_is_refused():
+    config = configs.validate({"task": TASK, "model": {"name": "x"}, "rollout": {"step_tokens": 4}})
     with pytest.raises(ConfigError, match=r"has an environment.*docs/write-an-environment"):
-        check(config, make_task(config))
+        refuse_episodes(config, make_task(config))
 
 
 @pytest.mark.slow

@@ -18,10 +18,9 @@ from __future__ import annotations
 
 import inspect
 import json
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, get_type_hints
 
 from PIL import Image
@@ -31,16 +30,10 @@ from pydantic.json_schema import GenerateJsonSchema
 from vlrl.config.registry import failure
 from vlrl.data.media import drawn
 from vlrl.errors import DataError, TaskError, VlrlError
-from vlrl.task.environment import Environment
+from vlrl.task.calls import Call, calls_of
+from vlrl.task.environment import SUCCESS, Environment
 from vlrl.types import Media, Observation, Sample, Step
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
-MOST_CALLS = 8
-"""Calls of one action that are run; the others are refused."""
-_MOST_CALL = 20_000
-"""Characters of a call."""
-_MOST_NESTED = 20
-"""Lists and objects inside each other in the arguments of a call."""
 MOST_TEXT = 10_000
 """Characters of a text that are shown to the model."""
 _MOST_PIXELS = 2**26
@@ -50,10 +43,6 @@ _MOST_STORED = 2_000
 _MOST_ERROR = 500
 NAME = re.compile(r"[A-Za-z_][\w.-]{0,63}", re.ASCII)
 """Of a tool, as a model can write it."""
-
-
-SUCCESS = "tool_success"
-"""Reward part of a turn with calls, where the task's rewards name it: 1 when all of them succeeded, else 0."""
 
 
 class CallError(Exception):
@@ -191,72 +180,6 @@ def _shown(value: Any) -> Observation | None:
             raise CallError("returned an Observation that holds other things than a text and Media")
         return Observation(value.text, tuple(value.media))
     return None
-
-
-# --- what a model writes ----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Call:
-    """A call as it was written."""
-
-    name: str = ""
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    error: str = ""
-    """What is wrong with how it was written; empty = nothing."""
-
-
-def calls_of(text: str) -> list[Call]:
-    """Returns the calls of an action in order, `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` each; what
-    stands before `</think>` is none, and neither is anything in thinking that never ends. Beyond MOST_CALLS one more
-    stands for all others, with an error."""
-    _, closed, said = text.rpartition("</think>")
-    _, *pieces = said.split(OPEN) if closed or "<think>" not in text else ("",)
-    calls = [_call(piece) for piece in pieces[:MOST_CALLS]]
-    rest = len(pieces) - len(calls)
-    if rest:
-        calls.append(Call(error=f"{len(pieces)} calls in one turn; the last {rest} were not run, at most {MOST_CALLS} "
-                                "are"))
-    return calls
-
-
-def _call(piece: str) -> Call:
-    body, closed, _ = piece.partition(CLOSE)
-    form = f'write {OPEN}{{"name": ..., "arguments": {{...}}}}{CLOSE}'
-    if not closed:
-        return Call(error=f"a call is not closed; {form}")
-    if len(body) > _MOST_CALL:
-        return Call(error=f"a call has {len(body)} characters; at most {_MOST_CALL} are read")
-    try:
-        request = from_json(body)
-    except (ValueError, RecursionError) as error:
-        return Call(error=f"a call is no JSON ({str(error)[:100]}); {form}")
-    name = request.get("name") if isinstance(request, dict) else None
-    if not isinstance(name, str) or not {"name", "arguments"} >= request.keys():
-        return Call(error=f"a call must hold name and arguments; {form}")
-    arguments = request.get("arguments", {})
-    if not isinstance(arguments, dict):
-        return Call(name, error=f"{name}: arguments must be an object, {{name: value}}")
-    if _nests(arguments, _MOST_NESTED):
-        return Call(name, error=f"{name}: arguments nest deeper than {_MOST_NESTED} levels")
-    return Call(name, arguments)
-
-
-def _nests(value: Any, levels: int) -> bool:
-    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return levels < 0 or any(_nests(inner, levels - 1) for inner in inside)
-
-
-def from_json(text: str | bytes) -> Any:
-    """Returns what JSON says, whose numbers are all finite. Raises ValueError, and RecursionError."""
-    return json.loads(text, parse_float=_finite, parse_constant=_finite)
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"{text[:20]} is no finite number")
-    return number
 
 
 # --- the environment --------------------------------------------------------------------------------------------------

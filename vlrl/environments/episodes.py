@@ -1,0 +1,233 @@
+"""Episodes: the model acts, its environment answers with text and images, turn by turn.
+
+    engine = EpisodeEngine(engine, encode, environments, config, clock)     # answers requests whose sample was opened
+
+An episode is one list of ids that only grows: prompt, action as sampled, observation as the chat template writes it,
+action ... Nothing that was written is tokenised again, and nothing sampled is rendered. With
+environment.order=fixed all live episodes of a call act in turn: what is decoded side by side never depends on the
+clock. With arrival those go on whose environments have answered. Action t of rollout i of a group draws from the stream
+(seed, key of the group, i, t); all episodes of a group begin at the same reset.
+
+An episode may go on from the first turns of another one (`Request.begun`): its environment is reset to the same seed
+and answers the same actions again, and must show the same.
+
+With `episode.history=last:k` the list still grows, and turn t >= k is asked under a window of it: the prompt, an end
+token that closes the empty turn of the model behind it, and the last k observations with the actions between them.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, wait
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from vlrl.config.schema import Config
+from vlrl.distributed import comm
+from vlrl.engine.base import Done, Engine, Request
+from vlrl.environments.host import Environments, Failed
+from vlrl.environments.playing import PlayedEpisode, action_of, at_most, lost, never_begun, places, start_of
+from vlrl.environments.tools import readable
+from vlrl.errors import DataError
+from vlrl.models.processing import Encoder
+from vlrl.monitoring.metrics import Clock
+from vlrl.rewards.text import told
+from vlrl.task import Task
+from vlrl.task.environment import has_environment
+from vlrl.types import Completion, Prompt, Sample, Step
+
+_log = logging.getLogger(__name__)
+
+
+class EpisodeEngine:
+    """An Engine that has environments answer, over one that draws single actions."""
+
+    def __init__(self, engine: Engine, encode: Encoder, environments: Environments, config: Config, clock: Clock):
+        self.engine, self.encode, self.environments, self.clock = engine, encode.copy(), environments, clock
+        self.limits, self.seed = config.episode, config.seed
+        if self.encode.strips_thinking and comm.is_main():
+            _log.warning("the chat template of %s leaves out earlier thinking when another turn follows; episodes keep "
+                         "all that was written, in training and evaluation alike", config.model.name)
+        order = config.environment.order
+        self.fixed = order == "fixed" or (order == "auto" and config.engine.name == "hf")
+
+    def over(self, engine: Engine) -> EpisodeEngine:
+        """Returns the same over another engine; its environments stay those of this one, which closes them."""
+        other = copy.copy(self)
+        other.engine = engine
+        return other
+
+    def sync(self, policy: Any, step: int) -> None:
+        self.engine.sync(policy, step)
+
+    def close(self) -> None:
+        self.environments.close()
+        self.engine.close()
+
+    def generate(self, requests: Sequence[Request], done: Done | None = None) -> list[list[Completion]]:
+        """Returns `request.n` completions for each request: whole episodes where its sample has an environment."""
+        acting = [i for i, r in enumerate(requests) if r.sample is not None and r.sample.opening is not None]
+        if not acting:
+            return self.engine.generate(requests, done)
+        single = [i for i in range(len(requests)) if i not in {*acting}]
+        completions = dict(zip(single, self.engine.generate([requests[i] for i in single]),
+                               strict=True)) if single else {}
+        completions |= {i: [never_begun(requests[i], place, error) for place, _ in places(requests[i])]
+                        for i in acting if (error := lost(requests[i]))}
+        playing = [i for i in acting if i not in completions]
+        completions |= dict(zip(playing, self._episodes([requests[i] for i in playing], self.engine),
+                                strict=True)) if playing else {}
+        return [completions[i] for i in range(len(requests))]
+
+    def replayed(self, requests: Sequence[Request], recorded: Sequence[list[Completion]]) -> list[list[Completion]]:
+        """Returns recorded completions; episodes, of which the actions suffice, after their environments have answered
+        again. One that went otherwise has an error.
+        """
+        acting = [i for i, r in enumerate(requests)
+                  if r.sample is not None and r.sample.opening is not None and not lost(r)]
+        engine = _Recorded({requests[i].key: recorded[i] for i in acting})
+        again = dict(zip(acting, self._episodes([requests[i] for i in acting], engine), strict=True))
+        return [[*map(_unchanged, again[i], own)] if i in again else own for i, own in enumerate(recorded)]
+
+    @property
+    def restarts(self) -> int:
+        """How often a process of environments was started again."""
+        return self.environments.restarts
+
+    def opened(self, task: Task, sample: Sample, key: Sequence[int]) -> Sample:
+        """Returns the sample with what its environment shows at a reset whose seed is made of `key`, or why it cannot
+        be reset; as it is where its task has no environment.
+        """
+        if not has_environment(task.of(sample)):
+            return sample
+        seed = int(np.random.SeedSequence([self.seed, 8, *key]).generate_state(1)[0])
+        return self.environments.opened(sample, seed)
+
+    def reopened(self, sample: Sample) -> Sample:
+        """Returns an opened sample whose media were changed with what its environment shows now, at the same seed."""
+        if sample.environment_seed is None:
+            return sample
+        as_it_was = replace(sample, opening=None, environment_seed=None, reset_error=None)
+        return self.environments.opened(as_it_was, sample.environment_seed)
+
+    def abandon(self) -> None:
+        """Ends what another thread generates."""
+        getattr(self.engine, "abandon", lambda: None)()
+
+    def _episodes(self, requests: Sequence[Request], engine: Engine) -> list[list[Completion]]:
+        groups = [[PlayedEpisode(r, i, self.environments.open(*start_of(r)), r.prompt, self.limits.last,
+                                 self.encode.end, again) for i, again in places(r)] for r in requests]
+        everyone = [p for group in groups for p in group]
+        most = self.limits.max_tokens
+        calls: dict[Future[Any], PlayedEpisode] = {self.environments.begin_reset(p.episode): p for p in everyone}
+        try:
+            opening = engine.generate([
+                replace(r, sampling=at_most(r, most),
+                        continues=tuple(p.continued for p in group) if self.limits.last is None else ())
+                for r, group in zip(requests, groups, strict=True) if not r.begun])
+            new = [p for p in everyone if p.again is None]
+            first = {p: action for p in everyone if (action := p.played)}
+            first |= dict(zip(new, (c for answers in opening for c in answers), strict=True))
+            while calls:
+                live = []
+                for playing, observation in self._arrived(calls):
+                    if action := first.pop(playing, None):
+                        if playing.begin(observation):
+                            self._act(playing, action, calls)
+                    elif self._goes_on(playing, observation) and playing.goes_as_before():
+                        if action := playing.played:
+                            self._act(playing, action, calls)
+                        else:
+                            live.append(playing)
+                    else:
+                        playing.goes_as_before()
+                        playing.continued.cache = None
+                actions = engine.generate([p.request(most) for p in live]) if live else []
+                for playing, (action,) in zip(live, actions, strict=True):
+                    self._act(playing, action, calls)
+        finally:
+            for call in calls:
+                call.cancel()
+            self.environments.close_episodes([p.episode for p in everyone])
+        return [[p.completion() for p in group] for group in groups]
+
+    def _act(self, playing: PlayedEpisode, action: Completion, calls: dict[Future[Any], PlayedEpisode]) -> None:
+        """Adds an action, and has its environment answer it."""
+        playing.act(action)
+        if playing.error is None:
+            words = told(action.text, playing.turns[-1].opened)
+            calls[self.environments.begin_step(playing.episode, words)] = playing
+
+    def _arrived(self, calls: dict[Future[Any], PlayedEpisode]) -> list[tuple[PlayedEpisode, Any]]:
+        """Waits for environments; returns the episodes whose calls are done, which leave `calls`, and the results."""
+        with self.clock("waiting"):
+            done = wait(calls, return_when=ALL_COMPLETED if self.fixed else FIRST_COMPLETED).done
+        arrived = [(calls.pop(call), call.result()) for call in [*calls] if call in done]
+        spent = sum(playing.episode.seconds for playing, _ in arrived)
+        self.clock.seconds["environment"] = self.clock.seconds.get("environment", 0.0) + spent
+        return arrived
+
+    def _goes_on(self, playing: PlayedEpisode, step: Step | Failed) -> bool:
+        """Adds the environment's answer to an episode; returns whether the model acts again."""
+        if isinstance(step, Failed):
+            playing.fail(step.reason)
+            return False
+        try:
+            step, shown = self._shown(step, playing.episode.sample.id)
+        except DataError as error:
+            playing.fail(f"its observation: {error}")
+            return False
+        playing.answered(step)
+        closing = [] if playing.written[-1] == self.encode.end else [self.encode.end]
+        ended = "stop" if step.done else self._limit(playing, len(closing) + len(shown), len(shown.media))
+        playing.observe(step.observation.text, shown, closing, ended)
+        return not ended
+
+    def _shown(self, step: Step, name: str) -> tuple[Step, Prompt]:
+        """Returns a step and its observation as the model sees it; an error in place of a tool's unreadable result."""
+        try:
+            return step, self.encode.observation(step.observation, name)
+        except DataError:
+            if not step.observation.results:
+                raise
+        step = readable(step, lambda result: self.encode.observation(result, name))
+        return step, self.encode.observation(step.observation, name)
+
+    def _limit(self, playing: PlayedEpisode, tokens: int, media: int) -> str:
+        """Returns the limit that ends an episode before so much more; "" = none."""
+        limits = self.limits
+        most = limits.max_turns if playing.base_request.max_turns is None else playing.base_request.max_turns
+        if sum(turn.role == "assistant" for turn in playing.turns) >= most:
+            return "turns"
+        if len(playing.observed_media) + media > limits.max_media:
+            return "media"
+        return "tokens" if len(playing.written) + tokens >= limits.max_tokens else ""
+
+
+class _Recorded:
+    """An engine that writes the actions of recorded episodes, by the keys of their requests."""
+
+    def __init__(self, episodes: Mapping[tuple[int, ...], Sequence[Completion]]):
+        self.episodes = episodes
+
+    def sync(self, policy: Any, step: int) -> None:
+        """There are no weights."""
+
+    def generate(self, requests: Sequence[Request], done: Done | None = None) -> list[list[Completion]]:
+        return [[action_of(c, 0) for c in self.episodes[r.key]] if r.key in self.episodes
+                else [action_of(self.episodes[r.key[1:-2]][r.key[-2]], r.key[-1])] for r in requests]
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _unchanged(again: Completion, recorded: Completion) -> Completion:
+    if not recorded.begun:
+        return recorded
+    if again.error is None and not np.array_equal(again.tokens, recorded.tokens):
+        return replace(again, error="its environment answered the same actions otherwise than before the run stopped")
+    return again

@@ -1,0 +1,200 @@
+"""One episode while it is played: what is written, the windows under which it is asked, and what came of it."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from vlrl.engine.base import ACTION, Continued, Request
+from vlrl.environments.checked import same
+from vlrl.environments.host import Episode, Failed
+from vlrl.models.packing import behind, joined
+from vlrl.types import Completion, LoadedMedia, Observation, Prompt, Step, Turn
+
+
+@dataclass(eq=False)
+class PlayedEpisode:
+    """One episode while it is played."""
+
+    base_request: Request
+    index: int
+    episode: Episode
+    whole: Prompt
+    """The prompt, and all that followed it."""
+    last: int | None
+    """Observations in a window; None = the history is whole."""
+    end: int
+    """Id that ends a turn."""
+    again: Completion | None = None
+    """Its beginning, which another episode has played: these actions are taken again (Request.begun)."""
+    logprobs: list[np.ndarray] = field(default_factory=list)
+    sampled: list[np.ndarray] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    shown: list[Prompt] = field(default_factory=list)
+    """The observations that the model saw."""
+    observed_media: list[LoadedMedia] = field(default_factory=list)
+    """Media of all observations, the last one included."""
+    windows: list[Prompt] = field(default_factory=list)
+    """Of each action what followed the prompt, where the history is cut."""
+    ended: str = ""
+    error: str | None = None
+    continued: Continued = field(default_factory=Continued)
+
+    @property
+    def before(self) -> Prompt:
+        """What the next action is asked under."""
+        turn, last = len(self.shown), self.last
+        if last is None or turn < last:
+            return self.whole
+        window, written = self.base_request.prompt.followed_by(np.array([self.end])), self.written
+        ends = [slice(a.end, b.start) for a, b in itertools.pairwise(t for t in self.turns if t.role == "observation")]
+        for place in range(turn - last, turn):
+            window = joined(window, self.shown[place])
+            if place < turn - 1:
+                window = window.followed_by(written[ends[place]])
+        return window
+
+    @property
+    def written(self) -> np.ndarray:
+        """[T] all tokens after the prompt."""
+        return self.whole.ids[len(self.base_request.prompt):]
+
+    def begin(self, observation: Observation | Failed | None) -> bool:
+        """Checks that it begins where its prompt says; returns whether it begins at all."""
+        opening = self.episode.sample.opening
+        if isinstance(observation, Failed):
+            self.error, self.continued.cache = observation.reason, None
+            return False
+        if opening is None or observation is None or not same(observation, opening):
+            self.error = f"reset({self.episode.seed}) showed something else than before: it must be the same for a seed"
+        return True
+
+    @property
+    def played(self) -> Completion | None:
+        """The next action of the beginning that it takes again; None where it goes on by itself."""
+        turn = sum(t.role == "assistant" for t in self.turns)
+        return action_of(self.again, turn) if self.again is not None and turn < len(self.again.actions) else None
+
+    def goes_as_before(self) -> bool:
+        """Returns whether its environment has answered as it did before, as far as the beginning goes; else it has an
+        error from now on."""
+        if self.again is None or self.error:
+            return not self.error
+        known, written = self.again.tokens, self.written
+        most = min(len(known), len(written))
+        if not np.array_equal(known[:most], written[:most]) or (self.ended and len(written) < len(known)):
+            way_out = self.base_request.way_out
+            self.error = ("its environment answered the same actions otherwise than before, so no other episode can go "
+                          f"on from its turns: it must be deterministic by its seed{way_out and f', or set {way_out}'}")
+        return not self.error
+
+    def request(self, most: int) -> Request:
+        """Returns what is asked of the engine for its next action."""
+        turn = sum(t.role == "assistant" for t in self.turns)
+        key = (ACTION, *self.base_request.key, self.index, turn)
+        sampling = at_most(self.base_request, most - len(self.written))
+        whole = self.last is None
+        return replace(self.base_request, prompt=self.before, n=1, key=key, sampling=sampling, begun=(),
+                       continues=(self.continued,) if whole else (), turns=tuple(self.turns) if whole else ())
+
+    def act(self, action: Completion) -> None:
+        start, before = len(self.written), self.before
+        self._append(self.whole.followed_by(action.tokens), action.logprobs, action.loss_mask)
+        if self.last is not None:
+            self.windows.append(behind(before.followed_by(action.tokens), self.base_request.prompt,
+                                       self.shown[-self.last:]))
+        self.turns.append(Turn(start=start, end=len(self.written), text=action.text, opened=before.opened,
+                               error=self.error, prompt_ids=None if self.last is None else tuple(before.ids.tolist())))
+
+    def answered(self, step: Step) -> None:
+        """Notes on the action what the environment made of it."""
+        self.turns[-1] = replace(self.turns[-1], parts=dict(step.parts), state=step.state, done=step.done,
+                                 seconds=self.episode.seconds, info=dict(step.info))
+
+    def fail(self, reason: str) -> None:
+        self.error = reason
+        self.turns[-1] = replace(self.turns[-1], error=reason, seconds=self.episode.seconds)
+
+    def observe(self, text: str, shown: Prompt, closing: list[int], ended: str) -> None:
+        """Adds an observation, which the model sees unless the episode has ended."""
+        self.ended = ended
+        if closing and not ended:  # an action that was cut: its turn is closed for it
+            self._append(self.whole.followed_by(np.array(closing)), np.zeros(1, np.float32), np.zeros(1, bool))
+        start = len(self.written)
+        if not ended:
+            n = len(shown)
+            self._append(joined(self.whole, shown), np.zeros(n, np.float32), np.zeros(n, bool))
+            self.shown.append(shown)
+            self.continued.observed = shown
+        self.observed_media += shown.media
+        self.turns.append(Turn(start=start, end=len(self.written), role="observation", text=text,
+                               media=tuple(m.sha256 for m in shown.media)))
+
+    def completion(self) -> Completion:
+        if not self.turns:
+            assert self.error
+            return never_begun(self.base_request, self.index, self.error)
+        texts = (t.text + "".join(f"\n<{m.kind}>" for m in self.observed_media if m.sha256 in t.media)
+                 for t in self.turns)
+        length = next(t for t in reversed(self.turns) if t.role == "assistant")
+        cut = not self.ended and self.whole.ids[len(self.base_request.prompt) + length.end - 1] != self.end
+        reason: Any = self.ended or ("length" if cut else "stop")
+        return Completion(
+            tokens=self.written, logprobs=np.concatenate(self.logprobs), loss_mask=np.concatenate(self.sampled),
+            text="\n\n".join(texts), finish_reason=reason, turns=tuple(self.turns), error=self.error,
+            episode_id=_episode_id(self.base_request, self.index),
+            observed_media=tuple(self.observed_media),
+            shown=behind(self.whole, self.base_request.prompt, self.shown) if self.shown and not self.windows else None,
+            windows=tuple(self.windows))
+
+    def _append(self, whole: Prompt, logprobs: np.ndarray, sampled: np.ndarray) -> None:
+        self.whole = whole
+        self.logprobs.append(logprobs)
+        self.sampled.append(sampled)
+
+
+
+
+def action_of(episode: Completion, turn: int) -> Completion:
+    actions = [t for t in episode.turns if t.role == "assistant"]
+    if not actions:  # it was never begun, and `_unchanged` leaves it so
+        return episode
+    at = actions[min(turn, len(actions) - 1)]  # one too many is found out by `_unchanged`
+    own = slice(at.start, at.end)
+    return Completion(tokens=episode.tokens[own], logprobs=episode.logprobs[own], loss_mask=episode.loss_mask[own],
+                      text=at.text, finish_reason="stop")
+
+
+def places(request: Request) -> list[tuple[int, Completion | None]]:
+    """Returns the place in its group of each episode, and the beginning that it takes again."""
+    if request.begun:
+        return [(b.index, b.written) for b in request.begun]
+    return [(i, None) for i in range(request.n)]
+
+
+def lost(request: Request) -> str | None:
+    """Returns why the environment of its sample could not be reset."""
+    return request.sample.reset_error if request.sample is not None else None
+
+
+def never_begun(request: Request, index: int, error: str) -> Completion:
+    """Returns an episode whose environment could not be reset."""
+    return Completion(tokens=np.zeros(0, np.int64), logprobs=np.zeros(0, np.float32), loss_mask=np.zeros(0, bool),
+                      text="", finish_reason="stop", episode_id=_episode_id(request, index), error=error)
+
+
+def _episode_id(request: Request, index: int) -> str:
+    return "-".join(map(str, (*request.key, index)))
+
+
+def start_of(request: Request) -> tuple[Any, int]:
+    sample = request.sample
+    assert sample is not None and sample.environment_seed is not None
+    return sample, sample.environment_seed
+
+
+def at_most(request: Request, tokens: int) -> Any:
+    return replace(request.sampling, max_new_tokens=max(1, min(request.sampling.max_new_tokens, tokens)))
