@@ -36,7 +36,7 @@ from vlrl.models import policy as policies
 from vlrl.models.processing import Encoder
 from vlrl.models.reference import Reference
 from vlrl.rollout.generate import Visit
-from vlrl.rollout.likelihoods import Likelihoods
+from vlrl.services.likelihoods import Likelihoods
 from vlrl.services.reward_model import RewardModel
 from vlrl.task import Task
 from vlrl.training import build, build_task, sft

@@ -273,18 +273,18 @@ STAGES = [
 
 _STEPS, _SERVED = ("tests/training/test_steps.py",), ("tests/services/test_judge_server.py",)
 _LIKELY, _PAID, _MARGIN, _LEARNED, _SCORED, _ENSEMBLE, _KEPT, _PARTS = (
-    ("tests/rollout/test_likelihoods.py",), ("tests/task/test_likely_parts.py",), ("tests/algo/test_pairs.py",),
+    ("tests/services/test_likelihoods.py",), ("tests/task/test_likely_parts.py",), ("tests/algo/test_pairs.py",),
     ("tests/training/test_pairs.py",), ("tests/services/test_reward_model.py",), ("tests/rewards/test_ensembles.py",),
     ("tests/curriculum/test_filters.py",), ("tests/services/test_parts.py",))
 
 SCORES = [
-    Mutant("vlrl/rollout/likelihoods.py", 'name == "policy_logprobs" for', 'name != "policy_logprobs" for', _LIKELY,
+    Mutant("vlrl/services/likelihoods.py", 'name == "policy_logprobs" for', 'name != "policy_logprobs" for', _LIKELY,
            "the policy's log-probabilities are the reference's"),
-    Mutant("vlrl/rollout/likelihoods.py", "last + (written(last) < end)", "last", _LIKELY,
+    Mutant("vlrl/services/likelihoods.py", "last + (written(last) < end)", "last", _LIKELY,
            "a token that holds the end of an answer and more is left out"),
-    Mutant("vlrl/rollout/likelihoods.py", "last = bisect_right(places, end, key=written) - 1",
+    Mutant("vlrl/services/likelihoods.py", "last = bisect_right(places, end, key=written) - 1",
            "last = bisect_right(places, end - 1, key=written)", _LIKELY, "half of a last character is left out"),
-    Mutant("vlrl/rollout/likelihoods.py", "joined = np.concatenate([tokens[:prefix_len],",
+    Mutant("vlrl/services/likelihoods.py", "joined = np.concatenate([tokens[:prefix_len],",
            "joined = np.concatenate([self.encode.answer_ids(self._decode(tokens[:prefix_len]))[:-1],", _LIKELY,
            "a reasoning is read in other tokens than it was sampled in"),
     Mutant("vlrl/models/reference.py", "if own:", "if not own:", _LIKELY, "policy and reference change places"),
@@ -296,7 +296,7 @@ SCORES = [
            "long targets are more likely"),
     Mutant("vlrl/services/likely_parts.py", "services.reference_logprobs(answers)]",
            "services.reference_logprobs(answers[::-1])]", _PAID, "answers are paid for each other's likelihood"),
-    Mutant("vlrl/task/extra_parts.py", "if service in extra.offer.needs", "if True", _PAID,
+    Mutant("vlrl/services/extra_parts.py", "if service in extra.offer.needs", "if True", _PAID,
            "a service reads what another one is asked for"),
     Mutant("vlrl/curriculum/filters.py", "self.decay * self.mean + (1 - self.decay) * now",
            "(1 - self.decay) * self.mean + self.decay * now", _KEPT, "the moving average forgets at once"),

@@ -24,10 +24,10 @@ from vlrl.engine.base import Request, Sampling
 from vlrl.engine.copied import Abandoned, CopiedEngine
 from vlrl.engine.hf import HFEngine
 from vlrl.errors import ConfigError, TrainingError
+from vlrl.methods.asynchronous import source as async_source
+from vlrl.methods.asynchronous.source import Pipelined
 from vlrl.models.processing import PromptTooLong
 from vlrl.monitoring.metrics import Clock
-from vlrl.rollout import async_source
-from vlrl.rollout.async_source import Pipelined
 from vlrl.rollout.error_limits import refuse_stale
 from vlrl.rollout.generate import Answering
 from vlrl.rollout.group_source import GroupSource

@@ -42,6 +42,8 @@ class GroupSource:
 
     generates: ClassVar[bool] = True
     """Whether answers are drawn from the policy, with variants and services of training."""
+    apart: ClassVar[bool] = False
+    """Whether that goes on beside the update, so that the engine has weights of its own."""
 
     def __init__(self, answering: Answering, encode: Encoder, sampler: Sampler, samples: Sequence[Sample],
                  prefetch: Prefetcher | None = None, prompts: Prompts | None = None,
@@ -240,6 +242,13 @@ class GroupSource:
                 "held": [group.state_dict() for group in self.carried_over.values()],
                 **{key: own for key, method in placed(self.answering.methods, "source").items()
                    if (own := method.state_dict())}}
+
+    def at_rest(self) -> tuple[dict[str, Any], Callable[[float], dict[str, Any] | None] | None]:
+        """Returns its state between two steps, without waiting for answers that are drawn ahead; and what gives the
+        part of it that holds these, once they are written: None if that takes longer than so many seconds, or where
+        other processes have some.
+        """
+        return self.state_dict(), None
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes what `state_dict` gave. Raises RunError where the samples were others then."""

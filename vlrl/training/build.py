@@ -32,7 +32,6 @@ from vlrl.curriculum import horizon
 from vlrl.distributed import comm
 from vlrl.distributed.rank_monitor import GRACE
 from vlrl.engine.base import Engine
-from vlrl.engine.copied import CopiedEngine
 from vlrl.engine.hf import HFEngine
 from vlrl.errors import ConfigError
 from vlrl.models import deepspeed_zero, fsdp, policy
@@ -40,11 +39,9 @@ from vlrl.models.policy import Policy
 from vlrl.models.processing import Encoder
 from vlrl.models.reference import Reference
 from vlrl.monitoring.metrics import Clock
-from vlrl.rollout import async_source, partial
-from vlrl.rollout.async_source import Pipelined
+from vlrl.rollout import partial
 from vlrl.rollout.generate import Answering
 from vlrl.rollout.group_source import GroupSource, Measure, Tell
-from vlrl.rollout.likelihoods import Likelihoods
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.rollout.provided import configured, provide
 from vlrl.task import Task, task_samples
@@ -143,7 +140,7 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
     `algorithm` is made of the config where none is given. `tell` shows how far something before a step is.
     """
     if config.asynchronous.max_staleness and make_source is GroupSource:
-        make_source = Pipelined
+        make_source = _AHEAD["source"]
     check_engine(config)
     deepspeed_zero.check(config)
     algorithm = algorithm or Algorithm(config)
@@ -167,7 +164,8 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
     prompts.buffer = config.data.shuffle_buffer if config.data.stream else None
     sampler = comm.on_main_alone(lambda: curriculum.make(config.curriculum, prompts, config.shares),
                                  "making the sampler")
-    comm.on_main(lambda: async_source.check(config, sampler))
+    if config.asynchronous.max_staleness:
+        comm.on_main(lambda: _AHEAD["check"](config, sampler))
     horizon.check(config.episode, task)
     partial.refuse_episodes(config, task)
     for method in algorithm.methods:
@@ -196,7 +194,7 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
             model.free_reference()
         task = served(task, offered, samples)
         prefetch = Prefetcher(encode, task, config.data.workers)
-        apart = issubclass(make_source, Pipelined)
+        apart = make_source.apart
         copies = apart and config.engine.name == "hf"  # of the whole model, so before that is sharded
         if not copies:
             shard(model, encode, config)
@@ -222,8 +220,14 @@ _CHECKS = Table({"start": "vlrl.checks.preflight:check", "opened": "vlrl.checks.
 _ENGINES = Table({
     "vllm": "vlrl.engine.vllm.engine:VLLMEngine",
     "vllm_server": "vlrl.engine.vllm.server:ServerEngine",
+    "copied": "vlrl.engine.copied:CopiedEngine",
 })
-"""engine.name -> (policy, config, folder, episodes) -> the engine; hf is the training model itself."""
+"""engine.name -> (policy, config, folder, episodes) -> the engine; hf is the training model itself, or a copy of it."""
+_AHEAD = Table({
+    "source": "vlrl.methods.asynchronous.source:Pipelined",
+    "check": "vlrl.methods.asynchronous.source:check",
+})
+_LIKELIHOODS = Table({"logprobs": "vlrl.services.likelihoods:Likelihoods"})
 _EPISODES = Table({
     "host": "vlrl.environments.host:Environments",
     "engine": "vlrl.environments.episodes:EpisodeEngine",
@@ -288,14 +292,16 @@ class _Idle(Task):
     sample = Sample(id="idle", row={}, media=(Media(source=Image.new("RGB", (64, 64))),))
 
 
-def make_likelihoods(config: Config, task: Task, model: Policy, encode: Encoder) -> Likelihoods | None:
+def make_likelihoods(config: Config, task: Task, model: Policy, encode: Encoder) -> Any:
     """Returns what reads answers for services of log-probabilities, for a task that needs one; with that of the
     reference the policy keeps one.
     """
-    likelihoods = Likelihoods(Reference(model, config), encode, task)
+    if not {*LOGPROBS} & {*task.needs}:
+        return None
+    likelihoods = _LIKELIHOODS["logprobs"](Reference(model, config), encode, task)
     if "reference_logprobs" in likelihoods.services:
         model.keep_reference(config.model.name)
-    return likelihoods if likelihoods.services else None
+    return likelihoods
 
 
 def make_engine(config: Config, model: Policy, folder: Path, apart: bool = False,
@@ -307,7 +313,7 @@ def make_engine(config: Config, model: Policy, folder: Path, apart: bool = False
     """
     settings = config.engine
     if settings.name == "hf":
-        kind = CopiedEngine if apart else HFEngine
+        kind: type[HFEngine] = _ENGINES["copied"] if apart else HFEngine
         return kind(model, config.seed, settings.batch_rollouts, settings.prefill_tokens)
     if settings.renormalises and comm.is_main():
         _log.warning("engine.top_p=%g and engine.top_k=%d: answers are sampled from a part of the tokens, and their "

@@ -15,11 +15,12 @@ from vlrl.errors import VlrlError
 from vlrl.models.model_config import FamilyConvention
 from vlrl.task import Task
 from vlrl.task.environment import check_unattached
-from vlrl.task.extra_parts import mixed
 from vlrl.task.mixture import Mixture
 from vlrl.task.row_files import RowFiles
 
-_OUTSIDE = Table({"attach": "vlrl.environments.named:attach", "pinned": "vlrl.data.sources.hub:pinned"})
+_BESIDE = Table({"environment": "vlrl.environments.named:attach", "parts": "vlrl.services.extra_parts:mixed",
+                 "pinned": "vlrl.data.sources.hub:pinned"})
+"""What `environment.name`, `task.parts` and data sets of the Hub add to a task."""
 
 
 @prints_aside()
@@ -47,7 +48,7 @@ def make_task(config: Config) -> Task:
 
 def _attach(task: Task, settings: EnvironmentSettings) -> None:
     if settings.name:
-        _OUTSIDE["attach"](task, settings)
+        _BESIDE["environment"](task, settings)
     else:
         check_unattached(task, settings)
 
@@ -55,13 +56,13 @@ def _attach(task: Task, settings: EnvironmentSettings) -> None:
 def _pinned(data: DataSettings, config: Config) -> DataSettings:
     """Returns the settings with the commits of data sets of the Hub that the run, if there is one, began with."""
     named = {split: name for split in SPLITS if "@" in (name := getattr(data, split))}
-    return data.model_copy(update={split: _OUTSIDE["pinned"](name, config.run.dir) for split, name in named.items()})
+    return data.model_copy(update={split: _BESIDE["pinned"](name, config.run.dir) for split, name in named.items()})
 
 
 def _single_task(config: Config, settings: TaskSettings, data: DataSettings) -> Task:
     own = settings.model_extra or {}
     task = tasks.load(settings.name, {**own, "combine": settings.combine, "rewards": settings.rewards},
-                      lambda cls: mixed(cls, settings.parts))
+                      lambda cls: _BESIDE["parts"](cls, settings.parts) if settings.parts else cls)
     task.seed, task.data = data.seed, data
     task.override_outcome(config.curriculum.part, config.curriculum.pass_at)
     auto = settings.coordinates == "auto"

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 from vlrl.distributed import comm
 from vlrl.models import fsdp
 from vlrl.monitoring.watchdog import Stuck
-from vlrl.rollout import async_source
 from vlrl.store import checkpoint
 from vlrl.store.lock import Lock
 from vlrl.training.checkpointing import Saver
@@ -58,7 +57,7 @@ class Rest:
     def keep(self) -> None:
         """Copies what drawing the answers of the next step will change; on the main process."""
         parts = self.parts
-        source, self._ahead = async_source.at_rest(parts.source)
+        source, self._ahead = parts.source.at_rest()
         algorithm = parts.algorithm.state_dict(parts.policy)
         algorithm.pop("reference", None)  # as large as the weights; it moves after them
         self._frozen = checkpoint.freeze({"source": source, "scaler": parts.policy.scaler.state_dict(),

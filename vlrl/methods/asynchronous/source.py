@@ -71,6 +71,8 @@ class Batch(Draws):
 class Pipelined(GroupSource):
     """A group source that draws the groups of later steps in a thread."""
 
+    apart = True
+
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.queue: deque[Batch] = deque()
@@ -82,6 +84,9 @@ class Pipelined(GroupSource):
         self._ahead_s = 0.0
         card = torch.cuda.current_device() if torch.cuda.is_initialized() else None
         self._thread = ThreadPoolExecutor(1, "ahead", _settle, (max(1, torch.get_num_threads() // 2), card))
+
+    def at_rest(self) -> tuple[dict[str, Any], Callable[[float], dict[str, Any] | None] | None]:
+        return super().state_dict(), partial(_written, [*self.queue])
 
     def sync(self, policy: Any, step: int, now: bool = True) -> None:
         """Hands the weights to the engine where the queue ends with this step, or `now`: as soon as nothing is being
@@ -192,16 +197,6 @@ class Pipelined(GroupSource):
                   policy_step=b["policy_step"],
                   completions={key: [completion_of(**a) for a in answers] for key, answers in b["made"].items()})
             for b in state.get("queue", ()))
-
-
-def at_rest(source: GroupSource) -> tuple[dict[str, Any], Callable[[float], dict[str, Any] | None] | None]:
-    """Returns the state of a source between two steps, without waiting for answers that are drawn ahead; and what gives
-    the part of it that holds these, once they are written: None if that takes longer than so many seconds, or where
-    other processes have some.
-    """
-    if not isinstance(source, Pipelined):
-        return source.state_dict(), None
-    return GroupSource.state_dict(source), partial(_written, [*source.queue])
 
 
 def _written(queue: Sequence[Batch], seconds: float) -> dict[str, Any] | None:

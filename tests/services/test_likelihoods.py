@@ -20,7 +20,7 @@ from vlrl.errors import TaskError
 from vlrl.models.packing import pack, pieces_of
 from vlrl.models.reference import Reference
 from vlrl.rollout.generate import AcceptedDraw, Visit, make_group, plain_visits
-from vlrl.rollout.likelihoods import Likelihoods, answer_span
+from vlrl.services.likelihoods import Likelihoods, answer_span
 from vlrl.task.services import Key, Reading
 from vlrl.types import Completion, Sample
 
