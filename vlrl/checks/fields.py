@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from vlrl.checks.rule import CheckedRow, Context
+from vlrl.config.registry import Table
 from vlrl.data import MEDIA_FIELDS, box_problems
 from vlrl.data.row_fields import (
     cut_problem,
@@ -17,17 +18,9 @@ from vlrl.data.row_fields import (
     tracks_problem,
 )
 from vlrl.data.values import number, short
-from vlrl.errors import DataError, did_you_mean
-from vlrl.rewards.answers import one_number
 from vlrl.rewards.boxes import is_number
-from vlrl.rewards.chart import count
-from vlrl.rewards.codes import is_code
-from vlrl.rewards.driving import trajectory_problem
 
 Row = Mapping[str, Any]
-ANSWER_TYPES = ("choice", "number", "count", "text", "yes_no", "math", "chart", "ocr", "regression", "span",
-                "span+choice", "track")
-_NUMERIC = ("number", "count", "regression")
 LATE = 0.1
 """Share of the duration by which a span may end after it: published annotations do, by up to a tenth."""
 SLACK = 1.0
@@ -41,8 +34,8 @@ _SHOWN = {"expression": "image", "boxes": "image", "box": "image", "action": "im
 
 def field_problems(row: Row) -> Iterator[str]:
     """Yields each thing that is wrong with the fields that a row has; fields it has not are left to its task."""
-    for name, find in _CHECKS.items():
-        if row.get(name) is not None and (problem := find(row)):
+    for name in _CHECKS:
+        if row.get(name) is not None and (problem := _CHECKS[name](row)):
             yield problem
 
 
@@ -71,43 +64,6 @@ def _label(row: Row) -> str | None:
                               for v in several):
         return f"label={short(label)} must be a text, or with `multi` a list of texts"
     return label_problem(several, labels)
-
-
-def _answer_type(row: Row) -> str | None:
-    kind = row["answer_type"]
-    if kind not in ANSWER_TYPES:
-        return (f"answer_type={short(kind)} is not known.{did_you_mean(str(kind), ANSWER_TYPES)} Known: "
-                f"{', '.join(ANSWER_TYPES)}")
-    needed = {"span": "spans", "track": "tracks"}.get(kind, "answer")
-    if row.get(needed) is None and row.get("answer") is None:
-        return f"answer_type={kind} needs the field {needed!r}"
-    if kind in _NUMERIC and not _is_numeric(row.get("answer"), kind):
-        return f"answer={short(row.get('answer'))} must be a number, as answer_type={kind} says"
-    return None
-
-
-def _is_numeric(value: Any, kind: str) -> bool:
-    """Returns whether one of the right answers is a number of this type, or a code, which is compared as it is written.
-    """
-    several, read = value if isinstance(value, list) else [value], count if kind == "count" else one_number
-    return any(read(str(v)) is not None or is_code(str(v)) for v in several)
-
-
-def _options(row: Row) -> str | None:
-    options = row["options"]
-    if not isinstance(options, list) or len(options) < 2 or not all(
-            isinstance(v, (str, int, float)) and str(v).strip() for v in options):
-        return f"options={short(options)} must be a list of at least two texts"
-    if row.get("answer") is None or row.get("answer_type", "choice") not in ("choice", "span+choice"):
-        return None
-    from vlrl.data.formats.choices import letter, options_of  # rows without options need none of it
-
-    try:
-        answer = row["answer"]
-        letter(", ".join(map(str, answer)) if isinstance(answer, list) else answer, options_of({"options": options}))
-    except DataError as error:
-        return str(error)
-    return None
 
 
 def span_problem(row: Row) -> str | None:
@@ -143,11 +99,6 @@ def _tracks(row: Row) -> str | None:
     return next(box_problems({"boxes": boxes}, (row.get("width"), row.get("height"))), None)
 
 
-def _trajectory(row: Row) -> str | None:
-    problem = trajectory_problem(row["trajectory"])
-    return f"trajectory={short(row['trajectory'])}: {problem}" if problem else None
-
-
 def _boxes(row: Row) -> str | None:
     boxes = row["boxes"]
     if isinstance(boxes, list) and all(isinstance(b, Mapping) and _is_box(b.get("box")) for b in boxes):
@@ -166,17 +117,18 @@ def _labels(row: Row) -> str | None:
     return f"labels={short(labels)} must be a list of texts"
 
 
-_CHECKS: dict[str, Callable[[Row], str | None]] = {
+_CHECKS = Table({
     **{name: _text(name) for name in _TEXTS},
     **{name: lambda row, name=name: positive_problem(name, row[name]) for name in _POSITIVE},
-    "label": _label, "answer_type": _answer_type, "options": _options, "spans": span_problem,
+    "label": _label, "answer_type": "vlrl.checks.answer_fields:answer_type",
+    "options": "vlrl.checks.answer_fields:options", "spans": span_problem,
     "video_end": lambda row: cut_problem(row.get("video_start") or 0, row["video_end"]), "tracks": _tracks,
-    "plan": lambda row: plan_problem(row["plan"]), "trajectory": _trajectory,
+    "plan": lambda row: plan_problem(row["plan"]), "trajectory": "vlrl.checks.route_fields:trajectory",
     "responses": lambda row: responses_problem(row["responses"], 1 if row.get("answer") is None else row["answer"]),
     "boxes": _boxes, "labels": _labels,
     "box": lambda row: None if _is_box(row["box"]) else f"box={short(row['box'])} must be [x1, y1, x2, y2] in pixels",
-}
-"""Field -> what is wrong with a row that has it."""
+})
+"""Field -> what is wrong with a row that has it; only rows with such a field import what lies elsewhere."""
 
 
 def _rule(name: str) -> Callable[[CheckedRow, Context], Iterator[str]]:
