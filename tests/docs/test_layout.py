@@ -5,6 +5,7 @@ import importlib
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import grimp
@@ -18,8 +19,12 @@ from vlrl.config.sections import PAIRS, SECTIONS
 ROOT = Path(__file__).resolve().parents[2]
 AT_THE_ROOT = {"__init__", "__main__", "_torchcodec", "_torchvision", "errors", "media", "types"}
 BRANCHES = ("methods", "services", "environments", "data.formats", "data.media_edits", "data.sources", "data.video",
-            "engine.vllm", "checks", "testing", "tools", "cli")
-"""Of vlrl, what the trunk names in tables of texts alone; modules whose names begin so."""
+            "engine.vllm", "checks", "testing", "tools", "cli",
+            "rewards._math_worker", "rewards.chart", "rewards.closed_loop", "rewards.constraints", "rewards.contrast",
+            "rewards.detection", "rewards.driving", "rewards.ensembles", "rewards.groups", "rewards.likelihood",
+            "rewards.literals", "rewards.math", "rewards.process", "rewards.spans", "rewards.steps", "rewards.tracks")
+"""Of vlrl, what the trunk names in tables of texts alone, and what tasks and services alone use; modules whose names
+begin so."""
 UNDER_VLRL = {"tasks": {"vlrl/tools/tiny/cold_start.py", "vlrl/tools/tiny/episode_start.py"},
               "app": {"vlrl/cli/inspecting.py", "vlrl/cli/looking.py", "vlrl/cli/publishing.py"}}
 """Files that import vlrl.tasks or vlrl.app by these names, which import-linter does not take for tasks and app."""
@@ -81,6 +86,12 @@ def test_the_trunk_imports_no_branch(graph):
     assert len(trunk) > 200
     assert [(m, other) for m in trunk for other in graph.find_modules_directly_imported_by(m)
             if other.startswith((*branches, "app", "tasks"))] == []
+
+
+def test_the_contract_names_every_branch_within_a_package_of_the_trunk():
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    named = next(one["forbidden_modules"] for one in contracts if one["id"] == "within")
+    assert sorted(named) == sorted(f"vlrl.{name}" for name in BRANCHES if "." in name)
 
 
 def test_only_the_registry_imports_by_name():
