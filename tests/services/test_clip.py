@@ -20,8 +20,8 @@ from transformers import (
 from tests.conftest import noise
 from vlrl.config.services import ClipSettings
 from vlrl.errors import ConfigError
-from vlrl.rollout.provided import Provided
 from vlrl.services.clip import Clip
+from vlrl.services.provided import Provided
 from vlrl.task.services import Place
 
 WORDS = "the road is clear with no car accidents two cars have collided each other on a cat dog picture of".split()

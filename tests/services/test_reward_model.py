@@ -10,8 +10,8 @@ from tests.services.test_parts import ROW, task_of
 from vlrl import config as configs
 from vlrl.errors import ConfigError
 from vlrl.rewards.text import parse_answer
-from vlrl.rollout.provided import Provided
 from vlrl.services.judge_prompts import question_text
+from vlrl.services.provided import Provided
 from vlrl.services.reward_model import RewardModel
 from vlrl.task.scoring import score_group
 from vlrl.task.services import Place, Services

@@ -7,8 +7,9 @@ from tests.rollout.test_group_source import Number
 from tests.rollout.test_group_source import source as scripted
 from vlrl import config as configs
 from vlrl.errors import ConfigError, TaskError
+from vlrl.services.absent import less, unserved_parts
 from vlrl.task.scoring import score_group
-from vlrl.task.services import AbsentService, Services, less, unserved_parts, without_absent
+from vlrl.task.services import AbsentService, Services, without_absent
 from vlrl.training.loop import train
 from vlrl.types import Answer, Sample
 

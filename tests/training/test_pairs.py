@@ -20,7 +20,7 @@ from vlrl.models.fsdp import check
 from vlrl.models.heads import HEAD
 from vlrl.rewards.text import parse_answer
 from vlrl.rollout.generate import AcceptedDraw
-from vlrl.rollout.provided import provide
+from vlrl.services.provided import provide
 from vlrl.services.reward_model import RewardModel
 from vlrl.task import load_class
 from vlrl.task.scoring import score_group

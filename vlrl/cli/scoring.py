@@ -19,7 +19,7 @@ from vlrl.errors import DataError, RunError
 
 if TYPE_CHECKING:
     from vlrl.config.schema import Config
-    from vlrl.rollout.provided import Provided
+    from vlrl.services.provided import Provided
     from vlrl.task import Task
     from vlrl.tools.tasks.rescore import Comparison, Rescored
 
@@ -123,7 +123,7 @@ def _services(config: Config, task: Task) -> Iterator[Provided | None]:
     if not (services.judge.given or services.clip.given or services.reward_model.given):
         yield None
         return
-    from vlrl.rollout.provided import serving
+    from vlrl.services.provided import serving
 
     with serving(config, task) as provided:
         yield provided

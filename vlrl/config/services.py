@@ -107,6 +107,11 @@ class ServicesSettings(Settings):
     clip: ClipSettings = ClipSettings()
     reward_model: RewardModelSettings = RewardModelSettings()
 
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The names of those that a run has."""
+        return tuple(name for name in ("judge", "clip", "reward_model") if getattr(self, name).given)
+
 
 def with_reference(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns the settings with algo.reference as services.reference says. ValueError where both say something."""

@@ -17,11 +17,12 @@ from vlrl.errors import DataError
 from vlrl.evaluation.stats import mean_ci
 from vlrl.models.processing import PromptTooLong
 from vlrl.rollout.generate import Likelihoods, Score, answer_of, make_group, plain_visits, sampling_of
+from vlrl.rollout.overlap import side_by_side
 from vlrl.rollout.prefetch import Prefetcher
-from vlrl.rollout.provided import Provided, side_by_side
 from vlrl.task import Task
 from vlrl.task.first_samples import first_samples
 from vlrl.task.scoring import sample_metrics, score_all
+from vlrl.task.services import RunServices
 from vlrl.types import Group, Sample
 
 _CHUNK = 64
@@ -31,7 +32,7 @@ _CHUNK = 64
 def evaluate(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, split: str, step: int,
              tell: Callable[[str, int, int], None] | None = None,
              likelihoods: Likelihoods | None = None, score: Score = score_all,
-             services: Provided | None = None) -> tuple[dict[str, Any], list[Group]]:
+             services: RunServices | None = None) -> tuple[dict[str, Any], list[Group]]:
     """Returns one line of eval.jsonl and this process's groups of one answer each.
 
     Every metric has `<metric>/ci95_low` and `<metric>/ci95_high` (bootstrap over samples). Greedy unless
@@ -56,7 +57,7 @@ def evaluate(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, s
 
 def _answer(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, split: str, step: int,
             samples: Sequence[tuple[int, Sample]], tell: Callable[[str, int, int], None] | None,
-            likelihoods: Likelihoods | None, score: Score, services: Provided | None) -> tuple[list[Group], int]:
+            likelihoods: Likelihoods | None, score: Score, services: RunServices | None) -> tuple[list[Group], int]:
     """Returns scored groups of one answer for numbered samples, and how many samples were rejected."""
     sampling = sampling_of(config.rollout, config.eval.temperature)
     stream = zlib.crc32(split.encode())
@@ -89,7 +90,7 @@ def _answer(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, sp
             return make_group(task, sample, prompt, completions[i], group_id=f"{split}-{number:06d}", split=split,
                               step=step, likely=known[i], score=score, served=services)
 
-        groups += side_by_side(services, scored, range(len(prompts)))
+        groups += side_by_side(services.threads if services else 1, scored, range(len(prompts)))
     return groups, rejected
 
 

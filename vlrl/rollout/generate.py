@@ -18,10 +18,9 @@ from vlrl.monitoring.metrics import Clock
 from vlrl.rewards.text import parse_answer, told
 from vlrl.rollout.overlap import Ahead
 from vlrl.rollout.partial import PartialGroup, in_one_step, last_part
-from vlrl.rollout.provided import Given, Provided
 from vlrl.task import Task, task_target
 from vlrl.task.scoring import Marked, Scored, score_all, unscored
-from vlrl.task.services import Likely, Place, Services, looked_up, served_parts
+from vlrl.task.services import GroupServices, Likely, Place, RunServices, Services, looked_up, served_parts
 from vlrl.task.variants import GREEDY, KEPT, trained_answers
 from vlrl.types import Acted, Answer, Completion, Group, Prompt, Rollout, Sample, Turn, Variant
 
@@ -77,7 +76,7 @@ class Answering:
     score: Score = score_all
     likelihoods: Likelihoods | None = None
     """Reads for services of log-probabilities, where the task needs them."""
-    services: Provided | None = None
+    services: RunServices | None = None
     """Those of `services.*` that the task needs."""
     methods: Sequence[Method] = ()
     """Those of the run, started."""
@@ -274,7 +273,7 @@ def sampling_of(rollout: RolloutSettings, temperature: float, max_new_tokens: in
 def make_group(task: Task, sample: Sample, prompt: Prompt, completions: Sequence[Completion], *, group_id: str,
                split: str, step: int, variants: Sequence[tuple[Variant, Sequence[Completion]]] = (),
                likely: Likely | None = None, policy_step: int | None = None,
-               score: Score = score_all, served: Provided | None = None) -> Group:
+               score: Score = score_all, served: RunServices | None = None) -> Group:
     """Returns a scored group of a step, sampled by the weights of `policy_step` completed steps; None = as many as
     `step`.
 
@@ -335,7 +334,7 @@ def _members(completions: Sequence[Completion],
     return [("", c) for c in completions] + [(v.name, c) for v, answers in variants if v.trained for c in answers]
 
 
-def _unanswered(task: Task, scored: Scored, given: Given) -> Scored:
+def _unanswered(task: Task, scored: Scored, given: GroupServices) -> Scored:
     """Returns the scores with the reason where a service was asked in vain for a part that has no value."""
     if scored.reward is not None or scored.error is not None or given.problem is None:
         return scored

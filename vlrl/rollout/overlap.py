@@ -1,16 +1,18 @@
-"""Work on the first results of a slow producer while it makes the others: in threads, results in order."""
+"""Work in threads, results in order: on the first results of a slow producer while it makes the others, or on several
+values at a time."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
 from vlrl.monitoring.metrics import Clock
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Ahead(Generic[T]):
@@ -68,3 +70,12 @@ class Ahead(Generic[T]):
             with self._lock:
                 self._at_work -= 1
                 self._spent += 0.0 if self._at_work else time.perf_counter() - self._since
+
+
+def side_by_side(threads: int, work: Callable[[T], R], values: Iterable[T]) -> list[R]:
+    """Returns `work` of every value in order, so many at a time."""
+    values = list[T](values)
+    if threads == 1 or len(values) < 2:
+        return [work(value) for value in values]
+    with ThreadPoolExecutor(min(threads, len(values)), "score") as pool:
+        return list(pool.map(work, values))

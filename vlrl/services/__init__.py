@@ -6,6 +6,6 @@
     clip        `services.clip`
     reward_model    `services.reward_model`
     *_parts     reward parts of `task.parts` that ask one of them, or the policy
-
-Which of them a run has stands in rollout/provided.py.
+    provided    those that a run has, and what a group is given of them
+    absent      parts of a task that need one which is not there
 """

@@ -9,19 +9,19 @@ A service that is not there raises AbsentService; `"judge" in services` asks fir
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from vlrl.errors import ConfigError, TaskError, did_you_mean
-from vlrl.rewards.verdicts import Fields
-from vlrl.task.mixture import Mixture
+from vlrl.config.registry import Table
+from vlrl.errors import TaskError
 from vlrl.types import Answer, Media, Sample
 
 if TYPE_CHECKING:
+    from vlrl.rewards.verdicts import Fields
     from vlrl.task.base import Task
 
 
@@ -115,11 +115,8 @@ SERVICES: Mapping[str, type] = {**dict.fromkeys(LOGPROBS, Logprobs), "judge": Ju
 
 FAILED = "service: "
 """How the error of a rollout begins that a service did not answer."""
-
-
-_WAYS = {"judge": "Give it one with services.judge.url and services.judge.model. ",
-         "clip": "Give it one with services.clip.name. ",
-         "reward_model": "Give it one with services.reward_model.name. "}
+_ABSENT = Table({"without": "vlrl.services.absent:without", "served": "vlrl.services.absent:served"})
+"""What makes do without services that a task needs and a run does not have."""
 
 
 class AbsentService(TaskError, AttributeError):
@@ -170,7 +167,34 @@ def looked_up(name: str, group: Sequence[Answer], values: Mapping[Key, np.ndarra
     return logprobs
 
 
-# --- parts that need what is not there --------------------------------------------------------------------------------
+class GroupServices(Protocol):
+    """The services of `services.*` as one group has them."""
+
+    turn: AbstractContextManager[Any]
+    """Held while a task's code runs, and not while it waits for a server: groups wait side by side."""
+    services: Mapping[str, Callable[..., Any]]
+
+    @property
+    def problem(self) -> str | None:
+        """Why what rests on a service has no value, as the `error` of a rollout; None where all replied."""
+        ...
+
+
+class RunServices(Protocol):
+    """The services of `services.*` that a run has and its task needs, on one process (vlrl/services/provided.py)."""
+
+    @property
+    def threads(self) -> int:
+        """Groups that are scored side by side."""
+        ...
+
+    def at(self, place: Place) -> GroupServices: ...
+
+    def metrics(self, split: str, step: int, times: bool = True) -> dict[str, float]:
+        """Returns what was asked for a split up to a step, over all processes, and forgets it."""
+        ...
+
+    def close(self) -> None: ...
 
 
 def without_absent(task: Task, sample: Sample, answers: Sequence[Answer], services: Services) -> tuple[Task, list[str]]:
@@ -179,76 +203,16 @@ def without_absent(task: Task, sample: Sample, answers: Sequence[Answer], servic
     A task that needs nothing, or nothing that is absent, stays as it is; of a mixture it is the sample's.
     """
     task = task.of(sample)
-    if all(name in services for name in task.needs):
-        return task, []
-    given: set[str] = set()
-    lacking = False
-    for method in (lambda: [task.score(sample, a) for a in answers],
-                   lambda: task.score_group(sample, answers, services)):
-        try:
-            given.update(*method())
-        except AbsentService:
-            lacking = True
-        except (Exception, SystemExit):  # met again in scoring, which stores it
-            continue
-    left_out = [name for name in task.weights if name not in given]
-    return (less(task, left_out), left_out) if (given or lacking) and left_out else (task, [])
+    served = all(name in services for name in task.needs)
+    return (task, []) if served else _ABSENT["without"](task, sample, answers, services)
 
 
-def less(task: Task, left_out: Collection[str]) -> Task:
-    """Returns the task without some parts. A score_group of it that asks for an absent service gives no part at all."""
-    reduced: Any = copy.copy(task)
-    reduced.weights = {name: weight for name, weight in task.weights.items() if name not in left_out}
-
-    def score_group(sample: Sample, answers: Sequence[Answer], services: Services) -> Any:
-        try:
-            scores = task.score_group(sample, answers, services)
-        except AbsentService:
-            return []
-        if not isinstance(scores, list) or not all(isinstance(parts, Mapping) for parts in scores):
-            return scores  # scoring says what is wrong with it
-        return [{name: value for name, value in parts.items() if name not in left_out} for parts in scores]
-
-    reduced.score_group = score_group
-    return reduced
-
-
-def served(task: Task, available: Iterable[str], samples: Sequence[Sample]) -> Task:
-    """Returns the task, or each of a mixture, less its unserved parts; see `unserved_parts`."""
-    if isinstance(task, Mixture):
-        firsts = {s.task: s for s in samples[:len(task.tasks)]}  # a mixture begins with one of each
-        return task.each(lambda label, one: served(one, available, [firsts[label]]))
-    parts = unserved_parts(task, available, samples)
-    return less(task, parts) if parts else task
-
-
-def unserved_parts(task: Task, available: Iterable[str], samples: Sequence[Sample]) -> list[str]:
-    """Returns the parts that a run leaves out, for they need a service that is not `available` and weigh nothing.
-
-    Raises ConfigError for such a part that has a weight, and for a service that nobody knows. Where `needs` is a set
-    and not {service: parts}, these are all parts that `score` does not give.
+def served(task: Task, available: Collection[str], samples: Sequence[Sample]) -> Task:
+    """Returns the task, or each of a mixture, less the parts that weigh nothing and need a service that is not
+    `available`. Raises ConfigError for such a part that has a weight.
     """
-    parts: list[str] = []
-    for service in sorted(set(task.needs) - set(available)):
-        if service not in SERVICES:
-            raise ConfigError(f"task '{task.name}' needs the service {service!r}, which is not known."
-                              f"{did_you_mean(str(service), SERVICES)} Known: {', '.join(SERVICES)}.")
-        named = task.needs.get(service, ()) if isinstance(task.needs, Mapping) else _of_the_group(task, samples)
-        for part in named:
-            if any(_values(task.weights.get(part, 0.0))):
-                raise ConfigError(f"task '{task.name}': the part '{part}' needs the service '{service}', which this "
-                                  f"run does not have. {_WAYS.get(service, '')}Leave the part out with "
-                                  f"task.rewards.{part}=0")
-        parts += [part for part in named if part not in parts]
-    return parts
-
-
-def _of_the_group(task: Task, samples: Sequence[Sample]) -> list[str]:
-    try:
-        own = task.score(samples[0], Answer(text=""))
-        return [part for part in task.weights if part not in own]
-    except (Exception, SystemExit):  # met again where it belongs, in scoring
-        return list(task.weights)
+    lacking = any(set(one.needs) - set(available) for one in task.members)
+    return _ABSENT["served"](task, available, samples) if lacking else task
 
 
 def served_parts(task: Task, service: str) -> Collection[str] | None:
@@ -256,7 +220,3 @@ def served_parts(task: Task, service: str) -> Collection[str] | None:
     if service not in task.needs:
         return ()
     return task.needs[service] if isinstance(task.needs, Mapping) else None
-
-
-def _values(weight: Any) -> list[float]:
-    return [weight] if isinstance(weight, (int, float)) else [value for _, value in weight]

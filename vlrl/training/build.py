@@ -43,7 +43,6 @@ from vlrl.rollout import partial
 from vlrl.rollout.generate import Answering
 from vlrl.rollout.group_source import GroupSource, Measure, Tell
 from vlrl.rollout.prefetch import Prefetcher
-from vlrl.rollout.provided import configured, provide
 from vlrl.task import Task, task_samples
 from vlrl.task.environment import has_environment
 from vlrl.task.scoring import score_all
@@ -156,7 +155,7 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
     if len(samples) == 0:
         raise ConfigError(f"task '{task.name}' has no training samples; check data.train={config.data.train!r}")
     partial.check(config, task, algorithm.requires, make_source.generates)
-    offered = [*SERVICES] if not make_source.generates else (*OFFERED, *configured(config))
+    offered = [*SERVICES] if not make_source.generates else (*OFFERED, *config.services.given)
     served(task, offered, samples)  # raises before anything is loaded
     curriculum.check(config.curriculum, task)
     prompts = curriculum.Prompts.of(samples, config.seed, config.data.difficulty, config.rollout, task.knobs,
@@ -172,7 +171,7 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
         method.check(task, samples, make_source.generates)
     scorer = make_scorer(config, task, offered, samples) if make_source.generates else None
     environments = make_environments(config, task, lambda: served(task, offered, samples))
-    services = provide(config, task) if make_source.generates else None
+    services = make_services(config, task) if make_source.generates else None
     with closed_on_error(scorer), closed_on_error(environments), closed_on_error(services):
         warnings = comm.on_main(lambda: _CHECKS["start"](
             served(task, offered, samples), samples, config, scored=make_source.generates,
@@ -227,7 +226,10 @@ _AHEAD = Table({
     "source": "vlrl.methods.asynchronous.source:Pipelined",
     "check": "vlrl.methods.asynchronous.source:check",
 })
-_LIKELIHOODS = Table({"logprobs": "vlrl.services.likelihoods:Likelihoods"})
+_SERVICES = Table({
+    "logprobs": "vlrl.services.likelihoods:Likelihoods",
+    "provided": "vlrl.services.provided:provide",
+})
 _EPISODES = Table({
     "host": "vlrl.environments.host:Environments",
     "engine": "vlrl.environments.episodes:EpisodeEngine",
@@ -269,6 +271,11 @@ def make_environments(config: Config, task: Task, ready: Callable[[], Task]) -> 
     return _EPISODES["host"](make, config.environment)
 
 
+def make_services(config: Config, task: Task) -> Any:
+    """Returns the services that the settings give and a task needs; None where there are none."""
+    return _SERVICES["provided"](config, task) if {*config.services.given} & {*task.needs} else None
+
+
 def shard(model: Policy, encode: Encoder, config: Config) -> None:
     """Shards the policy where `train.sharding` asks for it and there are several processes."""
     if fsdp.wanted(config):
@@ -298,7 +305,7 @@ def make_likelihoods(config: Config, task: Task, model: Policy, encode: Encoder)
     """
     if not {*LOGPROBS} & {*task.needs}:
         return None
-    likelihoods = _LIKELIHOODS["logprobs"](Reference(model, config), encode, task)
+    likelihoods = _SERVICES["logprobs"](Reference(model, config), encode, task)
     if "reference_logprobs" in likelihoods.services:
         model.keep_reference(config.model.name)
     return likelihoods

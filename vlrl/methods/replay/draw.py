@@ -26,10 +26,10 @@ from vlrl.models.policy import Policy
 from vlrl.models.processing import Encoder
 from vlrl.models.token_text import Texts, tokenizer_file
 from vlrl.rollout.generate import Score, make_group
-from vlrl.rollout.provided import Provided
 from vlrl.store.run_folder import utf8
 from vlrl.task import Task
 from vlrl.task.environment import has_environment
+from vlrl.task.services import RunServices
 from vlrl.training.advantages import credit_alone
 from vlrl.training.inert import OF_OUTCOME
 from vlrl.types import Completion, Group, Prompt, Rollout, Sample, Turn
@@ -82,7 +82,7 @@ class StoredAnswers:
     encode: Encoder
     samples: Sequence[Sample]
     score: Score
-    services: Provided | None
+    services: RunServices | None
     policy: Policy
     parts: StoredParts
     unused: Counter[str] = field(default_factory=Counter)

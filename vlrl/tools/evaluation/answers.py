@@ -23,11 +23,12 @@ from vlrl.models.processing import PromptTooLong
 from vlrl.rewards.confidence import read_confidence
 from vlrl.rollout.error_limits import check_errors
 from vlrl.rollout.generate import Likelihoods, answer_of, make_group, plain_visits
+from vlrl.rollout.overlap import side_by_side
 from vlrl.rollout.prefetch import Prefetcher
-from vlrl.rollout.provided import Provided, side_by_side
 from vlrl.task import Task
 from vlrl.task.first_samples import first_samples
 from vlrl.task.scoring import sample_metrics
+from vlrl.task.services import RunServices
 from vlrl.tools.evaluation.probes import NotApplicable, probe
 from vlrl.tools.evaluation.rows import Row, RowFile, cluster_hash, content_hash, prompt_hash
 from vlrl.tools.evaluation.settings import Drawing
@@ -50,7 +51,7 @@ class Ready:
     prefetch: Prefetcher
     engine: Engine
     likelihoods: Likelihoods | None = None
-    services: Provided | None = None
+    services: RunServices | None = None
     remote: bool = False
     """Whether the engine is someone else's server: its errors are counted, and only what is missing is asked again."""
 
@@ -171,7 +172,7 @@ def _answered(one: _Asking, numbers: Sequence[int]) -> tuple[list[Group], list[R
         return make_group(ready.task, sample, prompt, [c for _, c in drawn_of[i]], group_id=f"{one.split}-{number:06d}",
                           split=one.split, step=one.step, likely=values[i], served=ready.services)
 
-    scored_groups = side_by_side(ready.services, scored, range(len(prompts)))
+    scored_groups = side_by_side(ready.services.threads if ready.services else 1, scored, range(len(prompts)))
     groups = [group for group, drawn in zip(scored_groups, drawn_of, strict=True) if drawn]
     for (number, _, prompt), answers, drawn, group in zip(prompts, completions, drawn_of, scored_groups, strict=True):
         base = {**one.place(number), **item(ready.task, group.sample, prompt, group.target)}

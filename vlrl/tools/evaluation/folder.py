@@ -22,8 +22,8 @@ from vlrl.config.schema import Config
 from vlrl.distributed import comm
 from vlrl.errors import ConfigError
 from vlrl.rollout.prefetch import Prefetcher
-from vlrl.rollout.provided import serving
 from vlrl.services.chat import address_of
+from vlrl.services.provided import serving
 from vlrl.store import plain
 from vlrl.store.files import environment, write_text
 from vlrl.task import Task, task_messages

@@ -31,7 +31,7 @@ from vlrl.models.processing import Encoder
 from vlrl.monitoring.metrics import Clock
 from vlrl.rollout.partial import refuse_episodes
 from vlrl.rollout.prefetch import Prefetcher
-from vlrl.rollout.provided import serving
+from vlrl.services.provided import serving
 from vlrl.store import checkpoint, plain
 from vlrl.tools.evaluation.answers import Ready
 from vlrl.training.build import (

@@ -27,7 +27,7 @@ from vlrl.engine.base import Request
 from vlrl.errors import ConfigError, DataError
 from vlrl.rollout.error_limits import check_errors
 from vlrl.rollout.generate import make_group, sampling_of
-from vlrl.rollout.provided import Provided, serving
+from vlrl.services.provided import Provided, serving
 from vlrl.store.files import read_json, write_text
 from vlrl.task import Task, task_samples
 from vlrl.task.environment import has_environment

@@ -24,7 +24,7 @@ from vlrl.engine.base import Request, Sampling
 from vlrl.errors import ConfigError, DataError
 from vlrl.rewards.verdicts import last_object, shown
 from vlrl.rollout.generate import make_group, sampling_of
-from vlrl.rollout.provided import Provided, serving
+from vlrl.services.provided import Provided, serving
 from vlrl.task import Task
 from vlrl.task.environment import has_environment
 from vlrl.tools.clients.chat_prompts import ChatEncoder

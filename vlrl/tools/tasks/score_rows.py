@@ -32,7 +32,7 @@ from vlrl.task.services import Services, without_absent
 from vlrl.types import Answer, Sample
 
 if TYPE_CHECKING:
-    from vlrl.rollout.provided import Provided  # loads torch
+    from vlrl.services.provided import Provided  # loads torch
 
 _KEYS = ("sample", "completions", "step", "opened", "variants", "task")
 _COMPLETION_KEYS = ("text", "n_tokens", "truncated")

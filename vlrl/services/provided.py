@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from vlrl.config.registry import Table
 from vlrl.config.schema import Config
@@ -22,8 +21,6 @@ KINDS = Table({
 })
 """Sections of `services` -> (config, folder of replies) -> Service."""
 _MOST_THREADS = 32
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 class Service(Protocol):
@@ -49,18 +46,13 @@ class Service(Protocol):
     def close(self) -> None: ...
 
 
-def configured(config: Config) -> tuple[str, ...]:
-    """Returns the names of the services that the settings give a run."""
-    return tuple(name for name in KINDS if getattr(config.services, name).given)
-
-
 def provide(config: Config, task: Task, folder: Path | None = None) -> Provided | None:
     """Returns the services that the settings give and a task needs; None where there are none. Replies are kept in
     `folder` in place of the run's.
 
     Raises ConfigError for a bad address, a key that is not there, and a model that cannot be loaded.
     """
-    wanted = [name for name in configured(config) if name in task.needs]
+    wanted = [name for name in config.services.given if name in task.needs]
     return Provided({name: KINDS[name](config, folder or Path(config.run.dir)) for name in wanted}) if wanted else None
 
 
@@ -144,14 +136,3 @@ class Provided:
     def close(self) -> None:
         for service in self._services.values():
             service.close()
-
-
-def side_by_side(services: Provided | None, work: Callable[[T], R], values: Iterable[T]) -> list[R]:
-    """Returns `work` of every value in order, several at a time where groups wait for a judge."""
-    values = list[T](values)
-    if services is None or services.threads == 1 or len(values) < 2:
-        return [work(value) for value in values]
-    with ThreadPoolExecutor(min(services.threads, len(values)), "score") as pool:
-        return list(pool.map(work, values))
-
-
