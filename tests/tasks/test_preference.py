@@ -16,7 +16,7 @@ from vlrl.rewards.text import parse_answer
 from vlrl.services.absent import unserved_parts
 from vlrl.task import load
 from vlrl.task.scoring import score_group
-from vlrl.task.services import Services, unserved_parts
+from vlrl.task.services import Services
 from vlrl.tools.tasks.score_rows import score_row
 from vlrl.training import build_task
 

@@ -11,7 +11,6 @@ from vlrl.data import MEDIA_FIELDS, box_problems
 from vlrl.data.row_fields import (
     cut_problem,
     label_problem,
-    plan_problem,
     positive_problem,
     responses_problem,
     spans_problem,
@@ -123,7 +122,7 @@ _CHECKS = Table({
     "label": _label, "answer_type": "vlrl.checks.answer_fields:answer_type",
     "options": "vlrl.checks.answer_fields:options", "spans": span_problem,
     "video_end": lambda row: cut_problem(row.get("video_start") or 0, row["video_end"]), "tracks": _tracks,
-    "plan": lambda row: plan_problem(row["plan"]), "trajectory": "vlrl.checks.route_fields:trajectory",
+    "plan": "vlrl.checks.route_fields:plan", "trajectory": "vlrl.checks.route_fields:trajectory",
     "responses": lambda row: responses_problem(row["responses"], 1 if row.get("answer") is None else row["answer"]),
     "boxes": _boxes, "labels": _labels,
     "box": lambda row: None if _is_box(row["box"]) else f"box={short(row['box'])} must be [x1, y1, x2, y2] in pixels",

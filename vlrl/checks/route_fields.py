@@ -1,4 +1,4 @@
-"""The rule of where a vehicle goes: `trajectory` of a row."""
+"""Rules of where a vehicle goes: `plan` and `trajectory` of a row."""
 
 from __future__ import annotations
 
@@ -6,9 +6,24 @@ from collections.abc import Mapping
 from typing import Any
 
 from vlrl.data.values import short
-from vlrl.rewards.driving import trajectory_problem
+from vlrl.errors import did_you_mean
+from vlrl.rewards.driving import HEADS, trajectory_problem
 
 Row = Mapping[str, Any]
+
+
+def plan(row: Row) -> str | None:
+    given = row["plan"]
+    if not isinstance(given, Mapping):
+        return f"plan={short(given)} must be {{\"speed\": ..., \"path\": ...}}"
+    for head, known in HEADS.items():
+        words = given.get(head)
+        several = words if isinstance(words, list) else [words]
+        wrong = next((w for w in several if w not in known), None) if several else words
+        if wrong is not None or not several or words is None:
+            return (f"plan.{head}={short(words)} must be one of {', '.join(known)}, or a list of them."
+                    f"{did_you_mean(str(wrong), known)}")
+    return None
 
 
 def trajectory(row: Row) -> str | None:

@@ -8,7 +8,6 @@ from typing import Any
 from vlrl.data.values import short
 from vlrl.errors import did_you_mean
 from vlrl.rewards.boxes import is_number
-from vlrl.rewards.driving import HEADS
 from vlrl.rewards.text import clean_label
 
 
@@ -72,18 +71,4 @@ def _track_problem(boxes: list[Any], times: Any) -> str | None:
     if times is not None and not (isinstance(times, list) and len(times) == len(boxes) and all(map(is_number, times))
                                   and times[0] >= 0 and sorted(set(times)) == times):
         return f"times={short(times)} of a track must be one rising second for each box, from 0 on"
-    return None
-
-
-def plan_problem(plan: Any) -> str | None:
-    """Returns what is wrong with a canonical `plan`, or None."""
-    if not isinstance(plan, Mapping):
-        return f"plan={short(plan)} must be {{\"speed\": ..., \"path\": ...}}"
-    for head, known in HEADS.items():
-        words = plan.get(head)
-        several = words if isinstance(words, list) else [words]
-        wrong = next((w for w in several if w not in known), None) if several else words
-        if wrong is not None or not several or words is None:
-            return (f"plan.{head}={short(words)} must be one of {', '.join(known)}, or a list of them."
-                    f"{did_you_mean(str(wrong), known)}")
     return None

@@ -35,7 +35,6 @@ from vlrl.training import checkpointing, inert, needs, resume
 from vlrl.training.build import Parts, remove_engine_folder
 from vlrl.training.checkpointing import Saver
 from vlrl.training.emergency_checkpoint import Rest
-from vlrl.training.heldout_loss import heldout_loss
 from vlrl.training.run_checkpoints import RunCheckpoints
 from vlrl.training.run_log import RunLog, measured
 from vlrl.training.update import PerToken
@@ -302,7 +301,11 @@ class Session:
         record, groups = evaluate(parts.task, parts.prefetch, parts.engine, self.config, split, done,
                                   self.progress.busy, answering.likelihoods, answering.score, answering.services)
         record["measured"] = basis(groups, self.config)
-        return record if parts.source.generates else {**record, **heldout_loss(parts, split, done)}, groups
+        if not parts.source.generates:
+            from vlrl.training.heldout_loss import heldout_loss  # of supervised runs
+
+            record |= heldout_loss(parts, split, done)
+        return record, groups
 
     def _beat(self, **more: Any) -> None:
         if comm.is_main():
