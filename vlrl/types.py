@@ -26,7 +26,7 @@ Parts = dict[str, float | None]
 
 @dataclass(frozen=True)
 class StepValues:
-    """What a reward part is worth at each step of an answer; as a number, which the part is, their mean."""
+    """What a reward part is worth at each step of an answer; float() gives the mean."""
 
     values: tuple[float, ...]
     ends: tuple[int, ...]
@@ -306,7 +306,7 @@ class Rollout:
     variant: str = ""
     """Name of the Variant that it was drawn with; empty for the sample as it is."""
     trained: bool = True
-    """False = left out of the update, by algo.batch; of an answer aside, True = a method learns from it."""
+    """False = left out of the update, by algo.batch; in `Group.aside`, True = a method learns from it."""
     moved: bool = False
     """Whether a method has put it into the group, or out of it, once its answers were counted."""
     metrics: Mapping[str, float] = field(default_factory=dict)

@@ -14,8 +14,8 @@ the order of that table.
                 chosen     the groups that are trained on                         rollout/group_source.py
                 read, scores, credited: before, for and after advantages          training/advantages.py
                 draw       groups of its own, from files or demonstrations        training/loop.py
-                share      the weight of the objective                            training/update.py
                 passes     its losses, one for each optimizer step                training/update.py
+                share      the weight of the objective                            training/update.py
                 after_update, metrics
 """
 
@@ -93,10 +93,14 @@ class Ask(Protocol):
 
 
 class Pass(Protocol):
-    """A loss beside the objective in one optimizer step. It is run once per epoch of the batch (rollout.updates)."""
+    """A loss beside the objective in one optimizer step. It is run once per epoch of the batch (rollout.updates).
+
+    A loss is a sum over tokens (`part.rollouts[r].mask` for r in `micro.order`) divided by `part.total_tokens`, which
+    counts those of all processes. The smallest one is that of methods/demonstrations.
+    """
 
     part: Any
-    """A Minibatch, whose micro-batches are halved where memory does not suffice."""
+    """A Minibatch, whose micro-batches are halved where memory does not suffice; it may be that of the objective."""
     active: bool
     """Whether there is anything to learn from, on any process; known to be the same on all."""
     apart: bool
@@ -108,7 +112,7 @@ class Pass(Protocol):
         ...
 
     def work(self, b: int) -> None:
-        """Forward and backward of micro-batch `b`."""
+        """Forward and backward (policy.logprobs, policy.backward) of micro-batch `b`."""
         ...
 
     def end(self, norm: float, others: float) -> None:
@@ -132,7 +136,8 @@ class Method:
         self.section, self.settings, self.algorithm = section, settings, algorithm
         self.config = algorithm.config
         self.requires: frozenset[str] = frozenset()
-        """What the run must compute for it, as in algo.inputs.requires: "reference", ..."""
+        """What the run must keep for it: "reference" = the reference model. Log-probabilities and statistics of the
+        logits are computed for the objective alone; a Pass computes its own."""
 
     # --- once ---------------------------------------------------------------------------------------------------------
 

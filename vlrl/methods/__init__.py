@@ -1,1 +1,2 @@
-"""Methods of papers, a folder each; config/sections.py lists them."""
+"""Methods of papers, a folder each. Those with a section of the config: config/sections.py; functions of the objective:
+algo/tables.py; samplers: curriculum.SAMPLERS."""

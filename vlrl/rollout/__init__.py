@@ -10,7 +10,7 @@
 - What a method adds to a scored group is in no statistic: what is observed, filtered and told of rewards are the
   answers to the question alone (`Group.plain`).
 - An answer in pieces is the unbroken answer: token t takes draw t of its stream, whatever call writes it. All ranks
-  know all groups that are held over; a step deals them out with its draws; each is scored and observed once, when
+  know all groups that are carried over; a step deals them out with its draws; each is scored and observed once, when
   whole.
 - Generation beside the update depends on no speed: the engine takes new weights when the queue is used up, not when it
   is idle.

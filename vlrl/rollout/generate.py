@@ -110,7 +110,7 @@ class Answering:
     def groups(self, accepted: Sequence[AcceptedDraw], step: int,
                tokens: int | None = None) -> list[Group | PartialGroup]:
         """Generates and scores one group per prompt; with `tokens` (rollout.step_tokens) no answer gets more of them,
-        and a group with an unfinished one is held over.
+        and a group with an unfinished one is carried over.
 
         With rollout.score_ahead, groups that are whole are scored in a thread while others are still generated, unless
         log-probabilities are read first. Variants are generated apart from the rest: what runs side by side decides

@@ -37,7 +37,8 @@ class GroupSource:
 
     `next_groups(P)` returns this process's share of P groups; the sampler, which is the main process's, has observed
     all of them. `measures`: what samplers can have measured of prompts by the policy, by name (curriculum.Measuring).
-    `tell` shows how far something before a step is; `teaches` is Outcome.teaches of a group.
+    `tell` shows how far something before a step is; `teaches` says whether any answer of a group has an advantage other
+    than 0, None where the group alone does not say it.
     """
 
     generates: ClassVar[bool] = True
@@ -82,8 +83,8 @@ class GroupSource:
         """This process's share of `count` scored groups, refilled where a prompt was rejected or its group not kept.
 
         Raises TrainingError when too many prompts are rejected. Where not every group is kept, fewer than `count` may
-        come back after curriculum.max_refills further rounds. Groups that the step before held over count too: they
-        go on, and as many fewer prompts are drawn; those held over again come back in a later step.
+        come back after curriculum.max_refills further rounds. Groups that the step before carried over count too: they
+        go on, and as many fewer prompts are drawn; those carried over again come back in a later step.
         """
         self.step, self._of_variants, self._parts = step, {}, []
         self._measure()
@@ -107,7 +108,7 @@ class GroupSource:
         return [*chosen_groups]
 
     def sync(self, policy: Any, step: int, now: bool = True) -> None:
-        """Hands the weights to the engine before a step; `now`: it is to be used by others too."""
+        """Hands the weights to the engine before a step; `now`: an evaluation uses it too."""
         if self.generates or now:
             self.engine.sync(policy, step)
 
@@ -159,7 +160,7 @@ class GroupSource:
         return groups, outcomes
 
     def _draw(self, wanted: int, carried_over: Mapping[int, PartialGroup]) -> Draws:
-        """`wanted` groups: those held over, and new draws for the others."""
+        """`wanted` groups: those carried over, and new draws for the others."""
         fresh = max(0, wanted - len(carried_over))
         return self._numbered(comm.on_main(partial(self._next, fresh)) if fresh else [], carried_over)
 

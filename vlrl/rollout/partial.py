@@ -1,11 +1,11 @@
 """Partial rollouts: an answer is written over several steps, at most rollout.step_tokens tokens in each.
 
 Kimi k1.5 (arXiv 2501.12599): long answers do not keep a step waiting; what is unfinished goes on in the next step, from
-its own text, under the weights of that step. A group is held over until all of its answers have ended, then scored as a
-whole. Of each answer the loss sees what its last step wrote; the earlier part stays in the answer, masked. An answer
+its own text, under the weights of that step. A group is carried over until all of its answers have ended, then scored
+as a whole. Of each answer the loss sees what its last step wrote; the earlier part stays, masked. An answer
 that ended before others of its group is trained as it is. Rollout.policy_step says which weights wrote what is trained.
 
-Every process knows all groups that are held over, so each step deals them out anew, and one checkpoint holds them.
+Every process knows all groups that are carried over, so each step deals them out anew, and one checkpoint holds them.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class Trained:
     group: Group
     rollout: Rollout
     row: Completion
-    """Its tokens: those of the rollout, or of one window (Completion.rows)."""
+    """Its tokens: those of the rollout, or of one window (packing.training_rows)."""
     own: slice
     """Place of its last tokens in the rollout's."""
     mask: np.ndarray
