@@ -23,7 +23,7 @@ REFERENCE = {
                         if not path.stem.startswith("_")),
     "methods": tuple(f"vlrl.methods.{path.parent.name}.{path.stem}"
                      for path in sorted((ROOT / "vlrl" / "methods").glob("*/*.py")) if not path.stem.startswith("_")),
-    "store": ("vlrl.store.run_folder",),
+    "store": ("vlrl.store.run_folder", "vlrl.store.rollout_rows"),
 }
 """Page -> modules whose public names it describes."""
 

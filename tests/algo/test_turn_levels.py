@@ -19,7 +19,7 @@ from vlrl.config import validate
 from vlrl.errors import ConfigError
 from vlrl.methods.objectives import turn_advantage
 from vlrl.methods.objectives.turn_advantage import hierarchical, thor, turn_return
-from vlrl.store.run_folder import _turn_advantages
+from vlrl.store.rollout_rows import _turn_advantages
 from vlrl.task import Task
 from vlrl.training.advantages import Credit, credit
 from vlrl.types import Completion, Group, Prompt, Rollout, Sample, Turn

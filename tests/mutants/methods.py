@@ -156,7 +156,7 @@ ATTEMPTS = [
            "a kept answer ends the run"),
     Mutant("vlrl/engine/hf.py", "not (place and begin_alike(request, rows[place - 1], i))", "not place", _SEARCH,
            "answers go on from the text of others"),
-    Mutant("vlrl/store/run_folder.py", "done.turns or _kept_turns(done)", "done.turns", _SEARCH,
+    Mutant("vlrl/store/rollout_rows.py", "done.turns or _kept_turns(done)", "done.turns", _SEARCH,
            "nodes and their values are not in the rollout files"),
 ]
 

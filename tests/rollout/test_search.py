@@ -27,7 +27,7 @@ from vlrl.monitoring.metrics import Clock
 from vlrl.rollout.error_limits import refuse_stale
 from vlrl.rollout.generate import AcceptedDraw, Answering
 from vlrl.store import checkpoint
-from vlrl.store.run_folder import _rows
+from vlrl.store.rollout_rows import _rows
 from vlrl.task import Task
 from vlrl.training.advantages import credit
 from vlrl.types import Completion, Prompt

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from vlrl.errors import RunError
-from vlrl.store import lock
-from vlrl.store.run_folder import RunFolder
+from vlrl.store import RunFolder, lock
 
 HOLD = "import sys, time\nfrom vlrl.store import RunFolder\nwith RunFolder(sys.argv[1]).lock():\n" \
        "    print('held', flush=True)\n    time.sleep(600)\n"

@@ -14,8 +14,7 @@ import pytest
 from PIL import Image
 
 from vlrl.errors import RunError
-from vlrl.store import files
-from vlrl.store.run_folder import SCHEMA, RunFolder, as_schema
+from vlrl.store import SCHEMA, RunFolder, as_schema, files
 from vlrl.types import Completion, Group, LoadedMedia, Prompt, Rollout, Sample, Turn
 
 # contracts.md, "Files of a run", word for word, then the columns that came later

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from vlrl.errors import RunError
 from vlrl.methods.replay.buffer import Source, StoredRollouts
 from vlrl.methods.replay.rows import Limits, Unreadable, problem, read_stored
-from vlrl.store.run_folder import SCHEMA
+from vlrl.store import SCHEMA
 
 LIMITS = Limits(vocabulary=30, banned=frozenset({7}), most_tokens=6, most_gap=0.2,
                 decode=lambda ids: "".join(chr(97 + i) for i in ids))

@@ -7,7 +7,7 @@ import pytest
 from tests.e2e.runs import metrics
 from tests.training.test_loop import start
 from vlrl.errors import RunError, TrainingError
-from vlrl.store.run_folder import RunFolder
+from vlrl.store import RunFolder
 from vlrl.store.writer import BackgroundWriter
 from vlrl.training import loop
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlrl.errors import ConfigError
-from vlrl.store.run_folder import SCHEMA
+from vlrl.store import SCHEMA
 from vlrl.tools.synthesis.parents import (
     RECIPES,
     Parent,

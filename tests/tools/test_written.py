@@ -21,7 +21,7 @@ from vlrl import config as configs
 from vlrl.cli.main import main
 from vlrl.data import read_rows, write_rows
 from vlrl.errors import ConfigError, TrainingError
-from vlrl.store.run_folder import SCHEMA
+from vlrl.store import SCHEMA
 from vlrl.task import Task
 from vlrl.task.asked import generated
 from vlrl.tools.evaluation.folder import Server

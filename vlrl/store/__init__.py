@@ -1,6 +1,6 @@
 """The run folder and its checkpoints on disk: written whole or not at all, read at any time. No torch.
 
-- files.py stands below run_folder.py and checkpoint.py: both write atomically, and a checkpoint needs no parquet.
+- files.py stands below the others: both write atomically, and a checkpoint needs no parquet.
   checkpoint.py imports torch only inside the functions that save and load tensors.
 - Rollout files have `variant` (null for answers to the sample as it is), `timestamps` in the media column (when each
   frame is shown), `marks` (what Task.overlay draws, as JSON, so that a viewer runs no task code; null where it failed),
@@ -8,17 +8,9 @@
 - tokenizer.json turns token ids into text.
 """
 
-from vlrl.store.run_folder import (
-    PER_TOKEN,
-    ROLLOUT_FILE,
-    SCHEMA,
-    RunFolder,
-    as_schema,
-    comparable,
-    plain,
-    read_rollouts,
-    utf8,
-)
+from vlrl.store.plain_json import plain, utf8
+from vlrl.store.rollout_rows import PER_TOKEN, ROLLOUT_FILE, SCHEMA, as_schema, read_rollouts
+from vlrl.store.run_folder import RunFolder, comparable
 
 __all__ = ["PER_TOKEN", "ROLLOUT_FILE", "SCHEMA", "RunFolder", "as_schema", "comparable", "plain",
            "read_rollouts", "utf8"]

@@ -24,8 +24,8 @@ import pyarrow as pa
 
 from vlrl.errors import RunError
 from vlrl.methods.replay.rows import KEPT, Limits, Unreadable, read_stored
+from vlrl.store import ROLLOUT_FILE
 from vlrl.store.files import append_line, read_small, replacing
-from vlrl.store.run_folder import ROLLOUT_FILE
 
 FOLDER, TAKEN = "stored", "taken.jsonl"
 _log = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ from vlrl.models.policy import Policy
 from vlrl.models.processing import Encoder
 from vlrl.models.token_text import Texts, tokenizer_file
 from vlrl.rollout.generate import Score, make_group
-from vlrl.store.run_folder import utf8
+from vlrl.store import utf8
 from vlrl.task import Task
 from vlrl.task.environment import has_environment
 from vlrl.task.services import RunServices

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from vlrl.store.run_folder import SCHEMA, as_schema, utf8
+from vlrl.store import SCHEMA, as_schema, utf8
 
 KEPT = pa.schema([*(SCHEMA.field(name) for name in (
     "group_id", "sample_id", "task", "index", "step", "policy_step", "prompt", "completion", "token_ids", "loss_mask",

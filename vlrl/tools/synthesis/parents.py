@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from vlrl.errors import ConfigError, did_you_mean
-from vlrl.store.run_folder import RunFolder
+from vlrl.store import RunFolder
 
 WAYS = {"similar": "of the same kind that asks something else", "harder": "of the same kind that is harder to solve",
         "easier": "of the same kind that is easier to solve",

@@ -1,0 +1,37 @@
+"""Any value as strict JSON: valid UTF-8, no NaN, no infinities. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+
+def utf8(text: str) -> str:
+    """Returns valid UTF-8: a lone surrogate becomes its \\uXXXX escape, which inside JSON is the same character."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def json_text(value: Any) -> str:
+    """One line of strict JSON."""
+    return utf8(json.dumps(plain(value), ensure_ascii=False, allow_nan=False))
+
+
+def plain(value: Any, depth: int = 0) -> Any:
+    """JSON-able form: NaN and infinities null, arrays lists, anything unknown its text; cut off at 50 levels."""
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, (np.generic, np.ndarray)):
+        return plain(value.tolist(), depth)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if depth >= 50:
+        return "…"
+    if isinstance(value, Mapping):
+        return {str(key): plain(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item, depth + 1) for item in value]
+    return str(value)

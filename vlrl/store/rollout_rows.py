@@ -1,0 +1,199 @@
+"""Files of rollouts: their columns, a row for each rollout, and reading them. Imports no torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vlrl.store.plain_json import json_text, utf8
+from vlrl.types import Completion, Group, LoadedMedia, Prompt, Rollout, Turn
+
+SCHEMA_VERSION = 1
+_NUMBERS = pa.map_(pa.string(), pa.float64())
+_FLOATS = pa.list_(pa.float32())
+_TURN = {"start": pa.int32(), "end": pa.int32(), "role": pa.string(), "media": pa.list_(pa.string()),
+         "text": pa.string(), "parts": _NUMBERS, "state": pa.string(), "done": pa.bool_(), "seconds": pa.float64(),
+         "error": pa.string(), "info": pa.string(), "prompt_ids": pa.list_(pa.int32())}
+_MEDIA = {"hash": pa.string(), "kind": pa.string(), "width": pa.int32(), "height": pa.int32(),
+          "processed_width": pa.int32(), "processed_height": pa.int32(), "visual_tokens": pa.int32(),
+          "path": pa.string(), "timestamps": _FLOATS}
+SCHEMA = pa.schema({
+    "schema": pa.int32(), "group_id": pa.string(), "sample_id": pa.string(), "task": pa.string(),
+    "index": pa.int32(), "step": pa.int32(), "policy_step": pa.int32(), "split": pa.string(),
+    "prompt": pa.string(), "completion": pa.string(), "token_ids": pa.list_(pa.int32()),
+    "loss_mask": pa.list_(pa.bool_()), "logprobs": _FLOATS, "trainer_logprobs": _FLOATS, "entropies": _FLOATS,
+    "ratio": _FLOATS, "clipped": pa.list_(pa.bool_()), "parts": _NUMBERS, "weights": _NUMBERS,
+    "reward": pa.float64(), "advantage": pa.float64(), "parsed": pa.string(), "target": pa.string(),
+    "sample": pa.string(), "category": pa.string(), "difficulty": pa.float64(), "error": pa.string(),
+    "finish_reason": pa.string(), "truncated": pa.bool_(), "turns": pa.list_(pa.struct(_TURN)),
+    "media": pa.list_(pa.struct(_MEDIA)), "variant": pa.string(), "marks": pa.string(),
+    "top_ids": pa.list_(pa.list_(pa.int32())), "top_logprobs": pa.list_(_FLOATS), "metrics": _NUMBERS,
+    "correct": pa.bool_(), "episode_id": pa.string(), "turn_advantages": _FLOATS, "opened": pa.string(),
+    "extra": pa.string(),
+})
+"""The columns of every rollout file. Lists are per token; parsed, target, sample and marks (those of Task.overlay, for
+answer and target) are JSON; any value may be null. `advantage` of a rollout with one advantage per token is the mean
+over its trained tokens. `prompt` is what an answer was drawn with, the guidance of a second attempt included.
+`variant` names the variant that an answer was drawn with, `kept` one that was kept from an earlier visit; an answer of
+one that is not trained on has no advantage, and is in no group. `top_ids` and `top_logprobs` are the
+store.alternatives most probable tokens at the place of each token, in falling order. `metrics` is what Task.metrics
+says of an evaluated answer, `correct` what Task.correct says of any; null where that is not known. `turns` of a plain
+answer may be parts of it that a method gives credit of their own. `turn_advantages` has one for each of these and for
+each action of an episode; null where all have that of the rollout. `opened` is what the prompt's template has begun an
+answer with, each action of an episode too, such as <think>: it is scored with the `completion` and no part of it.
+`extra` is JSON of what one method keeps of the answer."""
+
+PER_TOKEN = {"trainer_logprobs": np.float32, "entropies": np.float32, "ratio": np.float32, "clipped": np.bool_,
+             "top_ids": np.int32, "top_logprobs": np.float32}
+"""What the update may add to each token, and its type; those of the top k are [T, k]."""
+
+ROLLOUT_FILE = re.compile(r"step-(\d{1,15})-(?:(.+)-)?rank-\d+\.parquet|steps-(\d{1,15})-(\d{1,15})\.parquet")
+"""Name of a rollout file: its step and split, or the first and last step of a file that holds many."""
+
+
+def rollout_table(step: int, groups: Sequence[Group], per_token: Mapping[str, Sequence[np.ndarray | None]],
+                  write_media: Callable[[LoadedMedia], str | None]) -> pa.Table:
+    """The rollouts of `groups` as a table of SCHEMA; answers that are not trained on come after all others.
+
+    `per_token` holds, for keys of PER_TOKEN, one [T] array (or None) per rollout in the order of the groups.
+    `write_media` puts an image or video into the run folder and returns its path there.
+    """
+    media = [_media(group, write_media) for group in groups]
+    found = [row for group, shown in zip(groups, media, strict=True) for row in _rows(step, group, shown)]
+    for key, arrays in per_token.items():
+        _add_per_token(found, key, arrays)
+    found += [{**row, "advantage": None} for group, shown in zip(groups, media, strict=True)
+              for row in _rows(step, replace(group, rollouts=group.aside), shown)]
+    return pa.Table.from_pylist(found, SCHEMA)
+
+
+def _media(group: Group, write_media: Callable[[LoadedMedia], str | None]) -> dict[int, list[dict[str, Any]]]:
+    """Returns the media of each rollout by its index: those of the prompt, and those that an episode showed."""
+    def column(shown: Sequence[LoadedMedia], prompt: Prompt | None) -> list[dict[str, Any]]:
+        found, sizes, counts = [], prompt.processed_sizes if prompt else (), prompt.visual_tokens if prompt else ()
+        for i, one in enumerate(shown):
+            processed = sizes[i] if i < len(sizes) else (None, None)
+            values = (one.sha256, one.kind, *one.size, *processed, counts[i] if i < len(counts) else None,
+                      write_media(one), list(one.timestamps) or None)
+            found.append(dict(zip(_MEDIA, values, strict=True)))
+        return found
+
+    common = column(group.prompt.media, group.prompt)
+    return {r.index: [*common, *column(r.completion.observed_media, r.completion.shown)]
+            for r in (*group.rollouts, *group.aside)}
+
+
+def _rows(step: int, group: Group, media: Mapping[int, list[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
+    """Yields one row of SCHEMA per rollout, the per-token columns of the update left out."""
+    sample, difficulty = group.sample, group.sample.difficulty
+    shared = {
+        "schema": SCHEMA_VERSION, "group_id": utf8(group.id), "sample_id": utf8(sample.id),
+        "task": utf8(group.task), "step": step, "split": utf8(group.split),
+        "weights": _numbers(group.weights), "target": json_text(group.target), "sample": json_text(sample.row),
+        "category": None if sample.category is None else utf8(str(sample.category)),
+        "difficulty": float(difficulty) if isinstance(difficulty, (int, float)) else None,
+    }
+    for rollout in group.rollouts:
+        done = rollout.completion
+        extra = {name: value for name, value in done.extra.items() if name != "turns"}
+        mask = np.asarray(done.loss_mask, bool)
+        per_token = np.ndim(rollout.advantage) > 0
+        advantage = np.mean(np.asarray(rollout.advantage)[mask]) if per_token and mask.any() else rollout.advantage
+        yield shared | {
+            "index": rollout.index, "policy_step": rollout.policy_step,
+            "prompt": utf8(rollout.sampled_prompt or group.prompt.text), "media": media[rollout.index],
+            "completion": utf8(done.text), "opened": utf8(group.prompt.opened) or None,
+            "token_ids": np.asarray(done.tokens, np.int32), "loss_mask": mask,
+            "logprobs": np.asarray(done.logprobs, np.float32), "parts": _numbers(rollout.parts),
+            "metrics": _numbers(rollout.metrics), "reward": rollout.reward, "correct": rollout.correct,
+            "advantage": float(advantage) if np.ndim(advantage) == 0 else 0.0,
+            "parsed": json_text(rollout.parsed), "error": None if rollout.error is None else utf8(rollout.error),
+            "finish_reason": done.finish_reason, "truncated": done.truncated,
+            "turns": [_turn(t) for t in done.turns or _kept_turns(done)],
+            "episode_id": utf8(done.episode_id) or None,
+            "turn_advantages": _turn_advantages(rollout),
+            "variant": utf8(rollout.variant) or None,
+            "marks": None if rollout.marks is None else json_text(rollout.marks),
+            "extra": json_text(extra) if extra else None,
+        }
+
+
+def _turn_advantages(rollout: Rollout) -> list[float] | None:
+    """Returns the mean advantage over the trained tokens of each action of an episode, or part of an answer that a
+    method keeps; None where all have one."""
+    done = rollout.completion
+    actions, mask = done.actions or _kept_turns(done), np.asarray(done.loss_mask, bool)
+    if not actions or np.ndim(rollout.advantage) == 0:
+        return None
+    values = np.asarray(rollout.advantage)
+    return [float(values[t.start:t.end][mask[t.start:t.end]].mean()) if mask[t.start:t.end].any() else 0.0
+            for t in actions]
+
+
+def _kept_turns(done: Completion) -> list[Turn]:
+    """Those that a method keeps of an answer without turns of its own."""
+    return [] if done.turns else [Turn(**turn) for turn in done.extra.get("turns", ())]
+
+
+def _turn(turn: Turn) -> dict[str, Any]:
+    """Returns a turn as SCHEMA has it; state and what follows it stand on the action that they answer."""
+    return {"start": turn.start, "end": turn.end, "role": turn.role, "media": list(turn.media),
+            "text": utf8(turn.text) or None, "parts": None if turn.parts is None else _numbers(turn.parts),
+            "state": None if turn.state is None else utf8(turn.state), "done": turn.done, "seconds": turn.seconds,
+            "error": None if turn.error is None else utf8(turn.error),
+            "info": None if turn.info is None else json_text(turn.info),
+            "prompt_ids": None if turn.prompt_ids is None else list(turn.prompt_ids)}
+
+
+def _numbers(values: Mapping[str, float | None]) -> list[tuple[str, float | None]]:
+    return [(utf8(name), None if value is None else float(value)) for name, value in values.items()]
+
+
+def _add_per_token(rows: list[dict[str, Any]], key: str, arrays: Sequence[np.ndarray | None]) -> None:
+    if key not in PER_TOKEN:
+        raise ValueError(f"per_token has {key!r}; the columns are {', '.join(PER_TOKEN)}")
+    if len(arrays) != len(rows):
+        raise ValueError(f"per_token[{key!r}] has {len(arrays)} arrays for {len(rows)} rollouts")
+    for row, array in zip(rows, arrays, strict=True):
+        if array is not None and np.shape(array)[:1] != row["token_ids"].shape:
+            raise ValueError(f"per_token[{key!r}] of rollout {row['index']} of group {row['group_id']} has shape "
+                             f"{np.shape(array)} for {len(row['token_ids'])} tokens")
+        values = None if array is None else np.asarray(array, PER_TOKEN[key])
+        row[key] = list(values) if values is not None and values.ndim > 1 else values
+
+
+def read_rollouts(file: Path, fields: Sequence[pa.Field], step: int | None = None) -> pa.Table:
+    """Returns the columns `fields` of one file, null where it has none, and only the rows of `step` when given.
+
+    Raises ValueError for a file of a newer schema, and what pyarrow raises for one that cannot be read.
+    """
+    with pq.ParquetFile(file) as reader:
+        names = {"schema", "step", *(f.name for f in fields)} & set(reader.schema_arrow.names)
+        table = reader.read([n for n in reader.schema_arrow.names if n in names])
+    if step is not None:
+        table = table.filter(pa.array(np.asarray(table["step"]) == step))
+    return as_schema(table, fields)
+
+
+def as_schema(table: pa.Table, fields: Sequence[pa.Field]) -> pa.Table:
+    """Returns the columns `fields` of a table of rollouts, null where it has none. Raises ValueError for a newer
+    schema.
+    """
+    names = table.column_names
+    newest = max((v for v in table["schema"].to_pylist() if v is not None), default=0) if "schema" in names else 0
+    if newest > SCHEMA_VERSION:
+        raise ValueError(f"written by a newer vlrl (schema {newest}, this one reads up to {SCHEMA_VERSION})")
+    columns = [table[f.name].cast(f.type) if f.name in names else pa.nulls(len(table), f.type) for f in fields]
+    return pa.Table.from_arrays(columns, schema=pa.schema(fields))
+
+
+def split_name(split: str | None) -> str:
+    """A split as it stands in the name of a file."""
+    return re.sub(r"[^\w.]+", "_", split or "")
