@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from vlrl.methods.replay.buffer import Source, StoredRollouts
 from vlrl.methods.replay.rows import Limits
 from vlrl.methods.replay.rules import by_advantage, uniform
-from vlrl.store.run_folder import SCHEMA
+from vlrl.store import SCHEMA
 
 GROUPS, SIZE = 8, 8
 LIMITS = Limits(vocabulary=50_000, banned=frozenset(), most_tokens=4096, most_gap=0.2, decode=lambda ids: "text")

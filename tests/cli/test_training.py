@@ -16,7 +16,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 from tests.conftest import SAMPLES
 from tests.e2e.runs import TASK, metrics, write_config
 from tests.helpers import Vowels
-from vlrl.cli import evaluating, exporting, training
+from vlrl.cli import evaluating, exporting, models, training
 from vlrl.cli.main import main
 from vlrl.config import load
 from vlrl.models import families, packing, policy
@@ -264,7 +264,7 @@ def test_help_and_settings(capsys):
     for words in ("train", "sft", "eval", "export", "tiny"):
         out, _ = call(capsys, words, "--help")
         assert "Examples:" in out
-    for epilog in (training.TRAIN_EXAMPLES, evaluating.EXAMPLES, exporting.EXPORT_EXAMPLES, training.TINY_EXAMPLES,
+    for epilog in (training.TRAIN_EXAMPLES, evaluating.EXAMPLES, exporting.EXPORT_EXAMPLES, models.TINY_EXAMPLES,
                    training.SFT_EXAMPLES):
         assert all(len(line) < 80 for line in epilog.splitlines() if line.startswith(("vlrl", "train.py", "torchrun")))
     out, _ = call(capsys, "train", "--settings")

@@ -30,8 +30,8 @@ from vlrl.monitoring import LEAST_WIDTH
 _MOST = 8000  # characters of one message
 
 _REGISTERED = Table({name: f"vlrl.cli.{module}:register" for module, names in {
-    "training": "train sft extrapolate tiny", "exporting": "export", "evaluating": "eval", "scoring": "score play",
-    "comparing": "compare sweep", "tasks": "tasks", "data": "data", "judging": "judge",
+    "training": "train sft", "models": "extrapolate tiny", "exporting": "export", "evaluating": "eval",
+    "scoring": "score play", "comparing": "compare sweep", "tasks": "tasks", "data": "data", "judging": "judge",
     "looking": "status report doctor", "inspecting": "app", "serve": "serve", "planning": "plan",
     "presets": "presets"}.items() for name in names.split()})
 """Command -> what adds it, and others of its module, to an application: imported when the command is called."""

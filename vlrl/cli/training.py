@@ -1,19 +1,16 @@
-"""`vlrl train`, `sft`, `extrapolate` and `tiny`."""
+"""`vlrl train` and `sft`."""
 
 from __future__ import annotations
 
 import sys
 import textwrap
 from collections.abc import Callable
-from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vlrl.cli.common import AsJson, ConfigPath, Words, emit, examples, is_free, load
-from vlrl.errors import ConfigError, did_you_mean
-from vlrl.tools.tiny.families import DEFAULT, FAMILIES
+from vlrl.cli.common import AsJson, ConfigPath, Words, emit, examples, load
+from vlrl.errors import ConfigError
 
 if TYPE_CHECKING:
     from vlrl.config.schema import Config
@@ -32,26 +29,12 @@ SFT_EXAMPLES = examples(
     "vlrl sft configs/quickstart.yaml train.lr=1e-3 steps=100 run.dir=runs/sft",
     "RL from there:",
     "vlrl train configs/quickstart.yaml model.name=runs/sft")
-EXTRAPOLATE_EXAMPLES = examples(
-    "vlrl extrapolate runs/lora/checkpoints/step-000050 runs/lora/checkpoints/step-000100 -o models/beyond",
-    "vlrl extrapolate runs/a/checkpoints/step-000100 runs/a -k 0.5 -o models/half",
-    "Then evaluate it, and keep it if it is better:",
-    "vlrl eval configs/quickstart.yaml --model models/half")
-TINY_EXAMPLES = examples(
-    "vlrl tiny --out models/tiny",
-    "vlrl tiny --family qwen2_5_vl --out /tmp/random --random",
-    "vlrl train configs/quickstart.yaml model.name=models/tiny")
 
 
 def register(app: typer.Typer) -> None:
     """Adds the commands to the application."""
     app.command(epilog=examples(*(line.replace("COMMAND", "vlrl train") for line in _TRAIN)))(train)
     app.command(epilog=SFT_EXAMPLES)(sft)
-    app.command(epilog=EXTRAPOLATE_EXAMPLES)(extrapolate)
-    app.command(epilog=TINY_EXAMPLES)(tiny)
-
-
-# --- train and sft ----------------------------------------------------------------------------------------------------
 
 
 def _show_settings(requested: bool) -> None:
@@ -212,75 +195,3 @@ def _finish(config: Config, run: Callable[[Config], Any]) -> None:
     if comm.is_main():
         print_summary(session.folder, session.done, session.progress.print)
     raise typer.Exit
-
-
-# --- extrapolate and tiny ---------------------------------------------------------------------------------------------
-
-
-def extrapolate(
-    earlier: Annotated[Path, typer.Argument(metavar="A", show_default=False,
-                                            help="The earlier run folder, checkpoint or model folder.")],
-    later: Annotated[Path, typer.Argument(metavar="B", show_default=False, help="The later one, of the same model.")],
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="FOLDER", show_default=False,
-                                      help="A new or empty folder, e.g. models/beyond.")],
-    k: Annotated[float, typer.Option("-k", metavar="NUMBER", help="How far beyond B, in steps from A to B.")] = 1.0,
-    as_json: AsJson = False,
-) -> None:
-    """Write the weights B + k (B - A): further along the way that training went from one checkpoint to another.
-
-    Full models and adapters. Config and processor are those of B. k=0 is B itself, -0.5 the average of both.
-    """
-    from vlrl.tools.stages.extrapolate import extrapolate as write
-
-    done = write(earlier, later, out, k)
-    if as_json:
-        emit({name: str(v) if isinstance(v, Path) else v for name, v in asdict(done).items()})
-    else:
-        typer.echo(f"{done.later} + {done.k:g} * (it - {done.earlier}) -> {done.folder}: {done.moved} of "
-                   f"{done.tensors} weights differ, the two are {done.distance:.3g} apart")
-
-
-def tiny(
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", show_default=False,
-                                      help="A new or empty folder, e.g. models/tiny.")],
-    family: Annotated[str, typer.Option(metavar="NAME", help=f"Architecture: {', '.join(FAMILIES)}.")] = DEFAULT,
-    random: Annotated[bool, typer.Option("--random", help="Random float32 weights: nothing is learned.")] = False,
-    episodes: Annotated[bool, typer.Option("--episodes", help="The embedded model, taught to call a tool and to act "
-                                           "over several turns (about five minutes).")] = False,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, metavar="N",
-                                      help="Of the weights and of the examples, e.g. 1.")] = 0,
-    max_pixels: Annotated[int | None, typer.Option(
-        metavar="N", min=1, show_default=False,
-        help="With --random: the processor's limit for one image, e.g. 16384. Default: the family's own.")] = None,
-) -> None:
-    """Build a tiny vision-language model (about 1 M parameters) with a real architecture and processor.
-
-    Without --random it is taught to locate drawn shapes, to read digits, to
-    answer questions about drawn clips and to plan simulated drives, carelessly
-    on purpose, and saved in bfloat16: a start that RL improves on a CPU in
-    minutes. Needs no network, but vlrl[demo,driving].
-    """
-    if family not in FAMILIES:
-        raise ConfigError(f"--family {family!r} is not known.{did_you_mean(family, FAMILIES)} "
-                          f"Known: {', '.join(FAMILIES)}.")
-    if not is_free(out):
-        raise ConfigError(f"{out} is not an empty folder, and nothing is overwritten: name another, or remove it first")
-    if episodes and (random or family != DEFAULT):
-        raise typer.BadParameter("goes on from the embedded model: neither --random nor --family goes with it",
-                                 param_hint="--episodes")
-    if max_pixels is not None and not random:
-        raise typer.BadParameter("goes with --random; a taught model has its family's own limit",
-                                 param_hint="--max-pixels")
-    from vlrl.tools.tiny import models
-
-    if random:
-        models.build(family, out, seed=seed, max_pixels=max_pixels)
-    elif episodes:
-        from vlrl.tools.tiny import episode_start
-
-        episode_start.run(out, seed)
-    else:
-        from vlrl.tools.tiny import cold_start
-
-        cold_start.run(family, out, seed)
-    typer.echo(f"{out}: sha256 {models.weights_sha256(out)}")
