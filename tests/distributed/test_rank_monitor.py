@@ -6,7 +6,8 @@ import os
 import pytest
 from torch import distributed
 
-from vlrl.distributed.rank_monitor import Here, RollCall, describe_missing
+from vlrl.distributed.place import Here
+from vlrl.distributed.rank_monitor import RollCall, describe_missing
 
 
 def record(beat=1, count=5, waits=True, place="step 3, train", ended=None):

@@ -23,7 +23,7 @@ BRANCHES = ("methods", "services", "environments", "data.formats", "data.media_e
             "rewards._math_worker", "rewards.chart", "rewards.closed_loop", "rewards.constraints", "rewards.contrast",
             "rewards.detection", "rewards.driving", "rewards.ensembles", "rewards.groups", "rewards.likelihood",
             "rewards.literals", "rewards.math", "rewards.process", "rewards.spans", "rewards.steps", "rewards.tracks",
-            "task.part", "task.recipes")
+            "task.part", "task.recipes", "monitoring.notebook", "monitoring.tracked_groups", "monitoring.webhook")
 """Of vlrl, what the trunk names in tables of texts alone, and what tasks and services alone use; modules whose names
 begin so."""
 UNDER_VLRL = {"tasks": {"vlrl/tools/tiny/cold_start.py", "vlrl/tools/tiny/episode_start.py"},

@@ -24,7 +24,7 @@ UNSAFE = ("pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shel
 ALLOWED = {("vlrl/models/cost.py", "imports pickle"), ("vlrl/task/subprocess_scorer.py", "imports pickle"),
            ("vlrl/environments/host.py", "imports pickle"),
            ("vlrl/data/sources/download.py", "verify=_context(remote.policy.guard.trusted)"),
-           ("vlrl/monitoring/alerts.py", "verify=ssl.create_default_context()")}
+           ("vlrl/monitoring/webhook.py", "verify=ssl.create_default_context()")}
 """What moves between the processes of one run, and between a run and the process of its own code that scores; what
 torch.distributed gathers goes the same way. And contexts that check certificates, against those of the system, where
 httpx's own has those of a package; tests/data/test_download.py has certificates that are refused."""

@@ -67,9 +67,9 @@ time.sleep(1000)
 """
 RANK = """
 import time
-from vlrl.distributed import rank_monitor
+from vlrl.distributed import place, rank_monitor
 rank_monitor.GRACE = 1
-here = rank_monitor.Here()
+here = place.Here()
 rank_monitor.RollCall(here, 1, 2, 100000)
 here.enter("adding up gradients", depth=1)
 print("up", flush=True)

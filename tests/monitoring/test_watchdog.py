@@ -9,7 +9,7 @@ import time
 import pytest
 import torch.distributed as distributed
 
-from vlrl.distributed import comm, rank_monitor
+from vlrl.distributed import comm, place, rank_monitor
 from vlrl.monitoring import metrics
 from vlrl.monitoring.watchdog import Stuck, Watchdog
 
@@ -109,9 +109,9 @@ def test_a_rank_that_waits_for_others_says_for_whom(tmp_path, monkeypatch):
     server = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(server.port))
-    here, there = rank_monitor.Here(), rank_monitor.Here()
+    here, there = place.Here(), place.Here()
     there.at("step 3")
-    calls = [rank_monitor.RollCall(place, rank, 2, 1800) for rank, place in enumerate((here, there))]
+    calls = [rank_monitor.RollCall(one, rank, 2, 1800) for rank, one in enumerate((here, there))]
     monkeypatch.setattr(comm, "here", here)
     monkeypatch.setattr(comm, "_calls", calls[0])
     here.at("step 3")

@@ -12,14 +12,17 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from vlrl.distributed.rank_monitor import Here, RollCall
+from vlrl.distributed.place import Here
 from vlrl.errors import RankError, VlrlError
+
+if TYPE_CHECKING:
+    from vlrl.distributed.rank_monitor import RollCall
 
 here = Here()
 """Where this process is: its step, phase and collective."""
@@ -31,6 +34,8 @@ def watch(limit: float) -> None:
     """Has every rank tell where it is, so that one that waits for `limit` seconds can say for whom."""
     global _calls
     if world() > 1 and _calls is None:
+        from vlrl.distributed.rank_monitor import RollCall  # of several processes alone
+
         _calls = RollCall(here, rank(), world(), limit)
 
 

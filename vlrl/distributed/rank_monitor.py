@@ -12,18 +12,17 @@ import errno
 import json
 import math
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 
 from vlrl.distributed import launcher_guard
+from vlrl.distributed.place import GRACE, Here
 from vlrl.errors import RankError
 from vlrl.store import lock
 
@@ -33,8 +32,6 @@ CONNECT = 10.0
 """Seconds for a connection to the store."""
 ANSWER = 15.0
 """Seconds that the store has to answer. Above CONNECT: a thread that fails while the process ends would abort it."""
-GRACE = 30.0
-"""Seconds past the time-out after which a rank that still waits, as in a transport that gives no error, is ended."""
 _GIVEN_UP = ("timed out", *map(os.strerror, (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)))
 """What TCP says of a host that it has given up: a neighbour on the same network is first not found (no route)."""
 _NAMED = 8
@@ -42,42 +39,6 @@ _NAMED = 8
 
 Record = Mapping[str, Any]
 T = TypeVar("T")
-
-
-class Here:
-    """What this rank does: the step, the phase within it, and the collective in which it waits."""
-
-    def __init__(self) -> None:
-        self.step = "before the first step"
-        self.phases: list[str] = []
-        self.doing, self.caller = "", ("", 0)
-        self.since = time.monotonic()
-        """When it entered the collective or step."""
-        self.count = 0
-        """Collectives entered so far; the same on every rank that is at the same place."""
-        self.patient = False
-        """Whether it waits for rank 0 as long as that lives."""
-
-    def at(self, step: str) -> None:
-        """A step begins."""
-        self.step, self.phases, self.since = step, [], time.monotonic()
-
-    def enter(self, doing: str, depth: int = 2) -> None:
-        """A collective begins; `caller` is who asked this package's comm.py for it."""
-        frame = sys._getframe(depth)
-        while frame.f_back is not None and os.path.basename(frame.f_code.co_filename) in ("comm.py", "contextlib.py"):
-            frame = frame.f_back
-        self.caller = frame.f_code.co_filename, frame.f_lineno
-        self.doing, self.since, self.count = doing, time.monotonic(), self.count + 1
-
-    def leave(self) -> None:
-        """The collective is over."""
-        self.doing, self.since, self.patient = "", time.monotonic(), False
-
-    def __str__(self) -> str:
-        """step 12, train: adding up gradients (update.py:117)"""
-        place = ", ".join([self.step, *self.phases[-1:]])
-        return f"{place}: {self.doing} ({Path(self.caller[0]).name}:{self.caller[1]})" if self.doing else place
 
 
 class RollCall:

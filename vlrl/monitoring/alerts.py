@@ -7,14 +7,9 @@ to. A resumed run goes over the steps before without telling of them again, so a
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
-import queue
 import socket
-import ssl
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,22 +17,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 
-from vlrl.config.alerts import AlertSettings, webhook_problem
+from vlrl.config.alerts import AlertSettings
 from vlrl.config.algo import SUPERVISED
+from vlrl.config.registry import Table
 from vlrl.config.schema import Config
-from vlrl.errors import ConfigError
 from vlrl.monitoring.mismatch import expected
 from vlrl.store import plain
 from vlrl.store.files import append_line
 
-_WAITING = 100
-"""Most alerts that wait for the webhook."""
-_AT_THE_END_S = 10.0
-"""Seconds that a run waits at its end for the webhook."""
+_WEBHOOK = Table({"open": "vlrl.monitoring.webhook:opened"})
 
 
 @dataclass(frozen=True)
@@ -73,8 +64,7 @@ class Alerts:
         self._columns = {name: deque[float](maxlen=settings.window) for name in self._read}
         self._columns |= {name: deque[float](maxlen=1) for name in (BEST, HIGHEST)}
         self._holding: set[str] = set()
-        address = _address(settings.webhook)
-        self._hook = Webhook(address, settings.webhook_timeout_s, say) if address else None
+        self._hook = _WEBHOOK["open"](settings, say) if settings.webhook else None
         for line in before:
             self._take(line)
         self._holding = set(self._breaches()) if self._columns["kl"] else set()
@@ -284,62 +274,3 @@ RULES: Mapping[str, Callable[[Columns, AlertSettings], Breach | None]] = {
 """By the name of their setting; null turns one off."""
 _READ = ("reward/mean", "reward/std", "groups/zero_variance_frac", "kl", "entropy", "completion/truncated_frac",
          "skipped", "service_errors", "mismatch/kl", "mismatch/gap_max", "unreadable_frac")
-
-
-# --- the webhook ------------------------------------------------------------------------------------------------------
-
-
-def _address(given: str) -> str:
-    """Returns the URL of alerts.webhook, from the environment where it names a variable. Raises ConfigError."""
-    if not given.startswith("env:"):
-        return given
-    name = given.removeprefix("env:")
-    url = os.environ.get(name, "").strip()  # secrets kept in files end with a newline
-    if not url:
-        raise ConfigError(f"alerts.webhook={given!r}: there is no environment variable {name}")
-    if problem := webhook_problem(url):
-        raise ConfigError(f"alerts.webhook={given!r}: the URL in {name} {problem}")
-    return url
-
-
-class Webhook:
-    """Posts alerts as JSON from a thread of its own; whatever becomes of them, the run does not wait for it or fail."""
-
-    def __init__(self, url: str, timeout_s: float, say: Callable[[str], None]):
-        self._url, self._timeout_s, self._say = url, timeout_s, say
-        self._waiting: queue.Queue[dict[str, Any] | None] = queue.Queue(_WAITING)
-        self._reported = False
-        self._thread = threading.Thread(target=self._work, name="webhook", daemon=True)
-        self._thread.start()
-
-    def send(self, record: dict[str, Any]) -> None:
-        """Returns at once."""
-        with contextlib.suppress(queue.Full):
-            self._waiting.put_nowait(record)
-
-    def close(self) -> None:
-        """Waits a moment for what is left."""
-        with contextlib.suppress(queue.Full):
-            self._waiting.put_nowait(None)
-        self._thread.join(min(_AT_THE_END_S, self._timeout_s))
-
-    def _work(self) -> None:
-        import httpx
-
-        # plain http is for this machine alone, and a proxy is another one; a redirect leads where nobody allowed it
-        with httpx.Client(verify=ssl.create_default_context(), trust_env=not self._url.startswith("http:"),
-                          timeout=self._timeout_s, follow_redirects=False) as client:
-            while (record := self._waiting.get()) is not None:
-                try:
-                    with client.stream("POST", self._url, content=json.dumps(plain(record)),
-                                       headers={"Content-Type": "application/json"}) as answer:  # its body is not read
-                        if not answer.is_success:
-                            self._failed(f"HTTP {answer.status_code}")
-                except Exception as error:  # whatever a server or a network does; other texts may repeat the URL
-                    self._failed(str(error)[:200] if isinstance(error, httpx.TransportError) else type(error).__name__)
-
-    def _failed(self, reason: str) -> None:
-        if not self._reported:
-            self._reported = True
-            self._say(f"warning: alerts.webhook at {urlsplit(self._url).hostname} took no alert ({reason}); the run "
-                      "goes on, and further failures are not told")

@@ -13,9 +13,11 @@ from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 from rich.text import Text
 
-from vlrl.monitoring import LEAST_WIDTH, notebook
+from vlrl.config.registry import Table
+from vlrl.monitoring import LEAST_WIDTH
 from vlrl.types import Group
 
+_NOTEBOOK = Table({"cell": "vlrl.monitoring.notebook:Cell", "page": "vlrl.monitoring.notebook:page"})
 _MOST = 2000  # characters of one text that are printed
 _NOT_PARTS = {"mean", "std", "min", "max"}
 
@@ -40,7 +42,7 @@ class Progress:
                         TimeElapsedColumn(), TextColumn("{task.fields[line]}", markup=False), console=self.console,
                         disable=not (enabled and self.console.is_terminal))
         self._task = self._bar.add_task("", total=total, completed=start, line="")
-        self._cell = notebook.Cell() if enabled and self.console.is_jupyter else None
+        self._cell = _NOTEBOOK["cell"]() if enabled and self.console.is_jupyter else None
         self._points: list[tuple[float, float]] = []
 
     def __enter__(self) -> Progress:
@@ -65,7 +67,7 @@ class Progress:
         if self._cell:
             value = metrics.get("reward/mean", metrics.get("loss"))
             self._points += [] if value is None else [(float(done), float(value))]
-            self._cell.show(notebook.page(done, self.total, line, self._points), now=done == self.total)
+            self._cell.show(_NOTEBOOK["page"](done, self.total, line, self._points), now=done == self.total)
         elif not self.console.is_terminal and (done % self.every == 0 or done == self.total):
             self.print(f"step {done}/{self.total}  {line}")
 

@@ -30,7 +30,7 @@ from vlrl.config.registry import Table
 from vlrl.config.schema import Config
 from vlrl.curriculum import horizon
 from vlrl.distributed import comm
-from vlrl.distributed.rank_monitor import GRACE
+from vlrl.distributed.place import GRACE
 from vlrl.engine.base import Engine
 from vlrl.engine.hf import HFEngine
 from vlrl.errors import ConfigError

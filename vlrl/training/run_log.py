@@ -9,9 +9,10 @@ from typing import Any
 from accelerate import Accelerator
 
 from vlrl.config.algo import SUPERVISED
+from vlrl.config.registry import Table
 from vlrl.distributed import comm
 from vlrl.models.token_text import tokenizer_file
-from vlrl.monitoring import tracked_groups, trackers
+from vlrl.monitoring import trackers
 from vlrl.monitoring.alerts import Alerts, watched
 from vlrl.monitoring.metrics import peak_gib
 from vlrl.monitoring.progress import Progress
@@ -21,6 +22,8 @@ from vlrl.task.mixture import Turns
 from vlrl.training.build import Parts
 from vlrl.types import Group
 
+_PICTURES = Table({name: f"vlrl.monitoring.tracked_groups:{function}" for name, function in {
+    "view": "group_view", "send": "send"}.items()})
 _SHOWN = 20
 """Rejected prompts that are printed."""
 
@@ -89,10 +92,10 @@ class RunLog:
         most, every = self.config.log.pictures, self.config.log.pictures_every
         if not most or not groups or not comm.is_main() or (not split and step % every):
             return
-        view = tracked_groups.group_view(groups, most, step)
+        view = _PICTURES["view"](groups, most, step)
         for name in self.config.log.trackers:
             run = self.accelerator.get_tracker(name, unwrap=True)
-            tracked_groups.send(name, run, view, f"eval-groups/{split}" if split else "groups", step)
+            _PICTURES["send"](name, run, view, f"eval-groups/{split}" if split else "groups", step)
 
     @property
     def alerts(self) -> Alerts:
