@@ -13,7 +13,7 @@ SOLVED = "{name: oreal, weighted: false, negative: 0}"
 NEEDS = {**{name: ["algo.critic={}"] for name in ("gae", "turn_gae", "bilevel_gae", "macro_gae")},
          "deepsearch": ["rollout.branch.search={}"]}
 COMBINATIONS = [
-    *[([f"algo.advantage={name}", *NEEDS.get(name, ())], name not in inert.OF_OUTCOME)
+    *[([f"algo.advantage={name}", *NEEDS.get(name, ())], getattr(ADVANTAGES[name], "alone", None) is None)
       for name in ADVANTAGES if name != "gdpo"],
     *[([f"algo.loss={name}"], name not in ("nft", "pacs")) for name in LOSSES if name != "supervised"],
     (["algo.advantage={name: nsr, part: iou}"], False), (["algo.advantage={name: w_reinforce, correct: 0.4}"], True),
@@ -22,10 +22,11 @@ COMBINATIONS = [
     (["algo.loss=oreal", "algo.advantage=nsr"], False), ([f"algo.loss={SOLVED}"], False),
     (["algo.loss={name: oreal, weighted: false}"], True), (["algo.loss={name: oreal, negative: 0}"], True),
     (["algo.loss=nft", "algo.weights=[stcr, difficulty, top_entropy]"], False),
-    *[([f"algo.loss={loss}", f"algo.weights=[{name}]"], True) for loss in ("nft", "pacs") for name in inert.OF_SIGN],
+    *[([f"algo.loss={loss}", f"algo.weights=[{name}]"], True) for loss in ("nft", "pacs")
+      for name in ("hicra", "dads", "off_policy_sequence_mask")],
     (["algo.loss=pacs", "algo.kl_coef=0.1", "algo.kl_weights=[dads]"], True),
     (["algo.loss=nft", "algo.advantage=nsr", "algo.weights=[hicra]"], False),
-    (["algo.loss=nft", "algo.batch=rorecomp"], False),
+    (["algo.loss=nft", "algo.batch=rorecomp"], False), (["algo.loss=nft", "algo.batch=pf_ppo"], True),
     (["algo.loss=nft", "algo.batch={name: rorecomp, correct: 0.4}"], True)]
 
 

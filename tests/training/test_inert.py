@@ -223,6 +223,8 @@ def test_what_belongs_to_other_second_attempts_is_named(words, named):
 
 # --- that it is so ----------------------------------------------------------------------------------------------------
 
+RATIOS = {name: LOSSES[name].ratio for name in LOSSES if hasattr(LOSSES[name], "ratio")}
+
 OTHER = {"clip_low": 0.9, "clip_high": 9.0, "dual_clip": 1.1, "delta": 1.06, "cap": 1.1, "tau_positive": 3.0,
          "tau_negative": 2.0, "k_positive": 1.0, "lambda_positive": 1.0, "k_negative": 1.0, "lambda_negative": 1.0,
          "tau": 0.5, "delta_low": 0.01, "delta_high": 0.01, "pre_clip": 1.1, "share": 0.5, "coef": 3.0,
@@ -242,19 +244,19 @@ def slope(name, on_policy, **options):
     return torch.autograd.grad((values * x.mask).sum(), x.logprobs)[0]
 
 
-@pytest.mark.parametrize(("name", "option"), [(n, o) for n, options in inert.RATIO_OPTIONS.items() for o in options])
+@pytest.mark.parametrize(("name", "option"), [(n, o) for n, said in RATIOS.items() for o in said.options])
 def test_an_option_of_the_ratio_acts_off_policy_alone(name, option):
     more = {option: 0.1 if name == "cispo" and option != "cap" else OTHER[option]}
     assert torch.allclose(slope(name, True), slope(name, True, **more))
     assert not torch.allclose(slope(name, False), slope(name, False, **more))
 
 
-@pytest.mark.parametrize("name", [*inert.RATIO_OPTIONS, "nft", "pacs", "oreal", "reinforce"])
+@pytest.mark.parametrize("name", [*RATIOS, "nft", "pacs", "oreal", "reinforce"])
 def test_a_term_of_the_ratio_alone_is_reinforce_on_policy(name):
     def cosine(on_policy):
         return float(torch.cosine_similarity(slope(name, on_policy), slope("reinforce", on_policy), dim=0))
 
-    alone = name == "reinforce" or (name in inert.RATIO_OPTIONS and name not in inert.MORE_THAN_A_RATIO)
+    alone = name == "reinforce" or (name in RATIOS and RATIOS[name].alone)
     assert (cosine(True) > 1 - 1e-9) == alone
     assert (cosine(False) > 1 - 1e-9) == (name == "reinforce")
 
@@ -264,7 +266,7 @@ def test_terms_with_a_credit_of_their_own_read_no_advantage(name):
     def values(factor):
         x = random_step(5)
         return run(bound(LOSSES, name), replace(x, advantages=factor * x.advantages))[0]
-    assert torch.equal(values(1.0), values(-2.0)) == (name in inert.OWN_CREDIT)
+    assert torch.equal(values(1.0), values(-2.0)) == (getattr(LOSSES[name], "alone", None) == {})
 
 
 def test_a_buffer_without_a_stream():

@@ -5,19 +5,27 @@ Those of papers lie in methods/objectives. Log-ratios are kept within +-20 befor
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
 
 from vlrl.algo.clip import AboveOne, Reach, surrogate
 from vlrl.algo.inputs import LossInputs, Metrics
+from vlrl.algo.ratio import of_ratio
 
 _AboveZero = Annotated[float, Field(gt=0)]
 _Share = Annotated[float, Field(ge=0, le=1)]
 _Count = Annotated[int, Field(ge=1)]
 
 
+def _beyond_delta(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if given.get("delta") and (given.get("dual_clip") or 0) >= given["delta"]:
+        yield "dual_clip", f"algo.loss.delta={given['delta']:g} comes before it"
+
+
+@of_ratio("clip_low", "clip_high", "dual_clip", "delta", hidden=_beyond_delta)
 def ppo_clip(x: LossInputs, clip_low: Reach = 0.2, clip_high: Reach = 0.2, dual_clip: AboveOne | None = None,
              delta: AboveOne | None = None) -> tuple[torch.Tensor, Metrics]:
     """Returns -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) per token, r = exp(logp - old logp). -> [N].

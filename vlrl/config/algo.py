@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializeAsAny, model_validator
@@ -87,6 +87,23 @@ class AlgoSettings(Settings):
         """Whether the loss makes up for answers that other weights sampled; an own one is trusted to."""
         return (self.correction.name != "none" or ":" in self.loss.name
                 or self.loss.options.get("from_sampler") is True)
+
+    def chosen(self, setting: str) -> bool:
+        """Whether a setting is not the default."""
+        return getattr(self, setting) != type(self).model_fields[setting].default
+
+    def inert(self, config: Any) -> Iterator[tuple[str, Any, str]]:
+        """Yields what belongs to a KL that is not there, or is there in another form."""
+        if not self.kl_coef:
+            why = "algo.kl_coef=0: there is no KL" + (", and 0 times anything stays 0" if self.kl_target else "")
+            unread: tuple[str, ...] = ("kl", "kl_in", "kl_target", "kl_weights")
+        else:
+            why = "algo.kl_in=reward takes log p - log p(reference) of each token off the reward, which is k1"
+            unread = ("kl",) * (self.kl.name != "k1") + ("kl_weights",) if self.kl_in == "reward" else ()
+        for setting in filter(self.chosen, unread):
+            yield f"algo.{setting}", getattr(self, setting), why
+        if self.chosen("kl_horizon") and self.kl_target is None:
+            yield "algo.kl_horizon", self.kl_horizon, "algo.kl_target=null: the coefficient stays as it is"
 
     @model_validator(mode="before")
     @classmethod

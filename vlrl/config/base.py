@@ -24,6 +24,10 @@ class Settings(BaseModel):
     def _no_bool_as_number(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
         return refuse_bool(cls.model_fields[info.field_name or ""].annotation, value)
 
+    def inert(self, config: Any) -> Iterator[tuple[str, Any, str]]:
+        """Yields settings of a section that have no effect beside the others: name, value and why."""
+        return iter(())
+
 
 class MethodSettings(Settings):
     """Settings of a method (config/sections.py), with what it says to the rest."""
@@ -37,13 +41,9 @@ class MethodSettings(Settings):
         """Returns why other settings of the config forbid it, and the way out; "" where nothing does."""
         return ""
 
-    def inert(self, config: Any) -> Iterator[tuple[str, Any, str]]:
-        """Yields settings that have no effect beside the others: name, value and why."""
-        return iter(())
-
     @property
-    def functions(self) -> Sequence[tuple[str, Named]]:
-        """Functions of the objective that act in it: (the setting of algo whose table they stand in, function)."""
+    def functions(self) -> Sequence[tuple[str, Named, Mapping[str, Any]]]:
+        """Functions that act in it and may read which answers are right: setting, function and table."""
         return ()
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -93,3 +93,12 @@ class DataSettings(Settings):
         for entry in value if isinstance(value, tuple) else ():
             parts(entry)
         return value
+
+    def inert(self, config: Any) -> Iterator[tuple[str, Any, str]]:
+        """Yields a buffer in which nothing is shuffled."""
+        sampler, buffer = config.curriculum.name, self.shuffle_buffer
+        if self.stream and sampler != "uniform":
+            yield ("data.shuffle_buffer", buffer, f"curriculum.name={sampler} draws the prompts in its own order, and "
+                   "rows are read there")
+        elif not self.stream and buffer != type(self).model_fields["shuffle_buffer"].default:
+            yield "data.shuffle_buffer", buffer, "data.stream=false shuffles all rows"

@@ -3,6 +3,7 @@ are learned from."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field, SerializeAsAny, model_validator
@@ -45,6 +46,11 @@ class RolloutSettings(Settings):
         default_factory=default_of("rollout.branch"))
     updates: Positive = Field(default=1, description="Passes over one batch of rollouts.")
     minibatches: Positive = Field(default=1, description="Optimizer steps per pass.")
+
+    @property
+    def one_update(self) -> bool:
+        """Whether a batch of rollouts has one optimizer step, so that the policy is the one at its start."""
+        return self.updates * self.minibatches == 1
 
     @model_validator(mode="after")
     def _limits_apply(self) -> RolloutSettings:
@@ -114,3 +120,15 @@ class CurriculumSettings(Settings):
     def sampler(self) -> Named:
         """The sampler with its options."""
         return Named(name=self.name, **(self.model_extra or {}))
+
+    def inert(self, config: Any) -> Iterator[tuple[str, Any, str]]:
+        """Yields groups drawn for a choice that is not made, and a choice that has none."""
+        oversample, select = self.oversample, self.select
+        alone = (oversample.name == "fixed" and oversample.options.get("factor", 1) == 1) or (
+            oversample.name == "ema" and oversample.options.get("most", 4) == 1)
+        if select != type(self).model_fields["select"].default and alone:
+            yield ("curriculum.select", select, "curriculum.oversample=1 never draws more groups than are wanted")
+        unchosen = self.keep.name == "all" and select.name == "first"
+        if not alone and unchosen and self.name in ("uniform", "sequential"):
+            yield ("curriculum.oversample", oversample, "curriculum.keep=all and curriculum.select=first train on the "
+                   "first groups, and the others are thrown away")

@@ -3,7 +3,8 @@ keeps, what it shows, and where it stops."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -78,6 +79,11 @@ class LogSettings(Settings):
         "training every log.pictures_every steps. 0 = none. Whoever may look at the tracker sees the data.")
     pictures_every: Positive = Field(default=10, description="Steps of training between pictures of log.pictures.")
     samples_every: Count = Field(default=10, description="Steps between printed sample answers; 0 = never.")
+
+    def inert(self, config: Any) -> Iterator[tuple[str, Any, str]]:
+        """Yields pictures that no tracker gets."""
+        if self.pictures and not self.trackers:
+            yield "log.pictures", self.pictures, "log.trackers=[]: no tracker gets them"
 
 
 class LimitsSettings(Settings):

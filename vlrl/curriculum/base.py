@@ -19,6 +19,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from vlrl.algo.effect import idle
 from vlrl.config.schema import RolloutSettings
 from vlrl.curriculum.columns import Columns
 from vlrl.curriculum.history import History
@@ -27,6 +28,8 @@ from vlrl.data.samples import readable
 from vlrl.rewards.boxes import is_number
 from vlrl.task.mixture import Turns
 from vlrl.types import Sample
+
+AS_UNIFORM = ": it draws as uniform does"
 
 _LARGEST = 1e30
 """A number beyond is taken for none: ranges of float32 are computed of it."""
@@ -204,3 +207,9 @@ class Measuring(Protocol):
     def measured(self, indices: np.ndarray, values: np.ndarray) -> None:
         """Takes the value of each of these prompts, [n] float32; nan where the prompt cannot be used."""
         ...
+
+
+def as_uniform(**neutral: float) -> Callable[[Any], Any]:
+    """Says that a sampler draws as uniform does with this value of an option."""
+    (option, value), = neutral.items()
+    return idle(f"curriculum.{option}={value}{AS_UNIFORM}", **neutral)

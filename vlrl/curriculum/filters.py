@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
+from vlrl.algo.effect import idle
 from vlrl.algo.named import bind
 from vlrl.config.base import Beta, Count, Fraction, NonNegative
 from vlrl.config.schema import CurriculumSettings
@@ -45,6 +46,7 @@ def some_right(outcome: Outcome) -> bool:
     return outcome.mixed if math.isnan(outcome.pass_rate) else 0 < outcome.pass_rate < 1
 
 
+@idle("every pass rate is from 0 to 1", low=0, high=1)
 class PassRange:
     """Groups with low <= pass rate <= high: online difficulty filtering (2504.03380), there balanced about one half."""
 

@@ -14,12 +14,12 @@ from vlrl.config import presets
 from vlrl.config.algo import SUPERVISED
 from vlrl.config.presets import NEEDS, Preset
 from vlrl.config.schema import Config
+from vlrl.monitoring.mismatch import samples_as_it_trains
 from vlrl.rewards.text import answer_place
 from vlrl.task import Task
 from vlrl.task.combine import weight_at
 from vlrl.task.environment import has_environment
 from vlrl.task.given import given_answer
-from vlrl.training.inert import Run
 from vlrl.types import Sample
 
 _OF_A_STAGE = "setting stages."
@@ -130,7 +130,7 @@ CHECKS: Mapping[str, Callable[[Scene, str], bool]] = {
     "field": _field,
     "setting": _setting,
     "reasoning": lambda s, _: _reasoning(s),
-    "mismatch": lambda s, _: not Run(s.config, s.task).samples_as_it_trains,
+    "mismatch": lambda s, _: not samples_as_it_trains(s.config),
     "reference_reward": lambda s, _: "reference_logprobs" in s.task.needs,
     "knobs": lambda s, _: bool(s.task.knobs),
     "tokens": lambda s, count: s.config.rollout.max_new_tokens >= int(count),

@@ -54,7 +54,7 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Gr
     # dropout is keyed by the step, so a resumed run draws the same
     torch.manual_seed(np.random.SeedSequence([config.seed, 3, step, comm.rank()]).generate_state(1)[0])
     algorithm = algorithm or Algorithm(config)
-    several = config.rollout.updates * config.rollout.minibatches > 1
+    several = not config.rollout.one_update
     with phase("pack"):
         texts = "texts" in algorithm.objective.requires
         parts = [make_minibatch(policy, part, config, texts, algorithm.scores_pairs)

@@ -30,8 +30,7 @@ class CriticSettings(MethodSettings):
         "the value, 0 = the next value in place of all that follows.")
 
     def inert(self, config: Any) -> Iterator[tuple[str, Any, str]]:
-        one_update = config.rollout.updates * config.rollout.minibatches == 1
-        if self.clip is not None and self.clip != type(self)().clip and one_update:
+        if self.clip is not None and self.clip != type(self)().clip and config.rollout.one_update:
             yield ("algo.critic.clip", self.clip, "one optimizer step a batch, so no value has moved before it; raise "
                    "rollout.minibatches or rollout.updates")
         if self.warmup >= config.steps:

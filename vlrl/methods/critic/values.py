@@ -26,7 +26,7 @@ def judged(policy: Policy, groups: Sequence[Group], algorithm: Any) -> list[Grou
     """Returns the groups with the critic's values of all rollouts, at the weights of now; called on every process."""
     critic, config = policy.head, algorithm.config
     assert critic is not None
-    several = config.rollout.updates * config.rollout.minibatches > 1
+    several = not config.rollout.one_update
     # statistics of the old logits come from the pass of the update, which finds the log-probabilities too
     with_logprobs = several and not (algorithm.old_statistics or config.store.alternatives)
 

@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import Field
 
 from vlrl.config.base import Beta, Fraction, Positive, Rate
-from vlrl.curriculum.base import Categories, Prompts
+from vlrl.curriculum.base import Categories, Prompts, as_uniform
 from vlrl.curriculum.drawing import Adaptive, Cycle, distinct, softmax
 from vlrl.curriculum.types import Draw, Outcome
 from vlrl.errors import ConfigError
@@ -301,6 +301,7 @@ class Recap(ByCategory):
 # --- by weakness ------------------------------------------------------------------------------------------------------
 
 
+@as_uniform(floor=1)
 class Sws(ByCategory):
     """Weakness-driven shares: a category is drawn in proportion to how many of its items fail consistently.
 

@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import Field
 
 from vlrl.config.base import Beta, Fraction
-from vlrl.curriculum.base import Categories, Prompts
+from vlrl.curriculum.base import Categories, Prompts, as_uniform
 from vlrl.curriculum.drawing import Adaptive, Cycle, distinct, weighted
 from vlrl.curriculum.types import Outcome
 from vlrl.errors import ConfigError
@@ -138,6 +138,7 @@ class Rated(Adaptive):
         return out
 
 
+@as_uniform(floor=1)
 class Prioritised(Rated):
     """Prompts drawn in proportion to how often they fail.
 
@@ -163,6 +164,7 @@ class Prioritised(Rated):
         return np.maximum(1 - rates, np.float32(self.floor))
 
 
+@as_uniform(floor=1)
 class Rlcs(Rated):
     """Reinforcement learning with curriculum sampling: prompts of middle difficulty for the policy as it is.
 
@@ -229,6 +231,7 @@ def _kinds(offline: np.ndarray, lacking: np.ndarray, tiers: int, untiered: Categ
 # --- replay -----------------------------------------------------------------------------------------------------------
 
 
+@as_uniform(share=0)
 class Replay(Adaptive):
     """A share of each draw comes from prompts whose answers differed lately, the rest from shuffled passes over all.
 

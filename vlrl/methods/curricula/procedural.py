@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import Field
 
 from vlrl.config.base import Fraction, Positive, Rate
-from vlrl.curriculum.base import Prompts
+from vlrl.curriculum.base import Prompts, as_uniform
 from vlrl.curriculum.drawing import stream
 from vlrl.curriculum.types import Draw, Outcome
 from vlrl.errors import ConfigError
@@ -100,6 +100,7 @@ class Procedural:
         return {f"curriculum/knob/{name}": mean for name, mean in zip(self.names, self._means, strict=False)}
 
 
+@as_uniform(explore=1)
 class ALPGMM(Procedural):
     """Where rewards change most (ALP-GMM, 1910.07224, algorithm 1). The absolute learning progress of a draw is
 
@@ -201,6 +202,7 @@ def _need_sklearn() -> None:
                           "pip install scikit-learn")
 
 
+@as_uniform(explore=1)
 class Weakness(Procedural):
     """More of what fails: samples are made where the policy is weak (SwS, 2506.08989, section 3, for a task that makes
     them itself). Each knob is cut into `cells` equal ranges, and the share of a cell of the grid is

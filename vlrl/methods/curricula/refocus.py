@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
+from vlrl.algo.effect import Use, acts
 from vlrl.config.base import Count, Positive
-from vlrl.curriculum.base import Prompts
+from vlrl.curriculum.base import AS_UNIFORM, Prompts
 from vlrl.curriculum.drawing import Adaptive, Cycle, distinct, stream
 from vlrl.curriculum.types import Draw
 from vlrl.methods.curricula.ordered import needed
@@ -128,6 +129,16 @@ _COUNTS = ("at", "sorted", "asked", "passes", "probed", "latest", "step", "unkno
 """The numbers of ADCL's state."""
 
 
+def _without_focus(use: Use) -> str:
+    after, size = use.values["after"], use.config.rollout.group_size
+    if after >= use.config.steps:
+        return f"curriculum.after={after} is not before steps={use.config.steps}{AS_UNIFORM}"
+    if use.values["share"] == 1 and use.values["group_size"] == size:
+        return f"curriculum.share=1 and curriculum.group_size={size} are those of the first stage{AS_UNIFORM}"
+    return ""
+
+
+@acts(_without_focus)
 class HardFocus(Adaptive):
     """Shuffled passes over all prompts for `after` steps; then over the hardest `share` of them, in large groups.
 

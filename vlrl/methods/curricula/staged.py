@@ -12,7 +12,7 @@ import pydantic
 from pydantic import Field, field_validator
 
 from vlrl.config.base import Fraction, Positive, Rate, Settings
-from vlrl.curriculum.base import Prompts
+from vlrl.curriculum.base import Prompts, as_uniform
 from vlrl.curriculum.drawing import Adaptive, Cycle, distinct, stream, weighted
 from vlrl.curriculum.history import History
 from vlrl.curriculum.types import Draw, Outcome
@@ -70,6 +70,7 @@ class Pool:
         weights[again] = 1.0 / np.maximum(self.history.reward[again].astype(np.float64), self.lowest)
 
 
+@as_uniform(carry=0)
 class Retrospective(Adaptive):
     """Shuffled passes over all prompts, mixed with answered ones: each draw of the share `carry` takes one of those
     with probability proportional to 1 / max(mean reward of its last visit, lowest).

@@ -8,6 +8,7 @@ import torch
 
 from vlrl.algo import grouped
 from vlrl.algo.advantage import centred, std, zeroed
+from vlrl.algo.effect import reads
 from vlrl.algo.grouped import whitened
 from vlrl.algo.inputs import Scores, requires
 from vlrl.config.base import Beta, NonNegative, Rate
@@ -109,6 +110,7 @@ def maxrl(s: Scores) -> torch.Tensor:
     return zeroed(torch.where(mean > 0, centred(s) / mean, 0.0))
 
 
+@reads("outcome", alone={})
 @requires("local")
 def w_reinforce(s: Scores, positive: NonNegative = 0.1, correct: float | None = None, part: str = "") -> torch.Tensor:
     """Returns `positive` for a correct answer, -1 for a wrong one; no baseline. Correct: as the task says; where one is
@@ -121,6 +123,7 @@ def w_reinforce(s: Scores, positive: NonNegative = 0.1, correct: float | None = 
     return torch.where(right, positive, -torch.ones_like(s.rewards)).masked_fill(s.rewards.isnan(), 0.0)
 
 
+@reads("outcome", alone={})
 @requires("local")
 def nsr(s: Scores, correct: float | None = None, part: str = "") -> torch.Tensor:
     """Negative samples alone: -1 for a wrong answer, 0 for a correct one. arXiv 2506.01347."""

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from vlrl.algo.effect import Use, acts, idle
 from vlrl.algo.inputs import LossInputs, Metrics, everywhere, requires
 
 _Share = Annotated[float, Field(gt=0, le=1)]
@@ -22,6 +23,7 @@ _LEAST = 1e-6
 """Nats that an entropy of 0 counts as."""
 
 
+@idle("algo.entropy.coef=0", coef=0)
 @requires("stat:entropy")
 def bonus(x: LossInputs, coef: float = 0.001) -> tuple[torch.Tensor, Metrics]:
     """Returns -coef * H per token, with H's own gradient. [N] -> [N].
@@ -31,6 +33,7 @@ def bonus(x: LossInputs, coef: float = 0.001) -> tuple[torch.Tensor, Metrics]:
     return -coef * x.stats["entropy"], {}
 
 
+@idle("algo.entropy.most=0", most=0)
 @requires("stat:entropy")
 class Adaptive:
     """A bonus only while the entropy is at or below `target` (nats per token): its coefficient c rises by `delta`
@@ -61,6 +64,7 @@ class Adaptive:
         self.coef, self.active = state["coef"], state["active"]
 
 
+@idle("algo.entropy.coef=0", coef=0)
 @requires("stat:nucleus_entropy:{top_p}", "step")
 class Siren:
     """coef * (H - anchor)^2, H = mean nucleus entropy of the tokens whose nucleus entropy is in the top `share`.
@@ -101,6 +105,12 @@ class Siren:
         self.anchor = state.get("anchor", math.nan)
 
 
+def _cannot_move(use: Use) -> str:
+    bounds = {use.values["low"], use.values["high"], use.config.rollout.temperature}
+    return "algo.entropy.low and high are rollout.temperature: it cannot move" if len(bounds) == 1 else ""
+
+
+@acts(_cannot_move)
 class Temperature:
     """No term of the loss: the sampling temperature T follows the entropy instead, sampler and trainer alike.
 

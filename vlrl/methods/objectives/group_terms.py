@@ -16,7 +16,9 @@ from pydantic import Field
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from vlrl.algo.clip import AboveOne, Reach, clipping, surrogate
+from vlrl.algo.effect import reads
 from vlrl.algo.inputs import LossInputs, Metrics, everywhere, requires
+from vlrl.algo.ratio import of_ratio
 from vlrl.distributed import comm
 
 _AboveZero = Annotated[float, Field(gt=0)]
@@ -29,6 +31,7 @@ Prepared = dict[str, torch.Tensor]
 # --- one group -------------------------------------------------------------------------------------------------------
 
 
+@reads("outcome", alone={})
 def nft(x: LossInputs, above: float | None = None, floor: _AboveZero = 1.0, negative: _NotNegative = 1.0,
         like: Literal["dr_grpo", "grpo", "none"] = "dr_grpo") -> tuple[torch.Tensor, Metrics]:
     """Returns -log r per token of a correct rollout, -log max((1 - q r) / (1 - q), floor) of another one, r = the ratio
@@ -51,6 +54,7 @@ def nft(x: LossInputs, above: float | None = None, floor: _AboveZero = 1.0, nega
     return -torch.where(good, log_r, rest.log()) * x.spread(weight).to(x.logprobs.dtype), {}
 
 
+@reads("outcome", alone={})
 @requires("step", "{anchor}")
 @dataclass(frozen=True)
 class Pacs:
@@ -100,6 +104,7 @@ class Pacs:
 # --- the whole optimizer step ----------------------------------------------------------------------------------------
 
 
+@reads("outcome", alone={"weighted": False, "negative": 0})
 @dataclass(frozen=True)
 class Oreal:
     """-logp A per token, normalised on its own for correct rollouts (as the task says, or reward > `above`; times
@@ -132,6 +137,7 @@ class Oreal:
         return -x.logprobs * a * x.prepared["share"], {}
 
 
+@of_ratio("clip_low", "clip_high", "pre_clip", alone=False)
 @dataclass(frozen=True)
 class StableReinforce:
     """PPO's clipped term with the log-ratio kept within +-log(pre_clip) before it is exponentiated, and without the
@@ -162,6 +168,7 @@ class StableReinforce:
         return per_token * keep, clipping(ratio, metrics["clipped"] | (keep == 0))
 
 
+@of_ratio("clip_low", "clip_high", alone=False)
 @requires("step")
 @dataclass(frozen=True)
 class ClipCov:
@@ -193,6 +200,7 @@ class ClipCov:
         return per_token * keep, clipping(ratio, metrics["clipped"] | (keep == 0))
 
 
+@of_ratio("share", "coef")
 @requires("step")
 @dataclass(frozen=True)
 class KlCov:

@@ -9,13 +9,18 @@ import numpy as np
 import torch
 
 from vlrl.algo import grouped
+from vlrl.algo.effect import idle, reads
 from vlrl.algo.inputs import Scores, requires
 from vlrl.config.base import Fraction, Positive, Rate
 
 _STREAM = 21
 """Names the random numbers of `pf_ppo` among those of a run's seed."""
+_EVERY = "algo.batch.{}=1: every rollout is trained on in every step"
 
 
+@reads("outcome")
+@idle(_EVERY.format("keep"), keep=1)
+@idle(_EVERY.format("floor"), floor=1, buffered=False)
 @requires("local")
 def rorecomp(s: Scores, keep: Fraction = 0.5, decay: Positive = 200, floor: Fraction = 0.0,
              correct: float | None = None, part: str = "", buffered: bool = False) -> torch.Tensor:
@@ -33,18 +38,21 @@ def rorecomp(s: Scores, keep: Fraction = 0.5, decay: Positive = 200, floor: Frac
     return _priority(s, keep, correct, part)
 
 
+@reads("outcome")
 @requires("local")
 def rest(s: Scores, keep: Fraction = 0.5, correct: float | None = None, part: str = "") -> torch.Tensor:
     """Returns what `rorecomp` with the same `keep` leaves over: long correct and short wrong answers."""
     return ~_priority(s, keep, correct, part) & ~s.rewards.isnan()
 
 
+@reads("outcome")
 @requires("local")
 def right(s: Scores, correct: float | None = None, part: str = "") -> torch.Tensor:
     """Returns the correct answers. RAFT++ (arXiv 2504.11343): positives alone."""
     return grouped.correct(s, part, correct)
 
 
+@reads("reward")
 def pf_ppo(s: Scores, policy: Literal["best_random", "best_worst", "square"] = "best_worst", keep: Fraction = 0.5,
            best: Rate = 0.4, others: Rate = 0.1) -> torch.Tensor:
     """Returns `keep` of each group (rounded up), drawn without replacement by weights that its rewards have.

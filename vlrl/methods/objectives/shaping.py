@@ -13,10 +13,22 @@ from collections import defaultdict, deque
 import torch
 
 from vlrl.algo import grouped
+from vlrl.algo.effect import Use, acts, idle, reads
 from vlrl.algo.inputs import Scores, requires
 from vlrl.config.base import Count, Fraction, NonNegative, Positive, Rate
 
+_WEIGHTLESS = "its weight is 0"
 
+
+def _beyond_all(use: Use) -> str:
+    longest, limit = use.config.rollout.max_new_tokens, use.values["limit"] or use.config.rollout.max_new_tokens
+    if limit - (use.values["buffer"] or limit / 5) < longest:
+        return ""
+    return f"no answer is longer than limit - buffer with rollout.max_new_tokens={longest}"
+
+
+@idle(_WEIGHTLESS, weight=0)
+@acts(_beyond_all)
 @requires("local")
 def overlong(s: Scores, weight: NonNegative = 1.0, limit: Positive | None = None,
              buffer: Positive | None = None) -> torch.Tensor:
@@ -30,6 +42,14 @@ def overlong(s: Scores, weight: NonNegative = 1.0, limit: Positive | None = None
     return s.rewards - weight * ((s.lengths - (most - room)) / room).clamp(0, 1)
 
 
+def _begins_late(use: Use) -> str:
+    after, steps = use.values["after"], use.config.steps
+    return f"it begins after {after} steps, and steps={steps}" if after >= steps else ""
+
+
+@reads("outcome")
+@idle(_WEIGHTLESS, weight=0)
+@acts(_begins_late)
 @requires("local")
 def kimi_length(s: Scores, weight: NonNegative = 1.0, after: Count = 0, correct: float | None = None,
                 part: str = "") -> torch.Tensor:
@@ -45,6 +65,17 @@ def kimi_length(s: Scores, weight: NonNegative = 1.0, after: Count = 0, correct:
     return s.rewards + (weight if s.step >= after else 0.0) * bonus
 
 
+def _of_no_length(use: Use) -> str:
+    low, high, longest = use.values["low"], use.values["high"], use.config.rollout.max_new_tokens
+    if low <= min(high, longest):
+        return ""
+    return (f"no answer has {low} to {high} tokens with rollout.max_new_tokens={longest}; set {use.setting}.low and "
+            "high")
+
+
+@reads("outcome")
+@idle(_WEIGHTLESS, bonus=0)
+@acts(_of_no_length)
 @requires("local")
 def length_bonus(s: Scores, bonus: float = 0.2, low: Count = 320, high: Count = 512, correct: float | None = None,
                  part: str = "") -> torch.Tensor:
@@ -58,6 +89,7 @@ def length_bonus(s: Scores, bonus: float = 0.2, low: Count = 320, high: Count = 
     return s.rewards + bonus * within.to(s.rewards.dtype)
 
 
+@reads("outcome", alone={})
 @requires("local")
 def cosine(s: Scores, correct_short: float = 2.0, correct_long: float = 1.0, wrong_short: float = -10.0,
            wrong_long: float = 0.0, exceed: float = -10.0, limit: Positive | None = None, correct: float | None = None,
@@ -77,6 +109,7 @@ def cosine(s: Scores, correct_short: float = 2.0, correct_long: float = 1.0, wro
     return _keep_unscorable(s, torch.where(over, exceed, values))
 
 
+@reads("outcome")
 @requires("local")
 def dast(s: Scores, slope: float = -0.5, offset: float = 0.5, limit: Positive | None = None,
          correct: float | None = None, part: str = "") -> torch.Tensor:
@@ -94,6 +127,7 @@ def dast(s: Scores, slope: float = -0.5, offset: float = 0.5, limit: Positive | 
     return s.rewards + torch.where(right, (slope * away + offset).clamp(min=0.1), (0.9 * away - 0.1).clamp(max=-0.1))
 
 
+@reads("outcome")
 @requires("local", "texts")
 def step_pruner(s: Scores, weight: NonNegative = 0.5, correct: float | None = None, part: str = "") -> torch.Tensor:
     """- weight * (1 - fewest / steps) for a correct answer, fewest = steps of the shortest correct answer of the group;
@@ -108,6 +142,8 @@ def step_pruner(s: Scores, weight: NonNegative = 0.5, correct: float | None = No
     return torch.where(right, s.rewards - weight * (1 - fewest / steps), s.rewards.clamp(max=0))
 
 
+@reads("outcome")
+@idle(_WEIGHTLESS, weight=0)
 @requires("local", "texts")
 def grsp(s: Scores, weight: NonNegative = 0.1, clusters: Positive = 4, ratio: Rate = 0.5, correct: float | None = None,
          part: str = "") -> torch.Tensor:
@@ -143,6 +179,7 @@ def grsp(s: Scores, weight: NonNegative = 0.1, clusters: Positive = 4, ratio: Ra
     return torch.where(right, s.rewards - weight * penalty, s.rewards)
 
 
+@idle(_WEIGHTLESS, alpha=0)
 class CallCost:
     """(1 - alpha) R + alpha C for R >= 0, C = 1 - (root of cost - low) / (high - low) within [0, 1]; low and high are
     quantiles of the roots of the last `window` costs, those of this step included. C is 0.5 where these are equal.

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from vlrl.algo import grouped
+from vlrl.algo.effect import Use, acts, reads
 from vlrl.algo.inputs import Scores, requires
 from vlrl.algo.turns import rewards_of
 from vlrl.config.base import Fraction, NonNegative
@@ -25,6 +26,12 @@ _log = logging.getLogger(__name__)
 _warned: set[str] = set()
 
 
+def as_grpo(use: Use) -> str:
+    """Why an advantage that differs from that of grpo by the turns of an episode alone does not."""
+    return use.one_turn and f"{use.one_turn} grpo"
+
+
+@acts(as_grpo)
 @requires("local", "turns")
 def gigpo(s: Scores, weight: NonNegative = 1.0, gamma: Fraction = 0.95, normalize: bool = True,
           eps: NonNegative = 1e-6) -> list[torch.Tensor]:
@@ -48,6 +55,7 @@ def gigpo(s: Scores, weight: NonNegative = 1.0, gamma: Fraction = 0.95, normaliz
     return _on_tokens(s, values)
 
 
+@acts(as_grpo)
 @requires("local", "turns")
 def turn_return(s: Scores, gamma: Fraction = 1.0, normalize: bool = True,
                 eps: NonNegative = 1e-4) -> list[torch.Tensor]:
@@ -61,6 +69,7 @@ def turn_return(s: Scores, gamma: Fraction = 1.0, normalize: bool = True,
     return _on_tokens(s, _zeroed(_normalized(_flat(_returns(s, gamma)), _numbered(keys), normalize, eps)))
 
 
+@reads("outcome", alone={})
 @requires("local", "turns")
 def mobgrpo(s: Scores, decay: Fraction = 0.9, penalty: NonNegative = 0.5,
             eps: NonNegative = 1e-4) -> torch.Tensor:
@@ -78,6 +87,14 @@ def mobgrpo(s: Scores, decay: Fraction = 0.9, penalty: NonNegative = 0.5,
     return _zeroed(_normalized(torch.where(s.rewards.isnan(), torch.nan, paid), s.group, True, eps))
 
 
+def _without_steps(use: Use) -> str:
+    part = use.values["part"]
+    if use.one_turn or use.task is None or any(part in one.weights for one in use.task.members):
+        return as_grpo(use)
+    return f"the rewards of task '{use.task.name}' have no part '{part}', and without it this acts as grpo"
+
+
+@acts(_without_steps)
 @requires("local", "turns")
 def thor(s: Scores, part: str = "tool_success", weight: NonNegative = 1.0, eps: NonNegative = 1e-4
          ) -> list[torch.Tensor]:
@@ -97,6 +114,7 @@ def thor(s: Scores, part: str = "tool_success", weight: NonNegative = 1.0, eps: 
     return _on_tokens(s, _zeroed(_normalized(s.rewards, s.group, True, eps))[_episode_of(s)] + weight * called)
 
 
+@acts(lambda use: "" if use.values["same_plan"] else as_grpo(use))
 @requires("local", "turns", "plans", "tokens")
 def hierarchical(s: Scores, gamma: Fraction = 1.0, same_plan: bool = False, normalize: bool = True,
                  eps: NonNegative = 1e-4) -> list[torch.Tensor]:

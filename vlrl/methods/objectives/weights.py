@@ -17,12 +17,15 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from vlrl.algo.effect import Use, acts, idle, reads
 from vlrl.algo.inputs import LossInputs, everywhere, requires
+from vlrl.monitoring.mismatch import samples_as_it_trains
 
 _NotNegative = Annotated[float, Field(ge=0)]
 _Share = Annotated[float, Field(gt=0, le=1)]
 
 
+@idle("a share of 1 keeps every token", share=1)
 @requires("entropy", "step")
 @dataclass(frozen=True)
 class TopEntropy:
@@ -53,6 +56,8 @@ STRATEGIC_GRAMS = (
 """Words of planning, checking and turning back in English; a start for a list of one's own."""
 
 
+@reads("sign")
+@idle("alpha is 0", alpha=0)
 @requires("texts")
 @dataclass(frozen=True)
 class Hicra:
@@ -111,6 +116,7 @@ def _runs(ids: list[int]) -> list[tuple[int, int]]:
     return list(pairwise([*edges, len(ids)]))
 
 
+@idle("low and high are 1", low=1, high=1)
 def difficulty(x: LossInputs, low: _NotNegative = 0.5, high: _NotNegative = 1.5) -> torch.Tensor:
     """low + (high - low) * difficulty of the row, in [0, 1], 1 = hardest; 1 for a row without one. -> [N].
 
@@ -122,6 +128,7 @@ def difficulty(x: LossInputs, low: _NotNegative = 0.5, high: _NotNegative = 1.5)
     return x.spread(torch.where(d.isnan(), 1.0, low + (high - low) * d))
 
 
+@reads("outcome", "sign")
 def dads(x: LossInputs, above: float | None = None) -> torch.Tensor:
     """Returns 1 - exp(-e (1 - d)) where A > 0, d = the group's share of rollouts that are not correct; 1 elsewhere, and
     for d = 0 or 1. -> [N].
@@ -136,6 +143,7 @@ def dads(x: LossInputs, above: float | None = None) -> torch.Tensor:
     return torch.where((x.advantages > 0) & (d > 0) & (d < 1), 1 - torch.exp(-math.e * (1 - d)), 1.0)
 
 
+@reads("outcome")
 def stcr(x: LossInputs, base: Annotated[float, Field(gt=1)] = 1.00001, above: float | None = None) -> torch.Tensor:
     """Returns 2 - base^-(L - L_c) on rollouts that are not correct and longer than L_c, the mean length of the correct
     ones of their group; 1 elsewhere, and in groups without a correct one. -> [N].
@@ -151,6 +159,15 @@ def stcr(x: LossInputs, base: Annotated[float, Field(gt=1)] = 1.00001, above: fl
     return x.spread(torch.where(longer, 2 - torch.exp(-math.log(base) * excess), 1.0)).to(x.mask.dtype)
 
 
+def _never_away(use: Use) -> str:
+    if not use.config.rollout.one_update or not samples_as_it_trains(use.config):
+        return ""
+    return ("one optimizer step a batch, of answers that the same weights have sampled: no answer becomes unlikely; "
+            "raise rollout.minibatches or rollout.updates")
+
+
+@reads("sign")
+@acts(_never_away)
 def off_policy_sequence_mask(x: LossInputs, delta: float = 0.1) -> torch.Tensor:
     """Returns 0 on tokens with A < 0 of a rollout with mean_t (logp(sampled) - logp) > delta, 1 elsewhere. -> [N].
 

@@ -31,7 +31,6 @@ from vlrl.task import Task
 from vlrl.task.environment import has_environment
 from vlrl.task.services import RunServices
 from vlrl.training.advantages import credit_alone
-from vlrl.training.inert import OF_OUTCOME
 from vlrl.types import Completion, Group, Prompt, Rollout, Sample, Turn
 
 _STREAM = 22
@@ -116,7 +115,8 @@ class StoredAnswers:
         if not parts.every(step):
             return []
         rng = np.random.default_rng([self.config.seed, _STREAM, step])
-        by_outcome = parts.advantage.name in OF_OUTCOME  # which groups of equal rewards have, too
+        # groups of equal rewards have which answers are right, too
+        by_outcome = "outcome" in getattr(parts.advantage.function, "reads", ())
         return self.buffer.draw(settings.groups, step, rng, parts.draw, settings.max_age, by_outcome)
 
     @cached_property

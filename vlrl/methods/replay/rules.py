@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from vlrl.algo.clip import Reach
+from vlrl.algo.effect import reads
 from vlrl.algo.inputs import requires
 from vlrl.config.base import Fraction, NonNegative, Positive, Rate
 
@@ -173,6 +174,7 @@ class CoPG:
         return -(self.pull(x) * x.weights * x.sums(x.logprobs)).sum() / max(x.total_pairs, 1.0)
 
 
+@reads("outcome")
 @requires("reference")
 class WebRL:
     """Returns sum_i (beta D - A)^2 / answers, over correct answers whose mean probability exp(mean_t l) is within `low`

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from vlrl.algo.tables import BATCHES
 from vlrl.config.base import MethodSettings, Named, NonNegative, Positive, Rate
 
 
@@ -70,13 +71,14 @@ class StoredSettings(MethodSettings):
         return ""
 
     @property
-    def functions(self) -> Sequence[tuple[str, Named]]:
-        return ("batch", self.batch), ("rule", self.rule)
+    def functions(self) -> Sequence[tuple[str, Named, Mapping[str, Any]]]:
+        from vlrl.methods.replay.rules import RULES  # which needs torch
+        return ("algo.stored.batch", self.batch, BATCHES), ("algo.stored.rule", self.rule, RULES)
 
     def inert(self, config: Any) -> Iterator[tuple[str, Any, str]]:
         if self.coef == 0:
             yield "algo.stored", "{}", "algo.stored.coef=0: nothing is drawn"
-        elif (self.logprobs == "own" and config.rollout.updates * config.rollout.minibatches == 1
+        elif (self.logprobs == "own" and config.rollout.one_update
               and self.rule.name in ("truncated", "clipped")):
             yield ("algo.stored.rule", self.rule, "algo.stored.logprobs=own and one optimizer step a batch, so its "
                    "ratio is 1 and nothing is clipped; raise rollout.minibatches or rollout.updates")

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from vlrl.algo import grouped
+from vlrl.algo.effect import reads
 from vlrl.algo.inputs import Scores, requires
 from vlrl.config.base import Fraction, NonNegative, Rate
 from vlrl.methods.tree.search_tree import SearchNode, search_nodes
@@ -109,6 +110,7 @@ def tempo(s: Scores, eps: NonNegative = 1e-4) -> list[torch.Tensor]:
     return out
 
 
+@reads("outcome", alone={})
 @requires("local", "nodes")
 def deepsearch(s: Scores, temperature: Rate | None = 1.0) -> list[torch.Tensor]:
     """V(node) - mean of V(end) over the group on the tokens of each node, V = what the search found out

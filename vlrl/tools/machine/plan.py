@@ -325,7 +325,7 @@ def _seconds(config: Config, cost: Cost, group: _Group, card: Card, gpus: int, r
     passes = group.passes(cost.of) * rollout.updates
     if config.model.gradient_checkpointing:
         passes += group.passes(cost.forward) * rollout.updates
-    before = rollout.updates * rollout.minibatches > 1 or "values" in algorithm.requires
+    before = not rollout.one_update or "values" in algorithm.requires
     extra = before + algorithm.needs_reference
     out["updating"] = groups * (passes + extra * group.passes(cost.forward)) / (operations * LEARNING)
     if sizes.moved:

@@ -1,0 +1,72 @@
+"""Policy terms that act through the ratio p / p(old): `of_ratio` says so of one, and `inert` what of it has no effect.
+
+A batch of rollouts with one optimizer step has a ratio of 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vlrl.algo.effect import Inert, Use
+from vlrl.config.algo import CLIPS
+from vlrl.monitoring.mismatch import samples_as_it_trains
+
+LARGEST_LOG = 20.0
+"""Log-ratios are kept within it; see LossInputs.log_ratio."""
+MOST = math.exp(LARGEST_LOG)
+_FARTHEST = {"clip_low": 1.0, "clip_high": MOST - 1, "delta": MOST, "dual_clip": MOST, "cap": MOST, "pre_clip": MOST,
+             "delta_low": 1.0, "delta_high": 1.0}
+"""Option -> from which value on no ratio reaches it."""
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How a policy term acts through p / p(old)."""
+
+    options: tuple[str, ...]
+    """Those that act through the ratio alone."""
+    alone: bool
+    """Whether at a ratio of 1 its gradient is `like` that of reinforce."""
+    like: str
+    farthest: Mapping[str, float]
+    """Option -> from which on no ratio reaches it, where that is not as usual."""
+    hidden: Callable[[Mapping[str, Any]], Iterator[tuple[str, str]]]
+    """Given options -> options that another one comes before, and which."""
+
+
+def of_ratio(*options: str, alone: bool = True, like: str = "that", farthest: Mapping[str, float] | None = None,
+             hidden: Callable[[Mapping[str, Any]], Iterator[tuple[str, str]]] = lambda given: iter(())
+             ) -> Callable[[Any], Any]:
+    """Says that a policy term acts through the ratio; see Ratio."""
+    def mark(function: Any) -> Any:
+        function.ratio = Ratio(options, alone, like, farthest or {}, hidden)
+        return function
+    return mark
+
+
+def inert(use: Use) -> Iterator[Inert]:
+    """What acts through p / p(old) alone where a batch of rollouts has one optimizer step, and bounds of the policy
+    term that no ratio reaches, or another bound comes before."""
+    config, options = use.config, use.named.options
+    said: Ratio | None = getattr(use.function, "ratio", None)
+    if said is None:
+        return
+    given = {option: (f"algo.loss.{option}", value) for option, value in options.items()} | {
+        option: (f"algo.{option}", value) for option in CLIPS
+        if option not in options and (value := getattr(config.algo, option)) is not None}
+    by_ratio = {option: given[option] for option in said.options if option in given}
+    if config.rollout.one_update and (options.get("from_sampler") is not True or samples_as_it_trains(config)):
+        why, more = "one optimizer step a batch, so p / p(old) is 1", "raise rollout.minibatches or rollout.updates"
+        yield from (Inert(setting, value, f"{why}; {more}") for setting, value in by_ratio.values())
+        if said.alone:
+            yield Inert("algo.loss", use.named.name, f"{why} and its gradient is {said.like} of algo.loss=reinforce; "
+                        f"{more}", usual=not config.algo.chosen("loss"))
+    for option, (setting, value) in by_ratio.items():
+        if value is not None and value >= {**_FARTHEST, **said.farthest}.get(option, math.inf):
+            yield Inert(setting, value, "nothing is so far from 1" if "delta_" not in option else
+                        "no two probabilities differ by more than 1")
+    for option, why in said.hidden({option: value for option, (_, value) in given.items()}):
+        yield Inert(*given[option], why)
