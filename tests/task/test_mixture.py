@@ -18,8 +18,9 @@ from vlrl import curriculum
 from vlrl.algo.advantage import dr_grpo
 from vlrl.config import dump, load, validate
 from vlrl.config.schema import CurriculumSettings
-from vlrl.curriculum import Draw, Foreseeing, Outcome, Probing, Prompts, Shares, Uniform
+from vlrl.curriculum import Draw, Foreseeing, Outcome, Probing, Prompts, Uniform
 from vlrl.curriculum.history import History
+from vlrl.curriculum.shares import Shares
 from vlrl.errors import ConfigError, DataError
 from vlrl.evaluation.evaluate import evaluate, evaluation_line
 from vlrl.evaluation.stats import mean_ci

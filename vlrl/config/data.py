@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from vlrl.config.base import Count, Positive, Settings
-from vlrl.config.url_entries import parts
 
 AnswerType = Literal["choice", "number", "count", "yes_no", "math", "chart", "ocr", "regression", "text"]
 
@@ -90,8 +89,11 @@ class DataSettings(Settings):
     @field_validator("urls")
     @classmethod
     def _hosts(cls, value: bool | tuple[str, ...]) -> bool | tuple[str, ...]:
-        for entry in value if isinstance(value, tuple) else ():
-            parts(entry)
+        if isinstance(value, tuple):
+            from vlrl.config.url_entries import parts
+
+            for entry in value:
+                parts(entry)
         return value
 
     def inert(self, config: Any) -> Iterator[tuple[str, Any, str]]:

@@ -13,32 +13,21 @@ from __future__ import annotations
 import difflib
 import math
 import os
-import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pydantic
-from pydantic import BaseModel
 
 import vlrl
 from vlrl.config.algo import SUPERVISED
-from vlrl.config.base import Named, Settings
-from vlrl.config.describe import describe as describe_settings
+from vlrl.config.base import Named
 from vlrl.config.merging import merge
-from vlrl.config.other_names import known_as, known_below
 from vlrl.config.paths import placed
 from vlrl.config.plain import plain
-from vlrl.config.presets import moved, taken
 from vlrl.config.schema import SHORT, AlgoSettings, Config, CurriculumSettings, StageEntry, label_of, resumable
-from vlrl.config.sections import model_of
-from vlrl.config.slips import meant
 from vlrl.config.yaml_text import parse as _parse
 from vlrl.errors import ConfigError, RunError, did_you_mean
-
-_SHORT = reprlib.Repr()
-_SHORT.maxlevel = 2
-_SHORT.maxstring = _SHORT.maxother = 300  # of a value in a message; of a nested one the first items
 
 
 def load(path: str | Path, overrides: Sequence[str] = (), settings: Mapping[str, Any] | None = None) -> Config:
@@ -104,7 +93,9 @@ def validate(tree: Mapping[str, Any]) -> Config:
     try:
         return Config.model_validate(tree)
     except pydantic.ValidationError as error:
-        raise ConfigError("\n".join(_explain(e) for e in error.errors())) from None
+        from vlrl.config.explain import explained
+
+        raise ConfigError("\n".join(map(explained, error.errors()))) from None
 
 
 def derived(config: Config, **sections: Any) -> Config:
@@ -199,7 +190,9 @@ def refuse_other_kind(old: Config, new: Config, folder: str | Path) -> None:
 
 def describe() -> list[tuple[str, str, Any, str]]:
     """Returns (name, type in words, default, description) of every setting, in order; for `--settings` and the docs."""
-    return list(describe_settings(Config))
+    from vlrl.config.describe import describe as of_model
+
+    return list(of_model(Config))
 
 
 def located(name: str | Path) -> Path:
@@ -264,7 +257,11 @@ def _read(path: Path, visited: tuple[Path, ...] = ()) -> dict[str, Any]:
         kind = {"list": "a list", "str": "a text"}.get(type(tree).__name__, f"a {type(tree).__name__}")
         raise ConfigError(f"config {path} must hold settings as 'key: value', not {kind}")
     parents = tree.pop("extends", None)
-    tree = _with_bases_of_stages(placed(taken(tree, path), path.parent), path.parent, f"{path}: stages")
+    if "preset" in tree:
+        from vlrl.config.presets import taken
+
+        tree = taken(tree, path)
+    tree = _with_bases_of_stages(placed(tree, path.parent), path.parent, f"{path}: stages")
     return tree if parents is None else merge(
         _parents(path.parent, parents, f"{path}: extends", (*visited, path.resolve())), tree)
 
@@ -287,6 +284,8 @@ def _parents(folder: Path, parents: Any, origin: str, visited: tuple[Path, ...])
         if not os.path.isfile(base):
             base = shipped(str(parent))
         if base is None:
+            from vlrl.config.presets import moved
+
             near = did_you_mean(str(parent), [p.name for p in [*folder.glob("*.yaml"), *shipped_configs()]])
             raise ConfigError(f"{origin}: {parent!r} does not exist (it is relative to the file that names "
                               f"it, or names one of vlrl's).{moved(str(parent)) or near}")
@@ -366,36 +365,6 @@ def _names_first(given: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
              for key, info in model.model_fields.items() for end in ("", ".name") if info.annotation is Named}
     names |= {"extends", "curriculum", "curriculum.name", "engine", "engine.name"}
     return sorted(given, key=lambda setting: setting[0] not in names)
-
-
-def _explain(error: Any) -> str:
-    loc = [str(part) for part in error["loc"]]
-    name, value = ".".join(loc), _SHORT.repr(error.get("input"))
-    if error["type"] == "extra_forbidden":
-        known = _names_at(loc[:-1])
-        near = known_as(name) or did_you_mean(loc[-1], known) + known_below(name, error.get("input"))
-        return f"unknown setting '{name}' (value {value}).{near or ' Known here: ' + ', '.join(known) + '.'}"
-    message = str(error["msg"]).removeprefix("Value error, ").replace("a valid tuple", "a list, e.g. [a, b]")
-    if error["type"] == "model_type" and loc:
-        message = f"write its settings below it, as 'key: value', or leave it out. Known: {', '.join(_names_at(loc))}."
-    if error["type"] == "string_type" and isinstance(error.get("input"), bool):
-        message = "a text is needed, and YAML reads no, off, yes and on as false and true: put it in quotes"
-    if error["type"] == "invalid_key":
-        return f"unknown setting '{name}': the name of a setting is a text"
-    message = meant(name, error.get("input")) or message
-    return f"{name}={value}: {message}" if loc else message
-
-
-def _names_at(loc: Sequence[str]) -> list[str]:
-    model: Any = Config
-    for part in loc:
-        if part.isdecimal():  # a place in a list
-            continue
-        info = next((info for name, info in model.model_fields.items() if part == (info.alias or name)), None)
-        model = (model_of(info) or info.annotation) if info else Settings
-        if not isinstance(model, type):
-            model = next((a for a in get_args(model) if isinstance(a, type) and issubclass(a, BaseModel)), Settings)
-    return [info.alias or name for name, info in model.model_fields.items()]
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -18,7 +18,6 @@ from types import ModuleType
 from typing import Any
 
 from vlrl.config.paths import tried
-from vlrl.config.slips import preset_of
 from vlrl.errors import ConfigError, VlrlError, did_you_mean
 
 _NOT_OWN = ("<", str(Path(__file__).parents[1]) + os.sep, *{sysconfig.get_path(k) + os.sep
@@ -84,6 +83,8 @@ def resolve(setting: str, name: str, table: Mapping[str, Any]) -> Callable[..., 
         return table[name]
     place, colon, attribute = name.partition(":")
     if not colon:
+        from vlrl.config.slips import preset_of
+
         raise ConfigError(f"{setting}={name!r} is not known.{preset_of(setting, name) or did_you_mean(name, table)} "
                           f"Known: {', '.join(table)}; your own: path/file.py:name or module:name.")
     try:

@@ -24,13 +24,12 @@ from vlrl.config.schema import CurriculumSettings
 from vlrl.curriculum.base import Categories, Foreseeing, Measuring, Probing, Prompts, Sampler
 from vlrl.curriculum.filters import Filters, Intake
 from vlrl.curriculum.plain import Sequential, Uniform
-from vlrl.curriculum.shares import Shares
 from vlrl.curriculum.types import Draw, Outcome
 from vlrl.errors import ConfigError, VlrlError, did_you_mean
 from vlrl.task import Task
 
 __all__ = ["SAMPLERS", "Categories", "Draw", "Filters", "Foreseeing", "Intake", "Measuring", "Outcome", "Probing",
-           "Prompts", "Sampler", "Sequential", "Shares", "Uniform", "check", "make"]
+           "Prompts", "Sampler", "Sequential", "Uniform", "check", "make"]
 
 SAMPLERS = Table({
     "uniform": "vlrl.curriculum.plain:Uniform",
@@ -96,4 +95,8 @@ def make(settings: CurriculumSettings, prompts: Prompts, shares: Mapping[str, fl
                               f"{', '.join(lacking)}. docs/curriculum.md shows one")
         return instance
 
-    return Shares(prompts, shares, build) if shares else build(prompts)
+    if not shares:
+        return build(prompts)
+    from vlrl.curriculum.shares import Shares
+
+    return Shares(prompts, shares, build)

@@ -10,16 +10,12 @@ from typing import Any
 import numpy as np
 
 from vlrl.curriculum.base import Prompts
+from vlrl.curriculum.streams import stream
 from vlrl.curriculum.types import Draw, Outcome
 
 _ROUNDS = 8
 _BLOCK = 64
 """Weights are summed in blocks of so many: a draw is sought among the blocks, then inside of one."""
-
-
-def stream(*key: int) -> np.random.Generator:
-    """Returns the random stream of a key, the same on every machine."""
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence([abs(k) for k in key])))
 
 
 def softmax(values: np.ndarray, temperature: float) -> np.ndarray:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from vlrl.curriculum.base import Prompts
-from vlrl.curriculum.drawing import stream
+from vlrl.curriculum.streams import stream
 from vlrl.curriculum.types import Draw, Outcome
 
 _RUN = 1000

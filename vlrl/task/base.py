@@ -24,7 +24,6 @@ from typing import Any, ClassVar, Self, get_type_hints
 import pydantic
 
 from vlrl.config.base import refuse_bool
-from vlrl.config.slips import meant
 from vlrl.data.coordinates import Coordinates
 from vlrl.errors import ConfigError, did_you_mean
 from vlrl.task.combine import Weight, checked_weights, make_combine, make_gate, weight_at
@@ -406,6 +405,8 @@ def _checked(cls: type[Task], key: str, value: Any) -> Any:
     try:
         return pydantic.TypeAdapter(hint).validate_python(refuse_bool(hint, value))
     except pydantic.ValidationError as error:
+        from vlrl.config.slips import meant
+
         raise ConfigError(f"task.{key}={value!r}: {meant(f'task.{key}', value) or error.errors()[0]['msg']}") from None
     except ValueError as error:
         raise ConfigError(f"task.{key}={value!r}: {error}") from None

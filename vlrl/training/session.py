@@ -31,7 +31,7 @@ from vlrl.store.lock import Lock, Unlocked
 from vlrl.store.run_folder import PINS
 from vlrl.store.writer import BackgroundWriter
 from vlrl.task.loading import of_a_notebook
-from vlrl.training import checkpointing, inert, needs, resume
+from vlrl.training import checkpointing, inert, resume
 from vlrl.training.build import Parts, remove_engine_folder
 from vlrl.training.checkpointing import Saver
 from vlrl.training.emergency_checkpoint import Rest
@@ -125,8 +125,12 @@ class Session:
                      parts.source.answering.services):
             if part is not None:
                 self._stack.callback(part.close)
-        idle = [one for one in inert.find(self.config, parts.task) if not one.usual]
-        for one in (*idle, *needs.find(self.config, parts.task)):
+        found: list[Any] = [one for one in inert.find(self.config, parts.task) if not one.usual]
+        if self.config.presets:
+            from vlrl.training import needs
+
+            found += needs.find(self.config, parts.task)
+        for one in found:
             say(str(one))
         self._checkpoints = RunCheckpoints(parts, self.folder, self._saver, self.flush, say)
         if self.checkpoint:

@@ -23,7 +23,6 @@ from vlrl.models.families import Part
 from vlrl.models.oom import each_batch
 from vlrl.models.policy import Policy
 from vlrl.monitoring.metrics import phase
-from vlrl.training.apart import apart
 from vlrl.training.minibatch import MicroBatch, Minibatch, loss_inputs, make_minibatch, no_grad_passes, prepare, split
 from vlrl.types import Group
 
@@ -162,6 +161,8 @@ def _accumulate(policy: Policy, part: Minibatch, algorithm: Algorithm, config: C
     objective()
     for one in sorted(also, key=lambda one: one.apart):
         if one.apart:
+            from vlrl.training.apart import apart
+
             meter.halved += apart(policy, one, _weights(policy))
         elif not alone:
             meter.halved += _joined(policy, one, anew)

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from vlrl.config.base import Fraction, Positive, Rate
 from vlrl.curriculum.base import Prompts, as_uniform
-from vlrl.curriculum.drawing import stream
+from vlrl.curriculum.streams import stream
 from vlrl.curriculum.types import Draw, Outcome
 from vlrl.errors import ConfigError
 

@@ -12,7 +12,8 @@ from pydantic import Field
 from vlrl.algo.effect import Use, acts
 from vlrl.config.base import Count, Positive
 from vlrl.curriculum.base import AS_UNIFORM, Prompts
-from vlrl.curriculum.drawing import Adaptive, Cycle, distinct, stream
+from vlrl.curriculum.drawing import Adaptive, Cycle, distinct
+from vlrl.curriculum.streams import stream
 from vlrl.curriculum.types import Draw
 from vlrl.methods.curricula.ordered import needed
 from vlrl.methods.curricula.staged import foreseen

@@ -13,8 +13,9 @@ from pydantic import Field, field_validator
 
 from vlrl.config.base import Fraction, Positive, Rate, Settings
 from vlrl.curriculum.base import Prompts, as_uniform
-from vlrl.curriculum.drawing import Adaptive, Cycle, distinct, stream, weighted
+from vlrl.curriculum.drawing import Adaptive, Cycle, distinct, weighted
 from vlrl.curriculum.history import History
+from vlrl.curriculum.streams import stream
 from vlrl.curriculum.types import Draw, Outcome
 from vlrl.errors import ConfigError, did_you_mean
 
