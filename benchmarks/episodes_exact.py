@@ -33,7 +33,7 @@ from vlrl.monitoring.metrics import Clock
 from vlrl.task import Task
 from vlrl.task.environment import Environment
 from vlrl.tools.tiny import models as tiny_models
-from vlrl.training.build import make_engine
+from vlrl.training.build_engine import make_engine
 from vlrl.types import Completion, Media, Observation, Prompt, Sample, Step
 
 FAMILIES = ("qwen3_vl", "qwen2_5_vl", "smolvlm", "internvl")

@@ -12,7 +12,7 @@ from tests.helpers import settings
 from vlrl.cli.serve import _episodes
 from vlrl.engine.vllm.launch import further_arguments, prepare, write_key
 from vlrl.errors import ConfigError
-from vlrl.training.build import check_engine
+from vlrl.training.build_engine import check_engine
 
 
 def free_port():

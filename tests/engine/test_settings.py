@@ -18,7 +18,7 @@ from vlrl.errors import ConfigError, TrainingError
 from vlrl.tools.datasets.difficulty import Scope, facts
 from vlrl.tools.evaluation.measure import Chosen
 from vlrl.tools.machine import trials
-from vlrl.training import build, loop, sft
+from vlrl.training import build, build_engine, loop, sft
 
 QUICK = "configs/quickstart.yaml"
 
@@ -126,30 +126,31 @@ def test_engines_are_made_by_name(monkeypatch, tmp_path, caplog):
     model: Any = SimpleNamespace(device=SimpleNamespace(type="cpu"))
     (tmp_path / "f" / "rest").mkdir(parents=True)  # of a killed run
     settings = load("engine=vllm")
-    assert build.make_engine(settings, model, tmp_path / "f") == ("VLLMEngine", model, settings, tmp_path / "f", False)
+    made = build_engine.make_engine(settings, model, tmp_path / "f")
+    assert made == ("VLLMEngine", model, settings, tmp_path / "f", False)
     assert [*tmp_path.rglob("*")] == [tmp_path / "f"] and not caplog.records
     settings = load("engine=vllm_server", "engine.top_p=0.9")
     with caplog.at_level(logging.WARNING):
-        assert build.make_engine(settings, model, tmp_path / "g")[0] == "ServerEngine"  # type: ignore[index]
+        assert build_engine.make_engine(settings, model, tmp_path / "g")[0] == "ServerEngine"  # type: ignore[index]
     (said,) = caplog.messages
     assert "engine.top_p=0.9" in said and "those among these" in said
 
 
 def test_the_folder_of_an_engine_is_the_process_own(monkeypatch, tmp_path):
     in_run, elsewhere = load(f"run.dir={tmp_path}/a"), load("engine=vllm", f"engine.scratch={tmp_path}/s")
-    assert build.engine_folder(in_run) == tmp_path / "a" / "engine" / "rank-00000"
-    first = build.engine_folder(elsewhere)
-    monkeypatch.setattr(build.comm, "rank", lambda: 1)
-    other = build.engine_folder(elsewhere)
+    assert build_engine.engine_folder(in_run) == tmp_path / "a" / "engine" / "rank-00000"
+    first = build_engine.engine_folder(elsewhere)
+    monkeypatch.setattr(build_engine.comm, "rank", lambda: 1)
+    other = build_engine.engine_folder(elsewhere)
     assert first.parent == other.parent and first.parent.parent == tmp_path / "s" and first != other
     another = load("engine=vllm", f"engine.scratch={tmp_path}/s", "run.dir=b")
-    assert build.engine_folder(another).parent != other.parent
+    assert build_engine.engine_folder(another).parent != other.parent
     for folder in (first, other):
         folder.mkdir(parents=True)
-    build.remove_engine_folder(elsewhere)
+    build_engine.remove_engine_folder(elsewhere)
     assert first.is_dir() and not other.exists()  # another process still works in its own
-    monkeypatch.setattr(build.comm, "rank", lambda: 0)
-    build.remove_engine_folder(elsewhere)
+    monkeypatch.setattr(build_engine.comm, "rank", lambda: 0)
+    build_engine.remove_engine_folder(elsewhere)
     assert [*(tmp_path / "s").iterdir()] == []
 
 
@@ -158,7 +159,7 @@ def test_a_missing_vllm_is_said_before_anything_is_loaded(monkeypatch, tmp_path)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "vllm" else find(name, *more))
     with pytest.raises(ConfigError, match=r"engine\.name=vllm: vLLM is not installed"):
         loop.train(load("engine=vllm", f"run.dir={tmp_path}/run", "model.name=/nowhere"))
-    build.check_engine(load("engine=vllm_server"))
+    build_engine.check_engine(load("engine=vllm_server"))
 
 
 class Recorded(HFEngine):

@@ -32,7 +32,7 @@ from vlrl.rollout.error_limits import refuse_stale
 from vlrl.rollout.generate import Answering
 from vlrl.rollout.group_source import GroupSource
 from vlrl.store.checkpoint import load_state, save
-from vlrl.training.build import make_engine
+from vlrl.training.build_engine import make_engine
 from vlrl.types import Prompt
 
 WAIT = 60

@@ -18,7 +18,7 @@ from vlrl.evaluation import evaluate
 from vlrl.models.logprobs import Head, token_stats
 from vlrl.tools.machine import memory
 from vlrl.tools.machine.plan import architecture
-from vlrl.training.build import make_engine
+from vlrl.training.build_engine import make_engine
 from vlrl.training.update import make_optimizer, update
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"

@@ -3,7 +3,7 @@
 - A request is (prompt, n, sampling); a greedy baseline is one more request. What other modules need is in base.py.
 - An engine with weights of its own gets them by `sync` alone: before every step and evaluation, and before the first
   answer of a resumed run. Whoever makes it closes it, also after an error; its files lie in a folder of the process
-  (training.build.engine_folder) that goes with it.
+  (training.build_engine.engine_folder) that goes with it.
 - The hf engine may be watched (`watch`): called after every token with the texts so far; no bit of the answers
   changes, and what it raises ends the generation. A setting of another engine is refused, another name drops it:
   `engine=vllm` is the whole change.

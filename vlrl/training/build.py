@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import logging
 import os
 import random
-import shutil
 import sys
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -32,7 +29,6 @@ from vlrl.curriculum import horizon
 from vlrl.distributed import comm
 from vlrl.distributed.place import GRACE
 from vlrl.engine.base import Engine
-from vlrl.engine.hf import HFEngine
 from vlrl.errors import ConfigError
 from vlrl.models import deepspeed_zero, fsdp, policy
 from vlrl.models.policy import Policy
@@ -49,11 +45,10 @@ from vlrl.task.scoring import score_all
 from vlrl.task.services import LOGPROBS, SERVICES, served
 from vlrl.task.subprocess_scorer import Scorer
 from vlrl.training.advantages import Credit
+from vlrl.training.build_engine import check_engine, engine_folder, make_engine
 from vlrl.training.build_task import make_task, settle_coordinates
 from vlrl.training.update import make_optimizer
 from vlrl.types import Media, Sample
-
-_log = logging.getLogger(__name__)
 
 OFFERED = LOGPROBS
 """The services that every run has; `services.*` gives others."""
@@ -116,21 +111,6 @@ def check_launcher(environ: Mapping[str, str]) -> None:
                           "torchrun or accelerate launch, which set all of them, or unset WORLD_SIZE")
 
 
-def check_engine(config: Config) -> None:
-    """Raises ConfigError when the package of the engine is not installed (a server's is installed where it runs), and
-    when one engine in the training process would have to be spread over several of them."""
-    each = config.engine.tensor_parallel
-    if config.engine.name == "vllm" and each > 1 and comm.world() > 1:
-        raise ConfigError(f"engine.tensor_parallel={each} with {comm.world()} training processes: with "
-                          "engine.name=vllm each of them has an engine of its own on its own GPU. Leave "
-                          "engine.tensor_parallel at 1, or set engine.name=vllm_server, whose servers have GPUs of "
-                          "their own")
-    if config.engine.name == "vllm" and importlib.util.find_spec("vllm") is None:
-        raise ConfigError("engine.name=vllm: vLLM is not installed. pip install 'vlrl[vllm]' on a machine with an "
-                          "NVIDIA GPU; on one without, requirements-vllm.txt of a checkout has its CPU build. Or set "
-                          "engine.name=hf")
-
-
 def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None = None,
              make_source: type[GroupSource] = GroupSource, algorithm: Algorithm | None = None,
              tell: Tell = lambda what, done, total: None) -> Parts:
@@ -140,22 +120,81 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
     """
     if config.asynchronous.max_staleness and make_source is GroupSource:
         make_source = _AHEAD["source"]
+    generates, algorithm = make_source.generates, _algorithm(config, algorithm, make_source)
+    _quieten()
+    seed_everything(config.seed)
+    data = _read(config, algorithm, generates)
+    with contextlib.ExitStack() as opened:
+        scorer, environments, services = _beside(config, data, generates, opened)
+        warnings = _warnings(config, data, generates, services, checkpoint)
+        model = policy.load(config, accelerator, checkpoint)
+        settle_coordinates(data.task, config, model.family.coordinates)
+        for process in filter(None, (scorer, environments)):
+            process.settle(model.family.coordinates)
+        clock, encode = Clock(), Encoder(model.processor, model.family, model.positions, config)
+        if generates:
+            warnings += comm.on_main(lambda: _CHECKS["opened"](data.task, data.samples, config, encode.opened)) or ()
+        likelihoods = make_likelihoods(config, data.task, model, encode) if generates else None
+        _keep_reference(config, model, algorithm, likelihoods)
+        task = data.served()
+        prefetch = Prefetcher(encode, task, config.data.workers)
+        engine = _engine(config, model, encode, environments, make_source.apart, clock, opened)
+        answering = Answering(config, task, engine, clock, algorithm, scorer or score_all, likelihoods, services,
+                              algorithm.methods if generates else ())
+        for method in answering.methods:
+            method.start(Run(task, model, encode, data.samples, engine, answering.score, services))
+        credit = Credit(algorithm, config, model, task)
+        source = make_source(answering, encode, data.sampler, data.samples, prefetch, data.prompts,
+                             _measures(data.sampler, model, config, task, prefetch), tell, credit.teaches)
+        parts = Parts(config, task, model, encode, prefetch, engine, source, credit, optimizer_of(model, config),
+                      algorithm, clock, scorer, warnings)
+        opened.pop_all()  # from here on the run closes them
+    return parts
+
+
+@dataclass(frozen=True, eq=False)
+class _Data:
+    """What a run learns from; nothing is loaded for it."""
+
+    task: Task
+    samples: Sequence[Sample]
+    offered: Sequence[str]
+    """The services that the task may ask."""
+    prompts: curriculum.Prompts
+    sampler: Any
+    """On the main process, which alone has it."""
+
+    def served(self) -> Task:
+        """The task with the services as they are now. Raises ConfigError where one is missing."""
+        return served(self.task, self.offered, self.samples)
+
+
+def _algorithm(config: Config, algorithm: Algorithm | None, make_source: type[GroupSource]) -> Algorithm:
+    """The algorithm, once it is known that the settings go with each other and with what is installed."""
     check_engine(config)
     deepspeed_zero.check(config)
     algorithm = algorithm or Algorithm(config)
     if algorithm.scores_pairs and make_source.generates:
         raise ConfigError(f"algo.loss={config.algo.loss.name} learns from pairs of given answers: start it with vlrl "
                           "sft, or a stage of kind sft")
+    return algorithm
+
+
+def _quieten() -> None:
+    """What transformers says comes once, from the main process."""
     if not comm.is_main():
         transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    seed_everything(config.seed)
+
+
+def _read(config: Config, algorithm: Algorithm, generates: bool) -> _Data:
+    """The task, its samples and what draws them. Raises ConfigError where the run cannot learn from them."""
     task = make_task(config)
     samples = task_samples(task, "train")
     if len(samples) == 0:
         raise ConfigError(f"task '{task.name}' has no training samples; check data.train={config.data.train!r}")
-    partial.check(config, task, algorithm.requires, make_source.generates)
-    offered = [*SERVICES] if not make_source.generates else (*OFFERED, *config.services.given)
+    partial.check(config, task, algorithm.requires, generates)
+    offered = (*OFFERED, *config.services.given) if generates else [*SERVICES]
     served(task, offered, samples)  # raises before anything is loaded
     curriculum.check(config.curriculum, task)
     prompts = curriculum.Prompts.of(samples, config.seed, config.data.difficulty, config.rollout, task.knobs,
@@ -168,60 +207,53 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
     horizon.check(config.episode, task)
     partial.refuse_episodes(config, task)
     for method in algorithm.methods:
-        method.check(task, samples, make_source.generates)
-    scorer = make_scorer(config, task, offered, samples) if make_source.generates else None
-    environments = make_environments(config, task, lambda: served(task, offered, samples))
-    services = make_services(config, task) if make_source.generates else None
-    with closed_on_error(scorer), closed_on_error(environments), closed_on_error(services):
-        warnings = comm.on_main(lambda: _CHECKS["start"](
-            served(task, offered, samples), samples, config, scored=make_source.generates,
-            goes_on=checkpoint is not None), "checking data and task")
-        warnings = [*(warnings or ()), *((comm.on_main(services.warnings) or ()) if services else ())]
-        model = policy.load(config, accelerator, checkpoint)
-        settle_coordinates(task, config, model.family.coordinates)
-        for process in filter(None, (scorer, environments)):
-            process.settle(model.family.coordinates)
-        clock = Clock()
-        encode = Encoder(model.processor, model.family, model.positions, config)
-        if make_source.generates:
-            warnings += comm.on_main(lambda: _CHECKS["opened"](task, samples, config, encode.opened)) or ()
-        likelihoods = make_likelihoods(config, task, model, encode) if make_source.generates else None
-        reads = likelihoods is not None and "reference_logprobs" in likelihoods.services
-        if algorithm.needs_reference and not reads:
-            model.keep_reference(config.model.name)
-        if algorithm.moves_reference and (algorithm.needs_reference or reads):
-            model.free_reference()
-        task = served(task, offered, samples)
-        prefetch = Prefetcher(encode, task, config.data.workers)
-        apart = make_source.apart
-        copies = apart and config.engine.name == "hf"  # of the whole model, so before that is sharded
-        if not copies:
-            shard(model, encode, config)
-        engine = make_engine(config, model, engine_folder(config), apart=apart, episodes=environments is not None)
-        if environments:
-            engine = _EPISODES["engine"](engine, encode, environments, config, Clock() if apart else clock)
-        with closed_on_error(engine):
-            if copies:
-                shard(model, encode, config)
-            answering = Answering(config, task, engine, clock, algorithm, scorer or score_all, likelihoods, services,
-                                  algorithm.methods if make_source.generates else ())
-            for method in answering.methods:
-                method.start(Run(task, model, encode, samples, engine, answering.score, services))
-            credit = Credit(algorithm, config, model, task)
-            source = make_source(answering, encode, sampler, samples, prefetch, prompts,
-                                 _measures(sampler, model, config, task, prefetch), tell, credit.teaches)
-            return Parts(config, task, model, encode, prefetch, engine, source, credit,
-                         optimizer_of(model, config), algorithm, clock,
-                         scorer, warnings)
+        method.check(task, samples, generates)
+    return _Data(task, samples, offered, prompts, sampler)
+
+
+def _beside(config: Config, data: _Data, generates: bool, opened: contextlib.ExitStack) -> tuple[Any, Any, Any]:
+    """What works beside the model, each None where the run has none: scorer, environments and services."""
+    makers = ((make_scorer, generates), (make_environments, True), (make_services, generates))
+    made = []
+    for make, wanted in makers:
+        made.append(make(config, data.task, data.served) if wanted else None)
+        if made[-1]:
+            opened.callback(made[-1].close)
+    return made[0], made[1], made[2]
+
+
+def _warnings(config: Config, data: _Data, generates: bool, services: Any, checkpoint: Path | None) -> list[str]:
+    """What the checks of the first samples and the services find, on the main process; they may raise."""
+    found = comm.on_main(lambda: _CHECKS["start"](data.served(), data.samples, config, scored=generates,
+                                                  goes_on=checkpoint is not None), "checking data and task")
+    return [*(found or ()), *((comm.on_main(services.warnings) or ()) if services else ())]
+
+
+def _keep_reference(config: Config, model: Policy, algorithm: Algorithm, likelihoods: Any) -> None:
+    """A reference where the objective needs one, free to move where it does; `likelihoods` may have one already."""
+    reads = likelihoods is not None and "reference_logprobs" in likelihoods.services
+    if algorithm.needs_reference and not reads:
+        model.keep_reference(config.model.name)
+    if algorithm.moves_reference and (algorithm.needs_reference or reads):
+        model.free_reference()
+
+
+def _engine(config: Config, model: Policy, encode: Encoder, environments: Any, apart: bool, clock: Clock,
+            opened: contextlib.ExitStack) -> Engine:
+    """The engine that answers, with the environments around it, and the model sharded."""
+    copies = apart and config.engine.name == "hf"  # of the whole model, so before that is sharded
+    if not copies:
+        shard(model, encode, config)
+    engine = make_engine(config, model, engine_folder(config), apart=apart, episodes=environments is not None)
+    if environments:
+        engine = _EPISODES["engine"](engine, encode, environments, config, Clock() if apart else clock)
+    opened.callback(engine.close)
+    if copies:
+        shard(model, encode, config)
+    return engine
 
 
 _CHECKS = Table({"start": "vlrl.checks.preflight:check", "opened": "vlrl.checks.preflight:check_opened"})
-_ENGINES = Table({
-    "vllm": "vlrl.engine.vllm.engine:VLLMEngine",
-    "vllm_server": "vlrl.engine.vllm.server:ServerEngine",
-    "copied": "vlrl.engine.copied:CopiedEngine",
-})
-"""engine.name -> (policy, config, folder, episodes) -> the engine; hf is the training model itself, or a copy of it."""
 _AHEAD = Table({
     "source": "vlrl.methods.asynchronous.source:Pipelined",
     "check": "vlrl.methods.asynchronous.source:check",
@@ -245,35 +277,32 @@ def _measures(sampler: curriculum.Sampler | None, *given: Any) -> dict[str, Meas
     return {name: _MEASURES[name](*given)} if name else {}
 
 
-def make_scorer(config: Config, task: Task, offered: Sequence[str], samples: Sequence[Sample]) -> Scorer | None:
-    """Returns what scores in a process of its own; None without limits.score_s, or where a system cannot fork
-    safely.
+def make_scorer(config: Config, task: Task, ready: Callable[[], Task]) -> Scorer | None:
+    """What scores in a process of its own, as `ready` gives the task; None without limits.score_s, or where a system
+    cannot fork safely.
     """
     if not config.limits.score_s or sys.platform != "linux":
         return None
-
-    def make(convention: str) -> Task:
-        settle_coordinates(task, config, convention)
-        return served(task, offered, samples)
-
-    return Scorer(make, config.limits.score_s)
+    return Scorer(_settled(config, task, ready), config.limits.score_s)
 
 
 def make_environments(config: Config, task: Task, ready: Callable[[], Task]) -> Any:
-    """Returns what runs the environments of a task, as `ready` gives it; None where it has none."""
-    if not has_environment(task):
-        return None
+    """What runs the environments of a task, as `ready` gives it; None where it has none."""
+    return _EPISODES["host"](_settled(config, task, ready), config.environment) if has_environment(task) else None
 
+
+def make_services(config: Config, task: Task, ready: Callable[[], Task]) -> Any:
+    """The services that the settings give and a task needs; None where there are none."""
+    return _SERVICES["provided"](config, task) if {*config.services.given} & {*task.needs} else None
+
+
+def _settled(config: Config, task: Task, ready: Callable[[], Task]) -> Callable[[str], Task]:
+    """The task in another process, by the model's convention of coordinates."""
     def make(convention: str) -> Task:
         settle_coordinates(task, config, convention)
         return ready()
 
-    return _EPISODES["host"](make, config.environment)
-
-
-def make_services(config: Config, task: Task) -> Any:
-    """Returns the services that the settings give and a task needs; None where there are none."""
-    return _SERVICES["provided"](config, task) if {*config.services.given} & {*task.needs} else None
+    return make
 
 
 def shard(model: Policy, encode: Encoder, config: Config) -> None:
@@ -309,53 +338,6 @@ def make_likelihoods(config: Config, task: Task, model: Policy, encode: Encoder)
     if "reference_logprobs" in likelihoods.services:
         model.keep_reference(config.model.name)
     return likelihoods
-
-
-def make_engine(config: Config, model: Policy, folder: Path, apart: bool = False,
-                episodes: bool = False) -> Engine:
-    """The engine of `engine.name`, to be closed by whoever asks for it.
-
-    `folder` is this process's own and is made anew, by engines that keep files alone. `apart`: it is to generate while
-    the policy learns, so it has weights of its own. `episodes`: its prompts grow by turns.
-    """
-    settings = config.engine
-    if settings.name == "hf":
-        kind: type[HFEngine] = _ENGINES["copied"] if apart else HFEngine
-        return kind(model, config.seed, settings.batch_rollouts, settings.prefill_tokens)
-    if settings.renormalises and comm.is_main():
-        _log.warning("engine.top_p=%g and engine.top_k=%d: answers are sampled from a part of the tokens, and their "
-                     "log-probabilities are those among these. The trainer's are those among all tokens, so "
-                     "mismatch/kl is larger and algo.correction weighs the difference.", settings.top_p, settings.top_k)
-    shutil.rmtree(folder, ignore_errors=True)  # what a killed run left
-    folder.mkdir(parents=True)
-    return _ENGINES[settings.name](model, config, folder, episodes)
-
-
-def engine_folder(config: Config) -> Path:
-    """Returns where the engine of this process may keep files: in the run folder, or below engine.scratch."""
-    run, rank = Path(config.run.dir).absolute(), f"rank-{comm.rank():05d}"
-    if config.engine.scratch:
-        return Path(config.engine.scratch) / f"vlrl-{run.name}-{zlib.crc32(str(run).encode()):08x}" / rank
-    return run / "engine" / rank
-
-
-def remove_engine_folder(config: Config) -> None:
-    """Removes this process's folder, and the one around it when it was the last."""
-    folder = engine_folder(config)
-    shutil.rmtree(folder, ignore_errors=True)
-    with contextlib.suppress(OSError):
-        folder.parent.rmdir()
-
-
-@contextlib.contextmanager
-def closed_on_error(part: Any) -> Iterator[None]:
-    """Closes a part of the run, if there is one, when what is done meanwhile fails."""
-    try:
-        yield
-    except BaseException:
-        if part:
-            part.close()
-        raise
 
 
 def seed_everything(seed: int) -> None:

@@ -32,7 +32,8 @@ from vlrl.store.run_folder import PINS
 from vlrl.store.writer import BackgroundWriter
 from vlrl.task.loading import of_a_notebook
 from vlrl.training import checkpointing, inert, resume
-from vlrl.training.build import Parts, remove_engine_folder
+from vlrl.training.build import Parts
+from vlrl.training.build_engine import remove_engine_folder
 from vlrl.training.checkpointing import Saver
 from vlrl.training.emergency_checkpoint import Rest
 from vlrl.training.run_checkpoints import RunCheckpoints

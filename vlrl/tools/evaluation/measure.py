@@ -34,14 +34,8 @@ from vlrl.rollout.prefetch import Prefetcher
 from vlrl.services.provided import serving
 from vlrl.store import checkpoint, plain
 from vlrl.tools.evaluation.answers import Ready
-from vlrl.training.build import (
-    check_engine,
-    make_accelerator,
-    make_engine,
-    make_environments,
-    make_likelihoods,
-    seed_everything,
-)
+from vlrl.training.build import make_accelerator, make_environments, make_likelihoods, seed_everything
+from vlrl.training.build_engine import check_engine, make_engine
 from vlrl.training.build_task import make_task, settle_coordinates
 from vlrl.types import Group
 

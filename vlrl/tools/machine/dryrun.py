@@ -45,7 +45,8 @@ from vlrl.tools.play import episodes as acting
 from vlrl.tools.play.episode_lengths import PLAYED, Length, Observed, counted, measure
 from vlrl.tools.play.shown import NOT_KNOWN, MediaFacts, Shown, convention_of, oracle_of, unseen
 from vlrl.training import inert, needs
-from vlrl.training.build import check_engine, check_trackers
+from vlrl.training.build import check_trackers
+from vlrl.training.build_engine import check_engine
 from vlrl.training.build_task import make_task, settle_coordinates
 from vlrl.training.resume import refuse_other_settings
 from vlrl.types import Completion, Prompt, Sample

@@ -31,7 +31,8 @@ from vlrl.models.processing import Encoder
 from vlrl.rollout.generate import sampling_of
 from vlrl.tools.evaluation.measure import choose
 from vlrl.tools.servers.chat_messages import Refused, read
-from vlrl.training.build import check_engine, make_accelerator, make_engine, seed_everything
+from vlrl.training.build import make_accelerator, seed_everything
+from vlrl.training.build_engine import check_engine, make_engine
 from vlrl.types import Sample
 
 _IGNORED = {"model", "user", "metadata", "store", "messages", "stream_options"}

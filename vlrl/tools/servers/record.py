@@ -35,7 +35,8 @@ from vlrl.store import RunFolder
 from vlrl.tools.servers.chat import Chat
 from vlrl.tools.servers.chat_messages import Refused
 from vlrl.tools.servers.recording import Recorder
-from vlrl.training.build import check_engine, make_accelerator, make_engine, seed_everything
+from vlrl.training.build import make_accelerator, seed_everything
+from vlrl.training.build_engine import check_engine, make_engine
 from vlrl.training.build_task import make_task
 
 MOST_BYTES = 2**26

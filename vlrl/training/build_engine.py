@@ -1,0 +1,78 @@
+"""The engine of a run or a tool, and the folder in which it may keep files."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+import shutil
+import zlib
+from pathlib import Path
+
+from vlrl.config.registry import Table
+from vlrl.config.schema import Config
+from vlrl.distributed import comm
+from vlrl.engine.base import Engine
+from vlrl.engine.hf import HFEngine
+from vlrl.errors import ConfigError
+from vlrl.models.policy import Policy
+
+_log = logging.getLogger(__name__)
+
+_ENGINES = Table({
+    "vllm": "vlrl.engine.vllm.engine:VLLMEngine",
+    "vllm_server": "vlrl.engine.vllm.server:ServerEngine",
+    "copied": "vlrl.engine.copied:CopiedEngine",
+})
+"""engine.name -> (policy, config, folder, episodes) -> the engine; hf is the training model itself, or a copy of it."""
+
+
+def check_engine(config: Config) -> None:
+    """Raises ConfigError when the package of the engine is not installed (a server's is installed where it runs), and
+    when one engine in the training process would have to be spread over several of them."""
+    each = config.engine.tensor_parallel
+    if config.engine.name == "vllm" and each > 1 and comm.world() > 1:
+        raise ConfigError(f"engine.tensor_parallel={each} with {comm.world()} training processes: with "
+                          "engine.name=vllm each of them has an engine of its own on its own GPU. Leave "
+                          "engine.tensor_parallel at 1, or set engine.name=vllm_server, whose servers have GPUs of "
+                          "their own")
+    if config.engine.name == "vllm" and importlib.util.find_spec("vllm") is None:
+        raise ConfigError("engine.name=vllm: vLLM is not installed. pip install 'vlrl[vllm]' on a machine with an "
+                          "NVIDIA GPU; on one without, requirements-vllm.txt of a checkout has its CPU build. Or set "
+                          "engine.name=hf")
+
+
+def make_engine(config: Config, model: Policy, folder: Path, apart: bool = False,
+                episodes: bool = False) -> Engine:
+    """The engine of `engine.name`, to be closed by whoever asks for it.
+
+    `folder` is this process's own and is made anew, by engines that keep files alone. `apart`: it is to generate while
+    the policy learns, so it has weights of its own. `episodes`: its prompts grow by turns.
+    """
+    settings = config.engine
+    if settings.name == "hf":
+        kind: type[HFEngine] = _ENGINES["copied"] if apart else HFEngine
+        return kind(model, config.seed, settings.batch_rollouts, settings.prefill_tokens)
+    if settings.renormalises and comm.is_main():
+        _log.warning("engine.top_p=%g and engine.top_k=%d: answers are sampled from a part of the tokens, and their "
+                     "log-probabilities are those among these. The trainer's are those among all tokens, so "
+                     "mismatch/kl is larger and algo.correction weighs the difference.", settings.top_p, settings.top_k)
+    shutil.rmtree(folder, ignore_errors=True)  # what a killed run left
+    folder.mkdir(parents=True)
+    return _ENGINES[settings.name](model, config, folder, episodes)
+
+
+def engine_folder(config: Config) -> Path:
+    """Returns where the engine of this process may keep files: in the run folder, or below engine.scratch."""
+    run, rank = Path(config.run.dir).absolute(), f"rank-{comm.rank():05d}"
+    if config.engine.scratch:
+        return Path(config.engine.scratch) / f"vlrl-{run.name}-{zlib.crc32(str(run).encode()):08x}" / rank
+    return run / "engine" / rank
+
+
+def remove_engine_folder(config: Config) -> None:
+    """Removes this process's folder, and the one around it when it was the last."""
+    folder = engine_folder(config)
+    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        folder.parent.rmdir()
