@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.algo.flat import bound, flat, part, random_step, run
-from vlrl.algo.correction import CORRECTIONS
+from vlrl.algo.tables import CORRECTIONS
 
 # D = 0.4, 0.8 | -1.2, masked 0.9 | 0
 OLD, SAMPLER = [-1.0, -1.0, -2.0, -1.0, -3.0], [-1.4, -1.8, -0.8, -1.9, -3.0]

@@ -9,10 +9,8 @@ import torch
 
 from tests.algo.flat import part, random_step
 from vlrl.algo.aggregation import AGGREGATIONS
-from vlrl.algo.correction import CORRECTIONS
-from vlrl.algo.kl import KLS
 from vlrl.algo.objective import Objective
-from vlrl.algo.tables import ENTROPIES, LOSSES, WEIGHTS
+from vlrl.algo.tables import CORRECTIONS, ENTROPIES, KLS, LOSSES, WEIGHTS
 from vlrl.config.schema import AlgoSettings
 
 ALL = [*({"aggregation": name} for name in AGGREGATIONS), *({"loss": name} for name in LOSSES),

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from tests.algo.flat import bound, flat, gradient, random_step, run
-from vlrl.algo.kl import KLS, clamped
+from vlrl.algo.kl import clamped
+from vlrl.algo.tables import KLS
 
 # d = 0.5, -1 | 3; ratios to the old policy e^0.2, 1 | e^-0.4; to the engine e^0.3, e^-0.1 | 1
 LOGP, REFERENCE = [-1.0, -1.0, -4.0], [-0.5, -2.0, -1.0]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from vlrl import config
-from vlrl.algo import aggregation, correction, kl, reference, tables
+from vlrl.algo import aggregation, reference, tables
 from vlrl.algo.algorithm import Algorithm
 from vlrl.algo.named import parameters
 from vlrl.methods.demonstrations import mixes as demonstrations
@@ -17,7 +17,7 @@ from vlrl.methods.replay import rules as stored
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "objectives.md").read_text(encoding="utf-8")
 TABLES = (tables.ADVANTAGES, tables.SHAPINGS, tables.BATCHES, tables.LOSSES, tables.WEIGHTS, tables.ENTROPIES,
-          correction.CORRECTIONS, kl.KLS, reference.REFERENCES, demonstrations.MIXES, stored.RULES, stored.DRAWS,
+          tables.CORRECTIONS, tables.KLS, reference.REFERENCES, demonstrations.MIXES, stored.RULES, stored.DRAWS,
           stored.SCHEDULES)
 
 

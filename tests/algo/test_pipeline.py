@@ -10,9 +10,7 @@ from tests.helpers import credited_groups, load, settings
 from tests.training.test_update import assert_close, gradients
 from vlrl.algo.aggregation import AGGREGATIONS
 from vlrl.algo.algorithm import Algorithm
-from vlrl.algo.correction import CORRECTIONS
-from vlrl.algo.kl import KLS
-from vlrl.algo.tables import LOSSES, WEIGHTS
+from vlrl.algo.tables import CORRECTIONS, KLS, LOSSES, WEIGHTS
 from vlrl.training.advantages import Credit
 
 pytestmark = pytest.mark.slow

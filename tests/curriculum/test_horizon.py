@@ -8,8 +8,9 @@ from tests.curriculum.drives import outcome
 from tests.environments.acting import Acting, Plain
 from vlrl.config.episodes import EpisodeSettings
 from vlrl.curriculum import Draw
-from vlrl.curriculum.horizon import Horizon, Success, add, check, multiply
+from vlrl.curriculum.horizon import Horizon, check
 from vlrl.errors import ConfigError
+from vlrl.methods.curricula.horizons import Success, add, multiply
 
 OWN = """
 def back(step, start: int = 9):

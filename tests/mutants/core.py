@@ -263,13 +263,15 @@ CURRICULUM = [
     Mutant("vlrl/curriculum/horizon.py", "min(max(int(turns), 1), self.most)", "max(int(turns), 1)",
            (f"{_HORIZON}::test_episodes_of_a_step_have_as_many_turns_and_never_more_than_all",),
            "the horizon grows beyond episode.max_turns"),
-    Mutant("vlrl/curriculum/horizon.py", "if o.draw.max_turns == self.turns", "",
+    Mutant("vlrl/methods/curricula/horizons.py",
+           "if o.draw.max_turns == self.turns", "",
            (f"{_HORIZON}::test_it_grows_with_the_success_of_episodes_of_that_length",),
            "short episodes that were begun before let the horizon grow again"),
     Mutant("vlrl/curriculum/horizon.py", "acted = [o for o in outcomes if o.acted]", "acted = [*outcomes]",
            (f"{_HORIZON}::test_it_grows_with_the_success_of_episodes_of_that_length",),
            "single answers of a mixture let the horizon grow"),
-    Mutant("vlrl/curriculum/horizon.py", "self.recent.extend(map(float, state[\"recent\"]))", "pass",
+    Mutant("vlrl/methods/curricula/horizons.py",
+           "self.recent.extend(map(float, state[\"recent\"]))", "pass",
            (f"{_HORIZON}::test_it_goes_on_exactly",), "a resumed run grows its horizon later"),
 ]
 

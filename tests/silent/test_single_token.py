@@ -8,8 +8,8 @@ from torch.nn.functional import cosine_similarity
 
 from tests.algo.flat import F64, bound, flat, gradient, run
 from vlrl import config as configs
-from vlrl.algo.kl import KLS
 from vlrl.algo.objective import Objective
+from vlrl.algo.tables import KLS
 
 TOKENS = 1000
 

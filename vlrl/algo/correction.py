@@ -10,7 +10,7 @@ Metrics: `correction/weight` the mean weight, `correction/outside` the share of 
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -82,8 +82,3 @@ def _outside(log_weight: torch.Tensor, low: _Bound, high: _Bound) -> torch.Tenso
 
 def _with_metrics(x: LossInputs, weight: torch.Tensor, outside: torch.Tensor) -> tuple[torch.Tensor, Metrics]:
     return weight, {"correction/weight": (weight * x.mask).sum(), "correction/outside": (outside * x.mask).sum()}
-
-
-CORRECTIONS: dict[str, Any] = {
-    "token_truncate": token_truncate, "token_mask": token_mask, "sequence_truncate": sequence_truncate,
-    "sequence_mask": sequence_mask, "geometric_truncate": geometric_truncate, "geometric_mask": geometric_mask}

@@ -8,7 +8,7 @@ loss is in A Comedy of Estimators (arXiv 2506.09477) and in docs/objectives.md.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -101,7 +101,3 @@ def _exp(d: torch.Tensor, clamp: float) -> torch.Tensor:
 
 def _straight_through(value: torch.Tensor, slope: torch.Tensor) -> torch.Tensor:
     return slope + (value - slope).detach()
-
-
-KLS: dict[str, Any] = {"k1": k1, "k2": k2, "k3": k3, "k3_bounded": k3_bounded, "k1_plus": k1_plus,
-                       "k3_plus": k3_plus, "k3_unbiased": k3_unbiased, "k3_score": k3_score}

@@ -17,13 +17,12 @@ from typing import Any
 import torch
 
 from vlrl.algo.aggregation import AGGREGATIONS
-from vlrl.algo.correction import CORRECTIONS
 from vlrl.algo.inputs import LossInputs, Metrics
-from vlrl.algo.kl import KLS, clamped
 from vlrl.algo.named import Bound, bind, options_of, parameters
-from vlrl.algo.tables import ENTROPIES, TERMS, WEIGHTS
+from vlrl.algo.tables import CORRECTIONS, ENTROPIES, KLS, TERMS, WEIGHTS
 from vlrl.config.algo import CLIPS, AlgoSettings
 from vlrl.config.base import Named
+from vlrl.config.registry import Table
 from vlrl.errors import ConfigError
 
 Prepared = dict[str, Mapping[str, torch.Tensor]]
@@ -50,7 +49,7 @@ class Objective:
         _refuse_lost_clip(algo, clips)
         correction = optional("algo.correction", algo.correction, CORRECTIONS)
         _refuse_empty(correction)
-        kl = bind("algo.kl", algo.kl, KLS)
+        kl = bind("algo.kl", algo.kl, KLS) if algo.kl_coef or algo.chosen("kl") else None
         kl_weights = [bind(f"algo.kl_weights.{i}", w, WEIGHTS) for i, w in enumerate(algo.kl_weights)]
         in_loss = algo.kl_coef > 0 and algo.kl_in == "loss"
         return cls(
@@ -98,6 +97,8 @@ class Objective:
         for factor in factors:
             per_token = per_token * factor
         if self.kl and kl_coef:
+            from vlrl.algo.kl import clamped
+
             kl = self.kl(_of(x, "kl"))
             metrics = {**metrics, "kl": (kl.detach() * x.mask).sum()}
             if (far := clamped(self.kl, x)) is not None:
@@ -115,7 +116,7 @@ class Objective:
 def optional(setting: str, named: Named, table: Mapping[str, object]) -> Bound | None:
     """Returns `bind` for a setting that may be "none"."""
     if named.name != "none":
-        return bind(setting, named, {"none": None, **table})
+        return bind(setting, named, Table({"none": None}) | table)
     for option, value in named.options.items():
         raise ConfigError(f"{setting}.{option}={value!r}: 'none' has no options; choose a name: {', '.join(table)}")
     return None

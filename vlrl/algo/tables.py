@@ -112,3 +112,25 @@ ENTROPIES = Table({
     "e3": "vlrl.methods.objectives.entropy:E3",
 })
 """`algo.entropy`."""
+
+CORRECTIONS = Table({
+    "token_truncate": "vlrl.algo.correction:token_truncate",
+    "token_mask": "vlrl.algo.correction:token_mask",
+    "sequence_truncate": "vlrl.algo.correction:sequence_truncate",
+    "sequence_mask": "vlrl.algo.correction:sequence_mask",
+    "geometric_truncate": "vlrl.algo.correction:geometric_truncate",
+    "geometric_mask": "vlrl.algo.correction:geometric_mask",
+})
+"""`algo.correction`."""
+
+KLS = Table({
+    "k1": "vlrl.algo.kl:k1",
+    "k2": "vlrl.algo.kl:k2",
+    "k3": "vlrl.algo.kl:k3",
+    "k3_bounded": "vlrl.algo.kl:k3_bounded",
+    "k1_plus": "vlrl.algo.kl:k1_plus",
+    "k3_plus": "vlrl.algo.kl:k3_plus",
+    "k3_unbiased": "vlrl.algo.kl:k3_unbiased",
+    "k3_score": "vlrl.algo.kl:k3_score",
+})
+"""`algo.kl`."""

@@ -63,7 +63,7 @@ class Table(MutableMapping[str, Any]):
         return len(self._entries)
 
     def __or__(self, more: Mapping[str, Any]) -> Table:
-        return Table({**self._entries, **more})
+        return Table({**self._entries, **(more._entries if isinstance(more, Table) else more)})
 
 
 def _named(where: str) -> Any:

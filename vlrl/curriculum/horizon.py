@@ -10,7 +10,6 @@ Short episodes come first, so that what a few turns can reach is learned before 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,59 +17,18 @@ from typing import Any
 import numpy as np
 
 from vlrl.algo.named import bind
-from vlrl.config.base import Positive
 from vlrl.config.episodes import EpisodeSettings
+from vlrl.config.registry import Table
 from vlrl.curriculum.types import Draw, Outcome
 from vlrl.errors import ConfigError
 from vlrl.task import Task
 from vlrl.task.environment import has_environment
 
-
-def add(step: int, start: Positive, every: Positive, by: Positive = 1) -> int:
-    """Returns start + by * floor(step / every): the additive schedule of TTI, one iteration being `every` steps."""
-    return start + by * (step // every)
-
-
-def multiply(step: int, start: Positive, every: Positive) -> int:
-    """Returns start * (1 + floor(step / every)): the multiplicative schedule of TTI (start times the iteration)."""
-    return start * (1 + step // every)
-
-
-class Success:
-    """`start` turns, and `by` more each time the mean pass rate of the last `window` groups of episodes with that many
-    turns is at least `at`; counted anew then. The rule is ours.
-
-    An episode that needs more turns than it may have is not correct, so a task whose shortest way is longer than
-    `start` never moves on.
-    """
-
-    def __init__(self, start: Positive, at: float = 0.5, window: Positive = 64, by: Positive = 1):
-        if not 0 < at <= 1:
-            raise ValueError(f"at={at:g} is no pass rate to reach: give one above 0, at most 1")
-        self.turns, self.at, self.by = start, at, by
-        self.recent = deque[float](maxlen=window)
-
-    def __call__(self, step: int) -> int:
-        return self.turns
-
-    def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Takes groups of episodes of one step."""
-        mine = [o.pass_rate for o in outcomes if o.draw.max_turns == self.turns]
-        self.recent.extend(rate for rate in mine if rate == rate)
-        if len(self.recent) == self.recent.maxlen and float(np.mean(self.recent)) >= self.at:
-            self.turns += self.by
-            self.recent.clear()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"turns": self.turns, "recent": list(self.recent)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.turns = int(state["turns"])
-        self.recent.clear()
-        self.recent.extend(map(float, state["recent"]))
-
-
-HORIZONS = {"add": add, "multiply": multiply, "success": Success}
+HORIZONS = Table({
+    "add": "vlrl.methods.curricula.horizons:add",
+    "multiply": "vlrl.methods.curricula.horizons:multiply",
+    "success": "vlrl.methods.curricula.horizons:Success",
+})
 """Rules by name: step (from 0) -> turns. One that learns has `observe`, `state_dict` and `load_state_dict` too."""
 
 
