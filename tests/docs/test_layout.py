@@ -30,12 +30,13 @@ UNDER_VLRL = {"tasks": {"vlrl/tools/tiny/cold_start.py", "vlrl/tools/tiny/episod
               "app": {"vlrl/cli/inspecting.py", "vlrl/cli/looking.py", "vlrl/cli/publishing.py"}}
 """Files that import vlrl.tasks or vlrl.app by these names, which import-linter does not take for tasks and app."""
 PLAIN = set("""
-    adaptive angle asynchronous bonus branch check cosine curricula demonstrations difficulty dump forget gaussian
-    hierarchical kimi lifecycle nodes objectives overlong pass_at_k preferences prioritised recap replay rest
-    retrospective right rose rover sec siren source staged stored sws temperature tempo thor tree values weakness
+    adaptive add angle asynchronous bonus branch check cosine curricula demonstrations difficulty dump forget gaussian
+    hierarchical kimi lifecycle multiply nodes objectives overlong pass_at_k preferences prioritised recap replay rest
+    retrospective right rose rover sec siren source staged stored success sws temperature tempo thor tree values
+    weakness
     """.split())
 """Names of methods and of their functions that are words of the field too, or short ones."""
-NAMING = ("config.sections", "algo.tables", "training.inert")
+NAMING = ("config.sections", "algo.tables")
 """Modules that are there to name methods."""
 MENTIONED = {
     ("config.other_names", "algo.critic"): "the table of what settings are called elsewhere",
