@@ -29,7 +29,7 @@ class Scene:
         algorithm = SimpleNamespace(moves_reference=False, state_dict=lambda policy: {"kl_coef": {"value": 0.25}})
         config = SimpleNamespace(save=SaveSettings(), store=SimpleNamespace(rollouts=True))
         parts = SimpleNamespace(config=config, policy=policy, algorithm=algorithm, optimizer=self.optimizer,
-                                source=SimpleNamespace(state_dict=lambda: {"drawn": self.drawn}))
+                                source=SimpleNamespace(at_rest=lambda: ({"drawn": self.drawn}, None)))
         self.saver = Saver(path / "checkpoints", config.save)
         self.saver.start()
         self.rest = Rest(parts, path, self.lock, self.saver, 2)
