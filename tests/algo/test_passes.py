@@ -78,3 +78,17 @@ def test_own_functions_see_the_statistics_that_they_require(scene, monkeypatch, 
         assert x.stats["top:3"].shape == (len(x.mask), 3)
     if "old_stat:top:3" in needs:
         assert torch.equal(seen[tokens].old_stats["top:3"], seen[tokens].stats["top:3"])
+
+
+def test_what_is_prepared_of_a_step_is_in_the_order_of_its_rollouts(scene, monkeypatch):
+    """In whatever order they are packed."""
+    policy, groups = scene
+    own = Seen()
+    monkeypatch.setitem(WEIGHTS, "seen", requires("stat:top:3", "step")(own))
+    config = settings(policy.base.config.name_or_path, algo={"weights": ["seen"]}, train={"tokens_per_batch": 64})
+    part = make_minibatch(policy, split(groups, 1)[0], config)
+    part.batches.reverse()
+    prepare(policy, part, config, Algorithm(config), 0)
+    (x,) = own.inputs
+    assert len(part.batches) > 1
+    assert float((x.logprobs - x.sampler_logprobs).abs().max()) < 2e-5

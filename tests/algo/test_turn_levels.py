@@ -4,6 +4,7 @@ Values worked out by hand, and an independent implementation of each rule on ran
 import math
 import random
 import statistics
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -216,6 +217,15 @@ def test_turns_behind_a_shut_gate_are_paid_nothing():
     assert shown(credit([made], plain, task)) == [pytest.approx([0.625, 0.375]), pytest.approx([-0.625, -0.375])]
     # without it both turns would be paid .5, which the last one gives back: .25 and -.25 to go
     assert shown(credit([made], plain)) == [pytest.approx([0.625, 0.625]), pytest.approx([-0.625, -0.625])]
+
+
+def test_the_anchor_of_an_action_is_the_state_before_it():
+    made, seen = group(Errand(), [(1.0, [1.0, 0.0, 1.0])]), []
+    (only,), states = made.rollouts, iter(["hall", None, "kitchen"])
+    turns = tuple(replace(t, state=next(states)) if t.role == "assistant" else t for t in only.completion.turns)
+    acted = replace(made, rollouts=(replace(only, completion=replace(only.completion, turns=turns)),))
+    credit([acted], lambda s: seen.extend(s.turns) or plain(s))
+    assert [[a.anchor for a in own] for own in seen] == [["", "=hall", None]]
 
 
 @pytest.mark.parametrize("seed", range(200))

@@ -163,9 +163,10 @@ def test_too_many_rejections_stop():
 
 def test_groups_without_variance_are_refilled():
     even = lambda prompt, i: prompt.text if int(prompt.text) % 2 or i else "wrong"  # noqa: E731
-    s = source(even, curriculum={"keep": "mixed"})
+    s = source(even, curriculum={"keep": "mixed", "oversample": {"name": "ema", "decay": 0.5}})
     groups = s.next_groups(4, 0)
     assert [g.sample["n"] for g in groups] == [0, 2, 4, 6] and s.metrics()["groups/wasted"] == 3
+    assert s.filters.oversample.factor == pytest.approx(0.5 + 0.5 * 7 / 4)  # it saw those that were left out too
     s = source(lambda prompt, i: "same", curriculum={"keep": "mixed", "max_refills": 2})
     assert s.next_groups(4, 0) == [] and s.drawn == 12
     assert len(s.dropped) == 12 and all(g.zero_variance for g in s.dropped)

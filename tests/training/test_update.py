@@ -173,12 +173,12 @@ def test_nan_stops_before_the_weights_are_touched(scene):
     assert all(torch.equal(p, before[n]) for n, p in policy.trainable())
 
 
-def test_truncated_answers_can_be_masked(scene):
+def test_answers_that_are_truncated_or_left_out_can_be_masked(scene):
     policy, groups, folder = scene
 
-    def ending(reason):
+    def ending(reason, trained=True):
         return [dataclasses.replace(g, rollouts=tuple(
-            dataclasses.replace(r, completion=dataclasses.replace(r.completion, finish_reason=reason))
+            dataclasses.replace(r, trained=trained, completion=dataclasses.replace(r.completion, finish_reason=reason))
             for r in g.rollouts)) for g in groups]
     masking = settings(folder, algo={"mask_truncated": True})
     stopped, cut = ending("stop"), ending("length")
@@ -186,6 +186,8 @@ def test_truncated_answers_can_be_masked(scene):
     (half,), _, _ = gradients(policy, [*stopped[:3], *cut[3:]], masking)
     (alone,), _, _ = gradients(policy, stopped[:3], masking)
     assert_close({k: half[k] for k in alone}, alone)  # as if the others were not there
+    (left_out,), _, _ = gradients(policy, [*stopped[:3], *ending("stop", trained=False)[3:]], masking)
+    assert_close(left_out, half)
     name = next(iter(plain))
     assert not torch.allclose(plain[name], half[name])
     assert gradients(policy, cut, masking)[0] == []  # nothing to learn from: no optimizer step
@@ -194,9 +196,10 @@ def test_truncated_answers_can_be_masked(scene):
 @pytest.mark.slow
 @pytest.mark.parametrize("model", [{"lora": {"rank": 4}}, {}], ids=["lora", "full"])
 def test_kl_to_the_reference(tiny_models, model):
-    """Zero at the start, above zero once the policy has moved."""
+    """Zero at the start, above zero once the policy has moved; weighed by the coefficient as it was steered."""
     folder = tiny_models["qwen3_vl"]
-    config = settings(folder, model={"name": str(folder), **model}, algo={"kl_coef": 0.1})
+    config, strong = (settings(folder, model={"name": str(folder), **model}, algo={"kl_coef": coefficient},
+                               rollout={"temperature": 0.7}) for coefficient in (0.1, 9.0))
     policy, encode = load(config)
     policy.keep_reference(config.model.name)
     groups = credited_groups(policy, encode, config)
@@ -204,6 +207,11 @@ def test_kl_to_the_reference(tiny_models, model):
     first, _ = update(policy, optimizer, groups, config, 0)
     second, _ = update(policy, optimizer, groups, config, 1)
     assert first["kl"] == pytest.approx(0, abs=1e-9) and second["kl"] > 1e-6
+    (wanted,), _, _ = gradients(policy, groups, strong)
+    steered, recorder = Algorithm(config), Recorder(policy)
+    steered.kl.value = 9.0
+    update(policy, recorder, groups, config, 0, steered)
+    assert_close(recorder.steps[0], wanted)
 
 
 def test_per_token_values_belong_to_their_rollouts(scene):
