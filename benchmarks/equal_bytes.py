@@ -82,6 +82,7 @@ RUNS: Mapping[str, Run] = {
         "algo.demonstrations={mix: {name: relift, size: 2, lr: 1.0e-4}}"], "demonstrations/applied"),
     "stored": Run("quickstart.yaml", [
         "algo.stored={groups: 3, rule: truncated}"], "stored/answers"),
+    "distillation": Run("quickstart.yaml", ["algo.distillation={objective: 0.5}"], "distillation/kl", 1e-5),
     "search": Run("quickstart.yaml", [
         "extends=algorithms/deepsearch.yaml", "rollout.branch.search={width: 2, depth: 3, hard: 0.5}",
         "task.count=8", "curriculum.pass_at=0.3"], "search/kept_frac"),

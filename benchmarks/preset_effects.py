@@ -161,6 +161,8 @@ ALGORITHMS: Mapping[str, Effect] = {
     "gdpo": credit("parts are normalised each by itself"),
     "ghpo": Metric("groups that failed are asked again with a hint", "guided/groups_frac", SECOND),
     "gigpo": credit("turns that began in one state are compared"),
+    "gkd": Metric("each token is drawn to the distribution of a teacher, here the start", "distillation/kl",
+                  ["algo.distillation=null"], ["algo.distillation.objective=1"], 4),
     "gmpo": ratio("a geometric mean of clipped ratios"),
     "gpg": credit("scaled up by the share of groups with a preference", "algo.advantage=dr_grpo", words=VARIED),
     "grpo": credit("a KL of .04 to the start", "algo.kl_coef=0"),

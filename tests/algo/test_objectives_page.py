@@ -12,13 +12,14 @@ from vlrl.algo import aggregation, reference, tables
 from vlrl.algo.algorithm import Algorithm
 from vlrl.algo.named import parameters
 from vlrl.methods.demonstrations import mixes as demonstrations
+from vlrl.methods.distillation import loss as distillation
 from vlrl.methods.replay import rules as stored
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "objectives.md").read_text(encoding="utf-8")
 TABLES = (tables.ADVANTAGES, tables.SHAPINGS, tables.BATCHES, tables.LOSSES, tables.WEIGHTS, tables.ENTROPIES,
-          tables.CORRECTIONS, tables.KLS, reference.REFERENCES, demonstrations.MIXES, stored.RULES, stored.DRAWS,
-          stored.SCHEDULES)
+          tables.CORRECTIONS, tables.KLS, reference.REFERENCES, demonstrations.MIXES, distillation.LOSSES, stored.RULES,
+          stored.DRAWS, stored.SCHEDULES)
 
 
 def test_every_name_and_option_stands_there():

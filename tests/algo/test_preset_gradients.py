@@ -20,6 +20,7 @@ NAMES = sorted(path.stem for path in (FOLDER / "algorithms").glob("*.yaml"))
 ELSEWHERE = {"hold_entropy": "the temperature that samples", "e3": "the temperature that samples",
              "grpo_care": "the reference that a reward reads", "rlpr": "which groups are kept",
              "agent_rlvr": "second attempts, which have a loss of their own",
+             "gkd": "the answers beside their teacher's",
              **dict.fromkeys(("ghpo", "egsr", "expo", "critique_grpo"), "second attempts"),
              **dict.fromkeys(("chord", "chord_phi", "sasr", "relift"),
                              "demonstrations, which have a loss of their own"),

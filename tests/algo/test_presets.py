@@ -50,8 +50,9 @@ def test_every_preset_trains(name, tmp_path):
     from vlrl.training.loop import train
 
     (tmp_path / "explained.py").write_text(EXPLAINED)  # a hint is the beginning of a given reasoning
-    task = [f"task.name={tmp_path / 'explained.py'}:Explained"] if name == "ghpo" else []
-    train(config.load(FOLDER.parent / "quickstart.yaml", [f"extends=algorithms/{name}.yaml", *SMALL, *task,
+    more = {"ghpo": [f"task.name={tmp_path / 'explained.py'}:Explained"],
+            "gkd": ["algo.distillation.objective=1"]}.get(name, [])
+    train(config.load(FOLDER.parent / "quickstart.yaml", [f"extends=algorithms/{name}.yaml", *SMALL, *more,
                                                           f"run.dir={tmp_path / 'run'}"]))
     lines = metrics(tmp_path / "run")
     assert len(lines) == 2 and all(math.isfinite(line["loss"]) and math.isfinite(line["grad_norm"]) for line in lines)

@@ -37,6 +37,9 @@ class AlgoSettings(Settings):
     stored: Annotated[SerializeAsAny[MethodSettings] | None, section("algo.stored")] = Field(
         default=None, description="Rollouts of earlier steps and of other runs, learned from again beside the "
         "objective; {} = with the defaults below; null = none.")
+    distillation: Annotated[SerializeAsAny[MethodSettings] | None, section("algo.distillation")] = Field(
+        default=None, description="A teacher that scores each token of the policy's own answers, beside the objective "
+        "or in place of it; {} = with the defaults below; null = none.")
     batch: Named = Field(
         default=Named(name="all"), description="Which rollouts of a step are trained on: all, rorecomp, right, pf_ppo, "
         "rest, or own module:function.")

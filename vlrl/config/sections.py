@@ -36,6 +36,8 @@ SECTIONS = {
     "algo.demonstrations": Entry("vlrl.methods.demonstrations.settings:DemonstrationSettings",
                                  "vlrl.methods.demonstrations.method:Demonstrations"),
     "algo.stored": Entry("vlrl.methods.replay.settings:StoredSettings", "vlrl.methods.replay.method:Replay"),
+    "algo.distillation": Entry("vlrl.methods.distillation.settings:DistillationSettings",
+                               "vlrl.methods.distillation.method:Distillation"),
     "rollout.forget": Entry("vlrl.methods.eepo.settings:ForgetSettings", "vlrl.methods.eepo.method:SampleThenForget"),
     "rollout.branch": Entry("vlrl.methods.tree.settings:BranchSettings", "vlrl.methods.tree.method:TreeRollouts"),
 }

@@ -1,0 +1,90 @@
+"""On-policy distillation: the policy answers, and a teacher that sees the same prompt says of each token what it would
+have written. L = objective * L_RL + coef * sum_t weight KL_t / tokens, by algo.distillation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from vlrl.algo.method import Method, Objectives, Run
+from vlrl.algo.named import Bound, bind
+from vlrl.distributed import comm
+from vlrl.errors import ConfigError
+from vlrl.methods.distillation import teacher
+from vlrl.methods.distillation.loss import LOSSES, Told
+from vlrl.models.policy import Policy
+from vlrl.task import Task
+from vlrl.training.minibatch import Minibatch
+from vlrl.types import Group, Sample
+
+
+class Distillation(Method):
+    """Has the answers of each step learned from a teacher beside, or in place of, the objective."""
+
+    def __init__(self, section: str, settings: Any, algorithm: Objectives):
+        super().__init__(section, settings, algorithm)
+        self.loss = bind("algo.distillation.loss", settings.loss, LOSSES)
+
+    def check(self, task: Task, samples: Sequence[Sample], generates: bool) -> None:
+        if not generates:
+            raise ConfigError("algo.distillation learns from the policy's own answers, and this run draws none: start "
+                              "it with vlrl train, or set algo.distillation=null")
+        teacher.check(self.config)
+
+    def start(self, run: Run) -> None:
+        self.teacher = teacher.load(self.config, run.policy)
+
+    def share(self, step: int) -> float:
+        return self.settings.objective
+
+    def passes(self, policy: Policy, parts: Sequence[Minibatch], drawn: Sequence[Group],
+               step: int) -> Sequence[DistillationPass | None]:
+        return [DistillationPass(policy, self.teacher, self.algorithm, self.loss, self.settings.coef, part)
+                if part.total_tokens else None for part in parts]
+
+    def after_update(self, policy: Policy, passes: Sequence[Any], drawn: Sequence[Group], step: int,
+                     stats: Mapping[str, float]) -> Mapping[str, float]:
+        """The mean over optimizer steps, each in its last pass over the batch; {} where none was taken."""
+        done = [one for one in passes if one and one.done]
+        return {"distillation/kl": comm.total(sum(one.kl for one in done))[0] / len(done)} if done else {}
+
+
+@dataclass(eq=False)
+class DistillationPass:
+    """The loss to the teacher in one optimizer step, of the tokens that the objective trains: a Pass."""
+
+    policy: Policy
+    teacher: Any
+    """Its model; frozen."""
+    algorithm: Objectives
+    loss: Bound
+    coef: float
+    part: Minibatch
+    """That of the objective."""
+    kl: float = 0.0
+    """This process's share of the last pass, without the weight."""
+    done: bool = False
+    active = True
+    apart = False
+
+    def begin(self) -> None:
+        self.kl = 0.0
+
+    def work(self, b: int) -> None:
+        micro, policy = self.part.batches[b], self.policy
+        found = policy.logprobs(micro.batch, self.algorithm.temperature, more={"kl": self._told}, beside=self.teacher)
+        rows = [self.part.rollouts[r] for r in micro.order]
+        weights = np.concatenate([np.zeros(0), *(t.mask * t.group.sample.weight for t in rows)]).astype(np.float32)
+        kl = (found.more["kl"] * torch.from_numpy(weights).to(policy.device)).sum() / self.part.total_tokens
+        policy.backward(kl * self.coef)
+        self.kl += float(kl.detach())
+
+    def _told(self, logits: torch.Tensor, tokens: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
+        return self.loss(Told(logits, teacher, tokens))
+
+    def end(self, norm: float, others: float) -> None:
+        self.done = True

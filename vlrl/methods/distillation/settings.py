@@ -1,0 +1,59 @@
+"""The settings `algo.distillation`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import Field
+
+from vlrl.config.base import Fraction, MethodSettings, Named, Rate
+
+_OF_THE_OBJECTIVE = ("advantage", "shaping", "loss", "weights", "correction", "aggregation", "clip_low", "clip_high",
+                     "kl_coef")
+_SAMPLE = ("temperature", "e3")
+"""Choices of algo.entropy that act on how answers are drawn."""
+
+
+class DistillationSettings(MethodSettings):
+    """The policy's own answers, told token by token by a teacher that sees the same prompt (docs/objectives.md)."""
+
+    teacher: str | None = Field(
+        default=None, min_length=1, description="A model of the policy's family and vocabulary: a model's folder, a "
+        "run's folder (its newest checkpoint), a checkpoint, an adapter, or a hub name; null = the model that the run "
+        "began with.")
+    loss: Named = Field(
+        default=Named(name="reverse_kl"), description="What is learned of a token: reverse_kl = KL(policy || teacher) "
+        "of all its choices; sampled_kl = its estimate by the sampled token alone; or own module:function.")
+    coef: Rate = Field(default=1.0, description="Weight of that loss beside the objective.")
+    objective: Fraction = Field(default=1.0, description="Weight of the objective; 0 = the teacher alone.")
+
+    @property
+    def without_zero(self) -> tuple[str, str]:
+        return "algo.distillation", "algo.distillation=null"
+
+    def problem(self, config: Any) -> str:
+        kept = config.model.feature_cache_mib
+        if kept:
+            return (f"model.feature_cache_mib={kept:g} keeps what the policy's vision tower makes of a picture, and "
+                    "algo.distillation.teacher sees by its own: set model.feature_cache_mib=0, or algo.distillation="
+                    "null")
+        if config.algo.critic is not None and not self.objective:
+            return ("algo.distillation.objective=0 learns from no advantage, which is what algo.critic is for: set "
+                    "algo.critic=null with an advantage without one, or algo.distillation.objective above 0")
+        return ""
+
+    def inert(self, config: Any) -> Iterator[tuple[str, Any, str]]:
+        if self.objective:
+            return
+        if self.teacher in (None, config.model.name):
+            yield ("algo.distillation.teacher", self.teacher or "null", "it is the model that the run begins with, and "
+                   "nothing leads away from that with algo.distillation.objective=0")
+        algo, usual = config.algo, type(config.algo)()
+        names = _OF_THE_OBJECTIVE if algo.entropy.name in _SAMPLE else (*_OF_THE_OBJECTIVE, "entropy")
+        for name in names:
+            value = getattr(algo, name)
+            if value != getattr(usual, name):
+                shown = ", ".join(one.name for one in value) if isinstance(value, tuple) else getattr(
+                    value, "name", value)
+                yield f"algo.{name}", shown, "algo.distillation.objective=0: the objective is measured, not learned"

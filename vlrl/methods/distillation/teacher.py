@@ -1,0 +1,69 @@
+"""The teacher of algo.distillation: whether the policy can learn from it, and its frozen model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vlrl.config.schema import Config
+from vlrl.errors import ConfigError
+from vlrl.models.families import agree
+from vlrl.models.loading import adapter_base, explained, load_model, resolve
+from vlrl.models.policy import Policy
+from vlrl.store.checkpoint import model_folder
+
+_SEES = ("patch_size", "temporal_patch_size", "merge_size", "image_mean", "image_std")
+"""What both must make of a picture: the policy's processor prepares it for both."""
+_WAY = "name a checkpoint or an exported model of the policy's family, or set algo.distillation=null"
+
+
+def named(config: Config) -> str:
+    """Returns the setting as an error says it."""
+    return f"algo.distillation.teacher={_name(config)!r}"
+
+
+def _name(config: Config) -> str:
+    settings: Any = config.algo.distillation
+    return settings.teacher or config.model.name
+
+
+def check(config: Config) -> None:
+    """Raises ConfigError where the teacher is not there, or reads other tokens or pictures than the policy writes and
+    sees; loads no weights."""
+    if _name(config) == config.model.name:
+        return
+    (kind, own), (other, theirs) = (_read(what, name) for what, name in (
+        (f"model.name={config.model.name!r}", config.model.name), (named(config), _name(config))))
+    if kind != other:
+        raise ConfigError(f"{named(config)} is a {other}, and the policy (model.name={config.model.name!r}) a {kind}, "
+                          f"whose tokens and pictures it cannot read: {_WAY}")
+    known, words = own.tokenizer.get_vocab(), theirs.tokenizer.get_vocab()
+    if differ := sorted(word for word in {*known, *words} if known.get(word) != words.get(word)):
+        raise ConfigError(f"{named(config)} has another vocabulary than the policy (model.name={config.model.name!r}): "
+                          f"{len(differ)} tokens differ, such as {differ[0]!r}, which is {words.get(differ[0])} there "
+                          f"and {known.get(differ[0])} here: {_WAY}")
+    for field in _SEES:
+        here, there = (getattr(one.image_processor, field, None) for one in (own, theirs))
+        if here != there:
+            raise ConfigError(f"{named(config)} sees pictures by {field}={there}, and the policy (model.name="
+                              f"{config.model.name!r}) by {here}: {_WAY}")
+
+
+def _read(what: str, name: str) -> tuple[str, Any]:
+    """Returns the model type and the processor of a model; those of its base model where it is an adapter."""
+    from transformers import AutoConfig, AutoProcessor
+
+    with explained(what):
+        name = model_folder(name)
+        while base := adapter_base(name):
+            name = base
+        return (AutoConfig.from_pretrained(resolve(name), trust_remote_code=False).model_type,
+                AutoProcessor.from_pretrained(resolve(name), trust_remote_code=False))
+
+
+def load(config: Config, policy: Policy) -> Any:
+    """Returns the teacher's model, frozen, whole on every process, in the type that the policy computes in."""
+    model = load_model(model_folder(_name(config)), policy.dtype, named(config), device=policy.device)
+    agree(model, policy.processor)
+    return model.requires_grad_(False).eval().to(policy.device)
+
+
