@@ -12,7 +12,8 @@ from PIL import Image
 
 from vlrl.cli.main import main
 from vlrl.data import FIELDS, sample_from_row
-from vlrl.data.sources.fields import Source, hull, numbers, scaled
+from vlrl.data.sources.box_numbers import hull, scaled
+from vlrl.data.sources.fields import Source, numbers
 from vlrl.data.sources.reading import canonical, recognised
 from vlrl.data.values import number, tidy
 from vlrl.errors import DataError

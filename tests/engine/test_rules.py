@@ -16,6 +16,7 @@ from vlrl.config import validate
 from vlrl.engine.base import Request, Sampling
 from vlrl.engine.hf import HFEngine
 from vlrl.engine.rules import Rules
+from vlrl.engine.writing import Writing
 from vlrl.errors import ConfigError
 from vlrl.evaluation.evaluate import evaluate
 from vlrl.models.packing import pack, pieces_of
@@ -172,8 +173,11 @@ def test_only_what_is_open_and_being_written_is_closed(parts):
 
 
 def test_nothing_runs_without_rules(parts):
-    tokens, begun = torch.zeros(2, 24, dtype=torch.long), torch.zeros(2, dtype=torch.long)
-    assert Rules.of([PLAIN, Sampling(max_new_tokens=3, temperature=0)], tokens, begun, parts[2]) is None
+    plain = [PLAIN, Sampling(max_new_tokens=3, temperature=0)]
+    for sampling, some in ((plain, False), ([*plain, Sampling(max_new_tokens=3, stop=("x",))], True)):
+        n = len(sampling)
+        writing = Writing(sampling, np.zeros((n, 24), np.float32), parts[2], [None] * n)
+        assert (writing._rules is not None) == some
 
 
 # --- settings --------------------------------------------------------------------------------------------------------

@@ -55,8 +55,8 @@ SAMPLERS = Table({
     "sws": "vlrl.methods.curricula.bandits:Sws",
     "weakness": "vlrl.methods.curricula.procedural:Weakness",
 })
-
-
+_BESIDE = Table({"shares": "vlrl.curriculum.shares:Shares"})
+"""What `shares` of a mixture puts over the samplers of its tasks."""
 _METHODS = ("next", "observe", "state_dict", "load_state_dict", "metrics")
 
 
@@ -95,8 +95,4 @@ def make(settings: CurriculumSettings, prompts: Prompts, shares: Mapping[str, fl
                               f"{', '.join(lacking)}. docs/curriculum.md shows one")
         return instance
 
-    if not shares:
-        return build(prompts)
-    from vlrl.curriculum.shares import Shares
-
-    return Shares(prompts, shares, build)
+    return _BESIDE["shares"](prompts, shares, build) if shares else build(prompts)

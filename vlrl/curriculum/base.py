@@ -25,8 +25,8 @@ from vlrl.curriculum.columns import Columns
 from vlrl.curriculum.history import History
 from vlrl.curriculum.types import Draw, Outcome
 from vlrl.data.samples import readable
+from vlrl.data.sequences import SampleSequence
 from vlrl.rewards.boxes import is_number
-from vlrl.task.mixture import Turns
 from vlrl.types import Sample
 
 AS_UNIFORM = ": it draws as uniform does"
@@ -87,7 +87,7 @@ class Prompts:
         beside = Columns(columns) if columns else None
 
         def read(name: str) -> Sequence[Any]:
-            if name == "task" and isinstance(samples, Turns):
+            if name == "task" and isinstance(samples, SampleSequence) and samples.tasks:
                 return samples.tasks
             drawn = (readable(samples, i) or _BAD for i in range(len(samples)))
             if beside is None:

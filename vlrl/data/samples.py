@@ -94,6 +94,11 @@ def readable(samples: Sequence[Sample], index: int) -> Sample | None:
         return None
 
 
+def parts_of(samples: Sequence[Sample]) -> list[Sequence[Sample]]:
+    """The samples of each task of a mixture; of one task's these alone."""
+    return [*samples.parts.values()] if isinstance(samples, SampleSequence) and samples.parts else [samples]
+
+
 def compared(samples: Sequence[Sample]) -> Sequence[int]:
     """As SampleSequence.compared; of a list all."""
     if isinstance(samples, SampleSequence):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, overload
 
 from vlrl.types import Sample
@@ -10,6 +11,9 @@ from vlrl.types import Sample
 
 class SampleSequence(Sequence[Sample]):
     """Samples by place; a subclass says how many there are, and makes the one at a place."""
+
+    parts: Mapping[str, Sequence[Sample]] = MappingProxyType({})
+    """Of a mixture, the samples of each task by its label; {} of one task's."""
 
     def _at(self, place: int) -> Sample:
         raise NotImplementedError
@@ -26,6 +30,11 @@ class SampleSequence(Sequence[Sample]):
         """The id of a row and what its file holds of it, before a sample is made of it; None where that is not known.
         Raises DataError for a row that cannot be read."""
         return None
+
+    @property
+    def tasks(self) -> Sequence[str]:
+        """[N] of a mixture, the label of every place, for which no sample is made; () of one task's."""
+        return ()
 
     @overload
     def __getitem__(self, index: int) -> Sample: ...

@@ -34,12 +34,6 @@ class Rules:
         for row in (self._budget < begun).nonzero()[:, 0].tolist():
             self._close(row, tokens)
 
-    @classmethod
-    def of(cls, sampling: Sequence[Sampling], tokens: torch.Tensor, begun: torch.Tensor, texts: Texts) -> Rules | None:
-        """Returns the rules of a batch; None when it has none."""
-        needed = any(s.stop or s.thinking_budget is not None for s in sampling)
-        return cls(sampling, tokens, begun, texts) if needed else None
-
     def next(self, t: torch.Tensor, rows: torch.Tensor, live: torch.Tensor, tokens: torch.Tensor
              ) -> torch.Tensor | None:
         """Returns [rows] ids forced as the t-th tokens [rows], -1 where the row is free; None when all are. tokens [R,

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from vlrl.engine.base import Sampling
-from vlrl.engine.rules import Rules
 from vlrl.errors import NotFiniteError
 from vlrl.models.token_text import Texts
 from vlrl.types import Completion
@@ -54,7 +53,11 @@ class Writing:
         self._last = draws.shape[1] - 1
         self.steps = int((self._limit - self._length).max())
         """Most steps until every row has reached its limit."""
-        self._rules = Rules.of(sampling, self._tokens, self._length, texts)
+        self._rules = None
+        if any(s.stop or s.thinking_budget is not None for s in sampling):
+            from vlrl.engine.rules import Rules  # most batches have none
+
+            self._rules = Rules(sampling, self._tokens, self._length, texts)
 
     def write(self, rows: torch.Tensor, live: torch.Tensor, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the next token of each row by its logits [rows, V], and which rows go on; only `live` ones are

@@ -17,10 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from vlrl.data.samples import compared, readable
+from vlrl.data.samples import compared, parts_of, readable
 from vlrl.data.sequences import SampleSequence
 from vlrl.errors import DataError, RunError
-from vlrl.task.mixture import Turns
 from vlrl.types import Sample
 
 _SHOWN = 5
@@ -96,9 +95,7 @@ def _read(samples: Sequence[Sample], index: int) -> tuple[str, int]:
 
 
 def _files(samples: Sequence[Sample]) -> list[Path]:
-    if isinstance(samples, Turns):
-        return [path for own in samples.parts.values() for path in _files(own)]
-    return [p for p in getattr(samples, "files", ()) if p.is_file()]
+    return [path for own in parts_of(samples) for path in getattr(own, "files", ()) if path.is_file()]
 
 
 def _state(path: Path) -> tuple[int, int]:

@@ -15,12 +15,11 @@ from vlrl.errors import VlrlError
 from vlrl.models.model_config import FamilyConvention
 from vlrl.task import Task
 from vlrl.task.environment import check_unattached
-from vlrl.task.mixture import Mixture
 from vlrl.task.row_files import RowFiles
 
 _BESIDE = Table({"environment": "vlrl.environments.named:attach", "parts": "vlrl.services.extra_parts:mixed",
-                 "pinned": "vlrl.data.sources.hub:pinned"})
-"""What `environment.name`, `task.parts` and data sets of the Hub add to a task."""
+                 "pinned": "vlrl.data.sources.hub:pinned", "tasks": "vlrl.task.mixture:Mixture"})
+"""What `environment.name`, `task.parts`, data sets of the Hub and `tasks` add to a task."""
 
 
 @prints_aside()
@@ -40,7 +39,7 @@ def make_task(config: Config) -> Task:
             named_tasks[entry.label] = _single_task(config, entry, RowFiles.of(data, own))
         except VlrlError as error:
             raise type(error)(f"tasks.{i} ({entry.label}): {error}") from error
-    mixture = Mixture(named_tasks)
+    mixture: Task = _BESIDE["tasks"](named_tasks)
     mixture.seed, mixture.data = config.data.seed, config.data
     _attach(mixture, config.environment)
     return mixture

@@ -10,6 +10,7 @@ from accelerate import Accelerator
 
 from vlrl.config.algo import SUPERVISED
 from vlrl.config.registry import Table
+from vlrl.data.samples import parts_of
 from vlrl.distributed import comm
 from vlrl.models.token_text import tokenizer_file
 from vlrl.monitoring import trackers
@@ -18,7 +19,6 @@ from vlrl.monitoring.metrics import peak_gib
 from vlrl.monitoring.progress import Progress
 from vlrl.store import RunFolder, comparable, files
 from vlrl.task import Task
-from vlrl.task.mixture import Turns
 from vlrl.training.build import Parts
 from vlrl.types import Group
 
@@ -116,8 +116,7 @@ class RunLog:
 
     def _append_left_out(self) -> None:
         """Rows that were left out when the data was read, in rejected.jsonl too."""
-        samples = self.parts.source.samples
-        for own in samples.parts.values() if isinstance(samples, Turns) else (samples,):
+        for own in parts_of(self.parts.source.samples):
             for bad in getattr(own, "quarantined", ()):
                 self._append_rejected(0, f"{bad.where}: {bad.reason}")
 

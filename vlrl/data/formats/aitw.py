@@ -10,7 +10,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from vlrl.data.sources.fields import Source, begin, has, meta, numbers, scaled, text
+from vlrl.data.sources.box_numbers import scaled
+from vlrl.data.sources.fields import Source, begin, has, meta, numbers, text
 from vlrl.data.sources.reading import Placed
 from vlrl.data.values import number, short
 from vlrl.errors import DataError

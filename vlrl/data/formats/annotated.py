@@ -8,23 +8,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vlrl.data.formats.grounding import EXPRESSION, MOST_LABELS
+from vlrl.data.sources.box_numbers import are_shares, hull, scaled, xywh
 from vlrl.data.sources.fields import (
     CORNERS,
     IMAGE,
     SIDES,
     Source,
-    are_shares,
     begin,
     has,
-    hull,
     meta,
     numbers,
     optional,
     pick,
-    scaled,
     size_of,
     text,
-    xywh,
 )
 from vlrl.data.sources.reading import Placed
 from vlrl.data.values import number, short

@@ -13,23 +13,8 @@ from vlrl.data.formats.choices import OPTIONS, answered, options_of, untagged
 from vlrl.data.formats.qa import ANSWER, PLACES, QUESTION, final, right
 from vlrl.data.formats.talk import FIELDS, Talk, conversation_fields
 from vlrl.data.sources.answer_types import of_clip
-from vlrl.data.sources.fields import (
-    IMAGE,
-    VIDEO,
-    Source,
-    are_shares,
-    begin,
-    has,
-    hull,
-    meta,
-    named,
-    numbers,
-    pick,
-    pixels,
-    scaled,
-    text,
-    xywh,
-)
+from vlrl.data.sources.box_numbers import are_shares, hull, pixels, scaled, xywh
+from vlrl.data.sources.fields import IMAGE, VIDEO, Source, begin, has, meta, named, numbers, pick, text
 from vlrl.data.values import number, short, unpacked
 from vlrl.errors import DataError
 

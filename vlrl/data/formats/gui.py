@@ -10,21 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from vlrl.data.formats.grounding import is_problem_box
-from vlrl.data.sources.fields import (
-    IMAGE,
-    Source,
-    are_shares,
-    begin,
-    has,
-    meta,
-    numbers,
-    optional,
-    pick,
-    pixels,
-    scaled,
-    text,
-    xywh,
-)
+from vlrl.data.sources.box_numbers import are_shares, pixels, scaled, xywh
+from vlrl.data.sources.fields import IMAGE, Source, begin, has, meta, numbers, optional, pick, text
 from vlrl.data.sources.reading import Placed
 from vlrl.data.values import number, short, tidy, unpacked
 from vlrl.errors import DataError

@@ -24,20 +24,8 @@ from vlrl.data.formats.choices import (
 )
 from vlrl.data.formats.times import clip, interval, intervals, seconds
 from vlrl.data.sources.answer_types import TYPES, stated
-from vlrl.data.sources.fields import (
-    VIDEO,
-    Source,
-    are_shares,
-    has,
-    meta,
-    named,
-    numbers,
-    pick,
-    picture,
-    scaled,
-    text,
-    xywh,
-)
+from vlrl.data.sources.box_numbers import are_shares, scaled, xywh
+from vlrl.data.sources.fields import VIDEO, Source, has, meta, named, numbers, pick, picture, text
 from vlrl.data.values import number, short, unpacked
 from vlrl.errors import DataError
 from vlrl.rewards.literals import read_literal

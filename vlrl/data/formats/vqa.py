@@ -9,7 +9,8 @@ from typing import Any
 from vlrl.data.formats.gui import screenspot
 from vlrl.data.formats.qa import question_answer
 from vlrl.data.formats.video import time_r1
-from vlrl.data.sources.fields import IMAGE, Source, are_shares, has, meta, named, numbers, pick, text
+from vlrl.data.sources.box_numbers import are_shares
+from vlrl.data.sources.fields import IMAGE, Source, has, meta, named, numbers, pick, text
 from vlrl.data.values import number, short
 from vlrl.errors import DataError
 

@@ -6,13 +6,13 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vlrl.data.embedded import Embedded, inline, is_pixels
-from vlrl.data.values import DIGITS, LONGEST, number, short, tidy, unpacked
+from vlrl.data.values import LONGEST, number, short, unpacked
 from vlrl.errors import DataError
 
 IMAGE = ("image", "image_path", "img_path", "img_filename", "image_filename", "image_file", "file_name", "filename",
@@ -34,7 +34,6 @@ _PARTS = 32  # folders of an absolute path that are looked for under the root
 _SUFFIX = re.compile(r"\.[A-Za-z][A-Za-z0-9]{1,4}$")
 _VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".avi", ".mov")
 _IMAGE_SUFFIXES = (".jpg", ".png", ".jpeg", ".webp")
-_NEARLY = 1e-3  # by which rounding may put a share of the image outside of it
 
 
 @dataclass(frozen=True)
@@ -176,42 +175,6 @@ def numbers(value: Any, counts: Sequence[int], name: str) -> list[float]:
     comma = isinstance(items, list) and any(isinstance(v, str) and re.fullmatch(r"-?\d+,\d+", v) for v in items)
     raise DataError(f"{name}={short(value)} must be {' or '.join(map(str, counts))} finite numbers"
                     + (", with a point before the decimals, not a comma" if comma else ""))
-
-
-def xywh(values: Sequence[float]) -> list[float]:
-    """Returns [x, y, width, height] -> [x1, y1, x2, y2], pixels or shares of the image."""
-    x, y, width, height = values
-    return [tidy(v, DIGITS) for v in (x, y, x + width, y + height)]
-
-
-def hull(points: Iterable[Sequence[float]]) -> list[float]:
-    """Returns the box around points."""
-    xs, ys = zip(*points, strict=True)
-    return [tidy(v) for v in (min(xs), min(ys), max(xs), max(ys))]
-
-
-def are_shares(values: Sequence[float]) -> bool:
-    """Returns whether coordinates can only be shares of the image: pixels of a box this close to the corner mean
-    nothing.
-    """
-    return all(-_NEARLY <= v <= 1 + _NEARLY for v in values)
-
-
-def pixels(values: list[float], name: str) -> list[float]:
-    """Coordinates that the format has in pixels. DataError where they can only be shares of the image."""
-    if any(values) and are_shares(values) and any(v != int(v) for v in values):
-        raise DataError(f"{name}={short(values)} are shares of the image, where this format has pixels: multiply them "
-                        "by its width and height")
-    return values
-
-
-def scaled(values: Sequence[float], size: Sequence[float] | None, full: float, name: str) -> list[float]:
-    """Coordinates 0..full of an image -> its pixels. DataError naming the field when its size is not known."""
-    if size is None:
-        raise DataError(f"{name}={short(list(values))} is relative to the image, whose size is not known: the record "
-                        "has no width and height, and its file is not there or cannot be read. Add them, or name the "
-                        "folder of the images with --root (data.root in a config)")
-    return [tidy(v * size[i % 2] / full) for i, v in enumerate(values)]
 
 
 def size_of(record: Mapping[str, Any], row: Mapping[str, Any], source: Source) -> tuple[float, float] | None:
