@@ -88,10 +88,11 @@ def test_the_process_of_an_answer_is_scored_step_by_step(folders, pairs):
         wanted = [(steps[0] + both[0]) / 2, (steps[1] + both[1]) / 2, steps[2]]
     else:
         wanted = [one(texts[0][:end]) for end in (5, 15, 29)]
-    assert found[0].steps.values == pytest.approx(wanted, abs=1e-5) and found[0].steps.ends == (5, 15, 29)
+    ends, values = zip(*found[0].steps, strict=True)
+    assert values == pytest.approx(wanted, abs=1e-5) and ends == (5, 15, 29)
     assert found[0].reward == found[0].parts["process"] == pytest.approx(np.mean(wanted), abs=1e-5)
-    assert found[1].steps.values == pytest.approx([one("a dog")], abs=1e-5) and np.std(wanted) > 1e-3
-    assert found[2].steps.values == () and found[2].parts["process"] == 0
+    assert [value for _, value in found[1].steps] == pytest.approx([one("a dog")], abs=1e-5) and np.std(wanted) > 1e-3
+    assert found[2].steps == () and found[2].parts["process"] == 0
 
 
 def test_an_answer_with_a_step_without_a_score_is_unscorable(folders):
@@ -99,7 +100,7 @@ def test_an_answer_with_a_step_without_a_score_is_unscorable(folders):
     given = Provided({"reward_model": scorer(folders / "plain")}).at(Place("train", 2, 2))
     found = score_group(task, task.sample_from_row(ROW), [parse_answer("a cat\n\n" + "a dog " * 30)], 2,
                         Services(given=given.services))
-    assert found[0].reward is None and found[0].steps is None and given.problem.startswith("service: reward_model:")
+    assert found[0].reward is None and found[0].steps == () and given.problem.startswith("service: reward_model:")
 
 
 def test_what_has_no_score_is_said_and_counted(folders):
