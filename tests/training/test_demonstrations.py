@@ -43,7 +43,7 @@ def stepped(policy, groups, shown, config, algorithm=None, step=0):
     """Gradients of each optimizer step, and metrics."""
     recorder = Recorder(policy)
     stats, _ = update(policy, recorder, groups, config, step, algorithm or Algorithm(config),
-                      drawn={"algo.demonstrations": shown})
+                      own_groups={"algo.demonstrations": shown})
     return recorder.steps, stats
 
 

@@ -271,7 +271,7 @@ def restore(policy, weights):
 
 def stepped(policy, groups, shown, config):
     stats, _ = update(policy, make_optimizer(policy, config), groups, config, 0, Algorithm(config),
-                      drawn={"algo.demonstrations": shown})
+                      own_groups={"algo.demonstrations": shown})
     return {n: p.detach().clone() for n, p in policy.trainable()}, stats
 
 

@@ -54,7 +54,7 @@ def stepped(policy, groups, past, config, algorithm=None, step=0):
     """Gradients of each optimizer step, and metrics."""
     recorder = Recorder(policy)
     stats, _ = update(policy, recorder, groups, config, step, algorithm or Algorithm(config),
-                      drawn={"algo.stored": past})
+                      own_groups={"algo.stored": past})
     return recorder.steps, stats
 
 

@@ -76,7 +76,7 @@ class GroupSource:
         """Rewards of the last call by variant, over all processes; "" = answers to samples as they are."""
         self.carried_over: dict[int, PartialGroup] = {}
         """Groups by number, over all processes, that go on in the next step; see rollout.step_tokens."""
-        self._parts: list[int] = []
+        self._segments: list[int] = []
         """In how many steps each answer of the last call was written, over all processes."""
 
     def next_groups(self, count: int, step: int) -> list[Group]:
@@ -86,7 +86,7 @@ class GroupSource:
         come back after curriculum.max_refills further rounds. Groups that the step before carried over count too: they
         go on, and as many fewer prompts are drawn; those carried over again come back in a later step.
         """
-        self.step, self._of_variants, self._parts = step, {}, []
+        self.step, self._of_variants, self._segments = step, {}, []
         self._measure()
         intake, groups = Intake(self.filters, count), {}
         probed, probes = self._round(self._numbered(comm.on_main(self._probes)))
@@ -203,7 +203,7 @@ class GroupSource:
         by_variant = [(r.variant, r.reward) for g in groups.values() for r in (*g.rollouts, *g.aside)]
         parts = [1 if r.completion.episode_id else len(r.completion.turns) for g in groups.values() for r in g.rollouts]
         gathered = comm.gather((parts, share, drawn.refused, by_variant if self.encoder.varies else []))
-        self._parts += [n for counts, *_ in gathered for n in counts]
+        self._segments += [n for counts, *_ in gathered for n in counts]
         everyone = {k: v for _, part, *_ in gathered for k, v in part.items()}
         for name, reward in (pair for *_, pairs in gathered for pair in pairs):
             self._of_variants.setdefault(name, []).append(reward)
@@ -231,7 +231,7 @@ class GroupSource:
         if self.config.rollout.step_tokens is None:
             return {}
         values = {"partial/held": float(len(self.carried_over))}
-        return values | ({"partial/segments_mean": float(np.mean(self._parts))} if self._parts else {})
+        return values | ({"partial/segments_mean": float(np.mean(self._segments))} if self._segments else {})
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what a resumed run needs; of the main process, which alone has the sampler."""

@@ -39,14 +39,14 @@ def train(config: Config, make_source: type[GroupSource] = GroupSource,
                 groups = parts.credit(source.next_groups(config.rollout.prompts_per_step, step), step)
             with clock("train"):
                 groups, loads = share_out(groups, policy.cost, config)
-                given = {method.section: method.draw(step, source.outcomes, session.flush)
-                         for method in source.answering.methods}
+                own_groups = {method.section: method.draw(step, source.outcomes, session.flush)
+                              for method in source.answering.methods}
             drawn = [*groups, *source.dropped]
             with session.keeping_failed(step, drawn):
                 refuse_stale(groups, step, config)
                 errors, lost = check_errors(drawn, config.limits, f"step {step}")
                 with clock("train"):
-                    stats, per_token = update(policy, parts.optimizer, groups, config, step, algorithm, given)
+                    stats, per_token = update(policy, parts.optimizer, groups, config, step, algorithm, own_groups)
                     stats |= parts.credit.metrics()
                     stats |= algorithm.after_step(policy, parts.optimizer, stats, step + 1)
                 check_mismatch(stats, config, step)

@@ -39,15 +39,15 @@ _LEAST_SCALE = 1.0
 
 def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Group], config: Config, step: int,
            algorithm: Algorithm | None = None,
-           drawn: Mapping[str, Sequence[Group]] = MappingProxyType({})) -> tuple[dict[str, float], PerToken]:
+           own_groups: Mapping[str, Sequence[Group]] = MappingProxyType({})) -> tuple[dict[str, float], PerToken]:
     """Trains on credited groups and returns step metrics and per-token arrays.
 
-    rollout.updates passes over rollout.minibatches optimizer steps each. `algorithm` is that of the run; without one
-    it is made of the config, and what it learns from step to step is lost. `drawn` are this process's groups of each
-    method, by section. An optimizer step whose loss or gradient is NaN or
-    infinite is left out, and so is one whose gradients overflow in float16, which halves the loss scale: metrics
-    `skipped` and `loss_scale`. Raises NonFinite when more than limits.nonfinite_steps steps in a row had one of the
-    first kind. A micro-batch for which memory does not suffice is halved: metric `memory/halved`.
+    rollout.updates passes over rollout.minibatches optimizer steps each. `algorithm` is that of the run; without one it
+    is made of the config, and what it learns from step to step is lost. `own_groups` are this process's groups of each
+    method, by section. An optimizer step whose loss or gradient is NaN or infinite is left out, and so is one whose
+    gradients overflow in float16, which halves the loss scale: metrics `skipped` and `loss_scale`. Raises NonFinite
+    when more than limits.nonfinite_steps steps in a row had one of the first kind. A micro-batch for which memory does
+    not suffice is halved: metric `memory/halved`.
     """
     policy.scatter()
     # dropout is keyed by the step, so a resumed run draws the same
@@ -58,7 +58,8 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Gr
         texts = "texts" in algorithm.objective.requires
         parts = [make_minibatch(policy, part, config, texts, algorithm.scores_pairs)
                  for part in split(groups, config.rollout.minibatches)]
-        passes = [method.passes(policy, parts, drawn.get(method.section, ()), step) for method in algorithm.methods]
+        passes = [method.passes(policy, parts, own_groups.get(method.section, ()), step)
+                  for method in algorithm.methods]
     meter = _Meter(sum(len(g.rollouts) for g in groups), config.store.alternatives)
     with phase("reference"):
         for part in parts:
@@ -80,7 +81,7 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, groups: Sequence[Gr
     algorithm.nonfinite = algorithm.nonfinite + 1 if meter.nonfinite else 0
     stats = meter.summary(config, rate) | {"skipped": float(meter.skipped)}
     for method, own in zip(algorithm.methods, passes, strict=True):
-        stats |= method.after_update(policy, own, drawn.get(method.section, ()), step, stats)
+        stats |= method.after_update(policy, own, own_groups.get(method.section, ()), step, stats)
     if policy.head:
         stats[f"{policy.head.key}/grad_norm"] = meter.head_norm
     if policy.scaler.is_enabled():
