@@ -96,7 +96,7 @@ class Pass(Protocol):
     """A loss beside the objective in one optimizer step. It is run once per epoch of the batch (rollout.updates).
 
     A loss is a sum over tokens (`part.rollouts[r].mask` for r in `micro.order`) divided by `part.total_tokens`, which
-    counts those of all processes. The smallest one is that of methods/demonstrations.
+    counts those of all processes. The shortest one is that of methods/distillation.
     """
 
     part: Any
