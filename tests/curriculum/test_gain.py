@@ -18,7 +18,7 @@ from vlrl.errors import ConfigError, DataError
 from vlrl.methods.gain_rl.angle import Angles, angle, question_span
 from vlrl.methods.gain_rl.sampler import GainRL
 from vlrl.rollout.prefetch import Prefetcher
-from vlrl.store import checkpoint
+from vlrl.store import checkpoint, trainer_state
 from vlrl.training.loop import train
 from vlrl.types import Media, Sample
 
@@ -76,7 +76,7 @@ def test_what_was_measured_is_kept(tmp_path):
     assert not len(sampler.missing()) and sampler.order.tolist() == [3, 2, 1, 0]
     sampler.observe(went(sampler.next(2, 0), 1.0, 0.0), 0)
     (tmp_path / "s").mkdir()
-    checkpoint._save_state(tmp_path / "s", sampler.state_dict())
+    trainer_state.write(tmp_path / "s", sampler.state_dict())
     other = GainRL(prompts([None] * 4))
     other.load_state_dict(checkpoint.load_state(tmp_path / "s", check=False))
     assert not len(other.missing()) and other.mean == sampler.mean

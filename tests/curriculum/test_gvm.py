@@ -14,7 +14,7 @@ from vlrl.config.schema import CurriculumSettings, RolloutSettings
 from vlrl.curriculum import Draw, Foreseeing, Outcome, Probing, Prompts
 from vlrl.errors import ConfigError
 from vlrl.methods.curricula.gvm import GVM, apportion
-from vlrl.store import RunFolder, checkpoint
+from vlrl.store import RunFolder, checkpoint, trainer_state
 from vlrl.training.loop import train
 
 
@@ -125,7 +125,7 @@ def test_resume(tmp_path):
         for draw in one.next(5, step):
             tell(one, draw.index, draw.index % 5, 4, surprise=1.0 + draw.index, step=step)
     (tmp_path / "s").mkdir()
-    checkpoint._save_state(tmp_path / "s", {"a": one.state_dict(), "b": one.prompts.history.state_dict()})
+    trainer_state.write(tmp_path / "s", {"a": one.state_dict(), "b": one.prompts.history.state_dict()})
     state = checkpoint.load_state(tmp_path / "s", check=False)
     two.load_state_dict(state["a"])
     two.prompts.history.load_state_dict(state["b"])

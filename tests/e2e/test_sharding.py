@@ -11,7 +11,7 @@ from tests.e2e import forked
 from tests.e2e.runs import ENV, ROOT, metrics
 from tests.e2e.sharded import main
 from vlrl.cli import main as cli
-from vlrl.store import RunFolder, checkpoint
+from vlrl.store import RunFolder, checkpoint, trainer_state
 
 pytestmark = pytest.mark.slow
 ZERO = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs vlrl[deepspeed]")
@@ -41,7 +41,7 @@ def saved(folder, step):
     """The weights and the optimizer's averages of a checkpoint."""
     path = folder / "checkpoints" / f"step-{step:06d}"
     (model,) = path.glob("*model.safetensors")
-    return load_file(model), load_file(path / checkpoint.TENSORS)
+    return load_file(model), load_file(path / trainer_state.TENSORS)
 
 
 def with_gradient(name, value):
@@ -134,7 +134,7 @@ def test_checkpoints_are_read_with_and_without_shards(generated, tiny_models, tm
         assert json.loads((folder / "step-000001/config.json").read_text()) == json.loads(
             (generated / source / "checkpoints/step-000002/config.json").read_text())
         after, others = load_file(folder / "step-000001/model.safetensors"), load_file(
-            folder / "step-000001" / checkpoint.TENSORS)
+            folder / "step-000001" / trainer_state.TENSORS)
         assert after.keys() == before.keys() and all(torch.equal(after[k], before[k]) for k in before)
         assert all(torch.equal(others[k], averages[k]) for k in others) and len(others) > 3 * len(before) - 3
     straight, wide = generated / "straight", (generated / "widened", tmp_path / "single")

@@ -26,7 +26,7 @@ from vlrl.models.packing import make_batch, pieces_of
 from vlrl.monitoring.metrics import Clock
 from vlrl.rollout.error_limits import refuse_stale
 from vlrl.rollout.generate import AcceptedDraw, Answering
-from vlrl.store import checkpoint
+from vlrl.store import trainer_state
 from vlrl.store.rollout_rows import _rows
 from vlrl.task import Task
 from vlrl.training.advantages import credit
@@ -280,7 +280,7 @@ def test_a_resumed_search_remembers():
     finder.generate(Rolls(), [request_of(i, i + 1) for i in range(6)], *judged(lambda k: k % 9 == 0), 2)
     assert any(v.cached for v in finder.visits.values())
     again = Searching(config_of(hard=0.25))
-    again.load_state_dict(checkpoint._decode(*checkpoint.freeze(finder.state_dict())))
+    again.load_state_dict(trainer_state.decode(*trainer_state.freeze(finder.state_dict())))
     assert again.state_dict().keys() == finder.state_dict().keys() and list(again.visits) == list(finder.visits)
     requests = [request_of(6 + i, i + 1) for i in range(6)]
     found, other = (f.generate(Rolls(), requests, *judged(lambda k: False), 3) for f in (finder, again))

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from vlrl.errors import RunError, TrainingError
-from vlrl.store import checkpoint
+from vlrl.store import checkpoint, trainer_state
 
 
 def model(path: Path) -> None:
@@ -169,8 +169,8 @@ def test_the_newest_is_that_of_the_last_step_whatever_its_name_is(tmp_path):
 
 
 def test_states_of_several_parts_are_joined():
-    live = checkpoint.view({"algorithm": {"reference": torch.ones(2)}, "optimizer": {"lr": 0.5}})
-    joined = checkpoint.joined(live, checkpoint.freeze({"algorithm": {"kl_coef": torch.tensor(3.0)}}))
+    live = trainer_state.view({"algorithm": {"reference": torch.ones(2)}, "optimizer": {"lr": 0.5}})
+    joined = trainer_state.joined(live, trainer_state.freeze({"algorithm": {"kl_coef": torch.tensor(3.0)}}))
     names = {name: f"state.algorithm.{name}" for name in ("reference", "kl_coef")}
     assert joined.tree == {"optimizer": {"lr": 0.5}, "algorithm": {k: {"$tensor": v} for k, v in names.items()}}
     assert {name: t.tolist() for name, t in joined.tensors.items()} == {

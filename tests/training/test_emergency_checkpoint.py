@@ -18,7 +18,7 @@ from vlrl import config
 from vlrl.errors import DataError, RunError, TaskError, TrainingError
 from vlrl.models.fsdp import decoder_layers
 from vlrl.monitoring.watchdog import Stuck
-from vlrl.store import RunFolder, checkpoint
+from vlrl.store import RunFolder, checkpoint, trainer_state
 from vlrl.training import loop, update
 
 pytestmark = pytest.mark.slow
@@ -124,7 +124,7 @@ def files(run):
     """By checkpoint: the sha256 of the weights, and the trainer's state."""
     found = {}
     for path in sorted(run.glob("checkpoints/step-*")):
-        tree, tensors = checkpoint.view(checkpoint.load_state(path))
+        tree, tensors = trainer_state.view(checkpoint.load_state(path))
         manifest = json.loads((path / "manifest.json").read_text())["files"]
         found[path.name] = ({name: entry for name, entry in manifest.items() if not name.startswith("trainer_state")},
                             tree, {name: (t.dtype, t.shape, t.numpy().tobytes()) for name, t in tensors.items()})

@@ -13,7 +13,6 @@ older one as it was. `folder` is the checkpoints folder everywhere. One process 
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import re
@@ -24,12 +23,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from vlrl.errors import RunError, VlrlError
+from vlrl.store import trainer_state
 from vlrl.store.files import file_sha256, fsync, of_the_disk, read_json, read_small, write_text
+from vlrl.store.trainer_state import STATE, State
 
-MANIFEST, STATE, TENSORS = "manifest.json", "trainer_state.json", "trainer_state.safetensors"
+MANIFEST = "manifest.json"
 BEST = "best"
 """`checkpoints/best` means the checkpoint of the best evaluation, wherever a checkpoint is named."""
 _NAME = re.compile(r"step-(\d+)")
@@ -47,13 +46,6 @@ class NewestCheckpoint(NamedTuple):
         return step_of(self.path) if self.path else 0
 
 
-class State(NamedTuple):
-    """A trainer's state as it goes to the disk: what is no tensor as JSON, and the tensors by the names in it."""
-
-    tree: Any
-    tensors: dict[str, Any]
-
-
 def step_of(path: Path) -> int:
     """Returns the number of completed steps in a checkpoint's name; raises RunError for another name."""
     match = _NAME.fullmatch(path.name.removeprefix(".old-"))
@@ -69,10 +61,10 @@ def save(folder: Path, step: int, write: Callable[[Path], None], state: Mapping[
          settings: Mapping[str, Any] | None = None) -> Path:
     """Saves the checkpoint of `step` completed steps and removes all but the `keep` newest; returns its path.
 
-    `write(path)` puts the model's files into a folder. `state` may hold, nested: dictionaries, lists, tuples, tensors,
-    numpy arrays, numbers, strings, bytes, None; or is what `freeze` made of that. `settings_of` gives the `settings`
-    back. The checkpoint of `mark_best` is kept besides. Checkpoints of later steps belong to a run that was started
-    over and are removed. Raises RunError when the disk is full or not writable; older checkpoints are then untouched.
+    `write(path)` puts the model's files into a folder. `state` may hold what trainer_state.py names, or is what
+    `trainer_state.freeze` made of that. `settings_of` gives the `settings` back. The checkpoint of `mark_best` is kept
+    besides. Checkpoints of later steps belong to a run that was started over and are removed. Raises RunError when the
+    disk is full or not writable; older checkpoints are then untouched.
     """
     target, temporary = folder / f"step-{step:06d}", folder / f".tmp-step-{step:06d}-{os.getpid()}"
     begun = time.monotonic()
@@ -80,7 +72,7 @@ def save(folder: Path, step: int, write: Callable[[Path], None], state: Mapping[
         _sweep(folder)
         temporary.mkdir(parents=True)
         write(temporary)
-        _save_state(temporary, state)
+        trainer_state.write(temporary, state)
         _seal(temporary, step, begun, settings or {})
         _swap_in(temporary, target)
     except VlrlError:
@@ -305,101 +297,12 @@ def load_state(path: Path, check: bool = True) -> dict[str, Any]:
 
     `check` compares every file's sha256 first; it can be left out right after `latest(folder, full=True)`.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    from vlrl.store.aligned_memory import own
-
     wrong = problems(path) if check else []
     if wrong:
         raise RunError(f"checkpoint {path} is damaged: {'; '.join(wrong)}. Remove that folder to go on from the one "
                        "before it, or set resume=never to start over.")
     try:
-        tensors = {name: own(tensor) for name, tensor in load_file(path / TENSORS).items()}
-        return _decode(json.loads((path / STATE).read_bytes()), tensors)
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        return trainer_state.read(path)
+    except (OSError, ValueError, KeyError) as error:
         raise RunError(f"cannot read the trainer state of checkpoint {path}: {error}. Remove that folder to go on from "
                        "the one before it, or set resume=never to start over.") from error
-
-
-def freeze(state: Mapping[str, Any]) -> State:
-    """Returns a copy of a trainer's state in the memory of the host, which later steps leave as it is."""
-    tree, tensors = view(state)
-    return State(tree, {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in tensors.items()})
-
-
-def view(state: Mapping[str, Any]) -> State:
-    """Returns a trainer's state without a copy of its tensors, to be saved before they change."""
-    tensors: dict[str, Any] = {}
-    return State(_encode(state, tensors, "state"), tensors)
-
-
-def joined(*states: State) -> State:
-    """Returns the state of several parts; a dictionary that several have is joined too."""
-    tree: dict[str, Any] = {}
-    for state in states:
-        for key, value in state.tree.items():
-            tree[key] = {**tree[key], **value} if key in tree else value
-    return State(tree, {k: v for s in states for k, v in s.tensors.items()})
-
-
-def _save_state(path: Path, state: Mapping[str, Any] | State) -> None:
-    from safetensors.torch import save_file
-
-    tree, leaves = state if isinstance(state, State) else view(state)
-    tensors = {name: tensor.cpu().contiguous() for name, tensor in leaves.items()}
-    memory: set[int] = set()
-    for name, tensor in tensors.items():
-        place = tensor.untyped_storage().data_ptr()
-        if place in memory:  # safetensors refuses tensors that share memory
-            tensors[name] = tensor.clone()
-        memory.add(place)
-    (path / STATE).write_text(json.dumps(tree), encoding="utf-8")
-    save_file(tensors, path / TENSORS)
-
-
-def _encode(value: Any, tensors: dict[str, Any], name: str) -> Any:
-    """JSON for `value`; what JSON lacks becomes {"$kind": content}, and tensors move to `tensors` by their place."""
-    import torch
-
-    if value is None or isinstance(value, (str, bool, int, float)):
-        return value
-    if isinstance(value, np.generic):
-        return _encode(value.item(), tensors, name)
-    if isinstance(value, (torch.Tensor, np.ndarray)):
-        while name in tensors:  # the keys 1 and "1", or "a.b" and a nested b
-            name += "'"
-        tensor = value.detach() if isinstance(value, torch.Tensor) else torch.from_numpy(value.copy())
-        tensors[name] = tensor
-        return {"$tensor" if isinstance(value, torch.Tensor) else "$array": name}
-    if isinstance(value, bytes):
-        return {"$bytes": base64.b64encode(value).decode()}
-    if isinstance(value, (list, tuple)):
-        items = [_encode(item, tensors, f"{name}.{i}") for i, item in enumerate(value)]
-        return {"$tuple": items} if isinstance(value, tuple) else items
-    if isinstance(value, Mapping):
-        pairs = [[_encode(key, tensors, f"{name}.key"), _encode(item, tensors, f"{name}.{key}")]
-                 for key, item in value.items()]
-        plain = all(isinstance(key, str) and not key.startswith("$") for key in value)
-        return dict(pairs) if plain else {"$dict": pairs}
-    raise TypeError(f"{name} is a {type(value).__name__}; a checkpoint holds numbers, strings, bytes, None, tensors, "
-                    "arrays, and lists, tuples and dictionaries of these")
-
-
-def _decode(value: Any, tensors: Mapping[str, Any]) -> Any:
-    if isinstance(value, list):
-        return [_decode(item, tensors) for item in value]
-    if not isinstance(value, dict):
-        return value
-    kind, content = next(iter(value.items()), ("", ""))
-    if kind == "$tensor":
-        return tensors[content]
-    if kind == "$array":
-        return tensors[content].numpy()
-    if kind == "$bytes":
-        return base64.b64decode(content)
-    if kind == "$tuple":
-        return tuple(_decode(item, tensors) for item in content)
-    if kind == "$dict":
-        return {_decode(key, tensors): _decode(item, tensors) for key, item in content}
-    return {key: _decode(item, tensors) for key, item in value.items()}

@@ -27,7 +27,7 @@ from vlrl.config.schema import SaveSettings
 from vlrl.models.policy import Policy
 from vlrl.monitoring.metrics import alive
 from vlrl.monitoring.progress import duration
-from vlrl.store import checkpoint
+from vlrl.store import checkpoint, trainer_state
 
 _ROOM = 1.25
 """Free memory that a copy needs, as a multiple of its size."""
@@ -65,9 +65,9 @@ class Saver:
         if not (self.settings.background and fits(policy, state)):
             self._noting(partial(self._save, step, partial(policy.save, weights=weights), state))
             return
-        self._submit(self._job(step, policy, checkpoint.freeze(state)))
+        self._submit(self._job(step, policy, trainer_state.freeze(state)))
 
-    def begin_at_once(self, step: int, policy: Policy, state: Mapping[str, Any], frozen: checkpoint.State,
+    def begin_at_once(self, step: int, policy: Policy, state: Mapping[str, Any], frozen: trainer_state.State,
                       ready: Callable[[], bool]) -> bool:
         """Copies and begins to save what a signal finds: `state` as it is, the rest as it was `frozen` before.
 
@@ -77,11 +77,11 @@ class Saver:
         if self.busy or not self.settings.background or not fits(policy, state):
             return False
         self.last = step
-        job = self._job(step, policy, checkpoint.joined(checkpoint.freeze(state), frozen))
+        job = self._job(step, policy, trainer_state.joined(trainer_state.freeze(state), frozen))
         self._submit(lambda: job() if ready() else None)
         return True
 
-    def save_last(self, step: int, policy: Policy, state: checkpoint.State,
+    def save_last(self, step: int, policy: Policy, state: trainer_state.State,
                   weights: Mapping[str, torch.Tensor] | None = None) -> None:
         """Saves weights and state as they are, without a copy: nothing may learn until this returns. Raises what the
         save raises. The watchdog sees that it goes on."""
@@ -130,11 +130,11 @@ class Saver:
         self._thread = threading.Thread(target=self._work, name="saver", daemon=True)
         self._thread.start()
 
-    def _job(self, step: int, policy: Policy, state: checkpoint.State) -> Callable[[], object]:
+    def _job(self, step: int, policy: Policy, state: trainer_state.State) -> Callable[[], object]:
         write = partial(policy.save, weights=policy.copied_weights(), head=policy.copied_head())
         return partial(self._save, step, write, state)
 
-    def _save(self, step: int, write: Callable[[Path], None], state: Mapping[str, Any] | checkpoint.State) -> None:
+    def _save(self, step: int, write: Callable[[Path], None], state: Mapping[str, Any] | trainer_state.State) -> None:
         checkpoint.save(self.folder, step, write, state, self.settings.keep, self._run)
         self.saved = step
 

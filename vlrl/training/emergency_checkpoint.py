@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from vlrl.distributed import comm
 from vlrl.models import fsdp
 from vlrl.monitoring.watchdog import Stuck
-from vlrl.store import checkpoint
+from vlrl.store import checkpoint, trainer_state
 from vlrl.store.lock import Lock
 from vlrl.training.checkpointing import Saver
 
@@ -45,7 +45,7 @@ class Rest:
         self.parts, self.path, self.lock, self.saver = parts, path, lock, saver
         self.config = parts.config
         self.done = done
-        self._frozen: checkpoint.State | None = None
+        self._frozen: trainer_state.State | None = None
         self._ahead: Callable[[float], dict[str, Any] | None] | None = None
         parts.optimizer.register_step_pre_hook(self._leave)
 
@@ -60,7 +60,7 @@ class Rest:
         source, self._ahead = parts.source.at_rest()
         algorithm = parts.algorithm.state_dict(parts.policy)
         algorithm.pop("reference", None)  # as large as the weights; it moves after them
-        self._frozen = checkpoint.freeze({"source": source, "scaler": parts.policy.scaler.state_dict(),
+        self._frozen = trainer_state.freeze({"source": source, "scaler": parts.policy.scaler.state_dict(),
                                           "algorithm": algorithm})
 
     def begin(self) -> bool:
@@ -124,12 +124,12 @@ class Rest:
         if self._frozen is None:
             self.keep()
         assert self._frozen is not None
-        state = checkpoint.joined(checkpoint.view(live or self._live()), self._frozen)
+        state = trainer_state.joined(trainer_state.view(live or self._live()), self._frozen)
         if self._ahead:
             source_state = self._ahead(patience)
             if source_state is None:
                 raise NotSaved("answers drawn ahead of them were not whole, or are with other processes")
-            state = checkpoint.joined(state, checkpoint.freeze({"source": source_state}))
+            state = trainer_state.joined(state, trainer_state.freeze({"source": source_state}))
         if not self._written(_ROLLOUTS_S if comm.world() > 1 else 0.0):
             raise NotSaved(f"the rollouts of step {self.done - 1} are not on disk")
         self.saver.save_last(self.done, self.parts.policy, state, weights)

@@ -13,7 +13,7 @@ from vlrl.distributed import comm
 from vlrl.errors import RunError
 from vlrl.models import fsdp, saving
 from vlrl.monitoring import trackers
-from vlrl.store import RunFolder, checkpoint, comparable
+from vlrl.store import RunFolder, checkpoint, comparable, trainer_state
 from vlrl.training.build import Parts
 from vlrl.training.checkpointing import Saver
 from vlrl.types import Sample
@@ -54,7 +54,7 @@ class RunCheckpoints:
     def _write_but_weights(self, folder: Path, state: Mapping[str, Any]) -> None:
         self.parts.policy.save(folder, weights={})
         try:
-            json.dumps(checkpoint.view(state).tree)
+            json.dumps(trainer_state.view(state).tree)
         except (TypeError, ValueError) as error:
             raise RunError(f"no checkpoint could hold the state of this run: {error}. It is that of a part of your "
                            "own: let its state_dict return what a checkpoint holds") from error

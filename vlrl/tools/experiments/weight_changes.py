@@ -27,7 +27,7 @@ from safetensors import SafetensorError, safe_open
 
 from vlrl.errors import ConfigError, RunError
 from vlrl.models.model_config import embedded
-from vlrl.store import checkpoint
+from vlrl.store import checkpoint, trainer_state
 from vlrl.store.files import read_json
 
 TOLERANCE = 1e-5
@@ -204,7 +204,7 @@ def _tensors(folder: Path, stack: ExitStack) -> dict[str, tuple[Any, str]]:
     tensors: dict[str, tuple[Any, str]] = {}
     own: dict[str, tuple[Any, str]] = {}
     try:
-        for file in sorted(f for f in folder.glob("*.safetensors") if f.name != checkpoint.TENSORS):
+        for file in sorted(f for f in folder.glob("*.safetensors") if f.name != trainer_state.TENSORS):
             opened = stack.enter_context(safe_open(file, "pt"))
             for name in opened.keys():  # noqa: SIM118  # no dictionary
                 own[name] = tensors[".".join(p for p in name.split(".") if p not in _PREFIXES)] = opened, name

@@ -33,7 +33,8 @@ from vlrl.models.heads import HEAD
 from vlrl.models.processing import Encoder
 from vlrl.models.saving import write_parts
 from vlrl.store import checkpoint
-from vlrl.store.checkpoint import MANIFEST, STATE, TENSORS
+from vlrl.store.checkpoint import MANIFEST
+from vlrl.store.trainer_state import STATE, TENSORS
 from vlrl.task import Task
 from vlrl.tools.hub.unread_weights import carry
 from vlrl.types import Media, Prompt, Sample

@@ -23,7 +23,8 @@ from safetensors.torch import save_file
 
 from vlrl.errors import ConfigError, RunError
 from vlrl.store import checkpoint
-from vlrl.store.checkpoint import MANIFEST, STATE, TENSORS
+from vlrl.store.checkpoint import MANIFEST
+from vlrl.store.trainer_state import STATE, TENSORS
 
 ADAPTER = "adapter_config.json"
 
