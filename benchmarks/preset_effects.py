@@ -38,8 +38,8 @@ from vlrl.curriculum.base import Measuring
 from vlrl.curriculum.filters import Filters
 from vlrl.errors import ConfigError
 from vlrl.task import task_samples
+from vlrl.tools.machine import needs
 from vlrl.tools.stages import run as stages
-from vlrl.training import needs
 from vlrl.training.build_task import make_task
 from vlrl.training.loop import train
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from vlrl.config import presets
-from vlrl.training import needs
+from vlrl.tools.machine import needs
 from vlrl.training.build_task import make_task
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,7 +10,7 @@ from vlrl.cli.main import main
 from vlrl.config import presets
 from vlrl.config.schema import resumable
 from vlrl.errors import ConfigError
-from vlrl.training import needs
+from vlrl.tools.machine import needs
 from vlrl.training.build_task import make_task
 
 ROOT = Path(__file__).resolve().parents[2]

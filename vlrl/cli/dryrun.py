@@ -42,8 +42,8 @@ def run_stages(config: Config, as_json: bool) -> None:
     """Checks every stage of the config likewise."""
     from rich.console import Console
 
+    from vlrl.tools.machine.needs import of_stages
     from vlrl.tools.stages import run as stages
-    from vlrl.training.needs import of_stages
 
     needed = [str(one) for one in of_stages(config)]
     with Console(stderr=True).status("reading") as status:

@@ -7,7 +7,7 @@
       paper: arXiv 2505.10978
 
 The loader takes this section out of the settings and notes the name of the file in `presets`, so that a run can say
-what its presets need and its config does not give (training/needs.py).
+what its presets need and its config does not give (tools/machine/needs.py).
 """
 
 from __future__ import annotations

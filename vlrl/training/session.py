@@ -44,6 +44,8 @@ from vlrl.types import Group
 _LONG_S = 10.0
 """A step that takes longer may be interrupted: what came before it can then be saved while it goes on."""
 
+_NEEDS = Table({"find": "vlrl.tools.machine.needs:find"})
+"""What the presets of a run need and its config does not give."""
 _MEASURED = Table({PAIRS: "vlrl.methods.preferences.heldout:heldout_pairs"})
 """algo.loss -> what an evaluation measures in place of rewards: (parts, split, completed steps) -> record, groups."""
 _HUB = Table({"pin": "vlrl.data.sources.hub:pin"})
@@ -128,9 +130,7 @@ class Session:
                 self._stack.callback(part.close)
         found: list[Any] = [one for one in inert.find(self.config, parts.task) if not one.usual]
         if self.config.presets:
-            from vlrl.training import needs
-
-            found += needs.find(self.config, parts.task)
+            found += _NEEDS["find"](self.config, parts.task)
         for one in found:
             say(str(one))
         self._checkpoints = RunCheckpoints(parts, self.folder, self._saver, self.flush, say)

@@ -40,11 +40,11 @@ from vlrl.rollout.generate import make_group
 from vlrl.store import RunFolder, checkpoint
 from vlrl.task import Task, task_oracle, task_samples
 from vlrl.task.scoring import Scored
-from vlrl.tools.machine import memory
+from vlrl.tools.machine import memory, needs
 from vlrl.tools.play import episodes as acting
 from vlrl.tools.play.episode_lengths import PLAYED, Length, Observed, counted, measure
 from vlrl.tools.play.shown import NOT_KNOWN, MediaFacts, Shown, convention_of, oracle_of, unseen
-from vlrl.training import inert, needs
+from vlrl.training import inert
 from vlrl.training.build import check_trackers
 from vlrl.training.build_engine import check_engine
 from vlrl.training.build_task import make_task, settle_coordinates
@@ -120,7 +120,7 @@ class DryRun:
     inert: list[str] = field(default_factory=list)
     """Settings that cannot change anything; see vlrl.training.inert."""
     needs: list[str] = field(default_factory=list)
-    """What the presets need and the settings do not give; see vlrl.training.needs."""
+    """What the presets need and the settings do not give; see vlrl.tools.machine.needs."""
     problems: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     """What may be meant, and does not stop a run."""

@@ -22,12 +22,12 @@ from vlrl.errors import ConfigError, RunError, VlrlError
 from vlrl.models import loading
 from vlrl.store import RunFolder, checkpoint, files
 from vlrl.tools.hub.export import merged
-from vlrl.tools.machine import dryrun
+from vlrl.tools.machine import dryrun, needs
 from vlrl.tools.machine.dryrun import DryRun
 from vlrl.tools.stages import rounds
 from vlrl.tools.stages.extrapolate import extrapolate
 from vlrl.tools.stages.stage_list import StageList, read_stages
-from vlrl.training import loop, needs, sft
+from vlrl.training import loop, sft
 from vlrl.training.build import make_accelerator
 from vlrl.training.resume import refuse_other_settings
 
