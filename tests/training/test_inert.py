@@ -18,7 +18,7 @@ PRESETS = [f"{folder}/{path.name}" for folder in ("algorithms", "curricula")
            for path in sorted((CONFIGS / folder).glob("*.yaml"))]
 ASKED_FOR = {"tis": ["engine.name=vllm_server"], "icepop": ["engine.name=vllm_server"],
              "mis": ["engine.name=vllm_server"], "decoupled_ppo": ["async.max_staleness=1"], "drive": ["steps=200"],
-             "grpo_care": ["task.name=video", "task.reference=true"],
+             "grpo_care": ["task.name=video", "task.reference=true"], "gkd": ["algo.distillation.teacher=some/model"],
              **{name: ["task=tests/environments/acting.py:Acting"]
                 for name in ("gigpo", "gspo_token", "steppo", "mobgrpo", "loop", "hiper", "himac", "g_ra")}}
 """Presets that say in their comment what else they need."""
