@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 AT_THE_ROOT = {"__init__", "__main__", "_torchcodec", "_torchvision", "errors", "media", "types"}
 BRANCHES = ("methods", "services", "environments", "checks", "testing", "tools", "cli", "curriculum.shares",
             "data.formats", "data.media_edits", "data.row_fields", "data.sources", "data.video", "engine.copied",
-            "engine.vllm", "monitoring.notebook", "monitoring.tracked_groups", "monitoring.webhook",
+            "engine.vllm", "models.sharding", "monitoring.notebook", "monitoring.tracked_groups", "monitoring.webhook",
             "rewards._math_worker", "rewards.answers", "rewards.chart", "rewards.closed_loop", "rewards.codes",
             "rewards.confidence", "rewards.constraints", "rewards.contrast", "rewards.detection", "rewards.driving",
             "rewards.ensembles", "rewards.groups", "rewards.likelihood", "rewards.literals", "rewards.math",

@@ -12,7 +12,8 @@ from tests.helpers import Vowels, credited_groups, load, settings
 from tests.training.test_update import Recorder
 from vlrl.algo.advantage import grpo
 from vlrl.distributed import comm
-from vlrl.models import cost, fsdp
+from vlrl.models import cost
+from vlrl.models.sharding import fsdp
 from vlrl.training.advantages import credit
 from vlrl.training.update import update
 from vlrl.types import Group, Media, Sample

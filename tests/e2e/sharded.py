@@ -11,7 +11,7 @@ from PIL import Image
 
 from vlrl.config import validate
 from vlrl.distributed import comm
-from vlrl.models import fsdp
+from vlrl.models import shards
 from vlrl.models.token_text import Texts
 from vlrl.rollout.group_source import GroupSource
 from vlrl.store import checkpoint
@@ -78,11 +78,11 @@ class Stored(GroupSource):
 
 def resave(config, path: Path) -> None:
     """Loads a checkpoint and saves it again, into the run folder of the config."""
-    config = fsdp.launched(config)
+    config = shards.launched(config)
     parts = assemble(config, make_accelerator(config), path)
-    fsdp.load_optimizer(parts.optimizer, checkpoint.load_state(path)["optimizer"])
-    state = fsdp.whole({"optimizer": parts.optimizer.state_dict()})
-    weights = fsdp.weights(parts.policy)
+    shards.load_optimizer(parts.policy, parts.optimizer, checkpoint.load_state(path)["optimizer"])
+    state = shards.state(parts.policy, {"optimizer": parts.optimizer.state_dict()})
+    weights = shards.weights(parts.policy)
     comm.on_main(lambda: checkpoint.save(
         Path(config.run.dir), 1, lambda folder: parts.policy.save(folder, weights), state, 1) and None)
     if parts.scorer:

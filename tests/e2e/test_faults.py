@@ -67,7 +67,7 @@ STARVED = '''
 import sys, torch
 from vlrl.cli import main as cli
 from vlrl.models import policy as policies
-from vlrl.models.fsdp import decoder_layers
+from vlrl.models.sharding.fsdp import decoder_layers
 load = policies.load
 def starved(*given):
     """Asks the real allocator for a petabyte: of more than 4 answers side by side in generation, and in the middle of

@@ -12,7 +12,7 @@ from tests.environments.acting import played
 from tests.helpers import Vowels, credited_groups, load, settings
 from vlrl.algo.algorithm import Algorithm
 from vlrl.distributed import comm
-from vlrl.models import fsdp
+from vlrl.models.sharding import fsdp
 from vlrl.training.advantages import Credit
 from vlrl.training.update import update
 from vlrl.types import Media, Sample

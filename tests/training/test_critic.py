@@ -19,7 +19,7 @@ from vlrl.algo.algorithm import Algorithm
 from vlrl.errors import ConfigError
 from vlrl.methods.critic.values import judged
 from vlrl.models import logprobs, packing
-from vlrl.models.fsdp import check
+from vlrl.models.sharding.launch import check
 from vlrl.store import checkpoint
 from vlrl.training import inert
 from vlrl.training.advantages import Credit

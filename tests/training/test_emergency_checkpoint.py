@@ -16,7 +16,7 @@ from tests import huge
 from tests.e2e.runs import metrics
 from vlrl import config
 from vlrl.errors import DataError, RunError, TaskError, TrainingError
-from vlrl.models.fsdp import decoder_layers
+from vlrl.models.sharding.fsdp import decoder_layers
 from vlrl.monitoring.watchdog import Stuck
 from vlrl.store import RunFolder, checkpoint, trainer_state
 from vlrl.training import loop, update

@@ -7,8 +7,8 @@ import torch
 from tests.conftest import TWO
 from tests.helpers import load as load_policy
 from vlrl import config as configs
-from vlrl.models.fsdp import launched
 from vlrl.models.packing import make_batch, pieces_of
+from vlrl.models.shards import launched
 from vlrl.store import checkpoint
 from vlrl.training.build import assemble, make_accelerator
 from vlrl.training.heldout_loss import heldout_loss

@@ -16,8 +16,8 @@ from vlrl.curriculum import Draw
 from vlrl.errors import ConfigError, DataError
 from vlrl.methods.preferences.pairs import paired
 from vlrl.models import packing
-from vlrl.models.fsdp import check
 from vlrl.models.heads import HEAD
+from vlrl.models.sharding.launch import check
 from vlrl.rewards.text import parse_answer
 from vlrl.rollout.generate import AcceptedDraw
 from vlrl.services.provided import provide

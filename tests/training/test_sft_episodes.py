@@ -7,8 +7,8 @@ from tests.conftest import TWO
 from tests.environments import acting
 from vlrl import config as configs
 from vlrl.errors import DataError
-from vlrl.models.fsdp import launched
 from vlrl.models.packing import joined
+from vlrl.models.shards import launched
 from vlrl.training.build import assemble, make_accelerator
 from vlrl.training.sft import SupervisedSource, supervised, train
 

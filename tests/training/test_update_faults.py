@@ -10,8 +10,8 @@ from tests.helpers import credited_groups, load, settings
 from tests.training.test_update import Recorder, assert_close, spoiled
 from vlrl.algo.algorithm import Algorithm
 from vlrl.errors import TrainingError
-from vlrl.models.fsdp import decoder_layers
 from vlrl.models.oom import short_of_memory
+from vlrl.models.sharding.fsdp import decoder_layers
 from vlrl.training.update import NonFinite, make_optimizer, update
 
 

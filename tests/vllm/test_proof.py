@@ -10,7 +10,7 @@ from tests.helpers import load, settings
 from vlrl.engine.vllm.policy_weights import adapted, merged, saved_tensors, write_adapter, write_model
 from vlrl.engine.vllm.proof import Proof, differing, trainer_logprobs
 from vlrl.errors import TrainingError
-from vlrl.models.fsdp import shard
+from vlrl.models.sharding.fsdp import shard
 
 PLANTED = {
     "language layer": "model.language_model.layers.2.self_attn.k_proj.weight",

@@ -19,12 +19,10 @@ from vlrl.config.schema import Config, TrainSettings
 from vlrl.config.sections import HEADS, WITHOUT_HEAD
 from vlrl.distributed import comm
 from vlrl.errors import ConfigError
-from vlrl.models import attention, heads
+from vlrl.models import attention, heads, shards
 from vlrl.models import cost as balance
-from vlrl.models.deepspeed_zero import Zero
 from vlrl.models.families import Family, agree, family_in
 from vlrl.models.flops import Cost, cost_model, patches_of
-from vlrl.models.fsdp import Shards, wanted
 from vlrl.models.loading import (
     add_lora,
     choose_trained,
@@ -67,8 +65,8 @@ class Policy:
         """Fills micro-batches under FSDP; see packing.with_idle."""
         self.most_tokens: int | None = None
         """Of a micro-batch since memory did not suffice for a larger one; None = train.tokens_per_batch."""
-        self.shards: Shards | Zero | None = None
-        """Of a model that is sharded over processes; see fsdp.shard and deepspeed_zero.start."""
+        self.shards: shards.Shards | None = None
+        """Of a model that is sharded over processes."""
         self._reference: Any = None
         self.moving_reference: dict[str, torch.Tensor] = {}
         """The trained weights of a reference that moves, by their names in the policy; see `free_reference`."""
@@ -157,8 +155,9 @@ class Policy:
         """Log-probability, entropy and further statistics of every answer token under this policy (or another model);
         with `states` also what enters its output layer; `beside` is a model with which statistics compare it.
         """
-        if isinstance(self.shards, Zero) and model is None:
-            return self.shards.run(lambda: self._logprobs(batch, temperature, self.model, more))
+        engine = shards.engine_of(self.shards)
+        if engine and model is None:
+            return engine.run(lambda: self._logprobs(batch, temperature, self.model, more))
         return self._logprobs(batch, temperature, model or self.model, more, states, beside)
 
     def _logprobs(self, batch: Batch, temperature: float, model: Any, more: Mapping[str, Statistic] | None,
@@ -195,8 +194,8 @@ class Policy:
 
     def backward(self, loss: torch.Tensor) -> None:
         """Adds the gradients of a loss, scaled by `scaler`, to those before."""
-        if isinstance(self.shards, Zero):
-            self.shards.backward(loss)
+        if engine := shards.engine_of(self.shards):
+            engine.backward(loss)
         else:
             self.scaler.scale(loss).backward()
 
@@ -280,15 +279,15 @@ class Policy:
             self.shards.scatter()
 
     def close(self) -> None:
-        """Gives back what DeepSpeed gathered, which it cannot after the process group has ended."""
-        if isinstance(self.shards, Zero):
-            self.shards.scatter()
+        """Gives back what an engine gathered, which it cannot after the process group has ended."""
+        if engine := shards.engine_of(self.shards):
+            engine.scatter()
 
     def save(self, folder: Path, weights: Mapping[str, torch.Tensor] | None = None,
              head: Mapping[str, torch.Tensor] | None = None) -> None:
         """Writes the model (or adapter) as safetensors and the processor, loadable with from_pretrained / PEFT.
 
-        `weights` are those of fsdp.weights, or of `copied_weights` where the model may learn meanwhile; without
+        `weights` are those of shards.weights, or of `copied_weights` where the model may learn meanwhile; without
         them the model must be whole. `head` is that of `copied_head`; without it a reward model's is written as it is.
         """
         # embeddings are never trained; finding that out asks the hub
@@ -406,7 +405,7 @@ def load(config: Config, accelerator: Accelerator, checkpoint: Path | None = Non
     choose_trained(model, family, settings, dtype)
     if not full:
         model = add_lora(model, family, settings, checkpoint)
-    if not wanted(config):  # shards go there one at a time
+    if not shards.wanted(config):  # shards go there one at a time
         model.to(accelerator.device)
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})

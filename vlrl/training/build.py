@@ -30,7 +30,7 @@ from vlrl.distributed import comm
 from vlrl.distributed.place import GRACE
 from vlrl.engine.base import Engine
 from vlrl.errors import ConfigError
-from vlrl.models import deepspeed_zero, fsdp, policy
+from vlrl.models import policy, shards
 from vlrl.models.policy import Policy
 from vlrl.models.processing import Encoder
 from vlrl.models.reference import Reference
@@ -84,7 +84,7 @@ def make_accelerator(config: Config) -> Accelerator:
     on_cpu = not (torch.cuda.is_available() or torch.backends.mps.is_available())
     folder, limit = config.run.dir, config.limits.collective_s
     timeout = timedelta(seconds=limit if on_cpu else limit + 2 * GRACE)
-    backend = fsdp.backend(config, "cuda" if torch.cuda.is_available() else "cpu")
+    backend = shards.backend(config, "cuda" if torch.cuda.is_available() else "cpu")
     accelerator = Accelerator(cpu=on_cpu, mixed_precision="no", log_with=list(config.log.trackers) or None,
                               kwargs_handlers=[InitProcessGroupKwargs(backend=backend, timeout=timeout)],
                               project_config=ProjectConfiguration(project_dir=folder, logging_dir=folder))
@@ -172,7 +172,7 @@ class _Data:
 def _algorithm(config: Config, algorithm: Algorithm | None, make_source: type[GroupSource]) -> Algorithm:
     """The algorithm, once it is known that the settings go with each other and with what is installed."""
     check_engine(config)
-    deepspeed_zero.check(config)
+    shards.check_installed(config)
     algorithm = algorithm or Algorithm(config)
     if algorithm.scores_pairs and make_source.generates:
         raise ConfigError(f"algo.loss={config.algo.loss.name} learns from pairs of given answers: start it with vlrl "
@@ -307,18 +307,16 @@ def _settled(config: Config, task: Task, ready: Callable[[], Task]) -> Callable[
 
 def shard(model: Policy, encode: Encoder, config: Config) -> None:
     """Shards the policy where `train.sharding` asks for it and there are several processes."""
-    if fsdp.wanted(config):
-        idle = encode(_Idle(), _Idle.sample)
-        if config.train.sharding == "fsdp2":
-            fsdp.shard(model, idle, config.train)
-        else:  # DeepSpeed shares the model out together with its optimizer
-            model.idle = idle
+    if shards.wanted(config):
+        model.idle = encode(_Idle(), _Idle.sample)
+    if shards.wanted(config, "fsdp2"):  # DeepSpeed shares the model out together with its optimizer
+        shards.KINDS["fsdp2"](model, model.idle, config.train)
 
 
 def optimizer_of(model: Policy, config: Config) -> torch.optim.Optimizer:
     """Returns the optimizer of a policy, which DeepSpeed shares out with it where `train.sharding` asks for that."""
     optimizer = make_optimizer(model, config)
-    return deepspeed_zero.start(model, optimizer, config) if fsdp.wanted(config, "zero2", "zero3") else optimizer
+    return shards.KINDS["zero"](model, optimizer, config) if shards.wanted(config, "zero2", "zero3") else optimizer
 
 
 class _Idle(Task):

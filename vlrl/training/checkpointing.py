@@ -58,7 +58,7 @@ class Saver:
               weights: Mapping[str, torch.Tensor] | None = None) -> None:
         """Saves; with save.background returns as soon as everything is copied. Raises what an earlier save raised.
 
-        weights: those of fsdp.weights, of a model that is not whole here.
+        weights: those of shards.weights, of a model that is not whole here.
         """
         self.wait()
         self.last = step

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlrl.distributed import comm
-from vlrl.models import fsdp
+from vlrl.models import shards
 from vlrl.monitoring.watchdog import Stuck
 from vlrl.store import checkpoint, trainer_state
 from vlrl.store.lock import Lock
@@ -111,7 +111,7 @@ class Rest:
             raise NotSaved("each process holds a part of the weights, and they ended at different places")
         if problem := self.problem():
             raise NotSaved(problem)
-        return fsdp.weights(policy), fsdp.whole(self._live())
+        return shards.weights(policy), shards.state(policy, self._live())
 
     def _save(self, weights: dict[str, Any] | None, live: dict[str, Any], patience: float) -> Path:
         target = self.saver.folder / f"step-{self.done:06d}"

@@ -6,7 +6,7 @@ from vlrl.algo.algorithm import Algorithm
 from vlrl.config.schema import Config
 from vlrl.distributed import comm
 from vlrl.models.cost import share_out
-from vlrl.models.fsdp import launched
+from vlrl.models.shards import launched
 from vlrl.monitoring.metrics import group_metrics
 from vlrl.monitoring.mismatch import check_mismatch
 from vlrl.rollout.error_limits import check_errors, refuse_stale

@@ -11,7 +11,7 @@ from typing import Any
 from vlrl.curriculum.visited import write_visited
 from vlrl.distributed import comm
 from vlrl.errors import RunError
-from vlrl.models import fsdp, saving
+from vlrl.models import saving, shards
 from vlrl.monitoring import trackers
 from vlrl.store import RunFolder, checkpoint, comparable, trainer_state
 from vlrl.training.build import Parts
@@ -33,7 +33,7 @@ class RunCheckpoints:
     def restore(self, path: Path, done: int) -> None:
         """Takes the state of `done` completed steps."""
         parts, state = self.parts, checkpoint.load_state(path, check=False)
-        fsdp.load_optimizer(parts.optimizer, state["optimizer"])
+        shards.load_optimizer(parts.policy, parts.optimizer, state["optimizer"])
         parts.source.load_state_dict(state["source"])
         parts.policy.scaler.load_state_dict(state.get("scaler", {}))
         parts.algorithm.load_state_dict(state.get("algorithm", {}), parts.policy)
@@ -72,10 +72,10 @@ class RunCheckpoints:
         if comm.is_main():
             self._warn_of_changed_files()
         with parts.clock("save"):
-            weights = fsdp.weights(parts.policy)
-            state = fsdp.whole({"optimizer": parts.optimizer.state_dict(), "source": source.state_dict(),
-                                "scaler": parts.policy.scaler.state_dict(),
-                                "algorithm": parts.algorithm.state_dict(parts.policy)})
+            weights = shards.weights(parts.policy)
+            state = shards.state(parts.policy, {
+                "optimizer": parts.optimizer.state_dict(), "source": source.state_dict(),
+                "scaler": parts.policy.scaler.state_dict(), "algorithm": parts.algorithm.state_dict(parts.policy)})
             comm.on_main(lambda: self.saver.begin(done, parts.policy, state, weights), f"saving step-{done:06d}")
 
     def save_best(self, done: int) -> None:

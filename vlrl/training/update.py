@@ -18,10 +18,10 @@ from vlrl.algo.statistics import alternatives
 from vlrl.config.schema import Config, TrainSettings
 from vlrl.distributed import comm
 from vlrl.errors import TrainingError
-from vlrl.models.deepspeed_zero import Zero
 from vlrl.models.families import Part
 from vlrl.models.oom import each_batch
 from vlrl.models.policy import Policy
+from vlrl.models.shards import engine_of
 from vlrl.monitoring.metrics import phase
 from vlrl.training.minibatch import MicroBatch, Minibatch, loss_inputs, make_minibatch, no_grad_passes, prepare, split
 from vlrl.types import Group
@@ -200,10 +200,10 @@ def _apply(policy: Policy, optimizer: torch.optim.Optimizer, part: Minibatch, al
 
     After an overflow of float16 only the loss scale changes, and after NaN or infinity nothing.
     """
-    scaler, zero = policy.scaler, policy.shards if isinstance(policy.shards, Zero) else None
-    if zero:
+    scaler, engine = policy.scaler, engine_of(policy.shards)
+    if engine:
         _set_rates(optimizer, rate)
-        norm, head_norm = zero.step(), 0.0  # which leaves out what is not finite
+        norm, head_norm = engine.step(), 0.0  # which leaves out what is not finite
     else:
         norm, head_norm = _clipped(policy, optimizer, config.train.max_grad_norm, summed)
     finite_loss, overflow = all(comm.gather(not meter.suspects)), not math.isfinite(norm + head_norm)
@@ -212,7 +212,7 @@ def _apply(policy: Policy, optimizer: torch.optim.Optimizer, part: Minibatch, al
         scaler.update(scaler.get_scale() if scaler.is_enabled() else None)  # the same scale; forgets the gradients
         _leave_out(part, problem, algorithm, config, step, meter)
         return False
-    if not zero:
+    if not engine:
         _set_rates(optimizer, rate)
         scaler.step(optimizer)
         scaler.update()

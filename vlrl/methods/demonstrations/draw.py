@@ -17,7 +17,7 @@ from vlrl.distributed import comm
 from vlrl.engine.base import Engine, opened
 from vlrl.errors import ConfigError
 from vlrl.methods.demonstrations.mixes import interleaves
-from vlrl.models import fsdp
+from vlrl.models import shards
 from vlrl.models.processing import Encoder, PromptTooLong
 from vlrl.rollout.demonstrations import demonstrated, has_demonstration
 from vlrl.rollout.generate import AcceptedDraw
@@ -36,7 +36,7 @@ _TRIES = 64
 
 def check(config: Config, task: Task, samples: Sequence[Sample]) -> None:
     """Raises ConfigError where algo.demonstrations could show nothing, or gradients cannot be told apart."""
-    if fsdp.wanted(config):
+    if shards.wanted(config):
         raise ConfigError(f"algo.demonstrations measures its gradient beside that of the answers, and train.sharding="
                           f"{config.train.sharding} has them summed by shards: set train.sharding=none, or "
                           "algo.demonstrations=null")

@@ -21,7 +21,7 @@ from vlrl.errors import ConfigError, DataError
 from vlrl.methods.replay.buffer import Source, StoredGroup, StoredRollouts
 from vlrl.methods.replay.rows import Limits
 from vlrl.methods.replay.rules import DRAWS, RULES, SCHEDULES
-from vlrl.models import fsdp
+from vlrl.models import shards
 from vlrl.models.policy import Policy
 from vlrl.models.processing import Encoder
 from vlrl.models.token_text import Texts, tokenizer_file
@@ -63,7 +63,7 @@ class StoredParts:
 
 def check(config: Config, task: Task) -> None:
     """Raises ConfigError where algo.stored could learn nothing, or gradients cannot be told apart."""
-    if fsdp.wanted(config):
+    if shards.wanted(config):
         raise ConfigError(f"algo.stored measures its gradient beside that of the answers, and train.sharding="
                           f"{config.train.sharding} has them summed by shards: set train.sharding=none, or "
                           "algo.stored=null")

@@ -23,8 +23,9 @@ from vlrl.algo.algorithm import Algorithm
 from vlrl.config.schema import Config, ModelSettings
 from vlrl.engine.capacity import token_bytes
 from vlrl.errors import ConfigError
-from vlrl.models import deepspeed_zero, fsdp, loading
+from vlrl.models import loading
 from vlrl.models.flops import Cost, cost_model, merge_side, patch_side
+from vlrl.models.sharding import fsdp, launch, zero
 from vlrl.tools.machine import memory
 from vlrl.tools.machine.gpu_specs import Card
 from vlrl.tools.machine.memory import GIB, Memory
@@ -171,7 +172,7 @@ def _sharded(config: Config, gpus: int) -> bool:
 def _check(config: Config, shape: Any, gpus: int) -> None:
     """Raises ConfigError for what sharding, assemble or vLLM would refuse."""
     if _sharded(config, gpus):
-        fsdp.check(config)
+        launch.check(config)
     each, heads = config.engine.tensor_parallel, shape.get_text_config().num_attention_heads
     if config.engine.name == "vllm" and each > 1 and gpus > 1:
         raise ConfigError(f"engine.tensor_parallel={each} with {gpus} GPUs that learn: with engine.name=vllm each has "
@@ -217,7 +218,7 @@ def _by_deepspeed(config: Config, need: Memory, gpus: int, gathered: float) -> M
 
     copy, weights = part(need.trained), need.trained + need.frozen
     need = replace(need, trained=need.trained + copy, optimizer=part(need.optimizer),
-                   gradients=2 * part(need.gradients) + deepspeed_zero.BUCKET * 4)
+                   gradients=2 * part(need.gradients) + zero.BUCKET * 4)
     if config.train.sharding == "zero2":
         return need
     return replace(need, trained=2 * copy, frozen=part(need.frozen), casts=int(need.casts * gathered),

@@ -5,7 +5,7 @@ from torch.distributed.distributed_c10d import Backend, BackendConfig
 
 from tests.helpers import settings
 from vlrl.errors import ConfigError
-from vlrl.models.fsdp import backend, launched
+from vlrl.models.shards import backend, launched
 
 FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
 ZERO = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}

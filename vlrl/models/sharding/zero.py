@@ -10,50 +10,25 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import importlib.metadata
-import importlib.util
 import logging
 import math
 import os
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from vlrl.config.schema import Config
 from vlrl.distributed import comm
-from vlrl.errors import ConfigError
 from vlrl.models.logprobs import TokenStats
+from vlrl.models.policy import Policy
+from vlrl.models.sharding.checkpoints import Checkpointed
 
 _AVERAGES = ("exp_avg", "exp_avg_sq")
-_LEAST = "0.19.8"
-"""Version of DeepSpeed that leaves it to the loop after how many micro-batches it steps."""
 BUCKET = 2**26
 """Numbers of gradients that are summed at once."""
-
-
-class Shardable(Protocol):
-    """What sharding needs of a policy (policy.Policy)."""
-
-    model: Any
-    base: Any
-    device: Any
-    dtype: Any
-    lora: Any
-    moving_reference: Any
-    shards: Any
-    idle: Any
-    _reference: Any
-
-    def free_reference(self) -> None:
-        """Drops the memory of a reference that is sharded from now on."""
-        ...
-
-    def trainable(self) -> Any:
-        """Returns (name, parameter) of all that is trained."""
-        ...
 
 
 class _Called(torch.nn.Module):
@@ -67,8 +42,10 @@ class _Called(torch.nn.Module):
         return work()
 
 
-class Zero:
-    """A policy's model and optimizer in the engine of DeepSpeed."""
+class Zero(Checkpointed):
+    """A policy's model and optimizer in the engine of DeepSpeed (shards.Engine)."""
+
+    steps = True
 
     def __init__(self, engine: Any, stage: int):
         self.engine, self.stage = engine, stage
@@ -76,7 +53,7 @@ class Zero:
         self.gathered = False
 
     def run(self, work: Callable[[], TokenStats]) -> TokenStats:
-        """Returns a pass of the model; a call of all processes, unless the model is gathered."""
+        """As Engine.run."""
         if self.gathered:
             return work()
 
@@ -92,7 +69,7 @@ class Zero:
         self.engine.backward(loss * factor, scale_wrt_gas=False)
 
     def step(self) -> float:
-        """Clips and steps, except where the gradient is not finite, and forgets the gradient; returns its norm."""
+        """As Engine.step."""
         self.engine.step()
         return math.inf if self.engine.optimizer.overflow else float(self.engine.get_global_grad_norm())
 
@@ -110,12 +87,20 @@ class Zero:
         self._open.close()
         self.gathered = False
 
-    def whole(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Returns a copy of a weight in main memory, on the main process; None elsewhere. A call of all processes."""
+    def whole(self, weight: torch.Tensor) -> torch.Tensor | None:
+        """As Checkpointed.whole; a copy."""
         import deepspeed
 
-        with deepspeed.zero.GatheredParameters([tensor], enabled=hasattr(tensor, "ds_id")):
-            return tensor.detach().to("cpu", copy=True) if comm.is_main() else None
+        with deepspeed.zero.GatheredParameters([weight], enabled=hasattr(weight, "ds_id")):
+            return weight.detach().to("cpu", copy=True) if comm.is_main() else None
+
+    def leaf(self, value: Any) -> Any:
+        """As Checkpointed.leaf."""
+        return value.whole() if isinstance(value, Average) else value
+
+    def load(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        """As Shards.load, with the ZeroOptimizer of these shards."""
+        optimizer.load_state_dict(state)
 
     def fragment(self, parameter: Any) -> tuple[torch.Tensor, slice, slice] | None:
         """Returns where this process keeps its part of a weight: (flat tensor, place in it, place in the flattened
@@ -177,7 +162,7 @@ class ZeroOptimizer:
         """Nothing: `Zero.step` forgets the gradient."""
 
     def state_dict(self) -> dict[str, Any]:
-        """As that of an AdamW over the whole weights, with an `Average` for each tensor (see fsdp.whole)."""
+        """As that of an AdamW over the whole weights, with an `Average` for each tensor (see Zero.leaf)."""
         numbers = iter(range(sum(map(len, self.groups))))
         groups = [{**{k: v for k, v in inner_group.items() if k != "params"}, "params": [next(numbers) for _ in own]}
                   for inner_group, own in zip(self.inner.param_groups, self.groups, strict=True)]
@@ -208,23 +193,7 @@ def _shape(parameter: Any) -> torch.Size:
     return parameter.ds_shape if hasattr(parameter, "ds_shape") else parameter.shape
 
 
-def check(config: Config) -> None:
-    """Raises ConfigError when DeepSpeed is asked for and is not installed, or too old."""
-    name = config.train.sharding
-    if not name.startswith("zero"):
-        return
-    if importlib.util.find_spec("deepspeed") is None:
-        raise ConfigError(f"train.sharding={name}: DeepSpeed is not installed. pip install 'vlrl[deepspeed]', or set "
-                          "train.sharding=fsdp2")
-    from packaging.version import Version  # DeepSpeed needs it too
-
-    version = importlib.metadata.version("deepspeed")
-    if Version(version) < Version(_LEAST):
-        raise ConfigError(f"train.sharding={name} needs DeepSpeed {_LEAST}, and this is {version}: install that, or "
-                          "set train.sharding=fsdp2")
-
-
-def start(policy: Shardable, optimizer: torch.optim.Optimizer, config: Config) -> Any:
+def start(policy: Policy, optimizer: torch.optim.Optimizer, config: Config) -> Any:
     """Shares the policy out over all processes and returns its optimizer from then on, a ZeroOptimizer.
 
     A frozen reference beside the policy stays whole on each process.

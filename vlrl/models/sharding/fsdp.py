@@ -1,0 +1,122 @@
+"""FSDP2 as a setting (train.sharding): weights, gradients and optimizer state sharded over the processes.
+
+Sharded, a pass is a call of all processes: each layer is gathered for it and dropped after. Processes generate
+different numbers of tokens, so for that the whole model is gathered once (`Shards.gather`), and what a process then
+computes concerns no other, until `Shards.scatter` at the next update. Checkpoints hold what a run without sharding
+writes: tensors are gathered one at a time, and only the main process keeps them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from vlrl.config.schema import TrainSettings
+from vlrl.distributed import comm
+from vlrl.errors import ConfigError
+from vlrl.models.policy import Policy
+from vlrl.models.sharding.checkpoints import Checkpointed
+from vlrl.types import Prompt
+
+
+class Layers(Checkpointed):
+    """The sharded models of a policy: its own first, then its reference, if that is another (shards.Shards)."""
+
+    steps = False
+
+    def __init__(self, roots: list[Any]):
+        self.roots, self.gathered = roots, False
+
+    def gather(self) -> None:
+        """As Shards.gather."""
+        self.scatter()
+        for module in _sharded_modules(self.roots[0]):
+            module.set_reshard_after_forward(False, recurse=False)
+            module.unshard()
+        self.gathered = True
+
+    def scatter(self) -> None:
+        """As Shards.scatter."""
+        for root in self.roots:
+            # FSDP prefetches by the passes that it remembers, and processes may have had different numbers of them
+            root.reset_iter_state()
+            for module in _sharded_modules(root):  # the root holds the output layer, which is used after its forward
+                module.set_reshard_after_forward(module is not root, recurse=False)
+        self.gathered = False
+
+    def whole(self, weight: torch.Tensor) -> torch.Tensor | None:
+        """As Checkpointed.whole."""
+        return self.leaf(weight)
+
+    def leaf(self, value: Any) -> Any:
+        """As Checkpointed.leaf."""
+        if not isinstance(value, DTensor):
+            return value
+        tensor = comm.whole(value.detach())
+        return tensor.cpu() if comm.is_main() else None
+
+    def load(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        """As Shards.load."""
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        parts = {i: {name: _part(value, parameters[i]) for name, value in of.items()}
+                 for i, of in state["state"].items()}
+        optimizer.load_state_dict({**state, "state": parts})
+
+
+def _part(value: Any, parameter: torch.Tensor) -> Any:
+    """Returns what belongs to this process's shard of a parameter; what is not as large as that, as it is."""
+    if not isinstance(parameter, DTensor) or not isinstance(value, torch.Tensor) or value.shape != parameter.shape:
+        return value
+    own = torch.zeros_like(parameter.detach())
+    comm.fill(own, value)
+    return own
+
+
+def shard(policy: Policy, idle: Prompt, settings: TrainSettings | None = None) -> None:
+    """Shards the policy and its reference in place: each decoder layer by itself, all the rest (vision tower,
+    embeddings, output layer) with the root, over all processes. Make the optimizer after this.
+
+    `idle` fills micro-batches where a process has fewer than another or none with media (packing.with_idle): a prompt
+    of one small image where the data may have images, else of a few words. Gradients are summed over processes, as
+    losses are shares of the whole step's.
+    """
+    settings = settings or TrainSettings()
+    if not hasattr(FSDPModule, "reset_iter_state"):
+        raise ConfigError(f"train.sharding=fsdp2 needs torch 2.13, and this is {torch.__version__}: install that, or "
+                          "set train.sharding=none")
+    models = [m for m in (policy.model, policy._reference) if m is not None]
+    policy.shards = Layers([_sharded(model, policy, settings) for model in models])
+    policy.scatter()
+    if policy.moving_reference:
+        policy.free_reference()  # its tensors have become shards
+    policy.idle = idle
+
+
+def _sharded(model: Any, policy: Policy, settings: TrainSettings) -> Any:
+    offload = CPUOffloadPolicy(pin_memory=policy.device.type == "cuda") if settings.cpu_offload else OffloadPolicy()
+    dtype = policy.dtype if settings.gather == "compute" else None
+    cut = partial(fully_shard, mesh=init_device_mesh(policy.device.type, (comm.world(),)), offload_policy=offload,
+                  mp_policy=MixedPrecisionPolicy(dtype, torch.float32 if dtype else None, cast_forward_inputs=False))
+    for layer in decoder_layers(model.get_base_model() if hasattr(model, "get_base_model") else model):
+        cut(layer)
+    root: Any = cut(model)
+    for module in _sharded_modules(root):
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
+    root._get_fsdp_state()._lazy_init()  # else done by the first pass, which a process without prompts may not have
+    return root
+
+
+def decoder_layers(base: Any) -> list[torch.nn.Module]:
+    """Returns the layers of a model's language part."""
+    return list(base.get_decoder().layers)
+
+
+def _sharded_modules(root: Any) -> Iterator[Any]:
+    return (module for module in root.modules() if isinstance(module, FSDPModule))

@@ -1,0 +1,138 @@
+"""What train.sharding and `accelerate launch` ask for: which shards there are to be, and what does not go with them."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
+from vlrl.config.schema import Config
+from vlrl.config.sections import WITHOUT_HEAD, active, head_of
+from vlrl.errors import ConfigError
+
+_STAGES = {"2": "zero2", "3": "zero3"}
+"""Of DeepSpeed's ZeRO, as the launcher names them."""
+_LEAST = "0.19.8"
+"""Version of DeepSpeed that leaves it to the loop after how many micro-batches it steps."""
+
+
+def launched(config: Config, environ: MutableMapping[str, str]) -> Config:
+    """Returns the config with train.sharding=auto settled: fsdp2 under `accelerate launch --use_fsdp --fsdp_version 2`,
+    zero2 or zero3 under `--use_deepspeed --zero_stage 2` or 3, else none. Raises ConfigError where the launcher asks
+    for what is not done, or for other than the settings say.
+
+    What the launcher set is then taken back, as transformers would load no weights on other processes for it.
+    """
+    def on(name: str) -> bool:
+        return environ.get(name, "").lower() in ("1", "true", "yes", "y", "on", "t")
+
+    if on("ACCELERATE_USE_MEGATRON_LM"):
+        raise ConfigError("accelerate launch --use_megatron_lm: vlrl has a loop of its own, which that engine would "
+                          "replace. Launch without it and set train.sharding=fsdp2, which shards weights, gradients "
+                          "and optimizer state (docs/scaling.md)")
+    train, launched_as, offload = config.train, "none", config.train.cpu_offload
+    if on("ACCELERATE_USE_FSDP"):
+        _check_fsdp(config, environ.get("FSDP_VERSION", "1"), on)
+        environ["ACCELERATE_USE_FSDP"] = "false"
+        launched_as, offload = "fsdp2", offload or on("FSDP_OFFLOAD_PARAMS")
+    elif on("ACCELERATE_USE_DEEPSPEED"):
+        launched_as = _stage(config, environ)
+        environ["ACCELERATE_USE_DEEPSPEED"] = "false"
+    kind = train.sharding if train.sharding != "auto" else launched_as
+    if offload and kind == "none":
+        raise ConfigError("train.cpu_offload=true keeps shards in main memory, but nothing is sharded: set "
+                          "train.sharding=fsdp2, or train.cpu_offload=false")
+    settled = config.model_copy(update={"train": train.model_copy(update={"sharding": kind, "cpu_offload": offload})})
+    check(settled)
+    return settled
+
+
+def check(config: Config) -> None:
+    """Raises ConfigError for settings that do not go with train.sharding, which is not auto any more."""
+    kind = config.train.sharding
+    if kind != "none":
+        _check_model(config, kind)
+    if kind in _STAGES.values():
+        _check_zero(config, kind)
+
+
+def _check_fsdp(config: Config, version: str, on: Any) -> None:
+    """Raises ConfigError where the launcher's FSDP is not that of the settings."""
+    if version != "2":
+        raise ConfigError(f"accelerate launch --use_fsdp --fsdp_version {version}: vlrl shards by FSDP2 alone. Launch "
+                          "with --fsdp_version 2, or without --use_fsdp and with train.sharding=fsdp2")
+    if config.train.sharding == "none":
+        raise ConfigError("accelerate launch --use_fsdp, but train.sharding=none: leave out one of them")
+    if on("FSDP_ACTIVATION_CHECKPOINTING") and not config.model.gradient_checkpointing:
+        raise ConfigError("accelerate launch --fsdp_activation_checkpointing true, but "
+                          "model.gradient_checkpointing=false: set that instead")
+
+
+def _stage(config: Config, environ: Mapping[str, str]) -> str:
+    """Returns what the launcher's DeepSpeed is as train.sharding. Raises ConfigError where it is not that of the
+    settings.
+    """
+    own, stage = config.train.sharding, environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "")
+    sharding, way_out = _STAGES.get(stage), "launch with --use_deepspeed --zero_stage 2 or 3 alone"
+    if file := environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"):
+        raise ConfigError(f"accelerate launch --deepspeed_config_file {file}: such files are not read; {way_out}")
+    if sharding is None:
+        raise ConfigError(f"accelerate launch --use_deepspeed --zero_stage {stage or '?'}: vlrl knows the stages 2 and "
+                          f"3; {way_out}")
+    for part in ("OPTIMIZER", "PARAM"):
+        if environ.get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{part}_DEVICE", "none") != "none":
+            raise ConfigError(f"accelerate launch --offload_{part.lower()}_device: under DeepSpeed nothing is kept in "
+                              "main memory; launch without it, or set train.sharding=fsdp2 and train.cpu_offload=true")
+    if own not in ("auto", sharding):
+        raise ConfigError(f"accelerate launch --use_deepspeed --zero_stage {stage}, but train.sharding={own}: leave "
+                          "out one of them")
+    return sharding
+
+
+def _check_zero(config: Config, kind: str) -> None:
+    """Raises ConfigError for settings that do not go with DeepSpeed."""
+    train, reference = config.train, config.algo.reference.name
+    if head := head_of(config):
+        raise ConfigError(f"train.sharding={kind} does not go with {head}: DeepSpeed's engine trains the model's own "
+                          f"weights alone, and not a layer beside them. Set train.sharding=fsdp2, or leave {head} out "
+                          f"({WITHOUT_HEAD[head]})")
+    for wrong, setting, way_out in (
+            (train.cpu_offload, "train.cpu_offload=true", "train.cpu_offload=false"),
+            (train.gather == "compute", "train.gather=compute", "train.gather=stored"),
+            (config.model.dtype == "float16", "model.dtype=float16", "model.dtype=bfloat16"),
+            *((True, *refused) for _, settings in active(config) if (refused := settings.without_zero)),
+            (reference not in ("auto", "frozen"), f"algo.reference={reference}", "algo.reference=frozen"),
+            (config.asynchronous.max_staleness > 0, f"async.max_staleness={config.asynchronous.max_staleness}",
+             "async.max_staleness=0"),
+            (kind == "zero3" and config.engine.name != "hf", f"engine.name={config.engine.name}", "engine.name=hf")):
+        if wrong:
+            raise ConfigError(f"train.sharding={kind} does not go with {setting}: set {way_out}, or "
+                              "train.sharding=fsdp2")
+
+
+def _check_model(config: Config, kind: str) -> None:
+    """Raises ConfigError for settings of the model that do not go with shards."""
+    if config.model.lora.quantize != "none":
+        raise ConfigError(f"train.sharding={kind}: 4-bit weights (model.lora.quantize={config.model.lora.quantize}) "
+                          "cannot be sharded. Set model.lora.quantize=none, or train.sharding=none")
+    if config.model.feature_cache_mib:
+        raise ConfigError(f"train.sharding={kind}: model.feature_cache_mib={config.model.feature_cache_mib} calls the "
+                          "vision tower apart from the model, when its weights are sharded. Set it to 0, or "
+                          "train.sharding=none")
+
+
+def check_installed(config: Config) -> None:
+    """Raises ConfigError when DeepSpeed is asked for and is not installed, or too old."""
+    name = config.train.sharding
+    if not name.startswith("zero"):
+        return
+    if importlib.util.find_spec("deepspeed") is None:
+        raise ConfigError(f"train.sharding={name}: DeepSpeed is not installed. pip install 'vlrl[deepspeed]', or set "
+                          "train.sharding=fsdp2")
+    from packaging.version import Version  # DeepSpeed needs it too
+
+    version = importlib.metadata.version("deepspeed")
+    if Version(version) < Version(_LEAST):
+        raise ConfigError(f"train.sharding={name} needs DeepSpeed {_LEAST}, and this is {version}: install that, or "
+                          "set train.sharding=fsdp2")
