@@ -194,8 +194,8 @@ def trl_side(step: Step, turn: Callable[[], None]) -> None:
     from peft import LoraConfig
     from transformers import AutoModelForImageTextToText
 
+    from vlrl.models.adapters.layers import adapted_layers
     from vlrl.models.families import family_of
-    from vlrl.models.quantization import adapted_layers
 
     size, lora = bench.SIZES[step.size], step.config(1).model.lora
     model = AutoModelForImageTextToText.from_pretrained(step.folder, dtype=torch.bfloat16)

@@ -20,7 +20,7 @@ from vlrl import config as configs
 from vlrl.distributed import comm
 from vlrl.errors import ConfigError
 from vlrl.models import policy as policies
-from vlrl.models import quantization
+from vlrl.models.adapters import quantization
 from vlrl.models.packing import pack, pieces_of
 from vlrl.models.processing import Encoder
 from vlrl.store import checkpoint

@@ -9,6 +9,7 @@ from tests.helpers import load, settings
 from vlrl.config.loading import load as load_config
 from vlrl.errors import ConfigError
 from vlrl.models import loading
+from vlrl.models.skeleton import skeleton
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def test_a_model_of_too_many_layers(folder, part, name):
     config[part][name] = 100_000
     path.write_text(json.dumps(config))
     with pytest.raises(ConfigError, match=rf"{part}.{name}=100000, and no model has more than 1,000"):
-        loading.skeleton(settings(folder).model)
+        skeleton(settings(folder).model)
 
 
 @pytest.mark.parametrize("template", [

@@ -4,55 +4,49 @@ from __future__ import annotations
 
 import contextlib
 import re
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
+from vlrl.config.registry import Table
 from vlrl.config.schema import ModelSettings
 from vlrl.errors import ConfigError, VlrlError, did_you_mean
 from vlrl.models import hub
 from vlrl.models.attention import ATTENTION
 from vlrl.models.chat_template import ChatTemplate, limited
-from vlrl.models.families import Family, family_in, family_of
+from vlrl.models.families import Family, family_of
 from vlrl.models.finite import check_finite
 from vlrl.models.model_config import embedded
 from vlrl.models.pixel_limits import set_pixel_limits
-from vlrl.models.quantization import Quantization, adapted_layers, dequantized, keep_layout
 from vlrl.models.saving import settle_generation
-from vlrl.store.aligned_memory import own, own_weights
+from vlrl.store.aligned_memory import own_weights
 from vlrl.store.files import read_json
 
 _GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"}
 """What every chat template is given anyway."""
+ADAPTERS = Table({
+    "add": "vlrl.models.adapters.lora:add",
+    "load": "vlrl.models.adapters.lora:load",
+    "refuse_second": "vlrl.models.adapters.lora:refuse_second",
+    "quantization": "vlrl.models.adapters.quantization:Quantization",
+})
+"""What a LoRA adapter needs, of the settings (model.lora) or of the model that is loaded."""
 _TEMPLATE_S = 30.0
 """Most seconds in which a chat template shows a question; it takes milliseconds."""
 
 
-def skeleton(settings: ModelSettings, config: Any = None) -> tuple[Any, Family]:
-    """Returns the model of the settings without weights, on the meta device, and its family; ConfigError when not
-    found.
+class Quantized(Protocol):
+    """How frozen weights are kept in 4 bits (adapters.quantization)."""
 
-    config: the model's transformers config; None = that of model.name. What would learn is marked as in `policy.load`:
-    for counting parameters and for positions.
-    """
-    from transformers import AutoConfig, AutoModelForImageTextToText
+    def keywords(self, source: str, device: torch.device) -> dict[str, Any]:
+        """Returns keywords of from_pretrained that load the model at `source` in this form on a device."""
+        ...
 
-    name = settings.name
-    if settings.lora.rank and config is None:
-        refuse_second_adapter(settings)
-    with explained(f"model.name={name!r}"):
-        while config is None and (base := adapter_base(name)):
-            name = base
-        config = config or AutoConfig.from_pretrained(resolve(name), trust_remote_code=False)
-        family_of(config)  # refuses first
-        with torch.device("meta"):
-            model = AutoModelForImageTextToText.from_config(config)
-            family = family_in(model)
-            choose_trained(model, family, settings, torch.float32)
-            return (add_lora(model, family, settings, None) if settings.lora.rank else model), family
+    def write(self, folder: Path) -> None:
+        """Writes beside an adapter what it was learned over."""
+        ...
 
 
 def load_processor(settings: ModelSettings, family: Family) -> Any:
@@ -125,19 +119,7 @@ def adapter_base(name: str) -> str | None:
     return base
 
 
-def refuse_second_adapter(settings: ModelSettings) -> None:
-    """Raises ConfigError when an adapter is to be trained on top of another."""
-    with explained(f"model.name={settings.name!r}"):
-        base = adapter_base(settings.name)
-    if base:
-        raise ConfigError(
-            f"model.lora.rank={settings.lora.rank}, but model.name={settings.name!r} is itself a LoRA adapter, and a "
-            "second one cannot be saved on top of it. Go on with the run that wrote it (its run.dir, resume=must), "
-            f"start from its base model (model.name={base}), or merge first: the same command with model.lora.rank=0 "
-            "steps=0 and another run.dir saves the whole model there.")
-
-
-def load_model(source: str | Path, dtype: torch.dtype, what: str = "", quantized: Quantization | None = None,
+def load_model(source: str | Path, dtype: torch.dtype, what: str = "", quantized: Quantized | None = None,
                device: torch.device | None = None, merge: bool = True) -> Any:
     """Returns a whole model; an adapter is merged into its base model, or with merge=False laid on it as a PEFT model.
 
@@ -150,24 +132,10 @@ def load_model(source: str | Path, dtype: torch.dtype, what: str = "", quantized
         base = adapter_base(name)
         if base is None:
             return _load_whole(name, dtype, what, quantized, device)
-        from peft import PeftModel
-        from transformers.utils import cached_file
-
-        what = f"{base!r}, the base model of the adapter {what},"
-        rounded = Quantization.read(resolve(name))
-        if rounded:  # what it learned belongs to the rounded weights
-            model = dequantized(load_model(base, rounded.compute_dtype, what, rounded, device), dtype)
-        else:
-            model = load_model(base, dtype, what, device=device)
-        cached_file(resolve(name), "adapter_model.safetensors")  # raises without one: PEFT would take a pickle
-        with warnings.catch_warnings():
-            warnings.filterwarnings("error", message="Found missing adapter keys")
-            adapted = PeftModel.from_pretrained(model, resolve(name))
-        check_finite(adapted, what)
-        return adapted.merge_and_unload() if merge else own_weights(adapted)
+        return ADAPTERS["load"](name, base, dtype, f"{base!r}, the base model of the adapter {what},", device, merge)
 
 
-def _load_whole(name: str, dtype: torch.dtype, what: str, quantized: Quantization | None,
+def _load_whole(name: str, dtype: torch.dtype, what: str, quantized: Quantized | None,
                 device: torch.device | None) -> Any:
     from transformers import AutoModelForImageTextToText
 
@@ -226,6 +194,16 @@ def compute_dtype(settings: ModelSettings) -> torch.dtype:
     return getattr(torch, settings.dtype)
 
 
+def keep_layout(model: Any) -> None:
+    """Forbids bitsandbytes to repack weights for generation on CPUs with AVX512-BF16.
+
+    Its fused kernel has no backward pass, and the weights would stay repacked in training.
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+
+
 def choose_trained(model: Any, family: Family, settings: ModelSettings, dtype: torch.dtype) -> None:
     """Marks what learns. Learned weights stay float32 (small updates vanish in bfloat16), the rest is kept in dtype."""
     parts = () if settings.lora.rank else settings.train
@@ -247,28 +225,3 @@ def _refuse_absent_parts(model: Any, family: Family, settings: ModelSettings) ->
         raise ConfigError(f"model.train=[{', '.join(settings.train)}]: this model ({family.model_type}) has no "
                           f"{' and no '.join(absent)}. Its parts: {', '.join(sorted(has - {'audio'}))}; or train an "
                           "adapter with model.lora.rank")
-
-
-def add_lora(model: Any, family: Family, settings: ModelSettings, checkpoint: Path | None) -> Any:
-    """Returns the model under a fresh adapter, or that of a checkpoint, in float32."""
-    from peft import LoraConfig, PeftModel, get_peft_model
-
-    if checkpoint:
-        peft = PeftModel.from_pretrained(model, str(checkpoint), is_trainable=True)
-        check_finite(peft, f"the adapter in {checkpoint}")
-    else:
-        lora = settings.lora
-        targets = adapted_layers(model, family, lora.target)
-        with warnings.catch_warnings():  # of experts that have no linear layers, which PEFT thinks of by itself
-            warnings.filterwarnings("ignore", message="The following (rank|alpha)_pattern keys did not match")
-            peft = get_peft_model(model, LoraConfig(
-                r=lora.rank, lora_alpha=lora.alpha,  # pyright: ignore[reportArgumentType]  # PEFT only divides it by r
-                lora_dropout=lora.dropout, target_modules=targets, bias="none"))
-    for config in peft.peft_config.values():
-        assert isinstance(config, LoraConfig)
-        if isinstance(config.target_modules, set):  # else each process writes them in another order
-            config.target_modules = sorted(config.target_modules)
-    for _, parameter in peft.named_parameters():
-        if parameter.requires_grad:
-            parameter.data = own(parameter.data.float())
-    return peft

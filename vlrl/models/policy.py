@@ -23,17 +23,9 @@ from vlrl.models import attention, heads, shards
 from vlrl.models import cost as balance
 from vlrl.models.families import Family, agree, family_in
 from vlrl.models.flops import Cost, cost_model, patches_of
-from vlrl.models.loading import (
-    add_lora,
-    choose_trained,
-    compute_dtype,
-    load_model,
-    load_processor,
-    refuse_second_adapter,
-)
+from vlrl.models.loading import ADAPTERS, Quantized, choose_trained, compute_dtype, load_model, load_processor
 from vlrl.models.logprobs import Head, Statistic, TokenStats, answer_states, token_stats
 from vlrl.models.packing import Batch, Piece, make_batch, pieces_of, plan, with_idle
-from vlrl.models.quantization import Quantization
 from vlrl.models.saving import write_parts
 from vlrl.models.vision_cache import FeatureCache, make_cache
 from vlrl.types import Prompt
@@ -47,7 +39,7 @@ class Policy:
     """
 
     def __init__(self, model: Any, processor: Any, family: Family, accelerator: Accelerator, dtype: torch.dtype,
-                 quantized: Quantization | None = None, features: FeatureCache | None = None,
+                 quantized: Quantized | None = None, features: FeatureCache | None = None,
                  head: heads.Head | None = None):
         self.model, self.processor, self.family = model, processor, family
         self.accelerator, self.dtype, self.device = accelerator, dtype, accelerator.device
@@ -394,8 +386,8 @@ def load(config: Config, accelerator: Accelerator, checkpoint: Path | None = Non
     attention.check(config.train.attention, accelerator.device.type, dtype)
     full = settings.lora.rank == 0
     if not full:
-        refuse_second_adapter(settings)
-    quantized = Quantization.of(settings.lora, dtype)
+        ADAPTERS["refuse_second"](settings)
+    quantized = None if settings.lora.quantize == "none" else ADAPTERS["quantization"].of(settings.lora, dtype)
     model = load_model(checkpoint if full and checkpoint else settings.name, torch.float32 if full else dtype,
                        quantized=quantized, device=accelerator.device)
     family = family_in(model)
@@ -404,7 +396,7 @@ def load(config: Config, accelerator: Accelerator, checkpoint: Path | None = Non
     features = make_cache(settings, model, family)
     choose_trained(model, family, settings, dtype)
     if not full:
-        model = add_lora(model, family, settings, checkpoint)
+        model = ADAPTERS["add"](model, family, settings, checkpoint)
     if not shards.wanted(config):  # shards go there one at a time
         model.to(accelerator.device)
     if settings.gradient_checkpointing:

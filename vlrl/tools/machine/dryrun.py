@@ -35,6 +35,7 @@ from vlrl.errors import ConfigError, DataError, TaskError, VlrlError
 from vlrl.models import learning, loading, packing, saving
 from vlrl.models.model_config import family_convention
 from vlrl.models.processing import Encoder, PromptTooLong
+from vlrl.models.skeleton import skeleton
 from vlrl.rewards.text import written_after
 from vlrl.rollout.generate import make_group
 from vlrl.store import RunFolder, checkpoint
@@ -297,7 +298,7 @@ def open_model(config: Config, task: Task, report: DryRun | None = None) -> tupl
     """Returns the model without weights, and an encoder that numbers positions by it. Settles the task's
     coordinates, and tells a report the number of parameters.
     """
-    model, family = loading.skeleton(config.model)
+    model, family = skeleton(config.model)
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     if report:

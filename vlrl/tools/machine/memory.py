@@ -23,10 +23,10 @@ from vlrl.config.schema import Config, ModelSettings
 from vlrl.engine.cache import ROOM
 from vlrl.engine.capacity import MOST_ROWS, head_width, logit_bytes, token_bytes
 from vlrl.models import loading
+from vlrl.models.adapters.layers import adapted_layers
 from vlrl.models.families import Family, Part, family_in, family_of
 from vlrl.models.flops import merge_side, patch_side
 from vlrl.models.logprobs import chunk_rows
-from vlrl.models.quantization import adapted_layers
 from vlrl.tools.play.episode_lengths import Length, as_answers
 
 GIB = 2**30

@@ -26,6 +26,7 @@ from vlrl.errors import ConfigError
 from vlrl.models import loading
 from vlrl.models.flops import Cost, cost_model, merge_side, patch_side
 from vlrl.models.sharding import fsdp, launch, zero
+from vlrl.models.skeleton import skeleton
 from vlrl.tools.machine import memory
 from vlrl.tools.machine.gpu_specs import Card
 from vlrl.tools.machine.memory import GIB, Memory
@@ -187,12 +188,12 @@ def _model(settings: str) -> tuple[tuple[int, int], Cost, bool, float, float]:
     """Returns ((trained parameters, all), what passes cost, whether rows are prefix-shared, shares of the parameters
     outside the decoder layers and in one of them) of model settings in JSON."""
     given = ModelSettings.model_validate_json(settings)
-    skeleton, family = loading.skeleton(given, architecture(given.name))
-    sizes = [(p.numel(), p.requires_grad) for p in skeleton.parameters()]
+    model, family = skeleton(given, architecture(given.name))
+    sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
     counts = sum(n for n, learns in sizes if learns), sum(n for n, _ in sizes)
-    base = skeleton.get_base_model() if hasattr(skeleton, "get_base_model") else skeleton
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
     layers = [sum(p.numel() for p in layer.parameters()) for layer in fsdp.decoder_layers(base)]
-    return (counts, cost_model(skeleton, family), family.shared, 1 - sum(layers) / counts[1], max(layers) / counts[1])
+    return (counts, cost_model(model, family), family.shared, 1 - sum(layers) / counts[1], max(layers) / counts[1])
 
 
 def _shared_out(config: Config, need: Memory, gpus: int, gathered: float) -> Memory:

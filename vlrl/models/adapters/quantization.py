@@ -7,26 +7,21 @@ the same values.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from vlrl.errors import ConfigError, did_you_mean
-from vlrl.models.families import Family, Part, family_in
-
-if TYPE_CHECKING:
-    from vlrl.config.schema import LoraSettings
+from vlrl.config.schema import LoraSettings
+from vlrl.errors import ConfigError
+from vlrl.models.adapters.layers import adapted_layers
+from vlrl.models.families import family_in
 
 FILE = "quantization.json"
 """Beside an adapter, when its base model was quantized."""
 
-_PARTS: dict[str, tuple[Part, ...]] = {"language": ("language",), "all_linear": ("language", "merger"),
-                                       "vision_language": ("language", "merger", "vision")}
 _DTYPES = Literal["float32", "bfloat16", "float16"]
 
 
@@ -40,12 +35,10 @@ class Quantization(BaseModel):
     """Compute type; also that of the weights before they were rounded."""
 
     @classmethod
-    def of(cls, settings: LoraSettings, dtype: torch.dtype) -> Quantization | None:
-        """Returns what the settings ask for; None without quantization."""
-        if settings.quantize == "none":
-            return None
+    def of(cls, settings: LoraSettings, dtype: torch.dtype) -> Quantization:
+        """Returns what the settings ask for."""
         name = next(n for n in get_args(_DTYPES) if getattr(torch, n) == dtype)
-        return cls(quantize=settings.quantize, target=settings.target, dtype=name)
+        return cls(target=settings.target, dtype=name)
 
     @classmethod
     def read(cls, adapter: str) -> Quantization | None:
@@ -85,46 +78,6 @@ class Quantization(BaseModel):
         how = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=self.quantize, bnb_4bit_use_double_quant=True,
                                  bnb_4bit_compute_dtype=self.compute_dtype, llm_int8_skip_modules=skipped)
         return {"quantization_config": how, "device_map": {"": str(device)}}
-
-
-def adapted_layers(model: Any, family: Family, target: str | Sequence[str]) -> list[str]:
-    """Returns names of the linear layers that model.lora.target means: of parts of the model, or by module names (their
-    ends, or regular expressions of whole names); lm_head is never one. Raises ConfigError for a name that means none.
-    """
-    layers = [n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and n != "lm_head"]
-    if isinstance(target, str) and target in _PARTS:
-        chosen = {n for n in layers if family.part_of(n) in _PARTS[target]}
-    else:
-        chosen = set().union(*(_named(layers, word) for word in ([target] if isinstance(target, str) else target)))
-    if not chosen:
-        raise ConfigError(f"model.lora.target={target}: this model ({family.model_type}) has no linear layer there. "
-                          "Name another target")
-    return [n for n in layers if n in chosen]
-
-
-def _named(layers: Sequence[str], word: str) -> set[str]:
-    """Returns the layers whose name is, or ends in, `word`; or that it matches as a regular expression."""
-    found = {n for n in layers if f".{n}".endswith(f".{word}") and word}
-    try:
-        found = found or {n for n in layers if re.fullmatch(word, n)}
-    except re.error as error:
-        raise ConfigError(f"model.lora.target={word!r} is no module name and no regular expression: {error}") from None
-    if not found:
-        ends = sorted({n.rpartition(".")[2] for n in layers if not n.rpartition(".")[2].isdigit()})
-        raise ConfigError(f"model.lora.target={word!r}: no linear layer of the model has that name."
-                          f"{did_you_mean(word, [*_PARTS, *ends])} Parts: {', '.join(_PARTS)}. Layers: "
-                          f"{', '.join(ends)} (lm_head takes no adapter)")
-    return found
-
-
-def keep_layout(model: Any) -> None:
-    """Forbids bitsandbytes to repack weights for generation on CPUs with AVX512-BF16.
-
-    Its fused kernel has no backward pass, and the weights would stay repacked in training.
-    """
-    for module in model.modules():
-        if hasattr(module, "support_avx512bf16_for_cpu"):
-            module.support_avx512bf16_for_cpu = False
 
 
 def dequantized(model: Any, dtype: torch.dtype) -> Any:

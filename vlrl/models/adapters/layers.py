@@ -1,0 +1,45 @@
+"""The linear layers that an adapter is added to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from vlrl.errors import ConfigError, did_you_mean
+from vlrl.models.families import Family, Part
+
+_PARTS: dict[str, tuple[Part, ...]] = {"language": ("language",), "all_linear": ("language", "merger"),
+                                       "vision_language": ("language", "merger", "vision")}
+
+
+def adapted_layers(model: Any, family: Family, target: str | Sequence[str]) -> list[str]:
+    """Returns names of the linear layers that model.lora.target means: of parts of the model, or by module names (their
+    ends, or regular expressions of whole names); lm_head is never one. Raises ConfigError for a name that means none.
+    """
+    layers = [n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and n != "lm_head"]
+    if isinstance(target, str) and target in _PARTS:
+        chosen = {n for n in layers if family.part_of(n) in _PARTS[target]}
+    else:
+        chosen = set().union(*(_named(layers, word) for word in ([target] if isinstance(target, str) else target)))
+    if not chosen:
+        raise ConfigError(f"model.lora.target={target}: this model ({family.model_type}) has no linear layer there. "
+                          "Name another target")
+    return [n for n in layers if n in chosen]
+
+
+def _named(layers: Sequence[str], word: str) -> set[str]:
+    """Returns the layers whose name is, or ends in, `word`; or that it matches as a regular expression."""
+    found = {n for n in layers if f".{n}".endswith(f".{word}") and word}
+    try:
+        found = found or {n for n in layers if re.fullmatch(word, n)}
+    except re.error as error:
+        raise ConfigError(f"model.lora.target={word!r} is no module name and no regular expression: {error}") from None
+    if not found:
+        ends = sorted({n.rpartition(".")[2] for n in layers if not n.rpartition(".")[2].isdigit()})
+        raise ConfigError(f"model.lora.target={word!r}: no linear layer of the model has that name."
+                          f"{did_you_mean(word, [*_PARTS, *ends])} Parts: {', '.join(_PARTS)}. Layers: "
+                          f"{', '.join(ends)} (lm_head takes no adapter)")
+    return found

@@ -1,0 +1,75 @@
+"""LoRA adapters (PEFT): a fresh one, that of a checkpoint, and one that is merged into its base model."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vlrl.config.schema import ModelSettings
+from vlrl.errors import ConfigError
+from vlrl.models.adapters.layers import adapted_layers
+from vlrl.models.adapters.quantization import Quantization, dequantized
+from vlrl.models.families import Family
+from vlrl.models.finite import check_finite
+from vlrl.models.loading import adapter_base, explained, load_model, resolve
+from vlrl.store.aligned_memory import own, own_weights
+
+
+def refuse_second(settings: ModelSettings) -> None:
+    """Raises ConfigError when an adapter is to be trained on top of another."""
+    with explained(f"model.name={settings.name!r}"):
+        base = adapter_base(settings.name)
+    if base:
+        raise ConfigError(
+            f"model.lora.rank={settings.lora.rank}, but model.name={settings.name!r} is itself a LoRA adapter, and a "
+            "second one cannot be saved on top of it. Go on with the run that wrote it (its run.dir, resume=must), "
+            f"start from its base model (model.name={base}), or merge first: the same command with model.lora.rank=0 "
+            "steps=0 and another run.dir saves the whole model there.")
+
+
+def add(model: Any, family: Family, settings: ModelSettings, checkpoint: Path | None) -> Any:
+    """Returns the model under a fresh adapter, or that of a checkpoint, in float32."""
+    from peft import LoraConfig, PeftModel, get_peft_model
+
+    if checkpoint:
+        peft = PeftModel.from_pretrained(model, str(checkpoint), is_trainable=True)
+        check_finite(peft, f"the adapter in {checkpoint}")
+    else:
+        lora = settings.lora
+        targets = adapted_layers(model, family, lora.target)
+        with warnings.catch_warnings():  # of experts that have no linear layers, which PEFT thinks of by itself
+            warnings.filterwarnings("ignore", message="The following (rank|alpha)_pattern keys did not match")
+            peft = get_peft_model(model, LoraConfig(
+                r=lora.rank, lora_alpha=lora.alpha,  # pyright: ignore[reportArgumentType]  # PEFT only divides it by r
+                lora_dropout=lora.dropout, target_modules=targets, bias="none"))
+    for config in peft.peft_config.values():
+        assert isinstance(config, LoraConfig)
+        if isinstance(config.target_modules, set):  # else each process writes them in another order
+            config.target_modules = sorted(config.target_modules)
+    for _, parameter in peft.named_parameters():
+        if parameter.requires_grad:
+            parameter.data = own(parameter.data.float())
+    return peft
+
+
+def load(name: str, base: str, dtype: torch.dtype, what: str, device: torch.device | None, merge: bool) -> Any:
+    """Returns the model `base` with the adapter `name` merged into it, or laid on it; see loading.load_model. `what`
+    says for errors where the base model is named.
+    """
+    from peft import PeftModel
+    from transformers.utils import cached_file
+
+    rounded = Quantization.read(resolve(name))
+    if rounded:  # what it learned belongs to the rounded weights
+        model = dequantized(load_model(base, rounded.compute_dtype, what, rounded, device), dtype)
+    else:
+        model = load_model(base, dtype, what, device=device)
+    cached_file(resolve(name), "adapter_model.safetensors")  # raises without one: PEFT would take a pickle
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Found missing adapter keys")
+        adapted = PeftModel.from_pretrained(model, resolve(name))
+    check_finite(adapted, what)
+    return adapted.merge_and_unload() if merge else own_weights(adapted)

@@ -1,0 +1,35 @@
+"""A model without weights, for counting parameters and for positions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from vlrl.config.schema import ModelSettings
+from vlrl.models.families import Family, family_in, family_of
+from vlrl.models.loading import ADAPTERS, adapter_base, choose_trained, explained, resolve
+
+
+def skeleton(settings: ModelSettings, config: Any = None) -> tuple[Any, Family]:
+    """Returns the model of the settings without weights, on the meta device, and its family; ConfigError when not
+    found.
+
+    config: the model's transformers config; None = that of model.name. What would learn is marked as in `policy.load`:
+    for counting parameters and for positions.
+    """
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    name = settings.name
+    if settings.lora.rank and config is None:
+        ADAPTERS["refuse_second"](settings)
+    with explained(f"model.name={name!r}"):
+        while config is None and (base := adapter_base(name)):
+            name = base
+        config = config or AutoConfig.from_pretrained(resolve(name), trust_remote_code=False)
+        family_of(config)  # refuses first
+        with torch.device("meta"):
+            model = AutoModelForImageTextToText.from_config(config)
+            family = family_in(model)
+            choose_trained(model, family, settings, torch.float32)
+            return (ADAPTERS["add"](model, family, settings, None) if settings.lora.rank else model), family
