@@ -145,7 +145,7 @@ def test_flex_equals_dense_attention(layout):
 @pytest.mark.parametrize("layout", [*map(layout_of, [RAGGED, LONG, IDLE]), layout_of_trees(TREES)],
                          ids=["ragged", "several blocks", "some idle", "trees"])
 def test_blocks_of_flex_are_those_of_its_own_function(layout):
-    found = layout.blocks(torch.device("cpu")).mask
+    found = attention_kernels.block_mask(layout, torch.device("cpu"))
     right = create_block_mask(found.mask_mod, None, None, layout.length, layout.length, device="cpu")
     assert torch.equal(found.to_dense(), right.to_dense())
     for name in ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks", "full_q_num_blocks"):
@@ -172,7 +172,7 @@ def test_the_setting_knows_the_table_and_the_device():
 
 def test_what_is_derived_from_a_row_is_derived_once():
     layout, device = layout_of(RAGGED), torch.device("cpu")
-    assert layout.blocks(device) is layout.blocks(device) and layout.masked(device) is layout.masked(device)
+    assert layout.masked(device) is layout.masked(device)
 
 
 def test_answers_of_similar_length_lie_side_by_side():

@@ -27,11 +27,13 @@ from torch.autograd.function import once_differentiable
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
+from vlrl.config.registry import Table
 from vlrl.errors import ConfigError
-from vlrl.models.attention_kernels import Blocks, Run, Runs, Varlen, above, flex
 
 ATTENTION = "vlrl_prefix_shared"
 
+Run = tuple[int, int, int]
+"""(offset, tokens, end of those that go on from it) of a run of tokens in a row."""
 Place = tuple[int, int]
 """(offset, tokens) of a run of tokens in a row."""
 
@@ -86,7 +88,14 @@ class Layout:
     @cached_property
     def above(self) -> tuple[tuple[Run, ...], ...]:
         """Of each run those that it goes on from, the prompt first."""
-        return above(self.row)
+        out: list[tuple[Run, ...]] = []
+        open_: list[Run] = []
+        for run in self.row:
+            while open_ and open_[-1][2] <= run[0]:
+                open_.pop()
+            out.append(tuple(open_))
+            open_.append(run)
+        return tuple(out)
 
     @cached_property
     def ends(self) -> tuple[Grid, ...]:
@@ -103,17 +112,10 @@ class Layout:
 
     def masked(self, device: torch.device) -> tuple[tuple[Bucket, ...], torch.Tensor]:
         """Buckets on a device, and the place [T] of each row token in their concatenated outputs."""
-        return self._keep(_buckets, device)
+        return self.kept(_buckets, device)
 
-    def runs(self, device: torch.device) -> Runs:
-        """Returns the runs by depth, for kernels of many lengths."""
-        return self._keep(Runs.of, device)
-
-    def blocks(self, device: torch.device) -> Blocks:
-        """Returns which blocks of 128 x 128 positions see each other, for FlexAttention."""
-        return self._keep(Blocks.of, device)
-
-    def _keep(self, make: Callable[[Layout, torch.device], Any], device: torch.device) -> Any:
+    def kept(self, make: Callable[[Layout, torch.device], Any], device: torch.device) -> Any:
+        """What `make` derives from the row for a device, made once."""
         if (make, device) not in self._memo:
             self._memo[make, device] = make(self, device)
         return self._memo[make, device]
@@ -211,13 +213,9 @@ def masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, sc
     return _masked(q, _repeated(k, q), _repeated(v, q), layout, scale)
 
 
-def varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float | None) -> torch.Tensor:
-    return Varlen.apply(q, k, v, layout.runs(q.device), scale)
-
-
-IMPLEMENTATIONS: dict[str, Implementation] = {
-    "merged": merged, "masked": masked, "varlen": varlen,
-    "flex": lambda q, k, v, layout, scale: flex(q, k, v, layout.blocks(q.device), scale)}
+IMPLEMENTATIONS = Table({"merged": merged, "masked": masked, "varlen": "vlrl.models.attention_kernels:varlen",
+                         "flex": "vlrl.models.attention_kernels:flex"})
+"""train.attention -> an Implementation."""
 DEVICES = {"merged": ("cpu",), "masked": ("cpu", "cuda"), "varlen": ("cuda",), "flex": ("cuda",)}
 """Where each can train."""
 

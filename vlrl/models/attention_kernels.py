@@ -9,42 +9,20 @@ import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch.autograd.function import once_differentiable
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
+from vlrl.models.attention import Layout, Run
+
 BLOCK = 128
 """Positions along a side of a block of FlexAttention."""
 
 
 # --- flash attention over many lengths -------------------------------------------------------------------------------
-
-
-Run = tuple[int, int, int]
-"""(offset, tokens, end of those that go on from it) of a run of tokens in a row."""
-
-
-class Rows(Protocol):
-    """What the kernels need of a row's layout (attention.Layout)."""
-
-    row: tuple[Run, ...]
-    """Its runs, each before those that go on from it."""
-    length: int
-
-
-def above(runs: Sequence[Run]) -> tuple[tuple[Run, ...], ...]:
-    """Returns of each run those that it goes on from, outermost first."""
-    out: list[tuple[Run, ...]] = []
-    open_: list[Run] = []
-    for run in runs:
-        while open_ and open_[-1][2] <= run[0]:
-            open_.pop()
-        out.append(tuple(open_))
-        open_.append(run)
-    return tuple(out)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,9 +60,9 @@ class Runs:
     """From the prompts down."""
 
     @staticmethod
-    def of(layout: Rows, device: torch.device) -> Runs:
+    def of(layout: Layout, device: torch.device) -> Runs:
         by_depth: dict[int, list[Run]] = {}
-        for run, over in zip(layout.row, above(layout.row), strict=True):
+        for run, over in zip(layout.row, layout.above, strict=True):
             if run[0] + run[1] < run[2]:
                 by_depth.setdefault(len(over), []).append(run)
         return Runs(Lengths.of([n for _, n, _ in layout.row], device),
@@ -155,26 +133,19 @@ class Varlen(torch.autograd.Function):
         return *grads, None, None
 
 
+def varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float | None) -> torch.Tensor:
+    return Varlen.apply(q, k, v, layout.kept(Runs.of, q.device), scale)
+
+
 # --- FlexAttention ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class Blocks:
-    """A row's BlockMask."""
-
-    mask: BlockMask
-
-    @staticmethod
-    def of(layout: Rows, device: torch.device) -> Blocks:
-        return Blocks(block_mask(layout, device))
-
-
-def flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, blocks: Blocks, scale: float | None) -> torch.Tensor:
+def flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float | None) -> torch.Tensor:
     """FlexAttention (arXiv 2412.05496): q [T, H, d], k and v [T, H_kv, d] -> [T, H, d]. Compiled on CUDA; elsewhere
     without gradient."""
-    call = _compiled() if q.is_cuda else flex_attention
+    call, at = _compiled() if q.is_cuda else flex_attention, q.device
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
-    out = call(q, k, v, block_mask=blocks.mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+    out = call(q, k, v, block_mask=layout.kept(block_mask, at), scale=scale, enable_gqa=q.shape[1] != k.shape[1])
     return out[0].transpose(0, 1)
 
 
@@ -183,7 +154,7 @@ def _compiled() -> Any:
     return torch.compile(flex_attention, dynamic=True)
 
 
-def block_mask(layout: Rows, device: torch.device) -> BlockMask:
+def block_mask(layout: Layout, device: torch.device) -> BlockMask:
     """Returns the BlockMask of a row, by counting the pairs of positions in each block that see each other.
 
     `create_block_mask` would build a mask of T x T.

@@ -23,8 +23,7 @@ import numpy as np
 import torch
 
 from vlrl.models import cost as balance
-from vlrl.models.attention import Layout
-from vlrl.models.attention_kernels import Run
+from vlrl.models.attention import Layout, Run
 from vlrl.models.cost import Cost
 from vlrl.models.prefix_tree import Tree, cut, tree_of
 from vlrl.types import Completion, Inserted, Prompt
