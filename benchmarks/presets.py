@@ -24,8 +24,7 @@ import torch
 from vlrl import config as configs
 from vlrl.algo.algorithm import Algorithm
 from vlrl.config.schema import Config
-from vlrl.models.heads import make_head
-from vlrl.models.policy import Policy
+from vlrl.models.policy import Policy, make_head
 from vlrl.training.advantages import Credit
 from vlrl.training.build import assemble, make_accelerator
 from vlrl.training.minibatch import loss_inputs, make_minibatch, no_grad_passes, prepare

@@ -14,7 +14,6 @@ from vlrl.engine.base import Done, Request, SoFar, Watch
 from vlrl.engine.hf import HFEngine
 from vlrl.errors import VlrlError
 from vlrl.models.policy import Policy
-from vlrl.models.vision_cache import FeatureCache
 from vlrl.types import Completion
 
 GIVEN_UP = "the run ends, so what is being generated is given up"
@@ -65,7 +64,7 @@ def copied(policy: Policy) -> Policy:
     """Returns a policy with weights, a processor and a feature cache of its own; none of it learns."""
     other: Any = with_own_processor(policy)
     other.model = copy.deepcopy(policy.model).requires_grad_(False)
-    other.features = None if policy.features is None else FeatureCache(policy.features.limit)
+    other.features = policy.features and policy.features.another()
     return other
 
 

@@ -17,6 +17,8 @@ from typing import Any
 Message = dict[str, Any]
 Parts = list[dict[str, Any]]
 Form = Callable[[Parts], Any]
+Template = Callable[..., str]
+"""(messages, **options) -> the text of a conversation."""
 
 _TEXTS = ("Where is it?", "There it is.")
 _KEY = "vlrl-key"

@@ -13,9 +13,6 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 
-from vlrl.config.schema import Config
-from vlrl.config.sections import HEADS, head_of
-
 HEAD = "reward_head.safetensors"
 """The file of a reward model's head, beside the model's own."""
 
@@ -93,9 +90,3 @@ class RewardHead(Head):
         head = cls(weights["layer.weight"].shape[1], Plain(0.0), device)
         head.load_state_dict(dict(weights))
         return head.requires_grad_(False)
-
-
-def make_head(config: Config, base: Any, device: torch.device) -> Head | None:
-    """Returns the head of a transformers model that the settings ask for; None where they ask for none."""
-    name = head_of(config)
-    return HEADS[name](config, base.config.get_text_config().hidden_size, device) if name else None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from itertools import takewhile
 from typing import Any
 
-from vlrl.models.tool_prompts import Template
+from vlrl.models.chat_template import Template
 
 _ASKED, _SAID = "vlrl-stands-in-for-a-question", "vlrl-stands-in-for-an-answer"
 _BLOCK = re.compile(r"([<\[\u25c1])([A-Za-z][\w:-]*+)([>\]\u25b7])(?=.*?\1/\2\3)", re.DOTALL)

@@ -8,18 +8,19 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from accelerate import Accelerator
 from safetensors.torch import save_file
 
+from vlrl.config.registry import Table
 from vlrl.config.schema import Config, TrainSettings
-from vlrl.config.sections import HEADS, WITHOUT_HEAD
+from vlrl.config.sections import HEADS, WITHOUT_HEAD, head_of
 from vlrl.distributed import comm
 from vlrl.errors import ConfigError
-from vlrl.models import attention, heads, shards
+from vlrl.models import attention, shards
 from vlrl.models import cost as balance
 from vlrl.models.families import Family, agree, family_in
 from vlrl.models.flops import Cost, cost_model, patches_of
@@ -27,8 +28,13 @@ from vlrl.models.loading import ADAPTERS, Quantized, choose_trained, compute_dty
 from vlrl.models.logprobs import Head, Statistic, TokenStats, answer_states, token_stats
 from vlrl.models.packing import Batch, Piece, make_batch, pieces_of, plan, with_idle
 from vlrl.models.saving import write_parts
-from vlrl.models.vision_cache import FeatureCache, make_cache
 from vlrl.types import Prompt
+
+if TYPE_CHECKING:  # few runs learn a head
+    from vlrl.models import heads
+
+_CACHES = Table({"features": "vlrl.models.vision_cache:make_cache"})
+"""What keeps vision features of a frozen tower for later steps (model.feature_cache_mib)."""
 
 
 class Policy:
@@ -39,7 +45,7 @@ class Policy:
     """
 
     def __init__(self, model: Any, processor: Any, family: Family, accelerator: Accelerator, dtype: torch.dtype,
-                 quantized: Quantized | None = None, features: FeatureCache | None = None,
+                 quantized: Quantized | None = None, features: Any = None,
                  head: heads.Head | None = None):
         self.model, self.processor, self.family = model, processor, family
         self.accelerator, self.dtype, self.device = accelerator, dtype, accelerator.device
@@ -290,7 +296,8 @@ class Policy:
         if self.quantized:
             self.quantized.write(folder)
         if head := head or self.copied_head():
-            save_file(dict(head), folder / heads.HEAD)
+            assert self.head
+            save_file(dict(head), folder / self.head.file)
 
     def copied_head(self) -> dict[str, torch.Tensor]:
         """Returns the weights of a reward model's head copied to host memory; {} of another model."""
@@ -393,7 +400,7 @@ def load(config: Config, accelerator: Accelerator, checkpoint: Path | None = Non
     family = family_in(model)
     processor = load_processor(settings, family)
     agree(model, processor)
-    features = make_cache(settings, model, family)
+    features = _CACHES["features"](settings, model, family) if settings.feature_cache_mib else None
     choose_trained(model, family, settings, dtype)
     if not full:
         model = ADAPTERS["add"](model, family, settings, checkpoint)
@@ -404,8 +411,14 @@ def load(config: Config, accelerator: Accelerator, checkpoint: Path | None = Non
         # not needed without reentrance, and a frozen vision tower would be recomputed and differentiated for it
         _unwrapped(model).disable_input_require_grads()
     model.train()
-    head = heads.make_head(config, _unwrapped(model), accelerator.device)
+    head = make_head(config, _unwrapped(model), accelerator.device)
     return Policy(model, processor, family, accelerator, dtype, quantized, features, head)
+
+
+def make_head(config: Config, base: Any, device: torch.device) -> heads.Head | None:
+    """Returns the head of a transformers model that the settings ask for; None where they ask for none."""
+    name = head_of(config)
+    return HEADS[name](config, base.config.get_text_config().hidden_size, device) if name else None
 
 
 def _loss_scaler(device: torch.device, dtype: torch.dtype) -> torch.amp.GradScaler:

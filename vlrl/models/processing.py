@@ -21,13 +21,14 @@ from vlrl.models.chat_template import ChatTemplate, parts_of
 from vlrl.models.families import Family
 from vlrl.models.loading import template_variables
 from vlrl.models.opened import opened_in, turn_beginning
-from vlrl.models.tool_prompts import in_system, keeps_results, results, strips_thinking, writes_calls
-from vlrl.models.vision_cache import processor_hash, visuals_of
 from vlrl.rewards.text import left_open
 from vlrl.task import Task, task_messages, tool_schemas, with_guidance
 from vlrl.types import LoadedMedia, Media, Observation, Prompt, Sample
 
 _MEDIA = Table({"edited": "vlrl.data.media_edits:edited", "clock": "vlrl.data.video.sampling:clock"})
+_VISUALS = Table({name: f"vlrl.models.vision_cache:{name}" for name in ("processor_hash", "visuals_of")})
+_TOOLS = Table({name: f"vlrl.models.tool_prompts:{name}"
+                for name in ("in_system", "keeps_results", "results", "strips_thinking", "writes_calls")})
 _CHARACTERS = 16  # a token has fewer on average in nearly any text
 _MOST_AT_ONCE = 1 << 18  # characters that are tokenized without asking whether they could ever fit
 _STAND_IN = "vlrl-stands-in-for-an-action"
@@ -49,7 +50,7 @@ class Encoder:
         self._video = VideoSampling(config.model.video_fps, config.model.video_max_frames,
                                     config.model.video_min_frames)
         self._clips = media.Clips(config.data.clip_cache_mib)  # shared by copies
-        self._processed_by = processor_hash(processor) if config.model.feature_cache_mib else None
+        self._processed_by = _VISUALS["processor_hash"](processor) if config.model.feature_cache_mib else None
         self._chat = ChatTemplate(processor, {**family.template, **config.model.chat_template_kwargs})
         tokenizer = processor.tokenizer
         self._end = family.end_id(processor)
@@ -83,7 +84,7 @@ class Encoder:
         opening = sample.opening.media if sample.opening else ()
         loaded = [*(self._loaded(m, sample.id) for m in sample.media), *self._observed(opening, sample.id)]
         if tools and not self._writes_calls:
-            messages, tools = in_system(messages, tools), ()
+            messages, tools = _TOOLS["in_system"](messages, tools), ()
         else:
             tools = tools or sample.get("tools") or ()
         text = self._render(self._media_first(messages, sample.opening), loaded, sample, tools)
@@ -110,7 +111,7 @@ class Encoder:
         """
         loaded = self._observed(observation.media, sample_id)
         content = [*({"type": m.kind} for m in loaded), {"type": "text", "text": observation.text}]
-        turns = (results(observation, self._keeps_results, self._reads_order) if observation.results
+        turns = (_TOOLS["results"](observation, self._keeps_results, self._reads_order) if observation.results
                  else [{"role": "user", "content": content}])
         probe = [{"role": "user", "content": [{"type": "text", "text": "x"}]},
                  {"role": "assistant", "content": [{"type": "text", "text": _STAND_IN}]}, *turns]
@@ -163,7 +164,7 @@ class Encoder:
             positions=self.positions(ids, batch.get("mm_token_type_ids"), mm),
             processed_sizes=self.family.processed_sizes(self.processor, mm, [m.kind for m in loaded]),
             visual_tokens=self._visual_tokens(batch, loaded),
-            visuals=visuals_of(self.family, self._processed_by, mm, loaded) if self._processed_by else ())
+            visuals=_VISUALS["visuals_of"](self.family, self._processed_by, mm, loaded) if self._processed_by else ())
 
     def answer_ids(self, text: str) -> np.ndarray:
         """Returns [T] token ids of an answer text with the end token, as supervised fine-tuning trains it; a given
@@ -235,16 +236,16 @@ class Encoder:
 
     @cached_property
     def _writes_calls(self) -> bool:
-        return self._reads_tools and writes_calls(self._template)
+        return self._reads_tools and _TOOLS["writes_calls"](self._template)
 
     @cached_property
     def _keeps_results(self) -> bool:
-        return self._writes_calls and keeps_results(self._template)
+        return self._writes_calls and _TOOLS["keeps_results"](self._template)
 
     @property
     def strips_thinking(self) -> bool:
         """Whether the chat template leaves out earlier thinking when another turn follows."""
-        return strips_thinking(self._template)
+        return _TOOLS["strips_thinking"](self._template)
 
     @cached_property
     def _reads_order(self) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vlrl.models.chat_template import Template
 from vlrl.task.calls import CLOSE, OPEN, calls_of
 from vlrl.types import Observation
 
@@ -70,7 +71,6 @@ def _quoted(text: str) -> str:
 
 # --- what a template does ---------------------------------------------------------------------------------------------
 
-Template = Callable[..., str]
 _NAME = "stands_in_for_a_tool"
 _ASKED = {"role": "user", "content": [_text("x")]}
 _ANSWERED = {"role": "assistant", "content": [_text("y")]}

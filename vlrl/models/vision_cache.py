@@ -88,6 +88,10 @@ class FeatureCache:
         self._lookups = self._hits = 0
         return {"feature_cache/hit_frac": hits / lookups if lookups else 0.0}
 
+    def another(self) -> FeatureCache:
+        """Returns an empty one of the same size."""
+        return FeatureCache(self.limit)
+
     def __len__(self) -> int:
         return len(self._entries)
 
@@ -109,12 +113,8 @@ class FeatureCache:
             self.used -= self._entries.popitem(last=False)[1].nbytes
 
 
-def make_cache(settings: ModelSettings, model: Any, family: Family) -> FeatureCache | None:
-    """Returns the cache of `model.feature_cache_mib`; None when that is 0. ConfigError for a model that takes no
-    features.
-    """
-    if settings.feature_cache_mib == 0:
-        return None
+def make_cache(settings: ModelSettings, model: Any, family: Family) -> FeatureCache:
+    """Returns the cache of `model.feature_cache_mib`. ConfigError for a model that takes no features."""
     if not family.known or "mm_encoder_outputs" not in inspect.signature(model.forward).parameters:
         raise ConfigError(f"model.feature_cache_mib={settings.feature_cache_mib}: vlrl cannot hand features to "
                           f"a model of type '{family.model_type}'. Set it to 0: images are then encoded in every pass.")
