@@ -20,13 +20,14 @@ ROOT = Path(__file__).resolve().parents[2]
 AT_THE_ROOT = {"__init__", "__main__", "_torchcodec", "_torchvision", "errors", "media", "types"}
 BRANCHES = ("methods", "services", "environments", "checks", "testing", "tools", "cli", "curriculum.shares",
             "data.formats", "data.media_edits", "data.row_fields", "data.sources", "data.video", "engine.copied",
-            "engine.vllm", "models.adapters", "models.attention_kernels", "models.sharding", "models.tool_prompts",
-            "models.vision_cache", "monitoring.notebook", "monitoring.tracked_groups", "monitoring.webhook",
-            "rewards._math_worker", "rewards.answers", "rewards.chart", "rewards.closed_loop", "rewards.codes",
-            "rewards.confidence", "rewards.constraints", "rewards.contrast", "rewards.detection", "rewards.driving",
-            "rewards.ensembles", "rewards.groups", "rewards.likelihood", "rewards.literals", "rewards.math",
-            "rewards.points", "rewards.process", "rewards.regions", "rewards.spans", "rewards.stem", "rewards.steps",
-            "rewards.tracks", "task.mixture", "task.part", "task.recipes")
+            "engine.vllm", "models.adapters", "models.attention_kernels", "models.balance", "models.media_forms",
+            "models.sharding", "models.tool_prompts", "models.vision_cache", "monitoring.notebook",
+            "monitoring.tracked_groups", "monitoring.webhook", "rewards._math_worker", "rewards.answers",
+            "rewards.chart", "rewards.closed_loop", "rewards.codes", "rewards.confidence", "rewards.constraints",
+            "rewards.contrast", "rewards.detection", "rewards.driving", "rewards.ensembles", "rewards.groups",
+            "rewards.likelihood", "rewards.literals", "rewards.math", "rewards.points", "rewards.process",
+            "rewards.regions", "rewards.spans", "rewards.stem", "rewards.steps", "rewards.tracks", "task.mixture",
+            "task.part", "task.recipes")
 """Of vlrl, what the trunk names in tables of texts alone, and what tasks and services alone use; modules whose names
 begin so."""
 UNDER_VLRL = {"tasks": {"vlrl/tools/tiny/cold_start.py", "vlrl/tools/tiny/episode_start.py"},

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from tests.helpers import credited_groups, load, settings
 from vlrl.distributed import comm
 from vlrl.models import cost
-from vlrl.models.cost import EVEN, WORTH_MOVING, assign, bins, group_cost, optimizer_steps, share_out
+from vlrl.models.balance import EVEN, WORTH_MOVING, assign
+from vlrl.models.cost import bins, group_cost, optimizer_steps, share_out
 
 
 def loads(costs, places):

@@ -8,12 +8,13 @@ is not in the table gets what can be read off its config and off the model, and 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from vlrl.config.registry import Table
 from vlrl.errors import ConfigError
 from vlrl.models.chat_template import ChatTemplate
 
@@ -22,12 +23,9 @@ if TYPE_CHECKING:
 
 Part = Literal["language", "merger", "vision", "audio"]
 """What hears ("audio") never learns: no prompt holds sound."""
+_FORMS = Table({name: f"vlrl.models.media_forms:{name}" for name in ("clips_of_any_length", "of_no_table")})
 _INSIDE = re.compile(r"merger|projector|connector")
 """In the names of what ends a vision tower and brings its features into the language model."""
-
-
-def _as_they_are(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-    return inputs
 
 
 @dataclass(frozen=True)
@@ -57,8 +55,8 @@ class Family:
     """Images and videos travel in one tensor, so a prompt holds images or videos, not both."""
     template: Mapping[str, Any] = field(default_factory=dict)
     """Keywords of the processor's apply_chat_template."""
-    encode: Callable[[Any, dict[str, Any]], dict[str, Any]] = _as_they_are
-    """(model, forward keywords) -> forward keywords; for media that the model's forward cannot take together."""
+    forms: str = ""
+    """What of media_forms changes forward keywords, for media that the model's forward cannot take together."""
     answer_types: Mapping[str, int] = field(default_factory=dict)
     """Token types of an answer by keyword, where they are not 0; see Prompt.aligned_answer."""
     other_ids: tuple[int, ...] = ()
@@ -114,6 +112,10 @@ class Family:
         closing = {t.content: i for i, t in tokenizer.added_tokens_decoder.items() if t.special}
         longest = max((token for token in closing if rest.startswith(token)), key=len, default=tokenizer.eos_token)
         return closing.get(longest, tokenizer.eos_token_id)
+
+    def encode(self, model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Returns forward keywords as the model's forward can take them."""
+        return _FORMS[self.forms](model, inputs) if self.forms else inputs
 
     def positions(self, model: Any, ids: torch.Tensor, types: torch.Tensor | None,
                   mm: Mapping[str, torch.Tensor]) -> np.ndarray:
@@ -172,73 +174,6 @@ def agree(model: Any, processor: Any) -> None:
         model.config.image_grid_pinpoints = [list(p) for p in pinpoints]
 
 
-def _clips_of_any_length(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-    """LLaVA-OneVision takes videos of one length; others (a tuple of tensors) go through its vision tower here."""
-    clips = inputs.get("pixel_values_videos")
-    if not isinstance(clips, tuple):
-        return inputs
-    import torch
-
-    features = [model.get_video_features(clip, return_dict=True).pooler_output.flatten(0, 1) for clip in clips]
-    encoded = {"video": _features(torch.cat(features)[None])}
-    images = {k: inputs[k] for k in ("pixel_values", "image_sizes", "batch_num_images") if k in inputs}
-    if images:
-        encoded["image"] = model.get_image_features(**images, return_dict=True)
-    rest = {k: v for k, v in inputs.items() if k not in images and k != "pixel_values_videos"}
-    return {**rest, "mm_encoder_outputs": encoded}
-
-
-def _media_of_one_token(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Returns images beside videos that are marked by the same token (GLM-4V): such a forward takes only one kind.
-
-    The features of both are put in the order of the text, which the token types know (1 image, 2 video).
-    """
-    types = inputs.get("mm_token_type_ids")
-    if types is None or not {"pixel_values", "pixel_values_videos"} <= inputs.keys():
-        return inputs
-    if (inputs["input_ids"][types == 2] != model.config.image_token_id).any():
-        return inputs
-    import torch
-
-    images = {k: inputs[k] for k in ("pixel_values", "image_grid_thw")}
-    videos = {k: inputs[k] for k in ("pixel_values_videos", "video_grid_thw")}
-    kinds = types[types > 0]
-    places = torch.cat([(kinds == 1).nonzero(), (kinds == 2).nonzero()])[:, 0]
-    features = torch.cat([*model.get_image_features(**images, return_dict=True).pooler_output,
-                          *model.get_video_features(**videos, return_dict=True).pooler_output])
-    encoded = {"image": _features((features[places.argsort()],))}
-    rest = {k: v for k, v in inputs.items() if k not in images and k not in videos}
-    return {**rest, "mm_encoder_outputs": encoded}
-
-
-def _clips_with_counted_frames(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Returns clips whose frames are counted beside them (Gemma 4), and pictures with them, as features: the forward of
-    transformers 5.19 loses the counts.
-    """
-    if "num_frames_per_video" not in inputs:
-        return inputs
-    reading = model if hasattr(model, "get_video_features") else model.model
-    clips = {k: v for k, v in inputs.items() if k in ("pixel_values_videos", "video_position_ids",
-                                                      "num_frames_per_video")}
-    images = {k: v for k, v in inputs.items() if k in ("pixel_values", "image_position_ids")}
-    encoded = {"video": reading.get_video_features(**clips, return_dict=True)}
-    if images:
-        encoded["image"] = reading.get_image_features(**images, return_dict=True)
-    rest = {k: v for k, v in inputs.items() if k not in clips and k not in images}
-    return {**rest, "mm_encoder_outputs": encoded}
-
-
-def _of_no_table(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-    return _clips_with_counted_frames(model, _media_of_one_token(model, inputs))
-
-
-def _features(pooled: Any) -> Any:
-    """Returns features as a vision tower returns them; the type differs between models."""
-    from transformers.modeling_outputs import BaseModelOutputWithPooling
-
-    return BaseModelOutputWithPooling(pooler_output=pooled)
-
-
 # --- the table -------------------------------------------------------------------------------------------------------
 
 _QWEN: dict[str, Any] = {
@@ -260,7 +195,7 @@ FAMILIES = {f.model_type: f for f in (
     replace(_SMOLVLM, model_type="idefics3", nested=("images",), template={}, videos=False),  # the first SmolVLMs too
     Family("llava_onevision", coordinates="norm1", vision=("vision_tower.",),  # fractions, as in LLaVA's data
            mergers=("multi_modal_projector.", "image_newline."), vision_tokens=("<image>", "<video>"),
-           nested=("images",), encode=_clips_of_any_length),
+           nested=("images",), forms="clips_of_any_length"),
     Family("internvl", coordinates="norm1000", vision=("vision_tower.",), mergers=("multi_modal_projector.",),
            vision_tokens=("<IMG_CONTEXT>", "<img>", "</img>", "<video>", "<image>")),
 )}
@@ -291,7 +226,7 @@ def family_of(config: Any) -> Family:
     rope = getattr(text, "rope_parameters", None) or {}
     tokens = _vision_tokens(config)
     return Family(kind, coordinates="norm1000", mrope="mrope_section" in rope, shared=False,
-                  videos=any("video" in name for name in tokens), encode=_of_no_table,
+                  videos=any("video" in name for name in tokens), forms="of_no_table",
                   answer_types={"token_type_ids": 1} if kind in _PREFIX_MODELS else {},
                   other_ids=tuple(sorted({*tokens.values()})))
 

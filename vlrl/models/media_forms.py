@@ -1,0 +1,71 @@
+"""Media that the forward of a family cannot take as they are: their features are computed before it (Family.forms)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def clips_of_any_length(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+    """LLaVA-OneVision takes videos of one length; others (a tuple of tensors) go through its vision tower here."""
+    clips = inputs.get("pixel_values_videos")
+    if not isinstance(clips, tuple):
+        return inputs
+    features = [model.get_video_features(clip, return_dict=True).pooler_output.flatten(0, 1) for clip in clips]
+    encoded = {"video": _features(torch.cat(features)[None])}
+    images = {k: inputs[k] for k in ("pixel_values", "image_sizes", "batch_num_images") if k in inputs}
+    if images:
+        encoded["image"] = model.get_image_features(**images, return_dict=True)
+    rest = {k: v for k, v in inputs.items() if k not in images and k != "pixel_values_videos"}
+    return {**rest, "mm_encoder_outputs": encoded}
+
+
+def _media_of_one_token(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+    """Returns images beside videos that are marked by the same token (GLM-4V): such a forward takes only one kind.
+
+    The features of both are put in the order of the text, which the token types know (1 image, 2 video).
+    """
+    types = inputs.get("mm_token_type_ids")
+    if types is None or not {"pixel_values", "pixel_values_videos"} <= inputs.keys():
+        return inputs
+    if (inputs["input_ids"][types == 2] != model.config.image_token_id).any():
+        return inputs
+    images = {k: inputs[k] for k in ("pixel_values", "image_grid_thw")}
+    videos = {k: inputs[k] for k in ("pixel_values_videos", "video_grid_thw")}
+    kinds = types[types > 0]
+    places = torch.cat([(kinds == 1).nonzero(), (kinds == 2).nonzero()])[:, 0]
+    features = torch.cat([*model.get_image_features(**images, return_dict=True).pooler_output,
+                          *model.get_video_features(**videos, return_dict=True).pooler_output])
+    encoded = {"image": _features((features[places.argsort()],))}
+    rest = {k: v for k, v in inputs.items() if k not in images and k not in videos}
+    return {**rest, "mm_encoder_outputs": encoded}
+
+
+def _clips_with_counted_frames(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+    """Returns clips whose frames are counted beside them (Gemma 4), and pictures with them, as features: the forward of
+    transformers 5.19 loses the counts.
+    """
+    if "num_frames_per_video" not in inputs:
+        return inputs
+    reading = model if hasattr(model, "get_video_features") else model.model
+    clips = {k: v for k, v in inputs.items() if k in ("pixel_values_videos", "video_position_ids",
+                                                      "num_frames_per_video")}
+    images = {k: v for k, v in inputs.items() if k in ("pixel_values", "image_position_ids")}
+    encoded = {"video": reading.get_video_features(**clips, return_dict=True)}
+    if images:
+        encoded["image"] = reading.get_image_features(**images, return_dict=True)
+    rest = {k: v for k, v in inputs.items() if k not in clips and k not in images}
+    return {**rest, "mm_encoder_outputs": encoded}
+
+
+def of_no_table(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+    """Forward keywords of a family that is in no table (families.family_of)."""
+    return _clips_with_counted_frames(model, _media_of_one_token(model, inputs))
+
+
+def _features(pooled: Any) -> Any:
+    """Returns features as a vision tower returns them; the type differs between models."""
+    from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+    return BaseModelOutputWithPooling(pooler_output=pooled)
