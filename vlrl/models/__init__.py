@@ -1,4 +1,7 @@
-"""Models: loading and saving, families, processing, packing, attention, log-probabilities, sharding.
+"""Models: loading and saving, families, processing, packing, attention, log-probabilities.
+
+adapters/ (LoRA, 4 bits), sharding/ (FSDP2, ZeRO), attention_kernels, balance, media_forms, tool_prompts and
+vision_cache are imported where settings, model or rows ask for them.
 
 Families and processing
 - What differs between families is named in families.py alone; a type that no table names gets a Family read off its
@@ -13,7 +16,7 @@ Weights and passes
 - Trained weights are float32, as small updates vanish in bfloat16; `model.dtype` holds for autocast and frozen
   weights.
 - Under LoRA the reference is the disabled adapter. Never more than a chunk of logits exists at once.
-- A tensor from a file (loading.load_model, loading.add_lora, store.checkpoint.load_state) moves to memory of its own
+- A tensor from a file (loading.load_model, adapters.lora.add, store.checkpoint.load_state) moves to memory of its own
   (store.aligned_memory.own): a CPU's matrix kernels differ in the last bits by where their operands start.
 - Vision features are cached one picture at a time: the same bits whatever the batch and the cache. A frozen vision
   tower builds no graph, under gradient checkpointing neither.
