@@ -10,7 +10,7 @@ import pytest
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
-MOST_LINES = 39_500
+MOST_LINES = 30_000
 """Of vlrl's and the task's modules that a run imports; lower it when it falls."""
 RUN = """
 import json, sys
@@ -36,4 +36,4 @@ def test_a_run_imports_what_it_asks_for(tmp_path):
     assert not [name for name in own if name.startswith(("vlrl/services/", "vlrl/environments/", "vlrl/engine/vllm/"))]
     assert [name for name in own if name.startswith("vlrl/cli/")] == [
         f"vlrl/cli/{name}.py" for name in ("__init__", "common", "interrupt", "main", "terminal", "training")]
-    assert len(own) > 200 and sum(len((ROOT / name).read_text().splitlines()) for name in own) <= MOST_LINES
+    assert len(own) > 150 and sum(len((ROOT / name).read_text().splitlines()) for name in own) <= MOST_LINES
