@@ -1,4 +1,4 @@
-"""evaluation/answers.py with a scripted engine: what is asked, kept and asked again."""
+"""tools/evaluation/answers.py with a scripted engine: what is asked, kept and asked again."""
 
 from dataclasses import replace
 

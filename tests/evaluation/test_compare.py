@@ -1,4 +1,4 @@
-"""evaluation/compare.py and `vlrl compare`: two evaluations, through the files of run folders."""
+"""tools/experiments/compare.py and `vlrl compare`: two evaluations, through the files of run folders."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""evaluation/differences.py: how far apart two sides are, and how sure that is."""
+"""tools/experiments/differences.py: how far apart two sides are, and how sure that is."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""evaluation/endpoint.py and chat_prompts.py against a real HTTP server that answers well and badly."""
+"""tools/clients/endpoint.py and chat_prompts.py against a real HTTP server that answers well and badly."""
 
 import base64
 import contextlib

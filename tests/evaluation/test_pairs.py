@@ -1,4 +1,4 @@
-"""evaluation/pairs.py: which answers of two evaluations are of the same sample."""
+"""tools/experiments/pairs.py: which answers of two evaluations are of the same sample."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""evaluation/probes.py: what is taken away or worded otherwise, what is read in the answers, and the numbers."""
+"""tools/evaluation/probes.py: what is taken away or worded otherwise, what is read in the answers, and the numbers."""
 
 import json
 from pathlib import Path

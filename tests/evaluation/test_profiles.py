@@ -1,4 +1,4 @@
-"""evaluation/profiles.py, by hand, against implementations of its own, and against rliable where it is installed."""
+"""tools/experiments/profiles.py, by hand, against implementations of its own, and against rliable where installed."""
 
 import numpy as np
 import pytest

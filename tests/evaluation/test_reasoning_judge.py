@@ -1,4 +1,4 @@
-"""evaluation/reasoning_judge.py: verdicts of a server on right answers, CoT-pass@k of them, kept and asked once."""
+"""tools/evaluation/reasoning_judge.py: verdicts of a server on right answers, CoT-pass@k of them; asked once."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""evaluation/stats.py, evaluation/report.py and monitoring/progress.py: what a user is shown of a run."""
+"""evaluation/stats.py, tools/experiments/report.py and monitoring/progress.py: what a user is shown of a run."""
 
 import io
 import re

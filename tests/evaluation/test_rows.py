@@ -1,4 +1,4 @@
-"""evaluation/rows.py: what an item is, and a file of answers that goes on after a kill."""
+"""tools/evaluation/rows.py: what an item is, and a file of answers that goes on after a kill."""
 
 import json
 

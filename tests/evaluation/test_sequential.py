@@ -1,4 +1,4 @@
-"""evaluation/sequential.py: AdaStop's decisions, by hand, against an enumeration, and its error rates."""
+"""tools/experiments/sequential.py: AdaStop's decisions, by hand, against an enumeration, and its error rates."""
 
 import itertools
 

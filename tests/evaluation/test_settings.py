@@ -1,4 +1,4 @@
-"""evaluation/settings.py: which combinations are drawn, and which would not act."""
+"""tools/evaluation/settings.py: which combinations are drawn, and which would not act."""
 
 import pytest
 

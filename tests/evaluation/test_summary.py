@@ -1,4 +1,4 @@
-"""evaluation/summary.py and the clustered bootstrap: planted answers for every metric, and coverage."""
+"""tools/evaluation/summary.py and the clustered bootstrap: planted answers for every metric, and coverage."""
 
 import numpy as np
 import pytest

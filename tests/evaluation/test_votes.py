@@ -1,4 +1,4 @@
-"""evaluation/votes.py and calibration.py against counting by hand and by enumeration."""
+"""tools/evaluation/votes.py and calibration.py against counting by hand and by enumeration."""
 
 import itertools
 import math

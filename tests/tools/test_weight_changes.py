@@ -1,4 +1,4 @@
-"""tools/weight_changes.py: weights that differ between two models, by hand and against models in memory."""
+"""tools/experiments/weight_changes.py: weights that differ between two models, by hand and against models in memory."""
 
 import json
 

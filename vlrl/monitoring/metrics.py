@@ -32,7 +32,7 @@ def life() -> tuple[int, str]:
 
 
 def phase(name: str) -> Any:
-    """`with phase("decode"): ...` marks a part of a step for the profiler (training/profiler.py) and the watchdog;
+    """`with phase("decode"): ...` marks a part of a step for the profiler (tools/machine/profiler.py) and the watchdog;
     costs next to nothing without one."""
     alive(name)
     return contextlib.nullcontext() if _watch is None else _watch(name)
