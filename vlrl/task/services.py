@@ -170,9 +170,13 @@ def looked_up(name: str, group: Sequence[Answer], values: Mapping[Key, np.ndarra
 class GroupServices(Protocol):
     """The services of `services.*` as one group has them."""
 
-    turn: AbstractContextManager[Any]
-    """Held while a task's code runs, and not while it waits for a server: groups wait side by side."""
-    services: Mapping[str, Callable[..., Any]]
+    @property
+    def turn(self) -> AbstractContextManager[Any]:
+        """Held while a task's code runs, and not while it waits for a server: groups wait side by side."""
+        ...
+
+    @property
+    def services(self) -> Mapping[str, Callable[..., Any]]: ...
 
     @property
     def problem(self) -> str | None:
