@@ -241,7 +241,7 @@ class _Bundle:
         hide, named = self.hide, view.key._replace(run=self.name)
         rollouts = tuple(replace(
             r, key=r.key._replace(run=self.name), error=r.error and hide.words(r.error),
-            turns=tuple(map(self._turn, r.turns))) for r in view.rollouts[:_ANSWERS])
+            extra=hide.value(r.extra), turns=tuple(map(self._turn, r.turns))) for r in view.rollouts[:_ANSWERS])
         return replace(view, key=named, rollouts=rollouts, sample=hide.value(view.sample),
                        notes=tuple(map(hide.words, view.notes)))
 

@@ -258,5 +258,7 @@ def _parsed(view: GroupView, rollout: RolloutView) -> Html:
     mark = chip("same", "good") if same else ""
     read = folded(as_json(rollout.parsed, 40), 600, "pre") if rollout.parsed is not None else el(
         "p", "nothing could be read", class_="v-dim")
+    kept = () if rollout.extra is None else (
+        el("div", el("h5", "Kept by its method"), folded(as_json(rollout.extra, 40), 600, "pre")),)
     return el("div", el("div", el("h5", "Read ", mark), read), el("div", el("h5", "Target"),
-              folded(as_json(view.target, 40), 600, "pre")), class_="v-pair")
+              folded(as_json(view.target, 40), 600, "pre")), *kept, class_="v-pair")

@@ -108,6 +108,8 @@ class RolloutView:
     """[actions] float32 of an episode; None where it has one for all."""
     opened: str = ""
     """What its prompt had begun it with, such as "<think>"."""
+    extra: Any = None
+    """Decoded JSON of what a method kept of it; None where nothing was."""
 
     @property
     def whole(self) -> str:
@@ -329,7 +331,8 @@ def _rollout_view(key: GroupKey, place: int, row: Mapping[str, Any], notes: list
         parsed=decoded(row["parsed"]), error=row["error"], finish_reason=row["finish_reason"],
         truncated=bool(row["truncated"]), turns=tuple(turn for turn in row["turns"] or () if turn),
         episode_id=row["episode_id"], variant=row["variant"], marks=_marks(row["marks"]), media=_shown(row)[1],
-        turn_advantages=row["turn_advantages"], opened=row["opened"] or "")
+        turn_advantages=row["turn_advantages"], opened=row["opened"] or "",
+        extra=decoded(row["extra"]))
 
 
 _PER_TOKEN = ("loss_mask", "logprobs", "trainer_logprobs", "entropies", "ratio", "clipped", "top_ids", "top_logprobs")

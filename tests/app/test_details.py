@@ -45,6 +45,7 @@ def test_every_column_of_the_store_is_there(library):
             assert getattr(rollout, name) == row[name], name
         assert (rollout.parts, rollout.weights, rollout.metrics) == tuple(
                 dict(row[name] or {}) for name in ("parts", "weights", "metrics"))
+        assert rollout.extra is row["extra"] is None
         assert rollout.parsed == json.loads(row["parsed"]) and list(rollout.marks) == json.loads(row["marks"])
         assert list(rollout.turns) == row["turns"] and rollout.token_ids.dtype == np.int32
     first = stored[0]
@@ -65,6 +66,16 @@ def test_statistics_leave_out_what_is_not_scored_or_set_aside(tmp_path):
     view = group(library, "a", "train", 0, made.id)
     assert (view.mean, view.std, view.best, view.worst, view.zero_variance) == (0.5, 0.5, 1.0, 0.0, False)
     assert [r.aside for r in view.rollouts] == [False] * 4 + [True] and view.rollouts[4].advantage is None
+
+
+def test_what_a_method_kept_is_read_and_shown(tmp_path):
+    made = made_runs.made_group("boxes", 0, 0, size=2)
+    kept = replace(made.rollouts[0], completion=replace(made.rollouts[0].completion, extra={"hint": "<b>look"}))
+    library, _ = one(tmp_path, replace(made, rollouts=(kept, *made.rollouts[1:])))
+    view = group(library, "a", "train", 0, made.id)
+    assert [r.extra for r in view.rollouts] == [{"hint": "<b>look"}, None]
+    shown = [str(cards._parsed(view, r)) for r in view.rollouts]
+    assert "Kept by its method" in shown[0] and "&lt;b&gt;look" in shown[0] and "Kept by" not in shown[1]
 
 
 def test_media_with_sizes(library):

@@ -21,7 +21,7 @@ CODE = [ROOT / "train.py", *sorted(p for folder in ("vlrl", "app", "tasks", "ben
                                    for p in (ROOT / folder).rglob("*.py"))]
 PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
 UNSAFE = ("pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve")
-ALLOWED = {("vlrl/models/cost.py", "imports pickle"), ("vlrl/task/subprocess_scorer.py", "imports pickle"),
+ALLOWED = {("vlrl/models/balance.py", "imports pickle"), ("vlrl/task/subprocess_scorer.py", "imports pickle"),
            ("vlrl/environments/host.py", "imports pickle"),
            ("vlrl/data/sources/download.py", "verify=_context(remote.policy.guard.trusted)"),
            ("vlrl/monitoring/webhook.py", "verify=ssl.create_default_context()")}
