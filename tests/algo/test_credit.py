@@ -201,7 +201,9 @@ def test_kl_in_the_reward_is_that_of_rloo(tiny_models):
     with torch.no_grad():
         for _, p in policy.trainable():
             p.add_(0.02 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())))
-    groups = credited_groups(policy, encode, config, ("text", "image"))
+    groups = [replace(g, rollouts=tuple(  # their first tokens are those of an earlier step, which are not trained
+        replace(r, completion=replace(r.completion, loss_mask=np.arange(len(r.completion.tokens)) > 1))
+        for r in g.rollouts)) for g in credited_groups(policy, encode, config, ("text", "image"))]
     elsewhere = [replace(groups[0], rollouts=tuple(  # said to be drawn under another prompt: its logprobs do not count
         replace(r, train_prompt=groups[0].prompt, completion=replace(r.completion, logprobs=r.completion.logprobs - 9))
         for r in groups[0].rollouts)), groups[1]]

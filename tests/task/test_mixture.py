@@ -307,7 +307,9 @@ def test_any_sampler_draws_within_shares(name):
 
     (task, prompts, sampler), (_, other, resumed) = made(), made()
     for one in (sampler, resumed) if hasattr(sampler, "missing") else ():
-        one.measured(one.missing(), np.linspace(0, 1, 16, dtype=np.float32))
+        places = one.missing()
+        one.measured(places, places.astype(np.float32) / 16)
+        assert [s.angles.tolist() for s in one.samplers] == [(own / 16).tolist() for own in one.members]
     (first, *_) = played(prompts, sampler, range(4))
     assert Counter(labels_of(prompts, first)) == {"a": 4, "b": 2}
     if first[0].knobs:
