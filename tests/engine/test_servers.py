@@ -14,12 +14,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from tests.helpers import settings
 from vlrl.engine.vllm import launch as vllm_launch
 from vlrl.engine.vllm import routes as vllm_routes
 from vlrl.engine.vllm import wire as vllm_wire
 from vlrl.engine.vllm.routes import KEY, WEIGHTS, Routes
+from vlrl.engine.vllm.worker import Extension
 from vlrl.errors import ConfigError
 
 PATIENT = 60
@@ -38,7 +40,7 @@ class Engine:
         self.inside += 1
         self.most = max(self.most, self.inside)
         with contextlib.suppress(KeyError):
-            await self.held[os.path.basename(args[0])].wait()
+            await self.held[os.path.basename(str(args[0]))].wait()
         self.inside -= 1
         return [(3, [("w", 1.0, 2.0)])]
 
@@ -177,6 +179,35 @@ def test_weights_that_could_not_be_taken_leave_no_version(server):
         assert len(server.engine.calls) == 2  # whole weights are taken anew
 
     asyncio.run(run())
+
+
+def test_what_a_version_chooses_from_comes_with_it(server):
+    async def run():
+        for version, choices in (("a-1", [0.8, [3, 4]]), ("b-1", [0.8, [3, 4]]), ("b-2", None), ("b-3", [1.0, []])):
+            base = server.load("a-1")["base"]
+            assert (await server.ask("/vlrl/load", server.load(version, base=base, choices=choices)))[0] == 200
+        assert [call[0] for call in server.engine.calls] == ["vlrl_reload", "vlrl_choices", "vlrl_choices"]
+        assert [call[1:] for call in server.engine.calls[1:]] == [(0.8, (3, 4)), (1.0, ())]
+        for wrong in ([0.8], ["hot", []], [1.0, 5]):
+            assert (await server.ask("/vlrl/load", server.load("c-1", choices=wrong)))[0] == 400
+        assert server.routes.version == "b-3"
+
+    asyncio.run(run())
+
+
+def test_a_worker_computes_with_what_is_chosen_from():
+    class Model(torch.nn.Module):
+        def compute_logits(self, hidden):
+            return hidden and torch.tensor(hidden, dtype=torch.bfloat16)
+
+    model, worker = Model(), Extension()
+    worker.model_runner = SimpleNamespace(get_model=lambda: model)
+    for temperature in (0.5, 0.25):  # never one upon the other
+        worker.vlrl_choices(temperature, [1])
+        assert model.compute_logits([[1.0, 2.0, 3.0]]).tolist() == [[1 / temperature, -np.inf, 3 / temperature]]
+    assert model.compute_logits(None) is None  # a process that holds no logits
+    worker.vlrl_choices(1.0, [])
+    assert model.compute_logits([[1.0, 2.0, 3.0]]).dtype == torch.bfloat16
 
 
 def test_two_runs_at_one_server_take_turns(server):

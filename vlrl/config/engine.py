@@ -103,7 +103,7 @@ class EngineSettings(Settings):
     def _addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         out: list[str] = []
         for text in value:
-            address = _address(text)
+            address = address_of(text)
             if address in out:
                 raise ValueError(f"{address} stands there twice; name each server once")
             out.append(address)
@@ -126,7 +126,7 @@ class EngineSettings(Settings):
         return self.top_p < 1 or self.top_k > 0
 
 
-def _address(text: str) -> str:
+def address_of(text: str) -> str:
     """Returns an address without a slash at its end. Raises ValueError that says what one looks like."""
     try:
         parts = urlsplit(text)

@@ -19,7 +19,7 @@ from vlrl.config.episodes import EnvironmentSettings, EpisodeSettings
 from vlrl.config.model import LoraSettings, ModelSettings, TrainSettings
 from vlrl.config.rollout import AsyncSettings, CurriculumSettings, RolloutSettings
 from vlrl.config.running import EvalSettings, LimitsSettings, LogSettings, RunSettings, SaveSettings, StoreSettings
-from vlrl.config.sections import active
+from vlrl.config.sections import SECTIONS, active
 from vlrl.config.services import PLACES as SERVICE_PLACES
 from vlrl.config.services import ServicesSettings, with_reference
 from vlrl.config.stages import MergeSettings, RoundsSettings, StageEntry
@@ -35,7 +35,8 @@ __all__ = ["RESUMABLE", "SHORT", "AlgoSettings", "AnswerType", "AsyncSettings", 
 RESUMABLE = ("steps", "eval", "save", "log", "store", "run", "resume", "alerts", "presets", "data.cache",
              "train.sharding", "train.cpu_offload", "limits.collective_s", "limits.environment_errors",
              "limits.nonfinite_steps", "limits.score_s", "limits.service_errors", "limits.stuck_s", "environment.name",
-             *SERVICE_PLACES, *(f"engine.{name}" for name in PLACES))
+             *SERVICE_PLACES, *(f"engine.{name}" for name in PLACES),
+             *(f"{name}.{place}" for name, entry in SECTIONS.items() for place in entry.places))
 """Settings, and sections of them, that may differ between a checkpoint and the run that resumes it."""
 SHORT = ("engine", "task", "curriculum")
 """Top-level settings of which a text alone is the `name`."""

@@ -27,6 +27,8 @@ class Entry(NamedTuple):
 
     settings: str
     method: str
+    places: tuple[str, ...] = ()
+    """Settings of it that say where and how long, and change no result: they may differ on resume."""
 
 
 SECTIONS = {
@@ -37,7 +39,8 @@ SECTIONS = {
                                  "vlrl.methods.demonstrations.method:Demonstrations"),
     "algo.stored": Entry("vlrl.methods.replay.settings:StoredSettings", "vlrl.methods.replay.method:Replay"),
     "algo.distillation": Entry("vlrl.methods.distillation.settings:DistillationSettings",
-                               "vlrl.methods.distillation.method:Distillation"),
+                               "vlrl.methods.distillation.method:Distillation",
+                               ("server", "key_file", "timeout_s", "retries")),
     "rollout.forget": Entry("vlrl.methods.eepo.settings:ForgetSettings", "vlrl.methods.eepo.method:SampleThenForget"),
     "rollout.branch": Entry("vlrl.methods.tree.settings:BranchSettings", "vlrl.methods.tree.method:TreeRollouts"),
 }

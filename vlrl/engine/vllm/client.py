@@ -24,9 +24,11 @@ class Unavailable(Exception):
 
 
 class Client:
-    """HTTP to servers with one key. timeout_s: most seconds that an answer may take."""
+    """HTTP to servers with one key. timeout_s: most seconds that an answer may take. key_file: the setting that names
+    the key's file."""
 
-    def __init__(self, key: str, timeout_s: float):
+    def __init__(self, key: str, timeout_s: float, key_file: str = "engine.key_file"):
+        self._key_file = key_file
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._http = httpx.Client(headers=headers, trust_env=False,  # a proxy has no business between these
                                   timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, CONNECT_S), pool=None),
@@ -53,8 +55,8 @@ class Client:
             raise Unavailable(f"{type(error).__name__}: {error}".rstrip(": ")) from None
         message = f"{status} {_error_text(answer)}"
         if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.PROXY_AUTHENTICATION_REQUIRED):
-            raise ConfigError(f"{address} refuses the key: set engine.key_file to the file that `vlrl serve` wrote, or "
-                              "VLRL_ENGINE_KEY to the key that the server was started with")
+            raise ConfigError(f"{address} refuses the key: set {self._key_file} to the file that `vlrl serve` "
+                              "wrote, or VLRL_ENGINE_KEY to the key that the server was started with")
         if status < HTTPStatus.INTERNAL_SERVER_ERROR and status not in (HTTPStatus.CONFLICT,
                                                                         HTTPStatus.TOO_MANY_REQUESTS):
             raise TrainingError(f"the server {address} refuses {path}: {message}")

@@ -83,14 +83,15 @@ class Replicas:
 
     most: answers outstanding at one server. retries: how often a request is asked again. wait_s: longest time without
     any server; an `admit` that has begun by then may end. patience_s: a server with work that answers no health check
-    for so long is given up.
+    for so long is given up. setting: that of the addresses, for messages.
     """
 
     def __init__(self, addresses: Sequence[str], client: Client, admit: Callable[[str], None], *, most: int = 512,
-                 retries: int = 3, wait_s: float = 600.0, patience_s: float = 60.0):
+                 retries: int = 3, wait_s: float = 600.0, patience_s: float = 60.0, setting: str = "engine.servers"):
         self.replicas = [Replica(address) for address in addresses]
         self._client, self._admit = client, admit
         self._most, self._retries, self._wait_s, self._patience_s = most, retries, wait_s, patience_s
+        self.setting, self.section = setting, setting.rpartition(".")[0]
         self._abandoned: VlrlError | None = None
         self._doubts = 0
         self._lock = threading.Lock()
@@ -244,8 +245,8 @@ class _Run(Generic[T]):
         call.avoid = replica
         if call.failures > self._pool._retries:
             raise TrainingError(f"a request failed {call.failures} times, the last time at {replica.address}: "
-                                f"{reason}. See what the server printed; engine.retries and engine.timeout_s set the "
-                                "limits.")
+                                f"{reason}. See what the server printed; {self._pool.section}.retries and "
+                                f"{self._pool.section}.timeout_s set the limits.")
         call.not_before = time.monotonic() + min(_PAUSES[0] * 2 ** (call.failures - 1), _PAUSES[1])
         self._waiting.insert(0, (task, place, call))  # it has waited longest
 
@@ -333,9 +334,9 @@ class _Run(Generic[T]):
             self._none_since = time.monotonic()
         elif self._is_late() and not any(r.checking for r in self._pool.replicas):
             reasons = "; ".join(f"{r.address}: {r.problem}" for r in self._pool.replicas)
-            raise TrainingError(f"no server of engine.servers was there for {self._pool._wait_s:g} s ({reasons}). "
-                                "Start `vlrl serve` again and go on with the same command; engine.timeout_s sets the "
-                                "limit.")
+            raise TrainingError(f"no server of {self._pool.setting} was there for {self._pool._wait_s:g} s ({reasons})."
+                                " Start `vlrl serve` again and go on with the same command; "
+                                f"{self._pool.section}.timeout_s sets the limit.")
 
     def _is_late(self) -> bool:
         """Returns whether the time without any server is up."""

@@ -4,6 +4,7 @@
     GET  /vlrl/state      what is served, and the version of its weights
     GET  /vlrl/alive      for how long the engine has owed an answer
     POST /vlrl/generate   n answers to one prompt, drawn from the weights of the version that the request names
+                          (with `prompt_logprobs` also the log-probabilities of the prompt's own tokens)
     POST /vlrl/load       takes over weights or an adapter from a folder, and forgets whatever older ones computed
     POST /vlrl/compare    names of weights that are not those of a folder
 
@@ -38,6 +39,9 @@ ADAPTER = "adapter_model.safetensors"
 ALIVE = "/vlrl/alive"
 MOST_BYTES = 2**30
 """Of a request: a thousand large frames."""
+Choices = tuple[float, tuple[int, ...]]
+"""Temperature and banned ids."""
+_ALL: Choices = (1.0, ())
 _NO_CACHE = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
 
 
@@ -62,6 +66,7 @@ class Routes:
         self.version = ""
         self._lora: Any = None
         self._base = ""
+        self._choices = _ALL
         self._loads = 0
         self._loading = asyncio.Lock()
         self._running: dict[asyncio.Task[Any], str] = {}
@@ -172,7 +177,7 @@ class Routes:
         ends = {o.finish_reason for o in last.outputs} - {"stop", "length"}
         if ends:
             raise Refused(HTTPStatus.CONFLICT, f"an answer ended by {ends.pop()}")
-        return {"prompt": list(last.prompt_token_ids),
+        return {"prompt": list(last.prompt_token_ids), **_of_prompt(last),
                 "outputs": [_output(o, request["options"].get("logprob_token_ids")) for o in last.outputs]}
 
     def _check(self, version: str) -> None:
@@ -185,16 +190,19 @@ class Routes:
 
     async def _load(self, state: Any, body: bytes) -> dict[str, Any]:
         """Takes over {"version", "base": [version, folder], "adapter": folder or None}: whole weights, where those here
-        are others, and an adapter on them. The same version twice is taken once."""
+        are others, and an adapter on them. With "choices", (temperature, banned ids), all log-probabilities of this
+        version are at that temperature and among the other ids. The same version twice is taken once."""
         request = _object(json.loads(body))
         version, (name, folder), adapter = _text(request["version"]), request["base"], request["adapter"]
         base, adapter = self._own(folder), self._own(adapter, ADAPTER) if adapter else None
+        temperature, banned = request.get("choices") or _ALL
+        choices = float(temperature), tuple(map(int, banned))
         async with self._loading:
             if version != self.version:
                 self._check_alone(version)
                 self.version = ""  # no answer from here on, should anything below fail
                 await self._stop_answers()
-                await _to_the_end(self._take(state.engine_client, version, _text(name), base, adapter),
+                await _to_the_end(self._take(state.engine_client, version, _text(name), base, adapter, choices),
                                   state.engine_client.check_health)
         return {"version": self.version}
 
@@ -221,12 +229,16 @@ class Routes:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
-    async def _take(self, engine: Any, version: str, name: str, base: Path, adapter: Path | None) -> None:
+    async def _take(self, engine: Any, version: str, name: str, base: Path, adapter: Path | None,
+                    choices: Choices = _ALL) -> None:
         old, self._lora = self._lora, None
         if name != self._base:
             self._base = ""
             await engine.collective_rpc("vlrl_reload", args=(str(base),))
             self._base = name
+        if choices != self._choices:
+            await engine.collective_rpc("vlrl_choices", args=choices)
+            self._choices = choices
         if old is not None:
             await engine.remove_lora(old.lora_int_id)
         if adapter is not None:
@@ -312,6 +324,14 @@ def _output(output: Any, measured: list[int] | None) -> dict[str, Any]:
     wanted = [measured] if measured else [[i] for i in ids]
     logprobs = [float(at[i].logprob) for at, of in zip(places, wanted, strict=False) for i in of]
     return {"tokens": ids, "logprobs": logprobs, "finish": output.finish_reason}
+
+
+def _of_prompt(output: Any) -> dict[str, Any]:
+    """Returns the log-probabilities of a prompt's tokens where they were asked for; None of the first."""
+    if output.prompt_logprobs is None:
+        return {}
+    pairs = zip(output.prompt_logprobs, output.prompt_token_ids, strict=True)
+    return {"prompt_logprobs": [at and float(at[i].logprob) for at, i in pairs]}
 
 
 def _status(error: Exception) -> HTTPStatus:

@@ -372,18 +372,18 @@ def _sharded(policy: Policy) -> bool:
     return any(hasattr(p, "full_tensor") for p in policy.model.parameters())
 
 
-def read_key(file: str) -> str:
-    """Returns the servers' key: of engine.key_file, else of VLRL_ENGINE_KEY; "" for none. ConfigError for an unreadable
-    file.
+def read_key(file: str, setting: str = "engine.key_file") -> str:
+    """Returns the servers' key: of the file that `setting` names, else of VLRL_ENGINE_KEY; "" for none. ConfigError for
+    an unreadable file.
     """
     if not file:
         return os.environ.get(KEY, "")
     try:
         if (mode := os.stat(file).st_mode & 0o777) & 0o077:
-            _log.warning("engine.key_file=%r can be read by others than its owner (mode %o), and whoever has the key "
-                         "commands the servers: chmod 600 %s", file, mode, file)
+            _log.warning("%s=%r can be read by others than its owner (mode %o), and whoever has the key commands the "
+                         "servers: chmod 600 %s", setting, file, mode, file)
         return Path(file).read_text(encoding="utf-8").strip()
     except OSError as error:
-        raise ConfigError(f"engine.key_file={file!r} cannot be read: {error.strerror}. `vlrl serve` writes it; copy it "
+        raise ConfigError(f"{setting}={file!r} cannot be read: {error.strerror}. `vlrl serve` writes it; copy it "
                           "to this host where the servers run on another.") from None
 

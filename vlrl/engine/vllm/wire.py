@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Number of the way in which a trainer and its servers talk; both must have the same."""
 _FAST = 1  # of zlib's levels: pixels travel over a local network
 

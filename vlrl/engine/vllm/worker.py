@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,22 @@ class Extension:
         worker: Any = self
         worker.reload_weights(weights_iterator=saved(Path(path)))
         return repack_heads(worker.model_runner.get_model()) if current_platform.is_cpu() else []
+
+    def vlrl_choices(self, temperature: float, banned: Sequence[int]) -> None:
+        """From now on logits are divided by a temperature, and -inf for `banned` ids. vLLM leaves both out of the
+        log-probabilities of a prompt, whatever a request says; so servers do it that score answers of others."""
+        worker: Any = self
+        model = worker.model_runner.get_model()
+        model.__dict__.pop("compute_logits", None)
+        if temperature == 1 and not banned:
+            return
+        whole = model.compute_logits
+
+        def compute_logits(*args: Any, **kwargs: Any) -> Any:
+            logits = whole(*args, **kwargs)
+            return None if logits is None else (logits.float() / temperature).index_fill_(
+                -1, torch.tensor(banned, dtype=torch.long, device=logits.device), -torch.inf)
+        model.compute_logits = compute_logits
 
     def vlrl_differing(self, base: str, adapter: str) -> tuple[int, list[tuple[str, float, float]]]:
         """Returns how many tensors are compared, and (name, largest difference, largest number) of those that are not
@@ -95,10 +111,10 @@ class _Engine:
 
 
 def saved(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields (name, tensor) of all weights in a folder, on the CPU."""
+    """Yields (name, tensor) of all weights in the folder of a model or of a checkpoint, on the CPU."""
     from safetensors import safe_open
 
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in sorted(folder.glob("*model*.safetensors")):
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - not a dictionary
                 yield name, file.get_tensor(name)

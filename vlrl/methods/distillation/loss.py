@@ -46,7 +46,11 @@ def sampled_kl(x: Told) -> torch.Tensor:
     the mean: E = KL(p || q), and E[gap d log p] = d KL. It asks the teacher for one number a token, and varies more
     than reverse_kl; of a token that older weights have sampled it is not the mean.
     """
-    own, theirs = (logits.log_softmax(-1).gather(-1, x.tokens[:, None])[:, 0] for logits in (x.logits, x.teacher))
+    return of_sampled(*(logits.log_softmax(-1).gather(-1, x.tokens[:, None])[:, 0] for logits in (x.logits, x.teacher)))
+
+
+def of_sampled(own: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
+    """sampled_kl of the log-probabilities [n] that policy and teacher give the sampled tokens."""
     gap = (own - theirs).detach()
     return gap * (1 + own - own.detach())
 

@@ -15,10 +15,11 @@ from vlrl.algo.named import Bound, bind
 from vlrl.distributed import comm
 from vlrl.errors import ConfigError
 from vlrl.methods.distillation import teacher
-from vlrl.methods.distillation.loss import LOSSES, Told
+from vlrl.methods.distillation.loss import LOSSES, Told, of_sampled
 from vlrl.models.policy import Policy
+from vlrl.monitoring.metrics import phase
 from vlrl.task import Task
-from vlrl.training.minibatch import Minibatch
+from vlrl.training.minibatch import MicroBatch, Minibatch
 from vlrl.types import Group, Sample
 
 
@@ -36,15 +37,23 @@ class Distillation(Method):
         teacher.check(self.config)
 
     def start(self, run: Run) -> None:
-        self.teacher = teacher.load(self.config, run.policy)
+        find = teacher.served if self.settings.server else teacher.load
+        self.teacher = find(self.config, run.policy)
 
     def share(self, step: int) -> float:
         return self.settings.objective
 
     def passes(self, policy: Policy, parts: Sequence[Minibatch], drawn: Sequence[Group],
                step: int) -> Sequence[DistillationPass | None]:
-        return [DistillationPass(policy, self.teacher, self.algorithm, self.loss, self.settings.coef, part)
-                if part.total_tokens else None for part in parts]
+        known = self._asked(parts) if self.settings.server else [None] * len(parts)
+        return [DistillationPass(policy, self.teacher, self.algorithm, self.loss, self.settings.coef, part, scores)
+                if part.total_tokens else None for part, scores in zip(parts, known, strict=True)]
+
+    def _asked(self, parts: Sequence[Minibatch]) -> list[list[np.ndarray]]:
+        """Returns what a served teacher says of the tokens of each row, all rows of the step asked at once."""
+        with phase("teacher"):
+            scores = iter(self.teacher([t for part in parts for t in part.rollouts], self.algorithm.temperature))
+        return [[next(scores) for _ in part.rollouts] for part in parts]
 
     def after_update(self, policy: Policy, passes: Sequence[Any], drawn: Sequence[Group], step: int,
                      stats: Mapping[str, float]) -> Mapping[str, float]:
@@ -65,6 +74,8 @@ class DistillationPass:
     coef: float
     part: Minibatch
     """That of the objective."""
+    known: Sequence[np.ndarray] | None = None
+    """[T] log-probabilities of each row's tokens in a served teacher, 0 where they are not trained."""
     kl: float = 0.0
     """This process's share of the last pass, without the weight."""
     done: bool = False
@@ -76,12 +87,21 @@ class DistillationPass:
 
     def work(self, b: int) -> None:
         micro, policy = self.part.batches[b], self.policy
-        found = policy.logprobs(micro.batch, self.algorithm.temperature, more={"kl": self._told}, beside=self.teacher)
         rows = [self.part.rollouts[r] for r in micro.order]
         weights = np.concatenate([np.zeros(0), *(t.mask * t.group.sample.weight for t in rows)]).astype(np.float32)
-        kl = (found.more["kl"] * torch.from_numpy(weights).to(policy.device)).sum() / self.part.total_tokens
+        kl = (self._of(micro) * torch.from_numpy(weights).to(policy.device)).sum() / self.part.total_tokens
         policy.backward(kl * self.coef)
         self.kl += float(kl.detach())
+
+    def _of(self, micro: MicroBatch) -> torch.Tensor:
+        """Returns [N] what is learned of each token."""
+        temperature = self.algorithm.temperature
+        if self.known is None:
+            return self.policy.logprobs(micro.batch, temperature, more={"kl": self._told},
+                                        beside=self.teacher).more["kl"]
+        theirs = np.concatenate([np.zeros(0, np.float32), *(self.known[r] for r in micro.order)])
+        own = self.policy.logprobs(micro.batch, temperature).logprobs
+        return of_sampled(own, torch.from_numpy(theirs).to(own.device))
 
     def _told(self, logits: torch.Tensor, tokens: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
         return self.loss(Told(logits, teacher, tokens))

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from vlrl.config.base import Fraction, MethodSettings, Named, Rate
+from vlrl.config.base import Count, Fraction, MethodSettings, Named, Rate
+from vlrl.config.engine import address_of
 
 _OF_THE_OBJECTIVE = ("advantage", "shaping", "loss", "weights", "correction", "aggregation", "clip_low", "clip_high",
                      "kl_coef")
@@ -25,8 +26,25 @@ class DistillationSettings(MethodSettings):
     loss: Named = Field(
         default=Named(name="reverse_kl"), description="What is learned of a token: reverse_kl = KL(policy || teacher) "
         "of all its choices; sampled_kl = its estimate by the sampled token alone; or own module:function.")
+    server: str | None = Field(
+        default=None, description="Address of a server of `vlrl serve` that computes the teacher in place of the "
+        "trainer, e.g. http://127.0.0.1:8100; with loss=sampled_kl alone. null = the teacher is loaded beside the "
+        "policy.")
+    key_file: str = Field(
+        default="", description="File that holds that server's API key; empty = the environment variable "
+        "VLRL_ENGINE_KEY, or none.")
+    timeout_s: Rate = Field(
+        default=600.0, description="Seconds that the server may take over one request, over the teacher's weights, and "
+        "until it is there.")
+    retries: Count = Field(
+        default=3, description="How often a request is asked again, waiting longer each time; then the run stops.")
     coef: Rate = Field(default=1.0, description="Weight of that loss beside the objective.")
     objective: Fraction = Field(default=1.0, description="Weight of the objective; 0 = the teacher alone.")
+
+    @field_validator("server")
+    @classmethod
+    def _address(cls, value: str | None) -> str | None:
+        return None if value is None else address_of(value)
 
     @property
     def without_zero(self) -> tuple[str, str]:
@@ -34,7 +52,15 @@ class DistillationSettings(MethodSettings):
 
     def problem(self, config: Any) -> str:
         kept = config.model.feature_cache_mib
-        if kept:
+        if self.server and self.loss.name != "sampled_kl":
+            return (f"algo.distillation.loss={self.loss.name} looks at all choices of the teacher, and "
+                    f"algo.distillation.server={self.server} tells the log-probability of the sampled token alone: set "
+                    "algo.distillation.loss=sampled_kl, or algo.distillation.server=null")
+        engine = config.engine
+        if engine.name == "vllm_server" and self.server in (engine.servers or ("http://127.0.0.1:8000",)):
+            return (f"algo.distillation.server={self.server} is one of engine.servers, which hold the policy's "
+                    "weights: start a server for the teacher by itself, on another --port and with another --folder")
+        if kept and not self.server:
             return (f"model.feature_cache_mib={kept:g} keeps what the policy's vision tower makes of a picture, and "
                     "algo.distillation.teacher sees by its own: set model.feature_cache_mib=0, or algo.distillation="
                     "null")
@@ -44,6 +70,10 @@ class DistillationSettings(MethodSettings):
         return ""
 
     def inert(self, config: Any) -> Iterator[tuple[str, Any, str]]:
+        if not self.server:
+            for name in ("key_file", "timeout_s", "retries"):
+                if (value := getattr(self, name)) != type(self).model_fields[name].default:
+                    yield f"algo.distillation.{name}", value, "algo.distillation.server=null: no server is asked"
         if self.objective:
             return
         if self.teacher in (None, config.model.name):

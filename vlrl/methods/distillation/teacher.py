@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+from vlrl.config.registry import Table
 from vlrl.config.schema import Config
 from vlrl.errors import ConfigError
 from vlrl.models.families import agree
@@ -11,6 +13,7 @@ from vlrl.models.loading import adapter_base, explained, load_model, resolve
 from vlrl.models.policy import Policy
 from vlrl.store.checkpoint import model_folder
 
+_SERVED = Table({"connect": "vlrl.services.served_teacher:connect"})
 _SEES = ("patch_size", "temporal_patch_size", "merge_size", "image_mean", "image_std")
 """What both must make of a picture: the policy's processor prepares it for both."""
 _WAY = "name a checkpoint or an exported model of the policy's family, or set algo.distillation=null"
@@ -28,7 +31,10 @@ def _name(config: Config) -> str:
 
 def check(config: Config) -> None:
     """Raises ConfigError where the teacher is not there, or reads other tokens or pictures than the policy writes and
-    sees; loads no weights."""
+    sees, or where its server could not take its weights; loads no weights."""
+    settings: Any = config.algo.distillation
+    if settings.server:
+        folder(config)
     if _name(config) == config.model.name:
         return
     (kind, own), (other, theirs) = (_read(what, name) for what, name in (
@@ -58,6 +64,26 @@ def _read(what: str, name: str) -> tuple[str, Any]:
             name = base
         return (AutoConfig.from_pretrained(resolve(name), trust_remote_code=False).model_type,
                 AutoProcessor.from_pretrained(resolve(name), trust_remote_code=False))
+
+
+def folder(config: Config) -> Path:
+    """Returns the folder of the teacher's weights. ConfigError where they are not those of a whole model."""
+    path = Path(resolve(model_folder(_name(config))))
+    if not path.is_dir() or adapter_base(str(path)):
+        raise ConfigError(f"{named(config)} is {'an adapter' if path.is_dir() else 'no folder'}, and a server "
+                          "(algo.distillation.server) reads a whole model from a folder that it sees too: name one, "
+                          "such as `vlrl export` writes, or set algo.distillation.server=null")
+    return path
+
+
+def served(config: Config, policy: Policy) -> Any:
+    """Returns the teacher behind algo.distillation.server: (rows, temperature) -> of each, [T] float32
+    log-probabilities of its tokens. A call of all processes."""
+    from transformers import AutoConfig
+
+    path = folder(config)
+    vocabulary = AutoConfig.from_pretrained(path, trust_remote_code=False).get_text_config().vocab_size
+    return _SERVED["connect"](config.algo.distillation, path, vocabulary, policy, config.rollout.temperature)
 
 
 def load(config: Config, policy: Policy) -> Any:

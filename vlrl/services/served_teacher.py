@@ -1,0 +1,140 @@
+"""The teacher of algo.distillation behind a server that `vlrl serve` started: log-probabilities of given answers.
+
+The server gets the teacher's weights as it gets those of a policy: it reads a folder, under a version. That is made of
+the folder, the temperature and the banned ids, so all processes, and all runs with this teacher, name the same one, and
+a server that was started again is told once more. vLLM tells the log-probabilities of a prompt's own tokens: an answer
+is sent as the end of the prompt but for its last token, which is asked for as a choice of the next.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from vlrl.distributed import comm
+from vlrl.engine.vllm import wire as vllm_wire
+from vlrl.engine.vllm.client import Client, Unavailable
+from vlrl.engine.vllm.inputs import check_prompt, prompt_input
+from vlrl.engine.vllm.replicas import Call, Replicas, Steps
+from vlrl.engine.vllm.server import EXTENSION, read_key
+from vlrl.errors import ConfigError, TrainingError
+from vlrl.models.policy import Policy
+
+T = TypeVar("T")
+_SETTING = "algo.distillation.server"
+_KEY = "algo.distillation.key_file"
+_MOST = 64
+"""Answers under way at a time: each is a pass of its own over prompt and answer."""
+
+
+def connect(settings: Any, folder: Path, vocabulary: int, policy: Policy, temperature: float) -> ServedTeacher:
+    """Returns the teacher behind settings.server. A call of all processes; ConfigError for another server."""
+    banned = (*(i for i in policy.banned.tolist() if i < vocabulary), *range(policy.vocabulary, vocabulary))
+    found = ServedTeacher(settings, folder, vocabulary, banned, temperature)
+    found.ask(lambda pool: pool.admit_all())
+    return found
+
+
+class ServedTeacher:
+    """Weights of `folder` on a server; the ids `banned` are none of the choices of its `vocabulary`."""
+
+    def __init__(self, settings: Any, folder: Path, vocabulary: int, banned: tuple[int, ...], temperature: float):
+        self.settings, self.folder, self.vocabulary, self.banned = settings, folder.resolve(), vocabulary, banned
+        self.temperature, self._refusals = temperature, 0
+        names = [(path.name, path.stat().st_size, path.stat().st_mtime_ns)
+                 for path in sorted(self.folder.glob("*model*.safetensors"))]
+        self._base = _digest([str(self.folder), names])
+        self._key = read_key(settings.key_file, _KEY)
+
+    @property
+    def version(self) -> str:
+        """That of the weights and what they choose from; versions of different ones begin differently."""
+        return f"{_digest([self._base, self.temperature, self.banned])}-1"
+
+    def __call__(self, rows: Sequence[Any], temperature: float) -> list[np.ndarray]:
+        """Returns [T] float32 of each row (training.minibatch.Trained): the log-probabilities of its tokens, 0 where
+        they are not trained. All are asked at once; a call of all processes. TrainingError where the server is away.
+        """
+        self.temperature = temperature
+        return self.ask(lambda pool: pool.run([self._steps(row) for row in rows]))
+
+    def ask(self, work: Callable[[Replicas], T]) -> T:
+        """Returns what `work` makes of the server, which has the weights before it is asked. A call of all processes.
+        """
+        settings = self.settings
+        client = Client(self._key, settings.timeout_s, _KEY)
+        pool = Replicas([settings.server], client, partial(self._admit, client), most=_MOST, retries=settings.retries,
+                        wait_s=settings.timeout_s, setting=_SETTING)
+        try:
+            return comm.together(lambda: work(pool))
+        except TrainingError as error:
+            raise TrainingError(f"{_SETTING}={settings.server}, the teacher ({self.folder}): {error}") from None
+        finally:
+            client.close()
+
+    def _steps(self, row: Any) -> Steps[np.ndarray]:
+        tokens, prompt = row.row.tokens, row.rollout.train_prompt or row.group.prompt
+        if not row.mask.any():
+            return np.zeros(len(tokens), np.float32)
+        if row.row.shown is not None and row.row.shown.media:
+            raise ConfigError(f"{row.name}: an observation shows pictures, and answers are sent to {_SETTING} as "
+                              "tokens: set it to null, which loads the teacher beside the policy")
+        options = {"max_tokens": 1, "temperature": 1.0, "seed": 0, "logprob_token_ids": [int(tokens[-1])],
+                   "detokenize": False, **({"prompt_logprobs": 0} if len(tokens) > 1 else {})}
+        (response,) = yield [Call("/vlrl/generate", partial(self._body, prompt, tokens[:-1], options))]
+        check_prompt(prompt, response["prompt"], len(tokens) - 1)
+        found = [*response.get("prompt_logprobs", ())[len(prompt):], response["outputs"][0]["logprobs"][0]]
+        values = np.where(row.mask, np.array(found, np.float32), np.float32(0))
+        if not np.isfinite(values).all():
+            raise TrainingError(f"{row.name}: a log-probability is no finite number. The teacher's weights or the type "
+                                "that its server computes in may overflow: serve it with engine.dtype=bfloat16 or "
+                                "float32.")
+        return values
+
+    def _body(self, prompt: Any, written: np.ndarray, options: dict[str, Any]) -> bytes:
+        return vllm_wire.pack({"version": self.version, "options": options, "input": prompt_input(prompt, written)})
+
+    def _admit(self, client: Client, address: str) -> None:
+        """Brings the server to the teacher's weights. Unavailable while it does not answer."""
+        try:
+            state = client.get(address, "/vlrl/state")
+        except TrainingError:
+            state = None
+        self._check(address, state)
+        try:
+            client.post(address, "/vlrl/load", json.dumps({
+                "version": self.version, "base": [self._base, str(self.folder)], "adapter": None,
+                "choices": [self.temperature, self.banned]}).encode())
+        except Unavailable as error:
+            self._refusals += error.status == HTTPStatus.INTERNAL_SERVER_ERROR
+            if self._refusals > self.settings.retries:
+                raise TrainingError(f"the server does not take the weights: {error}. Is it that of another model?"
+                                    ) from None
+            raise
+        self._refusals = 0
+
+    def _check(self, address: str, state: Any) -> None:
+        """Raises ConfigError for a server that cannot compute this teacher."""
+        if not isinstance(state, dict) or "protocol" not in state:
+            raise ConfigError(f"{_SETTING}={address} is a server, but none that `vlrl serve` started")
+        mine = {"protocol": vllm_wire.PROTOCOL, "vocabulary": self.vocabulary, "logprobs_mode": "processed_logprobs",
+                "extension": EXTENSION, "lora_rank": 0}
+        wrong = [f"{name} is {state.get(name)} instead of {value}" for name, value in mine.items()
+                 if state.get(name) != value]
+        if not any(self.folder.is_relative_to(root) for root in state.get("roots", ())):
+            wrong.append(f"it takes weights from {', '.join(state.get('roots', ())) or 'nowhere'}, and not from "
+                         f"{self.folder}")
+        if wrong:
+            raise ConfigError(f"{_SETTING}={address} is no server of this teacher: {'; '.join(wrong)}. Start it by "
+                              f"`vlrl serve CONFIG model.name={self.folder} model.lora.rank=0 --weights {self.folder}`")
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
