@@ -76,6 +76,8 @@ def test_of_settings_only_what_is_asked_for():
     plain = Objective.of(AlgoSettings())
     assert (plain.term.name, plain.aggregation.name, plain.requires) == ("ppo_clip", "token_mean", set())
     assert plain.kl is plain.correction is plain.entropy is None and not plain.weights and not plain.prepares
+    unread = Objective.of(AlgoSettings.model_validate({"kl": "k2"}))  # named, and with kl_coef=0 not computed
+    assert unread.kl is None and not unread.requires
     values = {"kl_coef": 0.1, "kl_in": "reward", "kl_weights": ["dads"]}
     assert {*Objective.of(AlgoSettings.model_validate(values)).functions} == {"loss", "aggregation"}
     values |= {"kl_in": "loss", "kl": "k2", "correction": "token_mask"}
