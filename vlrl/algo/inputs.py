@@ -78,7 +78,7 @@ class Scores:
     kl_coef: float = 0.0
     """Weight of the KL in the reward."""
     per_token: Sequence[Mapping[str, np.ndarray]] = ()
-    """[R] [T] arrays that a method keeps of the tokens (Rollout.per_token), likewise."""
+    """[R] of each answer, what a method keeps of its tokens, as arrays [T] by name (Rollout.per_token)."""
     gamma: float = 1.0
     """Discount, which a method may set (Method.scores) ..."""
     lam: float = 1.0
