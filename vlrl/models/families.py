@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 Part = Literal["language", "merger", "vision", "audio"]
 """What hears ("audio") never learns: no prompt holds sound."""
 _FORMS = Table({name: f"vlrl.models.media_forms:{name}" for name in ("clips_of_any_length", "of_no_table")})
+"""The first is for LLaVA-OneVision; the second for GLM-4V, whose images and videos have one token, and Gemma 4, which
+counts frames."""
 _INSIDE = re.compile(r"merger|projector|connector")
 """In the names of what ends a vision tower and brings its features into the language model."""
 

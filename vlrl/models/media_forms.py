@@ -8,7 +8,7 @@ import torch
 
 
 def clips_of_any_length(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-    """LLaVA-OneVision takes videos of one length; others (a tuple of tensors) go through its vision tower here."""
+    """For a forward that takes videos of one length: others (a tuple of tensors) go through the vision tower here."""
     clips = inputs.get("pixel_values_videos")
     if not isinstance(clips, tuple):
         return inputs
@@ -22,7 +22,7 @@ def clips_of_any_length(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _media_of_one_token(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Returns images beside videos that are marked by the same token (GLM-4V): such a forward takes only one kind.
+    """Returns images beside videos that are marked by the same token: such a forward takes only one kind.
 
     The features of both are put in the order of the text, which the token types know (1 image, 2 video).
     """
@@ -43,8 +43,8 @@ def _media_of_one_token(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _clips_with_counted_frames(model: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Returns clips whose frames are counted beside them (Gemma 4), and pictures with them, as features: the forward of
-    transformers 5.19 loses the counts.
+    """Returns clips whose frames are counted beside them, and pictures with them, as features: in transformers 5.19 the
+    forward of such a family loses the counts.
     """
     if "num_frames_per_video" not in inputs:
         return inputs
