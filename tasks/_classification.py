@@ -28,9 +28,8 @@ from vlrl.rewards.text import (
     think_answer_format,
 )
 from vlrl.task.recipes import Recipe
-from vlrl.types import Answer, Parts, Sample
+from vlrl.types import Answer, Parts, Record, Sample
 
-Row = Mapping[str, Any]
 _LONGEST = 2000
 """Characters of an answer that may hold the name of a class among other words."""
 _MOST = 200
@@ -54,7 +53,7 @@ class Form:
     """(given text, name of a class, names of the others that the row lists) -> whether the text names this class."""
     say: Callable[[str], str]
     """A text in this form that says this."""
-    format: Callable[[Row, Answer], float] | None = None
+    format: Callable[[Record, Answer], float] | None = None
     """1 for an answer in the right form, else 0; None where the recipe pays no such part."""
 
 
@@ -74,13 +73,13 @@ def form_of(task: Any, sample: Sample) -> Form:
 # --- names ------------------------------------------------------------------------------------------------------------
 
 
-def labels_of(row: Row) -> list[str]:
+def labels_of(row: Record) -> list[str]:
     """Returns the right classes of a row: one, or those of a list."""
     label = row["label"]
     return label if isinstance(label, list) else [label]
 
 
-def names_of(row: Row, label: str) -> list[str]:
+def names_of(row: Record, label: str) -> list[str]:
     """Returns a right class and its synonyms."""
     synonyms = row.get("synonyms") or ()
     return [label, *(synonyms.get(label, ()) if isinstance(synonyms, Mapping) else synonyms)]
@@ -107,7 +106,7 @@ def listed(given: str) -> list[str]:
     return list({clean_label(text): text.strip(" \t\r[]\"'") for text in texts if clean_label(text)}.values())
 
 
-def _names(form: Form, row: Row, given: str, label: str, heard: bool) -> bool:
+def _names(form: Form, row: Record, given: str, label: str, heard: bool) -> bool:
     """Returns whether a text names a class; one that begins with a negation, which is `heard`, only where the name
     does, and none where it says that the class is not there.
     """
@@ -193,7 +192,7 @@ def _around(words: Sequence[str], joined: str) -> list[str] | None:
 # --- recipes ----------------------------------------------------------------------------------------------------------
 
 
-def _plain(row: Row, answer: Answer) -> float:
+def _plain(row: Record, answer: Answer) -> float:
     """Returns 1 for names to choose from; where the row lists none, for one line without tags."""
     text = said(answer)
     if row.get("labels"):
@@ -298,7 +297,7 @@ def few(samples: Sequence[tuple[str, Sequence[str]]], shots: int, seed: int) -> 
     return sorted(places)
 
 
-def ordered(rows: Iterable[Row], given: Sequence[str] = ()) -> list[str]:
+def ordered(rows: Iterable[Record], given: Sequence[str] = ()) -> list[str]:
     """Returns all classes of the rows: in the order `given`; else by the number (`class_id`) that every row with one
     label has, as CoOp (2109.01134) orders them, a name as often as it has numbers; else by name.
 
@@ -340,7 +339,7 @@ def halves(ordered: Sequence[str]) -> dict[str, list[str]]:
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
-def checked(row: Row) -> dict[str, Any]:
+def checked(row: Record) -> dict[str, Any]:
     """Returns the row with its names as texts. Raises DataError naming the field that cannot be used."""
     label = row.get("label")
     several = isinstance(label, list) or row.get("multi") is True
@@ -362,7 +361,7 @@ def checked(row: Row) -> dict[str, Any]:
     return row
 
 
-def _synonyms(row: Row, names: Sequence[str]) -> Any:
+def _synonyms(row: Record, names: Sequence[str]) -> Any:
     given = row["synonyms"]
     if isinstance(given, Mapping):
         return {str(label): _texts(given, label) for label in given}
@@ -375,7 +374,7 @@ def _is_name(value: Any) -> bool:
     return isinstance(value, (str, int)) and not isinstance(value, bool) and bool(str(value).strip())
 
 
-def _texts(row: Row, key: str) -> list[str]:
+def _texts(row: Record, key: str) -> list[str]:
     values = row[key]
     if not isinstance(values, list) or not all(_is_name(v) for v in values):
         raise DataError(f"{key}={short(values)} must be a list of texts")

@@ -8,24 +8,22 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from vlrl.errors import DataError
 from vlrl.rewards.answers import read_number
 from vlrl.rewards.codes import is_code
+from vlrl.types import Record
 
 from . import _qa_kinds as kinds
 
-Row = Mapping[str, Any]
 
-
-def own(row: Row) -> Row:
+def own(row: Record) -> Record:
     """As the row asks."""
     return row
 
 
-def yes_no(row: Row) -> Row:
+def yes_no(row: Record) -> Record:
     """Returns whether a proposed answer is right: the right one for half of the rows, else a wrong one."""
     if row["answer_type"] == "yes_no":
         return row
@@ -37,7 +35,7 @@ def yes_no(row: Row) -> Row:
             "answer": "yes" if is_right else "no", "answer_type": "yes_no", "options": None}
 
 
-def choice(row: Row) -> Row:
+def choice(row: Record) -> Record:
     """Returns one of several options: the row's own, or made ones around a number."""
     if row["answer_type"] == "choice":
         return row
@@ -47,7 +45,7 @@ def choice(row: Row) -> Row:
     return {**row, "answer": kinds.LETTERS[options.index(right)], "answer_type": "choice", "options": options}
 
 
-def open_question(row: Row) -> Row:
+def open_question(row: Record) -> Record:
     """Without options: the answer is the text of the right one, or its number."""
     if row["answer_type"] != "choice":
         return row
@@ -56,11 +54,11 @@ def open_question(row: Row) -> Row:
     return {**row, "answer": right, "answer_type": kind, "options": None}
 
 
-FORMS: dict[str, Callable[[Row], Row]] = {"own": own, "yes_no": yes_no, "choice": choice, "open": open_question}
+FORMS: dict[str, Callable[[Record], Record]] = {"own": own, "yes_no": yes_no, "choice": choice, "open": open_question}
 """By `task.form`, from the easiest to the hardest."""
 
 
-def _right(row: Row) -> str:
+def _right(row: Record) -> str:
     """Returns the right answer as a text."""
     if row["answer_type"] != "choice":
         return kinds.right_answers(row)[0]
@@ -71,7 +69,7 @@ def _right(row: Row) -> str:
     return options[kinds.LETTERS.index(letter)]
 
 
-def _wrong(row: Row) -> list[str]:
+def _wrong(row: Record) -> list[str]:
     """Returns answers that are wrong: the row's other options, or numbers around the right one."""
     kind = row["answer_type"]
     if kind == "choice":
@@ -88,5 +86,5 @@ def _wrong(row: Row) -> list[str]:
     return [f"{value * share:.6g}" for share in (0.8, 0.9, 1.2)]
 
 
-def _rng(row: Row) -> random.Random:
+def _rng(row: Record) -> random.Random:
     return random.Random(zlib.crc32(f"{row.get('id')}/{row['question']}".encode("utf-8", "backslashreplace")))

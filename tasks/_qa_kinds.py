@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from vlrl.rewards.boxes import is_number
 from vlrl.rewards.codes import is_code, is_exact, same_code
 from vlrl.rewards.scripts import western, words
 from vlrl.rewards.text import choice_letters, clauses, clean_label, negates, revoked, same_label
-from vlrl.types import Sample
+from vlrl.types import Record, Sample
 
 LETTERS = "ABCDEFGHIJ"
 _SHORT = 60
@@ -32,7 +32,6 @@ _TOKEN = re.compile(r"[-+]?\d+(?:[.,]\d+)*|[^\W\d_]+")
 _RATIO = re.compile(r"(?<!\w)(?:ratio|scale|proportion)", re.IGNORECASE)
 _PERCENT = re.compile(r"%|percent|per cent|(?<!\w)(?:rate|share|proportion|fraction|probability|likel\w+|chance|"
                       r"discount|tax|growth|interest|battery|humidity|margin)(?!\w)", re.IGNORECASE)
-Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -41,18 +40,18 @@ class Kind:
 
     asks: str
     """What the answer is to be, for prompts."""
-    read: Callable[[str, Row], Any]
+    read: Callable[[str, Record], Any]
     """What a text answers, JSON-able; None for nothing, or for more than one thing. Right answers are read by it too.
     """
-    same: Callable[[Any, Any, Any, Row], float]
+    same: Callable[[Any, Any, Any, Record], float]
     """(task, given, right, row) -> score in [0, 1]."""
     names: bool = True
     """Whether an answer names one thing, so that "not" before it takes it back."""
-    takes_back: Callable[[str, Row], bool] = lambda text, _row: revoked(text)
+    takes_back: Callable[[str, Record], bool] = lambda text, _row: revoked(text)
     """Whether a text of a kind that names one thing says elsewhere that it is not so."""
 
 
-def right_answers(row: Row) -> list[str]:
+def right_answers(row: Record) -> list[str]:
     """Returns the answers that count as right: one, or those of a list; a list of options is one answer that names
     several.
     """
@@ -62,7 +61,7 @@ def right_answers(row: Row) -> list[str]:
     return [_text(a) for a in (answer if isinstance(answer, list) else [answer])]
 
 
-def read(text: str, row: Row, heard: bool = True) -> Any:
+def read(text: str, row: Record, heard: bool = True) -> Any:
     """Returns what a text answers, JSON-able; None for nothing, for more than one thing, and where negations are
     `heard` for what it takes back ("3 is wrong"). A right answer that cannot be read counts by its text, as the first
     that can.
@@ -78,7 +77,7 @@ def read(text: str, row: Row, heard: bool = True) -> Any:
     return value
 
 
-def kind_of(row: Row) -> Kind:
+def kind_of(row: Record) -> Kind:
     """Returns how a row's answer is read: by its type, but as it is written where that is a number or a formula and a
     right answer is neither, as a phone number or a score of 3-2.
     """
@@ -90,12 +89,12 @@ def kind_of(row: Row) -> Kind:
     return KINDS[name]
 
 
-def _answers(row: Row) -> list[Any]:
+def _answers(row: Record) -> list[Any]:
     answer = row.get("answer")
     return answer if isinstance(answer, list) else [answer]
 
 
-def target(row: Row) -> list[Any]:
+def target(row: Record) -> list[Any]:
     """Returns the right answers as `Kind.read` reads them, without those that it cannot."""
     if row["answer_type"] == "choice" and isinstance(row["answer"], list):
         letters = [read_choice(_text(answer), row) for answer in row["answer"]]
@@ -103,13 +102,13 @@ def target(row: Row) -> list[Any]:
     return [value for text in right_answers(row) if (value := kind_of(row).read(text, row)) is not None]
 
 
-def _unreadable(row: Row) -> list[str]:
+def _unreadable(row: Record) -> list[str]:
     """Returns right answers that their type cannot read, of a row that has others: "thirty-six" beside "36"."""
     several = right_answers(row)
     return [text for text in several if kind_of(row).read(text, row) is None] if len(several) > 1 else []
 
 
-def score(task: Any, row: Row, given: Any) -> float:
+def score(task: Any, row: Record, given: Any) -> float:
     """Returns how right a read answer is, in [0, 1]: that of the right answer which it fits best; None is 0."""
     if given is None:
         return 0.0
@@ -124,7 +123,7 @@ def _text(answer: Any) -> str:
 # --- options ----------------------------------------------------------------------------------------------------------
 
 
-def options_of(row: Row) -> list[str]:
+def options_of(row: Record) -> list[str]:
     """Returns the texts of a row's options, without letters before them."""
     given = [str(option) for option in row.get("options") or ()]
     bare = [option_text(option) for option in given]
@@ -132,7 +131,7 @@ def options_of(row: Row) -> list[str]:
     return bare if lettered else given
 
 
-def read_choice(text: str, row: Row) -> str | None:
+def read_choice(text: str, row: Record) -> str | None:
     """Returns the letter of the one option that a text names, or "A,C" for several that it lists; None for none.
 
     By its letter, by its text, or by holding the text of one option and of no other (View-R1). A text of more than
@@ -157,7 +156,7 @@ def read_choice(text: str, row: Row) -> str | None:
     return mentioned[0] if len(mentioned) == 1 else None
 
 
-def _denies_option(text: str, row: Row) -> bool:
+def _denies_option(text: str, row: Record) -> bool:
     """Returns whether the clause in which a text names an option among other words says that it is not so: "a dog is
     not there", "B is wrong".
     """
@@ -187,7 +186,7 @@ def _spaced(token: str) -> list[str]:
     return [token] if token.isascii() else words(token)
 
 
-def _option_problem(row: Row) -> str | None:
+def _option_problem(row: Record) -> str | None:
     options = row.get("options")
     if options is not None and not (isinstance(options, list) and all(
             isinstance(o, (str, int, float)) and str(o).strip() for o in options)):
@@ -202,7 +201,7 @@ def _option_problem(row: Row) -> str | None:
 # --- types ------------------------------------------------------------------------------------------------------------
 
 
-def tolerance(row: Row) -> tuple[float, float]:
+def tolerance(row: Record) -> tuple[float, float]:
     """Returns how far a number may lie from the right one: in its own units, and as a share of it (`tolerance:
     "5%"`).
     """
@@ -210,17 +209,17 @@ def tolerance(row: Row) -> tuple[float, float]:
     return (0.0, float(given[:-1]) / 100) if isinstance(given, str) else (float(given), 0.0)
 
 
-def _equal(_task: Any, given: Any, right: Any, _row: Row) -> float:
+def _equal(_task: Any, given: Any, right: Any, _row: Record) -> float:
     return float(given == right)
 
 
-def _number(text: str, row: Row) -> float | None:
+def _number(text: str, row: Record) -> float | None:
     """Returns the one number of a text; a share of a hundred as one, where the row asks for a percentage."""
     asks = any(_PERCENT.search(str(said)) for said in (row["question"], *_answers(row)))
     return quantity(text, percent=asks)
 
 
-def _near(_task: Any, given: float, right: float, row: Row) -> float:
+def _near(_task: Any, given: float, right: float, row: Record) -> float:
     """Returns 1 within the row's tolerance, or where both are the same to the places that its `precision` tells."""
     units, share = tolerance(row)
     same = close(given, right, max(units, share * abs(right)))
@@ -228,25 +227,25 @@ def _near(_task: Any, given: float, right: float, row: Row) -> float:
                           and round(given, int(row["precision"])) == round(right, int(row["precision"]))))
 
 
-def _math(task: Any, given: str, right: str, row: Row) -> float:
+def _math(task: Any, given: str, right: str, row: Record) -> float:
     worked_out = task.math_rule == "worked_out"
     if worked_out and math.repeats(given, right, row["question"]):
         return 0.0
     return float(math.equal(given, right, task.math_seconds, worked_out))
 
 
-def _chart(_task: Any, given: str, right: str, row: Row) -> float:
+def _chart(_task: Any, given: str, right: str, row: Record) -> float:
     units, share = tolerance(row)
     return float(chart.chart_equal(given, right, share or chart.CLOSE, units))
 
 
-def _free_text(task: Any, given: str, right: str, _row: Row) -> float:
+def _free_text(task: Any, given: str, right: str, _row: Record) -> float:
     if same_label(given, right) or is_exact(right):
         return float(same_label(given, right) or same_code(given, right))
     return TEXT_SCORES[task.text_score](given, right)
 
 
-def _whole_text(text: str, _row: Row) -> str | None:
+def _whole_text(text: str, _row: Record) -> str | None:
     return text.strip() or None
 
 
@@ -276,7 +275,7 @@ _WORKED_OUT = ("number", "count", "math", "regression")
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
-def problem(task: Any, row: Row) -> str | None:
+def problem(task: Any, row: Record) -> str | None:
     """Returns what is wrong with a qa row, or None."""
     if not isinstance(row.get("question"), str) or not row["question"].strip():
         return f"question={str(row.get('question'))[:80]} must be the text of the question"
@@ -294,7 +293,7 @@ def _tolerance_problem(given: Any) -> str | None:
     return f"tolerance={given!r} must be a number of at least 0 in the answer's own units, or a share such as \"5%\""
 
 
-def _answer_problem(task: Any, row: Row) -> str | None:
+def _answer_problem(task: Any, row: Record) -> str | None:
     answer, kind = row.get("answer"), row["answer_type"]
     given: Sequence[Any] = answer if isinstance(answer, list) else [answer]
     if not given or not all(isinstance(a, str) or (is_number(a)) for a in given):

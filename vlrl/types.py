@@ -20,6 +20,10 @@ from vlrl.media import Media as Media
 from vlrl.media import Observation as Observation
 from vlrl.media import Step as Step
 
+Record = Mapping[str, Any]
+"""A JSON object as it was read, such as one entry of a data file."""
+Row = dict[str, Any]
+"""A JSON object that code makes or completes, such as a row with the canonical fields of vlrl.data."""
 Parts = dict[str, float | None]
 """Raw reward parts by name, each in its natural range; None marks a rollout that cannot be scored."""
 
@@ -93,8 +97,7 @@ class Variant:
     n: int
     """Answers; taken from rollout.group_size when trained, else drawn beside the group."""
     trained: bool = False
-    """Whether they join the group and are trained under the unchanged prompt; else they are only scored, and given to
-    `Task.score_group` as `services.variants[name]`."""
+    """True: they join the group, under the unchanged prompt; False: only scored, in `services.variants[name]`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -216,11 +219,9 @@ class Completion:
     """With `episode.history=last:k`: of each action what follows the prompt as the model saw it in that turn, the
     action itself at the end; `shown` is None then."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """What one method keeps of it by name, as JSON, which that method alone reads. `turns` in it, {start, end, info}
-    each, are stored as those of an answer that has none."""
+    """JSON by name that only the method which wrote it reads; `turns` ({start, end, info}) are stored as its turns."""
     policy_step: int | None = None
-    """Steps completed by the weights that wrote it, where it was kept from an earlier visit to its prompt; None = it
-    was written now."""
+    """Steps completed by the weights that wrote it, if it was kept from an earlier step; None = written now."""
 
     @property
     def truncated(self) -> bool:
@@ -327,8 +328,7 @@ class Group:
     """The reward weights in force when it was scored."""
     target: Any = None
     aside: tuple[Rollout, ...] = ()
-    """Answers of variants that are not trained on, a greedy one, and what methods add, numbered after the rollouts; in
-    no statistic of the group."""
+    """Rollouts outside the group's statistics, numbered after it: untrained variants, a greedy one, a method's."""
 
     @property
     def rewards(self) -> list[float | None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from vlrl.data.formats.choices import letter, options_of
@@ -11,14 +10,14 @@ from vlrl.errors import DataError, did_you_mean
 from vlrl.rewards.answers import one_number
 from vlrl.rewards.chart import count
 from vlrl.rewards.codes import is_code
+from vlrl.types import Record
 
-Row = Mapping[str, Any]
 ANSWER_TYPES = ("choice", "number", "count", "text", "yes_no", "math", "chart", "ocr", "regression", "span",
                 "span+choice", "track")
 _NUMERIC = ("number", "count", "regression")
 
 
-def answer_type(row: Row) -> str | None:
+def answer_type(row: Record) -> str | None:
     kind = row["answer_type"]
     if kind not in ANSWER_TYPES:
         return (f"answer_type={short(kind)} is not known.{did_you_mean(str(kind), ANSWER_TYPES)} Known: "
@@ -38,7 +37,7 @@ def _is_numeric(value: Any, kind: str) -> bool:
     return any(read(str(v)) is not None or is_code(str(v)) for v in several)
 
 
-def options(row: Row) -> str | None:
+def options(row: Record) -> str | None:
     given = row["options"]
     if not isinstance(given, list) or len(given) < 2 or not all(
             isinstance(v, (str, int, float)) and str(v).strip() for v in given):

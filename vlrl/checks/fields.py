@@ -18,8 +18,8 @@ from vlrl.data.row_fields import (
 )
 from vlrl.data.values import number, short
 from vlrl.rewards.boxes import is_number
+from vlrl.types import Record
 
-Row = Mapping[str, Any]
 LATE = 0.1
 """Share of the duration by which a span may end after it: published annotations do, by up to a tenth."""
 SLACK = 1.0
@@ -31,22 +31,22 @@ _SHOWN = {"expression": "image", "boxes": "image", "box": "image", "action": "im
 """Field -> the kind of media without which it says nothing."""
 
 
-def field_problems(row: Row) -> Iterator[str]:
+def field_problems(row: Record) -> Iterator[str]:
     """Yields each thing that is wrong with the fields that a row has; fields it has not are left to its task."""
     for name in _CHECKS:
         if row.get(name) is not None and (problem := _CHECKS[name](row)):
             yield problem
 
 
-def _text(name: str) -> Callable[[Row], str | None]:
-    def find(row: Row) -> str | None:
+def _text(name: str) -> Callable[[Record], str | None]:
+    def find(row: Record) -> str | None:
         good = isinstance(row[name], str) and row[name].strip()
         return None if good else f"{name}={short(row[name])} must be a text that is not empty"
 
     return find
 
 
-def unseen_problem(row: Row) -> str | None:
+def unseen_problem(row: Record) -> str | None:
     """Returns what is wrong with a row that names no image or video, and has a field that needs one; None for
     nothing.
     """
@@ -56,7 +56,7 @@ def unseen_problem(row: Row) -> str | None:
     return f"{field}={short(row[field])} is about {_SHOWN[field]}s, and the row names none: give it {_SHOWN[field]!r}"
 
 
-def _label(row: Row) -> str | None:
+def _label(row: Record) -> str | None:
     label, labels = row["label"], row.get("labels")
     several = label if isinstance(label, list) else [label]
     if not several or not all(isinstance(v, (str, int)) and not isinstance(v, bool) and str(v).strip()
@@ -65,7 +65,7 @@ def _label(row: Row) -> str | None:
     return label_problem(several, labels)
 
 
-def span_problem(row: Row) -> str | None:
+def span_problem(row: Record) -> str | None:
     """Returns what is wrong with the `spans` of a row, or None."""
     spans, duration = row["spans"], number(row.get("duration"))
     if problem := spans_problem(spans):
@@ -76,7 +76,7 @@ def span_problem(row: Row) -> str | None:
     return None
 
 
-def length_problem(row: Row, clip: float, name: str, start: float | None = None, end: float | None = None
+def length_problem(row: Record, clip: float, name: str, start: float | None = None, end: float | None = None
                    ) -> str | None:
     """Returns what the end of a clip, its `duration` or, where none is told, the `spans` of a row say against what is
     shown: `clip` seconds of the file, cut from `start` to `end`.
@@ -91,14 +91,14 @@ def length_problem(row: Row, clip: float, name: str, start: float | None = None,
     return None
 
 
-def _tracks(row: Row) -> str | None:
+def _tracks(row: Record) -> str | None:
     if problem := tracks_problem(row["tracks"]):
         return problem
     boxes = [{"box": box} for track in row["tracks"] for box in track["boxes"] if box is not None]
     return next(box_problems({"boxes": boxes}, (row.get("width"), row.get("height"))), None)
 
 
-def _boxes(row: Row) -> str | None:
+def _boxes(row: Record) -> str | None:
     boxes = row["boxes"]
     if isinstance(boxes, list) and all(isinstance(b, Mapping) and _is_box(b.get("box")) for b in boxes):
         return None
@@ -109,7 +109,7 @@ def _is_box(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 4 and all(map(is_number, value))
 
 
-def _labels(row: Row) -> str | None:
+def _labels(row: Record) -> str | None:
     labels = row["labels"]
     if isinstance(labels, list) and all(isinstance(v, (str, int)) and not isinstance(v, bool) for v in labels):
         return None

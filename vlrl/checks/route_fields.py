@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from vlrl.data.values import short
 from vlrl.errors import did_you_mean
 from vlrl.rewards.driving import HEADS, trajectory_problem
+from vlrl.types import Record
 
-Row = Mapping[str, Any]
 
-
-def plan(row: Row) -> str | None:
+def plan(row: Record) -> str | None:
     given = row["plan"]
     if not isinstance(given, Mapping):
         return f"plan={short(given)} must be {{\"speed\": ..., \"path\": ...}}"
@@ -26,6 +24,6 @@ def plan(row: Row) -> str | None:
     return None
 
 
-def trajectory(row: Row) -> str | None:
+def trajectory(row: Record) -> str | None:
     problem = trajectory_problem(row["trajectory"])
     return f"trajectory={short(row['trajectory'])}: {problem}" if problem else None

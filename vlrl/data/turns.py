@@ -14,27 +14,27 @@ from typing import Any
 
 from vlrl.data.values import short, unpacked
 from vlrl.errors import DataError
+from vlrl.types import Record
 
 log = logging.getLogger(__name__)
 
-Row = Mapping[str, Any]
 MARK = re.compile(r"<(image|video)>")
 """Where an image or a video stands in the text of a turn or of a question."""
 _FOLLOWS = {None: ("user",), "user": ("assistant",), "assistant": ("user",), "call": ("tool",),
             "tool": ("tool", "assistant")}
 
 
-def marks_of(row: Row) -> list[str]:
+def marks_of(row: Record) -> list[str]:
     """Returns the kinds of media whose places the turns and the question of a row mark, in order."""
     texts = [*(str(turn.get("content") or "") for turn in turns_of(row)), str(row.get("question") or "")]
     return [kind for text in texts for kind in MARK.findall(text)]
 
 
-def turns_of(row: Row) -> list[Row]:
+def turns_of(row: Record) -> list[Record]:
     return [turn for turn in row.get("turns") or () if isinstance(turn, Mapping)]
 
 
-def check_turns(row: Row, kinds: Sequence[str]) -> None:
+def check_turns(row: Record, kinds: Sequence[str]) -> None:
     """Raises DataError where the turns of a row are no turns or out of order, call tools that it does not name, or
     where its texts mark other media than the row has, which are of these kinds.
     """
@@ -56,7 +56,7 @@ def check_turns(row: Row, kinds: Sequence[str]) -> None:
     _check_marks(row, kinds, [kind for turn in turns for kind in MARK.findall(turn["content"])])
 
 
-def _check_marks(row: Row, kinds: Sequence[str], before: Sequence[str]) -> None:
+def _check_marks(row: Record, kinds: Sequence[str], before: Sequence[str]) -> None:
     """The turns mark their own media; the question marks all others or none, which then stand before it."""
     marks = marks_of(row)
     in_question, rest = len(marks) - len(before), len(kinds) - len(before)
@@ -67,7 +67,7 @@ def _check_marks(row: Row, kinds: Sequence[str], before: Sequence[str]) -> None:
         raise DataError(f"its texts mark {', '.join(marks)}, and the row has {', '.join(kinds)}")
 
 
-def _check_call(row: Row, turn: Row) -> None:
+def _check_call(row: Record, turn: Record) -> None:
     if not row.get("tools"):
         raise DataError(f"its conversation has a turn of a tool, {short(turn)}, and the record names no `tools`")
     calls = turn.get("tool_calls") or []
@@ -76,7 +76,7 @@ def _check_call(row: Row, turn: Row) -> None:
         raise DataError(f"tool_calls={short(calls)} must be a list of {{\"function\": {{\"name\", \"arguments\"}}}}")
 
 
-def in_order(media: Sequence[Any], row: Row) -> tuple[Any, ...]:
+def in_order(media: Sequence[Any], row: Record) -> tuple[Any, ...]:
     """Returns images and videos in the order in which the texts of a row mark them; as they are where it marks none, or
     only one kind.
     """
@@ -110,7 +110,7 @@ def tools_of(tools: Any) -> list[dict[str, Any]]:
     return functions
 
 
-def check_carried(row: Row) -> None:
+def check_carried(row: Record) -> None:
     """Raises DataError for `tools` or an `environment` of another shape; says once that none reads the latter."""
     if row.get("tools") is not None:
         tools_of(row["tools"])

@@ -14,10 +14,10 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch.distributed as dist
 
@@ -25,6 +25,7 @@ from vlrl.distributed import launcher_guard
 from vlrl.distributed.place import GRACE, Here
 from vlrl.errors import RankError
 from vlrl.store import lock
+from vlrl.types import Record
 
 BEAT = 2.0
 """Seconds between two signs of life of a rank."""
@@ -37,7 +38,6 @@ _GIVEN_UP = ("timed out", *map(os.strerror, (errno.EHOSTUNREACH, errno.ENETUNREA
 _NAMED = 8
 """Ranks that a message names."""
 
-Record = Mapping[str, Any]
 T = TypeVar("T")
 
 

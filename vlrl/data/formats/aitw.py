@@ -15,8 +15,8 @@ from vlrl.data.sources.fields import Source, begin, has, meta, numbers, text
 from vlrl.data.sources.reading import Placed
 from vlrl.data.values import number, short
 from vlrl.errors import DataError
+from vlrl.types import Record, Row
 
-Record = Mapping[str, Any]
 _TAP = 0.04
 _GESTURE = 4
 _TYPES = {3: "type", 5: "press_back", 6: "press_home", 7: "press_enter", 10: "complete", 11: "impossible"}
@@ -32,7 +32,7 @@ def is_aitw(record: Record) -> bool:
     return has(record, "result_action_type", "result_action") and has(record, "instruction", "goal")
 
 
-def aitw(record: Record, source: Source) -> list[dict[str, Any]]:
+def aitw(record: Record, source: Source) -> list[Row]:
     """Returns a step: what is to be done, the action, and its episode, which never spans two splits."""
     row = begin(record, source)
     episode = {"group_key": f"episode_{record['episode_id']}"} if has(record, "episode_id") else {}

@@ -26,10 +26,7 @@ from vlrl.data.sources.fields import (
 from vlrl.data.sources.reading import Placed
 from vlrl.data.values import number, short
 from vlrl.errors import DataError
-
-Rows = list[dict[str, Any]]
-Record = Mapping[str, Any]
-
+from vlrl.types import Record, Row
 
 # --- Label Studio: a JSON export, boxes in percent of the image -------------------------------------------------------
 
@@ -42,7 +39,7 @@ def is_label_studio(record: Record) -> bool:
         isinstance(r, Mapping) and "original_width" in r for r in regions)
 
 
-def label_studio(record: Record, source: Source) -> Rows:
+def label_studio(record: Record, source: Source) -> list[Row]:
     """Returns a row per task: rectangles, polygons (the box around them) and key points of its last annotation that
     counts.
 
@@ -167,7 +164,7 @@ def is_table(record: Record) -> bool:
     return known and (empty or _box_fields(record) is not None)
 
 
-def table(record: Record, source: Source) -> Rows:
+def table(record: Record, source: Source) -> list[Row]:
     """Returns one box under common names, with a label, an expression or an instruction.
 
     [x1, y1, x2, y2], or [x, y, width, height] where the names say so; shares of the image when no number is above 1.
@@ -231,7 +228,7 @@ def is_box_list(record: Record) -> bool:
     return has(record, *IMAGE) and (_paired(record) is not None or bool(_listed(record)))
 
 
-def box_list(record: Record, source: Source) -> Rows:
+def box_list(record: Record, source: Source) -> list[Row]:
     """`boxes` with a list of `labels` of the same length, or `objects` that have a box and a label each.
 
     [x1, y1, x2, y2] unless `bbox_format` says xywh; shares of the image when no number is above 1.

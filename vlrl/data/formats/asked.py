@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from vlrl.data.embedded import video_items
@@ -12,8 +12,8 @@ from vlrl.data.formats.times import clip
 from vlrl.data.sources.fields import IMAGE, VIDEO, Source, has, media, pick, picture
 from vlrl.data.values import number, short
 from vlrl.errors import DataError
+from vlrl.types import Record
 
-Record = Mapping[str, Any]
 _MARK = re.compile(r"<(image|video|audio)(?:[ _]?(\d{1,2}))?>")
 _LEADING = re.compile(rf"(?:\s*{_MARK.pattern})+\s*")
 

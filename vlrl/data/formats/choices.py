@@ -12,8 +12,8 @@ from vlrl.data.values import number, short
 from vlrl.errors import DataError
 from vlrl.rewards.literals import read_literal
 from vlrl.rewards.text import between
+from vlrl.types import Record
 
-Record = Mapping[str, Any]
 OPTIONS = ("options", "choices", "candidates", "option", "choice")
 _COLUMNS = (tuple("ABCDEFGH"), tuple(f"choice_{c}" for c in "abcdefgh"), tuple(f"option_{c}" for c in "abcdefgh"),
             tuple(f"option{c}" for c in "ABCDEFGH"), tuple(f"a{n}" for n in range(8)),

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from vlrl.data.formats.asked import context, heard, system_prompt
 from vlrl.data.formats.choices import untagged
@@ -12,8 +11,8 @@ from vlrl.data.sources.fields import IMAGE, Source, begin, has, meta, pick
 from vlrl.data.values import number, short
 from vlrl.errors import DataError, did_you_mean
 from vlrl.rewards.driving import HEADS
+from vlrl.types import Record, Row
 
-Record = Mapping[str, Any]
 _ALSO = {"MAINTAIN": "KEEP", "MAINTAIN_SPEED": "KEEP", "KEEP_SPEED": "KEEP", "SPEED_UP": "ACCELERATE",
          "ACCELERATION": "ACCELERATE", "SLOW_DOWN": "DECELERATE", "DECELERATION": "DECELERATE",
          "GO_STRAIGHT": "STRAIGHT",
@@ -44,7 +43,7 @@ def is_alphadrive(record: Record) -> bool:
     return planned and (not text or given.isupper() or bool(_PLANS.search(text))) and has(record, *IMAGE, "images")
 
 
-def alphadrive(record: Record, source: Source) -> list[dict[str, Any]]:
+def alphadrive(record: Record, source: Source) -> list[Row]:
     """`plan` from the words of the answer ("<answer>KEEP, STRAIGHT</answer>"), several of a head as a list.
 
     `speed_mps` and `navigation` come from fields of these names, else from the problem's text, which stays in `meta`.

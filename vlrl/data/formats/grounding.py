@@ -17,9 +17,8 @@ from vlrl.data.sources.box_numbers import are_shares, hull, pixels, scaled, xywh
 from vlrl.data.sources.fields import IMAGE, VIDEO, Source, begin, has, meta, named, numbers, pick, text
 from vlrl.data.values import number, short, unpacked
 from vlrl.errors import DataError
+from vlrl.types import Record, Row
 
-Rows = list[dict[str, Any]]
-Record = Mapping[str, Any]
 MOST_LABELS = 100
 """Categories of a whole file that are asked for in every row; of a larger vocabulary a row asks for its own."""
 _FENCE = re.compile(r"^```\w*\s*(.*?)\s*```$", re.DOTALL)
@@ -51,7 +50,7 @@ def is_vlm_r1(record: Record) -> bool:
         _boxes_said(untagged(json.dumps(answer) if isinstance(answer, list) else answer), "")))
 
 
-def vlm_r1(record: Record, source: Source) -> Rows:
+def vlm_r1(record: Record, source: Source) -> list[Row]:
     """A referring expression (the answer is one box), a detection (a list of boxes, or None) or a question.
 
     Boxes are in original pixels, or shares of the image where no number is above 1.
@@ -114,7 +113,7 @@ def _answered(record: Record, question: str, answer: Any, options: list[str], ki
     return of_clip(row) if has(record, *VIDEO) else row
 
 
-def _boxes_said(answer: str, method: str) -> list[dict[str, Any]] | None:
+def _boxes_said(answer: str, method: str) -> list[Row] | None:
     """Returns the boxes that an answer consists of, [] for a detection of nothing, None for an answer of another
     kind.
     """
@@ -174,7 +173,7 @@ def is_problem_box(record: Record) -> bool:
     return isinstance(record.get("problem"), str) and has(record, *IMAGE) and any(map(_four, given))
 
 
-def problem_box(record: Record, source: Source) -> Rows:
+def problem_box(record: Record, source: Source) -> list[Row]:
     """`problem` is the expression, or asks for it, and `solution` [x1, y1, x2, y2] in original pixels (VLM-R1's
     rec_jsons_processed, refcoco*_val.json and lisa_test.json; EasyR1)."""
     asked = target(plain(text(record, "problem")))
@@ -198,7 +197,7 @@ def is_refcoco(record: Record) -> bool:
         has(record, "ref_id", "ann_id", "sentences", "image_id") or "question_id" in record)
 
 
-def refcoco(record: Record, source: Source) -> Rows:
+def refcoco(record: Record, source: Source) -> list[Row]:
     """Returns one region in COCO's [x, y, width, height], in original pixels, and one row per expression that names it.
 
     Where `raw_anns` has the annotation of COCO, its bbox counts: that of the record then has corners (jxu124/refcoco).
@@ -244,7 +243,7 @@ def is_lisa(record: Record) -> bool:
     return isinstance(record.get("shapes"), list) and has(record, "text")
 
 
-def lisa(record: Record, source: Source) -> Rows:
+def lisa(record: Record, source: Source) -> list[Row]:
     """Returns a row per text; the box is the one around all polygons labelled `target`, in original pixels."""
     points: list[Any] = []
     for shape in record["shapes"]:
@@ -275,7 +274,7 @@ def is_coco(record: Record) -> bool:
     return isinstance(record.get("images"), list) and isinstance(record.get("annotations"), list)
 
 
-def coco(record: Record, source: Source) -> Rows:
+def coco(record: Record, source: Source) -> list[Row]:
     """Returns a row per image: `labels` are the file's categories, `boxes` the annotations, from [x, y, width, height];
     of annotations with a text (`caption`, `expression`, `sentence` ...) a row per text, which is its expression.
 
@@ -283,7 +282,7 @@ def coco(record: Record, source: Source) -> Rows:
     more than MOST_LABELS categories a row asks for its own and those that LVIS says are absent (neg_category_ids).
     """
     names = _categories(record.get("categories") or [])
-    regions: dict[str, dict[str, Rows]] = {str(image.get("id")): {} for image in record["images"]}
+    regions: dict[str, dict[str, list[Row]]] = {str(image.get("id")): {} for image in record["images"]}
     for entry in record["annotations"]:
         if not isinstance(entry, Mapping):
             raise DataError(f"annotations: {short(entry)} is no annotation")
@@ -298,7 +297,7 @@ def coco(record: Record, source: Source) -> Rows:
             for row in _told(_coco_row(image, source, names, **regions[str(image.get("id"))]))]
 
 
-def _told(row: dict[str, Any]) -> Rows:
+def _told(row: dict[str, Any]) -> list[Row]:
     """Returns a row for each text of the boxes of an image, or the row itself, where they have none."""
     told = {name: [b for b in row["boxes"] if name in b.get("told", ())]
             for b in row["boxes"] for name in b.get("told", ())}
@@ -316,7 +315,7 @@ def _told(row: dict[str, Any]) -> Rows:
 
 
 def _coco_row(image: Record, source: Source, names: Mapping[Any, str], boxes: Sequence[Record] = (),
-              **others: Rows) -> dict[str, Any]:
+              **others: list[Row]) -> dict[str, Any]:
     url = str(image.get("coco_url") or "")
     named = {**image, "file_name": image.get("file_name") or url.rpartition("/")[2] or None}
     absent = [names[str(key)] for key in image.get("neg_category_ids") or [] if str(key) in names]

@@ -15,9 +15,8 @@ from vlrl.data.sources.fields import IMAGE, Source, begin, has, meta, numbers, o
 from vlrl.data.sources.reading import Placed
 from vlrl.data.values import number, short, tidy, unpacked
 from vlrl.errors import DataError
+from vlrl.types import Record, Row
 
-Rows = list[dict[str, Any]]
-Record = Mapping[str, Any]
 _PLATFORMS = {"ios": "mobile", "android": "mobile", "mobile": "mobile", "windows": "desktop", "macos": "desktop",
               "linux": "desktop", "desktop": "desktop", "pc": "desktop", "web": "web", "forum": "web", "gitlab": "web",
               "shop": "web", "tool": "web"}
@@ -32,7 +31,7 @@ def is_screenspot_pro(record: Record) -> bool:
     return has(record, "bbox") and has(record, "instruction") and has(record, "ui_type", "img_size")
 
 
-def screenspot_pro(record: Record, source: Source) -> Rows:
+def screenspot_pro(record: Record, source: Source) -> list[Row]:
     """ScreenSpot-Pro (2504.07981): `bbox` is [x1, y1, x2, y2] in pixels; `application` never spans two splits."""
     return _element(record, source, corners=True)
 
@@ -42,7 +41,7 @@ def is_screenspot(record: Record) -> bool:
     return kind and has(record, "bbox") and has(record, "instruction")
 
 
-def screenspot(record: Record, source: Source) -> Rows:
+def screenspot(record: Record, source: Source) -> list[Row]:
     """ScreenSpot and v2 (2401.10935, 2410.23218): `bbox` is [x, y, width, height] in pixels, or [x1, y1, x2, y2] as
     shares of the image where no number is above 1 (GUI-RCPO, and the copies on the hub).
 
@@ -74,7 +73,7 @@ def _bbox(row: dict[str, Any] | DataError) -> list[float] | None:
     return None if isinstance(row, DataError) else row.get("meta", {}).get("bbox")
 
 
-def _element(record: Record, source: Source, corners: bool) -> Rows:
+def _element(record: Record, source: Source, corners: bool) -> list[Row]:
     row = begin(record, source)
     values = numbers(record["bbox"], (4,), "bbox")
     original = {}
@@ -112,7 +111,7 @@ def is_unlabelled(record: Record) -> bool:
     return has(record, "instruction") and has(record, *IMAGE) and not has(record, *_ANSWERS)
 
 
-def unlabelled(record: Record, source: Source) -> Rows:
+def unlabelled(record: Record, source: Source) -> list[Row]:
     """Returns an instruction without an answer, for region consistency (GUI-RCPO); other fields stay as they are.
 
     Raises DataError for a field that seems to hold the answer, which would be lost.
@@ -137,7 +136,7 @@ def is_gui_g1(record: Record) -> bool:
     return has(record, "rate") and is_problem_box(record)
 
 
-def gui_g1(record: Record, source: Source) -> Rows:
+def gui_g1(record: Record, source: Source) -> list[Row]:
     """GUI-G1 (2505.15810): problem, solution [x1, y1, x2, y2] in pixels, and `rate`, the row's weight in the loss."""
     rate = number(record["rate"])
     if rate is None or rate < 0:
@@ -152,7 +151,7 @@ def is_gui_g2(record: Record) -> bool:
     return has(record, "abs_box", "rela_box") and has(record, "instruction")
 
 
-def gui_g2(record: Record, source: Source) -> Rows:
+def gui_g2(record: Record, source: Source) -> list[Row]:
     """GUI-G2 (2507.15846): `abs_box` in pixels or `rela_box` as shares of the image, both [x1, y1, x2, y2]."""
     row = begin(record, source)
     if has(record, "abs_box"):
@@ -172,7 +171,7 @@ def is_android_step(record: Record) -> bool:
     return isinstance(gt, Mapping) and has(gt, "action_type") and has(record, *IMAGE)
 
 
-def android_step(record: Record, source: Source) -> Rows:
+def android_step(record: Record, source: Source) -> list[Row]:
     """Returns one step as UI-R1 (2503.21620) keeps it: `gt` has action_type and x, y, text, direction or app_name.
 
     Screenshots named after an episode share its `group_key`.
@@ -208,7 +207,7 @@ def is_android_episode(record: Record) -> bool:
     return isinstance(record.get("actions"), list) and has(record, "episode_id", "goal", "step_instructions")
 
 
-def android_episode(record: Record, source: Source) -> Rows:
+def android_episode(record: Record, source: Source) -> list[Row]:
     """Returns a row per action: `step_instructions` say what to do, `goal` what for; earlier steps are its history."""
     episode = record.get("episode_id", source.id)
     said = pick(record, "step_instructions") or []
@@ -234,7 +233,7 @@ def is_gui_r1(record: Record) -> bool:
     return has(record, "gt_action") and isinstance(record.get("gt_action"), str) and has(record, "instruction")
 
 
-def gui_r1(record: Record, source: Source) -> Rows:
+def gui_r1(record: Record, source: Source) -> list[Row]:
     """`gt_bbox` holds a box or a point as shares of the image; negative numbers stand for none."""
     row = begin(record, source)
     action: dict[str, Any] = {"type": text(record, "gt_action").lower()}

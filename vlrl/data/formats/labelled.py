@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from vlrl.data.formats.annotated import LABEL
@@ -11,8 +10,8 @@ from vlrl.data.sources.fields import IMAGE, VIDEO, Source, has, media, meta, nam
 from vlrl.data.sources.reading import Placed
 from vlrl.data.values import short
 from vlrl.errors import DataError
+from vlrl.types import Record, Row
 
-Record = Mapping[str, Any]
 LABELS = ("labels", "tags", "classes")
 _ASKED = ("question", "answer", "instruction", "problem", "solution", "expression", "query", "prompt", "conversations",
           "messages", "boxes", "objects", "annotations", "responses", "chosen")
@@ -27,7 +26,7 @@ def is_labelled(record: Record) -> bool:
     return not own and has(record, *IMAGE) and has(record, *LABEL, *LABELS) and not has(record, *_ASKED, *VIDEO)
 
 
-def labelled(record: Record, source: Source) -> list[dict[str, Any]]:
+def labelled(record: Record, source: Source) -> list[Row]:
     """`label` of an image; a list of several is a row with `multi`. `labels` become those of the file, up to 100. Where
     the record tells the number of the class, or its class as one, it is kept as `class_id`.
     """

@@ -13,10 +13,9 @@ from vlrl.data.formats.talk import FIELDS, Talk, reply, talk_of
 from vlrl.data.sources.fields import IMAGE, VIDEO, Source, has, meta, named, pick, text
 from vlrl.data.values import number, short
 from vlrl.errors import DataError
+from vlrl.types import Record, Row
 
-Record = Mapping[str, Any]
 Placed = list[tuple[int, str, dict[str, Any] | DataError]]
-Rows = list[dict[str, Any]]
 _QUESTION = ("question", "prompt", "query", "instruction", "text", "Text", "input", "problem")
 _PAIRS = (("response_1", "response_2"), ("response1", "response2"), ("response_a", "response_b"),
           ("answer1", "answer2"),
@@ -36,7 +35,7 @@ def is_chosen_rejected(record: Record) -> bool:
     return has(record, "chosen") and has(record, "rejected")
 
 
-def chosen_rejected(record: Record, source: Source) -> Rows:
+def chosen_rejected(record: Record, source: Source) -> list[Row]:
     """`chosen` and `rejected` (VL-RewardBench as R1-Reward keeps it, RLAIF-V, LLaMA-Factory): which of the two stands
     first is drawn by the row's id; `answer` is the place of the chosen one, 1 or 2."""
     id = named(record, source, *_PLACES)
@@ -85,7 +84,7 @@ def is_response_pair(record: Record) -> bool:
     return len(_pair(record)) == 2 and has(record, *_QUESTION) and has(record, "human_ranking", "ranking", *_BETTER)
 
 
-def response_pair(record: Record, source: Source) -> Rows:
+def response_pair(record: Record, source: Source) -> list[Row]:
     """Returns two responses in the order of the record, and which is better: 1 or 2, A or B, "Output1", or ranks, of
     which the better one has the lower (VL-RewardBench on the hub).
     """
@@ -150,7 +149,7 @@ def is_r1_reward(record: Record) -> bool:
     return has(record, "message") and has(record, "answer") and isinstance(pick(record, "message"), list)
 
 
-def r1_reward(record: Record, source: Source) -> Rows:
+def r1_reward(record: Record, source: Source) -> list[Row]:
     """`message` (a conversation as JSON text) asks which of [Response 1] and [Response 2] is better; `answer` is
     ["<answer>2</answer>"]."""
     parts = [part for turn in pick(record, "message") if isinstance(turn, Mapping)

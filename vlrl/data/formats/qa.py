@@ -23,8 +23,8 @@ from vlrl.data.sources.answer_types import of_clip, stated
 from vlrl.data.sources.fields import IMAGE, VIDEO, Source, begin, has, meta, named, pick, size_of, text
 from vlrl.data.values import number, short
 from vlrl.errors import DataError
+from vlrl.types import Record, Row
 
-Record = Mapping[str, Any]
 QUESTION = ("question", "problem", "query", "Question", "prompt", "text", "q")
 ANSWER = ("answer", "final_answer", "solution", "ground_truth", "gt_answer", "gt", "correct_answer", "Answer",
           "direct_answers", "answers", "multiple_choice_answer", *INDICES)
@@ -56,7 +56,7 @@ def is_problem_text(record: Record) -> bool:
     return isinstance(record.get("problem"), str) and has(record, *IMAGE) and "solution" in record
 
 
-def problem_text(record: Record, source: Source) -> list[dict[str, Any]]:
+def problem_text(record: Record, source: Source) -> list[Row]:
     """`problem` and `solution` (Curr-ReFT's SuperCLEVR, R1-V, CLS-RL): a count, number, letter, formula or text.
 
     A text that answers what class something is of is its `label` as well.
@@ -95,7 +95,7 @@ def is_question_answer(record: Record) -> bool:
     return asks and not plain and not own and not has(record, *_OTHERS)
 
 
-def question_answer(record: Record, source: Source) -> list[dict[str, Any]]:
+def question_answer(record: Record, source: Source) -> list[Row]:
     """Returns a question under a common name, its answer, and options if it has any; about images, a video, or a text
     alone.
 

@@ -19,8 +19,8 @@ from vlrl.data.sources.box_numbers import scaled
 from vlrl.data.sources.fields import IMAGE, numbers, pick
 from vlrl.data.values import short, unpacked
 from vlrl.errors import DataError
+from vlrl.types import Record
 
-Record = Mapping[str, Any]
 _MARK = re.compile(r"<(bbox|ref-object)>")
 _FULL = {"real": 1.0, "none": 1.0, "norm1": 1.0, "norm1000": 1000.0}
 """bbox_type -> what the right and lower edge count; 1 where pixels are not scaled."""

@@ -9,8 +9,8 @@ from vlrl.data.formats.choices import OPTIONS, answered, options_of
 from vlrl.data.sources.fields import IMAGE, Source, has, meta, named, pick, size_of, text
 from vlrl.data.values import short
 from vlrl.errors import DataError
+from vlrl.types import Record, Row
 
-Record = Mapping[str, Any]
 _TYPES = {"integer_number": "number", "decimal_number": "number", "boolean_text": "text", "extractive_text": "text",
           "other_text": "text"}
 """ans_type -> what choices.TYPES calls it."""
@@ -23,7 +23,7 @@ def is_table_question(record: Record) -> bool:
     return has(record, "table") and has(record, "question") and has(record, "answer")
 
 
-def table_question(record: Record, source: Source) -> list[dict[str, Any]]:
+def table_question(record: Record, source: Source) -> list[Row]:
     """Returns the question behind its table, with title and unit; the picture of the table where one is there."""
     question, table = text(record, "question"), _as_text(pick(record, "table"))
     title, unit = (str(record.get(name) or "").strip() for name in ("table_title", "unit"))

@@ -20,10 +20,10 @@ from typing import Any
 from vlrl.data.sources.fields import has, pick
 from vlrl.data.values import short, unpacked
 from vlrl.errors import DataError
+from vlrl.types import Record, Row
 
 log = logging.getLogger(__name__)
 
-Record = Mapping[str, Any]
 LISTS = ("conversations", "messages", "conversation", "prompt", "input", "texts")
 """Fields that may hold a list of turns."""
 _REPLIES = {"prompt": "completion", "input": "output"}
@@ -113,7 +113,7 @@ def _list_under(record: Record, name: str) -> list[Any] | None:
     return [*turns, *(reply or ())]
 
 
-def _flat(record: Record) -> list[dict[str, Any]]:
+def _flat(record: Record) -> list[Row]:
     """Returns the turns of a record that has a field for each side, and earlier ones in `history`."""
     ((question, answer),) = _pairs(record)
     asks = [record[question], *(record[name] for name in ("input", "inputs") if isinstance(record.get(name), str))]

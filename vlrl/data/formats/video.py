@@ -29,9 +29,8 @@ from vlrl.data.sources.fields import VIDEO, Source, has, meta, named, numbers, p
 from vlrl.data.values import number, short, unpacked
 from vlrl.errors import DataError
 from vlrl.rewards.literals import read_literal
+from vlrl.types import Record, Row
 
-Rows = list[dict[str, Any]]
-Record = Mapping[str, Any]
 _NEGATIVES = 3
 _MOMENTS = ("timestamp", "timestamps", "span", "relevant_windows")
 _TRACKED = 8
@@ -67,7 +66,7 @@ def is_video_r1(record: Record) -> bool:
         has(record, "data_type") or kind in TYPES)
 
 
-def video_r1(record: Record, source: Source) -> Rows:
+def video_r1(record: Record, source: Source) -> list[Row]:
     """Returns a video or an image (`data_type`), a `problem`, and a solution of one of five types (`problem_type`)."""
     kind = str(record.get("data_type") or "video").lower()
     if kind not in ("video", "image"):
@@ -97,7 +96,7 @@ def is_seed_bench_r1(record: Record) -> bool:
         record, "negative_answers", "choice_a")
 
 
-def seed_bench_r1(record: Record, source: Source) -> Rows:
+def seed_bench_r1(record: Record, source: Source) -> list[Row]:
     """Returns the video of the progress where there has been any, and the last frame; four options in an order drawn by
     the id.
 
@@ -145,7 +144,7 @@ def is_time_r1(record: Record) -> bool:
         record, "sentence", "query", "caption", "description")
 
 
-def time_r1(record: Record, source: Source) -> Rows:
+def time_r1(record: Record, source: Source) -> list[Row]:
     """`timestamp` [start, end] from the start of the clip. `difficulty` is the base model's tIoU in percent: 1 - it."""
     row = _grounded(record, source, _video(record, source, *VIDEO),
                     text(record, "sentence", "query", "caption", "description"),
@@ -169,7 +168,7 @@ def is_tvgbench(record: Record) -> bool:
     return "grounding" in str(record.get("question_type")) or bool(clear)
 
 
-def tvgbench(record: Record, source: Source) -> Rows:
+def tvgbench(record: Record, source: Source) -> list[Row]:
     """`answer` "start-end" in seconds from the start of the clip, which is cut from `start` to `end` of its file."""
     row = _grounded(record, source, _video(record, source, "path", *VIDEO), text(record, "question"),
                     record.get("answer"))
@@ -196,7 +195,7 @@ def is_captions(record: Record) -> bool:
     return isinstance(record.get("timestamps"), list) and has(record, "sentences")
 
 
-def captions(record: Record, source: Source) -> Rows:
+def captions(record: Record, source: Source) -> list[Row]:
     """Returns a row per sentence, from `{video id: {"duration", "timestamps", "sentences"}}`; the video is `<id>.mp4`
     or the file of this name that is there.
     """
@@ -221,7 +220,7 @@ def is_next_gqa(record: Record) -> bool:
     return has(record, *VIDEO) and has(record, *OPTIONS, "a0") and (has(record, "glue") or _glued(record) is not None)
 
 
-def next_gqa(record: Record, source: Source) -> Rows:
+def next_gqa(record: Record, source: Source) -> list[Row]:
     """Returns a question with options, and `glue`, the intervals that show the answer; VideoChat-R1 has both in
     `solution`.
     """
@@ -251,7 +250,7 @@ def is_videochat_span(record: Record) -> bool:
         number(v) is not None for v in solution)
 
 
-def videochat_span(record: Record, source: Source) -> Rows:
+def videochat_span(record: Record, source: Source) -> list[Row]:
     row = _grounded(record, source, _video(record, source, *VIDEO), text(record, "problem"), pick(record, "solution"))
     return [{"id": named(record, source, "qid"), **row, **meta(
         record, *"problem solution duration durations video_duration video_start video_end".split(), *VIDEO)}]
@@ -265,7 +264,7 @@ def is_got10k(record: Record) -> bool:
         pick(record, "gt", "boxes_xywh"), list)
 
 
-def got10k(record: Record, source: Source) -> Rows:
+def got10k(record: Record, source: Source) -> list[Row]:
     """`gt`: a box per frame as shares of the picture, of frames spread evenly over the sequence.
 
     A sequence of the data set itself has `boxes_xywh`, [x, y, width, height] in pixels of each frame: of these, frames
@@ -313,7 +312,7 @@ def is_clip_class(record: Record) -> bool:
     return has(record, *VIDEO) and has(record, "instruction") and isinstance(record.get("answer"), str)
 
 
-def clip_class(record: Record, source: Source) -> Rows:
+def clip_class(record: Record, source: Source) -> list[Row]:
     """Returns an instruction that lists the classes, and one of them as answer (VideoChat-R1's video quality)."""
     question, answer = text(record, "instruction"), untagged(text(record, "answer"))
     classes = next((names for m in _ONE_OF.finditer(question) if isinstance(names := read_literal(m[1]), list)), [])

@@ -13,9 +13,8 @@ from vlrl.data.sources.box_numbers import are_shares
 from vlrl.data.sources.fields import IMAGE, Source, has, meta, named, numbers, pick, text
 from vlrl.data.values import number, short
 from vlrl.errors import DataError
+from vlrl.types import Record, Row
 
-Record = Mapping[str, Any]
-Rows = list[dict[str, Any]]
 _TRUTH = {"1": "yes", "true": "yes", "yes": "yes", "0": "no", "false": "no", "no": "no"}
 
 
@@ -30,7 +29,7 @@ def _without(record: Record, *names: str) -> dict[str, Any]:
     return {k: v for k, v in record.items() if k not in names}
 
 
-def _each(record: Record, source: Source, questions: Sequence[Mapping[str, Any]], **of_all: Any) -> Rows:
+def _each(record: Record, source: Source, questions: Sequence[Mapping[str, Any]], **of_all: Any) -> list[Row]:
     """Returns a row for each question of one image, with ids of their own below that of the record."""
     id = named(record, source)
     return [row for n, asks in enumerate(questions, 1)
@@ -52,7 +51,7 @@ def is_statement(record: Record) -> bool:
     return spatial or (has(record, "left_image") and has(record, "right_image") and has(record, "question", "sentence"))
 
 
-def statement(record: Record, source: Source) -> Rows:
+def statement(record: Record, source: Source) -> list[Row]:
     """Returns whether a sentence is true of an image (`caption` and `label` 1 or 0, VSR) or of two (`left_image`,
     `right_image`, NLVR2) as a yes-no question.
     """
@@ -71,7 +70,7 @@ def is_hallusion(record: Record) -> bool:
     return has(record, "gt_answer_details") and has(record, "visual_input") and has(record, "question")
 
 
-def hallusion(record: Record, source: Source) -> Rows:
+def hallusion(record: Record, source: Source) -> list[Row]:
     """`gt_answer` is 1 for yes and 0 for no. Ids join category, subcategory, set, figure and question, which count anew
     in each.
     """
@@ -91,7 +90,7 @@ def is_natural_bench(record: Record) -> bool:
     return all(has(record, name) for name in ("Image_0", "Image_1", "Question_0", "Question_1", "Image_0_Question_0"))
 
 
-def natural_bench(record: Record, source: Source) -> Rows:
+def natural_bench(record: Record, source: Source) -> list[Row]:
     """NaturalBench (2410.14669): each of two questions about each of two images; `group_key` keeps the four in one
     split.
     """
@@ -108,7 +107,7 @@ def is_visual7w(record: Record) -> bool:
     return isinstance(pairs, list) and bool(pairs) and isinstance(pairs[0], Mapping) and "multiple_choices" in pairs[0]
 
 
-def visual7w(record: Record, source: Source) -> Rows:
+def visual7w(record: Record, source: Source) -> list[Row]:
     """Visual7W telling (1511.03416): `multiple_choices` are the wrong answers; the order of all four is drawn by the
     id.
     """
@@ -128,7 +127,7 @@ def is_ocr_vqa(record: Record) -> bool:
     return isinstance(asks, list) and isinstance(says, list) and bool(asks) and all(isinstance(q, str) for q in asks)
 
 
-def ocr_vqa(record: Record, source: Source) -> Rows:
+def ocr_vqa(record: Record, source: Source) -> list[Row]:
     """OCR-VQA (ICDAR 2019): `questions` and their `answers`. Its images are kept as <id>.jpg."""
     asks, says = _listed(record, "questions"), _listed(record, "answers")
     if len(asks) != len(says):
@@ -141,7 +140,7 @@ def is_figure_qa(record: Record) -> bool:
     return has(record, "question_string") and "answer" in record and has(record, "image_index")
 
 
-def figure_qa(record: Record, source: Source) -> Rows:
+def figure_qa(record: Record, source: Source) -> list[Row]:
     """FigureQA (1710.07300), whose answers 1 and 0 are yes and no, and PlotQA (1909.00997); the image is
     <image_index>.png.
     """
@@ -160,7 +159,7 @@ def is_visual_genome(record: Record) -> bool:
     return isinstance(regions, list) and bool(regions) and isinstance(regions[0], Mapping) and "phrase" in regions[0]
 
 
-def visual_genome(record: Record, source: Source) -> Rows:
+def visual_genome(record: Record, source: Source) -> list[Row]:
     """Regions of Visual Genome (1602.07332): a row for each, its phrase the expression; the image is <image_id>.jpg."""
     rows = []
     for region in _listed(record, "regions"):
@@ -182,14 +181,14 @@ def is_elements(record: Record) -> bool:
         "instruction", "bbox"} <= entries[0].keys()
 
 
-def elements(record: Record, source: Source) -> Rows:
+def elements(record: Record, source: Source) -> list[Row]:
     """Screens with several elements (OS-Atlas 2410.23218, SeeClick 2401.10935, ShowUI 2411.17465): a row for each, its
     `bbox` [left, top, right, bottom] as shares of the image.
     """
     entries = pick(record, "elements", "element")
     image = pick(record, "img_filename", "img_url", *IMAGE)
     size = {"image_size": record["img_size"]} if has(record, "img_size") else {}
-    rows: Rows = []
+    rows: list[Row] = []
     for n, one in enumerate(entries, 1):
         box = pick(one, "bbox")
         if not are_shares(numbers(box, (4,), "bbox")):
@@ -208,11 +207,11 @@ def is_ego4d_nlq(record: Record) -> bool:
     return has(record, "video_uid") and isinstance(clips, list)
 
 
-def ego4d_nlq(record: Record, source: Source) -> Rows:
+def ego4d_nlq(record: Record, source: Source) -> list[Row]:
     """Returns a span of the clip for each query; the file is <clip_uid>.mp4. Queries without words, as the release has
     some, are left out.
     """
-    rows: Rows = []
+    rows: list[Row] = []
     for clip in _listed(record, "clips"):
         asks = [(note, n, query) for note in _listed(clip, "annotations")
                 for n, query in enumerate(note.get("language_queries") or []) if has(query, "query")]

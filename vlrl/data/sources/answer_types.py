@@ -19,8 +19,8 @@ from vlrl.rewards.answers import quantity
 from vlrl.rewards.codes import is_code
 from vlrl.rewards.numbers import whole_number
 from vlrl.rewards.scripts import western
+from vlrl.types import Record
 
-Row = Mapping[str, Any]
 TYPES = {"multiple choice": "choice", "multiple-choice": "choice", "multi_choice": "choice", "mcq": "choice",
          "numerical": "number", "free-form": "text", "free_form": "text", "open": "text", "open-ended": "text",
          "ocr": "ocr", "regression": "regression", "yes_no": "yes_no", "yes/no": "yes_no", "counting": "count",
@@ -190,7 +190,7 @@ class TypeTable:
     def __init__(self) -> None:
         self._lines: dict[tuple[str, str], TypeLine] = {}
 
-    def add(self, row: Row, why: str) -> None:
+    def add(self, row: Record, why: str) -> None:
         kind = str(row.get("answer_type"))
         line = self._lines.setdefault((kind, why), TypeLine(kind, 0, why=why))
         line.rows += 1

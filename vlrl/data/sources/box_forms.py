@@ -12,8 +12,8 @@ from vlrl.data.sources.box_numbers import are_shares, scaled, xywh
 from vlrl.data.values import short
 from vlrl.errors import DataError
 from vlrl.rewards.boxes import is_number
+from vlrl.types import Record
 
-Row = Mapping[str, Any]
 FORMS = ("auto", "pixels", "norm1000", "norm1", "xywh", "xywh-norm1000", "xywh-norm1")
 _FULL = {"norm1000": 1000.0, "norm1": 1.0}
 _THOUSAND = 1000.5
@@ -67,7 +67,7 @@ class Doubt(NamedTuple):
     """Whether they cannot be what they are taken for."""
 
 
-def doubt(rows: Sequence[Row]) -> Doubt | None:
+def doubt(rows: Sequence[Record]) -> Doubt | None:
     """Returns why the boxes and points of rows, read as corners in pixels, seem to be others; None where they seem
     right.
     """
@@ -92,7 +92,7 @@ def doubt(rows: Sequence[Row]) -> Doubt | None:
     return Doubt(message, turned[0] if sides else read[0][0], unit == "norm1")
 
 
-def _places(row: Row) -> Iterator[list[float]]:
+def _places(row: Record) -> Iterator[list[float]]:
     action = row.get("action") if isinstance(row.get("action"), Mapping) else {}
     boxes = row.get("boxes") if isinstance(row.get("boxes"), list) else []
     points = row.get("points") if isinstance(row.get("points"), list) else []

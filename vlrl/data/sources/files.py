@@ -48,7 +48,7 @@ _ROW_SUFFIXES = (".jsonl or .jsonl.gz (one object a line), .json (a list of obje
 IsRecord = Callable[[Mapping[str, Any]], Any]
 
 
-class Record(NamedTuple):
+class FileRecord(NamedTuple):
     """A record, or why it is none."""
 
     where: str
@@ -58,7 +58,7 @@ class Record(NamedTuple):
     record: dict[str, Any] | DataError
 
 
-def file_records(path: Path, is_record: IsRecord) -> Iterable[Record]:
+def file_records(path: Path, is_record: IsRecord) -> Iterable[FileRecord]:
     """Returns the records of a file (`is_record`: see records). Raises DataError where it cannot be read as a whole."""
     packed = path.suffix.lower() == ".gz" and Path(path.stem).suffix.lower() in (".jsonl", ".ndjson")
     read = _lines if packed else READERS.get(path.suffix.lower())
@@ -100,7 +100,7 @@ def _decoded(path: Path, line: bytes, at: int) -> str:
                         "it as UTF-8.") from None
 
 
-def _lines(path: Path) -> Iterator[Record]:
+def _lines(path: Path) -> Iterator[FileRecord]:
     """Returns the rows of a file, a line each; a list under the name of lines is read as a whole."""
     first = next((line for line in _text_lines(path) if line.strip()), "")
     if first.lstrip()[:1] == "[":
@@ -110,13 +110,13 @@ def _lines(path: Path) -> Iterator[Record]:
     return _each_line(path, _text_lines(path))
 
 
-def _each_line(path: Path, lines: Iterable[str]) -> Iterator[Record]:
+def _each_line(path: Path, lines: Iterable[str]) -> Iterator[FileRecord]:
     for n, line in enumerate(lines, 1):
         if line.strip():
-            yield Record(f"{path}:{n}", f"{path.stem}-{n}", record_of(parsed_line(line.rstrip("\n"))))
+            yield FileRecord(f"{path}:{n}", f"{path.stem}-{n}", record_of(parsed_line(line.rstrip("\n"))))
 
 
-def _document(path: Path, is_record: IsRecord = lambda document: False) -> Iterable[Record]:
+def _document(path: Path, is_record: IsRecord = lambda document: False) -> Iterable[FileRecord]:
     text = _text(path)
     document = parsed_line(text, MOST_BYTES)
     if isinstance(document, DataError):
@@ -128,7 +128,7 @@ def _document(path: Path, is_record: IsRecord = lambda document: False) -> Itera
     return _of_object(path, document, is_record)
 
 
-def _of_object(path: Path, document: Any, is_record: IsRecord) -> Iterable[Record]:
+def _of_object(path: Path, document: Any, is_record: IsRecord) -> Iterable[FileRecord]:
     """Returns the records of a document that is one object: COCO, a list under a name, rows by id, or one record."""
     if isinstance(document, dict):
         if isinstance(document.get("images"), list) and isinstance(document.get("annotations"), list):
@@ -136,12 +136,12 @@ def _of_object(path: Path, document: Any, is_record: IsRecord) -> Iterable[Recor
         if any(_is_coop(document.get(split)) for split in _SPLITS):
             return _coop(path, document)
         if is_record(document):
-            return [Record(str(path), path.stem, document)]
+            return [FileRecord(str(path), path.stem, document)]
         for name in (*_LISTS, *_ASKED):
             if _holds_records(name, document.get(name)):
                 return _listed(path, document[name])
         if document and all(isinstance(value, dict) for value in document.values()):
-            return [Record(f"{path}, {key!r}", key, value) for key, value in document.items()]
+            return [FileRecord(f"{path}, {key!r}", key, value) for key, value in document.items()]
     raise DataError(f"{path} must hold a list of rows, not a {type(document).__name__}")
 
 
@@ -154,23 +154,23 @@ def _is_coop(entries: Any) -> bool:
         isinstance(e, list) and len(e) == 3 and isinstance(e[0], str) and isinstance(e[2], str) for e in entries)
 
 
-def _coop(path: Path, splits: Mapping[str, Any]) -> Iterator[Record]:
+def _coop(path: Path, splits: Mapping[str, Any]) -> Iterator[FileRecord]:
     """CoOp's splits (2109.01134): under train, val and test a list of [image, number of the class, its name]."""
     for split in _SPLITS:
         entries = splits.get(split) or []
         if not _is_coop(entries) and entries:
             raise DataError(f"{path}: {split!r} must be a list of [image, number of the class, name of the class]")
         for n, (image, number_, name) in enumerate(entries, 1):
-            yield Record(f"{path}, {split} {n}", f"{split}-{n}", {
+            yield FileRecord(f"{path}, {split} {n}", f"{split}-{n}", {
                 "image": image, "label": name, "class_id": number_, "split": split})
 
 
-def _listed(path: Path, rows: Sequence[Any]) -> Iterator[Record]:
+def _listed(path: Path, rows: Sequence[Any]) -> Iterator[FileRecord]:
     for n, row in enumerate(rows, 1):
-        yield Record(f"{path}, row {n}", f"{path.stem}-{n}", record_of(row))
+        yield FileRecord(f"{path}, row {n}", f"{path.stem}-{n}", record_of(row))
 
 
-def _images(path: Path, document: Mapping[str, Any]) -> Iterator[Record]:
+def _images(path: Path, document: Mapping[str, Any]) -> Iterator[FileRecord]:
     """Yields one small COCO document per image, in the order of `images`; then the annotations that belong to none."""
     by_image: dict[Any, list[Any]] = {}
     for entry in document["annotations"]:
@@ -184,16 +184,17 @@ def _images(path: Path, document: Mapping[str, Any]) -> Iterator[Record]:
         key = image.get("id") if isinstance(image, dict) else None
         where = f"{path}, image {short(key)}" if isinstance(key, (str, int)) else f"{path}, image number {n}"
         if not isinstance(key, (str, int)):
-            yield Record(where, str(n), DataError("an entry of 'images' has no id"))
+            yield FileRecord(where, str(n), DataError("an entry of 'images' has no id"))
             continue
         if len(files[str(key)]) > 1:
-            yield Record(where, str(n), DataError(f"{len(files[str(key)])} files in 'images' have the id {short(key)}, "
-                                                  "so whose the annotations are cannot be told"))
+            yield FileRecord(where, str(n), DataError(
+                f"{len(files[str(key)])} files in 'images' have the id {short(key)}, so whose the annotations are "
+                "cannot be told"))
             continue
-        yield Record(where, str(key), {"images": [image], "annotations": by_image.get(str(key), []), **shared})
+        yield FileRecord(where, str(key), {"images": [image], "annotations": by_image.get(str(key), []), **shared})
     for key, entries in ((key, entries) for key, entries in by_image.items() if key not in files):
         first = entries[0].get("id") if isinstance(entries[0], dict) else entries[0]
-        yield Record(f"{path}, annotation {short(first)}", str(first), DataError(
+        yield FileRecord(f"{path}, annotation {short(first)}", str(first), DataError(
             f"image_id={key} of {len(entries)} annotations is the id of no entry of 'images'"))
 
 
@@ -222,7 +223,7 @@ def _is_one_line(text: str) -> bool:
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 
-def _table(path: Path) -> Iterator[Record]:
+def _table(path: Path) -> Iterator[FileRecord]:
     """Yields a line of a CSV or TSV as a record of texts; the delimiter is the one that the first line has most of."""
     text = _text_lines(path)
     line_one = next(text, "")
@@ -248,7 +249,7 @@ def _table(path: Path) -> Iterator[Record]:
         record = {k: _cell(k, v) if v else None for k, v in cells.items() if v or k in PLACES}
         wide = DataError(f"the line has more values than the first line has names: {short(line[None])}"  # pyright: ignore
                          ) if None in line else None
-        yield Record(where, f"{path.stem}-{lines.line_num}", wide or record)
+        yield FileRecord(where, f"{path.stem}-{lines.line_num}", wide or record)
 
 
 def _cell(name: str, text: str) -> Any:
@@ -257,11 +258,11 @@ def _cell(name: str, text: str) -> Any:
     return text if value is None else value
 
 
-def _lines_of_text(path: Path) -> Iterator[Record]:
+def _lines_of_text(path: Path) -> Iterator[FileRecord]:
     """Charades-STA's "video start end##sentence", or the boxes of a GOT-10k sequence, x,y,width,height a frame."""
     lines = [line.strip() for line in _text(path).split("\n")]
     if path.name == "groundtruth.txt":
-        yield Record(str(path), path.parent.name, {
+        yield FileRecord(str(path), path.parent.name, {
             "path": path.parent.name, "object": _object_of(path), "boxes_xywh": [
                 line.replace("\t", ",").split(",") for line in lines if line]})
         return
@@ -272,7 +273,7 @@ def _lines_of_text(path: Path) -> Iterator[Record]:
             raise DataError(f"{path}:{n} is no line of Charades-STA, 'video start end##sentence': {short(line)}. Rows "
                             f"of other kinds are kept in {_ROW_SUFFIXES}")
         if line:
-            yield Record(f"{path}:{n}", f"{path.stem}-{n}", {
+            yield FileRecord(f"{path}:{n}", f"{path.stem}-{n}", {
                 "video": moment[0], "timestamp": moment[1:], "sentence": sentence.strip()})
 
 
@@ -287,7 +288,7 @@ def _object_of(path: Path) -> str:
     return names[0] if names and names[0] else "object"
 
 
-def _parquet(path: Path) -> Iterator[Record]:
+def _parquet(path: Path) -> Iterator[FileRecord]:
     import pyarrow.parquet as pq
 
     return _batches(path, lambda: parquet_batches(pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)))
@@ -311,7 +312,7 @@ def _holds_bytes(kind: Any) -> bool:
     return of.is_binary(kind) or of.is_large_binary(kind) or any(map(_holds_bytes, inner))
 
 
-def _arrow(path: Path) -> Iterator[Record]:
+def _arrow(path: Path) -> Iterator[FileRecord]:
     import pyarrow as pa
 
     def read() -> Iterable[Any]:
@@ -325,24 +326,24 @@ def _arrow(path: Path) -> Iterator[Record]:
     return _batches(path, read)
 
 
-def _tar(path: Path) -> Iterator[Record]:
+def _tar(path: Path) -> Iterator[FileRecord]:
     try:
         with open(path, "rb") as file:
             for n, (begin, end) in enumerate(scanned(path).tolist(), 1):
                 key, record = row_at(path, file.fileno(), begin, end)
-                yield Record(f"{path}, row {n}", key, record)
+                yield FileRecord(f"{path}, row {n}", key, record)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
-def _batches(path: Path, read: Callable[[], Iterable[Any]]) -> Iterator[Record]:
+def _batches(path: Path, read: Callable[[], Iterable[Any]]) -> Iterator[FileRecord]:
     n = 0
     try:
         for batch in read():
             classes = class_names(batch.schema)
             for record in batch.to_pylist():
                 n += 1
-                yield Record(f"{path}, row {n}", f"{path.stem}-{n}", named_classes(record, classes))
+                yield FileRecord(f"{path}, row {n}", f"{path.stem}-{n}", named_classes(record, classes))
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
     except (ValueError, NotImplementedError, RecursionError) as error:  # pyarrow's errors are of these
@@ -386,7 +387,7 @@ def _named(value: Any, names: Sequence[str]) -> Any:
     return names[value] if known else value
 
 
-READERS: dict[str, Callable[[Path], Iterable[Record]]] = {
+READERS: dict[str, Callable[[Path], Iterable[FileRecord]]] = {
     ".jsonl": _lines, ".ndjson": _lines, ".json": _document, ".csv": _table, ".tsv": _table, ".txt": _lines_of_text,
     ".parquet": _parquet, ".arrow": _arrow, ".feather": _arrow, ".tar": _tar,
 }

@@ -12,7 +12,7 @@ from typing import Any
 
 from vlrl.data.samples import SPLIT_NAMES, side_of
 from vlrl.data.sources.fields import IMAGE, VIDEO
-from vlrl.data.sources.files import READERS, Record
+from vlrl.data.sources.files import READERS, FileRecord
 from vlrl.data.sources.hub_files import NoSuchSplit, selected
 from vlrl.errors import ConfigError, DataError, did_you_mean
 
@@ -24,7 +24,7 @@ _MOST = 5_000_000
 """Files of a folder."""
 
 
-def folder_records(path: Path) -> Iterator[Record]:
+def folder_records(path: Path) -> Iterator[FileRecord]:
     """Yields the records of a folder. Raises DataError when it holds none."""
     files = sorted(_files(path))
     kinds = (("metadata beside the images", [f for f in files if os.path.basename(f) in _METADATA], _beside),
@@ -99,24 +99,24 @@ def split_of(file: str) -> dict[str, str]:
     return {"split": split_part.split("-")[0].split(".")[0]} if split_part else {}
 
 
-def _picture(path: Path, file: str) -> Iterator[Record]:
+def _picture(path: Path, file: str) -> Iterator[FileRecord]:
     """Yields an image whose folder is named after its class: .../<split>/<class>/name.png or <class>/name.png."""
     parts = file.split("/")
     inner = [p for p in parts[:-1] if p not in SPLIT_NAMES]
     if inner:
-        yield Record(f"{path}, {file}", file, {
+        yield FileRecord(f"{path}, {file}", file, {
             "image": f"{path.name}/{file}", "label": inner[-1],
             **({"split": parts[0]} if parts[0] in SPLIT_NAMES else {})})
 
 
-def _shard(path: Path, file: str) -> Iterator[Record]:
+def _shard(path: Path, file: str) -> Iterator[FileRecord]:
     """Yields a parquet or arrow file of `datasets`."""
     for n, (where, id, record) in enumerate(READERS[os.path.splitext(file)[1]](path / file), 1):
-        yield Record(where, id if file.endswith(".tar") else f"{os.path.splitext(file)[0]}-{n}",
+        yield FileRecord(where, id if file.endswith(".tar") else f"{os.path.splitext(file)[0]}-{n}",
                      record if isinstance(record, DataError) else {**split_of(file), **record})
 
 
-def _beside(path: Path, file: str) -> Iterator[Record]:
+def _beside(path: Path, file: str) -> Iterator[FileRecord]:
     """Yields the lines of metadata.csv and its like, whose media lie beside it, or the boxes of a sequence of
     frames.
     """
@@ -127,7 +127,7 @@ def _beside(path: Path, file: str) -> Iterator[Record]:
                                          for k, v in record.items()}}
             if file.endswith("groundtruth.txt"):
                 record["path"] = inner
-        yield Record(where, f"{os.path.dirname(file)}/{id}".lstrip("/"), record)
+        yield FileRecord(where, f"{os.path.dirname(file)}/{id}".lstrip("/"), record)
 
 
 def _inside(folder: str, value: Any) -> Any:

@@ -17,7 +17,7 @@ from vlrl.data.sequences import SampleSequence
 from vlrl.data.sources.answer_types import Tendency, settled
 from vlrl.data.sources.fields import Source
 from vlrl.data.sources.reading import check_columns, check_format, format_named, format_of, renamed, rows_as
-from vlrl.data.sources.row_index import Record, Rows, bytes_of, opened
+from vlrl.data.sources.row_index import FileRecord, Rows, bytes_of, opened
 from vlrl.errors import ConfigError, DataError
 from vlrl.store.files import cache_folder
 from vlrl.types import Sample
@@ -48,7 +48,7 @@ class LazySamples(SampleSequence):
     def __len__(self) -> int:
         return len(self._rows) if self._places is None else len(self._places)
 
-    def record(self, index: int) -> Record:
+    def record(self, index: int) -> FileRecord:
         """Returns where a row stands, its id and what the file holds of it, before anything is made of it."""
         return self._rows[index if self._places is None else int(self._places[index])]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from vlrl.data.values import short
 from vlrl.errors import DataError
+from vlrl.types import Record
 
-Record = Mapping[str, Any]
 Make = Callable[[Record], Sequence[Mapping[str, Any]]]
 _KEPT: dict[tuple[Any, ...], tuple[str, ...]] = {}
 """(format, columns) -> those of which nothing is made: looked at once for all records of one shape."""

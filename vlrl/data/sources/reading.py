@@ -21,8 +21,8 @@ from vlrl.data.sources.whole import unique_ids
 from vlrl.data.turns import are_tools, tools_of
 from vlrl.data.values import short, unpacked
 from vlrl.errors import ConfigError, DataError, did_you_mean
+from vlrl.types import Row
 
-Row = dict[str, Any]
 Placed = list[tuple[int, str, Row | DataError]]
 """Rows of a file: number, place, and the row or why there is none. Rows of one record have the same number."""
 _CONTENT = frozenset(("image", "images", "video", "question"))

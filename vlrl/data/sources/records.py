@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vlrl.data.embedded import Aside, put_aside
-from vlrl.data.sources.files import Record, file_records, shallow
+from vlrl.data.sources.files import FileRecord, file_records, shallow
 from vlrl.data.sources.folders import folder_records
 from vlrl.errors import DataError
 from vlrl.store.files import cache_folder
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def records(path: Path, is_record: Callable[[Mapping[str, Any]], Any] = lambda document: False,
-            cache: str = "") -> list[Record]:
+            cache: str = "") -> list[FileRecord]:
     """Returns the records of a file, or of a folder; media that they hold lie in a file in the folder `cache`, so that
     memory holds one row's at a time.
 

@@ -29,7 +29,7 @@ import numpy as np
 
 from vlrl.data.samples import side_of
 from vlrl.data.sources.derived_cache import check_room, derived
-from vlrl.data.sources.files import Record, class_names, named_classes, parquet_batches, record_of
+from vlrl.data.sources.files import FileRecord, class_names, named_classes, parquet_batches, record_of
 from vlrl.data.sources.folders import shards_of, split_of
 from vlrl.data.sources.json_text import MOST_LINE, parsed_line
 from vlrl.data.sources.tar_shards import row_at, scanned
@@ -58,7 +58,7 @@ class Rows(Protocol):
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, index: int) -> Record: ...
+    def __getitem__(self, index: int) -> FileRecord: ...
 
 
 def opened(files: Sequence[Path], cache: Path) -> Rows | None:
@@ -120,7 +120,7 @@ class Chain:
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
-    def __getitem__(self, index: int) -> Record:
+    def __getitem__(self, index: int) -> FileRecord:
         part = bisect_right(self._ends, index)
         return self._parts[part][index - (self._ends[part - 1] if part else 0)]
 
@@ -138,9 +138,9 @@ class Shard:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __getitem__(self, index: int) -> Record:
+    def __getitem__(self, index: int) -> FileRecord:
         where, id, record = self._rows[index]
-        return Record(where, id if self._keyed else f"{self._stem}-{index + 1}",
+        return FileRecord(where, id if self._keyed else f"{self._stem}-{index + 1}",
                       record if isinstance(record, DataError) else {**self._split, **record})
 
 
@@ -169,10 +169,10 @@ class Lines:
     def __len__(self) -> int:
         return len(self._places)
 
-    def __getitem__(self, index: int) -> Record:
+    def __getitem__(self, index: int) -> FileRecord:
         at, line = map(int, self._places[index, :2])
         end = int(self._places[index + 1, 0]) if index + 1 < len(self) else self._size
-        return Record(f"{self._path}:{line}", f"{self._path.stem}-{line}", self._record(at, end))
+        return FileRecord(f"{self._path}:{line}", f"{self._path.stem}-{line}", self._record(at, end))
 
     def _record(self, at: int, end: int) -> Any:
         if end - at > 4 * MOST_LINE:
@@ -289,10 +289,10 @@ class Members:
     def __len__(self) -> int:
         return len(self._places)
 
-    def __getitem__(self, index: int) -> Record:
+    def __getitem__(self, index: int) -> FileRecord:
         begin, end = map(int, self._places[index])
         key, record = row_at(self._path, self._file, begin, end)
-        return Record(f"{self._path}, row {index + 1}", key, record)
+        return FileRecord(f"{self._path}, row {index + 1}", key, record)
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -319,7 +319,7 @@ class Batches:
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
-    def __getitem__(self, index: int) -> Record:
+    def __getitem__(self, index: int) -> FileRecord:
         k = bisect_right(self._ends, index)
         return _record_at(self._path, index, self._batches[k], index - (self._ends[k - 1] if k else 0), self._classes)
 
@@ -341,14 +341,14 @@ class Groups:
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
-    def __getitem__(self, index: int) -> Record:
+    def __getitem__(self, index: int) -> FileRecord:
         k = bisect_right(self._ends, index)
         try:
             with self._lock:
                 group = self._group(k)
             return _record_at(self._path, index, group, index - (self._ends[k - 1] if k else 0), self._classes)
         except (OSError, ValueError, NotImplementedError) as error:
-            return Record(f"{self._path}, row {index + 1}", "", DataError(f"it cannot be read: {error}"))
+            return FileRecord(f"{self._path}, row {index + 1}", "", DataError(f"it cannot be read: {error}"))
 
     def _group(self, k: int) -> Any:
         if k not in self._groups:
@@ -393,9 +393,9 @@ def _unpack(source: Path, target: Path) -> None:
             writer.write_batch(batch)
 
 
-def _record_at(path: Path, index: int, table: Any, place: int, classes: dict[str, list[str]]) -> Record:
+def _record_at(path: Path, index: int, table: Any, place: int, classes: dict[str, list[str]]) -> FileRecord:
     (record,) = table.slice(place, 1).to_pylist()
-    return Record(f"{path}, row {index + 1}", f"{path.stem}-{index + 1}", named_classes(record, classes))
+    return FileRecord(f"{path}, row {index + 1}", f"{path.stem}-{index + 1}", named_classes(record, classes))
 
 
 def _column_sides(columns: Iterable[Any]) -> np.ndarray | None:

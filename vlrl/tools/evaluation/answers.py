@@ -30,9 +30,9 @@ from vlrl.task.first_samples import first_samples
 from vlrl.task.scoring import sample_metrics
 from vlrl.task.services import RunServices
 from vlrl.tools.evaluation.probes import NotApplicable, probe
-from vlrl.tools.evaluation.rows import Row, RowFile, cluster_hash, content_hash, prompt_hash
+from vlrl.tools.evaluation.rows import RowFile, cluster_hash, content_hash, prompt_hash
 from vlrl.tools.evaluation.settings import Drawing
-from vlrl.types import Answer, Completion, Group, Prompt, Rollout, Sample
+from vlrl.types import Answer, Completion, Group, Prompt, Rollout, Row, Sample
 
 _TOGETHER = 256
 """Answers drawn side by side at most ..."""

@@ -35,11 +35,11 @@ from vlrl.tools.evaluation.answers import Ready, Tell, ask, sample_for_drawing
 from vlrl.tools.evaluation.measure import Chosen, model_facts, ready, task_facts
 from vlrl.tools.evaluation.picture import draw
 from vlrl.tools.evaluation.reasoning_judge import ReasoningJudge
-from vlrl.tools.evaluation.rows import Row, RowFile
+from vlrl.tools.evaluation.rows import RowFile
 from vlrl.tools.evaluation.settings import Drawing, Grid
 from vlrl.tools.evaluation.summary import Result, summarise
 from vlrl.training.build_task import make_task
-from vlrl.types import Sample
+from vlrl.types import Row, Sample
 
 ROWS, NUMBERS, PICTURE = "answers.jsonl", "evaluation.json", "evaluation.png"
 _ROLLOUT = ("max_new_tokens", "stop", "thinking_budget", "thinking_end")

@@ -24,8 +24,8 @@ from vlrl.engine.base import Request, Sampling
 from vlrl.store.files import append_line
 from vlrl.tools.clients.chat_prompts import ChatEncoder
 from vlrl.tools.clients.endpoint import Endpoint
-from vlrl.tools.evaluation.rows import Row, begun
-from vlrl.types import Completion, Sample
+from vlrl.tools.evaluation.rows import begun
+from vlrl.types import Completion, Row, Sample
 
 AsSample = Callable[[Row], tuple[Sample, str]]
 """Row -> its sample and the text that was asked."""

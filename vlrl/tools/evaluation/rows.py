@@ -27,6 +27,7 @@ from vlrl.data.row_samples import FIELDS, MEDIA_FIELDS
 from vlrl.errors import ConfigError
 from vlrl.store import plain
 from vlrl.store.files import append_line, write_text
+from vlrl.types import Row
 
 NOT_CONTENT = {*MEDIA_FIELDS, "id", "difficulty", "difficulty_given", "pass_at_k", "reward_mean", "answers_scored",
                 "category", "source", "split", "weight", "processed_size", "coordinates", "solution", "rejected",
@@ -35,7 +36,6 @@ NOT_CONTENT = {*MEDIA_FIELDS, "id", "difficulty", "difficulty_given", "pass_at_k
 _ASKS = {"question", "expression", "instruction", "label", "labels", "responses", "trajectory", "action"}
 """A row with one of these is a canonical one: what else it holds, such as texts for a template, is left out."""
 
-Row = dict[str, Any]
 Key = tuple[str, str, int, int]
 """Split, setting, seed and place in the split."""
 

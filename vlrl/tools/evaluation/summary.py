@@ -20,9 +20,8 @@ from vlrl.rewards.points import inside
 from vlrl.task import Task
 from vlrl.tools.evaluation import probes, votes
 from vlrl.tools.evaluation.calibration import calibration
-from vlrl.tools.evaluation.rows import Row
 from vlrl.tools.evaluation.settings import Drawing
-from vlrl.types import Sample
+from vlrl.types import Row, Sample
 
 _BOX = 4
 

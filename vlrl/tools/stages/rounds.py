@@ -34,14 +34,14 @@ from vlrl.task.environment import has_environment
 from vlrl.task.given import given_answer
 from vlrl.tools.evaluation.answers import Ready, ask
 from vlrl.tools.evaluation.measure import Chosen, choose, model_facts, ready, task_facts
-from vlrl.tools.evaluation.rows import Row, RowFile, read_rows
+from vlrl.tools.evaluation.rows import RowFile, read_rows
 from vlrl.tools.evaluation.settings import Drawing
 from vlrl.tools.hub.export import merged
 from vlrl.tools.stages.selection import CHOICES, chosen, is_right, longer
 from vlrl.tools.stages.stage_list import StageList, read_stages
 from vlrl.training import sft
 from vlrl.training.build_task import make_task
-from vlrl.types import Sample
+from vlrl.types import Row, Sample
 
 ANSWERS, ROWS, ALL_ROWS = "answers.jsonl", "rows.jsonl", "all-rows.jsonl"
 _ROLLOUT = ("max_new_tokens", "temperature", "stop", "thinking_budget", "thinking_end")

@@ -26,8 +26,8 @@ from vlrl.task import Task
 from vlrl.task.asked import generated
 from vlrl.tools.synthesis.made_rows import Where, row_of
 from vlrl.training.build_task import make_task
+from vlrl.types import Row
 
-Row = dict[str, Any]
 _STREAM = 23
 """Second number of the random streams of knobs."""
 

@@ -21,9 +21,8 @@ from vlrl.store import plain
 from vlrl.store.files import replacing, suffix_of
 from vlrl.task import Task
 from vlrl.tools.datasets.prompt_table import COLUMNS
-from vlrl.types import Media, Sample
+from vlrl.types import Media, Row, Sample
 
-Row = dict[str, Any]
 _ABOUT_ANSWERS = {*COLUMNS, "solution", "rejected", "hints", "responses", "meta", "original_id", "group_key", "refused"}
 """Fields of a row that say nothing of a prompt made from it."""
 

@@ -17,8 +17,8 @@ from vlrl.errors import DataError
 from vlrl.store.files import file_sha256
 from vlrl.task import Task, task_samples
 from vlrl.tools.datasets.overlap import of_texts, text_of, words
-from vlrl.tools.synthesis.explorers import Candidate, Row
-from vlrl.types import Media, Sample
+from vlrl.tools.synthesis.explorers import Candidate
+from vlrl.types import Media, Row, Sample
 
 Tell = Callable[[str, int, int], None]
 _REASONS = ("nothing found", "not answered", "malformed")

@@ -23,9 +23,10 @@ from vlrl.store import plain
 from vlrl.task import Task, task_samples
 from vlrl.tools.datasets.convert import UsableRow, moved
 from vlrl.tools.datasets.prompt_table import COLUMNS
-from vlrl.tools.synthesis.explorers import Row, Search
+from vlrl.tools.synthesis.explorers import Search
 from vlrl.tools.synthesis.made_rows import Where, row_of
 from vlrl.tools.synthesis.parents import VARIANTS, Parent, Visit, recipe, visits_in, visits_of
+from vlrl.types import Row
 
 CANDIDATES = 64
 _STREAM = 29

@@ -33,11 +33,12 @@ from vlrl.tools.datasets import difficulty
 from vlrl.tools.datasets.prompt_table import COLUMNS, Measured
 from vlrl.tools.evaluation.measure import Chosen, ready, task_facts
 from vlrl.tools.evaluation.rows import begun
-from vlrl.tools.synthesis.explorers import Candidate, Explore, Row, Search, explorers
+from vlrl.tools.synthesis.explorers import Candidate, Explore, Search, explorers
 from vlrl.tools.synthesis.made_rows import Where
 from vlrl.tools.synthesis.near import HeldOutRows, Shown, distinct
 from vlrl.tools.synthesis.written import Files, Order, Writing
 from vlrl.training.build_task import make_task
+from vlrl.types import Row
 
 Tell = Callable[[str, int, int], None]
 FIELDS = {"generator": "how the prompt was made", "parent": "id of the prompt that it was made from, or null",

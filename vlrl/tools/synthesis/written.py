@@ -32,10 +32,10 @@ from vlrl.tools.clients.endpoint import Endpoint, completion_of
 from vlrl.tools.clients.replies import Place, Replies, Tell
 from vlrl.tools.evaluation.folder import Server
 from vlrl.tools.evaluation.measure import task_facts
-from vlrl.tools.synthesis.explorers import Candidate, Row, Search
+from vlrl.tools.synthesis.explorers import Candidate, Search
 from vlrl.tools.synthesis.made_rows import Where, child
 from vlrl.tools.synthesis.parents import WAYS
-from vlrl.types import Completion, Prompt, Rollout, Sample
+from vlrl.types import Completion, Prompt, Rollout, Row, Sample
 
 _ROLLOUT = ("max_new_tokens", "stop")
 _GENERATOR, _TEACHER = 17, 19
