@@ -96,7 +96,7 @@ def source(name: str, case: str) -> GroupSource:
     samples = task.samples("train")
     prompts = Prompts.of(samples, 3, "", config.rollout, task.knobs)
     sampler = comm.on_main_alone(lambda: curriculum.make(config.curriculum, prompts, shares))
-    def angle(samples, places, tell):
+    def angle(samples, places, progress):
         return np.array([np.nan if samples[i]["n"] in (BROKEN, LONG) else np.cos(i) for i in places], np.float32)
 
     return GroupSource(Answering(config, task, ScriptedEngine(answer), Clock()), cast(Any, encode), sampler, samples,

@@ -102,9 +102,9 @@ def test_options_out_of_range(option, value):
 def test_the_source_asks_once_before_the_first_draw():
     asked = []
 
-    def measure(samples, places, tell):
+    def measure(samples, places, progress):
         asked.append(places.tolist())
-        tell("measuring", 1, 1)
+        progress("measuring", 1, 1)
         return np.array([samples[i]["n"] for i in places], np.float32)
 
     def made():

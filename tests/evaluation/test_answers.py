@@ -50,7 +50,7 @@ def asked(r, path, grid=None, splits=("heldout",)):
     drawings = (grid or Grid()).drawings(r.config)
     file = RowFile(path, {})
     told = []
-    ask(r, splits, drawings, file, step=7, tell=lambda *words: told.append(words))
+    ask(r, splits, drawings, file, step=7, progress=lambda *words: told.append(words))
     return file, drawings, told
 
 

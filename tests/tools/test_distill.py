@@ -74,18 +74,19 @@ def read_lines(path):
     return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
-def ask(config, tmp_path, script, order=None, tell=lambda *_: None, **more):
+def ask(config, tmp_path, script, order=None, progress=lambda *_: None, **more):
     """Figures, kept rows, and what the server was asked."""
     with served(script) as server:
         known = {"retries": 1, "timeout_s": 20.0, **more}
-        found = distilled(config, Server(url=server.url, **known), order or Order(), Places(tmp_path / "a.jsonl"), tell)
+        found = distilled(config, Server(url=server.url, **known), order or Order(), Places(tmp_path / "a.jsonl"),
+                          progress)
         return found, read_lines(tmp_path / "a.jsonl"), server.asked
 
 
 def test_right_answers_are_kept_for_data_solutions(config, tmp_path):
     told = []
     found, rows, asked = ask(config, tmp_path, right, Order(price_in=1.0, price_out=10.0),
-                             tell=lambda *one: told.append(one))
+                             progress=lambda *one: told.append(one))
     assert [(r["number"], r["id"], r["solution"][-18:]) for r in rows] == [
         (n, f"train-{n}", f"<answer>{n + 1}</answer>") for n in range(3)]
     assert [s.text for s in read_solutions(str(tmp_path / "a.jsonl"))] == [r["solution"] for r in rows]

@@ -119,7 +119,7 @@ def test_a_file_holds_its_frames_at_their_times():
 
 def test_the_same_seed_makes_the_same_files(tmp_path: Path):
     seen: list[tuple[str, int, int]] = []
-    counts = make_video(tmp_path / "a", 3, 20, heldout=5, real=0, tell=lambda *told: seen.append(told))
+    counts = make_video(tmp_path / "a", 3, 20, heldout=5, real=0, progress=lambda *told: seen.append(told))
     assert counts == {"train": 15, "heldout": 5} and seen[-1] == ("making clips", 20, 20)
     make_video(tmp_path / "b", 3, 20, heldout=5, real=0)
     files = sorted(p.relative_to(tmp_path / "a") for p in (tmp_path / "a").rglob("*") if p.is_file())

@@ -43,10 +43,10 @@ def instant(monkeypatch):
     found = Instant()
     found.started = []
 
-    def run(jobs, parallel=1, tell=None, what="runs"):
+    def run(jobs, parallel=1, progress=None, what="runs"):
         for place, job in enumerate(jobs):
-            if tell:
-                tell(what, place, len(jobs))
+            if progress:
+                progress(what, place, len(jobs))
             if not many_runs.finished(job.folder):
                 found.started.append(job.folder.name)
                 words = dict(w.split("=", 1) for w in job.words if "=" in w)
@@ -86,7 +86,7 @@ def test_what_is_finished_is_not_run_again_and_a_failure_shows_its_output(tmp_pa
     told = []
     with pytest.raises(TrainingError, match=r"(?s)run .*/b ended with exit code 2 before.*No such command"):
         finish([Job(tmp_path / "a", ("x",)), Job(tmp_path / "b", ("no-such-command",))],
-               tell=lambda *words: told.append(words))
+               progress=lambda *words: told.append(words))
     assert ("runs", 1, 2) in told and "No such command" in (tmp_path / "b.log").read_text()
 
 
@@ -204,7 +204,7 @@ def test_a_sweep_with_one_test_seed_or_without_the_base_shows_no_difference(tmp_
 def test_the_runs_of_a_sweep_are_counted_before_the_first(tmp_path, instant, method, eta, n):
     instant.of, told = (lambda words, seed: float(words.get("train.lr", 0))), []
     found = sweep.run(CONFIG, ["train.lr=1e-5..1e-3"], tmp_path, method=method, n=n, test_seeds=2,
-                      **({"eta": eta} if method == "halving" else {}), tell=lambda *words: told.append(words))
+                      **({"eta": eta} if method == "halving" else {}), progress=lambda *words: told.append(words))
     assert {total for *_, total in told} == {found.runs} and [done for _, done, _ in told] == list(range(found.runs))
 
 
@@ -305,7 +305,7 @@ def test_options_of_a_comparison_that_cannot_act(capsys, words, name):
 # --- real runs --------------------------------------------------------------------------------------------------------
 
 
-def finish_forked(jobs, parallel=1, tell=None, what="runs"):
+def finish_forked(jobs, parallel=1, progress=None, what="runs"):
     """As many_runs.finish, which the killed sweep and the comparison below use, but the imports are done."""
     for job in jobs:
         if not many_runs.finished(job.folder):

@@ -106,7 +106,7 @@ def writing(config, tmp_path, url, count=4, **order):
              **({"timeout_s": order.pop("timeout_s")} if "timeout_s" in order else {})}
     return Writing(config=config, task=task, search=search, order=Order(generator=Server(url=url, **known), **order),
                    files=synthesize.Places(out=tmp_path / "new.jsonl").replies, where=where,
-                   known=synthesize.facts(config, search), tell=TELL)
+                   known=synthesize.facts(config, search), progress=TELL)
 
 
 def all_of(work):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,12 +11,13 @@ import numpy as np
 from PIL import Image
 from scipy.ndimage import map_coordinates
 
+from vlrl.progress import Progress, no_progress
+
 _SIDE = 96  # of the grey thumbnail that is kept of a picture
 _GRID = 32  # points a side at which two pictures are compared
 _FLAT = 2.0  # standard deviation of grey values below which a picture has no structure to compare
 _NEAR = 14  # bits of 64 in which hashes may differ for two pictures to be looked at
 _ALIKE = 0.95  # least correlation of grey values of pictures that count as the same
-Tell = Callable[[str, int, int], None]
 Window = tuple[float, float, float, float]
 """Part of a picture: left, top, width and height as shares."""
 
@@ -72,7 +73,7 @@ def _hashes(values: np.ndarray) -> np.ndarray:
     return np.packbits(bits, axis=1).view(np.uint64)[:, 0]
 
 
-def of_pictures(train: Sequence[Picture], heldout: Sequence[Picture], tell: Tell | None = None) -> list[Shared]:
+def of_pictures(train: Sequence[Picture], heldout: Sequence[Picture], progress: Progress = no_progress) -> list[Shared]:
     """Returns the held-out pictures that are in train: the same bytes; grey values that correlate by at least 0.95 as a
     whole (`look`), or of a part of either with the whole of the other (`crop`).
 
@@ -84,8 +85,8 @@ def of_pictures(train: Sequence[Picture], heldout: Sequence[Picture], tell: Tell
     known = np.stack(own_hashes) if own_hashes else np.zeros((0, 1), np.uint64)
     matches: dict[str, Shared] = {}
     for done, own in enumerate(heldout):
-        if tell and done % 20 == 0:
-            tell("comparing pictures", done, len(heldout))
+        if done % 20 == 0:
+            progress("comparing pictures", done, len(heldout))
         if own.sha256 in same:
             best = Shared(own.id, same[own.sha256], "same", 1.0)
         else:

@@ -89,11 +89,11 @@ def check(
     own_root = root or (Path(settled.data.root) if settled and settled.data.root else None)
     files, media_root = _located(files, settled.data.cache if settled else "")
     own_root = own_root or media_root
-    with bars() as tell:
+    with bars() as progress:
         findings = run(files, task, limits, own_root, format or (settled.data.format if settled else "auto"),
                        media=media, allow_missing=allow_missing,
-                       columns=pairs_of(columns) or (settled.data.columns if settled else None), scale=scale, tell=tell,
-                       answer_type=settled.data.answer_type if settled else None,
+                       columns=pairs_of(columns) or (settled.data.columns if settled else None), scale=scale,
+                       progress=progress, answer_type=settled.data.answer_type if settled else None,
                        boxes=form_of(boxes or (settled.data.boxes if settled else None)),
                        see=_view(settled, task) if show else None, refusal=refusal or usual_refusal)
     if json:

@@ -251,9 +251,9 @@ def _sequential(words: Sequence[str], split: str | None, metric: str, seeds: int
         if not as_json:
             typer.echo(printable(_look(look, blocks)))
 
-    with _interruptible(folder), bars(lines=True) as tell:
+    with _interruptible(folder), bars(lines=True) as progress:
         decided = run(configs, settings, folder, metric=metric, split=split, n=seeds, blocks=blocks, alpha=alpha,
-                      jobs=jobs, tell=tell, on_look=report)
+                      jobs=jobs, progress=progress, on_look=report)
     if as_json:
         emit(decided.plain())
     else:
@@ -337,9 +337,10 @@ def sweep(
     from vlrl.tools.experiments.sweep import run
 
     folder = out or Path("runs") / f"sweep-{Path(config).stem}"
-    with _interruptible(folder), bars(lines=True) as tell:
+    with _interruptible(folder), bars(lines=True) as progress:
         swept = run(config, words, folder, method=method, n=n, seeds=seeds, test_seeds=test_seeds, metric=metric,
-                    split=split, base=base, eta=eta, jobs=jobs, seed=seed, command="sft" if sft else "train", tell=tell)
+                    split=split, base=base, eta=eta, jobs=jobs, seed=seed, command="sft" if sft else "train",
+                    progress=progress)
     if as_json:
         emit(swept.plain())
     else:

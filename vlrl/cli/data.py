@@ -123,9 +123,9 @@ def split(
     """
     from vlrl.tools.datasets.split import split_file
 
-    with bars() as tell:
+    with bars() as progress:
         result = split_file(file, out, heldout, by, seed, near_duplicates=near_duplicates, distance=distance, root=root,
-                            format=format, columns=pairs_of(columns), force=force, tell=tell)
+                            format=format, columns=pairs_of(columns), force=force, progress=progress)
     if json:
         emit({"train": len(result.train), "heldout": len(result.heldout), "wanted": result.wanted,
               "groups": result.groups, "largest_group": result.largest, "near_duplicates": result.near,

@@ -83,8 +83,8 @@ def difficulty(
     known = tool.facts(loaded, chosen, scope)
     if places.part.exists():
         tool.open_part(places.part, known)  # of another measurement: said before the model is loaded
-    with prints_aside(), ready(chosen.config, chosen) as prepared, bars(lines=True, show=comm.is_main()) as tell:
-        measurements = tool.measured(prepared, scope, places.part, known, tell)
+    with prints_aside(), ready(chosen.config, chosen) as prepared, bars(lines=True, show=comm.is_main()) as progress:
+        measurements = tool.measured(prepared, scope, places.part, known, progress)
     numbers, whole = comm.on_main(lambda: tool.write(places, rows, measurements, known))
     if not comm.is_main():
         return

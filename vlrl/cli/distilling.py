@@ -87,8 +87,8 @@ def distill(
     order = tool.Order(answers=answers, rows=rows, temperature=temperature, choose=Named(name=choose), least=least,
                        price_in=price_in, price_out=price_out)
     tool.check(loaded, order, places)
-    with prints_aside(), bars(lines=True) as tell:
-        summary = tool.distilled(loaded, server, order, places, tell)
+    with prints_aside(), bars(lines=True) as progress:
+        summary = tool.distilled(loaded, server, order, places, progress)
     follow = f"vlrl sft {shlex.quote(config)} data.solutions={shlex.quote(str(out))}"
     if as_json:
         emit({"file": str(out), "drawn": str(places.drawn), "about": str(places.about), **summary, "next": follow})

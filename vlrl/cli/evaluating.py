@@ -224,8 +224,8 @@ def _at_length(config: Config, source: Chosen | Server, grid: Grid, out: Path | 
     from vlrl.distributed import comm
     from vlrl.tools.evaluation import folder as answers
 
-    with prints_aside(), bars(lines=True, show=comm.is_main()) as tell:
-        report = answers.evaluate_at_length(config, source, grid, out, tell, each_wording=each_wording,
+    with prints_aside(), bars(lines=True, show=comm.is_main()) as progress:
+        report = answers.evaluate_at_length(config, source, grid, out, progress, each_wording=each_wording,
                                             judge=judge)
     if not comm.is_main():
         return

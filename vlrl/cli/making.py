@@ -47,8 +47,8 @@ def gui(
     """
     from vlrl.tools.makers.gui import make_gui
 
-    with bars() as tell:
-        counts = make_gui(out, seed, samples, pages=pages, browser=browser, force=force, tell=tell)
+    with bars() as progress:
+        counts = make_gui(out, seed, samples, pages=pages, browser=browser, force=force, progress=progress)
     _show_written(out, counts, json)
 
 
@@ -72,8 +72,9 @@ def driving(
     """
     from vlrl.tools.makers.driving import make_driving
 
-    with bars() as tell:
-        counts = make_driving(out, seed, samples, heldout=heldout, history=history, width=width, force=force, tell=tell)
+    with bars() as progress:
+        counts = make_driving(out, seed, samples, heldout=heldout, history=history, width=width, force=force,
+                              progress=progress)
     _show_written(out, counts, json)
 
 
@@ -99,9 +100,9 @@ def video(
     """
     from vlrl.tools.makers.video import make_video
 
-    with bars() as tell:
+    with bars() as progress:
         counts = make_video(out, seed, samples, heldout=heldout, real=real, size=size, fps=fps, kinds=kinds,
-                            force=force, tell=tell)
+                            force=force, progress=progress)
     _show_written(out, counts, json)
 
 

@@ -45,8 +45,8 @@ def overlap(
     """
     from vlrl.tools.datasets.overlap import overlap as run
 
-    with bars() as tell:
-        report = run(train, heldout, root=root, format=format, tell=tell, embedder=embedder, alike=alike)
+    with bars() as progress:
+        report = run(train, heldout, root=root, format=format, progress=progress, embedder=embedder, alike=alike)
     if json:
         emit({"train": report.train, "heldout": report.heldout, "share": report.share,
               "shared": [one._asdict() for one in report.shared]})

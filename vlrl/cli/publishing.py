@@ -100,9 +100,9 @@ def _exported(run: Path, out: Path, steps: str | None, split: str | None, media:
     from vlrl.store import RunFolder
     from vlrl.tools.hub.publish import export as write
 
-    with bars() as tell:
-        return write(RunFolder(run), out, steps=step_range(None, steps), split=split, notes=_notes(run), tell=tell,
-                     media=media, private=private)
+    with bars() as progress:
+        return write(RunFolder(run), out, steps=step_range(None, steps), split=split, notes=_notes(run),
+                     progress=progress, media=media, private=private)
 
 
 def _notes(run: Path) -> Notes:

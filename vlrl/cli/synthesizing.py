@@ -175,8 +175,8 @@ def _run(config: str, loaded: Any, wanted: Any, order: Order | None, checkpoint:
     chosen = choose(loaded, None if checkpoint else loaded.model.name, checkpoint)
     for warning in chosen.warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    with prints_aside(), bars(lines=True, show=comm.is_main()) as tell:
-        outcome = tool.synthesized(loaded, chosen, search, answers, places, tell, order)
+    with prints_aside(), bars(lines=True, show=comm.is_main()) as progress:
+        outcome = tool.synthesized(loaded, chosen, search, answers, places, progress, order)
     if comm.is_main():
         follow = f"vlrl train {shlex.quote(config)} data.train={shlex.quote(str(places.out))} data.own_samples=false"
         if as_json:

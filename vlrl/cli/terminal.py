@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 from vlrl.errors import DataError
+from vlrl.progress import Progress
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -46,16 +47,16 @@ def standard_input() -> TextIO:
 
 
 def late_lines(what: str, every: float = 10.0) -> Callable[[str], None]:
-    """Returns `tell(doing)`: on standard error a line with that and the seconds gone by, once in `every` seconds."""
+    """A function that writes its text and the seconds so far to standard error, at most once in `every` seconds."""
     begun = said = time.monotonic()
 
-    def tell(doing: str) -> None:
+    def say(doing: str) -> None:
         nonlocal said
         if (now := time.monotonic()) - said >= every:
             said = now
             print(printable(f"{what}: {doing}, {now - begun:.0f} s"), file=sys.stderr, flush=True)
 
-    return tell
+    return say
 
 
 @contextmanager
@@ -89,24 +90,25 @@ _LINE_S = 60
 
 
 @contextmanager
-def bars(lines: bool = False, show: bool = True) -> Iterator[Callable[[str, float, int], None]]:
-    """Gives `tell(what, done, total)`: bars with the time left on standard error, nothing with `show=False`.
+def bars(lines: bool = False, show: bool = True) -> Iterator[Progress]:
+    """Gives `progress(what, done, total)`: bars with the time left on standard error, nothing with `show=False`.
 
     Where that is no terminal nothing is shown; with `lines` a line at the start, the end, each tenth between, and each
     minute in which something was done.
     """
+    from rich import progress as rich
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from vlrl.monitoring.progress import duration
 
     console = Console(stderr=True, highlight=False)
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not (show and console.is_terminal)) as bar:
+    columns = (rich.TextColumn("{task.description}"), rich.BarColumn(bar_width=30), rich.MofNCompleteColumn(),
+               rich.TimeRemainingColumn())
+    with rich.Progress(*columns, console=console, transient=True, disable=not (show and console.is_terminal)) as bar:
         begun: dict[str, tuple[TaskID, float, float]] = {}
         said: dict[str, tuple[float, float, float]] = {}  # tenths, done and time of the last line
 
-        def tell(what: str, done: float, total: int) -> None:
+        def progress(what: str, done: float, total: int) -> None:
             if what not in begun:
                 begun[what] = bar.add_task(what, total=total, completed=int(done)), done, time.monotonic()
             task, first, since = begun[what]
@@ -119,4 +121,4 @@ def bars(lines: bool = False, show: bool = True) -> Iterator[Callable[[str, floa
                 left = (now - since) / (done - first) * (total - done) if done > first else None
                 console.print(f"{what} {round(done, 1):g}/{total}  ETA {duration(left)}", markup=False, soft_wrap=True)
 
-        yield tell
+        yield progress

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,6 +16,7 @@ from vlrl.engine.base import Engine, Request, opened
 from vlrl.errors import DataError
 from vlrl.evaluation.stats import mean_ci
 from vlrl.models.processing import PromptTooLong
+from vlrl.progress import Progress, no_progress
 from vlrl.rollout.generate import Likelihoods, Score, answer_of, make_group, plain_visits, sampling_of
 from vlrl.rollout.overlap import side_by_side
 from vlrl.rollout.prefetch import Prefetcher
@@ -30,7 +31,7 @@ _CHUNK = 64
 
 
 def evaluate(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, split: str, step: int,
-             tell: Callable[[str, int, int], None] | None = None,
+             progress: Progress = no_progress,
              likelihoods: Likelihoods | None = None, score: Score = score_all,
              services: RunServices | None = None) -> tuple[dict[str, Any], list[Group]]:
     """Returns one line of eval.jsonl and this process's groups of one answer each.
@@ -38,13 +39,13 @@ def evaluate(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, s
     Every metric has `<metric>/ci95_low` and `<metric>/ci95_high` (bootstrap over samples). Greedy unless
     eval.temperature is set. `correct_frac` is the share of correct answers (Task.correct). Samples that cannot be
     encoded count as `rejected`, answers without a reward as `unscorable`: neither as wrong; `environment/errors` are
-    episodes that their environment ended, or that could not begin. `tell(what, done, total)` is called as the work
+    episodes that their environment ended, or that could not begin. `progress` is called as the work
     proceeds. No variants are drawn; `likelihoods` are needed by tasks that ask for
     log-probabilities, whose parts are left out without them, `services` are those of `services.*`. Of a mixture the
     samples are those of every task in turn.
     """
     mine = list(enumerate(first_samples(task, split, config.eval.samples)))[comm.rank()::comm.world()]
-    groups, rejected = comm.together(lambda: _answer(task, prefetch, engine, config, split, step, mine, tell,
+    groups, rejected = comm.together(lambda: _answer(task, prefetch, engine, config, split, step, mine, progress,
                                                             likelihoods, score, services))
     groups = comm.together(lambda: [_measured(task, g) for g in groups])
     records = [r for part in comm.gather([_record(g) for g in groups]) for r in part]
@@ -56,7 +57,7 @@ def evaluate(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, s
 
 
 def _answer(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, split: str, step: int,
-            samples: Sequence[tuple[int, Sample]], tell: Callable[[str, int, int], None] | None,
+            samples: Sequence[tuple[int, Sample]], progress: Progress,
             likelihoods: Likelihoods | None, score: Score, services: RunServices | None) -> tuple[list[Group], int]:
     """Returns scored groups of one answer for numbered samples, and how many samples were rejected."""
     sampling = sampling_of(config.rollout, config.eval.temperature)
@@ -67,8 +68,7 @@ def _answer(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, sp
                for number, sample in samples[start:start + _CHUNK]}
               for start in range(0, len(samples), _CHUNK)]
     for chunk, following in itertools.zip_longest(chunks, chunks[1:], fillvalue={}):
-        if tell:
-            tell(f"evaluating {split}", len(groups) + rejected, len(samples))
+        progress(f"evaluating {split}", len(groups) + rejected, len(samples))
         prompts = []
         prefetch.begin(chunk)
         for (_, number), sample_of in chunk.items():

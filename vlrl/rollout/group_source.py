@@ -19,6 +19,7 @@ from vlrl.distributed import comm
 from vlrl.engine.base import EpisodePlayer
 from vlrl.errors import TrainingError
 from vlrl.models.processing import Encoder
+from vlrl.progress import Progress, no_progress
 from vlrl.rollout import fingerprint
 from vlrl.rollout.draws import DrawEncoder, Draws, Rejected, variant_metrics
 from vlrl.rollout.generate import Answering
@@ -26,10 +27,8 @@ from vlrl.rollout.partial import PartialGroup
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.types import Group, Rollout, Sample
 
-Tell = Callable[[str, int, int], None]
-"""(what, done, total)"""
-Measure = Callable[[Sequence[Sample], np.ndarray, Tell], np.ndarray]
-"""(all samples, places of some [n], tell) -> [n] a number of each, nan where it cannot be used."""
+Measure = Callable[[Sequence[Sample], np.ndarray, Progress], np.ndarray]
+"""(all samples, places of some [n], progress) -> [n] a number of each, nan where it cannot be used."""
 
 
 class GroupSource:
@@ -37,8 +36,8 @@ class GroupSource:
 
     `next_groups(P)` returns this process's share of P groups; the sampler, which is the main process's, has observed
     all of them. `measures`: what samplers can have measured of prompts by the policy, by name (curriculum.Measuring).
-    `tell` shows how far something before a step is; `teaches` says whether any answer of a group has an advantage other
-    than 0, None where the group alone does not say it.
+    `progress` shows how far the measuring before a step is; `teaches` says whether any answer of a group has an
+    advantage other than 0, None where the group alone does not say it.
     """
 
     generates: ClassVar[bool] = True
@@ -48,14 +47,14 @@ class GroupSource:
 
     def __init__(self, answering: Answering, encode: Encoder, sampler: Sampler, samples: Sequence[Sample],
                  prefetch: Prefetcher | None = None, prompts: Prompts | None = None,
-                 measures: Mapping[str, Measure] | None = None, tell: Tell = lambda what, done, total: None,
+                 measures: Mapping[str, Measure] | None = None, progress: Progress = no_progress,
                  teaches: Callable[[Group], bool | None] = lambda group: None):
         self.answering, self.encode, self.sampler, self.samples = answering, encode, sampler, samples
         self.config, self.task, self.engine, self.clock = (
             answering.config, answering.task, answering.engine, answering.clock)
         self.prefetch = prefetch or Prefetcher(encode, self.task, 0)
         self.prompts = prompts or Prompts.of(samples, self.config.seed, self.config.data.difficulty)
-        self.measures, self.tell, self.teaches = measures or {}, tell, teaches
+        self.measures, self.progress, self.teaches = measures or {}, progress, teaches
         self.fingerprint = fingerprint.of(samples)
         self.filters, self.tally = Filters(self.config.curriculum), Tally()
         self.horizon = Horizon(self.config.episode if self.generates else EpisodeSettings())
@@ -121,7 +120,7 @@ class GroupSource:
         self._may_lack = False
         if missing is not None:
             name, indices = missing
-            values, sampler = self.measures[name](self.samples, indices, self.tell), cast(Any, self.sampler)
+            values, sampler = self.measures[name](self.samples, indices, self.progress), cast(Any, self.sampler)
             comm.on_main(lambda: sampler.measured(indices, values))
 
     def _missing(self) -> tuple[str, np.ndarray] | None:

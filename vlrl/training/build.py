@@ -35,9 +35,10 @@ from vlrl.models.policy import Policy
 from vlrl.models.processing import Encoder
 from vlrl.models.reference import Reference
 from vlrl.monitoring.metrics import Clock
+from vlrl.progress import Progress, no_progress
 from vlrl.rollout import partial
 from vlrl.rollout.generate import Answering
-from vlrl.rollout.group_source import GroupSource, Measure, Tell
+from vlrl.rollout.group_source import GroupSource, Measure
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.task import Task, task_samples
 from vlrl.task.environment import has_environment
@@ -113,10 +114,10 @@ def check_launcher(environ: Mapping[str, str]) -> None:
 
 def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None = None,
              make_source: type[GroupSource] = GroupSource, algorithm: Algorithm | None = None,
-             tell: Tell = lambda what, done, total: None) -> Parts:
+             progress: Progress = no_progress) -> Parts:
     """Builds every part of a run; `checkpoint` is the folder whose weights are taken instead of model.name's.
 
-    `algorithm` is made of the config where none is given. `tell` shows how far something before a step is.
+    `algorithm` is made of the config where none is given. `progress` shows how far the measuring before a step is.
     """
     if config.asynchronous.max_staleness and make_source is GroupSource:
         make_source = _AHEAD["source"]
@@ -145,7 +146,7 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
             method.start(Run(task, model, encode, data.samples, engine, answering.score, services))
         credit = Credit(algorithm, config, model, task)
         source = make_source(answering, encode, data.sampler, data.samples, prefetch, data.prompts,
-                             _measures(data.sampler, model, config, task, prefetch), tell, credit.teaches)
+                             _measures(data.sampler, model, config, task, prefetch), progress, credit.teaches)
         parts = Parts(config, task, model, encode, prefetch, engine, source, credit, optimizer_of(model, config),
                       algorithm, clock, scorer, warnings)
         opened.pop_all()  # from here on the run closes them

@@ -28,6 +28,7 @@ from vlrl.models.policy import Policy
 from vlrl.models.processing import PromptTooLong
 from vlrl.models.token_text import Texts
 from vlrl.monitoring.metrics import phase
+from vlrl.progress import Progress
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.task import Task, task_messages
 from vlrl.types import Prompt, Sample
@@ -45,7 +46,7 @@ class Angles:
         self._decode = Texts(policy).decode
 
     def __call__(self, samples: Sequence[Sample], places: np.ndarray,
-                 tell: Callable[[str, int, int], None]) -> np.ndarray:
+                 progress: Progress) -> np.ndarray:
         """Returns [n] float32 in [-2, 2], of the samples at `places` [n]; nan for a prompt that is too long or cannot
         be read under data.quarantine. Called on every process at the same time; the result is on all.
 
@@ -59,7 +60,7 @@ class Angles:
             following = chunks[first + comm.world() + comm.rank():][:1]
             prompts = comm.together(lambda own=own, following=following: self._encoded(samples, own, following))
             values += comm.gather(self.of(prompts))
-            tell("measuring angles of prompts", min((first + comm.world()) * CHUNK, len(places)), len(places))
+            progress("measuring angles of prompts", min((first + comm.world()) * CHUNK, len(places)), len(places))
         return np.concatenate(values) if values else np.zeros(0, np.float32)
 
     def of(self, prompts: Sequence[tuple[Prompt, str] | None]) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Replies of a server that costs something, each on the disk as it comes: asked for once, counted once.
 
     replies = Replies.of(Path("answers.drawn.jsonl"), facts)       # of an earlier process too
-    missing = replies.fill(endpoint, [(7, 0), (7, 1)], requests, tell, "asking the teacher")
+    missing = replies.fill(endpoint, [(7, 0), (7, 1)], requests, progress, "asking the teacher")
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from vlrl.engine.base import Request
+from vlrl.progress import Progress
 from vlrl.services.chat import Reply
 from vlrl.store.files import append_line
 from vlrl.tools.clients.endpoint import Endpoint
 from vlrl.tools.evaluation.rows import begun
 
-Tell = Callable[[str, int, int], None]
 Place = tuple[int, int]
 """(number of the row, which reply to it)"""
 _TOGETHER = 256
@@ -63,24 +63,24 @@ class Replies:
         return Reply(line["text"], line["finish_reason"], line["tokens_in"], line["tokens_out"])
 
     def fill(self, server: Endpoint, wanted: Sequence[Place],
-             requests: Callable[[Sequence[Place]], Sequence[Request]], tell: Tell, what: str) -> int:
+             requests: Callable[[Sequence[Place]], Sequence[Request]], progress: Progress, what: str) -> int:
         """Asks for the replies that are wanted and not there, each kept as it comes; returns how many the server did
         not give. `requests` makes those of some places, whose key ends with the place, and may leave some out.
         """
         missing = [place for place in wanted if place not in self.replies]
         total, failed, before = len(wanted), 0, len(self.replies) - (len(wanted) - len(missing))
-        tell(what, total - len(missing), total)
+        progress(what, total - len(missing), total)
 
         def keep(request: Request, index: int, reply: Reply) -> None:
             *_, number, answer = request.key
             self.add(number, answer, reply)
-            tell(what, len(self.replies) - before, total)
+            progress(what, len(self.replies) - before, total)
 
         server.keep = keep
         for start in range(0, len(missing), _TOGETHER):
             completions = server.generate(requests(missing[start:start + _TOGETHER]))
             failed += sum(c.error is not None for (c,) in completions)
-        tell(what, total, total)
+        progress(what, total, total)
         return failed
 
     def cost(self, price_in: float | None = None, price_out: float | None = None) -> dict[str, Any]:

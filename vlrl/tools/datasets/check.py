@@ -30,6 +30,7 @@ from vlrl.data.sources.answer_types import TypeLine, TypeTable
 from vlrl.data.sources.files import READERS
 from vlrl.data.sources.reading import rows_in
 from vlrl.errors import DataError, TaskError
+from vlrl.progress import Progress, no_progress
 from vlrl.rewards.boxes import is_number
 from vlrl.task import Task
 from vlrl.tools.datasets.pixel_budget import PixelBudget, Scale, pixel_budget
@@ -40,8 +41,6 @@ COMPARED = 20_000
 """Images and videos up to which those held out are compared by their looks with those of train."""
 COUNTED = ("category", "split", "answer_type")
 """Fields whose values are counted."""
-Tell = Callable[[str, int, int], None]
-"""Called as (what, done, total) while the work proceeds."""
 _ORDER = ("file", *(rule.name for rule in checks.RULES))
 _TIMES = ("video_start", "video_end", "fps", "frame_times")
 _NO_ROWS = ("metadata.jsonl", "metadata.csv", "dataset_info.json", "dataset_dict.json", "state.json")
@@ -91,7 +90,7 @@ class _Row(CheckedRow):
 def check(path: Path | Sequence[Path], task: Task | None, limits: LimitsSettings, root: Path | None = None,
           format: str = "auto", *, media: bool = True, allow_missing: bool = False,
           columns: Mapping[str, str] | None = None, answer_type: str | None = None, boxes: str = "auto",
-          scale: Scale | None = None, tell: Tell | None = None, see: Callable[[Sample], Shown] | None = None,
+          scale: Scale | None = None, progress: Progress = no_progress, see: Callable[[Sample], Shown] | None = None,
           refusal: Callable[[Size], str] = usual_refusal) -> Findings:
     """Reads every row through `task.sample_from_row` (None: the canonical fields alone) and lists every problem.
 
@@ -106,7 +105,6 @@ def check(path: Path | Sequence[Path], task: Task | None, limits: LimitsSettings
 
     Raises DataError when the only file cannot be read, TaskError when the task breaks the Task contract.
     """
-    tell = tell or (lambda what, done, total: None)
     reader = task or Task()
     reader.coordinates = Coordinates()
     context = Context(task=task, limits=limits, refusal=refusal, boxes=boxes)
@@ -115,12 +113,12 @@ def check(path: Path | Sequence[Path], task: Task | None, limits: LimitsSettings
                  answer_type=answer_type, boxes=boxes)
     for done, row in enumerate(rows):
         if done % 1000 == 0:
-            tell("reading rows", done, len(rows))
+            progress("reading rows", done, len(rows))
         _read(row, reader, root or row.path.parent)
-    files = _files(rows, limits, tell, media, allow_missing)
+    files = _files(rows, limits, progress, media, allow_missing)
     for done, row in enumerate(rows):
         if done % 1000 == 0:
-            tell("checking rows", done, len(rows))
+            progress("checking rows", done, len(rows))
         row.files = [files[key] for one in row.media for key in keys(one) if key in files]
         checks.row_findings(row, context)
     checks.file_findings(rows, context)
@@ -233,23 +231,23 @@ def _coordinates(row: Mapping[str, Any]) -> list[Any]:
 # --- media ------------------------------------------------------------------------------------------------------------
 
 
-def _files(rows: Sequence[_Row], limits: LimitsSettings, tell: Tell, media: bool, allow_missing: bool
+def _files(rows: Sequence[_Row], limits: LimitsSettings, progress: Progress, media: bool, allow_missing: bool
            ) -> dict[Key, MediaFile]:
     """Returns what is known of each file that rows name."""
     named = dict.fromkeys(key for row in rows for one in row.media for key in keys(one))
     there = [key for key in named if not allow_missing or not exists(key).problem]
     sides = {row.side for row in rows if row.media}
     look = {"train", "heldout"} <= sides and len(there) <= COMPARED
-    return _open_all(there, limits, tell, look) if media else {key: exists(key) for key in there}
+    return _open_all(there, limits, progress, look) if media else {key: exists(key) for key in there}
 
 
-def _open_all(there: Sequence[Key], limits: LimitsSettings, tell: Tell, look: bool) -> dict[Key, MediaFile]:
+def _open_all(there: Sequence[Key], limits: LimitsSettings, progress: Progress, look: bool) -> dict[Key, MediaFile]:
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         files: dict[Key, MediaFile] = {}
         try:
             for key, file in zip(there, pool.map(lambda key: opened(key, limits, look), there), strict=True):
                 files[key] = file
-                tell("opening media", len(files), len(there))
+                progress("opening media", len(files), len(there))
         except BaseException:  # Ctrl-C: those in the queue are not waited for
             pool.shutdown(cancel_futures=True)
             raise

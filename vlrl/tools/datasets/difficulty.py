@@ -24,6 +24,7 @@ from vlrl.distributed import comm
 from vlrl.engine.base import Request, opened
 from vlrl.errors import ConfigError, DataError
 from vlrl.models.processing import PromptTooLong
+from vlrl.progress import Progress
 from vlrl.rollout.error_limits import check_errors
 from vlrl.rollout.generate import make_group, plain_visits, sampling_of
 from vlrl.store import plain
@@ -39,8 +40,6 @@ _TOGETHER = 256
 _STREAM = 7
 """First number of the key of the random streams; those of training, evaluation and variants begin with others."""
 _ROLLOUT = ("max_new_tokens", "temperature", "stop", "thinking_budget", "thinking_end")
-
-Tell = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +59,7 @@ def facts(config: Config, chosen: Chosen, scope: Scope) -> dict[str, Any]:
             "answers": scope.answers}
 
 
-def measured(ready: Ready, scope: Scope, part: Path, known: Mapping[str, Any], tell: Tell,
+def measured(ready: Ready, scope: Scope, part: Path, known: Mapping[str, Any], progress: Progress,
              samples: Sequence[Sample] | None = None) -> list[Measured]:
     """Returns every prompt of the split in order, those that could not be answered too; what `part` holds is not asked
     again.
@@ -79,13 +78,13 @@ def measured(ready: Ready, scope: Scope, part: Path, known: Mapping[str, Any], t
     left = [chunk for chunk in chunks if not all(number in by_number for number in chunk)]
     mine = [*left[comm.rank()::comm.world()], range(0), range(0)]
     for i in range(math.ceil(len(left) / comm.world())):  # in step: a reference policy needs all processes at once
-        tell(f"answering {scope.split}", sum(number in by_number for number in range(count)), count)
+        progress(f"answering {scope.split}", sum(number in by_number for number in range(count)), count)
         groups, records = comm.together(partial(_answer_chunk, ready, scope, samples, mine[i], mine[i + 1]))
         check_errors(groups, ready.config.limits, f"prompts from number {left[i * comm.world()].start} on")
         shares = comm.gather(records)
         comm.on_main(partial(_append, part, shares))
         by_number |= {m.number: m for share in shares for m in share}
-    tell(f"answering {scope.split}", count, count)
+    progress(f"answering {scope.split}", count, count)
     return [by_number[number] for number in range(count)]
 
 

@@ -11,7 +11,7 @@ import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from vlrl.checks.pictures import Picture, Shared, of_pictures, picture
 from vlrl.config.schema import LimitsSettings
 from vlrl.data.media import load
 from vlrl.errors import DataError
+from vlrl.progress import Progress, no_progress
 from vlrl.store.files import file_sha256
 from vlrl.tools.datasets.convert import UsableRow, usable_rows
 from vlrl.types import Media
@@ -39,7 +40,6 @@ _FEW = 8  # words below which texts are only compared whole
 ALIKE = 0.9
 """Least cosine of embedded texts that count as the same."""
 _COMMON = 0.01  # share of train rows in which an n-gram belongs to a template
-Tell = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Overlap:
 
 def overlap(train: Path, heldout: Path, *, root: Path | None = None, format: str = "auto",
             columns: Mapping[str, str] | None = None, limits: LimitsSettings | None = None,
-            tell: Tell | None = None, embedder: Path | None = None, alike: float = ALIKE) -> Overlap:
+            progress: Progress = no_progress, embedder: Path | None = None, alike: float = ALIKE) -> Overlap:
     """Compares the rows of two files: pictures by their looks, videos by their bytes, texts by their words, and with
     `embedder`, the folder of a text model, those that are left by a cosine of at least `alike`.
 
@@ -73,9 +73,8 @@ def overlap(train: Path, heldout: Path, *, root: Path | None = None, format: str
         if bad:
             raise DataError(f"{bad[0].where}: {bad[0].reason} (vlrl data check lists every bad row)")
         sides.append(rows)
-    tell = tell or (lambda what, done, total: None)
-    known, own = (_pictures(rows, limits or LimitsSettings(), tell) for rows in sides)
-    pictures = of_pictures(known, own, tell)
+    known, own = (_pictures(rows, limits or LimitsSettings(), progress) for rows in sides)
+    pictures = of_pictures(known, own, progress)
     said = [[(row.id, _text(row), bool(row.media)) for row in rows] for rows in sides]
     texts = of_texts(*said)
     if embedder:
@@ -88,14 +87,14 @@ def overlap(train: Path, heldout: Path, *, root: Path | None = None, format: str
 # --- pictures ---------------------------------------------------------------------------------------------------------
 
 
-def _pictures(rows: Sequence[UsableRow], limits: LimitsSettings, tell: Tell) -> list[Picture]:
+def _pictures(rows: Sequence[UsableRow], limits: LimitsSettings, progress: Progress) -> list[Picture]:
     media = [(row, one) for row in rows for one in row.media]
     pictures = []
     pool = ThreadPoolExecutor(4)
     try:
         for one in pool.map(lambda pair: _picture(pair[0], pair[1], limits), media):
             pictures.append(one)
-            tell("reading media", len(pictures), len(media))
+            progress("reading media", len(pictures), len(media))
     finally:
         pool.shutdown(cancel_futures=True)
     return pictures

@@ -13,7 +13,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,7 @@ from vlrl.config.schema import LimitsSettings
 from vlrl.data import write_rows
 from vlrl.data.media import load, missing
 from vlrl.errors import ConfigError, DataError, did_you_mean
+from vlrl.progress import Progress, no_progress
 from vlrl.store.files import file_sha256
 from vlrl.tools.datasets.check import printable
 from vlrl.tools.datasets.convert import UsableRow, moved, refuse_existing, usable_rows
@@ -37,7 +38,6 @@ MOST_DISTANCE = 16
 _TRIES = 8  # orders in which groups are drawn; the one closest to the wanted shares is taken
 _MOST_IN_ONE = 0.8  # share of all rows in one group above which a split says nothing
 _FLAT = 2.0  # standard deviation of grey values below which a picture has no structure to hash
-Tell = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Split:
 def split_file(path: Path, folder: Path, heldout: float = 0.1, by: str = "group_key", seed: int = 0, *,
                near_duplicates: bool = True, distance: int = 4, root: Path | None = None, format: str = "auto",
                columns: Mapping[str, str] | None = None, limits: LimitsSettings | None = None, force: bool = False,
-               tell: Tell | None = None) -> Split:
+               progress: Progress = no_progress) -> Split:
     """Writes train.jsonl and heldout.jsonl into `folder`; see `split`. Media paths stay valid there or under `root`.
     `columns` says which field stands for a canonical one.
 
@@ -82,7 +82,7 @@ def split_file(path: Path, folder: Path, heldout: float = 0.1, by: str = "group_
     if not rows:
         raise DataError(f"{path} has no usable row")
     result = split(rows, heldout, by, seed, near_duplicates=near_duplicates, distance=distance, limits=limits,
-                   tell=tell)
+                   progress=progress)
     both = [[moved(row, root or path.parent, root or folder) for row in side]
             for side in (result.train, result.heldout)]
     for target, side in zip(targets, both, strict=True):
@@ -92,7 +92,7 @@ def split_file(path: Path, folder: Path, heldout: float = 0.1, by: str = "group_
 
 def split(rows: Sequence[UsableRow], heldout: float = 0.1, by: str = "group_key", seed: int = 0, *,
           near_duplicates: bool = True, distance: int = 4, limits: LimitsSettings | None = None,
-          tell: Tell | None = None) -> Split:
+          progress: Progress = no_progress) -> Split:
     """Returns rows for training and rows held out; no group is on both sides.
 
     `heldout` below 1 is a share, else a number of rows. Rows with the same `by` (in the row or its `meta`) are one
@@ -107,7 +107,7 @@ def split(rows: Sequence[UsableRow], heldout: float = 0.1, by: str = "group_key"
         raise ConfigError(f"--distance {distance} must be from 0 to {MOST_DISTANCE} bits of 64")
     joined = _Groups(len(rows))
     _join_by_field(joined, rows, by)
-    facts = _facts(rows, near_duplicates, limits or LimitsSettings(), tell or (lambda what, done, total: None))
+    facts = _facts(rows, near_duplicates, limits or LimitsSettings(), progress)
     near = _join_media(joined, rows, facts, distance)
     groups = joined.members()
     largest = max(groups, key=len)
@@ -187,7 +187,7 @@ class _Fact:
     """Perceptual hash of a picture, 64 bits."""
 
 
-def _facts(rows: Sequence[UsableRow], near: bool, limits: LimitsSettings, tell: Tell) -> dict[Path, _Fact]:
+def _facts(rows: Sequence[UsableRow], near: bool, limits: LimitsSettings, progress: Progress) -> dict[Path, _Fact]:
     media = {m.source: (m, row) for row in rows for m in row.media}
     if near and any(m.kind == "image" for m, _ in media.values()) and not importlib.util.find_spec("imagehash"):
         raise ConfigError("near-duplicate pictures are found with the package imagehash, which is not installed: "
@@ -198,7 +198,7 @@ def _facts(rows: Sequence[UsableRow], near: bool, limits: LimitsSettings, tell: 
             for source, fact in zip(media, pool.map(lambda pair: _fact(pair[0], pair[1], near, limits), media.values()),
                                     strict=True):
                 facts[source] = fact
-                tell("reading media", len(facts), len(media))
+                progress("reading media", len(facts), len(media))
         except BaseException:  # Ctrl-C or a bad file: those in the queue are not waited for
             pool.shutdown(cancel_futures=True)
             raise

@@ -1,7 +1,7 @@
 """Drawing the answers of an evaluation: every sample, at every setting and seed, scored as in training, and kept.
 
     file = RowFile(folder / "answers.jsonl", facts)
-    ask(ready, ("heldout",), drawings, file, step=0, tell=tell)     # what the file holds is not asked again
+    ask(ready, ("heldout",), drawings, file, step=0, progress=progress)     # what the file holds is not asked again
 
 Greedy answers, and those at the config's own seed, are the answers of a run's own evaluations.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from vlrl.distributed import comm
 from vlrl.engine.base import Engine, Request, opened
 from vlrl.errors import DataError
 from vlrl.models.processing import PromptTooLong
+from vlrl.progress import Progress
 from vlrl.rewards.confidence import read_confidence
 from vlrl.rollout.error_limits import check_errors
 from vlrl.rollout.generate import Likelihoods, answer_of, make_group, plain_visits
@@ -38,8 +39,6 @@ _TOGETHER = 256
 """Answers drawn side by side at most ..."""
 _CHUNK = 64
 """... and prompts, as in a run's evaluations."""
-
-Tell = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -95,7 +94,7 @@ def sample_for_drawing(task: Task, drawing: Drawing, samples: Sequence[Sample], 
     return replace(sample, prompt=templates[drawing.wording % len(templates)])
 
 
-def ask(ready: Ready, splits: Sequence[str], drawings: Sequence[Drawing], file: RowFile, step: int, tell: Tell,
+def ask(ready: Ready, splits: Sequence[str], drawings: Sequence[Drawing], file: RowFile, step: int, progress: Progress,
         instead: Sequence[Sample] | None = None) -> None:
     """Draws and scores every answer that `file` lacks, and adds it there; each process does its share. Asked are the
     first eval.samples samples of each split, or `instead` of them.
@@ -114,7 +113,7 @@ def ask(ready: Ready, splits: Sequence[str], drawings: Sequence[Drawing], file: 
         n = one.drawing.answers
         for left in _rounds(one, file):
             what = f"answering {one.split}" + (f", {one.drawing.name}, seed {one.seed}" if len(evaluations) > 1 else "")
-            tell(what, done, total)
+            progress(what, done, total)
             mine = left[comm.rank()] if comm.rank() < len(left) else ()
             groups, rows = comm.together(partial(_answered, one, mine))
             where = f"evaluation of {one.split} ({one.drawing.name})"
@@ -124,7 +123,7 @@ def ask(ready: Ready, splits: Sequence[str], drawings: Sequence[Drawing], file: 
             done += n * sum(map(len, left))
         done = n * len(one.samples) + sum(len(a.samples) * a.drawing.answers
                                           for a in evaluations[:evaluations.index(one)])
-    tell("answering", total, total)
+    progress("answering", total, total)
 
 
 def _rounds(one: _Asking, file: RowFile) -> Iterator[list[Sequence[int]]]:

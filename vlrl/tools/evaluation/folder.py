@@ -21,6 +21,7 @@ from typing import Any
 from vlrl.config.schema import Config
 from vlrl.distributed import comm
 from vlrl.errors import ConfigError
+from vlrl.progress import Progress
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.services.chat import address_of
 from vlrl.services.provided import serving
@@ -31,7 +32,7 @@ from vlrl.task.environment import has_environment
 from vlrl.task.first_samples import first_samples
 from vlrl.tools.clients.chat_prompts import ChatEncoder
 from vlrl.tools.clients.endpoint import Endpoint
-from vlrl.tools.evaluation.answers import Ready, Tell, ask, sample_for_drawing
+from vlrl.tools.evaluation.answers import Ready, ask, sample_for_drawing
 from vlrl.tools.evaluation.measure import Chosen, model_facts, ready, task_facts
 from vlrl.tools.evaluation.picture import draw
 from vlrl.tools.evaluation.reasoning_judge import ReasoningJudge
@@ -124,7 +125,7 @@ def grid_for(task: Task, grid: Grid, server: Server | None, each_wording: bool) 
     return replace(grid, wordings=wordings if each_wording else 1, repeats_differ=bool(acts or server))
 
 
-def evaluate_at_length(config: Config, source: Chosen | Server, grid: Grid, folder: Path | None, tell: Tell, *,
+def evaluate_at_length(config: Config, source: Chosen | Server, grid: Grid, folder: Path | None, progress: Progress, *,
                        each_wording: bool = False, judge: Judge | None = None) -> Report:
     """Answers, scores and writes; see the module. Raises ConfigError for what does not go together, and for a folder
     that holds another evaluation.
@@ -144,9 +145,9 @@ def evaluate_at_length(config: Config, source: Chosen | Server, grid: Grid, fold
     with _prepared(roomy, source) as prepared:
         own = Ready(config=config, task=prepared.task, prefetch=prepared.prefetch, engine=prepared.engine,
                     likelihoods=prepared.likelihoods, services=prepared.services, remote=prepared.remote)
-        ask(own, config.eval.splits, drawings, file, chosen.step if chosen else 0, tell)
+        ask(own, config.eval.splits, drawings, file, chosen.step if chosen else 0, progress)
         name = prepared.engine.model if isinstance(prepared.engine, Endpoint) else chosen.name if chosen else ""
-        results, cost = comm.on_main(lambda: _results(own.task, config, drawings, file, place, judge, tell))
+        results, cost = comm.on_main(lambda: _results(own.task, config, drawings, file, place, judge, progress))
     report = Report(model=name, step=chosen.step if chosen else 0, folder=place, results=results,
                     before=before, judge=cost)
     comm.on_main(lambda: write(report, file))
@@ -172,14 +173,14 @@ def _endpoint(config: Config, server: Server) -> Endpoint:
 
 
 def _results(task: Task, config: Config, drawings: Sequence[Drawing], file: RowFile, folder: Path,
-             judge: Judge | None, tell: Tell) -> tuple[list[Result], dict[str, Any] | None]:
+             judge: Judge | None, progress: Progress) -> tuple[list[Result], dict[str, Any] | None]:
     """Returns the metrics, and what the judge cost."""
     rows, cost = file.rows(), None
     if judge:
         with contextlib.closing(_endpoint(config, judge.server)) as engine:
             asks = ReasoningJudge(engine, ChatEncoder(config), folder, judge.votes, judge.text_only)
             settings = {d.name: d for d in drawings}
-            rows = asks.judged(rows, lambda row: _question(task, config, settings[row["setting"]], row), tell)
+            rows = asks.judged(rows, lambda row: _question(task, config, settings[row["setting"]], row), progress)
             cost = asks.plain()
     return [summarise(task, rows, drawing, split, samples) for split in config.eval.splits
             for samples in [first_samples(task, split, config.eval.samples)] for drawing in drawings], cost

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,7 @@ from vlrl.evaluation.evaluate import evaluate
 from vlrl.models import loading, policy
 from vlrl.models.processing import Encoder
 from vlrl.monitoring.metrics import Clock
+from vlrl.progress import Progress, no_progress
 from vlrl.rollout.partial import refuse_episodes
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.services.provided import serving
@@ -119,12 +120,12 @@ def _instead(config: Config, name: str) -> Config:
     return config.model_copy(update={"model": config.model.model_copy(update=changes)})
 
 
-def measure(config: Config, chosen: Chosen, tell: Callable[[str, int, int], None] | None = None) -> Iterator[Result]:
+def measure(config: Config, chosen: Chosen, progress: Progress = no_progress) -> Iterator[Result]:
     """Evaluates the chosen model on each of `eval.splits` with the sampling of `eval.*`; see evaluate.evaluate."""
     with ready(chosen.config.model_copy(update={"eval": config.eval}), chosen, evaluates=True) as r:
         for split in r.config.eval.splits:
-            record, groups = evaluate(r.task, r.prefetch, r.engine, r.config, split, chosen.step, tell, r.likelihoods,
-                                      services=r.services)
+            record, groups = evaluate(r.task, r.prefetch, r.engine, r.config, split, chosen.step, progress,
+                                      r.likelihoods, services=r.services)
             yield Result(record=record, groups=groups)
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from vlrl.engine.base import Request, Sampling
+from vlrl.progress import Progress, no_progress
 from vlrl.store.files import append_line
 from vlrl.tools.clients.chat_prompts import ChatEncoder
 from vlrl.tools.clients.endpoint import Endpoint
@@ -90,7 +91,7 @@ class ReasoningJudge:
         self._known = {(line["asked"], line["vote"]): line for line in begun(self.path, known, "verdicts", "file")
                        if "asked" in line}
 
-    def judged(self, rows: Sequence[Row], sample_of: AsSample, tell: Callable[[str, int, int], None] | None = None
+    def judged(self, rows: Sequence[Row], sample_of: AsSample, progress: Progress = no_progress
                ) -> list[Row]:
         """Returns the rows with `verdicts`: of each right answer those that were given, of others none.
 
@@ -99,8 +100,7 @@ class ReasoningJudge:
         right = [i for i, row in enumerate(rows) if row.get("correct")]
         verdicts: dict[int, list[bool]] = {}
         for start in range(0, len(right), _TOGETHER):
-            if tell:
-                tell("judging", start, len(right))
+            progress("judging", start, len(right))
             some = right[start:start + _TOGETHER]
             verdicts |= dict(zip(some, self._some([rows[i] for i in some], sample_of), strict=True))
         self.cost.answers += len(right)

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,10 +23,10 @@ from typing import Any
 from vlrl.config.schema import Config
 from vlrl.errors import ConfigError, RunError, TrainingError, did_you_mean
 from vlrl.monitoring.signals import as_interrupt
+from vlrl.progress import Progress, no_progress
 from vlrl.store import RunFolder, plain
 from vlrl.store.files import read_json, write_text
 
-Tell = Callable[[str, float, int], None]
 _LOOK_S = 0.2
 _SAVE_S = 120
 """Seconds that runs may take to save after Ctrl-C."""
@@ -60,13 +60,13 @@ def _begun(folder: Path) -> float:
     return min(step / steps, 1.0) if isinstance(step, int) and isinstance(steps, int) and steps > 0 else 0.0
 
 
-def finish(jobs: Sequence[Job], parallel: int = 1, tell: Tell | None = None,
+def finish(jobs: Sequence[Job], parallel: int = 1, progress: Progress = no_progress,
            what: str = "runs") -> None:
     """Runs what is not finished, `parallel` at a time in the order given; a begun run goes on from its checkpoint.
 
     Each is a process `vlrl ...` of its own with an equal share of the CPU's threads (unless OMP_NUM_THREADS is set) and
     of the GPUs in CUDA_VISIBLE_DEVICES, where there are as many. They are killed when this process is, and saved when
-    it is interrupted or its terminal is closed. `tell(what, done, all)` counts those under way by their steps. Raises
+    it is interrupted or its terminal is closed. `progress` counts those under way by their steps. Raises
     TrainingError with the end of the output of a run that failed; those beside it are stopped after saving.
     """
     waiting = [job for job in jobs if not finished(job.folder)]
@@ -83,8 +83,7 @@ def finish(jobs: Sequence[Job], parallel: int = 1, tell: Tell | None = None,
                     del running[slot]
                     _check(job, process.returncode)
                     done += 1
-            if tell:
-                tell(what, done + sum(_begun(job.folder) for job, _ in running.values()), len(jobs))
+            progress(what, done + sum(_begun(job.folder) for job, _ in running.values()), len(jobs))
             time.sleep(_LOOK_S if running else 0)
 
 

@@ -10,9 +10,10 @@ from typing import Any
 
 from vlrl import config
 from vlrl.errors import ConfigError
+from vlrl.progress import Progress, no_progress
 from vlrl.store import plain
 from vlrl.store.files import write_text
-from vlrl.tools.experiments.many_runs import Job, Tell, deciding_split, finish, score, settle
+from vlrl.tools.experiments.many_runs import Job, deciding_split, finish, score, settle
 from vlrl.tools.experiments.sequential import Look, Sequential
 
 
@@ -46,7 +47,7 @@ class Decided:
 
 def run(configs: Sequence[str], settings: Sequence[str], folder: Path, *, metric: str = "reward/mean",
         split: str | None = None, n: int = 5, blocks: int = 5, alpha: float = 0.05, resamples: int = 10_000,
-        jobs: int = 1, first_seed: int = 0, tell: Tell | None = None,
+        jobs: int = 1, first_seed: int = 0, progress: Progress = no_progress,
         on_look: Callable[[Look], None] | None = None) -> Decided:
     """Runs blocks of `n` seeds of each config that is undecided against another, until all are decided or `blocks` are
     over.
@@ -69,7 +70,7 @@ def run(configs: Sequence[str], settings: Sequence[str], folder: Path, *, metric
         first = first_seed + len(test.looks) * n
         block = {name: [Job(folder / f"{name}-{seed}", ("train", paths[name], *settings, f"seed={seed}"))
                         for seed in range(first, first + n)] for name in test.waiting}
-        finish([job for place in range(n) for own in block.values() for job in own[place:place + 1]], jobs, tell,
+        finish([job for place in range(n) for own in block.values() for job in own[place:place + 1]], jobs, progress,
                f"block {len(test.looks) + 1}: runs")
         new = {name: [score(job.folder, split, metric) for job in own] for name, own in block.items()}
         look = test.add(new)

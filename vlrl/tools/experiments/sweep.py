@@ -17,9 +17,10 @@ import numpy as np
 from vlrl import config
 from vlrl.errors import ConfigError, did_you_mean
 from vlrl.evaluation.stats import Interval, gain_of_runs
+from vlrl.progress import Progress, no_progress
 from vlrl.store import plain
 from vlrl.store.files import replacing, write_text
-from vlrl.tools.experiments.many_runs import Job, Tell, deciding_split, finish, score, settle
+from vlrl.tools.experiments.many_runs import Job, deciding_split, finish, score, settle
 from vlrl.tools.experiments.profiles import (
     Sensitivity,
     iqm,
@@ -189,7 +190,7 @@ METHODS = ("grid", "random", "halving")
 def run(path: str, words: Sequence[str], folder: Path, *, method: str | None = None, n: int | None = None,
         seeds: int = 3, test_seeds: int = 5, metric: str = "reward/mean", split: str | None = None, base: bool = True,
         eta: int | None = None, jobs: int = 1, seed: int | None = None, command: str = "train",
-        tell: Tell | None = None) -> Swept:
+        progress: Progress = no_progress) -> Swept:
     """Tries settings on the seeds 0 .. seeds - 1, takes the best mean, and measures it on `test_seeds` others.
 
     `grid` and `random` run every choice on every tuning seed. `halving` runs all on the first seed, and on each further
@@ -222,7 +223,7 @@ def run(path: str, words: Sequence[str], folder: Path, *, method: str | None = N
         return [Job(folder / f"{place}-{s}", (command, path, *fixed, *chosen_words, f"seed={s}")) for s in own]
 
     total = _tuning_runs(len(chosen), method, seeds, eta) + test_seeds * (1 + base)
-    counted = _counted(tell, total)
+    counted = _counted(progress, total)
     tried = _tune(chosen, method, seeds, eta, scored, lambda work: finish(work, jobs, counted(work)), split, metric)
     sides: dict[str, Mapping[str, Any]] = {"best": tried[0].settings, **({_BASE: {}} if base else {})}
     own = range(seeds, seeds + test_seeds)
@@ -244,15 +245,14 @@ def _tuning_runs(choices: int, method: str, seeds: int, eta: int) -> int:
     return sum(left)
 
 
-def _counted(tell: Tell | None, total: int) -> Callable[[Sequence[Job]], Tell | None]:
-    """Returns what gives `finish` its `tell` for some jobs, so that their count goes on over all `total` runs."""
+def _counted(progress: Progress, total: int) -> Callable[[Sequence[Job]], Progress]:
+    """A function of the next jobs that returns their `progress`: their count continues over all `total` runs."""
     before = 0
 
-    def of(jobs: Sequence[Job]) -> Tell | None:
+    def of(jobs: Sequence[Job]) -> Progress:
         nonlocal before
         first, before = before, before + len(jobs)
-        say = tell
-        return None if say is None else lambda what, done, _: say(what, first + done, total)
+        return lambda what, done, _: progress(what, first + done, total)
 
     return of
 

@@ -10,7 +10,7 @@ The folder is what the `datasets` library and the Hub read as it is: `data/*.par
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vlrl.errors import ConfigError, RunError
+from vlrl.progress import Progress, no_progress
 from vlrl.store import RunFolder
 from vlrl.store.files import write_text
 from vlrl.tools.hub.private import Private
@@ -89,7 +90,7 @@ class Exported:
 
 
 def export(run: RunFolder, folder: Path, *, steps: range | None = None, split: str | None = None,
-           notes: Notes | None = None, tell: Callable[[str, int, int], None] | None = None, media: bool = True,
+           notes: Notes | None = None, progress: Progress = no_progress, media: bool = True,
            private: Private | None = None) -> Exported:
     """Writes the training rollouts of a run in `steps` (None: all), or with `split` those of its evaluations.
 
@@ -106,8 +107,7 @@ def export(run: RunFolder, folder: Path, *, steps: range | None = None, split: s
     metadata = {"huggingface": json.dumps({"info": {"features": _FEATURES}})}
     with pq.ParquetWriter(folder / "data" / name, SCHEMA.with_metadata(metadata), compression="zstd") as writer:
         for number, step in enumerate(wanted):
-            if tell:
-                tell("writing rollouts", number, len(wanted))
+            progress("writing rollouts", number, len(wanted))
             rows = run.rollouts(step, split=split).to_pylist()
             records = (_row(run, row, "eval" if split else "train", notes or {}, out, media) for row in rows)
             for some in _together(row if private is None else _published(row, private) for row in records):

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vlrl.errors import ConfigError
+from vlrl.progress import Progress, no_progress
 from vlrl.tools.makers.driving_plan import Plan, plan_of
-from vlrl.tools.makers.making import Tell, make_rows
+from vlrl.tools.makers.making import make_rows
 
 if TYPE_CHECKING:
     from vlrl.environments.roadview import Frame
@@ -49,7 +50,7 @@ _PATIENCE = 300  # scenes without a row of the wanted plan, after which it is gi
 
 
 def make_driving(out: Path, seed: int = 0, samples: int = 200, *, heldout: int | None = None, history: int = 0,
-                 width: int = 128, force: bool = False, tell: Tell | None = None) -> dict[str, int]:
+                 width: int = 128, force: bool = False, progress: Progress = no_progress) -> dict[str, int]:
     """Writes train.jsonl, heldout.jsonl, images/ and made_by.json into a folder; returns the rows of each split.
 
     A picture is `width` x `width / 2` pixels; `history` earlier ones stand before it, half a second apart. The rows
@@ -71,7 +72,7 @@ def make_driving(out: Path, seed: int = 0, samples: int = 200, *, heldout: int |
               "difficulty": "a quarter for each head that text and speed alone get wrong, and up to half for a plan "
               "that is nearly another one"}
     return make_rows(out, partial(driving_rows, seed=seed, history=history, width=width), samples, heldout, record,
-                     what="driving", force=force, tell=tell)
+                     what="driving", force=force, progress=progress)
 
 
 def driving_rows(split: str, count: int, *, seed: int, history: int = 0, width: int = 128

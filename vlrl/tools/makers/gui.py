@@ -26,6 +26,7 @@ from vlrl.data import SPLITS, write_rows
 from vlrl.data.values import tidy
 from vlrl.environments.chromium import FLAGS, STEADY, not_started, program_of
 from vlrl.errors import ConfigError, DataError
+from vlrl.progress import Progress, no_progress
 from vlrl.store.files import replacing
 
 SCALES = (2, 3, 4)
@@ -38,7 +39,6 @@ _SMALLEST = 6 / 160  # of the screenshot's shorter side, that of an element
 _LARGEST = 0.5  # share of the screenshot that an element covers, at most
 _MOVING = {"chase-circle", "moving-items", "simon-says", "stock-market", "terminal"}  # their pictures change with time
 _VARIANT = re.compile(r"-(easy|medium|hard|nodelay|large|soft|transfer|noscroll|nl|turk|all|some|\d+)$")
-Tell = Callable[[str, int, int], None]
 
 ELEMENTS = """
 () => {
@@ -128,7 +128,7 @@ class Shot:
 
 
 def make_gui(out: Path, seed: int = 0, samples: int = 200, *, pages: Path | None = None, browser: str | None = None,
-             force: bool = False, tell: Tell | None = None) -> dict[str, int]:
+             force: bool = False, progress: Progress = no_progress) -> dict[str, int]:
     """Writes train.jsonl, heldout.jsonl and images/ into a folder; returns the rows of each split.
 
     Every fifth group of pages is held out, so no page is on both sides. `pages` is a folder of other .html files,
@@ -150,8 +150,7 @@ def make_gui(out: Path, seed: int = 0, samples: int = 200, *, pages: Path | None
             for row, png in _drawn(own, split, seed, wanted, shoot):
                 _save(out / row["image"], png)
                 rows[split].append(row)
-                if tell:
-                    tell("taking screenshots", sum(map(len, rows.values())), samples)
+                progress("taking screenshots", sum(map(len, rows.values())), samples)
     for split, split_rows in rows.items():
         write_rows(out / f"{split}.jsonl", split_rows)
     return {split: len(split_rows) for split, split_rows in rows.items()}

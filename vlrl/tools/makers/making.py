@@ -9,16 +9,15 @@ from typing import Any
 
 from vlrl.data import SPLITS, write_rows
 from vlrl.errors import ConfigError, DataError
+from vlrl.progress import Progress, no_progress
 from vlrl.store.files import replacing, write_text
 
-Tell = Callable[[str, int, int], None]
-"""Told what is made, how many are done, and of how many."""
 Make = Callable[[str, int], Iterator[tuple[dict[str, Any], Mapping[str, bytes]]]]
 """(split, count) -> that many rows, each with its files: path inside the folder -> content."""
 
 
 def make_rows(out: Path, make: Make, samples: int, heldout: int | None, record: Mapping[str, Any], *, what: str,
-              force: bool = False, tell: Tell | None = None) -> dict[str, int]:
+              force: bool = False, progress: Progress = no_progress) -> dict[str, int]:
     """Writes both splits, their media and made_by.json into a folder; returns the rows of each split.
 
     A fifth of the rows is held out unless `heldout` gives their number. What an earlier run left is replaced with
@@ -37,8 +36,7 @@ def make_rows(out: Path, make: Make, samples: int, heldout: int | None, record: 
             for name, content in files.items():
                 _save(out / name, content)
             rows[split].append(row)
-            if tell:
-                tell(what, sum(map(len, rows.values())), samples)
+            progress(what, sum(map(len, rows.values())), samples)
     for split, split_rows in rows.items():
         write_rows(out / f"{split}.jsonl", split_rows)
     counts = {split: len(split_rows) for split, split_rows in rows.items()}

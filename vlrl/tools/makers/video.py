@@ -20,16 +20,17 @@ from typing import Any
 import numpy as np
 
 from vlrl.errors import ConfigError
+from vlrl.progress import Progress, no_progress
 from vlrl.tools.makers import drawn_video, real_video
 from vlrl.tools.makers.drawn_video import Clip, Clock
-from vlrl.tools.makers.making import Tell, make_rows
+from vlrl.tools.makers.making import make_rows
 
 _CODEC = {"crf": "8", "preset": "veryfast", "bf": "0", "threads": "1"}  # near lossless; no frame waits for a later one
 
 
 def make_video(out: Path, seed: int = 0, samples: int = 200, *, heldout: int | None = None, real: float = 0.1,
-               size: int = 64, fps: int = 2, kinds: str | None = None, force: bool = False, tell: Tell | None = None
-               ) -> dict[str, int]:
+               size: int = 64, fps: int = 2, kinds: str | None = None, force: bool = False,
+               progress: Progress = no_progress) -> dict[str, int]:
     """Writes train.jsonl, heldout.jsonl, clips/ and made_by.json into a folder; returns the rows of each split.
 
     `real` is the share of clips cut from films, `size` the side of a clip in pixels, `fps` its frames per second.
@@ -51,7 +52,7 @@ def make_video(out: Path, seed: int = 0, samples: int = 200, *, heldout: int | N
                                                for split, scenes in real_video.SCENES.items()),
     }
     return make_rows(out, partial(_rows, seed=seed, clock=Clock(fps, size), chances=chances), samples, heldout, record,
-                     what="making clips", force=force, tell=tell)
+                     what="making clips", force=force, progress=progress)
 
 
 def _chances(real: float, kinds: str | None) -> dict[str, float]:

@@ -28,6 +28,7 @@ from vlrl.errors import ConfigError, TrainingError
 from vlrl.methods.preferences import dpo as preferences
 from vlrl.methods.second_attempts import loss as guided
 from vlrl.models import loading
+from vlrl.progress import no_progress
 from vlrl.store import checkpoint
 from vlrl.task import Task, task_samples
 from vlrl.task.environment import has_environment
@@ -150,7 +151,7 @@ def _draw(config: Config, one: Chosen, number: int, file: RowFile) -> None:
     with ready(one.config, one) as prepared:
         own = Ready(config=config, task=prepared.task, prefetch=prepared.prefetch, engine=prepared.engine,
                     likelihoods=prepared.likelihoods, services=prepared.services)
-        ask(own, ("train",), [drawing], file, one.step, lambda what, done, total: None,
+        ask(own, ("train",), [drawing], file, one.step, no_progress,
             [sample for _, sample in _prompts(own.task, config, number)])
 
 

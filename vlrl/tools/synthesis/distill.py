@@ -25,6 +25,7 @@ from vlrl.config.schema import Config
 from vlrl.data import readable, write_rows
 from vlrl.engine.base import Request
 from vlrl.errors import ConfigError, DataError
+from vlrl.progress import Progress
 from vlrl.rollout.error_limits import check_errors
 from vlrl.rollout.generate import make_group, sampling_of
 from vlrl.services.provided import Provided, serving
@@ -33,7 +34,7 @@ from vlrl.task import Task, task_samples
 from vlrl.task.environment import has_environment
 from vlrl.tools.clients.chat_prompts import ChatEncoder
 from vlrl.tools.clients.endpoint import Endpoint, completion_of
-from vlrl.tools.clients.replies import Replies, Tell
+from vlrl.tools.clients.replies import Replies
 from vlrl.tools.evaluation.answers import outcome
 from vlrl.tools.evaluation.folder import Server
 from vlrl.tools.evaluation.measure import task_facts
@@ -101,7 +102,7 @@ def check(config: Config, order: Order, places: Places) -> Bound:
     return choose
 
 
-def distilled(config: Config, server: Server, order: Order, places: Places, tell: Tell) -> dict[str, Any]:
+def distilled(config: Config, server: Server, order: Order, places: Places, progress: Progress) -> dict[str, Any]:
     """Has the answers drawn that are not there yet, scores all, and writes those that are kept; returns the figures.
 
     Raises ConfigError where the server refuses key, path or model, TrainingError where it answers nothing at all or
@@ -112,8 +113,8 @@ def distilled(config: Config, server: Server, order: Order, places: Places, tell
                                      timeout_s=server.timeout_s, retries=server.retries,
                                      concurrency=server.concurrency, option=server.option)) as teacher:
         facts = {**task_facts(config, _ROLLOUT), "teacher": teacher.model, "temperature": order.temperature}
-        work = _Work(config=config, task=task, samples=[*_samples(task, config, order.rows)], order=order, tell=tell,
-                     replies=Replies.of(places.drawn, facts), encode=ChatEncoder(config))
+        work = _Work(config=config, task=task, samples=[*_samples(task, config, order.rows)], order=order,
+                     progress=progress, replies=Replies.of(places.drawn, facts), encode=ChatEncoder(config))
         failed = work.draw(teacher)
     with serving(config, task) as services:
         rows, figures = work.verified(choose, services, str(teacher.model))
@@ -144,7 +145,7 @@ class _Work:
     task: Task
     samples: Sequence[tuple[int, Sample]]
     order: Order
-    tell: Tell
+    progress: Progress
     replies: Replies
     encode: ChatEncoder
     left_out: dict[int, str] = field(default_factory=dict)
@@ -153,7 +154,7 @@ class _Work:
     def draw(self, teacher: Endpoint) -> int:
         """Has the missing answers drawn, each kept as it comes; returns how many the teacher did not give."""
         wanted = [(place, i) for place, _ in self.samples for i in range(self.order.answers)]
-        return self.replies.fill(teacher, wanted, self._requests, self.tell, "asking the teacher")
+        return self.replies.fill(teacher, wanted, self._requests, self.progress, "asking the teacher")
 
     def _requests(self, wanted: Sequence[tuple[int, int]]) -> list[Request]:
         """Returns a request for each answer to a row that can be asked."""
@@ -179,7 +180,7 @@ class _Work:
         groups: list[Group] = []
         counts = Counter[str]({"prompts": 0, "answers": 0, "right": 0, "solved": 0})
         for n, (place, sample) in enumerate(self.samples):
-            self.tell("scoring", n, len(self.samples))
+            self.progress("scoring", n, len(self.samples))
             drawn = [(i, reply) for i in range(self.order.answers) if (reply := self.replies.reply((place, i)))]
             prompt = self._prompt(place, sample) if drawn else None
             if prompt is None:
@@ -194,7 +195,7 @@ class _Work:
             right = len(chosen(scored, every, self.order.least))
             counts.update(prompts=1, answers=len(drawn), right=right, solved=right > 0)
             rows += [_row(place, sample, row, self.order.answers, teacher) for row in taken]
-        self.tell("scoring", len(self.samples), len(self.samples))
+        self.progress("scoring", len(self.samples), len(self.samples))
         check_errors(groups, self.config.limits, "scoring the teacher's answers", self.replies.path)
         return rows, dict(counts)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,13 @@ from vlrl.config.schema import Config
 from vlrl.data import MEDIA_FIELDS, make_sample, readable
 from vlrl.data.media import load
 from vlrl.errors import DataError
+from vlrl.progress import Progress, no_progress
 from vlrl.store.files import file_sha256
 from vlrl.task import Task, task_samples
 from vlrl.tools.datasets.overlap import of_texts, text_of, words
 from vlrl.tools.synthesis.explorers import Candidate
 from vlrl.types import Media, Row, Sample
 
-Tell = Callable[[str, int, int], None]
 _REASONS = ("nothing found", "not answered", "malformed")
 
 
@@ -34,7 +34,7 @@ class HeldOutRows:
     ids: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, config: Config, task: Task, tell: Tell = lambda *_: None) -> HeldOutRows:
+    def of(cls, config: Config, task: Task, progress: Progress = no_progress) -> HeldOutRows:
         """Returns those of the held-out split, where there is one; a bad row is passed over. Pictures are those of
         data.heldout: where a task draws its held-out samples, new ones are drawn apart from them.
         """
@@ -43,7 +43,7 @@ class HeldOutRows:
         known = [s for i in range(len(samples)) if (s := readable(samples, i))]
         shown, pictures = Shown(config, task, Path()), list[Picture]()
         for done, sample in enumerate(known if config.data.heldout else ()):
-            tell("reading held-out media", done, len(known))
+            progress("reading held-out media", done, len(known))
             pictures += shown.of(sample)
         return cls(tuple((question_text(task, s.row), bool(s.media)) for s in known), tuple(pictures),
                    frozenset(s.id for s in known))

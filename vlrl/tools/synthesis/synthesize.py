@@ -2,7 +2,7 @@
 exploring, from failures, or with its knobs), or a model behind a server writes them (written.py).
 
     with explorers(config, search, where) as explore:                            # processes that have the task
-        candidates = proposed(explore, search, places.candidates, known, tell)
+        candidates = proposed(explore, search, places.candidates, known, progress)
     rows, counts = distinct(candidates, heldout)                                 # without near-duplicates
     accepted, refused = gated(rows, measured(ready, ..., samples), search, counts)   # 0 < pass rate < 1
 
@@ -18,7 +18,7 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from vlrl.config.schema import Config
 from vlrl.data import json_line, make_sample, write_rows
 from vlrl.distributed import comm
 from vlrl.errors import DataError
+from vlrl.progress import Progress
 from vlrl.store import plain
 from vlrl.store.files import append_line, read_json, write_text
 from vlrl.tools.datasets import difficulty
@@ -40,7 +41,6 @@ from vlrl.tools.synthesis.written import Files, Order, Writing
 from vlrl.training.build_task import make_task
 from vlrl.types import Row
 
-Tell = Callable[[str, int, int], None]
 FIELDS = {"generator": "how the prompt was made", "parent": "id of the prompt that it was made from, or null",
           "verifier": "what checks an answer",
           **{name: COLUMNS[name] for name in COLUMNS if name != "difficulty_given"}}
@@ -108,7 +108,8 @@ GATES = {"found": ("nothing found", "failed", "not answered", "malformed"),
 # --- candidates -------------------------------------------------------------------------------------------------------
 
 
-def proposed(explore: Explore, search: Search, part: Path, known: Mapping[str, Any], tell: Tell) -> list[Candidate]:
+def proposed(explore: Explore, search: Search, part: Path, known: Mapping[str, Any],
+             progress: Progress) -> list[Candidate]:
     """Returns the candidates in order; what `part` holds is not made again.
 
     Raises ConfigError where the task proposes nothing, or `part` is of another search.
@@ -117,11 +118,11 @@ def proposed(explore: Explore, search: Search, part: Path, known: Mapping[str, A
     have = {line["candidate"]["number"]: Candidate(**line["candidate"]) for line in lines if "candidate" in line}
     what = "varying failed prompts" if search.parents else "exploring"
     left = [number for number in range(search.candidates) if number not in have]
-    tell(what, search.candidates - len(left), search.candidates)
+    progress(what, search.candidates - len(left), search.candidates)
     for number, candidate in zip(left, explore(left), strict=True):
         append_line(part, json.dumps({"candidate": vars(candidate)}))
         have[number] = candidate
-        tell(what, sum(n in have for n in range(search.candidates)), search.candidates)
+        progress(what, sum(n in have for n in range(search.candidates)), search.candidates)
     return [have[number] for number in range(search.candidates)]
 
 
@@ -209,7 +210,7 @@ class Synthesis:
     """Of generator and teacher."""
 
 
-def synthesized(config: Config, chosen: Chosen, search: Search, answers: int, places: Places, tell: Tell,
+def synthesized(config: Config, chosen: Chosen, search: Search, answers: int, places: Places, progress: Progress,
                 order: Order | None = None) -> Synthesis:
     """Looks for candidates, or has the generator of an order write them, has the chosen model try each `answers` times,
     and writes what is kept. All processes call it; the first one looks for them.
@@ -217,7 +218,7 @@ def synthesized(config: Config, chosen: Chosen, search: Search, answers: int, pl
     Raises DataError where none is kept, and what asking a server raises (written.Writing).
     """
     known, where = facts(config, search), Where.of(config, places.out)
-    rows, counts, more = comm.on_main(lambda: _candidates(config, search, places, where, known, tell, order),
+    rows, counts, more = comm.on_main(lambda: _candidates(config, search, places, where, known, progress, order),
                                       "looking for candidates")
     if not rows:
         raise DataError(f"none of {search.candidates:,} candidates can be tried: "
@@ -226,26 +227,26 @@ def synthesized(config: Config, chosen: Chosen, search: Search, answers: int, pl
     attempt_facts = {**difficulty.facts(config, chosen, scope), **known}
     with ready(chosen.config, chosen) as prepared:
         samples = [make_sample(prepared.task, row, where.root) for row in rows]
-        measurements = difficulty.measured(prepared, scope, places.answers(rows), attempt_facts, tell, samples)
+        measurements = difficulty.measured(prepared, scope, places.answers(rows), attempt_facts, progress, samples)
     accepted, refused = gated(rows, measurements, search, counts)
     comm.on_main(lambda: write(places, accepted, refused, counts, attempt_facts, more))
     return Synthesis(counts=dict(counts), rows=accepted, unanswered=more.get("unanswered", 0),
                      costs=more.get("cost", {}))
 
 
-def _candidates(config: Config, search: Search, places: Places, where: Where, known: Mapping[str, Any], tell: Tell,
-                order: Order | None) -> tuple[list[Row], Counter[str], dict[str, Any]]:
+def _candidates(config: Config, search: Search, places: Places, where: Where, known: Mapping[str, Any],
+                progress: Progress, order: Order | None) -> tuple[list[Row], Counter[str], dict[str, Any]]:
     """Returns the rows to be tried, the candidates that fell away before, and figures of servers."""
     task = make_task(config)
     writing = order and Writing(config=config, task=task, search=search, order=order, files=places.replies, where=where,
-                                known=known, tell=tell)
+                                known=known, progress=progress)
     if writing:
         candidates = writing.candidates()
     else:
         with explorers(config, search, where) as explore:
-            candidates = proposed(explore, search, places.candidates, known, tell)
+            candidates = proposed(explore, search, places.candidates, known, progress)
     given = search.parents if writing else ()
-    rows, counts = distinct(candidates, HeldOutRows.of(config, task, tell), task, Shown(config, task, where.root),
+    rows, counts = distinct(candidates, HeldOutRows.of(config, task, progress), task, Shown(config, task, where.root),
                             given)
     if not writing:
         return [*rows.values()], counts, {}

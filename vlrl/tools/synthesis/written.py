@@ -22,6 +22,7 @@ from vlrl.config.schema import Config
 from vlrl.data.row_samples import checked_sample
 from vlrl.engine.base import Request, Sampling
 from vlrl.errors import ConfigError, DataError
+from vlrl.progress import Progress
 from vlrl.rewards.verdicts import last_object, shown
 from vlrl.rollout.generate import make_group, sampling_of
 from vlrl.services.provided import Provided, serving
@@ -29,7 +30,7 @@ from vlrl.task import Task
 from vlrl.task.environment import has_environment
 from vlrl.tools.clients.chat_prompts import ChatEncoder
 from vlrl.tools.clients.endpoint import Endpoint, completion_of
-from vlrl.tools.clients.replies import Place, Replies, Tell
+from vlrl.tools.clients.replies import Place, Replies
 from vlrl.tools.evaluation.folder import Server
 from vlrl.tools.evaluation.measure import task_facts
 from vlrl.tools.synthesis.explorers import Candidate, Search
@@ -151,7 +152,7 @@ class Writing:
     where: Where
     known: Mapping[str, Any]
     """Facts that the prompts depend on."""
-    tell: Tell
+    progress: Progress
 
     def __post_init__(self) -> None:
         self.encode = ChatEncoder(self.config)
@@ -168,7 +169,7 @@ class Writing:
             replies = Replies.of(self.files.written, {**self.known, "generator": server.model,
                                                   "temperature": self.order.temperature})
             wanted = [(number, 0) for number in range(self.search.candidates)]
-            self.unanswered += replies.fill(server, wanted, self._requests, self.tell, "asking the generator")
+            self.unanswered += replies.fill(server, wanted, self._requests, self.progress, "asking the generator")
             self.costs["generator"] = replies.cost(self.order.price_in, self.order.price_out)
             return [self._candidate(number, replies, str(server.model)) for number, _ in wanted]
 
@@ -230,7 +231,7 @@ class Writing:
             wanted = [(number, vote) for number in pending for vote in range(self.order.votes)]
             self.unanswered += replies.fill(server, wanted, lambda places: [
                 Request(prompt=pending[n][1], n=1, sampling=sampling, key=(_TEACHER, n, vote)) for n, vote in places],
-                self.tell, "asking the teacher")
+                self.progress, "asking the teacher")
             self.costs["teacher"] = replies.cost(self.order.price_in, self.order.price_out)
             for number, (row, prompt) in pending.items():
                 votes = [completion_of(reply) for vote in range(self.order.votes)
