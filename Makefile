@@ -37,7 +37,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help demo app install compiled test test-rest test-vllm test-zero test-all test-newest check docs lock clean
-.PHONY: gpu-setup gpu-report
+.PHONY: gpu-setup gpu-report mutants
 
 help:
 	@echo 'make demo      set up, then train the quickstart on this machine: 5 minutes on 2 CPU cores'
@@ -47,6 +47,7 @@ help:
 	@echo 'make test-zero set up DeepSpeed too, then run the tests of train.sharding=zero2 and zero3'
 	@echo 'make test-all  every test but those that need a GPU'
 	@echo 'make test-newest  the fast tests with the newest versions that pyproject.toml allows, in $(NEWEST)'
+	@echo 'make mutants   mutation testing: which generated faults the fast tests find, e.g. ARGS="--area packing"'
 	@echo 'make check     ruff, import-linter, pyright and codespell'
 	@echo 'make docs      the documentation as pages, in site/'
 	@echo 'make lock      write uv.lock anew, with the versions of constraints.txt; needs uv'
@@ -141,6 +142,11 @@ gpu-setup: $(VLLM_STAMP)
 
 gpu-report: $(STAMP)
 	$(BIN)/python benchmarks/gpu_report.py $(PART:%=--part %) $(if $(filter-out 0,$(TINY)),--tiny)
+
+# cosmic-ray generates the mutants; it is used here alone
+mutants: $(STAMP)
+	@$(BIN)/python -c 'import cosmic_ray' 2> /dev/null || $(PIP) 'cosmic-ray>=8.4,<9'
+	$(BIN)/python -m tests.mutants $(ARGS)
 
 check: $(STAMP)
 	@failed=0; $(BIN)/ruff check . || failed=1; $(BIN)/lint-imports || failed=1; $(BIN)/pyright || failed=1; \
