@@ -21,7 +21,7 @@ from vlrl.store import plain
 from vlrl.task import Task, builtin_names, load_class, task_messages, task_samples, task_target
 from vlrl.task.combine import COMBINE
 from vlrl.task.scoring import overlay_marks
-from vlrl.tools.play.shown import words_of
+from vlrl.tools.play.preview import words_of
 from vlrl.training import build_task
 from vlrl.types import LoadedMedia, Media, Sample
 

@@ -30,7 +30,7 @@ from vlrl.errors import ConfigError
 from vlrl.models.model_config import embedded
 from vlrl.rewards.boxes import iou
 from vlrl.store import checkpoint
-from vlrl.tools.play.shown import words_of
+from vlrl.tools.play.preview import words_of
 
 TINY = "embedded/tiny-qwen3-vl"
 EMBEDDED = [TINY, f"{TINY}-episodes"]

@@ -17,7 +17,8 @@ from vlrl.store import RunFolder
 from vlrl.tools.experiments import status
 from vlrl.tools.experiments.report import summary_table
 from vlrl.tools.experiments.status import read
-from vlrl.tools.machine import doctor, trials
+from vlrl.tools.machine import doctor
+from vlrl.tools.machine import machine_checks as trials
 from vlrl.tools.run import Run
 
 # holds the lock of a run folder and reports as a training run does, until it is killed or told to end

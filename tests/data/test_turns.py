@@ -14,7 +14,7 @@ from vlrl.data import turns as row_turns
 from vlrl.data.sources.reading import canonical
 from vlrl.errors import DataError
 from vlrl.task import Task, builtin_names, load, task_messages
-from vlrl.tools.play.shown import words_of
+from vlrl.tools.play.preview import words_of
 from vlrl.tools.tasks.score_rows import score_row
 from vlrl.types import Media, Sample
 

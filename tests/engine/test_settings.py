@@ -17,7 +17,7 @@ from vlrl.engine.hf import HFEngine
 from vlrl.errors import ConfigError, TrainingError
 from vlrl.tools.datasets.difficulty import Scope, facts
 from vlrl.tools.evaluation.measure import Chosen
-from vlrl.tools.machine import trials
+from vlrl.tools.machine import machine_checks as trials
 from vlrl.training import build, build_engine, loop, sft
 
 QUICK = "configs/quickstart.yaml"

@@ -24,7 +24,7 @@ from vlrl.tasks._web_explore import Wanted  # pyright: ignore[reportMissingImpor
 from vlrl.tools.datasets import difficulty
 from vlrl.tools.evaluation.measure import Chosen, Ready
 from vlrl.tools.synthesis import synthesize
-from vlrl.tools.synthesis.explorers import Search
+from vlrl.tools.synthesis.proposals import Search
 from vlrl.types import Completion
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.skipif(

@@ -24,7 +24,7 @@ from vlrl.task import task_samples
 from vlrl.tools.clients.replies import Replies
 from vlrl.tools.evaluation.folder import Server
 from vlrl.tools.synthesis import distill
-from vlrl.tools.synthesis.distill import Order, Places, distilled, goes_on
+from vlrl.tools.synthesis.distill import DistillFiles, DistillSettings, distill_answers, goes_on
 from vlrl.training.build_task import make_task
 
 TASK = '''
@@ -78,14 +78,15 @@ def ask(config, tmp_path, script, order=None, progress=lambda *_: None, **more):
     """Figures, kept rows, and what the server was asked."""
     with served(script) as server:
         known = {"retries": 1, "timeout_s": 20.0, **more}
-        found = distilled(config, Server(url=server.url, **known), order or Order(), Places(tmp_path / "a.jsonl"),
+        found = distill_answers(config, Server(url=server.url, **known), order or DistillSettings(),
+                                DistillFiles(tmp_path / "a.jsonl"),
                           progress)
         return found, read_lines(tmp_path / "a.jsonl"), server.asked
 
 
 def test_right_answers_are_kept_for_data_solutions(config, tmp_path):
     told = []
-    found, rows, asked = ask(config, tmp_path, right, Order(price_in=1.0, price_out=10.0),
+    found, rows, asked = ask(config, tmp_path, right, DistillSettings(price_in=1.0, price_out=10.0),
                              progress=lambda *one: told.append(one))
     assert [(r["number"], r["id"], r["solution"][-18:]) for r in rows] == [
         (n, f"train-{n}", f"<answer>{n + 1}</answer>") for n in range(3)]
@@ -101,7 +102,8 @@ def test_right_answers_are_kept_for_data_solutions(config, tmp_path):
     seen = Image.open(io.BytesIO(base64.b64decode(picture.split(",", 1)[1])))
     assert seen.size == (32, 32) and seen.convert("RGB").getpixel((3, 3))[0] > 150
     about = json.loads((tmp_path / "a.about.json").read_text())
-    assert about["kept"] == 3 and about["facts"]["teacher"] == "only" and not goes_on(Places(tmp_path / "a.jsonl"))
+    assert about["kept"] == 3 and about["facts"]["teacher"] == "only"
+    assert not goes_on(DistillFiles(tmp_path / "a.jsonl"))
 
 
 def test_a_lying_teacher_gets_nothing_in(config, tmp_path):
@@ -118,7 +120,7 @@ def test_a_lying_teacher_gets_nothing_in(config, tmp_path):
             return reply("")
         return reply("<answer>98</answer>") | {"usage": {"prompt_tokens": "many", "completion_tokens": -7}}
 
-    found, rows, _ = ask(config, tmp_path, lies, Order(answers=4), concurrency=1)
+    found, rows, _ = ask(config, tmp_path, lies, DistillSettings(answers=4), concurrency=1)
     assert rows == [] and found["right"] == found["kept"] == found["solved"] == 0 and found["answers"] == 12
     assert found["cost"]["replies"] == 12 and found["cost"]["replies_without_tokens"] > 0
     assert found["cost"]["tokens_out"] >= 0 and found["cost"]["tokens_in"] >= 0
@@ -130,18 +132,19 @@ def test_the_shortest_of_the_right_ones_and_only_from_a_reward_on(config, tmp_pa
         return reply(f"<think>{long}</think><answer>{number(body) + 1}</answer>") | {
             "usage": {"prompt_tokens": 5, "completion_tokens": 5 + len(long)}}
 
-    found, rows, _ = ask(config, tmp_path, some, Order(answers=3, rows=2), concurrency=1)
+    found, rows, _ = ask(config, tmp_path, some, DistillSettings(answers=3, rows=2), concurrency=1)
     assert [r["number"] for r in rows] == [0, 1] and all("hm" not in r["solution"] for r in rows)
     assert found["right"] == 6 and all(r["of"] == 3 and r["tokens"] == 5 for r in rows)
     with served(some) as server:
-        again = distilled(config, Server(url=server.url), Order(rows=2, least=1.5), Places(tmp_path / "b.jsonl"),
+        again = distill_answers(config, Server(url=server.url), DistillSettings(rows=2, least=1.5),
+                                DistillFiles(tmp_path / "b.jsonl"),
                           lambda *_: None)
     assert again["kept"] == 0 and again["answers"] == 2
 
 
 def test_a_dead_teacher_is_asked_again_and_counted_once(config, tmp_path):
     """It answers one request and then none; the next command asks for what is missing alone."""
-    places, dead = Places(tmp_path / "a.jsonl"), threading.Event()
+    places, dead = DistillFiles(tmp_path / "a.jsonl"), threading.Event()
 
     def dying(body, n):
         return 500 if dead.is_set() and number(body) else right(body)
@@ -149,19 +152,19 @@ def test_a_dead_teacher_is_asked_again_and_counted_once(config, tmp_path):
     with served(dying) as server:
         dead.set()
         teacher = Server(url=server.url, retries=0, timeout_s=5.0, concurrency=1)
-        found = distilled(config, teacher, Order(), places, lambda *_: None)
+        found = distill_answers(config, teacher, DistillSettings(), places, lambda *_: None)
         assert (found["kept"], found["unanswered"], found["cost"]["tokens_in"]) == (1, 2, 20) and goes_on(places)
         dead.clear()
         before = len(server.asked)
-        found = distilled(config, teacher, Order(), places, lambda *_: None)
+        found = distill_answers(config, teacher, DistillSettings(), places, lambda *_: None)
         assert (found["kept"], found["unanswered"], found["cost"]["tokens_in"]) == (3, 0, 60)
         assert len(server.asked) == before + 2 and not goes_on(places)
-        distilled(config, teacher, Order(), places, lambda *_: None)
+        distill_answers(config, teacher, DistillSettings(), places, lambda *_: None)
         assert len(server.asked) == before + 2
-        found = distilled(config, teacher, Order(answers=2), places, lambda *_: None)  # more of them
+        found = distill_answers(config, teacher, DistillSettings(answers=2), places, lambda *_: None)  # more of them
         assert len(server.asked) == before + 5 and found["cost"]["replies"] == 6
         with pytest.raises(ConfigError, match=r"holds answers of a teacher with other settings:\n  temperature was 1"):
-            distilled(config, teacher, Order(temperature=0.5), places, lambda *_: None)
+            distill_answers(config, teacher, DistillSettings(temperature=0.5), places, lambda *_: None)
 
 
 def test_a_teacher_that_answers_nothing_ends_it(config, tmp_path):
@@ -191,8 +194,8 @@ def test_a_slow_teacher_is_given_up_in_time(config, tmp_path):
 
 def ask_held(config, tmp_path, script, held):
     with served(script) as server:
-        found = distilled(config, Server(url=server.url, retries=0, timeout_s=0.5), Order(),
-                          Places(tmp_path / "a.jsonl"), lambda *_: None)
+        found = distill_answers(config, Server(url=server.url, retries=0, timeout_s=0.5), DistillSettings(),
+                          DistillFiles(tmp_path / "a.jsonl"), lambda *_: None)
         held.set()
         return found, read_lines(tmp_path / "a.jsonl"), server.asked
 
@@ -208,13 +211,14 @@ def test_a_reply_that_stands_twice_counts_once(tmp_path):
 
 
 @pytest.mark.parametrize(("more", "order", "name", "message"), [
-    ([], Order(answers=2, temperature=0.0), "a.jsonl", "--temperature 0 draws one answer"),
-    ([], Order(), "a.json", r"ends in \.jsonl"), (["data.solutions=x.jsonl"], Order(), "a.jsonl", "gives the rows"),
-    ([], Order(choose=Named(name="longest")), "a.jsonl", "--choose='longest' is not known")])
+    ([], DistillSettings(answers=2, temperature=0.0), "a.jsonl", "--temperature 0 draws one answer"),
+    ([], DistillSettings(), "a.json", r"ends in \.jsonl"), (["data.solutions=x.jsonl"], DistillSettings(), "a.jsonl",
+                                                            "gives the rows"),
+    ([], DistillSettings(choose=Named(name="longest")), "a.jsonl", "--choose='longest' is not known")])
 def test_what_cannot_be_asked_is_told(config, tmp_path, more, order, name, message):
     known = configs.load(tmp_path / "sums.yaml", more)
     with pytest.raises(ConfigError, match=message):
-        distill.check(known, order, Places(tmp_path / name))
+        distill.check(known, order, DistillFiles(tmp_path / name))
 
 
 @pytest.mark.slow
@@ -271,7 +275,7 @@ def test_critiques_of_answers_to_one_problem(tmp_path):
         answer = said(body).split("Answer: ")[1].split()[0]
         return reply(f"<think>5 + 7 is 12, and it says {answer}.</think><answer>{'yes' if n % 2 else 'no'}</answer>")
 
-    found, rows, _ = ask(config, tmp_path, critic, Order(answers=2, choose=Named(name="all")), concurrency=1)
+    found, rows, _ = ask(config, tmp_path, critic, DistillSettings(answers=2, choose=Named(name="all")), concurrency=1)
     assert [(r["id"], r["solution"][-13:-9]) for r in rows] == [("a0", ">yes"), ("a1", "r>no"), ("a2", "r>no")]
     assert found["right"] == 3 and found["answers"] == 6
     ((stage, learning),) = stages_of(configs.load("configs/stages/cft.yaml", [

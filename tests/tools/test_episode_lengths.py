@@ -13,9 +13,9 @@ from vlrl.config.episodes import EpisodeSettings
 from vlrl.errors import DataError
 from vlrl.tools.machine import dryrun, memory, plan
 from vlrl.tools.play import episode_lengths
-from vlrl.tools.play.episode_lengths import Length, Observed
+from vlrl.tools.play.episode_lengths import EpisodeLength, ObservationStats
 
-SEEN = Observed(episodes=2, observations=6, oracle=True, tokens=100, visual=64, pictures=1)
+SEEN = ObservationStats(episodes=2, observations=6, oracle=True, tokens=100, visual=64, pictures=1)
 TINY = "configs/quickstart.yaml"
 
 
@@ -24,12 +24,14 @@ def limits(**more):
 
 
 @pytest.mark.parametrize(("more", "action", "length"), [
-    ({}, 50, Length(turns=4, tokens=500, visual=192, written=200, pictures=3)),
-    ({"max_turns": 1}, 50, Length(turns=1, tokens=50, visual=0, written=50, pictures=0)),
-    ({"max_media": 1}, 50, Length(turns=2, tokens=200, visual=64, written=100, pictures=1)),
-    ({"max_tokens": 220}, 50, Length(turns=2, tokens=200, visual=64, written=100, pictures=1)),  # no room for a third
-    ({"max_tokens": 170}, 50, Length(turns=2, tokens=170, visual=64, written=70, pictures=1)),  # the second is cut
-    ({"max_tokens": 30}, 50, Length(turns=1, tokens=30, visual=0, written=30, pictures=0))])
+    ({}, 50, EpisodeLength(turns=4, tokens=500, visual=192, written=200, pictures=3)),
+    ({"max_turns": 1}, 50, EpisodeLength(turns=1, tokens=50, visual=0, written=50, pictures=0)),
+    ({"max_media": 1}, 50, EpisodeLength(turns=2, tokens=200, visual=64, written=100, pictures=1)),
+    ({"max_tokens": 220}, 50, EpisodeLength(turns=2, tokens=200, visual=64, written=100, pictures=1)),
+     # no room for a third
+    ({"max_tokens": 170}, 50, EpisodeLength(turns=2, tokens=170, visual=64, written=70, pictures=1)),
+     # the second is cut
+    ({"max_tokens": 30}, 50, EpisodeLength(turns=1, tokens=30, visual=0, written=30, pictures=0))])
 def test_lengths_by_hand(more, action, length):
     assert SEEN.length(limits(**more), action) == length
 
@@ -44,7 +46,7 @@ def words(tmp_path):
 def test_an_environment_is_played(words):
     """Pictures of 32 x 32 are 2 tokens of 28 x 28; "\\x1b[2JLevel 1." has 12 characters."""
     found = plan.observe(configs.load(THREE, words))
-    assert found == Observed(episodes=3, observations=9, oracle=True, tokens=10 + 4 + 2, visual=2, pictures=1)
+    assert found == ObservationStats(episodes=3, observations=9, oracle=True, tokens=10 + 4 + 2, visual=2, pictures=1)
     empty = plan.observe(configs.load(THREE, [*words, "task.perfect=false"]))
     assert empty and not empty.oracle and empty.observations == 12
     assert "empty actions" in empty.words() and "12 in 3 episodes" in empty.words()

@@ -18,14 +18,14 @@ from vlrl.config import dump, load, validate
 from vlrl.errors import RunError
 from vlrl.store import RunFolder
 from vlrl.store.files import write_text
-from vlrl.tools.hub.export import Exported
-from vlrl.tools.hub.model_card import Subject, base_of, card, command
-from vlrl.tools.hub.private import Private
-from vlrl.tools.hub.publish_model import prepare
+from vlrl.tools.hub.export import ExportedModel
+from vlrl.tools.hub.model_card import PublishedModel, base_of, card, command
+from vlrl.tools.hub.model_release import prepare
+from vlrl.tools.hub.redaction import PrivateWords
 from vlrl.types import Completion, Group, Prompt, Rollout, Sample
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>' to upload raw:DeprecationWarning")  # the library
-PRIVATE = Private({"/home/ann": "the home folder"})
+PRIVATE = PrivateWords({"/home/ann": "the home folder"})
 
 
 def answered(step, weight, reward):
@@ -59,9 +59,10 @@ def run(tmp_path):
 
 
 def subject(run, step, **more):
-    done = Exported(source=Path("x"), folder=Path("x"), adapter=False, dtype="bfloat16", parameters=1234567, files=(),
+    done = ExportedModel(source=Path("x"), folder=Path("x"), adapter=False, dtype="bfloat16", parameters=1234567,
+                         files=(),
                     bytes=1)
-    return Subject(repo="org/name", exported=replace(done, **more), run=run, step=step)
+    return PublishedModel(repo="org/name", exported=replace(done, **more), run=run, step=step)
 
 
 def test_the_card_says_what_the_run_says(run):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vlrl.checks.pictures import WINDOWS, of_pictures, picture
+from vlrl.checks.image_similarity import WINDOWS, image_signature, similar_images
 from vlrl.cli.main import main
 from vlrl.tools.datasets.overlap import of_meanings, of_texts, words
 
@@ -36,7 +36,7 @@ def cropped(image, share, rng):
 
 @pytest.fixture(scope="module")
 def train():
-    return [picture(str(i), f"train {i}", drawn(i)) for i in range(12)]
+    return [image_signature(str(i), f"train {i}", drawn(i)) for i in range(12)]
 
 
 CHANGES = {"resized": ("look", lambda i, r: i.resize((75, 60))), "recompressed": ("look", lambda i, r: jpeg(i, 20)),
@@ -49,23 +49,23 @@ CHANGES = {"resized": ("look", lambda i, r: i.resize((75, 60))), "recompressed":
 def test_planted_copies_are_found(train, change):
     kind, apply = CHANGES[change]
     rng = np.random.default_rng(3)
-    heldout = [picture(str(i), f"held {i}", apply(drawn(i), rng)) for i in range(6)]
-    found = of_pictures(train, heldout)
+    heldout = [image_signature(str(i), f"held {i}", apply(drawn(i), rng)) for i in range(6)]
+    found = similar_images(train, heldout)
     assert [(s.heldout, s.train) for s in found] == [(str(i), str(i)) for i in range(6)]
     assert {s.kind for s in found} == {kind} and all(0.95 <= s.likeness <= 1 for s in found)
-    turned = of_pictures(heldout, train)  # the crop in train, the whole picture held out
+    turned = similar_images(heldout, train)  # the crop in train, the whole picture held out
     assert {s.heldout for s in turned} == {str(i) for i in range(6)}
 
 
 @pytest.mark.slow
 def test_other_pictures_are_not_taken_for_copies(train):
-    assert of_pictures(train, [picture(str(i), f"h{i}", drawn(100 + i)) for i in range(40)]) == []
+    assert similar_images(train, [image_signature(str(i), f"h{i}", drawn(100 + i)) for i in range(40)]) == []
 
 
 def test_the_same_bytes_and_pictures_without_structure():
-    flat, other = (picture(color, color, Image.new("RGB", (9, 9), color)) for color in ("red", "blue"))
-    assert flat.hashes is None and of_pictures([flat], [other]) == []
-    (same,) = of_pictures([flat], [picture("c", "red", Image.new("RGB", (9, 9)))])
+    flat, other = (image_signature(color, color, Image.new("RGB", (9, 9), color)) for color in ("red", "blue"))
+    assert flat.hashes is None and similar_images([flat], [other]) == []
+    (same,) = similar_images([flat], [image_signature("c", "red", Image.new("RGB", (9, 9)))])
     assert same == ("c", "red", "same", 1.0) and WINDOWS[0] == (0, 0, 1, 1)
 
 

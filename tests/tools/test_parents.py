@@ -14,8 +14,8 @@ from vlrl.errors import ConfigError
 from vlrl.store import SCHEMA
 from vlrl.tools.synthesis.parents import (
     RECIPES,
+    GroupOutcome,
     Parent,
-    Visit,
     by_solved,
     eva,
     informativeness,
@@ -34,7 +34,7 @@ def rng():
 
 
 def visit(id, step, right, category="a", rewards=None):
-    return Visit(id=id, step=step, category=category, right=tuple(map(bool, right)),
+    return GroupOutcome(id=id, step=step, category=category, right=tuple(map(bool, right)),
                  rewards=tuple(map(float, right if rewards is None else rewards)))
 
 
@@ -104,7 +104,7 @@ def test_eva_draws_in_proportion_and_never_what_tells_nothing():
 
 def test_harder_ones_of_what_is_solved_and_easier_ones_of_the_rest():
     visits = [visit("a", 0, [1, 1, 0]), visit("b", 0, [1, 0]), visit("a", 1, [1, 1, 1]), visit("c", 1, [0, 0]),
-              Visit(id="d", rewards=(1.0,))]
+              GroupOutcome(id="d", rewards=(1.0,))]
     assert {p.id: p.way for p in by_solved(visits, 3, rng())} == {"a": "harder", "b": "easier", "c": "easier"}
 
 

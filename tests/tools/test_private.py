@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlrl.tools.hub.private import Private
+from vlrl.tools.hub.redaction import PrivateWords
 
-WORDS = Private({"/home/ann": "the home folder", "hf_secretvalue": "the value of HF_TOKEN", "node17": "the name of the "
+WORDS = PrivateWords({"/home/ann": "the home folder", "hf_secretvalue": "the value of HF_TOKEN",
+                      "node17": "the name of the "
                  "host", "ann@": "the name of the user"})
 
 
@@ -62,7 +63,7 @@ def test_this_machine(tmp_path, monkeypatch):
     monkeypatch.setenv("OTHER_API_KEY", "abcdefghij")
     monkeypatch.setenv("SOME_TOKEN", "on")
     monkeypatch.setattr(socket, "gethostname", lambda: "node17")
-    words = Private.here(tmp_path).words
+    words = PrivateWords.here(tmp_path).words
     assert words["abcdefghij"] == "the value of OTHER_API_KEY" and "on" not in words
     assert {str(tmp_path), str(Path.home()), "node17"} <= words.keys()
 

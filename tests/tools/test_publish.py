@@ -14,7 +14,7 @@ from vlrl.cli.main import main
 from vlrl.data.sources import hub as hubs
 from vlrl.errors import ConfigError, RunError
 from vlrl.store import RunFolder
-from vlrl.tools.hub.publish import export
+from vlrl.tools.hub.rollout_dataset import export
 from vlrl.types import Completion, Group, LoadedMedia, Prompt, Rollout, Sample, Turn
 
 

@@ -19,7 +19,7 @@ from vlrl.engine.hf import HFEngine
 from vlrl.engine.vllm.turns import first_difference
 from vlrl.store import RunFolder
 from vlrl.tools.servers import record
-from vlrl.tools.servers.chat_messages import Refused, contradiction, read, same
+from vlrl.tools.servers.chat_messages import RequestError, contradiction, read, same
 from vlrl.tools.servers.recording import Recorder
 
 
@@ -98,7 +98,7 @@ def test_what_contradicts_the_record_is_refused_with_its_place(made, change, pla
     before = made.get("a")
     changed = [*messages]
     change(changed)
-    with pytest.raises(Refused, match=place):
+    with pytest.raises(RequestError, match=place):
         made.chat("a", {"messages": changed})
     assert made.get("a") == before
     made.chat("a", {"messages": messages})
@@ -115,7 +115,7 @@ def test_what_contradicts_the_record_is_refused_with_its_place(made, change, pla
     ({"messages": [{"role": "tool", "content": "x"}]}, "the role is 'tool'"),
     ({"messages": [{"role": "user", "content": [{"type": "video"}]}]}, r"content\[0\]: expected")])
 def test_what_is_not_followed_is_refused(made, body, said):
-    with pytest.raises(Refused, match=said):
+    with pytest.raises(RequestError, match=said):
         made.chat("a", {"messages": [user("x")], **body})
     assert not made._open
 
@@ -124,7 +124,7 @@ def test_files_are_never_read(parts, tmp_path):
     (tmp_path / "a.png").write_bytes(b"x")
     access = Access.of(parts[0].data.model_copy(update={"urls": ("example.com",)}))
     for path in ("a.png", str(tmp_path / "a.png"), f"file://{tmp_path}/a.png"):
-        with pytest.raises(Refused, match="must be a data: URL"):
+        with pytest.raises(RequestError, match="must be a data: URL"):
             read([user("x", path)], access, tmp_path)
 
 
@@ -138,7 +138,7 @@ VALUES = st.recursive(LEAVES, lambda v: st.lists(v, max_size=3) | st.dictionarie
 def test_any_messages_are_read_or_refused(given):
     try:
         messages = read(given, CLOSED, Path())
-    except Refused:
+    except RequestError:
         return
     assert same(messages, messages) and all(contradiction(m, replace(m, parts=(*m.parts, ("text", "x"))))
                                             for m in messages if m.role != "assistant")
@@ -147,26 +147,26 @@ def test_any_messages_are_read_or_refused(given):
 def test_limits(made, parts):
     for name in ("a", "b"):
         made.chat(name, {"messages": [user("x")]})
-    with pytest.raises(Refused, match="2 episodes are open"):
+    with pytest.raises(RequestError, match="2 episodes are open"):
         made.chat("c", {"messages": [user("x")]})
     messages = [user("x"), answered(made._open["a"].reply), user("more", *(url(i) for i in range(4)))]
-    with pytest.raises(Refused, match=r"episode\.max_media=3"):
+    with pytest.raises(RequestError, match=r"episode\.max_media=3"):
         made.chat("a", {"messages": messages})
-    with pytest.raises(Refused, match=r"ended at the limit episode\.max_media"):
+    with pytest.raises(RequestError, match=r"ended at the limit episode\.max_media"):
         made.chat("a", {"messages": messages})
     for body, said in (({}, "give"), ({"reward": float("nan")}, "no finite number"), ({"reward": 1, "x": 2}, "unknown"),
                        ({"reward": 1, "parts": {"a": "b"}}, r"parts\['a'\]")):
-        with pytest.raises(Refused, match=said):
+        with pytest.raises(RequestError, match=said):
             made.reward("a", body)
     assert made.reward("a", {"reward": None})["finish_reason"] == "media"
-    with pytest.raises(Refused, match="is closed"):
+    with pytest.raises(RequestError, match="is closed"):
         made.chat("a", {"messages": [user("x")]})
     made._open["b"].used -= 1
     made.expire()
     rows = {r["episode_id"]: r for r in made.folder.rollouts().to_pylist()}
     assert rows["b"]["reward"] is None and "no call for" in rows["b"]["error"] and not rows["a"]["error"]
     again = Recorder(made.engine, made.encode, parts[0], Vowels(), made.folder)
-    with pytest.raises(Refused, match="is closed"):
+    with pytest.raises(RequestError, match="is closed"):
         again.chat("b", {"messages": [user("x")]})
     again.chat("c", {"messages": [user("x")]})
     again.close()

@@ -18,18 +18,18 @@ from vlrl.data import read_rows, write_rows
 from vlrl.errors import ConfigError, DataError, TaskError
 from vlrl.tools.datasets.prompt_table import Measured
 from vlrl.tools.synthesis import synthesize
-from vlrl.tools.synthesis.explorers import Candidate, Search, propose
-from vlrl.tools.synthesis.made_rows import Where
-from vlrl.tools.synthesis.near import HeldOutRows, distinct
+from vlrl.tools.synthesis.near_duplicates import HeldOutRows, distinct
+from vlrl.tools.synthesis.proposals import Candidate, Search, propose
+from vlrl.tools.synthesis.row_export import MediaLocation
 from vlrl.tools.synthesis.seed_rows import failed
-from vlrl.tools.synthesis.synthesize import Places, gated, proposed
+from vlrl.tools.synthesis.synthesize import SynthesisFiles, gated, proposed
 
 TELL = lambda *_: None  # noqa: E731
 CONFIG = validate({"task": "x", "model": {"name": "x"}})
 
 
 def where(folder):
-    return Where(root=folder, folder=folder / "media")
+    return MediaLocation(root=folder, folder=folder / "media")
 
 
 class Proposing(Number):
@@ -155,7 +155,7 @@ def test_the_lowest_pass_rates_are_kept_first():
 
 def test_rows_say_how_they_were_made_and_how_often_they_were_solved(tmp_path):
     rows = [{"id": str(i), "generator": "walk", "verifier": "rule", "parent": None} for i in range(3)]
-    places, counts = Places(out=tmp_path / "goals.jsonl"), Counter({"near-duplicate": 2})
+    places, counts = SynthesisFiles(out=tmp_path / "goals.jsonl"), Counter({"near-duplicate": 2})
     kept, refused = gated(rows, [measured(True, False, False, False), measured(False, False), measured(None)],
                           Search(), counts)
     for part in (places.candidates, places.answers(rows), places.answers(rows[1:])):
@@ -170,7 +170,7 @@ def test_rows_say_how_they_were_made_and_how_often_they_were_solved(tmp_path):
     assert about["gates"] == {"candidates": 5, "found": 5, "distinct": 3, "verified": 3, "measured": 2, "kept": 1}
     assert about["kept_by_generator"] == {"walk": 1} and {*kept[0]} - {"id"} == {*about["columns"]}
     assert {path.name for path in tmp_path.iterdir()} == {"goals.about.json", "goals.jsonl", "goals.refused.jsonl"}
-    other = Places(out=tmp_path / "none.jsonl")
+    other = SynthesisFiles(out=tmp_path / "none.jsonl")
     with pytest.raises(DataError, match=r"no candidate is kept \(never right 1\).*--failed .*none.refused.jsonl"):
         synthesize.write(other, [], refused[:1], {"never right": 1}, {})
     again = failed(other.refused, CONFIG, Number(), where(tmp_path))
@@ -210,7 +210,7 @@ def test_files_without_failures_are_named(tmp_path, lines, why):
 # --- the command ------------------------------------------------------------------------------------------------------
 
 def test_a_process_that_explores_loads_no_torch():
-    code = "import sys, vlrl.tools.synthesis.explorers; sys.exit('torch' in sys.modules)"
+    code = "import sys, vlrl.tools.synthesis.proposals; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 

@@ -26,11 +26,11 @@ from vlrl.task import Task
 from vlrl.task.asked import generated
 from vlrl.tools.evaluation.folder import Server
 from vlrl.tools.synthesis import synthesize
-from vlrl.tools.synthesis.explorers import Candidate, Search, propose
-from vlrl.tools.synthesis.made_rows import Where
-from vlrl.tools.synthesis.near import HeldOutRows, Shown, distinct
-from vlrl.tools.synthesis.seed_rows import Wanted, search_of
-from vlrl.tools.synthesis.written import Order, Writing, check, read_reply, request_text
+from vlrl.tools.synthesis.near_duplicates import HeldOutRows, SignatureReader, distinct
+from vlrl.tools.synthesis.prompt_writer import PromptWriter, WriterSettings, check, read_reply, request_text
+from vlrl.tools.synthesis.proposals import Candidate, Search, propose
+from vlrl.tools.synthesis.row_export import MediaLocation
+from vlrl.tools.synthesis.seed_rows import SeedSettings, search_of
 from vlrl.training.build_task import make_task
 
 TASK = '''
@@ -100,19 +100,20 @@ def tagged(answer):
 
 def writing(config, tmp_path, url, count=4, **order):
     task = make_task(config)
-    where = Where.of(config, tmp_path / "new.jsonl")
-    search = search_of(config, task, where, Wanted(candidates=count, written=True))
+    where = MediaLocation.of(config, tmp_path / "new.jsonl")
+    search = search_of(config, task, where, SeedSettings(candidates=count, written=True))
     known = {"retries": 0, "timeout_s": 20.0, "concurrency": order.pop("concurrency", 2),
              **({"timeout_s": order.pop("timeout_s")} if "timeout_s" in order else {})}
-    return Writing(config=config, task=task, search=search, order=Order(generator=Server(url=url, **known), **order),
-                   files=synthesize.Places(out=tmp_path / "new.jsonl").replies, where=where,
-                   known=synthesize.facts(config, search), progress=TELL)
+    return PromptWriter(config=config, task=task, search=search, where=where, progress=TELL,
+                        order=WriterSettings(generator=Server(url=url, **known), **order),
+                        files=synthesize.SynthesisFiles(out=tmp_path / "new.jsonl").replies,
+                        known=synthesize.facts(config, search))
 
 
 def all_of(work):
     """Rows that are verified, and what became of the other candidates."""
     rows, counts = distinct(work.candidates(), HeldOutRows.of(work.config, work.task), work.task,
-                            Shown(work.config, work.task, work.where.root), work.search.parents)
+                            SignatureReader(work.config, work.task, work.where.root), work.search.parents)
     done, refused = work.verified(rows)
     return done, dict(counts + refused)
 
@@ -335,13 +336,13 @@ def test_a_picture_of_a_heldout_row_is_refused(quiz, tmp_path):
     task = make_task(config)
     rows = [{"id": f"n{i}", "question": f"New {i}?", "answer": "1", "image": f"{i}.png"} for i in (2, 3)]
     found, counts = distinct([Candidate(number=i, row=row) for i, row in enumerate(rows)],
-                             HeldOutRows.of(config, task), task, Shown(config, task, tmp_path))
+                             HeldOutRows.of(config, task), task, SignatureReader(config, task, tmp_path))
     assert [row["id"] for row in found.values()] == ["n3"] and counts == {"near a held-out row": 1}
 
 
 def test_knobs_anywhere_and_near_to_a_parent(tmp_path):
     config = configs.load(ROOT / "configs/quickstart.yaml", [f"run.dir={tmp_path}/r", "task.drawn=true"])
-    task, where = make_task(config), Where(root=tmp_path, folder=tmp_path / "new_media")
+    task, where = make_task(config), MediaLocation(root=tmp_path, folder=tmp_path / "new_media")
     made = [propose(task, n, where=where).row for n in range(40)]
     assert all((tmp_path / row["image"]).is_file() and row["generator"] == "knobs" for row in made)
     assert made[3] == propose(task, 3, where=where).row and made[3]["boxes"]
@@ -359,38 +360,38 @@ def test_knobs_anywhere_and_near_to_a_parent(tmp_path):
 
 def test_samples_of_a_run_with_knobs_are_varied_by_their_knobs(tmp_path):
     config = configs.load(ROOT / "configs/quickstart.yaml", [f"run.dir={tmp_path}/r", "task.drawn=true"])
-    task, where = make_task(config), Where(root=tmp_path, folder=tmp_path / "new_media")
+    task, where = make_task(config), MediaLocation(root=tmp_path, folder=tmp_path / "new_media")
     sample = generated(task, 7, {name: low for name, (low, _) in task.knobs.items()})
     rows = [{"schema": 1, "step": 0, "group_id": "g", "index": i, "sample_id": sample.id, "split": "train", "reward":
              float(i), "correct": bool(i), "sample": json.dumps(dict(sample.row))} for i in range(2)]
     (tmp_path / "run/rollouts").mkdir(parents=True)
     pq.write_table(pa.Table.from_pylist(rows, SCHEMA), tmp_path / "run/rollouts/step-000000-rank-00000.parquet")
-    search = search_of(config, task, where, Wanted(recipe="eva", source=tmp_path / "run"))
+    search = search_of(config, task, where, SeedSettings(recipe="eva", source=tmp_path / "run"))
     assert search.candidates == 4 and [row["id"] for row in search.parents] == [sample.id]
     made = propose(task, 1, search.parents, where).row
     assert made["parent"] == sample.id and made["generator"] == "vary-knobs" and (tmp_path / made["image"]).is_file()
 
 
 @pytest.mark.parametrize(("wanted", "message"), [
-    (Wanted(recipe="sws"), "give both"), (Wanted(source="runs/a"), "give both"),
-    (Wanted(recipe="sws", source="file"), "a file of pass rates does not tell"),
-    (Wanted(recipe="synthetic_data_rl", source="file", failed="file"), "both say what is varied"),
-    (Wanted(least=0.9, most=0.1), "nothing lies between")])
+    (SeedSettings(recipe="sws"), "give both"), (SeedSettings(source="runs/a"), "give both"),
+    (SeedSettings(recipe="sws", source="file"), "a file of pass rates does not tell"),
+    (SeedSettings(recipe="synthetic_data_rl", source="file", failed="file"), "both say what is varied"),
+    (SeedSettings(least=0.9, most=0.1), "nothing lies between")])
 def test_what_does_not_go_together(quiz, tmp_path, wanted, message):
     rows = read_rows(tmp_path / "rows.jsonl")
     write_rows(tmp_path / "file.jsonl", [{**row, "pass_at_k": i / 3} for i, row in enumerate(rows)])
     paths = {name: tmp_path / "file.jsonl" for name in ("source", "failed") if getattr(wanted, name) == "file"}
-    known = Wanted(**{**vars(wanted), **paths})
+    known = SeedSettings(**{**vars(wanted), **paths})
     with pytest.raises(ConfigError, match=message):
-        search_of(quiz, make_task(quiz), Where.of(quiz, tmp_path / "new.jsonl"), known)
+        search_of(quiz, make_task(quiz), MediaLocation.of(quiz, tmp_path / "new.jsonl"), known)
 
 
 def test_a_recipe_over_a_file_of_pass_rates(quiz, tmp_path):
     rows = read_rows(tmp_path / "rows.jsonl")
     measured = [{**row, "pass_at_k": i / 3, "answers_scored": 3} for i, row in enumerate(rows)]
     write_rows(tmp_path / "file.jsonl", measured)
-    wanted = Wanted(recipe="synthetic_data_rl", source=tmp_path / "file.jsonl")
-    search = search_of(quiz, make_task(quiz), Where.of(quiz, tmp_path / "new.jsonl"), wanted)
+    wanted = SeedSettings(recipe="synthetic_data_rl", source=tmp_path / "file.jsonl")
+    search = search_of(quiz, make_task(quiz), MediaLocation.of(quiz, tmp_path / "new.jsonl"), wanted)
     ways = {row["id"]: way for row, (way, _) in zip(search.parents, search.ways, strict=True)}
     assert ways == {"t0": "easier", "t1": "easier", "t2": "harder", "t3": "harder"}
     assert search.keep == 500 and search.candidates == 64 and "pass_at_k" not in search.parents[0]

@@ -62,7 +62,7 @@ def oracle_problems(task: Task, sample: Sample, text: str, rounding: float = ROU
     if scored.error:
         yield Found(f"scoring the perfect answer {shorten(text)} fails: {scored.error}", id=sample.id)
     else:
-        yield from OwnParts(task, sample, text).problems(text, rounding)
+        yield from OracleScore(task, sample, text).problems(text, rounding)
 
 
 def format_problems(reward: Callable[[str], float], sample: Sample, oracle: str, prompt: str) -> Iterator[Found]:
@@ -98,7 +98,7 @@ def without_tag(text: str, tag: str) -> str:
     return re.sub(rf"</?{re.escape(tag)}>", "", text)
 
 
-class OwnParts:
+class OracleScore:
     """The parts of a perfect answer that `score` gives by itself, and what they can be at most."""
 
     def __init__(self, task: Task, sample: Sample, text: str):

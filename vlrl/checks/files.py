@@ -85,9 +85,9 @@ def look_alikes(rows: Sequence[CheckedRow], context: Context) -> Iterator[Found]
     own = [look for sha, (_, look) in shown["heldout"].items() if sha not in shown["train"]]
     if not own or not shown["train"]:
         return
-    from vlrl.checks.pictures import of_pictures
+    from vlrl.checks.image_similarity import similar_images
 
-    near = {one.heldout: one for one in of_pictures([look for _, look in shown["train"].values()], own)}
+    near = {one.heldout: one for one in similar_images([look for _, look in shown["train"].values()], own)}
     for n, row in enumerate(rows):
         one = next((near[f.sha256] for f in row.files if row.side == "heldout" and f.sha256 in near), None)
         if one and not any(f.kind == "leak" for f in row.findings):

@@ -15,12 +15,12 @@ from dataclasses import replace
 
 from vlrl import checks
 from vlrl.checks import CheckedRow, Context, Finding
-from vlrl.checks.answers import OwnParts, original_pixels
+from vlrl.checks.answers import OracleScore, original_pixels
 from vlrl.checks.finding import shorten
-from vlrl.checks.opening import looked_at, unopened
+from vlrl.checks.media_files import looked_at, unopened
 from vlrl.checks.rule import Size, usual_refusal
 from vlrl.checks.samples import look, row_at
-from vlrl.checks.tasks import Seen, task_findings
+from vlrl.checks.tasks import TaskSamples, task_findings
 from vlrl.config.registry import prints_aside
 from vlrl.config.schema import Config
 from vlrl.data import Samples
@@ -57,7 +57,7 @@ def check(task: Task, samples: Sequence[Sample], config: Config, scored: bool = 
     again = _again(task, samples, quick=time.monotonic() - begun < _QUICK)
     for own, firsts in _by_task(task, samples, config.data.quarantine):
         mine = [sample for sample in again if task.of(sample) is own]
-        seen = Seen(own, firsts, config.limits, scored, mine if len(mine) == len(firsts) else ())
+        seen = TaskSamples(own, firsts, config.limits, scored, mine if len(mine) == len(firsts) else ())
         found = list(dict.fromkeys(task_findings(seen, at_start=True)))
         findings += _spared(found, len(firsts)) if config.data.quarantine else found
     rows = row_findings(task, splits, config)
@@ -83,12 +83,12 @@ def check_opened(task: Task, samples: Sequence[Sample], config: Config, opened: 
     """Returns a warning for each task that pays its perfect answer less where the chat template has `opened` it."""
     warnings = []
     for own, firsts in _by_task(task, samples, config.data.quarantine) if opened else ():
-        visit = Seen(own, firsts[:1], config.limits).visits[0]
+        visit = TaskSamples(own, firsts[:1], config.limits).visits[0]
         if visit.oracle is None:
             continue
         try:
             with original_pixels(own):
-                parts = OwnParts(own, visit.shown, visit.oracle)
+                parts = OracleScore(own, visit.shown, visit.oracle)
                 alone, less = parts.reward(visit.oracle), parts.reward(visit.oracle, opened)
         except (Exception, SystemExit):  # a task's own code, of which `check` has told
             continue

@@ -13,7 +13,7 @@ from vlrl.task import Task
 from vlrl.types import Sample
 
 if TYPE_CHECKING:
-    from vlrl.checks.pictures import Picture
+    from vlrl.checks.image_similarity import ImageSignature
 
 Size = tuple[int, int]
 
@@ -37,7 +37,7 @@ class MediaFile:
     """Of a video, how long it lasts from `start` on."""
     sha256: str = ""
     """Of its content, where that was read."""
-    look: Picture | None = None
+    look: ImageSignature | None = None
     """What an image looks like, where it is to be compared."""
     problem: str = ""
     """Why it cannot be used."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from vlrl.checks.opening import Key, drawn, keys
+from vlrl.checks.media_files import Key, drawn, keys
 from vlrl.checks.rule import CheckedRow, MediaFile
 from vlrl.config.schema import LimitsSettings
 from vlrl.data.sequences import where

@@ -17,7 +17,7 @@ from itertools import cycle, product
 from typing import Any
 
 from vlrl.checks.answers import (
-    OwnParts,
+    OracleScore,
     answer_of,
     format_problems,
     oracle_problems,
@@ -48,7 +48,7 @@ _FRAMES = VideoSampling(fps=1.0, max_frames=2)  # for a clip's width and height
 
 
 @dataclass(frozen=True)
-class Visit:
+class PromptedSample:
     """A sample under one of the task's templates."""
 
     sample: Sample
@@ -66,14 +66,14 @@ class Visit:
 class Trial:
     """What one answer to one sample got, asked twice."""
 
-    visit: Visit
+    visit: PromptedSample
     text: str
     first: Scored
     again: Scored
 
 
 @dataclass(frozen=True)
-class Seen:
+class TaskSamples:
     """A task and a few of its samples."""
 
     task: Task
@@ -87,7 +87,7 @@ class Seen:
     """Each sample under each template, instead of a few under the templates in turn."""
 
     @cached_property
-    def visits(self) -> list[Visit]:
+    def visits(self) -> list[PromptedSample]:
         """The samples under the task's templates."""
         templates = self.task.templates
         count = min(max(len(self.samples), len(templates)), _MOST_VISITS) if self.samples else 0
@@ -95,19 +95,19 @@ class Seen:
         pairs = product(templates, self.samples) if self.every else ((t, sample) for t, sample, _ in in_turn)
         return [self._visit(replace(sample, prompt=template)) for template, sample in pairs]
 
-    def _visit(self, sample: Sample) -> Visit:
+    def _visit(self, sample: Sample) -> PromptedSample:
         try:
             text = prompt_text(task_messages(self.task, sample))
             if not self.rewarded:
-                return Visit(sample, text, sample, None)
+                return PromptedSample(sample, text, sample, None)
             with original_pixels(self.task):
                 shown = sized(sample, self.limits)
-                return Visit(sample, text, shown, task_oracle(self.task, shown))
+                return PromptedSample(sample, text, shown, task_oracle(self.task, shown))
         except VlrlError as error:
-            return Visit(sample, "", sample, None, str(error))
+            return PromptedSample(sample, "", sample, None, str(error))
 
     @property
-    def sound(self) -> list[Visit]:
+    def sound(self) -> list[PromptedSample]:
         return [visit for visit in self.visits if not visit.error]
 
     @property
@@ -130,7 +130,7 @@ class Seen:
         return trials
 
 
-def _answers(visit: Visit) -> list[str]:
+def _answers(visit: PromptedSample) -> list[str]:
     """Returns the perfect answer, answers that are none, and what the fields of the row say."""
     values = [str(v) for v in visit.shown.row.values() if isinstance(v, (str, int, float)) and len(str(v)) < 50][:6]
     own = [visit.oracle] if visit.oracle is not None else []
@@ -158,7 +158,7 @@ def sized(sample: Sample, limits: LimitsSettings) -> Sample:
 # --- rules ------------------------------------------------------------------------------------------------------------
 
 
-def _nothing_paid(seen: Seen) -> Iterator[Found]:
+def _nothing_paid(seen: TaskSamples) -> Iterator[Found]:
     task = seen.task
     if not seen.scored or pays_turns(task):
         return
@@ -171,17 +171,17 @@ def _nothing_paid(seen: Seen) -> Iterator[Found]:
                     "with task.rewards.<part>=1")
 
 
-def _media(seen: Seen) -> Iterator[Found]:
+def _media(seen: TaskSamples) -> Iterator[Found]:
     for visit in seen.sound:
         yield from media_problems(seen.task, visit.sample)
 
 
-def _prompt(seen: Seen) -> Iterator[Found]:
+def _prompt(seen: TaskSamples) -> Iterator[Found]:
     for visit in seen.sound:
         yield from placeholder_problems(seen.task, visit.sample, visit.prompt)
 
 
-def _oracle(seen: Seen) -> Iterator[Found]:
+def _oracle(seen: TaskSamples) -> Iterator[Found]:
     for visit in seen.visits:
         if visit.error:
             yield Found(visit.error, id=visit.sample.id)
@@ -189,18 +189,18 @@ def _oracle(seen: Seen) -> Iterator[Found]:
             yield from _guarded(seen, visit, lambda v=visit: oracle_problems(seen.task, v.shown, v.oracle or ""))
 
 
-def _tag(seen: Seen) -> Iterator[Found]:
+def _tag(seen: TaskSamples) -> Iterator[Found]:
     for visit in seen.sound:
         if (text := visit.oracle) is not None:
             with original_pixels(seen.task):
                 try:
-                    reward = OwnParts(seen.task, visit.shown, text).reward
+                    reward = OracleScore(seen.task, visit.shown, text).reward
                 except (Exception, SystemExit):  # of the task's code: the rule before says so
                     continue
                 yield from list(format_problems(reward, visit.shown, text, visit.prompt))
 
 
-def _guarded(seen: Seen, visit: Visit, find: Callable[[], Iterator[Found]]) -> list[Found]:
+def _guarded(seen: TaskSamples, visit: PromptedSample, find: Callable[[], Iterator[Found]]) -> list[Found]:
     try:
         with original_pixels(seen.task):
             return list(find())
@@ -208,14 +208,14 @@ def _guarded(seen: Seen, visit: Visit, find: Callable[[], Iterator[Found]]) -> l
         return [Found(str(error), id=visit.sample.id)]
 
 
-def _other_samples(seen: Seen) -> Iterator[Found]:
+def _other_samples(seen: TaskSamples) -> Iterator[Found]:
     for first, again in zip(seen.samples, seen.again, strict=False):
         with suppress(VlrlError):  # of messages: another rule says so
             if fingerprint(seen.task, first) != fingerprint(seen.task, again):
                 yield Found(other_sample("when it is asked for again"), id=first.id)
 
 
-def _drawn_scores(seen: Seen) -> Iterator[Found]:
+def _drawn_scores(seen: TaskSamples) -> Iterator[Found]:
     for one in seen.trials:
         if problem := drawn_score(one.first.parts, one.again.parts):
             yield Found(problem, id=one.visit.sample.id, text=shorten(one.text))
@@ -228,7 +228,7 @@ def drawn_score(first: Any, again: Any) -> str:
         "run can be repeated")
 
 
-def _unreadable(seen: Seen) -> Iterator[Found]:
+def _unreadable(seen: TaskSamples) -> Iterator[Found]:
     rewards = [t.first for t in seen.trials]
     if rewards and all(r.reward is None and r.error is None for r in rewards):
         names = ", ".join(name for name, value in rewards[0].parts.items() if value is None)
@@ -237,7 +237,7 @@ def _unreadable(seen: Seen) -> Iterator[Found]:
                     "be judged; give 0.0 for a wrong one", id=seen.trials[0].visit.sample.id)
 
 
-def _constant(seen: Seen) -> Iterator[Found]:
+def _constant(seen: TaskSamples) -> Iterator[Found]:
     if seen.task.needs or type(seen.task).score_group is not Task.score_group:  # which compare, or ask others
         return
     rewards = {t.first.reward for t in seen.trials}
@@ -249,7 +249,7 @@ def _constant(seen: Seen) -> Iterator[Found]:
                         "same teaches nothing", id=seen.trials[0].visit.sample.id, text=shorten(seen.trials[-1].text))
 
 
-def _range(seen: Seen) -> Iterator[Found]:
+def _range(seen: TaskSamples) -> Iterator[Found]:
     for one in seen.trials:
         for name, value in one.first.parts.items():
             problem = range_problem(seen.task, name, value)
@@ -284,7 +284,7 @@ TASK_RULES: tuple[Rule, ...] = (
 )
 
 
-def task_findings(seen: Seen, *, at_start: bool = False) -> Iterator[Finding]:
+def task_findings(seen: TaskSamples, *, at_start: bool = False) -> Iterator[Finding]:
     """Yields what the rules say of a task."""
     for rule in TASK_RULES:
         for found in rule.find(seen):

@@ -13,7 +13,7 @@ from vlrl.cli.terminal import figure, printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from vlrl.tools.play.episodes import Acting, Turned
+    from vlrl.tools.play.episodes import PlayedEpisode, PlayedTurn
 
 _HELP = "Type an action; an empty line ends it. :oracle  :again (from the reset)  :next  :quit"
 _AFTER = "Enter: next sample. Or :again, :oracle, :quit"
@@ -26,7 +26,7 @@ def split(text: str) -> list[str]:
     return [action for action in re.split(r"\n(?:[ \t\r]*\n)+", text) if action.strip()]
 
 
-def session(console: Console, start: Callable[[], Acting], title: str) -> bool:
+def session(console: Console, start: Callable[[], PlayedEpisode], title: str) -> bool:
     """Plays episodes of one sample until the person goes on (True) or leaves (False)."""
     episode = _begun(console, start, title)
     try:
@@ -50,7 +50,7 @@ def session(console: Console, start: Callable[[], Acting], title: str) -> bool:
         episode.close()
 
 
-def _begun(console: Console, start: Callable[[], Acting], title: str) -> Acting:
+def _begun(console: Console, start: Callable[[], PlayedEpisode], title: str) -> PlayedEpisode:
     episode = start()
     _show_start(console, episode, title)
     if episode.ended:
@@ -60,7 +60,7 @@ def _begun(console: Console, start: Callable[[], Acting], title: str) -> Acting:
     return episode
 
 
-def run(console: Console, episode: Acting, actions: Sequence[str], title: str, quiet: bool = False) -> None:
+def run(console: Console, episode: PlayedEpisode, actions: Sequence[str], title: str, quiet: bool = False) -> None:
     """Plays given actions until one ends the episode, and shows turns and score, unless `quiet`."""
     try:
         if not quiet:
@@ -77,7 +77,7 @@ def run(console: Console, episode: Acting, actions: Sequence[str], title: str, q
         episode.close()
 
 
-def _show_start(console: Console, episode: Acting, title: str) -> None:
+def _show_start(console: Console, episode: PlayedEpisode, title: str) -> None:
     from rich.text import Text
 
     from vlrl.tools.play.episodes import tool_lines
@@ -89,7 +89,7 @@ def _show_start(console: Console, episode: Acting, title: str) -> None:
     console.print(limits, style="dim", highlight=False)
 
 
-def _show_turn(console: Console, episode: Acting, turned: Turned) -> None:
+def _show_turn(console: Console, episode: PlayedEpisode, turned: PlayedTurn) -> None:
     from rich.text import Text
 
     acted = turned.acted
@@ -105,7 +105,7 @@ def _show_turn(console: Console, episode: Acting, turned: Turned) -> None:
             console.print(Text.assemble((f"{name:<9}", "bold"), printable(value)), soft_wrap=True)
 
 
-def _show_score(console: Console, episode: Acting, given: int = 0) -> None:
+def _show_score(console: Console, episode: PlayedEpisode, given: int = 0) -> None:
     from rich.text import Text
 
     judged = episode.judged()
@@ -121,7 +121,7 @@ def _show_score(console: Console, episode: Acting, given: int = 0) -> None:
         console.print(_AFTER, style="dim", markup=False)
 
 
-def _show_oracle(console: Console, episode: Acting) -> None:
+def _show_oracle(console: Console, episode: PlayedEpisode) -> None:
     from rich.text import Text
 
     from vlrl.tools.play.episodes import oracle_actions
@@ -133,7 +133,7 @@ def _show_oracle(console: Console, episode: Acting) -> None:
         console.print(Text.assemble((f"oracle {place}  ", "bold"), printable(action)), soft_wrap=True)
 
 
-def as_dict(episode: Acting, place: int, split: str) -> dict[str, Any]:
+def as_dict(episode: PlayedEpisode, place: int, split: str) -> dict[str, Any]:
     """Returns the episode for --json."""
     judged = episode.judged()
     turns = [{"action": t.acted.action, "observation": t.acted.observation, "media": files(t.media),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from vlrl.task import Task
     from vlrl.tools.datasets.check import Findings
     from vlrl.tools.datasets.pixel_budget import PixelBudget
-    from vlrl.tools.play.shown import Shown
+    from vlrl.tools.play.preview import SamplePreview
     from vlrl.types import Sample
 
 _VALUES = 12  # values of a field that are printed
@@ -110,12 +110,12 @@ def _plain(findings: Sequence[Finding]) -> list[dict[str, str]]:
             for f in findings]
 
 
-def _view(config: Config | None, task: Task | None) -> Callable[[Sample], Shown]:
+def _view(config: Config | None, task: Task | None) -> Callable[[Sample], SamplePreview]:
     """Returns what shows a sample: as the config's model sees it, or without one in the row's own words."""
     from vlrl.config.schema import LimitsSettings
 
     if config is None or task is None:
-        from vlrl.tools.play.shown import outline
+        from vlrl.tools.play.preview import outline
 
         return lambda sample: outline(LimitsSettings(), sample)
     from vlrl.tools.machine.dryrun import see

@@ -15,7 +15,7 @@ from vlrl.cli.terminal import bars, printable
 from vlrl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from vlrl.tools.synthesis.distill import Order, Places
+    from vlrl.tools.synthesis.distill import DistillFiles, DistillSettings
 
 EXAMPLES = examples(
     "vlrl data distill my.yaml --endpoint http://127.0.0.1:8000/v1 -o answers.jsonl      one answer to each row",
@@ -78,13 +78,14 @@ def distill(
     from vlrl.tools.evaluation.folder import Server
     from vlrl.tools.synthesis import distill as tool
 
-    places = tool.Places(out)
+    places = tool.DistillFiles(out)
     if os.path.lexists(out) and not (force and out.is_file()) and not tool.goes_on(places):
         raise ConfigError(f"{out} exists already: --force replaces it, or name another file with --out")
     address_of(endpoint)
     server = Server(url=endpoint, model=model, key=key_of(key_env, "--key-env"), concurrency=concurrency,
                     timeout_s=timeout_s, retries=retries)
-    order = tool.Order(answers=answers, rows=rows, temperature=temperature, choose=Named(name=choose), least=least,
+    order = tool.DistillSettings(answers=answers, rows=rows, temperature=temperature, choose=Named(name=choose),
+                                 least=least,
                        price_in=price_in, price_out=price_out)
     tool.check(loaded, order, places)
     with prints_aside(), bars(lines=True) as progress:
@@ -98,7 +99,7 @@ def distill(
         raise typer.Exit(1)
 
 
-def _show(summary: Mapping[str, Any], order: Order, places: Places, follow: str) -> None:
+def _show(summary: Mapping[str, Any], order: DistillSettings, places: DistillFiles, follow: str) -> None:
     cost = summary["cost"]
     price = f", price {cost['price']:.4f}" if "price" in cost else ""
     typer.echo(f"{summary['right']:,} of {summary['answers']:,} answers are right, to {summary['solved']:,} of "

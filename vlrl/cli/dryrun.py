@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from vlrl.config.schema import Config
     from vlrl.tools.machine.dryrun import DryRun
-    from vlrl.tools.play.shown import Oracle, Shown
+    from vlrl.tools.play.preview import SamplePreview, ScoredOracle
 
 _MOST = 4000  # characters of one text that are printed
 
@@ -100,7 +100,7 @@ def _print(report: DryRun) -> None:
                   f"{len(report.problems)} problem{'s' * (len(report.problems) > 1)}; nothing was written")
 
 
-def print_sample(sample: Shown) -> None:
+def print_sample(sample: SamplePreview) -> None:
     """Prints a sample as the model sees it."""
     from rich.console import Console
 
@@ -156,7 +156,7 @@ def _rows(report: DryRun) -> Iterator[tuple[str, str]]:
         yield "engine", report.engine
 
 
-def _sample(sample: Shown) -> Iterator[tuple[str, str]]:
+def _sample(sample: SamplePreview) -> Iterator[tuple[str, str]]:
     yield "sample", sample.id
     yield "  prompt", sample.text
     if sample.tokens is not None:
@@ -180,7 +180,7 @@ def _sample(sample: Shown) -> Iterator[tuple[str, str]]:
         yield "  oracle", "none: the task names no perfect answer for this sample"
 
 
-def _oracle(oracle: Oracle) -> Iterator[tuple[str, str]]:
+def _oracle(oracle: ScoredOracle) -> Iterator[tuple[str, str]]:
     yield "  oracle", oracle.answer
     if oracle.opened:
         yield "", (f"behind {oracle.opened!r}, which the chat template has written and which is scored with it "

@@ -17,7 +17,7 @@ from vlrl.cli.terminal import printable
 from vlrl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from vlrl.tools.hub.export import Exported
+    from vlrl.tools.hub.export import ExportedModel
 
 EXPORT_EXAMPLES = examples(
     "vlrl export runs/quickstart -o models/quickstart",
@@ -86,7 +86,7 @@ def _check(out: Path | None, push: str | None, needs_push: dict[str, bool], stra
         raise typer.BadParameter("goes with --rollouts: it says what they are sent with", param_hint="--with-media")
 
 
-def _exported(source: Path, out: Path, dtype: str | None, adapter: bool) -> Exported:
+def _exported(source: Path, out: Path, dtype: str | None, adapter: bool) -> ExportedModel:
     from rich.console import Console
 
     from vlrl.tools.hub.export import export as write
@@ -101,11 +101,11 @@ def _exported(source: Path, out: Path, dtype: str | None, adapter: bool) -> Expo
     return done
 
 
-def _as_json(done: Exported) -> dict[str, Any]:
+def _as_json(done: ExportedModel) -> dict[str, Any]:
     return {**asdict(done), "source": str(done.source), "folder": str(done.folder), "difference": done.difference}
 
 
-def _tell_exported(done: Exported) -> None:
+def _tell_exported(done: ExportedModel) -> None:
     what = "adapter" if done.adapter else "model"
     typer.echo(f"{done.source} -> {done.folder}: {what} of {done.parameters:,} {done.dtype} parameters, "
                f"{done.bytes / 1e6:,.1f} MB in {len(done.files)} files")
@@ -127,9 +127,9 @@ def _tell_exported(done: Exported) -> None:
 
 def _push(source: Path, out: Path | None, form: dict[str, Any], repo: str, public: bool, rollouts: bool,
           with_media: bool, dry_run: bool, as_json: bool) -> None:
-    from vlrl.tools.hub import publish_model as publishing
+    from vlrl.tools.hub import model_release as publishing
     from vlrl.tools.hub import push as hub_push
-    from vlrl.tools.hub.private import Private
+    from vlrl.tools.hub.redaction import PrivateWords
 
     model = hub_push.HubTarget(repo, "model", public)
     data = hub_push.HubTarget(f"{repo}-rollouts", "dataset", public)
@@ -137,7 +137,7 @@ def _push(source: Path, out: Path | None, form: dict[str, Any], repo: str, publi
     _, run, _ = publishing.source_run(source)
     with contextlib.ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vlrl-")))
-        private = Private.here(source, scratch, *([out] if out else []), *([run.path] if run else []))
+        private = PrivateWords.here(source, scratch, *([out] if out else []), *([run.path] if run else []))
         done = _there(source, out or scratch / "model", form)
         ask = (lambda name: None) if dry_run else hub_push.licence_of
         release = publishing.prepare(source, repo, done, private, ask)
@@ -158,9 +158,9 @@ def _push(source: Path, out: Path | None, form: dict[str, Any], repo: str, publi
             typer.echo(url)
 
 
-def _there(source: Path, folder: Path, form: dict[str, Any]) -> Exported:
+def _there(source: Path, folder: Path, form: dict[str, Any]) -> ExportedModel:
     """Returns what `folder` holds where it is this very export, of a push that was cut off; else exports."""
-    from vlrl.tools.hub import publish_model as publishing
+    from vlrl.tools.hub import model_release as publishing
 
     known = publishing.recorded(source, folder, form)
     if known is not None:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from vlrl.config.schema import Config
     from vlrl.task import Task
-    from vlrl.tools.play.episodes import Acting
-    from vlrl.tools.play.questions import Judged, Question
+    from vlrl.tools.play.episodes import PlayedEpisode
+    from vlrl.tools.play.questions import Question, ScoredAnswer
     from vlrl.types import Sample
 
 PLAY_EXAMPLES = examples(
@@ -78,7 +78,7 @@ def play(
             for place, sample in walk(task, split, index, sample_id, shuffled):
                 shown = acting.opened(loaded, host, sample, place) if host else sample
                 if host and shown.opening is not None:
-                    start = partial(acting.Acting, loaded, task, host, shown, folder)
+                    start = partial(acting.PlayedEpisode, loaded, task, host, shown, folder)
                     more = _episode(console, start, place, given)
                 else:
                     more = _answered(console, task, shown, loaded, folder, place, given)
@@ -120,7 +120,7 @@ def _answered(console: Console, task: Task, sample: Sample, config: Config, fold
     return False
 
 
-def _episode(console: Console, start: Callable[[], Acting], place: int, given: _Given) -> bool:
+def _episode(console: Console, start: Callable[[], PlayedEpisode], place: int, given: _Given) -> bool:
     """Plays an episode; returns whether the next sample follows."""
     from vlrl.cli import acting
     from vlrl.tools.play.episodes import oracle_actions
@@ -198,7 +198,7 @@ def _show_oracle(console: Console, task: Task, question: Question) -> None:
     console.print(Text(f"         reward {figure(best.scored.reward)}  ({parts})", "dim"), soft_wrap=True)
 
 
-def _as_dict(task: Task, question: Question, judged: Judged, place: int, split: str) -> dict[str, Any]:
+def _as_dict(task: Task, question: Question, judged: ScoredAnswer, place: int, split: str) -> dict[str, Any]:
     from vlrl.tools.play.questions import oracle, target
 
     best = oracle(task, question)

@@ -14,9 +14,9 @@ from vlrl.cli.scoring import step_range
 from vlrl.cli.terminal import bars, printable
 
 if TYPE_CHECKING:
-    from vlrl.tools.hub.private import Private
-    from vlrl.tools.hub.publish import Exported, Notes
     from vlrl.tools.hub.push import Files, HubTarget
+    from vlrl.tools.hub.redaction import PrivateWords
+    from vlrl.tools.hub.rollout_dataset import ExportedRollouts, Notes
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", show_default=False, help="A run folder, e.g. runs/quickstart.")]
 Steps = Annotated[str | None, typer.Option(show_default=False, help="A range of steps, e.g. 10:20 (20 is not in it).")]
@@ -59,14 +59,14 @@ def push(run: Run, repo: Annotated[str, typer.Argument(metavar="ORG/NAME", show_
     out of the texts. HF_TOKEN is the token, HF_ENDPOINT another Hub. A data set of this name that exists gets another
     commit.
     """
-    from vlrl.tools.hub import publish
     from vlrl.tools.hub import push as hub_push
-    from vlrl.tools.hub.private import Private
+    from vlrl.tools.hub import rollout_dataset as publish
+    from vlrl.tools.hub.redaction import PrivateWords
 
     target = hub_push.HubTarget(repo, "dataset", public)
     ready(target, dry_run)
     with tempfile.TemporaryDirectory() as folder:
-        exported = _exported(run, Path(folder) / "set", steps, split, with_media, Private.here(run))
+        exported = _exported(run, Path(folder) / "set", steps, split, with_media, PrivateWords.here(run))
         files = publish.files_of(exported.folder)
         show_files(target, files, dry_run)
         url = "not sent" if dry_run else hub_push.push(target, files, "Rollouts of vlrl")
@@ -96,9 +96,9 @@ def show_files(target: HubTarget, files: Files, dry_run: bool) -> None:
 
 
 def _exported(run: Path, out: Path, steps: str | None, split: str | None, media: bool = True,
-              private: Private | None = None) -> Exported:
+              private: PrivateWords | None = None) -> ExportedRollouts:
     from vlrl.store import RunFolder
-    from vlrl.tools.hub.publish import export as write
+    from vlrl.tools.hub.rollout_dataset import export as write
 
     with bars() as progress:
         return write(RunFolder(run), out, steps=step_range(None, steps), split=split, notes=_notes(run),
@@ -116,7 +116,7 @@ def _notes(run: Path) -> Notes:
     return notes
 
 
-def _say(exported: Exported, url: str = "") -> None:
+def _say(exported: ExportedRollouts, url: str = "") -> None:
     typer.echo(printable(f"{exported.rows} rollouts, {exported.images} pictures, {exported.notes} notes: "
                          f"{url or exported.folder}"))
     for what, count in exported.left_out.items():

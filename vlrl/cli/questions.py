@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from vlrl.task import Task
-    from vlrl.tools.play.questions import Judged, Question, Shown
+    from vlrl.tools.play.questions import Question, QuestionMedia, ScoredAnswer
 
 _LOCATED = {"box", "boxes", "points"}
 """Fields of a row that a task asks to locate."""
@@ -53,7 +53,7 @@ def show_question(console: Console, task: Task, question: Question, title: str) 
         console.print(Text(f"boxes and points: {how}", "dim"), soft_wrap=True)
 
 
-def show_media(console: Console, media: Sequence[Shown]) -> None:
+def show_media(console: Console, media: Sequence[QuestionMedia]) -> None:
     """Prints where pictures can be opened, and in a terminal with colours a small one."""
     from rich.text import Text
 
@@ -78,7 +78,7 @@ def _preview(console: Console, frame: Any) -> None:
         console.print(text)
 
 
-def print_parts(console: Console, judged: Judged) -> None:
+def print_parts(console: Console, judged: ScoredAnswer) -> None:
     """Prints reward parts and their weights."""
     from rich.text import Text
 

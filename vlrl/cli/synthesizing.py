@@ -17,8 +17,8 @@ from vlrl.cli.terminal import bars, printable, table
 from vlrl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from vlrl.tools.synthesis.synthesize import Places, Search, Synthesis
-    from vlrl.tools.synthesis.written import Order
+    from vlrl.tools.synthesis.prompt_writer import WriterSettings
+    from vlrl.tools.synthesis.synthesize import Search, Synthesis, SynthesisFiles
 
 _SHOWN = 3  # instructions that are printed
 EXAMPLES = examples(
@@ -120,25 +120,26 @@ def synthesize(
     words = [] if temperature is None else [f"rollout.temperature={json.dumps(temperature)}"]
     loaded = load(config, [*(settings or ()), *words])
     from vlrl.store.checkpoint import find
-    from vlrl.tools.synthesis.seed_rows import Wanted
-    from vlrl.tools.synthesis.synthesize import Places
+    from vlrl.tools.synthesis.seed_rows import SeedSettings
+    from vlrl.tools.synthesis.synthesize import SynthesisFiles
 
     run = Path(loaded.run.dir)
-    places = Places(out=out or run.with_name(f"{run.name}.goals.jsonl"))
+    places = SynthesisFiles(out=out or run.with_name(f"{run.name}.goals.jsonl"))
     _check_out(places, force)
     if checkpoint is not None:
         find(checkpoint)  # before what takes time
     order = None
     if endpoint is not None:
-        from vlrl.tools.synthesis.written import Order
+        from vlrl.tools.synthesis.prompt_writer import WriterSettings
 
         common = {"concurrency": concurrency, "timeout_s": timeout_s, "retries": retries}
         other = _server("--teacher", teacher, teacher_model, teacher_key_env, common) if teacher else None
-        order = Order(generator=_server("--endpoint", endpoint, model, key_env, common), teacher=other, votes=votes,
+        order = WriterSettings(generator=_server("--endpoint", endpoint, model, key_env, common), teacher=other,
+                               votes=votes,
                       temperature=written_at, price_in=price_in, price_out=price_out)
     elif teacher is not None:
         raise ConfigError(f"--teacher {teacher} answers what a generator writes: name one with --endpoint")
-    wanted = Wanted(candidates=candidates, failed=failed, source=source, recipe=recipe, written=order is not None,
+    wanted = SeedSettings(candidates=candidates, failed=failed, source=source, recipe=recipe, written=order is not None,
                     least=least, most=most, keep=keep)
     _run(config, loaded, wanted, order, checkpoint, answers, places, as_json)
 
@@ -153,23 +154,23 @@ def _server(option: str, url: str, model: str | None, key_env: str | None, commo
     return Server(url=url, model=model, key=key_of(key_env, name), option=option, **common)
 
 
-def _run(config: str, loaded: Any, wanted: Any, order: Order | None, checkpoint: Path | None, answers: int,
-         places: Places, as_json: bool) -> None:
+def _run(config: str, loaded: Any, wanted: Any, order: WriterSettings | None, checkpoint: Path | None, answers: int,
+         places: SynthesisFiles, as_json: bool) -> None:
     from vlrl.config.registry import prints_aside
     from vlrl.curriculum import check
     from vlrl.distributed import comm
     from vlrl.task.mixture import one_task
     from vlrl.tools.evaluation.measure import choose
     from vlrl.tools.synthesis import synthesize as tool
-    from vlrl.tools.synthesis.made_rows import Where
+    from vlrl.tools.synthesis.row_export import MediaLocation
     from vlrl.tools.synthesis.seed_rows import search_of
     from vlrl.training.build_task import make_task
 
     task = one_task(make_task(loaded), "vlrl data synthesize")
     check(loaded.curriculum, task)
-    search = search_of(loaded, task, Where.of(loaded, places.out), wanted)
+    search = search_of(loaded, task, MediaLocation.of(loaded, places.out), wanted)
     if order:
-        from vlrl.tools.synthesis import written
+        from vlrl.tools.synthesis import prompt_writer as written
 
         written.check(task, search.parents)
     chosen = choose(loaded, None if checkpoint else loaded.model.name, checkpoint)
@@ -189,7 +190,7 @@ def _run(config: str, loaded: Any, wanted: Any, order: Order | None, checkpoint:
         raise typer.Exit(1)
 
 
-def _check_out(places: Places, force: bool) -> None:
+def _check_out(places: SynthesisFiles, force: bool) -> None:
     """Raises before anything is done when the files could not be written."""
     from vlrl.data import check_suffix
     from vlrl.tools.synthesis.synthesize import goes_on
@@ -203,7 +204,7 @@ def _check_out(places: Places, force: bool) -> None:
             raise ConfigError(f"{path} exists already: --force replaces it, or name another file with --out")
 
 
-def _show(outcome: Synthesis, search: Search, places: Places, follow: str) -> None:
+def _show(outcome: Synthesis, search: Search, places: SynthesisFiles, follow: str) -> None:
     from rich.console import Console
 
     from vlrl.tools.synthesis.synthesize import gates

@@ -48,7 +48,7 @@ def list_(json: AsJson = False) -> None:
 
 
 def _described(entry: Entry) -> str:
-    from vlrl.config.words import shown
+    from vlrl.config.descriptions import shown
 
     lines = [f"{entry.name}: {entry.about}", "  parts     " + ", ".join(f"{k} × {shown(v)}" for k, v in
                                                                          entry.parts.items())]

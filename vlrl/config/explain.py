@@ -12,7 +12,7 @@ from vlrl.config.base import Settings
 from vlrl.config.other_names import known_as, known_below
 from vlrl.config.schema import Config
 from vlrl.config.sections import model_of
-from vlrl.config.slips import meant
+from vlrl.config.value_hints import meant
 from vlrl.errors import did_you_mean
 
 _SHORT = reprlib.Repr()

@@ -190,7 +190,7 @@ def refuse_other_kind(old: Config, new: Config, folder: str | Path) -> None:
 
 def describe() -> list[tuple[str, str, Any, str]]:
     """Returns (name, type in words, default, description) of every setting, in order; for `--settings` and the docs."""
-    from vlrl.config.words import describe as of_model
+    from vlrl.config.descriptions import describe as of_model
 
     return list(of_model(Config))
 

@@ -83,7 +83,7 @@ def resolve(setting: str, name: str, table: Mapping[str, Any]) -> Callable[..., 
         return table[name]
     place, colon, attribute = name.partition(":")
     if not colon:
-        from vlrl.config.slips import preset_of
+        from vlrl.config.value_hints import preset_of
 
         raise ConfigError(f"{setting}={name!r} is not known.{preset_of(setting, name) or did_you_mean(name, table)} "
                           f"Known: {', '.join(table)}; your own: path/file.py:name or module:name.")

@@ -79,7 +79,7 @@ def head_of(config: Any) -> str:
     return next((name for name in asking if name in HEADS), "")
 
 
-class Marker:
+class SectionMarker:
     """What says in a field's annotation whose section it is; the values are checked by that section's settings."""
 
     def __init__(self, name: str):
@@ -97,7 +97,7 @@ class Marker:
         return otherwise(value) if value is None else self.model.model_validate(value)
 
 
-section = Marker
+section = SectionMarker
 
 
 def default_of(name: str) -> Callable[[], MethodSettings]:
@@ -107,7 +107,7 @@ def default_of(name: str) -> Callable[[], MethodSettings]:
 
 def model_of(info: FieldInfo) -> type[MethodSettings] | None:
     """Returns the settings of a field that is a section of a method; None for others."""
-    return next((one.model for one in info.metadata if isinstance(one, Marker)), None)
+    return next((one.model for one in info.metadata if isinstance(one, SectionMarker)), None)
 
 
 def active(config: Any) -> Iterator[tuple[str, MethodSettings]]:

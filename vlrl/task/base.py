@@ -405,7 +405,7 @@ def _checked(cls: type[Task], key: str, value: Any) -> Any:
     try:
         return pydantic.TypeAdapter(hint).validate_python(refuse_bool(hint, value))
     except pydantic.ValidationError as error:
-        from vlrl.config.slips import meant
+        from vlrl.config.value_hints import meant
 
         raise ConfigError(f"task.{key}={value!r}: {meant(f'task.{key}', value) or error.errors()[0]['msg']}") from None
     except ValueError as error:

@@ -22,9 +22,9 @@ from vlrl import checks
 from vlrl.checks import CheckedRow, Context, MediaFile
 from vlrl.checks.answers import original_pixels
 from vlrl.checks.identity import fingerprint, media_key, other_sample
-from vlrl.checks.opening import Key, opened, unopened
+from vlrl.checks.media_files import Key, opened, unopened
 from vlrl.checks.samples import look, of_sample, row_at
-from vlrl.checks.tasks import Seen, sized, task_findings
+from vlrl.checks.tasks import TaskSamples, sized, task_findings
 from vlrl.config.registry import FILE_MODULE
 from vlrl.config.schema import DataSettings, LimitsSettings
 from vlrl.errors import ConfigError, TaskError, VlrlError
@@ -164,7 +164,7 @@ def _apply_rules(task: Task, splits: Mapping[str, Sequence[Sample]], chosen: Map
     sound = [row.sample for looked in chosen.values() for row in looked
              if row.sample and not any(f.level == "error" for f in row.findings)]
     findings.take([*(f for row in rows for f in row.findings),
-                   *task_findings(Seen(task, sound, _LIMITS, every=True))])
+                   *task_findings(TaskSamples(task, sound, _LIMITS, every=True))])
 
 
 def _opened(key: Key) -> MediaFile:

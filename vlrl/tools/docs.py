@@ -14,7 +14,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from vlrl.config.words import shown, spell
+from vlrl.config.descriptions import shown, spell
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
 COMMAND = "python -m vlrl.tools.docs"

@@ -20,7 +20,7 @@ from typing import Any
 from vlrl import checks
 from vlrl.checks import CheckedRow, Context, Finding
 from vlrl.checks.files import side
-from vlrl.checks.opening import Key, exists, keys, opened
+from vlrl.checks.media_files import Key, exists, keys, opened
 from vlrl.checks.rule import MediaFile, Size, usual_refusal
 from vlrl.config.registry import prints_aside
 from vlrl.config.schema import LimitsSettings
@@ -34,7 +34,7 @@ from vlrl.progress import Progress, no_progress
 from vlrl.rewards.boxes import is_number
 from vlrl.task import Task
 from vlrl.tools.datasets.pixel_budget import PixelBudget, Scale, pixel_budget
-from vlrl.tools.play.shown import Shown
+from vlrl.tools.play.preview import SamplePreview
 from vlrl.types import Media, Sample
 
 COMPARED = 20_000
@@ -70,7 +70,7 @@ class Findings:
     """Rows for which the task knows no perfect answer."""
     shapes: Mapping[str, int] = field(default_factory=dict)
     """What was recognised, with the projects that it comes from -> records."""
-    example: Shown | None = None
+    example: SamplePreview | None = None
     """The first sound row as the model sees it."""
     types: Sequence[TypeLine] = ()
     """Types of answers, with examples and why."""
@@ -90,7 +90,8 @@ class _Row(CheckedRow):
 def check(path: Path | Sequence[Path], task: Task | None, limits: LimitsSettings, root: Path | None = None,
           format: str = "auto", *, media: bool = True, allow_missing: bool = False,
           columns: Mapping[str, str] | None = None, answer_type: str | None = None, boxes: str = "auto",
-          scale: Scale | None = None, progress: Progress = no_progress, see: Callable[[Sample], Shown] | None = None,
+          scale: Scale | None = None, progress: Progress = no_progress, see: Callable[[Sample],
+                                                                                      SamplePreview] | None = None,
           refusal: Callable[[Size], str] = usual_refusal) -> Findings:
     """Reads every row through `task.sample_from_row` (None: the canonical fields alone) and lists every problem.
 
@@ -146,7 +147,7 @@ def printable(text: str) -> str:
 # --- one row ----------------------------------------------------------------------------------------------------------
 
 
-def _example(rows: Sequence[_Row], see: Callable[[Sample], Shown]) -> Shown | None:
+def _example(rows: Sequence[_Row], see: Callable[[Sample], SamplePreview]) -> SamplePreview | None:
     """Returns the first row without a problem, as it is seen; a problem that seeing it shows is one of the row."""
     row = next((row for row in rows if row.sample and not _errors(row)), None)
     if row is None or row.sample is None:
@@ -154,7 +155,8 @@ def _example(rows: Sequence[_Row], see: Callable[[Sample], Shown]) -> Shown | No
     try:
         return see(row.sample)
     except (DataError, TaskError) as error:
-        return Shown(id=row.sample.id, text=f"it cannot be shown: {error}", tokens=None, media=(), coordinates="")
+        return SamplePreview(id=row.sample.id, text=f"it cannot be shown: {error}", tokens=None, media=(),
+                             coordinates="")
 
 
 def _errors(row: CheckedRow) -> list[Finding]:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from scipy.sparse import csr_array
 
-from vlrl.checks.pictures import Picture, Shared, of_pictures, picture
+from vlrl.checks.image_similarity import ImageSignature, NearDuplicate, image_signature, similar_images
 from vlrl.config.schema import LimitsSettings
 from vlrl.data.media import load
 from vlrl.errors import DataError
@@ -49,7 +49,7 @@ class Overlap:
     train: int
     heldout: int
     """Rows."""
-    shared: tuple[Shared, ...]
+    shared: tuple[NearDuplicate, ...]
     """At most one of KINDS of pictures and one of texts for a held-out row, in its order."""
 
     @property
@@ -74,7 +74,7 @@ def overlap(train: Path, heldout: Path, *, root: Path | None = None, format: str
             raise DataError(f"{bad[0].where}: {bad[0].reason} (vlrl data check lists every bad row)")
         sides.append(rows)
     known, own = (_pictures(rows, limits or LimitsSettings(), progress) for rows in sides)
-    pictures = of_pictures(known, own, progress)
+    pictures = similar_images(known, own, progress)
     said = [[(row.id, _text(row), bool(row.media)) for row in rows] for rows in sides]
     texts = of_texts(*said)
     if embedder:
@@ -87,7 +87,7 @@ def overlap(train: Path, heldout: Path, *, root: Path | None = None, format: str
 # --- pictures ---------------------------------------------------------------------------------------------------------
 
 
-def _pictures(rows: Sequence[UsableRow], limits: LimitsSettings, progress: Progress) -> list[Picture]:
+def _pictures(rows: Sequence[UsableRow], limits: LimitsSettings, progress: Progress) -> list[ImageSignature]:
     media = [(row, one) for row in rows for one in row.media]
     pictures = []
     pool = ThreadPoolExecutor(4)
@@ -100,12 +100,12 @@ def _pictures(rows: Sequence[UsableRow], limits: LimitsSettings, progress: Progr
     return pictures
 
 
-def _picture(row: UsableRow, media: Media, limits: LimitsSettings) -> Picture:
+def _picture(row: UsableRow, media: Media, limits: LimitsSettings) -> ImageSignature:
     try:
         if media.kind == "image":
             loaded = load(media, limits)
-            return picture(row.id, loaded.sha256, loaded.frames[0])
-        return Picture(row.id, file_sha256(media.source))
+            return image_signature(row.id, loaded.sha256, loaded.frames[0])
+        return ImageSignature(row.id, file_sha256(media.source))
     except (DataError, OSError) as error:
         raise DataError(f"{row.where}: row '{row.id}': {error}") from None
 
@@ -119,7 +119,7 @@ def words(text: str) -> list[str]:
     return re.findall(r"\w+", "".join(c for c in plain if not unicodedata.combining(c)))
 
 
-def of_texts(train: Sequence[tuple[str, str, bool]], heldout: Sequence[tuple[str, str, bool]]) -> list[Shared]:
+def of_texts(train: Sequence[tuple[str, str, bool]], heldout: Sequence[tuple[str, str, bool]]) -> list[NearDuplicate]:
     """Returns the held-out texts that are in train, each (id, text, whether a picture belongs to it).
 
     `text`: the same words, or at least half of its 13-grams in one text of train, those of a template (in more than
@@ -134,16 +134,16 @@ def of_texts(train: Sequence[tuple[str, str, bool]], heldout: Sequence[tuple[str
     for id, text, shown in heldout:
         own = words(text)
         if not shown and tuple(own) in whole:
-            matches.append(Shared(id, whole[tuple(own)], "text", 1.0))
+            matches.append(NearDuplicate(id, whole[tuple(own)], "text", 1.0))
         elif (best := _of_grams(own, grams, common)) and best[1] >= 0.5:
-            matches.append(Shared(id, best[0], "text", best[1]))
+            matches.append(NearDuplicate(id, best[0], "text", best[1]))
         elif not shown and len(own) >= _FEW and (near := cosines.best(own)) and near[1] >= _WORDS:
-            matches.append(Shared(id, near[0], "words", near[1]))
+            matches.append(NearDuplicate(id, near[0], "words", near[1]))
     return matches
 
 
 def of_meanings(train: Sequence[tuple[str, str, bool]], heldout: Sequence[tuple[str, str, bool]], embedder: Path,
-                alike: float = ALIKE) -> list[Shared]:
+                alike: float = ALIKE) -> list[NearDuplicate]:
     """Returns the held-out texts of 8 words and more without a picture whose vector has a cosine of at least `alike`
     with that of such a text of train, as `meaning`; each with the nearest.
     """
@@ -156,7 +156,7 @@ def of_meanings(train: Sequence[tuple[str, str, bool]], heldout: Sequence[tuple[
     for (id, _, _), vector in zip(own, embedded(embedder, [text for _, text, _ in own]), strict=True):
         cosines = table @ vector
         if (nearest := float(cosines.max())) >= alike:
-            matches.append(Shared(id, known[int(cosines.argmax())][0], "meaning", min(nearest, 1.0)))
+            matches.append(NearDuplicate(id, known[int(cosines.argmax())][0], "meaning", min(nearest, 1.0)))
     return matches
 
 

@@ -48,7 +48,7 @@ _TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exported:
+class ExportedModel:
     """What was written, and how it compares with the checkpoint on one prompt with an image."""
 
     source: Path
@@ -75,7 +75,7 @@ class Exported:
         return max((abs(a - b) for a, b in zip(self.before, self.after, strict=True)), default=0.0)
 
 
-def export(source: Path, out: Path, dtype: str | None = None, adapter: bool = False) -> Exported:
+def export(source: Path, out: Path, dtype: str | None = None, adapter: bool = False) -> ExportedModel:
     """Writes the model of a run's newest checkpoint, or of a checkpoint, into the folder `out`.
 
     dtype: of the weights; None = the base model's for an adapter, else the widest that the checkpoint holds. `adapter`
@@ -107,7 +107,8 @@ def export(source: Path, out: Path, dtype: str | None = None, adapter: bool = Fa
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     names = tuple(str(f.relative_to(temporary)) for f in files)
-    return Exported(source=path, folder=out, adapter=adapter, files=names, bytes=size, warnings=chosen.warnings, **done)
+    return ExportedModel(source=path, folder=out, adapter=adapter, files=names, bytes=size, warnings=chosen.warnings,
+                         **done)
 
 
 def merged(path: Path, folder: Path) -> Path:

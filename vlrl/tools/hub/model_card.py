@@ -29,9 +29,9 @@ from vlrl.store import RunFolder, checkpoint, comparable
 from vlrl.store.files import read_json
 from vlrl.store.run_folder import PINS
 from vlrl.tools.experiments.report import Gain, gains, main_gains, signed
-from vlrl.tools.hub.export import Exported
+from vlrl.tools.hub.export import ExportedModel
 from vlrl.tools.hub.model_usage import usage
-from vlrl.tools.hub.private import Private
+from vlrl.tools.hub.redaction import PrivateWords
 from vlrl.tools.run import Run, is_run
 from vlrl.tools.tasks.rescore import stored_steps
 from vlrl.training.build_task import make_task
@@ -57,11 +57,11 @@ class Base:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
+class PublishedModel:
     """What is published."""
 
     repo: str
-    exported: Exported
+    exported: ExportedModel
     run: RunFolder | None
     """The run that it comes from; None where its folder is not one of a run."""
     step: int | None
@@ -99,7 +99,7 @@ def validated(folder: Path) -> Config | None:
         return None
 
 
-def card(subject: Subject, private: Private, base: Base | None) -> str:
+def card(subject: PublishedModel, private: PrivateWords, base: Base | None) -> str:
     """Returns the card as Markdown with its metadata in front. `base` is None where nothing says what it was."""
     head = yaml.safe_dump(_metadata(subject, base), sort_keys=False, allow_unicode=True)
     lines = usage(subject.repo, subject.exported, base.name if base else None, bool(base and base.on_hub))
@@ -107,7 +107,7 @@ def card(subject: Subject, private: Private, base: Base | None) -> str:
     return f"---\n{head}---\n\n" + "\n\n".join(part for part in sections if part) + "\n"
 
 
-def _metadata(subject: Subject, base: Base | None) -> dict[str, Any]:
+def _metadata(subject: PublishedModel, base: Base | None) -> dict[str, Any]:
     adapter = subject.exported.adapter
     data = [] if subject.config is None else _hub_data(subject.config)
     return {"library_name": "peft" if adapter else "transformers", "pipeline_tag": "image-text-to-text",
@@ -117,7 +117,7 @@ def _metadata(subject: Subject, base: Base | None) -> dict[str, Any]:
             **({"datasets": data} if data else {}), "tags": ["vlrl", "reinforcement-learning", "vision-language"]}
 
 
-def _intro(subject: Subject, base: Base | None) -> str:
+def _intro(subject: PublishedModel, base: Base | None) -> str:
     done, config = subject.exported, subject.config
     what = "A LoRA adapter" if done.adapter else "A vision-language model"
     how = "" if config is None else f" by {_method(config)}"
@@ -151,7 +151,7 @@ def _base_words(base: Base | None) -> str:
 # --- what the run says ------------------------------------------------------------------------------------------------
 
 
-def _of_run(subject: Subject, private: Private) -> Iterator[str]:
+def _of_run(subject: PublishedModel, private: PrivateWords) -> Iterator[str]:
     if subject.run is None or subject.config is None:
         return
     yield _results(subject, subject.run)
@@ -160,7 +160,7 @@ def _of_run(subject: Subject, private: Private) -> Iterator[str]:
     yield f"## Training\n\n{_training(subject.run, subject.config, subject.step, private)}"
 
 
-def _results(subject: Subject, run: RunFolder) -> str:
+def _results(subject: PublishedModel, run: RunFolder) -> str:
     rows = main_gains(gains(run, subject.step))
     if not rows:
         return "## Before and after\n\nNo evaluation was made."
@@ -170,7 +170,7 @@ def _results(subject: Subject, run: RunFolder) -> str:
     return "\n".join([*lines, "", " ".join(_remarks(subject, run, rows))])
 
 
-def _remarks(subject: Subject, run: RunFolder, rows: Sequence[Gain]) -> Iterator[str]:
+def _remarks(subject: PublishedModel, run: RunFolder, rows: Sequence[Gain]) -> Iterator[str]:
     last, config = rows[0].steps[1], subject.config
     temperature = config.eval.temperature if config else None
     how = f"at temperature {temperature:g}" if temperature else "greedily"
@@ -233,7 +233,7 @@ def _hub_data(config: Config) -> list[str]:
     return list(dict.fromkeys(name.repo for text in names if (name := hub.parsed(text)) and not hub.is_local(text)))
 
 
-def _data(run: RunFolder, config: Config, private: Private) -> str:
+def _data(run: RunFolder, config: Config, private: PrivateWords) -> str:
     pins = read_json(run.path / PINS) or {}
     rows = ["| task | split | source |", "|---|---|---|"]
     for label, data in _entries(config):
@@ -242,7 +242,7 @@ def _data(run: RunFolder, config: Config, private: Private) -> str:
     return "\n".join([*rows, "", f"`data.seed` is {config.data.seed}."])
 
 
-def _source(text: str | None, pins: Mapping[str, Any], private: Private) -> str:
+def _source(text: str | None, pins: Mapping[str, Any], private: PrivateWords) -> str:
     if not text:
         return "samples of the task itself"
     name = hub.parsed(text)
@@ -252,7 +252,7 @@ def _source(text: str | None, pins: Mapping[str, Any], private: Private) -> str:
     return f"`{private.setting(Path(text).name)}`, a file that is not published here"
 
 
-def _template(config: Config, private: Private) -> str:
+def _template(config: Config, private: PrivateWords) -> str:
     """Returns the prompt that the task asks with, where it has one."""
     if config.tasks:
         return ""
@@ -265,7 +265,7 @@ def _template(config: Config, private: Private) -> str:
     return f"\n\nThe prompt of the task, with fields of the row in braces:\n\n```text\n{private.text(prompt)}\n```"
 
 
-def _training(run: RunFolder, config: Config, step: int | None, private: Private) -> str:
+def _training(run: RunFolder, config: Config, step: int | None, private: PrivateWords) -> str:
     env = read_json(run.path / "env.json") or {}
     seconds = sum(line.get("time/total_s") or 0.0 for line in run.metrics()[:step])
     hardware = env.get("hardware") or {}
@@ -283,7 +283,7 @@ def _training(run: RunFolder, config: Config, step: int | None, private: Private
     return "\n".join([*lines, "", "Settings that differ from the defaults:", "", "```text", settings, "```"])
 
 
-def command(words: Any, private: Private) -> str:
+def command(words: Any, private: PrivateWords) -> str:
     """Returns the command that started a run, without paths of the machine and addresses."""
     words = [word for word in words if isinstance(word, str)] if isinstance(words, list) else []
     if not words:
@@ -295,7 +295,7 @@ def command(words: Any, private: Private) -> str:
     return " ".join([private.setting(program), *rest])[:_MOST_COMMANDS].replace("`", "'").replace("|", "\\|")
 
 
-def _changed(config: Config, private: Private) -> Iterator[tuple[str, str]]:
+def _changed(config: Config, private: PrivateWords) -> Iterator[tuple[str, str]]:
     usual = flat_settings(validate({"task": config.task.name or "none", "model": {"name": "none"}}))
     for name, value in flat_settings(config).items():
         if not name.startswith(_UNSAID) and usual.get(name) != value:
@@ -305,7 +305,7 @@ def _changed(config: Config, private: Private) -> Iterator[tuple[str, str]]:
 # --- what is not known ------------------------------------------------------------------------------------------------
 
 
-def _unknown(subject: Subject, base: Base | None) -> str:
+def _unknown(subject: PublishedModel, base: Base | None) -> str:
     lines = []
     if base is None or base.licence is None:
         lines.append("The licence of the base model; it holds for this model too.")

@@ -4,7 +4,7 @@ PEFT as they are printed.
 
 from __future__ import annotations
 
-from vlrl.tools.hub.export import Exported
+from vlrl.tools.hub.export import ExportedModel
 
 _WHOLE = """```python
 from PIL import Image
@@ -45,7 +45,7 @@ answer = model.generate(**inputs, max_new_tokens=64)[0, inputs["input_ids"].shap
 print(processor.decode(answer, skip_special_tokens=True))"""
 
 
-def usage(repo: str, exported: Exported, base: str | None, on_hub: bool) -> str:
+def usage(repo: str, exported: ExportedModel, base: str | None, on_hub: bool) -> str:
     """Returns the section of the card on how to load the model; an adapter needs the name of its base."""
     if exported.adapter and base is None:
         return ""

@@ -18,7 +18,7 @@ from vlrl.types import Completion
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compared:
+class RolloutComparison:
     """One rollout, written at two batch shapes."""
 
     request: int
@@ -47,18 +47,19 @@ class Compared:
                 f"{self.gap:.1e}); those before it within {self.drift:.1e}")
 
 
-def compare(policy: Policy, requests: Sequence[Request], shapes: tuple[int, int], seed: int = 0) -> list[Compared]:
+def compare(policy: Policy, requests: Sequence[Request], shapes: tuple[int, int],
+            seed: int = 0) -> list[RolloutComparison]:
     """Generates the same requests with `shapes` rows side by side, and compares each rollout with itself."""
     one, other = (HFEngine(policy, seed, rows).generate(requests) for rows in shapes)
     return [_compared(i, k, a, b) for i, (x, y) in enumerate(zip(one, other, strict=True))
             for k, (a, b) in enumerate(zip(x, y, strict=True))]
 
 
-def _compared(request: int, index: int, a: Completion, b: Completion) -> Compared:
+def _compared(request: int, index: int, a: Completion, b: Completion) -> RolloutComparison:
     same = min(len(a.tokens), len(b.tokens))  # no answer is the beginning of another: the same tokens end alike
     differs = np.flatnonzero(a.tokens[:same] != b.tokens[:same])
     place = int(differs[0]) if len(differs) else None
     drift = float(np.abs(a.logprobs[:same] - b.logprobs[:same])[:place].max(initial=0))
-    return Compared(request=request, index=index, place=place, drift=drift,
+    return RolloutComparison(request=request, index=index, place=place, drift=drift,
                     tokens=None if place is None else (int(a.tokens[place]), int(b.tokens[place])),
                     logprobs=None if place is None else (float(a.logprobs[place]), float(b.logprobs[place])))

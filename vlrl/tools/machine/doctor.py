@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vlrl.tools.machine import trials
-from vlrl.tools.machine.trials import Notice, Verdict
+from vlrl.tools.machine import machine_checks as trials
+from vlrl.tools.machine.machine_checks import Notice, Verdict
 
 
 @dataclass(frozen=True)

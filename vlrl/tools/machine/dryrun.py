@@ -43,8 +43,15 @@ from vlrl.task import Task, task_oracle, task_samples
 from vlrl.task.scoring import Scored
 from vlrl.tools.machine import memory, needs
 from vlrl.tools.play import episodes as acting
-from vlrl.tools.play.episode_lengths import PLAYED, Length, Observed, counted, measure
-from vlrl.tools.play.shown import NOT_KNOWN, MediaFacts, Shown, convention_of, oracle_of, unseen
+from vlrl.tools.play.episode_lengths import PLAYED, EpisodeLength, ObservationStats, counted, measure
+from vlrl.tools.play.preview import (
+    NOT_KNOWN,
+    MediaFacts,
+    SamplePreview,
+    convention_of,
+    oracle_of,
+    preview_without_model,
+)
 from vlrl.training import inert
 from vlrl.training.build import check_trackers
 from vlrl.training.build_engine import check_engine
@@ -57,7 +64,7 @@ SAMPLES = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class Split:
+class SplitInfo:
     """One split of the task's data."""
 
     name: str
@@ -67,7 +74,7 @@ class Split:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lengths:
+class PromptLengths:
     """Prompt tokens over some samples of the training split."""
 
     samples: int
@@ -82,7 +89,7 @@ class Lengths:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class StepWork:
     """What one step computes on one process when every answer is rollout.max_new_tokens long."""
 
     prompts: int
@@ -103,13 +110,13 @@ class DryRun:
     run: str
     task: str
     model: str
-    splits: list[Split] = field(default_factory=list)
-    sample: Shown | None = None
-    lengths: Lengths | None = None
-    step: Step | None = None
-    observed: Observed | None = None
+    splits: list[SplitInfo] = field(default_factory=list)
+    sample: SamplePreview | None = None
+    lengths: PromptLengths | None = None
+    step: StepWork | None = None
+    observed: ObservationStats | None = None
     """What its episodes show; None for a task without an environment."""
-    episode: Length | None = None
+    episode: EpisodeLength | None = None
     """The longest episode that the settings allow."""
     parameters: tuple[int, int] | None = None
     """Trained, all (an adapter included)."""
@@ -266,7 +273,7 @@ def _splits(config: Config, task: Task, report: DryRun) -> dict[str, Sequence[Sa
             if len(samples) == 0:
                 raise ConfigError(f"task '{task.name}' has no samples in split '{name}'")
             out[name] = samples
-            report.splits.append(Split(name=name, samples=len(samples), first=samples[0].id))
+            report.splits.append(SplitInfo(name=name, samples=len(samples), first=samples[0].id))
     with report.noting():
         curriculum.check(config.curriculum, task)
         horizon.check(config.episode, task)
@@ -311,7 +318,7 @@ def open_model(config: Config, task: Task, report: DryRun | None = None) -> tupl
     return base, Encoder(processor, family, lambda ids, types, mm: family.positions(base, ids, types, mm), config)
 
 
-def see(config: Config, task: Task, sample: Sample) -> Shown:
+def see(config: Config, task: Task, sample: Sample) -> SamplePreview:
     """Returns a sample as the model of the config sees it; where that model is not on this machine, what can be said
     without it. Nothing is fetched.
     """
@@ -320,14 +327,14 @@ def see(config: Config, task: Task, sample: Sample) -> Shown:
         family_convention(config.model.name)
         return show(config, task, sample, open_model(config, task)[1])
     except (ConfigError, OSError, ImportError):
-        return replace(unseen(config.limits, task, sample), coordinates=NOT_KNOWN)
+        return replace(preview_without_model(config.limits, task, sample), coordinates=NOT_KNOWN)
 
 
-def show(config: Config, task: Task, sample: Sample, encode: Encoder | None) -> Shown:
+def show(config: Config, task: Task, sample: Sample, encode: Encoder | None) -> SamplePreview:
     """Returns one sample as the model sees it, and the oracle's answer to it with its reward."""
     sample = replace(sample, prompt=task.templates[0])
     if encode is None:
-        return unseen(config.limits, task, sample)
+        return preview_without_model(config.limits, task, sample)
     prompt = encode(task, sample)
     group = make_group(task, sample, prompt, [], group_id="0", split="train", step=0)
     text = task_oracle(task, group.sample)
@@ -344,7 +351,7 @@ def show(config: Config, task: Task, sample: Sample, encode: Encoder | None) -> 
     described = [MediaFacts(kind=m.kind, original=m.size, frames=len(m.frames), processed=sizes.get(i),
                             tokens=tokens.get(i))
                  for i, m in enumerate(prompt.media)]
-    return Shown(id=sample.id, text=prompt.text, tokens=len(prompt), media=tuple(described),
+    return SamplePreview(id=sample.id, text=prompt.text, tokens=len(prompt), media=tuple(described),
                  coordinates=convention_of(task, sample), target=group.target, oracle=oracle)
 
 
@@ -373,13 +380,14 @@ def _measure(config: Config, task: Task, samples: Iterable[Sample], encode: Enco
     if not prompts:
         raise DataError(f"none of {len(rejected)} prompts can be used. {rejected[0]}")
     lengths = [len(p) for p in prompts]
-    report.lengths = Lengths(samples=len(prompts), least=min(lengths), mean=float(np.mean(lengths)), most=max(lengths),
+    report.lengths = PromptLengths(samples=len(prompts), least=min(lengths), mean=float(np.mean(lengths)),
+                                   most=max(lengths),
                              limit=config.limits.prompt_tokens, rejected=tuple(rejected),
                              visual=max(sum(p.visual_tokens) for p in prompts))
     report.step = _step(config, prompts, report.episode.tokens if report.episode else config.rollout.max_new_tokens)
 
 
-def _step(config: Config, prompts: Sequence[Prompt], tokens: int) -> Step:
+def _step(config: Config, prompts: Sequence[Prompt], tokens: int) -> StepWork:
     """Returns one step over `prompts`, repeated up to rollout.prompts_per_step, packed as training packs, where every
     answer has `tokens` tokens.
     """
@@ -391,5 +399,5 @@ def _step(config: Config, prompts: Sequence[Prompt], tokens: int) -> Step:
     for start, end in pairwise(edges):
         each = [p for p in drawn[start:end] for _ in answers]
         sizes += packing.sizes(packing.pieces_of(each, answers * (end - start), limit), limit, config.train.packing)
-    return Step(prompts=len(drawn), answers=len(drawn) * rollout.group_size, micro_batches=len(sizes),
+    return StepWork(prompts=len(drawn), answers=len(drawn) * rollout.group_size, micro_batches=len(sizes),
                 optimizer_steps=rollout.updates * rollout.minibatches, tokens=sum(sizes), largest=max(sizes))

@@ -27,7 +27,7 @@ from vlrl.models.adapters.layers import adapted_layers
 from vlrl.models.families import Family, Part, family_in, family_of
 from vlrl.models.flops import merge_side, patch_side
 from vlrl.models.logprobs import chunk_rows
-from vlrl.tools.play.episode_lengths import Length, as_answers
+from vlrl.tools.play.episode_lengths import EpisodeLength, as_answers
 
 GIB = 2**30
 BAND = (0.7, 1.2)
@@ -150,7 +150,7 @@ class _MicroBatch:
 
 
 def estimate(config: Config, model_config: Any, prompt_tokens: int | None = None, visual_tokens: int | None = None,
-             device: str | None = None, episode: Length | None = None) -> Memory:
+             device: str | None = None, episode: EpisodeLength | None = None) -> Memory:
     """Returns the memory of one process that trains `config` on a model with this transformers config. Loads no
     weights.
 
@@ -172,7 +172,7 @@ def estimate(config: Config, model_config: Any, prompt_tokens: int | None = None
     family = family_in(model)
     blocks = _blocks(model, family, config.model)
     trained, frozen, largest = _weights(model, family, config, size)
-    visual = _visual_tokens(config, model_config) if visual_tokens is None else visual_tokens
+    visual = max_visual_tokens(config, model_config) if visual_tokens is None else visual_tokens
     prompt = visual + TEXT_TOKENS if prompt_tokens is None else prompt_tokens
     config = as_answers(config, episode) if episode else config
     side = merge_side(model_config) ** 2
@@ -373,7 +373,7 @@ def _patch_values(model_config: Any) -> int:
     return 3 * getattr(vision, "temporal_patch_size", 1) * patch_side(vision) ** 2
 
 
-def _visual_tokens(config: Config, model_config: Any) -> int:
+def max_visual_tokens(config: Config, model_config: Any) -> int:
     """Returns visual tokens of an image of as many pixels as the settings allow."""
     side = patch_side(model_config.vision_config) * merge_side(model_config)
     return max(1, (config.model.max_pixels or IMAGE_PIXELS) // side**2)

@@ -26,7 +26,7 @@ _OF_A_STAGE = "setting stages."
 
 
 @dataclass(frozen=True)
-class Unmet:
+class UnmetNeed:
     """A need that a config does not meet."""
 
     preset: str
@@ -38,21 +38,21 @@ class Unmet:
         return f"needs: {self.preset} needs {NEEDS[word]}{f': {which}' if which else ''} ({self.why})"
 
 
-def find(config: Config, task: Task, sample: Sample | None = None) -> list[Unmet]:
+def find(config: Config, task: Task, sample: Sample | None = None) -> list[UnmetNeed]:
     """Returns the needs of the config's presets that it does not meet, each once; none for supervised fine-tuning.
     Without a sample of the training split nothing is said of its fields.
     """
     if config.algo.loss.name in SUPERVISED:
         return []
-    scene = Scene(config, task, sample)
+    scene = RunContext(config, task, sample)
     found = [(name, preset) for name in config.presets if (preset := presets.of(name))]
     return [one for name, preset in found for one in _unmet(name, preset, scene)]
 
 
-def of_stages(config: Config) -> list[Unmet]:
+def of_stages(config: Config) -> list[UnmetNeed]:
     """Returns the needs of a staged run's presets that are settings of one of its stages, and are not given there."""
     found = [(name, preset) for name in config.presets if (preset := presets.of(name))]
-    return [Unmet(name, need, why) for name, preset in found for need, why in preset.needs.items()
+    return [UnmetNeed(name, need, why) for name, preset in found for need, why in preset.needs.items()
             if need.startswith(_OF_A_STAGE) and not _stage_setting(config, need.removeprefix(_OF_A_STAGE))]
 
 
@@ -69,17 +69,17 @@ def _given(value: Any, name: str) -> bool:
     return bool(value)
 
 
-def _unmet(name: str, preset: Preset, scene: Scene) -> list[Unmet]:
+def _unmet(name: str, preset: Preset, scene: RunContext) -> list[UnmetNeed]:
     out = []
     for need, why in preset.needs.items():
         word, _, which = need.partition(" ")
         if not CHECKS[word](scene, which):
-            out.append(Unmet(name, need, why))
+            out.append(UnmetNeed(name, need, why))
     return out
 
 
 @dataclass(frozen=True, eq=False)
-class Scene:
+class RunContext:
     """What needs are compared with."""
 
     config: Config
@@ -96,11 +96,11 @@ def _counted(task: Task) -> int:
     return sum(bool(weight_at(weight, 0)) for weight in task.weights.values())
 
 
-def _prompt(scene: Scene, text: str) -> bool:
+def _prompt(scene: RunContext, text: str) -> bool:
     return scene.any_task(lambda one: any(text in words for words in (one.system, *one.templates)))
 
 
-def _field(scene: Scene, name: str) -> bool:
+def _field(scene: RunContext, name: str) -> bool:
     settings, sample = scene.config, scene.sample
     if sample is None or settings.data.difficulty:
         return True
@@ -108,18 +108,18 @@ def _field(scene: Scene, name: str) -> bool:
     return given or sample.get(name) is not None
 
 
-def _setting(scene: Scene, name: str) -> bool:
+def _setting(scene: RunContext, name: str) -> bool:
     return name.startswith("stages.") or _given(scene.config.model_dump(mode="json", by_alias=True), name)
 
 
-def _reasoning(scene: Scene) -> bool:
+def _reasoning(scene: RunContext) -> bool:
     if scene.sample is None:
         return True
     text = given_answer(scene.task.of(scene.sample), scene.sample)
     return bool(text and text[:answer_place(text)].strip())
 
 
-CHECKS: Mapping[str, Callable[[Scene, str], bool]] = {
+CHECKS: Mapping[str, Callable[[RunContext, str], bool]] = {
     "episodes": lambda s, _: s.any_task(has_environment),
     "answers": lambda s, _: not s.any_task(has_environment),
     "tasks": lambda s, _: len(s.task.members) > 1,

@@ -31,7 +31,7 @@ from vlrl.tools.machine import memory
 from vlrl.tools.machine.gpu_specs import Card
 from vlrl.tools.machine.memory import GIB, Memory
 from vlrl.tools.play import episodes as acting
-from vlrl.tools.play.episode_lengths import CHARACTERS, Length, Observed, as_answers, estimated, measure
+from vlrl.tools.play.episode_lengths import CHARACTERS, EpisodeLength, ObservationStats, as_answers, estimated, measure
 from vlrl.training.build_task import make_task
 
 LEARNING, READING, WRITING = 0.35, 0.5, 0.6
@@ -62,7 +62,7 @@ class Plan:
     """... and those alone."""
     answer: int
     """Those of an answer, or of an action of an episode."""
-    episode: Length | None = None
+    episode: EpisodeLength | None = None
     """The longest episode that the settings allow; None for a task without an environment."""
     memory: Memory
     engine: int
@@ -110,7 +110,7 @@ def architecture(name: str) -> Any:
                           f"folder with a config.json, or one of {', '.join(sorted(known))}") from None
 
 
-def observe(config: Config) -> Observed | None:
+def observe(config: Config) -> ObservationStats | None:
     """Plays a few episodes of the config's task, and returns what they show; None where it has no environment.
 
     Raises what making the task and playing it raise.
@@ -127,7 +127,8 @@ def observe(config: Config) -> Observed | None:
 
 
 def plan(config: Config, gpus: int, card: Card, gib: float | None = None, *, prompt_tokens: int | None = None,
-         visual_tokens: int | None = None, answer_tokens: int | None = None, observed: Observed | None = None) -> Plan:
+         visual_tokens: int | None = None, answer_tokens: int | None = None,
+         observed: ObservationStats | None = None) -> Plan:
     """Returns the plan of a config on `gpus` cards of `gib` GiB (None: the card's) that learn.
 
     prompt_tokens, visual_tokens: see memory.estimate. answer_tokens: mean length of an answer, for the seconds; None =
@@ -139,7 +140,7 @@ def plan(config: Config, gpus: int, card: Card, gib: float | None = None, *, pro
     shape = architecture(config.model.name)
     _check(config, shape, gpus)
     if prompt_tokens is not None:
-        visual = memory._visual_tokens(config, shape) if visual_tokens is None else visual_tokens
+        visual = memory.max_visual_tokens(config, shape) if visual_tokens is None else visual_tokens
         if visual_tokens is not None and visual > prompt_tokens:
             raise ConfigError(f"--visual-tokens {visual} are part of --prompt-tokens {prompt_tokens}, so they cannot "
                               "be more")
@@ -151,7 +152,7 @@ def plan(config: Config, gpus: int, card: Card, gib: float | None = None, *, pro
         share = _shared_out if config.train.sharding == "fsdp2" else _by_deepspeed
         need = share(config, need, gpus, root + 2 * layer)
     side = merge_side(shape)
-    visual = memory._visual_tokens(config, shape) if visual_tokens is None else visual_tokens
+    visual = memory.max_visual_tokens(config, shape) if visual_tokens is None else visual_tokens
     prompt = visual + memory.TEXT_TOKENS if prompt_tokens is None else prompt_tokens
     answer = min(answer_tokens or config.rollout.max_new_tokens, config.rollout.max_new_tokens)
     engine, rows = _engine(as_answers(config, longest) if longest else config, shape, gib, prompt, count)
@@ -264,7 +265,7 @@ class _Group:
     answers: tuple[int, ...]
     shared: bool
     """Its prompt is computed once in the update."""
-    episode: Length | None = None
+    episode: EpisodeLength | None = None
     """Of each answer."""
     side: int = 1
     """Patches of a visual token are its square."""
@@ -346,7 +347,7 @@ def _written(answers: int, rows: int, group: _Group, card: Card, sizes: _Bytes, 
     return total / (card.bandwidth * 1e9 * WRITING * parallel)
 
 
-def _notes(config: Config, gpus: int, observed: Observed | None) -> Iterator[str]:
+def _notes(config: Config, gpus: int, observed: ObservationStats | None) -> Iterator[str]:
     if observed:
         yield (f"{observed.words()}; a token of text is taken to be {CHARACTERS:g} characters, and every turn to read "
                "all before it anew, which engines that keep their cache do not; the environment's own seconds are not "

@@ -34,7 +34,7 @@ Count = Callable[[Observation], tuple[int, int]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Length:
+class EpisodeLength:
     """The longest episode that the settings allow, after its prompt."""
 
     turns: int
@@ -48,7 +48,7 @@ class Length:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Observed:
+class ObservationStats:
     """What the observations of some played episodes hold: means, rounded up."""
 
     episodes: int
@@ -61,7 +61,7 @@ class Observed:
     failed: str = ""
     """Why an episode could not go on."""
 
-    def length(self, limits: EpisodeSettings, action: int) -> Length:
+    def length(self, limits: EpisodeSettings, action: int) -> EpisodeLength:
         """Returns the longest episode of actions of `action` tokens, as episodes are ended by their limits."""
         tokens = visual = written = pictures = turns = 0
         while True:
@@ -69,7 +69,7 @@ class Observed:
             turns, tokens, written = turns + 1, tokens + said, written + said
             over = tokens + self.tokens >= limits.max_tokens or pictures + self.pictures > limits.max_media
             if turns >= limits.max_turns or over:
-                return Length(turns=turns, tokens=tokens, visual=visual, written=written, pictures=pictures)
+                return EpisodeLength(turns=turns, tokens=tokens, visual=visual, written=written, pictures=pictures)
             tokens, visual, pictures = tokens + self.tokens, visual + self.visual, pictures + self.pictures
 
     def words(self) -> str:
@@ -80,7 +80,7 @@ class Observed:
                 f"{self.episodes} episodes played with {played}{failed}")
 
 
-def measure(config: Config, task: Task, host: Environments, count: Count) -> Observed:
+def measure(config: Config, task: Task, host: Environments, count: Count) -> ObservationStats:
     """Plays the first episodes of the training split and returns what they showed.
 
     Raises DataError when none shows anything.
@@ -100,7 +100,7 @@ def measure(config: Config, task: Task, host: Environments, count: Count) -> Obs
         raise DataError(f"task '{task.name}': no action of its first {PLAYED} samples was answered by an environment"
                         f"{f': {failed}' if failed else ''}")
     tokens, visual, pictures = (math.ceil(sum(column) / len(shown)) for column in zip(*shown, strict=True))
-    return Observed(episodes=played, observations=len(shown), oracle=oracle, tokens=tokens, visual=visual,
+    return ObservationStats(episodes=played, observations=len(shown), oracle=oracle, tokens=tokens, visual=visual,
                     pictures=pictures, failed=failed)
 
 
@@ -148,7 +148,7 @@ def estimated(config: Config, side: int) -> Count:
     return count
 
 
-def as_answers(config: Config, length: Length) -> Config:
+def as_answers(config: Config, length: EpisodeLength) -> Config:
     """Returns a config whose answers are as long as an episode, for arithmetic that counts answers."""
     rollout = config.rollout.model_copy(update={"max_new_tokens": length.tokens})
     return config.model_copy(update={"rollout": rollout})

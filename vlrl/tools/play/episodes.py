@@ -24,7 +24,7 @@ from vlrl.errors import TaskError, VlrlError
 from vlrl.rewards.text import parse_answer
 from vlrl.task import Task
 from vlrl.task.environment import has_environment
-from vlrl.tools.play.questions import Judged, Question, Shown, ask, judge_answer, media_shown
+from vlrl.tools.play.questions import Question, QuestionMedia, ScoredAnswer, ask, judge_answer, media_shown
 from vlrl.types import Acted, Sample
 
 
@@ -40,17 +40,17 @@ def environments(config: Config, task: Task) -> Iterator[Environments | None]:
 
 
 @dataclass(frozen=True)
-class Turned:
+class PlayedTurn:
     """An action, and what it led to."""
 
     acted: Acted
-    media: tuple[Shown, ...] = ()
+    media: tuple[QuestionMedia, ...] = ()
     """Of the observation, as files."""
     seconds: float = 0.0
     info: Any = None
 
 
-class Acting:
+class PlayedEpisode:
     """One episode of a sample that has an environment, from its reset on."""
 
     def __init__(self, config: Config, task: Task, host: Environments, opened: Sample, folder: Path):
@@ -58,7 +58,7 @@ class Acting:
         self.task, self.limits, self.host, self.folder = task, config.episode, host, folder
         self._media_limits = config.limits
         self.question: Question = ask(task, opened, config.limits, folder)
-        self.turns: list[Turned] = []
+        self.turns: list[PlayedTurn] = []
         self.ended = ""
         """Why nothing can follow: stop (its environment ended it), a limit (turns, media) or error; "" = it goes on."""
         self._episode = host.open(opened, opened.environment_seed)
@@ -68,36 +68,36 @@ class Acting:
             error = observation.reason if isinstance(observation, Failed) else None
         if error is not None:
             self.ended = "error"
-            self.turns.append(Turned(Acted(action="", error=error)))
+            self.turns.append(PlayedTurn(Acted(action="", error=error)))
 
     @property
     def error(self) -> str | None:
         return self.turns[-1].acted.error if self.turns else None
 
-    def act(self, action: str) -> Turned:
+    def act(self, action: str) -> PlayedTurn:
         """Returns what an action led to; the episode may have ended with it."""
         (step,) = self.host.step([self._episode], [action])
         if isinstance(step, Failed):
             self.ended = "error"
-            turned = Turned(Acted(action=action, error=step.reason), seconds=self._episode.seconds)
+            turned = PlayedTurn(Acted(action=action, error=step.reason), seconds=self._episode.seconds)
         else:
             media = media_shown(step.observation.media, self._media_limits, self.folder, f"turn-{len(self.turns) + 1}-")
             state = None if step.state is None else str(step.state)
             acted = Acted(action=action, observation=step.observation.text, media=tuple(step.observation.media),
                           parts=dict(step.parts), state=state, done=step.done)
-            turned = Turned(acted, media, self._episode.seconds, step.info)
+            turned = PlayedTurn(acted, media, self._episode.seconds, step.info)
         self.turns.append(turned)
         self.ended = self.ended or self._end(turned)
         return turned
 
-    def _end(self, turned: Turned) -> str:
+    def _end(self, turned: PlayedTurn) -> str:
         if turned.acted.done:
             return "stop"
         if len(self.turns) >= self.limits.max_turns:
             return "turns"
         return "media" if sum(len(t.media) for t in self.turns) > self.limits.max_media else ""
 
-    def judged(self) -> Judged:
+    def judged(self) -> ScoredAnswer:
         """Returns the score of the episode as it is, as training would score it."""
         acted = tuple(t.acted for t in self.turns)
         text = acted[-1].action if acted else ""

@@ -20,12 +20,12 @@ from vlrl.rewards.text import parse_answer
 from vlrl.task import Task, task_messages, task_oracle, task_samples, task_target
 from vlrl.task.scoring import Scored, score_group, unscored
 from vlrl.task.services import Services, without_absent
-from vlrl.tools.play.shown import words_of
+from vlrl.tools.play.preview import words_of
 from vlrl.types import Answer, LoadedMedia, Media, Sample
 
 
 @dataclass(frozen=True)
-class Shown:
+class QuestionMedia:
     """One image or video of a question."""
 
     kind: str
@@ -44,11 +44,11 @@ class Question:
 
     sample: Sample
     text: str
-    media: tuple[Shown, ...]
+    media: tuple[QuestionMedia, ...]
 
 
 @dataclass(frozen=True)
-class Judged:
+class ScoredAnswer:
     """An answer and what the task says about it."""
 
     text: str
@@ -94,22 +94,22 @@ def ask(task: Task, sample: Sample, limits: LimitsSettings, folder: Path) -> Que
 
 
 @prints_aside()
-def judge(task: Task, question: Question, text: str, step: int = 0) -> Judged:
+def judge(task: Task, question: Question, text: str, step: int = 0) -> ScoredAnswer:
     """Scores one answer as training would at `step`."""
     return judge_answer(task, question, parse_answer(text, step=step))
 
 
 @prints_aside()
-def judge_answer(task: Task, question: Question, answer: Answer, error: str | None = None) -> Judged:
+def judge_answer(task: Task, question: Question, answer: Answer, error: str | None = None) -> ScoredAnswer:
     """Scores an answer, which may be an episode that ended with an `error` of its environment."""
     reduced, skipped = without_absent(task, question.sample, [answer], Services())
     (scored,) = score_group(reduced, question.sample, [answer], answer.step)
     odd = [] if answer.turns else complaints(question.text, answer.text)
-    return Judged(answer.text, unscored(scored, error), reduced.weights_at(answer.step), skipped, odd)
+    return ScoredAnswer(answer.text, unscored(scored, error), reduced.weights_at(answer.step), skipped, odd)
 
 
 @prints_aside()
-def oracle(task: Task, question: Question, step: int = 0) -> Judged | None:
+def oracle(task: Task, question: Question, step: int = 0) -> ScoredAnswer | None:
     """Returns the task's perfect answer, judged; None when it knows none."""
     text = task_oracle(task, question.sample)
     return None if text is None else judge(task, question, text, step)
@@ -155,17 +155,18 @@ def _place(samples: Sequence[Sample], id: str) -> int:
     raise ConfigError(f"--id {id!r}: no sample has this id.{did_you_mean(id, known)} The first is {known[0]!r}.")
 
 
-def media_shown(items: Sequence[Media], limits: LimitsSettings, folder: Path, begin: str = "") -> tuple[Shown, ...]:
+def media_shown(items: Sequence[Media], limits: LimitsSettings, folder: Path, begin: str = "") -> tuple[QuestionMedia,
+                                                                                                        ...]:
     """Returns media as files: those drawn by code are written into `folder`, as `begin` and their number."""
     return tuple(_shown(item, limits, folder / f"{begin}{i}.png") for i, item in enumerate(items))
 
 
-def _shown(item: Media, limits: LimitsSettings, file: Path) -> Shown:
+def _shown(item: Media, limits: LimitsSettings, file: Path) -> QuestionMedia:
     path = str(item.source) if isinstance(item.source, (str, Path)) else ""
     try:
         loaded: LoadedMedia = media.load(item, limits)
     except DataError as error:
-        return Shown(item.kind, path, problem=str(error))
+        return QuestionMedia(item.kind, path, problem=str(error))
     if not path:
         loaded.frames[0].save(file)
-    return Shown(item.kind, path or str(file), loaded.size, loaded.frames[0])
+    return QuestionMedia(item.kind, path or str(file), loaded.size, loaded.frames[0])

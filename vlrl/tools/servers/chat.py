@@ -30,7 +30,7 @@ from vlrl.models import policy
 from vlrl.models.processing import Encoder
 from vlrl.rollout.generate import sampling_of
 from vlrl.tools.evaluation.measure import choose
-from vlrl.tools.servers.chat_messages import Refused, read
+from vlrl.tools.servers.chat_messages import RequestError, read
 from vlrl.training.build import make_accelerator, seed_everything
 from vlrl.training.build_engine import check_engine, make_engine
 from vlrl.types import Sample
@@ -66,7 +66,7 @@ class Chat:
             try:
                 prompt = self.encode.prompt(sample, [{"role": m.role, "content": m.content} for m in messages])
             except DataError as error:
-                raise Refused(400, str(error)) from None
+                raise RequestError(400, str(error)) from None
             key = (_STREAM, number if seed is None else seed)
             ((answer,),) = self.engine.generate([Request(prompt=prompt, n=1, sampling=sampling, key=key)])
         used, n = len(prompt), len(answer.tokens)
@@ -83,19 +83,19 @@ class Chat:
         stop = given.pop("stop", None) or []
         stop = [stop] if isinstance(stop, str) else stop
         if not isinstance(limit, int) or isinstance(limit, bool) or not 0 < limit <= rollout.max_new_tokens:
-            raise Refused(400, f"max_tokens={str(limit)[:40]}: from 1 to rollout.max_new_tokens="
+            raise RequestError(400, f"max_tokens={str(limit)[:40]}: from 1 to rollout.max_new_tokens="
                           f"{rollout.max_new_tokens}; raise that setting for longer answers")
         if not (temperature is None or _number(temperature, 0, 100)):
-            raise Refused(400, f"temperature={str(temperature)[:40]}: a number from 0 on; 0 = greedy")
+            raise RequestError(400, f"temperature={str(temperature)[:40]}: a number from 0 on; 0 = greedy")
         if not (top_p is None or (_number(top_p, 0, 1) and top_p > 0)):
-            raise Refused(400, f"top_p={str(top_p)[:40]}: above 0 and at most 1")
+            raise RequestError(400, f"top_p={str(top_p)[:40]}: above 0 and at most 1")
         if not (seed is None or (isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed < 2**63)):
-            raise Refused(400, f"seed={str(seed)[:40]}: a whole number from 0 on")
+            raise RequestError(400, f"seed={str(seed)[:40]}: a whole number from 0 on")
         if not isinstance(stop, list) or len(stop) > 4 or not all(isinstance(s, str) and s for s in stop):
-            raise Refused(400, "stop: a text, or a list of at most 4")
+            raise RequestError(400, "stop: a text, or a list of at most 4")
         for name, value in given.items():
             if value not in _FIXED.get(name, (None,)):
-                raise Refused(400, f"{name[:60]!r} is not followed here: leave it out")
+                raise RequestError(400, f"{name[:60]!r} is not followed here: leave it out")
         sampling = sampling_of(rollout, 1.0 if temperature is None else float(temperature), limit)
         return replace(sampling, stop=tuple(stop) or sampling.stop, top_p=top_p)
 

@@ -14,7 +14,7 @@ from vlrl.errors import DataError, VlrlError
 from vlrl.types import Media
 
 
-class Refused(VlrlError):
+class RequestError(VlrlError):
     """Why a call gets no reply, and its HTTP status."""
 
     def __init__(self, status: int, reason: str):
@@ -47,18 +47,18 @@ def read(given: Any, access: Access, root: Path) -> list[Message]:
     Raises Refused with the place of what is none.
     """
     if not isinstance(given, list) or not given:
-        raise Refused(400, "messages: a list of messages")
+        raise RequestError(400, "messages: a list of messages")
     return [_message(one, f"messages[{i}]", access, root) for i, one in enumerate(given)]
 
 
 def _message(given: Any, place: str, access: Access, root: Path) -> Message:
     role, content = (given.get("role"), given.get("content")) if isinstance(given, dict) else (None, None)
     if role not in ("system", "user", "assistant"):
-        raise Refused(400, f"{place}: the role is {str(role)[:40]!r}, expected system, user or assistant (results "
+        raise RequestError(400, f"{place}: the role is {str(role)[:40]!r}, expected system, user or assistant (results "
                       "of tools go into a message of the user)")
     listed: Any = [{"type": "text", "text": content}] if isinstance(content, str) else content
     if not isinstance(listed, list) or not listed:
-        raise Refused(400, f"{place}: the content is neither a text nor a list of parts")
+        raise RequestError(400, f"{place}: the content is neither a text nor a list of parts")
     parts, media = [], []
     for k, part in enumerate(listed):
         where, kind = f"{place}.content[{k}]", part.get("type") if isinstance(part, dict) else None
@@ -68,7 +68,7 @@ def _message(given: Any, place: str, access: Access, root: Path) -> Message:
             media.append(_image(link.get("url"), where, access, root))
             parts.append(("image", hashlib.sha256(link["url"].encode()).hexdigest()))
         else:
-            raise Refused(400, f'{where}: expected {{"type": "text", "text": ...}} or {{"type": "image_url", '
+            raise RequestError(400, f'{where}: expected {{"type": "text", "text": ...}} or {{"type": "image_url", '
                           '"image_url": {"url": "data:image/png;base64,..."}}')
     return Message(role, tuple(parts), tuple(media))
 
@@ -76,20 +76,20 @@ def _message(given: Any, place: str, access: Access, root: Path) -> Message:
 def _image(url: Any, where: str, access: Access, root: Path) -> Media:
     """Returns an image by its data: URL, or by another one where data.urls allows it."""
     if not _is_text(url) or not url.startswith(("data:", "http://", "https://")):
-        raise Refused(400, f"{where}: url must be a data: URL")
+        raise RequestError(400, f"{where}: url must be a data: URL")
     if not url.startswith("data:"):
         if not access.urls:
-            raise Refused(400, f"{where}: only data: URLs are read, as data.urls names no host that may be asked")
+            raise RequestError(400, f"{where}: only data: URLs are read, as data.urls names no host that may be asked")
         try:
             return Media(source=source(url, root, access))
         except DataError as error:
-            raise Refused(400, f"{where}: {error}") from None
+            raise RequestError(400, f"{where}: {error}") from None
     try:
         data = inline(url)
     except DataError as error:
-        raise Refused(400, f"{where}: {error}") from None
+        raise RequestError(400, f"{where}: {error}") from None
     if data is None or not url.startswith("data:image/"):
-        raise Refused(400, f"{where}: no data: URL with an image in base64")
+        raise RequestError(400, f"{where}: no data: URL with an image in base64")
     return Media(source=Embedded(data, where))
 
 

@@ -33,7 +33,7 @@ from vlrl.models import policy
 from vlrl.models.processing import Encoder
 from vlrl.store import RunFolder
 from vlrl.tools.servers.chat import Chat
-from vlrl.tools.servers.chat_messages import Refused
+from vlrl.tools.servers.chat_messages import RequestError
 from vlrl.tools.servers.recording import Recorder
 from vlrl.training.build import make_accelerator, seed_everything
 from vlrl.training.build_engine import check_engine, make_engine
@@ -118,17 +118,17 @@ class _Handler(BaseHTTPRequestHandler):
                 return backend.models()
         elif (match := _EPISODE.fullmatch(self.path)) and not match[2]:
             return backend.get(_name(match[1]))
-        raise Refused(404, "no such page")
+        raise RequestError(404, "no such page")
 
     def _post(self) -> dict[str, Any]:
         self._check()
         backend, match = self.server.backend, _EPISODE.fullmatch(self.path)
         if isinstance(backend, Chat):
             if self.path != "/v1/chat/completions":
-                raise Refused(404, "no such page")
+                raise RequestError(404, "no such page")
             return backend.chat(self._body())
         if self.path != "/v1/chat/completions" and not (match and match[2]):
-            raise Refused(404, "no such page")
+            raise RequestError(404, "no such page")
         body = self._body()
         if match:
             return backend.reward(_name(match[1]), body)
@@ -141,28 +141,28 @@ class _Handler(BaseHTTPRequestHandler):
         """Raises Refused for a request without the key, under another name or from a browser's page."""
         given = self.headers.get("Authorization", "").removeprefix("Bearer ")
         if not secrets.compare_digest(hashlib.sha256(given.encode()).digest(), self.server.key):
-            raise Refused(401, "wrong key, or none: Authorization: Bearer KEY")
+            raise RequestError(401, "wrong key, or none: Authorization: Bearer KEY")
         if self.headers.get("Host", "").rpartition(":")[0] not in _LOCAL or self.headers.get("Origin"):
-            raise Refused(403, "only programs of this host are answered, at 127.0.0.1")
+            raise RequestError(403, "only programs of this host are answered, at 127.0.0.1")
 
     def _body(self) -> dict[str, Any]:
         length = self.headers.get("Content-Length", "")
         if not re.fullmatch(r"\d{1,12}", length, re.ASCII):
-            raise Refused(411, "a request needs its Content-Length")
+            raise RequestError(411, "a request needs its Content-Length")
         if int(length) > MOST_BYTES:
-            raise Refused(413, f"a request of more than {MOST_BYTES:,} bytes")
+            raise RequestError(413, f"a request of more than {MOST_BYTES:,} bytes")
         try:
             body = json.loads(self.rfile.read(int(length)))
         except (ValueError, RecursionError):
-            raise Refused(400, "the body is no JSON") from None
+            raise RequestError(400, "the body is no JSON") from None
         if not isinstance(body, dict):
-            raise Refused(400, "the body is no JSON object")
+            raise RequestError(400, "the body is no JSON object")
         return body
 
     def _reply(self, work: Any) -> None:
         try:
             status, value = 200, work()
-        except Refused as refused:
+        except RequestError as refused:
             status, value = refused.status, {"error": {"message": str(refused), "type": "invalid_request_error"}}
         except OSError:  # the client has gone, or is silent
             self.close_connection = True
@@ -190,6 +190,6 @@ class _Handler(BaseHTTPRequestHandler):
 def _name(given: Any) -> str:
     """Returns the id of an episode. Raises Refused for none."""
     if not isinstance(given, str) or not _ID.fullmatch(given):
-        raise Refused(400, f"the episode's id is {str(given)[:60]!r}: give the header X-Episode-Id, "
+        raise RequestError(400, f"the episode's id is {str(given)[:60]!r}: give the header X-Episode-Id, "
                       "metadata.episode_id or user; letters, digits and .:_-, 128 at most")
     return given

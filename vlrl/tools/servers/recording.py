@@ -32,7 +32,7 @@ from vlrl.models.processing import Encoder
 from vlrl.rollout.generate import sampling_of
 from vlrl.store import RunFolder
 from vlrl.task import Task
-from vlrl.tools.servers.chat_messages import Message, Refused, contradiction, read, same
+from vlrl.tools.servers.chat_messages import Message, RequestError, contradiction, read, same
 from vlrl.types import Completion, Group, LoadedMedia, Observation, Prompt, Rollout, Sample, Turn
 
 _IGNORED = {"model", "user", "metadata", "store"}
@@ -46,7 +46,7 @@ Ended = Literal["", "turns", "tokens", "media"]
 
 
 @dataclass(eq=False)
-class Recorded:
+class RecordedEpisode:
     """One episode: all its ids so far, and what its messages were."""
 
     id: str
@@ -124,7 +124,7 @@ class Recorder:
         self.engine, self.encode, self.config, self.task, self.folder = engine, encode, config, task, folder
         self.most_open, self.idle_s = most_open, idle_s
         self._access = Access.of(config.data)
-        self._open: dict[str, Recorded] = {}
+        self._open: dict[str, RecordedEpisode] = {}
         self._closed: OrderedDict[str, dict[str, Any]] = OrderedDict()
         """What `get` says of the last ones, `most_open` of them."""
         numbers = (int(file.stem.rpartition("-")[2]) for file, *_ in folder.rollout_files("rollouts"))
@@ -147,7 +147,7 @@ class Recorder:
             try:
                 current = self._begun(name, messages) if episode is None else self._continued(episode, messages)
             except DataError as error:
-                raise Refused(400, str(error)) from None
+                raise RequestError(400, str(error)) from None
             room = self.config.episode.max_tokens - len(current.written)
             sampling = replace(sampling, max_new_tokens=min(sampling.max_new_tokens, room))
             turn = sum(t.role == "assistant" for t in current.turns)
@@ -164,15 +164,15 @@ class Recorder:
     def reward(self, name: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Closes an episode with {"reward": number or null, "parts": {name: number}} and writes it."""
         if unknown := sorted(body.keys() - {"reward", "parts"}):
-            raise Refused(400, f"unknown fields {', '.join(unknown)}; give reward and parts")
+            raise RequestError(400, f"unknown fields {', '.join(unknown)}; give reward and parts")
         parts = body.get("parts") or {}
         if "reward" not in body or not isinstance(parts, dict) or len(parts) > _MOST_REWARD_PARTS:
-            raise Refused(400, 'give {"reward": number or null, "parts": {name: number}}, of at most '
+            raise RequestError(400, 'give {"reward": number or null, "parts": {name: number}}, of at most '
                           f"{_MOST_REWARD_PARTS} parts")
         for what, value in [("reward", body["reward"]), *((f"parts[{n!r}]", v) for n, v in parts.items())]:
             number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
             if not number and not (what == "reward" and value is None):
-                raise Refused(400, f"{what} is {str(value)[:60]!r}, no finite number")
+                raise RequestError(400, f"{what} is {str(value)[:60]!r}, no finite number")
         with self._lock:
             self._refuse_closed(name)
             episode = self._open_episode(name)
@@ -202,48 +202,51 @@ class Recorder:
 
     # --- episodes -----------------------------------------------------------------------------------------------------
 
-    def _begun(self, name: str, messages: list[Message]) -> Recorded:
+    def _begun(self, name: str, messages: list[Message]) -> RecordedEpisode:
         """Returns a new episode whose prompt are these messages."""
         if len(self._open) >= self.most_open:
-            raise Refused(429, f"{self.most_open} episodes are open: close some (POST .../reward), or start the server "
+            raise RequestError(429,
+                               f"{self.most_open} episodes are open: close some (POST .../reward), or start the server "
                           "with a larger --most-open")
         sample = Sample(id=name, media=tuple(m for one in messages for m in one.media))
         prompt = self.encode.prompt(sample, [{"role": m.role, "content": m.content} for m in messages])
         number, self._next = self._next, self._next + 1
-        return Recorded(id=name, number=number, sample=sample, prompt=prompt, messages=messages, whole=prompt)
+        return RecordedEpisode(id=name, number=number, sample=sample, prompt=prompt, messages=messages, whole=prompt)
 
-    def _continued(self, episode: Recorded, messages: list[Message]) -> Recorded:
+    def _continued(self, episode: RecordedEpisode, messages: list[Message]) -> RecordedEpisode:
         """Returns a copy of the episode that goes on with the last of these messages."""
         recorded = episode.messages
         for i, (given, own) in enumerate(zip(messages, recorded, strict=False)):
             if place := contradiction(given, own):
-                raise Refused(409, f"messages[{i}]{place} is not what was recorded of episode {episode.id!r}: an "
+                raise RequestError(409, f"messages[{i}]{place} is not what was recorded of episode {episode.id!r}: an "
                               "episode only grows; start another one for another history")
         if len(messages) != len(recorded) + 1:
-            raise Refused(409, f"episode {episode.id!r} has {len(recorded)} messages, and this call has {len(messages)}"
+            raise RequestError(409,
+                               f"episode {episode.id!r} has {len(recorded)} messages, and this call has {len(messages)}"
                           ": repeat them, the assistant's last one included, and add one message of the user")
         if episode.ended:
-            raise Refused(400, f"episode {episode.id!r} ended at the limit episode.max_{episode.ended}: give its "
+            raise RequestError(400, f"episode {episode.id!r} ended at the limit episode.max_{episode.ended}: give its "
                           "reward")
         last, at = messages[-1], len(recorded)
         kinds = [kind for kind, _ in last.parts]
         if last.role != "user":
-            raise Refused(400, f"messages[{at}] has the role {last.role!r}: what follows an answer is a message of the "
+            raise RequestError(400,
+                               f"messages[{at}] has the role {last.role!r}: what follows an answer is a message of the "
                           "user, results of tools too")
         if kinds != sorted(kinds):
-            raise Refused(400, f"messages[{at}] has an image after a text: in later messages images come first")
+            raise RequestError(400, f"messages[{at}] has an image after a text: in later messages images come first")
         shown = self.encode.observation(Observation(last.text, last.media), episode.id)
         closing = [] if episode.written[-1] == self.encode.end else [self.encode.end]
         if ended := self._limit(episode, len(closing) + len(shown), len(shown.media)):
             episode.ended = ended
-            raise Refused(400, f"episode {episode.id!r} ends here, at the limit episode.max_{ended}="
+            raise RequestError(400, f"episode {episode.id!r} ends here, at the limit episode.max_{ended}="
                           f"{getattr(self.config.episode, f'max_{ended}')}: give its reward")
         copied = replace(episode, messages=[*recorded], logprobs=[*episode.logprobs], sampled=[*episode.sampled],
                          turns=[*episode.turns], shown=[*episode.shown])
         copied.observe(last, shown, closing)
         return copied
 
-    def _limit(self, episode: Recorded, tokens: int, media: int) -> Ended:
+    def _limit(self, episode: RecordedEpisode, tokens: int, media: int) -> Ended:
         limits = self.config.episode
         if sum(t.role == "assistant" for t in episode.turns) >= limits.max_turns:
             return "turns"
@@ -251,22 +254,22 @@ class Recorder:
             return "media"
         return "tokens" if len(episode.written) + tokens >= limits.max_tokens else ""
 
-    def _open_episode(self, name: str) -> Recorded:
+    def _open_episode(self, name: str) -> RecordedEpisode:
         episode = self._open.get(name)
         if episode is None:
             where = f"; its row is in {self.folder.path}" if name in self._known else ""
-            raise Refused(404, f"no episode {name!r} here{where}")
+            raise RequestError(404, f"no episode {name!r} here{where}")
         return episode
 
     def _refuse_closed(self, name: str) -> None:
         if name in self._known:
-            raise Refused(409, f"episode {name!r} is closed: take another id")
+            raise RequestError(409, f"episode {name!r} is closed: take another id")
 
-    def _fail(self, episode: Recorded, error: str) -> None:
+    def _fail(self, episode: RecordedEpisode, error: str) -> None:
         _log.warning("episode %r: %s; it is stored without a reward", episode.id, error)
         self._close(episode, {"reward": None, "parts": {}, "error": error})
 
-    def _close(self, episode: Recorded, outcome: Mapping[str, Any]) -> dict[str, Any]:
+    def _close(self, episode: RecordedEpisode, outcome: Mapping[str, Any]) -> dict[str, Any]:
         episode.outcome = outcome
         rollout = Rollout(group_id=f"{episode.number:08d}", index=0, completion=episode.completion(self.encode.end),
                           policy_step=0, parts=outcome["parts"], reward=outcome["reward"], error=outcome["error"])
@@ -289,22 +292,22 @@ class Recorder:
         limit = next((n for n in limits if n is not None), rollout.max_new_tokens)
         temperature = given.pop("temperature", None)
         if temperature not in (None, rollout.temperature):
-            raise Refused(400, f"temperature={temperature!r}: answers are drawn at rollout.temperature="
+            raise RequestError(400, f"temperature={temperature!r}: answers are drawn at rollout.temperature="
                           f"{rollout.temperature:g}, which they are trained at; leave it out, or change the setting")
         if not isinstance(limit, int) or isinstance(limit, bool) or not 0 < limit <= rollout.max_new_tokens:
-            raise Refused(400, f"max_tokens={str(limit)[:40]}: from 1 to rollout.max_new_tokens="
+            raise RequestError(400, f"max_tokens={str(limit)[:40]}: from 1 to rollout.max_new_tokens="
                           f"{rollout.max_new_tokens}")
         stop = given.pop("stop", None) or []
         stop = [stop] if isinstance(stop, str) else stop
         if not isinstance(stop, list) or len(stop) > 4 or not all(isinstance(s, str) and s for s in stop):
-            raise Refused(400, "stop: a text, or a list of at most 4")
+            raise RequestError(400, "stop: a text, or a list of at most 4")
         for name, value in given.items():
             if name not in _IGNORED | {"messages"} and value not in _FIXED.get(name, ()):
-                raise Refused(400, f"{name[:60]!r} is not followed here: leave it out")
+                raise RequestError(400, f"{name[:60]!r} is not followed here: leave it out")
         sampling = sampling_of(rollout, rollout.temperature, limit)
         return replace(sampling, stop=tuple(stop) or sampling.stop)
 
-    def _reply(self, episode: Recorded, action: Completion, turn: int, before: int) -> dict[str, Any]:
+    def _reply(self, episode: RecordedEpisode, action: Completion, turn: int, before: int) -> dict[str, Any]:
         n = len(action.tokens)
         return {"id": f"{episode.id}-{turn}", "object": "chat.completion", "created": int(time.time()),
                 "model": self.config.model.name, "episode_id": episode.id,
@@ -312,7 +315,7 @@ class Recorder:
                              "message": {"role": "assistant", "content": action.text}}],
                 "usage": {"prompt_tokens": before, "completion_tokens": n, "total_tokens": before + n}}
 
-    def _report(self, episode: Recorded) -> dict[str, Any]:
+    def _report(self, episode: RecordedEpisode) -> dict[str, Any]:
         done = episode.completion(self.encode.end)
         return {"id": episode.id, "closed": episode.outcome is not None, **(episode.outcome or {}),
                 "finish_reason": done.finish_reason, "prompt_ids": episode.prompt.ids.tolist(),

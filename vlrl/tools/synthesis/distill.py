@@ -50,7 +50,7 @@ _NAMED = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class DistillSettings:
     """What is asked of a teacher, and what is kept."""
 
     answers: int = 1
@@ -67,7 +67,7 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Places:
+class DistillFiles:
     """The files around that of the answers that are kept."""
 
     out: Path
@@ -81,12 +81,12 @@ class Places:
         return self.out.with_name(f"{self.out.stem}.about.json")
 
 
-def goes_on(places: Places) -> bool:
+def goes_on(places: DistillFiles) -> bool:
     """Returns whether the file of kept answers is that of a command which left some unanswered."""
     return bool((read_json(places.about) or {}).get("unanswered"))
 
 
-def check(config: Config, order: Order, places: Places) -> Bound:
+def check(config: Config, order: DistillSettings, places: DistillFiles) -> Bound:
     """Returns what chooses among right answers. Raises ConfigError where nothing could be kept."""
     choose = bind("--choose", order.choose, CHOICES)
     if places.out.suffix != ".jsonl":
@@ -102,7 +102,8 @@ def check(config: Config, order: Order, places: Places) -> Bound:
     return choose
 
 
-def distilled(config: Config, server: Server, order: Order, places: Places, progress: Progress) -> dict[str, Any]:
+def distill_answers(config: Config, server: Server, order: DistillSettings, places: DistillFiles,
+                    progress: Progress) -> dict[str, Any]:
     """Has the answers drawn that are not there yet, scores all, and writes those that are kept; returns the figures.
 
     Raises ConfigError where the server refuses key, path or model, TrainingError where it answers nothing at all or
@@ -144,7 +145,7 @@ class _Work:
     config: Config
     task: Task
     samples: Sequence[tuple[int, Sample]]
-    order: Order
+    order: DistillSettings
     progress: Progress
     replies: Replies
     encode: ChatEncoder

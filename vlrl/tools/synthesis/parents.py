@@ -34,7 +34,7 @@ _COLUMNS = ("step", "group_id", "sample_id", "category", "reward", "correct", "v
 
 
 @dataclass(frozen=True, kw_only=True)
-class Visit:
+class GroupOutcome:
     """How the answers of one group went."""
 
     id: str
@@ -62,7 +62,7 @@ class Parent:
     """The second prompt of way "combined"."""
 
 
-Choose = Callable[[Sequence[Visit], int, np.random.Generator], list[Parent]]
+Choose = Callable[[Sequence[GroupOutcome], int, np.random.Generator], list[Parent]]
 """(visits by step, wanted candidates, random stream) -> parents, which candidates are made from in turn."""
 
 
@@ -91,7 +91,7 @@ def recipe(name: str) -> Recipe:
 # --- how a run went ---------------------------------------------------------------------------------------------------
 
 
-def visits_of(folder: Path) -> list[Visit]:
+def visits_of(folder: Path) -> list[GroupOutcome]:
     """Returns the groups of a run's training rollouts by step; answers without a reward, and those that were drawn with
     a variant of the prompt, do not count. Raises ConfigError where there is none.
     """
@@ -104,16 +104,16 @@ def visits_of(folder: Path) -> list[Visit]:
         more = f" ({run.notes[0]})" if run.notes else ""
         raise ConfigError(f"--from {folder}: it holds no scored rollouts{more}: name the folder of a run, with "
                           "store.rollouts as it is by default")
-    return [Visit(id=first["sample_id"], category=first["category"] or "", step=step, row=first["sample"] or "",
+    return [GroupOutcome(id=first["sample_id"], category=first["category"] or "", step=step, row=first["sample"] or "",
                   rewards=tuple(r["reward"] for r in rows),
                   right=tuple(r["correct"] for r in rows if r["correct"] is not None))
             for (step, _), rows in sorted(groups.items()) for first in rows[:1]]
 
 
-def visits_in(rows: Sequence[Mapping[str, Any]]) -> list[Visit]:
+def visits_in(rows: Sequence[Mapping[str, Any]]) -> list[GroupOutcome]:
     """Returns a visit for each row that has a pass rate (column pass_at_k)."""
     counts = [(row, int(row.get("answers_scored") or 1)) for row in rows if row.get("pass_at_k") is not None]
-    return [Visit(id=str(row["id"]), category=str(row.get("category") or ""),
+    return [GroupOutcome(id=str(row["id"]), category=str(row.get("category") or ""),
                   right=tuple(i < round(row["pass_at_k"] * n) for i in range(n))) for row, n in counts]
 
 
@@ -132,7 +132,7 @@ def is_weak(rates: Sequence[float]) -> bool:
     return bool(places @ known < -_EVEN)
 
 
-def weaknesses(visits: Sequence[Visit]) -> dict[str, tuple[list[str], float]]:
+def weaknesses(visits: Sequence[GroupOutcome]) -> dict[str, tuple[list[str], float]]:
     """Returns category -> (its weak prompts, their share of its prompts), of categories that have some.
 
     Weak is a prompt by its visits. Where no prompt was visited twice it is a category by the four quarters of the run,
@@ -150,7 +150,7 @@ def weaknesses(visits: Sequence[Visit]) -> dict[str, tuple[list[str], float]]:
     return {name: (ids, len(ids) / len(rates[name])) for name, ids in sorted(weak.items()) if ids}
 
 
-def _quarters(visits: Sequence[Visit], steps: int) -> list[float]:
+def _quarters(visits: Sequence[GroupOutcome], steps: int) -> list[float]:
     parts: list[list[float]] = [[] for _ in range(_WINDOWS)]
     for visit in visits:
         if not math.isnan(visit.pass_rate):
@@ -166,7 +166,7 @@ def shared_out(count: int, shares: Sequence[float]) -> list[int]:
     return whole.tolist()
 
 
-def sws(visits: Sequence[Visit], candidates: int, rng: np.random.Generator) -> list[Parent]:
+def sws(visits: Sequence[GroupOutcome], candidates: int, rng: np.random.Generator) -> list[Parent]:
     """Returns a parent for each candidate: weak prompts, categories by their shares of weak prompts, each combined with
     another weak prompt of its category.
 
@@ -190,7 +190,7 @@ def sws(visits: Sequence[Visit], candidates: int, rng: np.random.Generator) -> l
 # --- informativeness (eva) --------------------------------------------------------------------------------------------
 
 
-def informativeness(visits: Sequence[Visit]) -> dict[str, float]:
+def informativeness(visits: Sequence[GroupOutcome]) -> dict[str, float]:
     """Returns id -> largest - smallest reward of the answers of its last visit.
 
     eva: Evolving Alignment via Asymmetric Self-Play (arXiv 2411.00062), section 3.2.
@@ -199,7 +199,7 @@ def informativeness(visits: Sequence[Visit]) -> dict[str, float]:
     return {id: max(visit.rewards) - min(visit.rewards) for id, visit in last.items() if visit.rewards}
 
 
-def eva(visits: Sequence[Visit], candidates: int, rng: np.random.Generator) -> list[Parent]:
+def eva(visits: Sequence[GroupOutcome], candidates: int, rng: np.random.Generator) -> list[Parent]:
     """Returns parents for four candidates each, drawn in proportion to their informativeness; 0 candidates: a quarter
     of the prompts.
     """
@@ -215,7 +215,7 @@ def eva(visits: Sequence[Visit], candidates: int, rng: np.random.Generator) -> l
 # --- harder and easier (Synthetic Data RL) ----------------------------------------------------------------------------
 
 
-def by_solved(visits: Sequence[Visit], candidates: int, rng: np.random.Generator) -> list[Parent]:
+def by_solved(visits: Sequence[GroupOutcome], candidates: int, rng: np.random.Generator) -> list[Parent]:
     """Returns all prompts in a random order: of those that are solved, more often than not at their last visit, harder
     ones are made, of the others easier ones.
 

@@ -23,9 +23,9 @@ from vlrl.store import plain
 from vlrl.task import Task, task_samples
 from vlrl.tools.datasets.convert import UsableRow, moved
 from vlrl.tools.datasets.prompt_table import COLUMNS
-from vlrl.tools.synthesis.explorers import Search
-from vlrl.tools.synthesis.made_rows import Where, row_of
-from vlrl.tools.synthesis.parents import VARIANTS, Parent, Visit, recipe, visits_in, visits_of
+from vlrl.tools.synthesis.parents import VARIANTS, GroupOutcome, Parent, recipe, visits_in, visits_of
+from vlrl.tools.synthesis.proposals import Search
+from vlrl.tools.synthesis.row_export import MediaLocation, row_of
 from vlrl.types import Row
 
 CANDIDATES = 64
@@ -34,7 +34,7 @@ _STREAM = 29
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class SeedSettings:
     """What is to be made from what; None = as the recipe has it."""
 
     candidates: int | None = None
@@ -50,7 +50,7 @@ class Wanted:
     keep: int | None = None
 
 
-def search_of(config: Config, task: Task, where: Where, wanted: Wanted) -> Search:
+def search_of(config: Config, task: Task, where: MediaLocation, wanted: SeedSettings) -> Search:
     """Returns what is looked for. Raises ConfigError for what does not go together, and where there is nothing to
     vary.
     """
@@ -86,7 +86,7 @@ def search_of(config: Config, task: Task, where: Where, wanted: Wanted) -> Searc
                   keep=wanted.keep if wanted.keep is not None else how.keep if how else None)
 
 
-def _visits(source: Path, needs: str, name: str) -> list[Visit]:
+def _visits(source: Path, needs: str, name: str) -> list[GroupOutcome]:
     if source.is_dir():
         return visits_of(source)
     if needs:
@@ -99,7 +99,7 @@ def _visits(source: Path, needs: str, name: str) -> list[Visit]:
     return visits
 
 
-def rows_of(task: Task, ids: set[str], visits: Sequence[Visit], where: Where) -> dict[str, Row]:
+def rows_of(task: Task, ids: set[str], visits: Sequence[GroupOutcome], where: MediaLocation) -> dict[str, Row]:
     """Returns the rows of prompts by id: those of the training split, and those that a run made with knobs. Raises
     ConfigError for one that there is not.
     """
@@ -116,12 +116,12 @@ def rows_of(task: Task, ids: set[str], visits: Sequence[Visit], where: Where) ->
     return rows
 
 
-def _all(task: Task, where: Where) -> dict[str, Row]:
+def _all(task: Task, where: MediaLocation) -> dict[str, Row]:
     samples = task_samples(task, "train")
     return {s.id: row_of(task, s, where) for i in range(len(samples)) if (s := readable(samples, i))}
 
 
-def failed(source: Path, config: Config, task: Task, where: Where) -> tuple[Row, ...]:
+def failed(source: Path, config: Config, task: Task, where: MediaLocation) -> tuple[Row, ...]:
     """Returns the rows of a file, or the training prompts of a run folder, whose pass rate is 0.
 
     A file has the column pass_at_k (`vlrl data difficulty`, or an earlier synthesis); a line of id and columns alone

@@ -34,10 +34,10 @@ from vlrl.tools.datasets import difficulty
 from vlrl.tools.datasets.prompt_table import COLUMNS, Measured
 from vlrl.tools.evaluation.measure import Chosen, ready, task_facts
 from vlrl.tools.evaluation.rows import begun
-from vlrl.tools.synthesis.explorers import Candidate, Explore, Search, explorers
-from vlrl.tools.synthesis.made_rows import Where
-from vlrl.tools.synthesis.near import HeldOutRows, Shown, distinct
-from vlrl.tools.synthesis.written import Files, Order, Writing
+from vlrl.tools.synthesis.near_duplicates import HeldOutRows, SignatureReader, distinct
+from vlrl.tools.synthesis.prompt_writer import Files, PromptWriter, WriterSettings
+from vlrl.tools.synthesis.proposals import Candidate, Explore, Search, explorers
+from vlrl.tools.synthesis.row_export import MediaLocation
 from vlrl.training.build_task import make_task
 from vlrl.types import Row
 
@@ -48,7 +48,7 @@ FIELDS = {"generator": "how the prompt was made", "parent": "id of the prompt th
 
 
 @dataclass(frozen=True, kw_only=True)
-class Places:
+class SynthesisFiles:
     """The files of a synthesis, around that of the rows that are kept."""
 
     out: Path
@@ -93,7 +93,7 @@ def facts(config: Config, search: Search) -> dict[str, Any]:
     return {**task_facts(config, ()), "parents": hashlib.sha256(parents.encode()).hexdigest()}
 
 
-def goes_on(places: Places) -> bool:
+def goes_on(places: SynthesisFiles) -> bool:
     """Returns whether the file of rows is that of a command to which a server left some things unanswered."""
     return bool((read_json(places.about) or {}).get("unanswered"))
 
@@ -172,7 +172,7 @@ def gates(counts: Mapping[str, int]) -> dict[str, int]:
     return out
 
 
-def write(places: Places, accepted: Sequence[Row], refused: Sequence[Row], counts: Mapping[str, int],
+def write(places: SynthesisFiles, accepted: Sequence[Row], refused: Sequence[Row], counts: Mapping[str, int],
           known: Mapping[str, Any], more: Mapping[str, Any] | None = None) -> None:
     """Writes the rows and what they are, each file whole or not at all, and removes the side files; `more` are figures
     of servers.
@@ -210,14 +210,15 @@ class Synthesis:
     """Of generator and teacher."""
 
 
-def synthesized(config: Config, chosen: Chosen, search: Search, answers: int, places: Places, progress: Progress,
-                order: Order | None = None) -> Synthesis:
+def synthesize_prompts(config: Config, chosen: Chosen, search: Search, answers: int, places: SynthesisFiles,
+                       progress: Progress,
+                order: WriterSettings | None = None) -> Synthesis:
     """Looks for candidates, or has the generator of an order write them, has the chosen model try each `answers` times,
     and writes what is kept. All processes call it; the first one looks for them.
 
     Raises DataError where none is kept, and what asking a server raises (written.Writing).
     """
-    known, where = facts(config, search), Where.of(config, places.out)
+    known, where = facts(config, search), MediaLocation.of(config, places.out)
     rows, counts, more = comm.on_main(lambda: _candidates(config, search, places, where, known, progress, order),
                                       "looking for candidates")
     if not rows:
@@ -234,11 +235,12 @@ def synthesized(config: Config, chosen: Chosen, search: Search, answers: int, pl
                      costs=more.get("cost", {}))
 
 
-def _candidates(config: Config, search: Search, places: Places, where: Where, known: Mapping[str, Any],
-                progress: Progress, order: Order | None) -> tuple[list[Row], Counter[str], dict[str, Any]]:
+def _candidates(config: Config, search: Search, places: SynthesisFiles, where: MediaLocation, known: Mapping[str, Any],
+                progress: Progress, order: WriterSettings | None) -> tuple[list[Row], Counter[str], dict[str, Any]]:
     """Returns the rows to be tried, the candidates that fell away before, and figures of servers."""
     task = make_task(config)
-    writing = order and Writing(config=config, task=task, search=search, order=order, files=places.replies, where=where,
+    writing = order and PromptWriter(config=config, task=task, search=search, order=order, files=places.replies,
+                                     where=where,
                                 known=known, progress=progress)
     if writing:
         candidates = writing.candidates()
@@ -246,7 +248,8 @@ def _candidates(config: Config, search: Search, places: Places, where: Where, kn
         with explorers(config, search, where) as explore:
             candidates = proposed(explore, search, places.candidates, known, progress)
     given = search.parents if writing else ()
-    rows, counts = distinct(candidates, HeldOutRows.of(config, task, progress), task, Shown(config, task, where.root),
+    rows, counts = distinct(candidates, HeldOutRows.of(config, task, progress), task, SignatureReader(config, task,
+                                                                                                      where.root),
                             given)
     if not writing:
         return [*rows.values()], counts, {}

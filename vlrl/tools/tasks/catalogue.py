@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, get_type_hints
 
 from vlrl import config
-from vlrl.config.words import spell
+from vlrl.config.descriptions import spell
 from vlrl.errors import ConfigError
 from vlrl.task import Task, Weight, builtin_names, load_class, setting_names
 

@@ -22,7 +22,7 @@ Window = tuple[float, float, float, float]
 """Part of a picture: left, top, width and height as shares."""
 
 
-class Shared(NamedTuple):
+class NearDuplicate(NamedTuple):
     """One held-out row that a row of train gives away; the surest reason, and the most alike row."""
 
     heldout: str
@@ -34,7 +34,7 @@ class Shared(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Picture:
+class ImageSignature:
     """One image or video of a row."""
 
     id: str
@@ -58,10 +58,10 @@ WINDOWS = _windows()
 _COSINES = np.cos(np.pi * np.arange(8)[:, None] * (np.arange(_GRID) + 0.5) / _GRID).astype(np.float32)
 
 
-def picture(id: str, sha256: str, image: Image.Image, windows: Sequence[Window] = WINDOWS) -> Picture:
+def image_signature(id: str, sha256: str, image: Image.Image, windows: Sequence[Window] = WINDOWS) -> ImageSignature:
     """Returns what is kept of an image to compare it; with the first of WINDOWS alone, as a whole."""
     grey = np.asarray(image.convert("L").resize((_SIDE, _SIDE), Image.Resampling.LANCZOS), np.float32)
-    return Picture(id, sha256, grey, None if grey.std() < _FLAT else _hashes(_sampled(grey, np.array(windows))))
+    return ImageSignature(id, sha256, grey, None if grey.std() < _FLAT else _hashes(_sampled(grey, np.array(windows))))
 
 
 def _hashes(values: np.ndarray) -> np.ndarray:
@@ -73,7 +73,8 @@ def _hashes(values: np.ndarray) -> np.ndarray:
     return np.packbits(bits, axis=1).view(np.uint64)[:, 0]
 
 
-def of_pictures(train: Sequence[Picture], heldout: Sequence[Picture], progress: Progress = no_progress) -> list[Shared]:
+def similar_images(train: Sequence[ImageSignature], heldout: Sequence[ImageSignature],
+                   progress: Progress = no_progress) -> list[NearDuplicate]:
     """Returns the held-out pictures that are in train: the same bytes; grey values that correlate by at least 0.95 as a
     whole (`look`), or of a part of either with the whole of the other (`crop`).
 
@@ -83,12 +84,12 @@ def of_pictures(train: Sequence[Picture], heldout: Sequence[Picture], progress: 
     hashed = [one for one in train if one.hashes is not None]
     own_hashes = [one.hashes for one in hashed if one.hashes is not None]
     known = np.stack(own_hashes) if own_hashes else np.zeros((0, 1), np.uint64)
-    matches: dict[str, Shared] = {}
+    matches: dict[str, NearDuplicate] = {}
     for done, own in enumerate(heldout):
         if done % 20 == 0:
             progress("comparing pictures", done, len(heldout))
         if own.sha256 in same:
-            best = Shared(own.id, same[own.sha256], "same", 1.0)
+            best = NearDuplicate(own.id, same[own.sha256], "same", 1.0)
         else:
             best = max(_alike(own, hashed, known), key=lambda s: s.likeness, default=None)
         if best and (own.id not in matches or matches[own.id].likeness < best.likeness):
@@ -96,7 +97,7 @@ def of_pictures(train: Sequence[Picture], heldout: Sequence[Picture], progress: 
     return list(matches.values())
 
 
-def _alike(own: Picture, train: Sequence[Picture], known: np.ndarray) -> Iterator[Shared]:
+def _alike(own: ImageSignature, train: Sequence[ImageSignature], known: np.ndarray) -> Iterator[NearDuplicate]:
     if own.hashes is None or own.grey is None or not len(train):
         return
     inside = np.bitwise_count(known ^ own.hashes[0])  # parts of train against the whole, and the other way round
@@ -110,7 +111,7 @@ def _alike(own: Picture, train: Sequence[Picture], known: np.ndarray) -> Iterato
             likeness, window = _correlation(part, whole, window)
             if likeness >= _ALIKE:
                 kind = "look" if min(window[2:]) >= 0.97 else "crop"
-                yield Shared(own.id, other.id, kind, min(likeness, 1.0))
+                yield NearDuplicate(own.id, other.id, kind, min(likeness, 1.0))
 
 
 def _correlation(part: np.ndarray, whole: np.ndarray, window: Window

@@ -21,7 +21,7 @@ from vlrl.errors import DataError
 from vlrl.types import LoadedMedia, Media
 
 if TYPE_CHECKING:
-    from vlrl.checks.pictures import Picture
+    from vlrl.checks.image_similarity import ImageSignature
 
 Key = tuple[Path | Embedded, str, float | None, float | None]
 """File, image or video, and the seconds that a row cuts out."""
@@ -63,10 +63,10 @@ def opened(key: Key, limits: LimitsSettings, look: bool = False) -> MediaFile:
                orientation=head.orientation if head else 1, look=shown)
 
 
-def _look(loaded: LoadedMedia) -> Picture:
-    from vlrl.checks.pictures import WINDOWS, picture
+def _look(loaded: LoadedMedia) -> ImageSignature:
+    from vlrl.checks.image_similarity import WINDOWS, image_signature
 
-    return picture(loaded.sha256, loaded.sha256, loaded.frames[0], WINDOWS[:1])
+    return image_signature(loaded.sha256, loaded.sha256, loaded.frames[0], WINDOWS[:1])
 
 
 def looked_at(key: Key, limits: LimitsSettings) -> MediaFile:

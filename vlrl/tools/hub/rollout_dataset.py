@@ -22,7 +22,7 @@ from vlrl.errors import ConfigError, RunError
 from vlrl.progress import Progress, no_progress
 from vlrl.store import RunFolder
 from vlrl.store.files import write_text
-from vlrl.tools.hub.private import Private
+from vlrl.tools.hub.redaction import PrivateWords
 from vlrl.tools.tasks.rescore import stored_steps
 
 Notes = Mapping[tuple[str, str, int, str, int], tuple[str, str]]
@@ -74,7 +74,7 @@ The texts are a model's and may be wrong. The data set that the pictures and que
 
 
 @dataclass
-class Exported:
+class ExportedRollouts:
     """What was written."""
 
     folder: Path
@@ -91,7 +91,7 @@ class Exported:
 
 def export(run: RunFolder, folder: Path, *, steps: range | None = None, split: str | None = None,
            notes: Notes | None = None, progress: Progress = no_progress, media: bool = True,
-           private: Private | None = None) -> Exported:
+           private: PrivateWords | None = None) -> ExportedRollouts:
     """Writes the training rollouts of a run in `steps` (None: all), or with `split` those of its evaluations.
 
     media: with their pictures. private: what is taken out of every text, for others to read.
@@ -103,7 +103,7 @@ def export(run: RunFolder, folder: Path, *, steps: range | None = None, split: s
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} holds something already: name a new folder with -o")
     (folder / "data").mkdir(parents=True, exist_ok=True)
-    out, name = Exported(folder), f"{split or 'train'}-00000-of-00001.parquet"
+    out, name = ExportedRollouts(folder), f"{split or 'train'}-00000-of-00001.parquet"
     metadata = {"huggingface": json.dumps({"info": {"features": _FEATURES}})}
     with pq.ParquetWriter(folder / "data" / name, SCHEMA.with_metadata(metadata), compression="zstd") as writer:
         for number, step in enumerate(wanted):
@@ -135,7 +135,7 @@ def files_of(folder: Path) -> dict[str, Path | bytes]:
     return {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def _row(run: RunFolder, row: Mapping[str, Any], source: str, notes: Notes, out: Exported,
+def _row(run: RunFolder, row: Mapping[str, Any], source: str, notes: Notes, out: ExportedRollouts,
          with_media: bool) -> dict[str, Any]:
     key = source, row["split"] or "", row["step"], row["group_id"] or "", row["index"] or 0
     flag, comment = notes.get(key, ("", ""))
@@ -147,14 +147,14 @@ def _row(run: RunFolder, row: Mapping[str, Any], source: str, notes: Notes, out:
             "images": [image for media in row["media"] or () if (image := _image(run, media, out, with_media))]}
 
 
-def _published(row: Mapping[str, Any], private: Private) -> dict[str, Any]:
+def _published(row: Mapping[str, Any], private: PrivateWords) -> dict[str, Any]:
     """Returns a row without words of this machine, and without paths where a text is not the model's."""
     cleaned = {name: private.model_text(value) if isinstance(value, str) else value for name, value in row.items()}
     return {**cleaned, **{name: private.json(row[name]) for name in _JSON},
             "error": None if row["error"] is None else private.text(row["error"])}
 
 
-def _image(run: RunFolder, media: Mapping[str, Any], out: Exported, wanted: bool) -> dict[str, Any] | None:
+def _image(run: RunFolder, media: Mapping[str, Any], out: ExportedRollouts, wanted: bool) -> dict[str, Any] | None:
     """Returns a picture as `datasets` keeps it; None, and counted, for a video, for what is not there or wanted."""
     if not wanted:
         return out.miss("pictures and videos (--with-media)")
@@ -171,7 +171,7 @@ def _image(run: RunFolder, media: Mapping[str, Any], out: Exported, wanted: bool
     return {"bytes": data, "path": path.name}
 
 
-def _card(run: RunFolder, out: Exported, file: str, split: str, steps: Sequence[int]) -> str:
+def _card(run: RunFolder, out: ExportedRollouts, file: str, split: str, steps: Sequence[int]) -> str:
     import yaml
 
     config = run.path / "config.yaml"

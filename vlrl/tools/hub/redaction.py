@@ -37,13 +37,13 @@ _COMMON_HOSTS = {"localhost", "localhost.localdomain", ""}
 
 
 @dataclass(frozen=True)
-class Private:
+class PrivateWords:
     """Words that must not be published -> what they are."""
 
     words: Mapping[str, str]
 
     @classmethod
-    def here(cls, *folders: Path) -> Private:
+    def here(cls, *folders: Path) -> PrivateWords:
         """Returns the words of this machine, process and environment, and the paths of `folders`."""
         words: dict[str, str] = {}
         for name, value in os.environ.items():

@@ -24,7 +24,7 @@ from vlrl.errors import ConfigError, DataError, TaskError, VlrlError
 from vlrl.rewards.worker import alone
 from vlrl.task import Task
 from vlrl.task.asked import generated
-from vlrl.tools.synthesis.made_rows import Where, row_of
+from vlrl.tools.synthesis.row_export import MediaLocation, row_of
 from vlrl.training.build_task import make_task
 from vlrl.types import Row
 
@@ -71,7 +71,7 @@ _NEAR = 0.1
 """Standard deviation of the knobs of a variation around those of its parent, as a share of their ranges."""
 
 
-def propose(task: Task, number: int, parents: Sequence[Mapping[str, Any]] = (), where: Where | None = None
+def propose(task: Task, number: int, parents: Sequence[Mapping[str, Any]] = (), where: MediaLocation | None = None
             ) -> Candidate:
     """Returns what a task proposes for a number; of a task with knobs and no proposals a sample that it makes, whose
     pictures are written to `where`. Raises ConfigError for a task with neither, TaskError for one that fails.
@@ -84,7 +84,7 @@ def propose(task: Task, number: int, parents: Sequence[Mapping[str, Any]] = (), 
     parent = parents[number % len(parents)] if parents else None
     try:
         row = (task.propose(number, parent) if own else
-               _generated(task, number, parent, where or Where(root=Path(), folder=Path("media"))))
+               _generated(task, number, parent, where or MediaLocation(root=Path(), folder=Path("media"))))
     except DataError as error:
         return Candidate(number=number, reason=str(error))
     except VlrlError:
@@ -101,7 +101,7 @@ def propose(task: Task, number: int, parents: Sequence[Mapping[str, Any]] = (), 
     return Candidate(number=number, row=row)
 
 
-def _generated(task: Task, number: int, parent: Mapping[str, Any] | None, where: Where) -> Row:
+def _generated(task: Task, number: int, parent: Mapping[str, Any] | None, where: MediaLocation) -> Row:
     """Returns a sample that the task makes: with knobs anywhere in their ranges, or near to those of the parent. Raises
     ConfigError for a parent without knobs.
     """
@@ -125,7 +125,7 @@ Explore = Callable[[Sequence[int]], Iterable[Candidate]]
 
 
 @contextmanager
-def explorers(config: Config, search: Search, where: Where) -> Iterator[Explore]:
+def explorers(config: Config, search: Search, where: MediaLocation) -> Iterator[Explore]:
     """Yields what has `environment.workers` processes propose candidates. They have ended afterwards, with all that the
     task has started in them: a model can be loaded, and processes forked.
     """
@@ -139,11 +139,11 @@ def explorers(config: Config, search: Search, where: Where) -> Iterator[Explore]
             pool.shutdown(cancel_futures=True)
 
 
-_exploring: list[tuple[Task, Search, Where]] = []
+_exploring: list[tuple[Task, Search, MediaLocation]] = []
 """Of a process that proposes: its task, what is looked for, and where pictures go."""
 
 
-def _begin(config: Config, search: Search, where: Where) -> None:
+def _begin(config: Config, search: Search, where: MediaLocation) -> None:
     _exploring[:] = [(make_task(config), search, where)]
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from vlrl.checks.pictures import Picture, of_pictures, picture
+from vlrl.checks.image_similarity import ImageSignature, image_signature, similar_images
 from vlrl.config.schema import Config
 from vlrl.data import MEDIA_FIELDS, make_sample, readable
 from vlrl.data.media import load
@@ -18,7 +18,7 @@ from vlrl.progress import Progress, no_progress
 from vlrl.store.files import file_sha256
 from vlrl.task import Task, task_samples
 from vlrl.tools.datasets.overlap import of_texts, text_of, words
-from vlrl.tools.synthesis.explorers import Candidate
+from vlrl.tools.synthesis.proposals import Candidate
 from vlrl.types import Media, Row, Sample
 
 _REASONS = ("nothing found", "not answered", "malformed")
@@ -30,7 +30,7 @@ class HeldOutRows:
 
     texts: tuple[tuple[str, bool], ...] = ()
     """What each asks, and whether a picture or video belongs to it."""
-    pictures: tuple[Picture, ...] = ()
+    pictures: tuple[ImageSignature, ...] = ()
     ids: frozenset[str] = frozenset()
 
     @classmethod
@@ -41,7 +41,7 @@ class HeldOutRows:
         own = getattr(task.samples, "__func__", None) is not Task.samples
         samples = task_samples(task, "heldout") if config.data.heldout or own else ()
         known = [s for i in range(len(samples)) if (s := readable(samples, i))]
-        shown, pictures = Shown(config, task, Path()), list[Picture]()
+        shown, pictures = SignatureReader(config, task, Path()), list[ImageSignature]()
         for done, sample in enumerate(known if config.data.heldout else ()):
             progress("reading held-out media", done, len(known))
             pictures += shown.of(sample)
@@ -50,23 +50,23 @@ class HeldOutRows:
 
 
 @dataclass(frozen=True)
-class Shown:
+class SignatureReader:
     """Reads what samples show, each file once."""
 
     config: Config
     task: Task
     root: Path
     """Media paths of rows are relative to it."""
-    _read: dict[str, Picture] = field(default_factory=dict)
+    _read: dict[str, ImageSignature] = field(default_factory=dict)
 
-    def of_row(self, row: Row) -> Iterator[Picture]:
+    def of_row(self, row: Row) -> Iterator[ImageSignature]:
         """Yields what a row shows; nothing of one that the task cannot read, which others refuse."""
         try:
             yield from self.of(make_sample(self.task, row, self.root))
         except DataError:
             return
 
-    def of(self, sample: Sample) -> Iterator[Picture]:
+    def of(self, sample: Sample) -> Iterator[ImageSignature]:
         """Yields what is compared of each image, and of videos in files their bytes. Raises DataError for media that
         cannot be read."""
         for media in sample.media:
@@ -78,11 +78,11 @@ class Shown:
                     self._read[name] = picture
                 yield replace(picture, id=sample.id)
 
-    def _picture(self, id: str, media: Media) -> Picture:
+    def _picture(self, id: str, media: Media) -> ImageSignature:
         if media.kind == "image":
             loaded = load(media, self.config.limits)
-            return picture(id, loaded.sha256, loaded.frames[0])
-        return Picture(id, file_sha256(Path(media.source)))
+            return image_signature(id, loaded.sha256, loaded.frames[0])
+        return ImageSignature(id, file_sha256(Path(media.source)))
 
 
 def question_text(task: Task, row: Mapping[str, Any]) -> str:
@@ -90,7 +90,7 @@ def question_text(task: Task, row: Mapping[str, Any]) -> str:
     return text_of(row) or " ".join(str(row[name]) for name in task.written_fields if name in row)
 
 
-def distinct(candidates: Sequence[Candidate], heldout: HeldOutRows, task: Task, shown: Shown | None = None,
+def distinct(candidates: Sequence[Candidate], heldout: HeldOutRows, task: Task, shown: SignatureReader | None = None,
              given: Sequence[Mapping[str, Any]] = ()) -> tuple[dict[int, Row], Counter[str]]:
     """Returns number -> row of the candidates that are no near-duplicates, and a count of the others by what became of
     them.
@@ -120,7 +120,7 @@ def distinct(candidates: Sequence[Candidate], heldout: HeldOutRows, task: Task, 
     return rows, counts
 
 
-def _near_heldout(rows: Sequence[Row], heldout: HeldOutRows, task: Task, shown: Shown | None) -> set[str]:
+def _near_heldout(rows: Sequence[Row], heldout: HeldOutRows, task: Task, shown: SignatureReader | None) -> set[str]:
     """Returns the ids of rows that say or show what a held-out row does."""
     texts = [(row["id"], question_text(task, row), bool(_media(row))) for row in rows]
     whole = {(*words(text),) for text, with_media in heldout.texts if not with_media} - {()}
@@ -130,10 +130,11 @@ def _near_heldout(rows: Sequence[Row], heldout: HeldOutRows, task: Task, shown: 
     return near | {one.heldout for one in grams} | _shows_heldout(rows, heldout, shown)
 
 
-def _shows_heldout(rows: Sequence[Row], heldout: HeldOutRows, shown: Shown | None) -> set[str]:
+def _shows_heldout(rows: Sequence[Row], heldout: HeldOutRows, shown: SignatureReader | None) -> set[str]:
     pictures = [one for row in rows for one in shown.of_row(row)] if shown and heldout.pictures else []
     each = {one.sha256: one for one in pictures}  # many rows ask about one picture
-    matches = {one.heldout for one in of_pictures(heldout.pictures, [replace(o, id=name) for name, o in each.items()])}
+    matches = {one.heldout for one in similar_images(heldout.pictures, [replace(o, id=name) for name,
+                                                                        o in each.items()])}
     return {one.id for one in pictures if one.sha256 in matches}
 
 

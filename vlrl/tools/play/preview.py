@@ -31,7 +31,7 @@ class MediaFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Oracle:
+class ScoredOracle:
     """The task's perfect answer, scored as the model's answers are."""
 
     answer: str
@@ -53,7 +53,7 @@ class Oracle:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown:
+class SamplePreview:
     """One sample on its way to the model. Without a model only what the task itself says is known."""
 
     id: str
@@ -64,14 +64,14 @@ class Shown:
     coordinates: str
     """The convention in which boxes are written; empty where no task asks."""
     target: Any = None
-    oracle: Oracle | None = None
+    oracle: ScoredOracle | None = None
 
     @property
     def text_tokens(self) -> int | None:
         return None if self.tokens is None else self.tokens - sum(m.tokens or 0 for m in self.media)
 
 
-def unseen(limits: LimitsSettings, task: Task, sample: Sample) -> Shown:
+def preview_without_model(limits: LimitsSettings, task: Task, sample: Sample) -> SamplePreview:
     """Returns what can be said of a sample without a model; boxes in original pixels when its family is not known."""
     convention = convention_of(task, sample)
     if convention == NOT_KNOWN:
@@ -84,7 +84,7 @@ def unseen(limits: LimitsSettings, task: Task, sample: Sample) -> Shown:
     oracle = None
     if text is not None:
         oracle = oracle_of(task, text, None, score_group(task, sample, [parse_answer(text)], 0)[0])
-    return Shown(id=sample.id, text=words_of(task_messages(task, sample)), tokens=None, coordinates=convention,
+    return SamplePreview(id=sample.id, text=words_of(task_messages(task, sample)), tokens=None, coordinates=convention,
                  media=tuple(MediaFacts(kind=m.kind, original=m.size, frames=len(m.frames)) for m in loaded),
                  target=task_target(task, sample), oracle=oracle)
 
@@ -95,19 +95,20 @@ ANSWERS = ("answer", "boxes", "box", "action", "label", "plan", "spans", "tracks
 """Canonical fields that an answer is compared with, the first that a row has."""
 
 
-def outline(limits: LimitsSettings, sample: Sample) -> Shown:
+def outline(limits: LimitsSettings, sample: Sample) -> SamplePreview:
     """Returns what a row alone says of its prompt: its own words without those of a task, which nobody named."""
     plain = Task()
     plain.prompt = next((f"{{{name}}}" for name in ASKS if sample.get(name) is not None), "")
-    said = unseen(limits, plain, sample)
+    said = preview_without_model(limits, plain, sample)
     target = next((sample[name] for name in ANSWERS if sample.get(name) is not None), None)
     return replace(said, coordinates="", target=target)
 
 
-def oracle_of(task: Task, text: str, tokens: int | None, scored: Scored, opened: str = "") -> Oracle:
+def oracle_of(task: Task, text: str, tokens: int | None, scored: Scored, opened: str = "") -> ScoredOracle:
     weights = {part: weight for part, weight in task.weights_at(0).items() if part in scored.parts}
     best = task.combine({part: (w > 0) * task.best_parts.get(part, 1.0) for part, w in weights.items()}, weights)
-    return Oracle(answer=text, tokens=tokens, parts=scored.parts, weights=weights, reward=scored.reward, best=best,
+    return ScoredOracle(answer=text, tokens=tokens, parts=scored.parts, weights=weights, reward=scored.reward,
+                        best=best,
                   error=scored.error, opened=opened)
 
 

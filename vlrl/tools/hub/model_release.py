@@ -20,10 +20,10 @@ from vlrl.errors import RunError
 from vlrl.store import RunFolder, checkpoint
 from vlrl.store.files import file_sha256, read_json, write_text
 from vlrl.tools.experiments.report import plot_reward
-from vlrl.tools.hub import publish
-from vlrl.tools.hub.export import Exported
-from vlrl.tools.hub.model_card import CURVE, Base, Subject, base_of, card
-from vlrl.tools.hub.private import Private
+from vlrl.tools.hub import rollout_dataset as publish
+from vlrl.tools.hub.export import ExportedModel
+from vlrl.tools.hub.model_card import CURVE, Base, PublishedModel, base_of, card
+from vlrl.tools.hub.redaction import PrivateWords
 from vlrl.tools.run import is_run
 
 RECORD = ".vlrl-export.json"
@@ -36,7 +36,7 @@ _HEADER = 100_000_000  # bytes of a safetensors header, at most
 class Release:
     """What would be sent."""
 
-    subject: Subject
+    subject: PublishedModel
     card: str
     files: Mapping[str, Path | bytes]
 
@@ -50,7 +50,7 @@ def source_run(source: Path) -> tuple[Path, RunFolder | None, int | None]:
     return path, RunFolder(path.parent.parent), checkpoint.step_of(path)
 
 
-def prepare(source: Path, repo: str, exported: Exported, private: Private,
+def prepare(source: Path, repo: str, exported: ExportedModel, private: PrivateWords,
             ask_licence: Callable[[str], str | None] = lambda name: None) -> Release:
     """Returns the files of a release of what was exported from `source`, with their card.
 
@@ -58,7 +58,7 @@ def prepare(source: Path, repo: str, exported: Exported, private: Private,
     this machine that cannot be taken out of it.
     """
     _, run, step = source_run(source)
-    subject = Subject(repo=repo, exported=exported, run=run, step=step)
+    subject = PublishedModel(repo=repo, exported=exported, run=run, step=step)
     base = base_of(subject.config.model.name) if subject.config else _declared_base(exported)
     if base and base.on_hub and base.licence is None:
         base = replace(base, licence=ask_licence(base.name))
@@ -74,7 +74,7 @@ def prepare(source: Path, repo: str, exported: Exported, private: Private,
     return Release(subject, text, files)
 
 
-def rollouts(source: Path, folder: Path, private: Private, with_media: bool) -> dict[str, Path | bytes]:
+def rollouts(source: Path, folder: Path, private: PrivateWords, with_media: bool) -> dict[str, Path | bytes]:
     """Writes the training rollouts of the run of `source` into `folder`, and returns them as files of a data set.
 
     Raises RunError where there is no run, or where it kept none.
@@ -89,7 +89,7 @@ def rollouts(source: Path, folder: Path, private: Private, with_media: bool) -> 
 # --- an export that is there ------------------------------------------------------------------------------------------
 
 
-def record(source: Path, exported: Exported, request: Mapping[str, Any]) -> None:
+def record(source: Path, exported: ExportedModel, request: Mapping[str, Any]) -> None:
     """Notes in the exported folder what it was made of."""
     sizes = {name: (exported.folder / name).stat().st_size for name in exported.files}
     known = {**asdict(exported), "source": exported.source.name, "folder": ""}
@@ -97,7 +97,7 @@ def record(source: Path, exported: Exported, request: Mapping[str, Any]) -> None
     write_text(exported.folder / RECORD, json.dumps(content) + "\n")
 
 
-def recorded(source: Path, folder: Path, request: Mapping[str, Any]) -> Exported | None:
+def recorded(source: Path, folder: Path, request: Mapping[str, Any]) -> ExportedModel | None:
     """Returns the export that `folder` holds where it is one of the same checkpoint in the same form, else None."""
     content = read_json(folder / RECORD)
     if (not content or content.get("of") != _digest(checkpoint.find(source).path) or
@@ -107,7 +107,7 @@ def recorded(source: Path, folder: Path, request: Mapping[str, Any]) -> Exported
     if any(not (folder / name).is_file() or (folder / name).stat().st_size != size for name, size in sizes.items()):
         return None
     values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in content["exported"].items()}
-    return Exported(**{**values, "folder": folder, "source": Path(values["source"])})
+    return ExportedModel(**{**values, "folder": folder, "source": Path(values["source"])})
 
 
 def _digest(path: Path | None) -> str:
@@ -123,7 +123,7 @@ def _digest(path: Path | None) -> str:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def _declared_base(exported: Exported) -> Base | None:
+def _declared_base(exported: ExportedModel) -> Base | None:
     """Returns the base that an adapter names itself, of a checkpoint without a run."""
     name = (read_json(exported.folder / "adapter_config.json") or {}).get("base_model_name_or_path")
     return base_of(name) if isinstance(name, str) and name else None
@@ -134,7 +134,7 @@ def _curve(run: RunFolder) -> bytes:
         return plot_reward(run, Path(scratch) / CURVE).read_bytes()
 
 
-def _clean(path: Path, private: Private, base: Base | None) -> Path | bytes:
+def _clean(path: Path, private: PrivateWords, base: Base | None) -> Path | bytes:
     """Returns a file as it is, or a settings file without paths of this machine."""
     if path.suffix != ".json" or path.name in _VOCABULARY or path.name.endswith(".index.json"):
         return path
@@ -148,7 +148,7 @@ def _clean(path: Path, private: Private, base: Base | None) -> Path | bytes:
     return path if after == before else (json.dumps(after, indent=2, ensure_ascii=False) + "\n").encode()
 
 
-def _refuse(name: str, content: Path | bytes, private: Private) -> None:
+def _refuse(name: str, content: Path | bytes, private: PrivateWords) -> None:
     text = _text(name, content)
     findings = private.findings(text, vocabulary=name in _VOCABULARY) if text else []
     if findings:

@@ -33,9 +33,9 @@ from vlrl.tools.clients.endpoint import Endpoint, completion_of
 from vlrl.tools.clients.replies import Place, Replies
 from vlrl.tools.evaluation.folder import Server
 from vlrl.tools.evaluation.measure import task_facts
-from vlrl.tools.synthesis.explorers import Candidate, Search
-from vlrl.tools.synthesis.made_rows import Where, child
 from vlrl.tools.synthesis.parents import WAYS
+from vlrl.tools.synthesis.proposals import Candidate, Search
+from vlrl.tools.synthesis.row_export import MediaLocation, child
 from vlrl.types import Completion, Prompt, Rollout, Row, Sample
 
 _ROLLOUT = ("max_new_tokens", "stop")
@@ -49,7 +49,7 @@ _MOST_OPTIONS = 26
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class WriterSettings:
     """Who writes, who answers, and how."""
 
     generator: Server
@@ -141,15 +141,15 @@ def _asking(config: Config, server: Server) -> Iterator[Endpoint]:
 
 
 @dataclass(eq=False, kw_only=True)
-class Writing:
+class PromptWriter:
     """Prompts that are written, and answers to them."""
 
     config: Config
     task: Task
     search: Search
-    order: Order
+    order: WriterSettings
     files: Files
-    where: Where
+    where: MediaLocation
     known: Mapping[str, Any]
     """Facts that the prompts depend on."""
     progress: Progress

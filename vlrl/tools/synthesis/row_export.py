@@ -28,7 +28,7 @@ _ABOUT_ANSWERS = {*COLUMNS, "solution", "rejected", "hints", "responses", "meta"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Where:
+class MediaLocation:
     """Where a file of rows has its media."""
 
     root: Path
@@ -37,13 +37,13 @@ class Where:
     """New ones are written here, inside of it."""
 
     @classmethod
-    def of(cls, config: Config, out: Path) -> Where:
+    def of(cls, config: Config, out: Path) -> MediaLocation:
         """Returns that of a file that a config will read: data.root, or the file's own folder."""
         return cls(root=Path(config.data.root) if config.data.root else out.parent,
                    folder=out.with_name(f"{out.stem}_media"))
 
 
-def row_of(task: Task, sample: Sample, where: Where) -> Row:
+def row_of(task: Task, sample: Sample, where: MediaLocation) -> Row:
     """Returns a sample as a row with its id, without what the task has filled in for its templates; pictures that code
     has drawn are written. Raises DataError for media that no row can name: outside of the root, or of no known kind.
     """
@@ -58,7 +58,7 @@ def row_of(task: Task, sample: Sample, where: Where) -> Row:
     return plain({**row, "id": sample.id})
 
 
-def _path(sample: Sample, media: Media, where: Where) -> Any:
+def _path(sample: Sample, media: Media, where: MediaLocation) -> Any:
     given = media.source
     try:
         if isinstance(given, (list, tuple)):
@@ -75,7 +75,7 @@ def _path(sample: Sample, media: Media, where: Where) -> Any:
     return name
 
 
-def _written(given: Any, where: Where) -> Path:
+def _written(given: Any, where: MediaLocation) -> Path:
     """Returns the file of a picture held in memory, by its content."""
     if isinstance(given, Image.Image):
         buffer = io.BytesIO()
