@@ -1,8 +1,7 @@
-"""Where an inspector is reached: the names it answers to, the path below which it lies, the pages that may frame it.
+"""The address of the inspector: accepted host names, the path below a proxy, and the origins that may frame it.
 
-A reverse proxy has a host name and often a path of its own. Without being told of them the inspector answers its own
-address alone: a foreign Host header is DNS rebinding, and a page of another origin that holds it in a frame could have
-clicks fall into it.
+A reverse proxy has its own host name and often its own path. By default the inspector accepts only its own address: a
+foreign Host header means DNS rebinding, and a foreign page that frames the inspector could hijack clicks.
 """
 
 from __future__ import annotations
@@ -24,18 +23,18 @@ _ORIGIN = re.compile(rf"https?://{_NAME}(?::([0-9]{{1,5}}))?")
 
 @dataclass(frozen=True)
 class Address:
-    """`host`: the address of this machine that is listened on; as `parsed` makes the others."""
+    """Where the inspector listens (`host`) and how browsers may reach it. `parsed` validates the fields."""
 
     host: str = "127.0.0.1"
     root_path: str = ""
-    """The path under which a proxy serves it, without a "/" at its end; empty = at the top of a host."""
+    """Path under which a proxy serves the inspector, without a trailing "/"; empty at the top of a host."""
     hosts: tuple[str, ...] = ()
-    """Names it is reached under beside those of `host`, in lower case; "*.NAME" stands for all names below NAME."""
+    """Accepted host names besides `host`, in lower case; "*.NAME" accepts every subdomain of NAME."""
     frames: tuple[str, ...] = ()
-    """Origins whose pages may hold it in a frame, such as "http://localhost:8888"."""
+    """Origins whose pages may embed the inspector in a frame, such as "http://localhost:8888"."""
 
     def knows(self, host: str) -> bool:
-        """Returns whether a Host header (NAME or NAME:PORT) names this inspector. Never raises."""
+        """Whether a Host header (NAME or NAME:PORT) names this inspector. Never raises."""
         try:
             name = urlsplit(f"//{host}").hostname or ""
         except ValueError:
@@ -50,19 +49,19 @@ class Address:
 
 
 def parsed(host: str, root_path: str = "", hosts: tuple[str, ...] = (), frames: tuple[str, ...] = ()) -> Address:
-    """Returns the address of what a user wrote. Raises ConfigError for a path, name or origin that is none."""
+    """The Address for these command line values. Raises ConfigError for an invalid path, host name or origin."""
     path = "/" + root_path.strip("/") if root_path.strip("/") else ""
     if path and (not _PATH.fullmatch(path) or {".", ".."} & set(path.split("/"))):
-        raise ConfigError(f"--root-path {root_path}: write the path alone under which the proxy serves the inspector, "
-                          "such as /vlrl or /user/me/proxy/7860; --allow-host takes the proxy's name")
+        raise ConfigError(f"--root-path {root_path}: write only the path under which the proxy serves the "
+                          "inspector, such as /vlrl or /user/me/proxy/7860; --allow-host takes the proxy's name")
     if (first := path[1:].partition("/")[0]) in _TAKEN:
-        raise ConfigError(f"--root-path {root_path}: a proxy that cuts it off would hide the inspector's own /{first}; "
-                          "begin it with another word")
+        raise ConfigError(f"--root-path {root_path}: a proxy that strips the path would hide the inspector's own "
+                          f"/{first}; start it with another word")
     return Address(host, path, tuple(map(_host, hosts)), tuple(map(_origin, frames)))
 
 
 def lets_others_in(address: Address) -> str:
-    """Returns the option that lets others than this machine's user in; empty when none does."""
+    """The command line option that opens the inspector to other users; empty if there is none."""
     if address.host not in LOCAL:
         return f"--host {address.host}"
     return next((f"--allow-host {name}" for name in address.hosts if name not in LOCAL), "")
@@ -71,23 +70,23 @@ def lets_others_in(address: Address) -> str:
 def _host(text: str) -> str:
     name = text.strip().lower()
     if not re.fullmatch(_NAME, name) or ".." in name:
-        raise ConfigError(f"--allow-host {text}: write the name alone that the browser shows, such as box.example.org, "
-                          "without https://, port or path; *.example.org allows all names below it")
+        raise ConfigError(f"--allow-host {text}: write only the host name that the browser shows, such as "
+                          "box.example.org, without https://, port or path; *.example.org allows all its subdomains")
     return name.strip("[]")
 
 
 def _origin(text: str) -> str:
-    """Returns SCHEME://HOST[:PORT]: it becomes a part of a header, so nothing else may be in it."""
+    """The validated SCHEME://HOST[:PORT]. It becomes part of a header, so nothing else is accepted."""
     origin = text.strip().lower().rstrip("/")
     match = _ORIGIN.fullmatch(origin)
     if match is None or ".." in origin or not 0 < int(match[1] or 80) < 65536:
-        raise ConfigError(f"--allow-frame {text}: write the origin of the page that holds the inspector, as "
-                          "http://localhost:8888 or https://huggingface.co: http or https, host and port alone")
+        raise ConfigError(f"--allow-frame {text}: write the origin of the page that embeds the inspector, such as "
+                          "http://localhost:8888 or https://huggingface.co: scheme, host and port only")
     return origin
 
 
 def _written(name: str) -> str:
-    """Returns an IP address in its usual form, so that one written otherwise is known too."""
+    """The canonical form of an IP address; empty for other names."""
     try:
         return str(ipaddress.ip_address(name))
     except ValueError:

@@ -1,4 +1,4 @@
-"""Whether annotators agree: the share of equal flags, and Cohen's kappa, which takes out what chance alone would give.
+"""Agreement between annotators: the share of equal flags, and Cohen's kappa, which corrects it for chance.
 
 Source: Cohen, "A Coefficient of Agreement for Nominal Scales", Educational and Psychological Measurement 20 (1960).
 """
@@ -13,20 +13,21 @@ from itertools import combinations
 
 @dataclass(frozen=True)
 class Pair:
-    """Two annotators over the answers that both flagged."""
+    """Two annotators, compared over the answers that both flagged."""
 
     a: str
     b: str
     n: int
     same: int
-    """Answers with equal flags."""
+    """Number of answers with equal flags."""
     kappa: float | None
-    """In [-1, 1]; None where both gave one and the same flag throughout."""
+    """In [-1, 1]; None if both annotators always set the same single flag."""
 
 
 def kappa(flags: Sequence[tuple[str, str]]) -> float | None:
-    """Returns Cohen's kappa of pairs of flags: (observed - expected) / (1 - expected) agreement. None without a pair,
-    and where chance alone explains all of it.
+    """Cohen's kappa of pairs of flags: (observed - expected) / (1 - expected) agreement.
+
+    None without pairs, or if the expected agreement is 1.
     """
     if not flags:
         return None
@@ -37,8 +38,8 @@ def kappa(flags: Sequence[tuple[str, str]]) -> float | None:
 
 
 def pairs(verdicts: Iterable[Mapping[str, str]]) -> list[Pair]:
-    """Returns every two annotators who flagged an answer in common, those with the most answers first. `verdicts` are
-    the flags of each answer by annotator.
+    """Every two annotators with at least one answer in common, most answers first. `verdicts` holds the flags of each
+    answer by annotator.
     """
     common: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for flags in verdicts:

@@ -1,7 +1,7 @@
-"""What the playground asks: a task's samples, or an upload with a question; and the settings to ask it with. No torch.
+"""Requests of the playground: a sample of a task, or an upload with a question, and the sampling settings. No torch.
 
-Of a run's config only what asks and scores is used. It may name code of its own, and data outside of RUNS_DIR and the
-current folder, only for `Tasks(..., trust=True)`.
+Only the prompt and scoring settings of a run's config are used. Code named by the config, and data outside of RUNS_DIR
+and the current folder, require `Tasks(..., trust=True)`.
 """
 
 from __future__ import annotations
@@ -28,37 +28,37 @@ from vlrl.types import LoadedMedia, Media, Sample
 from . import AppError
 from .library import Library
 
-__all__ = ["IMAGES", "MOST_ANSWERS", "MOST_TOKENS", "SPLITS", "VIDEOS", "Ask", "Shown", "Tasks", "run_of"]
+__all__ = ["IMAGES", "MOST_ANSWERS", "MOST_TOKENS", "SPLITS", "VIDEOS", "Ask", "SamplePreview", "Tasks", "run_of"]
 MOST_ANSWERS, MOST_TOKENS, MOST_QUESTION = 64, 8192, 20_000
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".avif", ".gif", ".bmp", ".tif", ".tiff", ".ppm")
 VIDEOS = (".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v")
-"""Suffixes of uploads."""
+"""Accepted suffixes of uploads."""
 _MODEL = ("dtype", "max_pixels", "min_pixels", "video_fps", "video_min_frames", "video_max_frames", "video_max_pixels",
           "video_min_pixels", "video_total_pixels")
 _DATA = ("train", "heldout", "root", "format", "seed", "quarantine")
 _WORDS = ("prompt", "prompts", "system", "name", "combine")
-"""Task settings in which a colon names no code, or that are looked at one by one."""
+"""Task settings in which a colon does not name code, or which are checked separately."""
 _MOST_TASKS = 3
 
 
 @dataclass(frozen=True)
 class Ask:
-    """What is asked of which model. Raises AppError for a number out of range."""
+    """One request to one model. Raises AppError for a number out of range."""
 
     model: str
-    """An entry of `models.listed`, a folder or a name."""
+    """A value of `models.listed`, a folder or a hub name."""
     task: str
-    """"run:<id>" for the task of a run, or a task's name."""
+    """"run:<id>" for the task of a run, or the name of a task."""
     split: str = "heldout"
     sample: str = "#0"
-    """A sample's id, or # and its place in the split."""
+    """The id of a sample, or "#" and its index in the split."""
     upload: Path | None = None
-    """An image or video that is asked about instead ..."""
+    """An image or video to ask about instead of a sample."""
     question: str = ""
-    """... in these words."""
+    """The question about the upload."""
     answers: int = 4
     temperature: float = 1.0
-    """0 = greedy: one answer is drawn, for all would be the same."""
+    """0 is greedy decoding: a single answer, since all would be equal."""
     max_new_tokens: int = 64
     seed: int = 0
 
@@ -73,30 +73,30 @@ class Ask:
 
 
 @dataclass(frozen=True, eq=False)
-class Shown:
-    """A sample before it is asked."""
+class SamplePreview:
+    """A sample as shown before it is sent to the model."""
 
     place: int
     count: int
-    """Samples of the split."""
+    """Number of samples in the split."""
     sample: Sample
     question: str
-    """Without the places of its media where there is but one."""
+    """Without the media placeholder if there is only one."""
     media: tuple[LoadedMedia, ...]
     target: Any
     marks: tuple[Any, ...] = ()
-    """Of the target, as Task.overlay gives them."""
+    """Marks of the target, as returned by Task.overlay."""
 
 
 class Tasks:
-    """The tasks of a library's runs and the built-in ones. Not safe for two threads at once: a task's code is not."""
+    """The built-in tasks and those of a library's runs. Not thread-safe, since task code need not be."""
 
     def __init__(self, library: Library, trust: bool = False):
         self.library, self.trust = library, trust
         self._cache: dict[str, tuple[Task, dict[str, Sequence[Sample]]]] = {}
 
     def listed(self) -> list[tuple[str, str]]:
-        """(label, value) of the tasks of runs, of equal ones the newest, and of the built-in ones."""
+        """(label, value) of each selectable task: those of runs, without duplicates, then the built-in ones."""
         entries: dict[str, tuple[str, str]] = {}
         for run in self.library.runs():
             tree = self.tree(run.id)
@@ -106,7 +106,7 @@ class Tasks:
         return [*entries.values(), *((f"{name}, by its defaults", name) for name in builtin_names())]
 
     def tree(self, run: str) -> dict[str, Any]:
-        """Returns the settings of a run as nested dictionaries; {} when they cannot be read."""
+        """The settings of a run as nested dictionaries; {} if they cannot be read."""
         tree: dict[str, Any] = {}
         for name, value in self.library.settings(run).items():
             *path, last = name.split(".")
@@ -121,7 +121,7 @@ class Tasks:
         return tree
 
     def usual(self, ask_task: str, model_run: str | None) -> tuple[int, float]:
-        """Returns the most new tokens and temperature of the run that the task, or else the model, comes from."""
+        """The default max_new_tokens and temperature, from the run of the task or else of the model."""
         run = run_of(ask_task) or model_run
         given = _some(self.tree(run), "rollout", ("max_new_tokens", "temperature")) if run else {}
         tokens, heat = given.get("max_new_tokens", 64), given.get("temperature", 1.0)
@@ -129,16 +129,15 @@ class Tasks:
                 heat if isinstance(heat, (int, float)) and 0 <= heat <= 10 else 1.0)
 
     def config(self, ask: Ask, name: str, model_run: str | None = None) -> Config:
-        """Returns the settings to ask and score with: of the task's run, the model's run, or the defaults. Nothing
-        learns.
+        """The settings for prompting and scoring, from the task's run, the model's run, or the defaults.
 
-        `name` is what model.name shall be. Raises AppError when they name code or data that is not to be trusted,
-        ConfigError when they are wrong.
+        `name` becomes model.name. Raises AppError if the settings name untrusted code or data, ConfigError if they are
+        invalid.
         """
         run = run_of(ask.task)
         if not (run or ask.task in builtin_names() or self.trust):
-            raise AppError(f"Task {ask.task[:200]!r}: choose one of the list; a task from a file or module is loaded "
-                           "only when the app was started with --trust-tasks.")
+            raise AppError(f"Task {ask.task[:200]!r}: choose one of the list; tasks from a file or module are loaded "
+                           "only if the app was started with --trust-tasks.")
         tree = self.tree(run) if run else {}
         tasks = tasks_of(tree) if run else [_builtin(ask.task)]
         if not tasks:
@@ -161,23 +160,23 @@ class Tasks:
         return config.model_copy(update={"model": config.model.model_copy(update={"train": ()})})
 
     def _check_trust(self, run: str | None, task: Mapping[str, Any], data: Mapping[str, Any]) -> None:
-        """Raises AppError when a run's config names code, or data outside of RUNS_DIR and the current folder."""
+        """Raises AppError if a run's config names code, or data outside of RUNS_DIR and the current folder."""
         if self.trust or run is None:
             return
         way = "Start the app with --trust-tasks if you trust this run."
         if code := own_code(task):
-            raise AppError(f"Run {run!r} names code of its own ({code[:200]}), which the inspector does not run. {way}")
+            raise AppError(f"Run {run!r} names its own code ({code[:200]}), which the inspector does not run. {way}")
         homes = (self.library.root, Path.cwd().resolve())
         for key in ("train", "heldout", "root"):
             given = str(data.get(key) or "")
             if given and not any(Path(given).resolve().is_relative_to(home) for home in homes):
-                raise AppError(f"Run {run!r} reads data.{key}={given[:200]!r}, which lies neither in the folder of "
-                               f"runs nor in the current one, so the inspector does not open it. {way}")
+                raise AppError(f"Run {run!r} reads data.{key}={given[:200]!r}, which is outside the folder of "
+                               f"runs and the current folder, so the inspector does not open it. {way}")
 
     def find(self, config: Config, ask: Ask) -> tuple[Task, int, Sequence[Sample]]:
-        """Returns the task of a config, the place of the wanted sample in its split, and the split.
+        """The task of a config, the index of the requested sample in its split, and the split.
 
-        Raises AppError for a sample that is not there, VlrlError for what the task and its data are.
+        Raises AppError for an unknown sample, VlrlError for an invalid task or data set.
         """
         task, splits = self._task(config)
         if ask.split not in splits:
@@ -193,13 +192,11 @@ class Tasks:
         for place in range(len(samples)):
             if samples[place].id == wanted:
                 return task, place, samples
-        raise AppError(f"No sample of split {ask.split!r} has the id {wanted[:200]!r}; its first is {samples[0].id!r}. "
-                       "Write #12 for the sample at place 12.")
+        raise AppError(f"No sample of split {ask.split!r} has the id {wanted[:200]!r}; the first is {samples[0].id!r}. "
+                       "Write #12 for the sample at index 12.")
 
-    def shown(self, config: Config, ask: Ask) -> Shown:
-        """Returns a sample to be looked at, its media read. Raises VlrlError for what is not there or cannot be
-        read.
-        """
+    def shown(self, config: Config, ask: Ask) -> SamplePreview:
+        """The requested sample with its media loaded. Raises VlrlError if it is missing or unreadable."""
         task, place, samples = self.find(config, ask)
         sample = _with_prompt(task, samples[place])
         own = config.model
@@ -208,10 +205,10 @@ class Tasks:
         words = words_of(task_messages(task, sample), "" if len(loaded) < 2 else "[{kind} {number}] ")
         marks = [plain(mark) for mark in overlay_marks(task, sample, None) or ()
                  if isinstance(mark, Mapping) and mark.get("role") == "target"]
-        return Shown(place, len(samples), sample, words, loaded, task_target(task, sample), tuple(marks))
+        return SamplePreview(place, len(samples), sample, words, loaded, task_target(task, sample), tuple(marks))
 
     def messages(self, config: Config, ask: Ask) -> tuple[Task, Sample, list[dict[str, Any]]]:
-        """Returns a copy of the task, and the sample or upload with its chat messages."""
+        """A copy of the task, and the sample or upload with its chat messages."""
         if ask.upload:
             task = copy.copy(self._task(config)[0].members[0])  # of several tasks the first reads the answers
             sample = Sample(id="upload", media=(_uploaded(ask.upload),), prompt=ask.question.strip())
@@ -221,7 +218,7 @@ class Tasks:
         return copy.copy(own), sample, task_messages(own, sample)
 
     def _task(self, config: Config) -> tuple[Task, dict[str, Sequence[Sample]]]:
-        """Returns the task of a config and its splits read so far; the last few are kept."""
+        """The task of a config and its loaded splits, from a small cache."""
         key = json.dumps([config.model_dump(mode="json", include={"task", "tasks", "data"}), config.model.name])
         if key not in self._cache:
             task = build_task.make_task(config)
@@ -232,7 +229,7 @@ class Tasks:
 
 
 def tasks_of(tree: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Returns the settings of a run's task, or of several, which bear labels; [] when it names none."""
+    """The settings of a run's task, or of its several labelled tasks; [] without one."""
     several, one = tree.get("tasks"), tree.get("task")
     entries = several if isinstance(several, list) and several else [one]
     named = [t for t in entries if isinstance(t, dict) and isinstance(t.get("name"), str) and t["name"]]
@@ -241,18 +238,18 @@ def tasks_of(tree: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def title_of(tasks: Sequence[Mapping[str, Any]]) -> str:
-    """Returns a run's task or tasks in a word."""
+    """A short name for the task or tasks of a run."""
     return " + ".join(str(t.get("label") or t["name"]) for t in tasks)[:60]
 
 
 def run_of(task: str) -> str | None:
-    """Returns the run whose task is meant; None for a task by name."""
+    """The run named by a "run:<id>" value; None for a task given by name."""
     return task.removeprefix("run:") if task.startswith("run:") else None
 
 
 def own_code(task: Mapping[str, Any]) -> str:
-    """Returns what among a task's settings may name code: `path/file.py:name` or `module:name`; "" when nothing
-    does.
+    """The first value in a task's settings that may name code (`path/file.py:name` or `module:name`); "" if there is
+    none.
     """
     name, combine = str(task.get("name")), str(task.get("combine", "auto"))
     if name not in builtin_names():
@@ -273,7 +270,7 @@ def _has_colon(value: Any) -> bool:
 
 
 def _builtin(name: str) -> dict[str, Any]:
-    """Returns settings of a task by name that draws its own samples where it can."""
+    """Default settings of a built-in task, drawing its own samples where it can."""
     drawn = name in builtin_names() and hasattr(load_class(name), "drawn")
     return {"name": name, **({"drawn": True} if drawn else {})}
 
@@ -281,7 +278,7 @@ def _builtin(name: str) -> dict[str, Any]:
 def _uploaded(path: Path) -> Media:
     suffix = path.suffix.lower()
     if suffix not in IMAGES + VIDEOS:
-        raise AppError(f"{path.name[:100]!r} is no image or video that can be read: {', '.join(IMAGES + VIDEOS)}")
+        raise AppError(f"{path.name[:100]!r} is not a readable image or video: {', '.join(IMAGES + VIDEOS)}")
     return Media(kind="video" if suffix in VIDEOS else "image", source=path)
 
 
@@ -290,6 +287,6 @@ def _with_prompt(task: Task, sample: Sample) -> Sample:
 
 
 def _some(tree: Mapping[str, Any], section: str, keys: Sequence[str]) -> dict[str, Any]:
-    """Returns those settings of a section that are set."""
+    """The settings of a section among `keys` that are set."""
     settings = tree.get(section)
     return {k: settings[k] for k in keys if settings.get(k) is not None} if isinstance(settings, Mapping) else {}

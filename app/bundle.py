@@ -1,9 +1,10 @@
-"""`vlrl report RUN --bundle FOLDER`: a run as a folder of files that opens from any web server, from a static Space and
-from disk, with the list of groups and its filters, and no server behind it.
+"""A run as a static site: a folder with the group list, filters and groups that needs no server of its own.
 
-The group of an answer is the same HTML as in the app (cards.py), written once for each group; filters run in the
-browser (static/bundle.js) on the light columns of the index. Data are scripts that hold JSON, as a page from disk may
-load no other files. Every text passes `Hidden`: a bundle is made to be published.
+It opens from disk, any web server, or a static Hugging Face Space. Each group is the same HTML as in the app
+(cards.py);
+filters run in the browser (static/bundle.js) over the light columns of the index. Data files are scripts that contain
+JSON, because a page opened from disk cannot load other files. Every text passes the `Redactor`, since bundles are
+meant to be published.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ from vlrl.errors import ConfigError, RunError, VlrlError
 from vlrl.store import plain
 from vlrl.store.files import read_json, write_text
 
-from . import bundle_page, cards, filters, telling, turns
+from . import bundle_page, cards, filters, notable, turns
 from .details import GroupView, RolloutView, box_convention, decoded, group, with_marks
-from .hidden import Hidden
 from .html import Html, el, visible
 from .library import Library
 from .media import MediaStore
 from .queries import GroupKey
+from .redaction import Redactor
 from .report import RUN, attempted, run_folder
 
 GROUPS = 300
-"""Groups of a bundle, unless another number is asked for."""
+"""Default number of groups in a bundle."""
 MARK = "vlrl-bundle.json"
-"""File that tells a bundle from a folder of somebody's own."""
+"""File that marks a folder as a bundle."""
 _PIXELS, _FRAME_PIXELS, _THUMBNAIL = 768, 256, 96  # of the longest side
 _FRAMES = 12  # of a video
 _ANSWERS = 64  # of a group: as many as are shown side by side
@@ -47,19 +48,19 @@ _STATIC = Path(__file__).parent / "static"
 
 
 @dataclass(frozen=True)
-class Written:
-    """What became of a bundle."""
+class BundleSummary:
+    """What was written to a bundle."""
 
     folder: Path
     groups: int
     total: int
-    """Groups of the run."""
+    """Number of groups in the run."""
     bytes: int
     left_out: tuple[str, ...]
 
 
-class Pictures:
-    """Addresses of small pictures that are written into a folder when they are first asked for, each content once."""
+class BundleImages:
+    """Addresses of downscaled images, each written to the folder once, when first requested."""
 
     def __init__(self, media: MediaStore, folder: Path, wanted: bool = True):
         self.media, self.folder, self.wanted = media, folder, wanted
@@ -88,11 +89,10 @@ class Pictures:
             yield f"media/{name}"
 
 
-def write(run: str | Path, folder: str | Path, groups: int = GROUPS, media: bool = True) -> Written:
-    """Writes the bundle of a run folder, also of one that is still written to; `groups` at most, `media` says whether
-    with pictures.
+def write(run: str | Path, folder: str | Path, groups: int = GROUPS, media: bool = True) -> BundleSummary:
+    """Writes the bundle of a run folder, which may still be growing: at most `groups` groups, with images if `media`.
 
-    Raises RunError when the one is no run, or the other holds files that are no bundle's, ConfigError when duckdb is
+    Raises RunError if `run` is not a run or `folder` contains files that are not a bundle's, ConfigError if duckdb is
     not installed.
     """
     if importlib.util.find_spec("duckdb") is None:
@@ -106,26 +106,27 @@ def write(run: str | Path, folder: str | Path, groups: int = GROUPS, media: bool
         bundle.index.close()
 
 
-def _hidden(path: Path) -> Hidden:
-    """Returns what hides this machine and those that the run was made on, as its files name them."""
+def _hidden(path: Path) -> Redactor:
+    """The Redactor for this machine and for the machines named in the run's files."""
     library = Library(path)
     said = [read_json(path / name) or {} for name in ("heartbeat.json", "env.json")] + library.alerts(RUN)
     folders = [library.settings(RUN).get("run.dir"), *(record.get("run") for record in said)]
-    return Hidden(path, {host for record in said if isinstance(host := record.get("host"), str)},
+    return Redactor(path, {host for record in said if isinstance(host := record.get("host"), str)},
                   {Path(folder) for folder in folders if isinstance(folder, str) and folder.startswith("/")})
 
 
 def _emptied(folder: Path) -> Path:
-    """Returns the folder, made, without what an earlier bundle left in it. Raises RunError where it holds more than
-    that, hidden files and a README.md, as a new Space does.
+    """The folder, created if necessary and cleared of an earlier bundle.
+
+    Raises RunError if it holds anything besides a bundle, hidden files and a README.md, which a new Space contains.
     """
     if folder.exists() and not folder.is_dir():
         raise RunError(f"--bundle {folder} is a file: name a folder for the bundle, e.g. {folder.with_suffix('')}-page")
     others = [p.name for p in folder.iterdir() if not p.name.startswith(".") and p.name not in ("README.md", MARK)
               ] if folder.exists() else []
     if others and not (folder / MARK).is_file():
-        raise RunError(f"--bundle {folder} holds files that are none of a bundle, such as {sorted(others)[0]!r}: name "
-                       "an empty folder or a new one")
+        raise RunError(f"--bundle {folder} contains files that are not part of a bundle, such as "
+                       f"{sorted(others)[0]!r}: name an empty folder or a new one")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / MARK, json.dumps({"format": 1, "vlrl": vlrl.__version__}) + "\n")
@@ -140,22 +141,22 @@ def _emptied(folder: Path) -> Path:
 
 
 class _Bundle:
-    """One bundle while it is made."""
+    """A bundle under construction."""
 
-    def __init__(self, path: Path, folder: Path, hide: Hidden, media: bool):
+    def __init__(self, path: Path, folder: Path, hide: Redactor, media: bool):
         from .index import Index
 
         self.path, self.folder, self.hide, self.with_media = path, folder, hide, media
         self.name = path.resolve().name
         self.library = Library(path)
         self.index = Index(self.library, budget_s=math.inf)
-        self.pictures = Pictures(MediaStore(self.library), folder / "media", media)
-        self.thumbnails = Pictures(self.pictures.media, self.pictures.folder, media)
+        self.pictures = BundleImages(MediaStore(self.library), folder / "media", media)
+        self.thumbnails = BundleImages(self.pictures.media, self.pictures.folder, media)
         self.notes: list[str] = []
         self.cut = 0
 
-    def write(self, most: int) -> Written:
-        """Writes everything, the page last."""
+    def write(self, most: int) -> BundleSummary:
+        """Writes all files, the page last."""
         keys = self._keys()
         chosen = self._chosen(keys, most)
         columns, texts = self._columns(set(chosen)), _Texts(self)
@@ -182,10 +183,10 @@ class _Bundle:
         page = bundle_page.page(self.name, self.library, self.hide, facets, self.notes, left_out)
         write_text(self.folder / "index.html", self.hide.text(page))
         size = sum(p.stat().st_size for p in self.folder.rglob("*") if p.is_file() and ".git" not in p.parts)
-        return Written(self.folder, len(rows), len(keys), size, tuple(left_out))
+        return BundleSummary(self.folder, len(rows), len(keys), size, tuple(left_out))
 
     def put(self, name: str, value: Any) -> None:
-        """Writes a piece of data that bundle.js asks for by name."""
+        """Writes one data file, which bundle.js requests by name."""
         text = self.hide.text(json.dumps(plain(value), separators=(",", ":"), ensure_ascii=False))
         text = json.dumps(json.loads(text), separators=(",", ":")).replace("<", "\\u003c")
         write_text(self.folder / "data" / f"{name}.js", f"vlrlBundle({json.dumps(name)},{text});\n")
@@ -193,7 +194,7 @@ class _Bundle:
     # --- which groups ---------------------------------------------------------------------------------------------
 
     def _keys(self) -> list[GroupKey]:
-        """Returns every group of the run, evaluations first, by step."""
+        """Every group of the run, evaluations first, by step."""
         scope = self.index.refresh((RUN,))
         self.notes += [*self.library.notes(RUN), *scope.notes]
         rows = self.index.table.fetch("SELECT DISTINCT source, split, step, group_id FROM rollouts WHERE run = ? "
@@ -201,12 +202,12 @@ class _Bundle:
         return [GroupKey(RUN, *row.values()) for row in rows]
 
     def _chosen(self, keys: Sequence[GroupKey], most: int) -> list[GroupKey]:
-        """Returns at most `most` groups: the telling ones, and of the others as many from every time of the run."""
+        """At most `most` groups: the notable ones, and others spread evenly over the run."""
         if len(keys) <= most:
             return list(keys)
         folder = self.library.folder(RUN)
         splits = list(dict.fromkeys(record["split"] for record in self.library.evals(RUN)))
-        choices = attempted(lambda: telling.choose(folder, splits), [], "the rollouts", self.notes)
+        choices = attempted(lambda: notable.choose(folder, splits), [], "the rollouts", self.notes)
         wanted = [(t.source, t.split, step, name) for t in choices
                   for step, name in ((t.step, t.group), *([t.before] if t.before else []))]
         first = [key for key in keys if tuple(key[1:]) in set(wanted)][:most]
@@ -216,7 +217,7 @@ class _Bundle:
         return [key for key in keys if key in spread or key in set(first)]
 
     def _columns(self, chosen: set[GroupKey]) -> dict[GroupKey, dict[int, dict[str, Any]]]:
-        """Returns, by group and answer, the columns that the filters of the app ask for."""
+        """The columns used by the filters, by group and answer index."""
         from .index import Query
         from .rows import every_rollout
 
@@ -235,7 +236,7 @@ class _Bundle:
     # --- one group ------------------------------------------------------------------------------------------------
 
     def _view(self, key: GroupKey) -> GroupView:
-        """Returns a group as it may be seen by others."""
+        """One group with everything private redacted."""
         view = with_marks(self.library, group(self.library, RUN, key.source, key.step, key.group, key.split))
         self.cut += len(view.rollouts[_ANSWERS:])
         hide, named = self.hide, view.key._replace(run=self.name)
@@ -250,7 +251,7 @@ class _Bundle:
         return {**turn, "error": turn["error"] and self.hide.words(turn["error"]), "info": info}
 
     def _piece(self, view: GroupView) -> dict[str, Any]:
-        """Returns the HTML of a group, and of the turns of its episodes."""
+        """The HTML of a group and of the turns of its episodes."""
         shown = cards.group(view, self.pictures, most_frames=_FRAMES)
         convention = box_convention(self.library, replace(view, key=view.key._replace(run=RUN)))
         strips = {r.index: self._turns(view, r, convention) for r in view.rollouts if turns.is_episode(r)}
@@ -262,7 +263,7 @@ class _Bundle:
                   turns.strip(view, rollout, shown, self.pictures), id="v-turns")
 
     def _row(self, view: GroupView, columns: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
-        """Returns what the list shows of a group and its answers, and is asked by the filters."""
+        """The fields of a group and its answers for the list and the filters."""
         first = next((m.name for m in view.media if m.name), None)
         scored = [r for r in view.rollouts if not r.aside and r.reward is not None]
         return {**view.key._asdict(), "sample": view.sample_id, "category": view.category,
@@ -274,7 +275,7 @@ class _Bundle:
                              **columns.get(r.index, {})} for r in view.rollouts]}
 
     def _left_out(self, shown: int, total: int) -> list[str]:
-        """Returns what the bundle does not hold, in words."""
+        """Sentences on what the bundle leaves out."""
         said = [f"{total - shown:,} of {total:,} groups: {shown:,} are here, the telling ones and as many from every "
                 f"time of the run as --groups {max(shown, 1)} leaves room for."] if total > shown else []
         said += [f"{self.cut:,} answers of groups with more than {_ANSWERS}."] if self.cut else []
@@ -289,7 +290,7 @@ class _Bundle:
 
 
 class _Texts:
-    """What the search looks through, in pieces that are loaded when somebody searches."""
+    """The searchable texts, in files that are loaded only when a search starts."""
 
     def __init__(self, bundle: _Bundle):
         self.bundle, self.waiting, self.size, self.pieces = bundle, list[Any](), 0, 0
@@ -302,7 +303,7 @@ class _Texts:
             self._put()
 
     def end(self) -> int:
-        """Writes what waits; returns the number of pieces."""
+        """Writes the remaining texts; returns the number of files."""
         if self.waiting:
             self._put()
         return self.pieces

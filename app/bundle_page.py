@@ -1,4 +1,4 @@
-"""The page of a bundle (bundle.py) and the README.md that a static Space needs. HTML alone."""
+"""The page of a bundle (bundle.py), and the README.md of its static Space. HTML only."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from . import curves, filters
 from .controls import pick
 from .diagnosis import Finding, diagnose
 from .evidence import Reader
-from .hidden import Hidden
 from .html import Html, el, join, link, note, table
 from .index import Facets
 from .library import Library
+from .redaction import Redactor
 from .report import RUN, before_after, could_not, header, section
 
 OURS = "<!-- written by `vlrl report --bundle` -->"
-"""Line of a README.md that the next bundle may write anew."""
+"""Line that marks a README.md as written by this module, so that it may be replaced."""
 POLICY = ("default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
           "base-uri 'none'; form-action 'none'")
-"""Scripts and pictures of the bundle alone: the page can neither run what a model wrote nor ask another server."""
+"""Only the bundle's own scripts and images: the page can neither run model text nor contact another server."""
 _PAGES = {"runs": "Overview", "rollouts": "Rollouts"}  # the names that app.js knows
 _KEYS = (("j ↓", "next row of the list; j in a group: the next group"), ("k ↑", "the row or group before"),
          ("Enter", "open the row"), ("h ←", "the answer before"), ("l →", "the next answer"),
@@ -33,11 +33,11 @@ _KEYS = (("j ↓", "next row of the list; j in a group: the next group"), ("k �
 _MOST_REMARKS = 20
 
 
-def page(name: str, library: Library, hide: Hidden, facets: Facets, remarks: Sequence[str], left_out: Sequence[str]
+def page(name: str, library: Library, hide: Redactor, facets: Facets, remarks: Sequence[str], left_out: Sequence[str]
          ) -> str:
-    """Returns index.html: an overview of the run `name`, and the places where bundle.js shows list and groups.
+    """index.html: an overview of the run `name`, and the placeholders for list and groups that bundle.js fills.
 
-    `remarks` say what could not be read, `left_out` what the bundle does not hold.
+    `remarks` list unreadable files, `left_out` the omissions.
     """
     styles = [el("link", rel="stylesheet", href=f"{file}.css") for file in ("style", "app", "bundle")]
     scripts = [el("script", src="app.js", data_pages=" ".join(_PAGES)),
@@ -61,7 +61,7 @@ def page(name: str, library: Library, hide: Hidden, facets: Facets, remarks: Seq
         "utf-8", "replace").decode()
 
 
-def _overview(name: str, library: Library, hide: Hidden, remarks: Sequence[str], left_out: Sequence[str]
+def _overview(name: str, library: Library, hide: Redactor, remarks: Sequence[str], left_out: Sequence[str]
               ) -> list[Html]:
     info, notes = library.run(RUN), list(remarks)
     shown_info = replace(info, task=hide.words(info.task), model=hide.words(info.model))
@@ -78,8 +78,8 @@ def _overview(name: str, library: Library, hide: Hidden, remarks: Sequence[str],
             could_not([hide.words(words) for words in dict.fromkeys(notes)][:_MOST_REMARKS])]
 
 
-def _findings(name: str, library: Library, hide: Hidden) -> list[Html]:
-    """Returns what is to be said of the run, each line with the way to its groups."""
+def _findings(name: str, library: Library, hide: Redactor) -> list[Html]:
+    """The diagnosis of the run, each line with a link to its groups."""
     findings: list[Finding] = diagnose(Reader(library).of(RUN))
     lines = [el("li", join([hide.words(one.words), el("span", one.do, class_="v-dim") if one.do else "",
                             link({**one.where, "run": name}, "its groups") if one.where else ""], " "),
@@ -88,7 +88,7 @@ def _findings(name: str, library: Library, hide: Hidden) -> list[Html]:
 
 
 def _versions(library: Library) -> list[Html]:
-    """Returns versions alone: command, machine and environment stay where they are."""
+    """Package versions only; command, machine and environment are private."""
     env: Mapping[str, Any] = read_json(library.path(RUN) / "env.json") or {}
     packages = env.get("packages")
     rows = [("python", env.get("python")), *(packages.items() if isinstance(packages, dict) else ())]
@@ -97,7 +97,7 @@ def _versions(library: Library) -> list[Html]:
 
 
 def _context(facets: Facets) -> Html:
-    """Returns the bar above both pages: split and steps."""
+    """The bar above both pages: split and steps."""
     shared = {"type": "number", "step": 1, "min": 0, "autocomplete": "off"}
     steps = el("fieldset", el("legend", "Steps"),
                el("input", name="from", placeholder="from", aria_label="Steps from", **shared),
@@ -108,7 +108,7 @@ def _context(facets: Facets) -> Html:
 
 
 def _without_notes(form: Html) -> Html:
-    """Returns the form of filters without the field for notes, which a bundle does not hold."""
+    """The filter form without the field for notes, which a bundle does not contain."""
     return Html(re.sub(r'<label class="v-field"><span>Notes</span>.*?</label>', "", form, flags=re.S))
 
 
@@ -120,7 +120,7 @@ def _keys() -> Html:
 
 
 def readme(name: str) -> str:
-    """Returns the README.md of the bundle, with the front matter of a static Space of Hugging Face."""
+    """The README.md of the bundle, with the front matter of a static Hugging Face Space."""
     title = " ".join(re.sub(r"[^\w.-]", " ", name).split())[:60] or "run"
     return f"""---
 title: "{title}"

@@ -1,4 +1,4 @@
-"""One group: what was asked, the pictures with all marks, and every answer side by side. Pure functions to HTML."""
+"""One group: prompt, media with all marks, and the answers side by side. Pure functions to HTML."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .marks import COLORS, color
 
 __all__ = ["COLORS", "card", "color", "group", "head", "strip"]
 MOST_CARDS = 64
-"""Answers that are shown side by side."""
+"""Answers shown side by side."""
 _MANY = 4
-"""Pictures from which on they stand in a grid beside the answers."""
+"""Number of images from which they are laid out in a grid beside the answers."""
 _LONG_PROMPT = 1200  # characters; a longer one is folded
 _MARKUP = re.compile(r"(<\|\w{1,40}\|>)")  # a chat template's own tokens
 Links = bool | Mapping[str, Any]
@@ -24,10 +24,11 @@ Links = bool | Mapping[str, Any]
 
 def group(view: GroupView, addresses: draw.Addresses, chosen: int | None = None, links: Links = True,
           most_frames: int = draw.FRAMES, notes: Mapping[int, Html] | None = None, answers: Html | None = None) -> Html:
-    """Returns the whole group: head, question, pictures, answers. `chosen` is the index of the answer that stands out.
+    """The whole group: header, prompt, media, answers. `chosen` is the index of the highlighted answer.
 
-    `links` lead to the app's other pages and keep what a mapping holds of the location; a page read from disk has none
-    (False). `notes` stand on the cards, by index; `answers` takes the place of the cards. See draw.media for the rest.
+    `links` lead to other pages of the app and preserve the given part of the location; False for a page without the
+    app.
+    `notes` are shown on the cards, by index; `answers` replaces the cards. For the other arguments see draw.media.
     """
     pictures = len(view.media) if all(one.kind != "video" for one in view.media) else 0
     beside = " v-beside" if pictures == 1 else " v-many" if pictures >= _MANY else ""
@@ -36,7 +37,7 @@ def group(view: GroupView, addresses: draw.Addresses, chosen: int | None = None,
 
 
 def where(view: GroupView, **more: Any) -> dict[str, Any]:
-    """Returns the location of a group: what its link holds."""
+    """The location of a group, for links."""
     key = view.key
     return {"page": "rollouts", "run": key.run, "source": key.source, "split": key.split, "step": key.step,
             "group": key.group, **more}
@@ -49,9 +50,7 @@ def _link(links: Links, query: Mapping[str, Any], words: str, title: str) -> Htm
 
 
 def head(view: GroupView, links: Links = True) -> Html:
-    """Returns which group it is, and its statistics: mean, standard deviation, best and worst, and whether it
-    teaches.
-    """
+    """Identity and statistics of the group: mean, standard deviation, best, worst, and whether it has zero variance."""
     key = view.key
     history = {"page": "history", "run": key.run, "sample": view.sample_id}
     sample = _link(links, history, view.sample_id, "this prompt over the steps")
@@ -85,7 +84,7 @@ def _tile(name: str, value: Any) -> Html:
 
 
 def question(view: GroupView) -> Html:
-    """Returns prompt, target and data row."""
+    """Prompt, target and data row."""
     row = {k: v for k, v in view.sample.items() if v is not None}
     return el("div", el("div", el("h4", "Prompt"), _prompt(view.prompt), class_="v-half"),
               el("div", el("h4", "Target"), folded(as_json(view.target), 1200, "pre"),
@@ -94,7 +93,7 @@ def question(view: GroupView) -> Html:
 
 
 def _prompt(text: str) -> Html:
-    """Returns the prompt as the model reads it; what the chat template adds stands back."""
+    """The prompt as the model reads it; tokens of the chat template are dimmed."""
     if len(text) > _LONG_PROMPT:
         return folded(text, _LONG_PROMPT)
     pieces = [el("code", piece, class_="v-tag") if i % 2 else piece for i, piece in enumerate(_MARKUP.split(text))]
@@ -106,9 +105,7 @@ def _prompt(text: str) -> Html:
 
 def strip(view: GroupView, chosen: int | None = None, links: Links = True,
           notes: Mapping[int, Html] | None = None) -> Html:
-    """Returns all answers as cards side by side, in a strip that scrolls by itself; one below the other on a narrow
-    screen.
-    """
+    """All answers as cards in a strip that scrolls horizontally; stacked on a narrow screen."""
     if not view.rollouts:
         return el("p", "The group has no answers.", class_="v-dim")
     most, place = _largest(view), next((i for i, r in enumerate(view.rollouts) if r.index == chosen), 0)
@@ -120,7 +117,7 @@ def strip(view: GroupView, chosen: int | None = None, links: Links = True,
 
 
 def _more(view: GroupView, first: int, links: Links) -> Html:
-    """Returns what a group of too many answers has before and after those shown, which begin at place `first`."""
+    """Links to the answers before and after those shown; `first` is the position of the first one shown."""
     left = len(view.rollouts) - len(view.rollouts[first:first + MOST_CARDS])
     if not left:
         return Html("")
@@ -131,7 +128,7 @@ def _more(view: GroupView, first: int, links: Links) -> Html:
 
 
 def _largest(view: GroupView) -> dict[str, float]:
-    """Returns the largest size of each part in the group, at least 1: what a full bar stands for."""
+    """The largest absolute value of each part in the group, at least 1: the length of a full bar."""
     most: dict[str, float] = {}
     for rollout in view.rollouts:
         for name, value in rollout.parts.items():
@@ -141,8 +138,9 @@ def _largest(view: GroupView) -> dict[str, float]:
 
 def card(view: GroupView, rollout: RolloutView, most: Mapping[str, float] | None = None, chosen: bool = False,
          links: Links = True, remark: Html | str = "", tools: Html | None = None) -> Html:
-    """Returns one answer: what was noted on it, reward and its parts, advantage, form, reasoning, answer, what was
-    read from it, error. With `tools`, which stand above the text, it is shown whole, and drawn beside it.
+    """One answer: notes, reward and parts, advantage, format problems, reasoning, answer, parsed value, error.
+
+    `tools` are controls above the text; with them the answer is shown in full, both raw and rendered.
     """
     form = None if turns.is_episode(rollout) else forms.read(
         rollout.completion, view.prompt, rollout.truncated, forms.usual([r.whole for r in view.rollouts]),
@@ -201,7 +199,7 @@ def _chips(rollout: RolloutView) -> list[Html]:
 
 
 def _parts(rollout: RolloutView, most: Mapping[str, float]) -> Html:
-    """Returns a bar a part: its raw value against the largest of the group (at least 1), with its weight."""
+    """One bar per part: its raw value relative to the largest in the group (at least 1), and its weight."""
     rows = []
     for name, raw in rollout.parts.items():
         value, weight = finite(raw), finite(rollout.weights.get(name))
@@ -217,7 +215,7 @@ def _parts(rollout: RolloutView, most: Mapping[str, float]) -> Html:
 
 
 def part_chips(rollout: RolloutView) -> list[Html]:
-    """Returns the parts of the reward in few words."""
+    """The reward parts as small labels."""
     return [chip(f"{name} {number(value)}") for name, value in rollout.parts.items()]
 
 
@@ -232,8 +230,8 @@ def _said(form: forms.Form, tools: Html | None) -> Html:
 
 
 def _text(form: forms.Form, body: Callable[[str], Html] | None = None) -> Html:
-    """Reasoning that opens and closes, then the answer; tags in their places, what does not belong marked. `body` makes
-    what stands between the tags.
+    """Collapsible reasoning, then the answer; tags are shown and misplaced ones marked. `body` renders the text between
+    tags.
     """
     body = body or (lambda text: folded(text, tag="span"))
     if not form.pieces:
@@ -253,7 +251,7 @@ def _block(kind: str, run: Sequence[forms.Piece], render: Callable[[str], Html])
 
 
 def _parsed(view: GroupView, rollout: RolloutView) -> Html:
-    """Returns what was read from the answer, beside the target."""
+    """The parsed answer beside the target."""
     same = rollout.parsed is not None and rollout.parsed == view.target
     mark = chip("same", "good") if same else ""
     read = folded(as_json(rollout.parsed, 40), 600, "pre") if rollout.parsed is not None else el(

@@ -1,8 +1,7 @@
-"""The bar above all pages: which run, split and steps they show, chosen once. HTML alone, no Gradio.
+"""The bar above all pages that selects run, split and steps for all of them. HTML only, no Gradio.
 
-In a location `run`, `set` (split), `from` and `to` (steps), and `by` (who flags) are this context. app.js lets links
-to other pages keep it
-where they name no run themselves.
+In a location, `run`, `set` (split), `from` and `to` (steps), and `by` (annotator) form this context. app.js keeps it in
+links to other pages, unless they name a run themselves.
 """
 
 from __future__ import annotations
@@ -16,18 +15,18 @@ from .notes import MOST_NAME
 
 NAMES = ("run", "set", "from", "to", "by")
 _OF_OTHERS = "at in source split step group rollout runs a b of a_step a_last b_step b_last"
-"""What a location holds that another context makes wrong."""
+"""Fields of a location that become invalid when the context changes."""
 _MOST_LOOKED_AT = 8  # runs whose splits are offered while none is chosen
 
 
 def of(where: Mapping[str, str]) -> dict[str, str]:
-    """Returns the context of a location."""
+    """The context part of a location."""
     run_is_of_group = "group" in where and where.get("in") == "all"
     return {name: where[name] for name in NAMES if where.get(name) and not (name == "run" and run_is_of_group)}
 
 
 def bar(library: Library, archived: Collection[str] = ()) -> Html:
-    """Returns the form; app.js fills it from the location. Runs that are archived come last."""
+    """The form, filled from the location by app.js. Archived runs are listed last."""
     runs = sorted((run.id for run in library.runs()), key=lambda run: run in archived)
     if not runs:
         return Html("")

@@ -1,8 +1,8 @@
-"""Forms that change the location: what a page is asked for stands in its address. HTML alone, no Gradio.
+"""Forms that change the location: the address holds all parameters of a page. HTML only, no Gradio.
 
     form({"page": "history", "sample": "7"}, pick("run", "Run", "", [("", "every run"), ("a", "a")]))
 
-app.js adds the fields of a `form.go` to the query in `data-keep` when one of them changes, and goes there.
+When a field of a `form.go` changes, app.js adds the fields to the query in `data-keep` and navigates there.
 """
 
 from __future__ import annotations
@@ -19,17 +19,13 @@ from .queries import GroupKey, RolloutKey
 
 
 def form(keep: Mapping[str, Any], *fields: Any, label: str = "What is shown") -> Html:
-    """Returns fields side by side, wrapping on narrow screens; `keep` is the part of the location that they leave
-    alone.
-    """
+    """Fields in a row that wraps on narrow screens; `keep` is the part of the location that stays the same."""
     query = "?" + urlencode({k: v for k, v in keep.items() if v not in (None, "")})
     return el("form", *fields, class_="go v-form", data_keep=query, aria_label=label)
 
 
 def pick(name: str, label: str, value: Any, options: Iterable[tuple[Any, Any]], **attributes: Any) -> Html:
-    """Returns a choice of (value, words); a value that is none of them is shown as it is, so that it can be seen and
-    left.
-    """
+    """A drop-down list of (value, label); an unknown current value is listed as it is, so that it can be deselected."""
     offered = [(str(v), words) for v, words in options]
     chosen = "" if value is None else str(value)
     if chosen not in dict(offered):
@@ -39,7 +35,7 @@ def pick(name: str, label: str, value: Any, options: Iterable[tuple[Any, Any]], 
 
 
 def field(name: str, label: str, value: Any = "", kind: str = "text", **attributes: Any) -> Html:
-    """Returns a line of input; kinds are those of HTML: text, search, number."""
+    """A text input; `kind` is an HTML input type: text, search, number."""
     text = "" if value is None else str(value)
     shown = text if kind != "number" or finite_text(text) else ""  # a browser warns of what is no number
     return _labelled(label, el("input", type=kind, name=name, value=shown, aria_label=label,
@@ -47,7 +43,7 @@ def field(name: str, label: str, value: Any = "", kind: str = "text", **attribut
 
 
 def finite_text(text: str) -> bool:
-    """Returns whether a text is a number that is finite."""
+    """Whether a text is a finite number."""
     try:
         return math.isfinite(float(text))
     except ValueError:
@@ -62,16 +58,14 @@ def _labelled(label: str, *inner: Any) -> Html:
 
 
 def place(key: GroupKey | RolloutKey, page: str = "rollouts") -> dict[str, Any]:
-    """Returns the location of a group or a rollout."""
+    """The location of a group or a rollout."""
     where = {"page": page, "run": key.run, "source": key.source, "split": key.split, "step": key.step,
              "group": key.group}
     return where | ({"rollout": key.index} if isinstance(key, RolloutKey) else {})
 
 
 def rollout_of(where: Mapping[str, str]) -> RolloutKey | None:
-    """Returns the rollout that a location names; None when a part is missing. Raises AppError for a number that is
-    none.
-    """
+    """The rollout named by a location; None if incomplete. Raises AppError for an invalid number."""
     if not all(where.get(name) for name in ("run", "step", "group", "rollout")):
         return None
     step, index, split = whole(where, "step"), whole(where, "rollout"), where.get("split") or "train"
@@ -80,12 +74,12 @@ def rollout_of(where: Mapping[str, str]) -> RolloutKey | None:
 
 
 def packed(key: RolloutKey) -> str:
-    """Returns a rollout as one value of a location."""
+    """A rollout key encoded as a single location value."""
     return json.dumps(key, separators=(",", ":"))
 
 
 def unpacked(text: str | None) -> RolloutKey | None:
-    """Returns what `packed` made; None for anything else."""
+    """The inverse of `packed`; None for anything else."""
     try:
         run, source, split, step, group, index = json.loads(text or "")
     except (ValueError, TypeError, RecursionError):
@@ -95,7 +89,7 @@ def unpacked(text: str | None) -> RolloutKey | None:
 
 
 def whole(where: Mapping[str, str], name: str) -> int | None:
-    """Returns a whole number of the location, or None. Raises AppError for another text."""
+    """An integer of the location, or None. Raises AppError for other text."""
     text = where.get(name)
     if not text:
         return None
@@ -105,7 +99,7 @@ def whole(where: Mapping[str, str], name: str) -> int | None:
 
 
 def decimal(where: Mapping[str, str], name: str) -> float | None:
-    """Returns a number of the location, or None. Raises AppError for another text."""
+    """A number of the location, or None. Raises AppError for other text."""
     text = where.get(name)
     if not text:
         return None

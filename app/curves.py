@@ -1,4 +1,4 @@
-"""Curves over steps as small SVG pictures, drawn here so that a report needs no plotting library inside it."""
+"""Curves over steps as small SVG images, so that a report needs no plotting library."""
 
 from __future__ import annotations
 
@@ -18,17 +18,15 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 8, 8, 24
 _MOST = 400  # points of a line
 
 
-class Dots(NamedTuple):
+class EvalPoints(NamedTuple):
     """Evaluations of a split: (step, mean, low, high) each; low and high may be None."""
 
     name: str
     points: Sequence[tuple[float, float, float | None, float | None]]
 
 
-def curve(title: str, points: Sequence[tuple[float, float]], dots: Sequence[Dots] = ()) -> Html:
-    """Returns one value over the steps: every step pale, its moving mean strong, evaluations as dots with their
-    intervals.
-    """
+def curve(title: str, points: Sequence[tuple[float, float]], dots: Sequence[EvalPoints] = ()) -> Html:
+    """One metric over the steps: faint raw values, a strong moving average, and evaluations as dots with intervals."""
     points = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
     every = [*points, *((x, v) for d in dots for x, *ys in d.points for v in ys if v is not None)]
     if not every:
@@ -52,7 +50,7 @@ def curve(title: str, points: Sequence[tuple[float, float]], dots: Sequence[Dots
 
 
 class _Area:
-    """The field of a picture: from values to its pixels."""
+    """The plot area: maps values to pixels."""
 
     def __init__(self, xs: Sequence[float], ys: Sequence[float]):
         self.x0, self.x1 = _wide(min(xs), max(xs), 0.0)
@@ -79,7 +77,7 @@ class _Area:
         only = el("circle", cx=round(self.x(xs[0]), 1), cy=round(self.y(ys[0]), 1), r=3, class_="v-at")
         return el("g", el("polyline", points=points, class_=class_) if len(xs) > 1 else only, style=f"--v-c:{paint}")
 
-    def dots(self, dots: Dots, paint: str) -> Html:
+    def dots(self, dots: EvalPoints, paint: str) -> Html:
         marks = []
         for step, mean, low, high in dots.points:
             x = round(self.x(step), 1)
@@ -92,7 +90,7 @@ class _Area:
 
 
 def _wide(low: float, high: float, margin: float) -> tuple[float, float]:
-    """Returns the bounds with a margin, apart even where all values are the same."""
+    """The bounds with a margin; distinct even if all values are equal."""
     low, high = max(low, -1e300), min(high, 1e300)
     apart = (high - low) * margin or (0.0 if high > low else max(abs(low) * 0.1, 1e-6, 0.5 if margin == 0 else 0.0))
     return low - apart, high + apart
@@ -129,8 +127,8 @@ _MOST_PARTS = 8
 
 
 def of_run(metrics: Sequence[Mapping[str, Any]], evals: Sequence[Mapping[str, Any]]) -> list[Html]:
-    """Returns reward and its parts, lengths, entropy, KL, mismatch and times of a run; evaluations where they measure
-    the same.
+    """The curves of a run: reward and parts, lengths, entropy, KL, mismatch, times; with evaluations of the same
+    metric.
     """
     names = [name for record in metrics[-3:] for name in record if name.startswith("reward/")]
     parts = [n for n in dict.fromkeys(names) if n not in ("reward/mean", "reward/std")][:_MOST_PARTS]
@@ -144,7 +142,7 @@ def _points(records: Sequence[Mapping[str, Any]], name: str) -> list[tuple[float
     return [(x, y) for x, y in points if x is not None and y is not None]
 
 
-def _evaluated(evals: Sequence[Mapping[str, Any]], name: str) -> list[Dots]:
+def _evaluated(evals: Sequence[Mapping[str, Any]], name: str) -> list[EvalPoints]:
     own = name if name == "reward/mean" or not name.startswith("reward/") else name.removeprefix("reward/")
     splits: dict[str, dict[float, tuple[float, float, float | None, float | None]]] = {}
     for record in evals:
@@ -152,4 +150,4 @@ def _evaluated(evals: Sequence[Mapping[str, Any]], name: str) -> list[Dots]:
         if step is not None and mean is not None:
             low, high = (finite(record.get(f"{own}/ci95_{side}")) for side in ("low", "high"))
             splits.setdefault(str(record.get("split")), {})[step] = (step, mean, low, high)
-    return [Dots(split, [points[step] for step in sorted(points)]) for split, points in splits.items()]
+    return [EvalPoints(split, [points[step] for step in sorted(points)]) for split, points in splits.items()]

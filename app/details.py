@@ -1,4 +1,4 @@
-"""Everything about one group, read from its rollout file. Imports no torch."""
+"""One group in full, read from its rollout file. Imports no torch."""
 
 from __future__ import annotations
 
@@ -33,22 +33,23 @@ _ROWS = 1024  # read at once
 _LONGEST = 4_000_000  # characters of a JSON column
 _MARKS = 1000  # of an answer
 MOST_ANSWERS = 4096
-"""Answers of a group that are read."""
+"""Largest number of answers read from a group."""
 _MARK_DEPTH = 6
 _MARK_ITEMS = 4000  # of a list in a mark
 _FIELDS = list(SCHEMA)
 
 Mark = dict[str, Any]
-"""{"kind": "box"|"point"|"path"|"span"|"track", "at": ..., "label": str, "role": "answer"|"target", "media": int};
-the keys may be missing and the values are not checked."""
+"""{"kind": "box"|"point"|"path"|"span"|"track", "at": ..., "label": str, "role": "answer"|"target", "media": int}.
+Keys may be missing, and values are not validated.
+"""
 
 
 @dataclass(frozen=True)
 class MediaView:
-    """One image or video of the prompt. Sizes are (width, height) in pixels, None where not stored."""
+    """One image or video of the prompt. Sizes are (width, height) in pixels, None if not stored."""
 
     name: str | None
-    """For MediaStore: the file's name in the run's media/ folder; None when it was not stored."""
+    """File name in the run's media/ folder, for MediaStore; None if not stored."""
     hash: str
     kind: str
     """"image" or "video"."""
@@ -56,12 +57,12 @@ class MediaView:
     processed_size: tuple[int, int] | None
     visual_tokens: int | None
     timestamps: tuple[float, ...] = ()
-    """[frames] seconds of the sampled frames of a video."""
+    """[frames] time of each sampled video frame in seconds."""
 
 
 @dataclass(frozen=True, eq=False)
 class RolloutView:
-    """One answer with every column of its own. T = tokens; a per-token array is None where it was not stored."""
+    """One answer with all of its columns. T = tokens; a per-token array is None if not stored."""
 
     key: RolloutKey
     schema: int | None
@@ -72,48 +73,48 @@ class RolloutView:
     loss_mask: np.ndarray | None
     """[T] bool."""
     logprobs: np.ndarray | None
-    """[T] float32, of the sampler; the next three too."""
+    """[T] float32, of the sampler; the next three are float32, too."""
     trainer_logprobs: np.ndarray | None
     entropies: np.ndarray | None
     ratio: np.ndarray | None
     clipped: np.ndarray | None
     """[T] bool."""
     top_ids: tuple[np.ndarray, ...] | None
-    """[T][k] int32: the likeliest tokens at each place."""
+    """[T][k] int32: the most likely tokens at each position."""
     top_logprobs: tuple[np.ndarray, ...] | None
     """[T][k] float32."""
     parts: dict[str, float | None]
     weights: dict[str, float | None]
     reward: float | None
     correct: bool | None
-    """What the task says of it."""
+    """The task's verdict."""
     advantage: float | None
     """None for an answer of a variant that is not trained on."""
     metrics: dict[str, float | None]
-    """What the task measured on the answer, e.g. an IoU; of evaluated answers."""
+    """Task metrics of an evaluated answer, e.g. an IoU."""
     parsed: Any
     """Decoded JSON."""
     error: str | None
     finish_reason: str | None
     truncated: bool
     turns: tuple[dict[str, Any], ...]
-    """{"start", "end", "role", "media": hashes}; of episodes also "text", and what an action led to."""
+    """{"start", "end", "role", "media": hashes}; for episodes also "text" and the result of the action."""
     episode_id: str | None
     variant: str | None
     marks: tuple[Mark, ...] | None
-    """None where the file has none."""
+    """None if the file has none."""
     media: tuple[MediaView, ...] = ()
-    """Those that an episode showed after its prompt."""
+    """Media shown by an episode after its prompt."""
     turn_advantages: np.ndarray | None = None
-    """[actions] float32 of an episode; None where it has one for all."""
+    """[actions] float32 for an episode; None if all its actions share one advantage."""
     opened: str = ""
-    """What its prompt had begun it with, such as "<think>"."""
+    """Text with which the prompt begins the answer, such as "<think>"."""
     extra: Any = None
-    """Decoded JSON of what a method kept of it; None where nothing was."""
+    """Decoded JSON stored by a method; None without any."""
 
     @property
     def whole(self) -> str:
-        """The text that was scored."""
+        """The scored text."""
         return whole_answer(self.completion, self.opened)
 
     @property
@@ -122,13 +123,13 @@ class RolloutView:
 
     @property
     def aside(self) -> bool:
-        """Whether it is an answer of a variant that is not trained on: in no statistic of the group."""
+        """Whether the answer belongs to a variant that is not trained on; it is excluded from group statistics."""
         return self.variant is not None and self.advantage is None
 
 
 @dataclass(frozen=True, eq=False)
 class GroupView:
-    """One group. Statistics are over its scored answers without those set aside; None when there is none."""
+    """One group. Statistics cover its scored answers, excluding those with `aside`; None if there are none."""
 
     key: GroupKey
     task: str
@@ -138,27 +139,27 @@ class GroupView:
     prompt: str
     weights: dict[str, float | None]
     target: Any
-    """Decoded JSON, as `sample`."""
+    """Decoded JSON, as is `sample`."""
     sample: dict[str, Any]
     """The data row."""
     media: tuple[MediaView, ...]
     rollouts: tuple[RolloutView, ...]
-    """By index; those set aside last."""
+    """By index; those with `aside` last."""
     mean: float | None
     std: float | None
-    """With Bessel's correction, as the GRPO advantage divides by it; 0 for one answer."""
+    """With Bessel's correction, as in the GRPO advantage; 0 for one answer."""
     best: float | None
     worst: float | None
     zero_variance: bool
     notes: tuple[str, ...] = ()
     marks: tuple[Mark, ...] = ()
-    """Of the target, where no answer brings them."""
+    """Marks of the target, if the answers have none."""
 
 
 def group(library: Library, run: str, source: str, step: int, group_id: str, split: str = "") -> GroupView:
-    """Reads one group. Raises AppError when there is none, naming what was looked for.
+    """Reads one group. Raises AppError if it does not exist, naming the key.
 
-    `split` "" takes the first split that has it.
+    An empty `split` selects the first split that has the group.
     """
     if source not in SOURCES:
         raise AppError(f"source {str(source)[:100]!r} is unknown: one of {', '.join(SOURCES)}")
@@ -185,10 +186,11 @@ def group(library: Library, run: str, source: str, step: int, group_id: str, spl
 
 
 def with_marks(library: Library, view: GroupView, trust: bool = False) -> GroupView:
-    """Returns the group with marks made by its task, where the file has none; the same group when that is not possible.
+    """The group with marks computed by its task if the file has none; unchanged if that is not possible.
 
-    Only a built-in task is asked, with its default settings; with `trust` also one that config.yaml names by path or
-    module, which runs its code.
+    Only built-in tasks are used, with default settings; with `trust` also a task that config.yaml names by path or
+    module,
+    which executes its code.
     """
     if all(rollout.marks is not None for rollout in view.rollouts):
         return view
@@ -209,9 +211,7 @@ def with_marks(library: Library, view: GroupView, trust: bool = False) -> GroupV
 
 
 def box_convention(library: Library, view: GroupView) -> str:
-    """Returns how the model of a group writes boxes: as config.yaml says, or its family; "original" where neither is
-    known.
-    """
+    """The box coordinate convention of the group's model, from config.yaml or its family; "original" if unknown."""
     settings = library.settings(view.key.run)
     set_to, model = _of_task(settings, view.task, "coordinates"), settings.get("model.name")
     if set_to in CONVENTIONS:
@@ -223,7 +223,7 @@ def box_convention(library: Library, view: GroupView) -> str:
 
 
 def _of_task(settings: Mapping[str, Any], label: str, setting: str) -> Any:
-    """Returns a setting of the task that is called `label` among several in config.yaml, or of the only one."""
+    """A setting of the task labelled `label` in config.yaml, or of the only task."""
     several = settings.get("tasks")
     for task in several if isinstance(several, list) else ():
         if isinstance(task, Mapping) and task.get("label") == label:
@@ -235,9 +235,7 @@ def _of_task(settings: Mapping[str, Any], label: str, setting: str) -> Any:
 
 
 def _rows(file: Path, first_step: int, step: int, group_id: str, split: str) -> list[dict[str, Any]]:
-    """Returns the rows of one group in a file, arrays as numpy. Of a file with many groups only the part that holds
-    it.
-    """
+    """The rows of one group in a file, with arrays as numpy; only the row groups that contain it are read."""
     rows: list[dict[str, Any]] = []
     with pq.ParquetFile(file) as reader:
         wanted = [name for name in reader.schema_arrow.names if name in SCHEMA.names]
@@ -258,7 +256,7 @@ def _rows(file: Path, first_step: int, step: int, group_id: str, split: str) -> 
 
 
 def _of_group(keys: pa.Table, first_step: int, step: int, group_id: str) -> np.ndarray:
-    """Returns [rows] bool: which belong to the group; a missing step is that of the file, a missing id is empty."""
+    """[rows] bool mask of one group; a missing step means the step of the file, a missing id the empty one."""
     size = keys.num_rows
     steps = pc.fill_null(keys["step"].cast(pa.int64()), first_step) if "step" in keys.column_names else None
     ids = pc.fill_null(keys["group_id"].cast(pa.string()), "") if "group_id" in keys.column_names else None
@@ -268,9 +266,7 @@ def _of_group(keys: pa.Table, first_step: int, step: int, group_id: str) -> np.n
 
 
 def _unpacked(table: pa.Table) -> Iterator[dict[str, Any]]:
-    """Yields one dictionary a row; lists of numbers become arrays (null is NaN), lists of such lists tuples of
-    arrays.
-    """
+    """Yields a dictionary per row; lists of numbers become arrays (null is NaN), nested lists tuples of arrays."""
     plain_names = [f.name for f in _FIELDS if not _numbers(f.type)]
     rows = table.select(plain_names).to_pylist()
     for name in table.column_names:
@@ -281,7 +277,7 @@ def _unpacked(table: pa.Table) -> Iterator[dict[str, Any]]:
 
 
 def _numbers(kind: pa.DataType) -> bool:
-    """Returns whether a column holds one number, or one list of numbers, per token."""
+    """Whether a column holds one number, or one list of numbers, per token."""
     inner = kind.value_type if pa.types.is_list(kind) else None
     return inner is not None and (pa.types.is_primitive(inner) or (pa.types.is_list(inner)))
 
@@ -349,7 +345,7 @@ def _parts(parts: Any) -> dict[str, float | None]:
 
 
 def _shown(row: Mapping[str, Any]) -> tuple[tuple[MediaView, ...], tuple[MediaView, ...]]:
-    """Returns the media of a row's prompt, and those that its episode showed later."""
+    """The media of a row's prompt, and those shown later in its episode."""
     later = sum(len(turn["media"] or ()) for turn in row["turns"] or () if turn) if row["episode_id"] else 0
     media = _media(row["media"])
     place = max(0, len(media) - later)
@@ -368,7 +364,7 @@ def _size(width: int | None, height: int | None) -> tuple[int, int] | None:
 
 
 def decoded(text: str | None) -> Any:
-    """Returns the value of a JSON column, NaN as None, cut off at 50 levels; a text that is no JSON stays a text."""
+    """The value of a JSON column, NaN as None, truncated at depth 50; invalid JSON stays text."""
     if text is None or len(text) > _LONGEST:
         return text and text[:1000] + "…"
     try:
@@ -382,7 +378,7 @@ def _marks(text: str | None) -> tuple[Mark, ...] | None:
 
 
 def _checked_marks(entries: Any) -> tuple[Mark, ...]:
-    """Returns the mappings in a list, at most 1,000; what is nested deeper than a track needs is cut off."""
+    """The mappings in a list, at most 1,000, truncated at the depth that a track needs."""
     marks = [m for m in entries if isinstance(m, dict)] if isinstance(entries, list) else []
     return tuple({key: _cut(value, _MARK_DEPTH) for key, value in mark.items()} for mark in marks[:_MARKS])
 

@@ -1,9 +1,9 @@
-"""What is wrong with a run, read from what it wrote: findings, the gravest first. Pure functions; no Gradio, no torch.
+"""Diagnosis of a run from its own records: findings, most severe first. Pure functions; no Gradio, no torch.
 
     findings = diagnose(Evidence("quickstart", metrics, evals, alerts, answers))
 
-Each finding says what is seen, what to do about it, and where the groups are that it speaks of. Nothing is said where
-the run is too short for it. Records may hold anything: what is no number is passed over.
+Each finding states an observation, a remedy, and links to the groups concerned. Checks that need more steps than the
+run has are skipped. Records are untrusted: values that are not numbers are ignored.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from .html import finite, number
 
 RECENT = 10
-"""Steps that the state of a run is read from; shares are means over them."""
+"""Number of last steps over which shares are averaged."""
 MOST_ALERTS = 20
 _Record = Mapping[str, Any]
 
@@ -26,7 +26,7 @@ class Answer(NamedTuple):
     """One scored answer of the last steps."""
 
     group: Any
-    """The same for the answers of one group."""
+    """Equal for answers of the same group."""
     reward: float
     length: int
     """Tokens."""
@@ -35,19 +35,19 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the list."""
+    """One line of the diagnosis."""
 
     kind: str
-    """bad, warn, good, or "" for what is neither."""
+    """bad, warn, good, or "" for neutral."""
     words: str
     do: str = ""
     where: Mapping[str, Any] = field(default_factory=dict)
-    """The location of the groups that it speaks of."""
+    """The location of the groups concerned."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of a run: the lines of its files, oldest first, and answers of its last steps."""
+    """The records of a run, oldest first, and the answers of its last steps."""
 
     run: str
     metrics: Sequence[_Record] = ()
@@ -56,17 +56,17 @@ class Evidence:
     answers: Sequence[Answer] = ()
 
     def last(self, name: str, count: int = RECENT) -> list[tuple[int, float]]:
-        """Returns (step, value) of a metric over the last `count` steps that have it."""
+        """(step, value) of a metric for its last `count` steps."""
         values = [(line["step"], value) for line in self.metrics if (value := finite(line.get(name))) is not None]
         return values[-count:]
 
     def groups(self, first: int | None = None, last: int | None = None, **filters: Any) -> dict[str, Any]:
-        """Returns the location of this run's training groups in some steps."""
+        """The location of this run's training groups in a range of steps."""
         return {"page": "rollouts", "run": self.run, "kind": "train", "from": first, "to": last, **filters}
 
 
 def diagnose(evidence: Evidence) -> list[Finding]:
-    """Returns everything that is to be said of a run: alerts first, then what is bad, to be watched, and well."""
+    """All findings of a run: alerts first, then bad, warning and good ones."""
     findings = [finding for look in LOOKS for finding in look(evidence)]
     return [*alerts(evidence), *sorted(findings, key=lambda finding: _KINDS.index(finding.kind))]
 
@@ -106,11 +106,11 @@ ADVICE: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "unreadable_above": ("Read some of them: does the prompt ask for what `score` reads? `vlrl tasks check` lists "
                          "answers without a score.", {"err": "yes"}),
 }
-"""Rule of vlrl.monitoring.alerts -> what to do, and the filters of the groups that it speaks of."""
+"""Rule of vlrl.monitoring.alerts -> its remedy, and the filters for the groups concerned."""
 
 
 def alerts(evidence: Evidence) -> Iterator[Finding]:
-    """Yields what the run itself told of while it went on, the last first."""
+    """Yields the alerts raised during the run, latest first."""
     lines = [line for line in evidence.alerts if isinstance(line.get("alert"), str)]
     for line in reversed(lines[-MOST_ALERTS:]):
         do, filters = ADVICE.get(line["alert"], ("docs/troubleshooting.md has what to do about it.", {}))
@@ -125,7 +125,7 @@ def alerts(evidence: Evidence) -> Iterator[Finding]:
 
 
 def zero_variance(evidence: Evidence) -> Iterator[Finding]:
-    """Yields the share of groups whose answers all got the same reward, which teach nothing."""
+    """Yields the share of groups whose answers all have the same reward and so give no gradient."""
     recent = evidence.last("groups/zero_variance_frac")
     share = _mean(recent)
     if share is None or share <= 0.5:
@@ -145,7 +145,7 @@ def zero_variance(evidence: Evidence) -> Iterator[Finding]:
 
 
 def truncation(evidence: Evidence) -> Iterator[Finding]:
-    """Yields the share of answers that were cut off."""
+    """Yields the share of truncated answers."""
     recent = evidence.last("completion/truncated_frac")
     share = _mean(recent)
     if share is not None and share > 0.05:
@@ -157,7 +157,7 @@ def truncation(evidence: Evidence) -> Iterator[Finding]:
 
 
 def entropy(evidence: Evidence) -> Iterator[Finding]:
-    """Yields how far the entropy has fallen or risen since the first steps."""
+    """Yields a large change of the policy entropy since the first steps."""
     spans = _ends(evidence, "entropy")
     if spans is None or spans[0][1] <= 0:
         return
@@ -173,7 +173,7 @@ def entropy(evidence: Evidence) -> Iterator[Finding]:
 
 
 def kl(evidence: Evidence) -> Iterator[Finding]:
-    """Yields how far the policy is from its reference, where that is much or grows."""
+    """Yields a KL to the reference policy that is large or growing."""
     spans = _ends(evidence, "kl")
     if spans is None:
         return
@@ -187,7 +187,7 @@ def kl(evidence: Evidence) -> Iterator[Finding]:
 
 
 def saturated_parts(evidence: Evidence) -> Iterator[Finding]:
-    """Yields the reward parts of which nearly all answers have one value."""
+    """Yields reward parts that are equal for nearly all answers."""
     for name in _parts(evidence.answers):
         values = [value for answer in evidence.answers if (value := answer.parts.get(name)) is not None]
         usual, many = Counter(values).most_common(1)[0]
@@ -204,7 +204,7 @@ def saturated_parts(evidence: Evidence) -> Iterator[Finding]:
 
 
 def conflicting_parts(evidence: Evidence) -> Iterator[Finding]:
-    """Yields the pairs of reward parts that work against each other within groups."""
+    """Yields pairs of reward parts that are anticorrelated within groups."""
     names = _parts(evidence.answers)
     for place, one in enumerate(names):
         for other in names[place + 1:]:
@@ -219,7 +219,7 @@ def conflicting_parts(evidence: Evidence) -> Iterator[Finding]:
 
 
 def length_against_reward(evidence: Evidence) -> Iterator[Finding]:
-    """Yields whether longer or shorter answers of a group are paid more."""
+    """Yields a correlation between length and reward within groups."""
     along = within_groups([(answer.group, float(answer.length), answer.reward) for answer in evidence.answers])
     if along is None or abs(along) < 0.4:
         return
@@ -231,7 +231,7 @@ def length_against_reward(evidence: Evidence) -> Iterator[Finding]:
 
 
 def held_out(evidence: Evidence) -> Iterator[Finding]:
-    """Yields what each held-out split had before and after, with its 95 % intervals."""
+    """Yields the first and last result of each held-out split, with 95 % intervals."""
     for split in dict.fromkeys(str(line.get("split")) for line in evidence.evals):
         lines = [line for line in evidence.evals if str(line.get("split")) == split
                  and finite(line.get("reward/mean")) is not None]
@@ -254,8 +254,7 @@ def held_out(evidence: Evidence) -> Iterator[Finding]:
 
 
 def paid_and_not_wanted(evidence: Evidence) -> Iterator[Finding]:
-    """Yields held-out splits on which fewer answers are correct while the training reward has risen: the reward may be
-    cheated, or its samples learned by heart."""
+    """Yields held-out splits whose accuracy fell while the training reward rose: reward hacking or memorization."""
     spans = _ends(evidence, "reward/mean")
     if spans is None:
         return
@@ -283,20 +282,20 @@ def paid_and_not_wanted(evidence: Evidence) -> Iterator[Finding]:
 LOOKS: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
     zero_variance, truncation, entropy, kl, saturated_parts, conflicting_parts, length_against_reward, held_out,
     paid_and_not_wanted)
-"""What is looked at beside the alerts."""
+"""All checks besides the alerts."""
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 _FEW = 20
-"""Answers below which nothing is said of them."""
+"""Smallest number of answers to base a finding on."""
 _MOST_PARTS = 12
 
 
 def within_groups(values: Sequence[tuple[Any, float, float]]) -> float | None:
-    """Returns the correlation of x and y over (group, x, y), each taken from its group's mean, in [-1, 1].
+    """The correlation of x and y over (group, x, y) after subtracting group means, in [-1, 1].
 
-    None where fewer than 20 values are in groups that differ in both.
+    None if fewer than 20 values are in groups that vary in both.
     """
     by_group: dict[Any, list[tuple[float, float]]] = {}
     for group, x, y in values:
@@ -320,7 +319,7 @@ def _by_group(answers: Sequence[Answer]) -> list[list[float]]:
 
 
 def _parts(answers: Sequence[Answer]) -> list[str]:
-    """Returns the names of the parts, the first _MOST_PARTS."""
+    """The names of the reward parts, the first _MOST_PARTS."""
     return list(dict.fromkeys(name for answer in answers for name, value in answer.parts.items()
                               if value is not None))[:_MOST_PARTS]
 
@@ -330,7 +329,7 @@ def _mean(points: Sequence[tuple[int, float]]) -> float | None:
 
 
 def _ends(evidence: Evidence, name: str) -> tuple[tuple[list[tuple[int, float]], float], ...] | None:
-    """Returns the first and the last steps of a metric, each with its mean; None of fewer than six."""
+    """The first and the last steps of a metric, each with its mean; None for fewer than six steps."""
     every = evidence.last(name, len(evidence.metrics))
     count = min(RECENT, len(every) // 3)
     if count < 2:
@@ -339,7 +338,7 @@ def _ends(evidence: Evidence, name: str) -> tuple[tuple[list[tuple[int, float]],
 
 
 def _error(points: Sequence[tuple[int, float]], mean: float) -> float:
-    """Returns the standard error of the mean of at least two steps."""
+    """The standard error of the mean over at least two steps."""
     count = len(points)
     return math.hypot(*(value - mean for _, value in points)) / math.sqrt((count - 1) * count)
 

@@ -1,4 +1,4 @@
-"""What two answers share and where they part, word by word. Pure functions to HTML."""
+"""Word-level diff of two answers. Pure functions to HTML."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .html import MOST, Html, el, esc, join, note
 
 _WORDS = re.compile(r"\w+|\s+|[^\w\s]")
 _MOST_WORDS = 20_000
-"""Of both texts together; what comes after is not compared."""
+"""Of both texts together; the rest is not compared."""
 
 
 def words(before: str, after: str) -> Html:
-    """Returns `after` with what `before` lacked marked as added, and what it lost struck out."""
+    """`after` with insertions marked and deletions from `before` struck out."""
     if before == after:
         return el("div", el("p", "The same text.", class_="v-dim"), el("div", after[:MOST], class_="v-text"),
                   class_="v v-diff")

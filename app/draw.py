@@ -1,7 +1,7 @@
-"""The media of a prompt with what answers and target mark on them: pictures, clips, timelines. Pure functions to HTML.
+"""The media of a prompt with the marks of answers and target: images, clips, timelines. Pure functions to HTML.
 
-Marks are SVG in original pixels over the picture, so they stay right at any size. A click (or the space key) on a
-picture shows it large; boxes to tick hide the marks of single answers. Both work without a script.
+Marks are SVG in pixels of the original image, so they scale with it. A click (or the space key) enlarges an image;
+check boxes hide the marks of single answers. Both work without a script.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .marks import Shape, at_frame, color, shapes
 _LARGE = 1280  # pixels; larger pictures are shown smaller
 _COARSE = 160  # pixels; smaller pictures are shown so large that their pixels are seen
 FRAMES = 64
-"""Sampled frames of a video that are shown."""
+"""Largest number of sampled video frames shown."""
 _MOST_LABELS = 60
 _ALONG = 4  # parts of a path's line between two points, for labels to keep clear of
 _MOST_TOGGLES = 64
@@ -32,23 +32,23 @@ Box = tuple[Any, ...]
 
 
 class Addresses(Protocol):
-    """Where the browser finds the media of a run: addresses of a server, or `data:` texts. None = nowhere."""
+    """URLs of a run's media: on a server, or `data:` URLs. None if unavailable."""
 
     def picture(self, run: str, name: str, size: int | None) -> str | None:
-        """Returns a picture of at most `size` pixels a side; None = the file as it is."""
+        """An image of at most `size` pixels a side; the original file for None."""
         ...
 
     def video(self, run: str, name: str) -> str | None: ...
 
     def frames(self, run: str, name: str, seconds: Sequence[float]) -> Sequence[str | None]:
-        """Of a video the frames shown at `seconds`, one for each."""
+        """The video frames shown at `seconds`, one each."""
         ...
 
 
 def media(view: GroupView, addresses: Addresses, chosen: int | None = None, most_frames: int = FRAMES) -> Html:
-    """Returns every image and video of the prompt with the marks of all answers; those of answer `chosen` stand out.
+    """Every image and video of the prompt with the marks of all answers; those of answer `chosen` are highlighted.
 
-    Of a video at most `most_frames` of the sampled frames are shown, evenly spread.
+    At most `most_frames` of the sampled frames of a video are shown, evenly spaced.
     """
     drawable, bad = shapes(view)
     drawn = [_one(view, place, [s for s in drawable if s.media == place], addresses, chosen, most_frames)
@@ -64,8 +64,8 @@ def media(view: GroupView, addresses: Addresses, chosen: int | None = None, most
 
 
 def _toggles(all_shapes: Sequence[Shape], chosen: int | None) -> Html:
-    """Returns a box to tick for the target and for each answer with marks, and the rules that make them work. Of too
-    many answers the chosen one has a box, and the others share one.
+    """A check box for the target and each answer with marks, and the CSS rules behind it. With too many answers, the
+    chosen one has its own box and the others share one.
     """
     present = sorted({s.rollout for s in all_shapes if s.rollout is not None})
     if not all_shapes:
@@ -103,14 +103,14 @@ def _one(view: GroupView, place: int, all_shapes: Sequence[Shape], addresses: Ad
 
 def picture(view: GroupView, one: MediaView, all_shapes: Sequence[Shape], addresses: Addresses, alt: str,
             chosen: int | None = None, caption: Any = "") -> Html:
-    """Returns an image under its marks, large after a click."""
+    """An image under its marks, enlarged by a click."""
     size, source = _size(view, one, all_shapes), _source(view.key.run, one, addresses)
     return el("figure", _framed(source, size, all_shapes, chosen, alt), el("figcaption", caption) if caption else "",
               class_="v-pic")
 
 
 def _facts(one: MediaView) -> list[str]:
-    """Returns the original and processed size, visual tokens, frames."""
+    """Original and processed size, visual tokens, frames."""
     facts = [f"{one.size[0]} × {one.size[1]} px" if one.size else "size not stored"]
     if one.processed_size:
         facts.append(f"processed {one.processed_size[0]} × {one.processed_size[1]}")
@@ -129,7 +129,7 @@ def _source(run: str, one: MediaView, addresses: Addresses) -> str | None:
 
 
 def _size(view: GroupView, one: MediaView, all_shapes: Sequence[Shape]) -> tuple[float, float]:
-    """Returns the width and height in original pixels: as stored, as the row says, or so that all marks fit."""
+    """Width and height in original pixels: as stored, from the data row, or large enough for all marks."""
     sides = one.size or (finite(view.sample.get("width")), finite(view.sample.get("height")))
     if sides[0] and sides[1] and sides[0] > 0 and sides[1] > 0:
         return float(sides[0]), float(sides[1])
@@ -149,7 +149,7 @@ def _corners(shape: Shape) -> list[tuple[float, float]]:
 
 def _framed(source: str | None, size: tuple[float, float], all_shapes: Sequence[Shape], chosen: int | None,
             alt: str, small: bool = False) -> Html:
-    """Returns a picture, or an empty field of its shape, under its marks; ticked it is large."""
+    """An image under its marks, or an empty field of the same shape; enlarged while checked."""
     picture: Any = el("span", "not stored", class_="v-blank")
     if source:
         lazy = None if source.startswith("data:") else "lazy"
@@ -162,8 +162,7 @@ def _framed(source: str | None, size: tuple[float, float], all_shapes: Sequence[
 
 
 def overlay(all_shapes: Sequence[Shape], size: Box, chosen: int | None = None, small: bool = False) -> Html:
-    """Returns boxes, points and paths as SVG in the pixels of a picture of `size`; the target dashed; labels that keep
-    apart.
+    """Boxes, points and paths as SVG in the pixels of an image of `size`; targets dashed, labels without overlap.
 
     `small`: without labels.
     """
@@ -183,7 +182,7 @@ def _words(shape: Shape) -> str:
 
 
 def _group(shape: Shape, unit: float, chosen: int | None, label: Any = "", **attributes: Any) -> Html:
-    """Returns a mark with its label; one of an answer that is not the chosen one is faint."""
+    """A mark with its label; faint unless it belongs to the chosen answer."""
     key = "t" if shape.rollout is None else str(shape.rollout)
     faint = chosen is not None and shape.rollout is not None and shape.rollout != chosen
     lines = [_DRAWN[shape.kind](shape, unit, kind) for kind in ("v-halo", "v-line")]
@@ -214,7 +213,7 @@ _DRAWN = {"box": _box, "point": _point, "path": _path}
 
 
 def _fields(shape: Shape, unit: float) -> list[Box]:
-    """Returns what a label should not lie on: a box, the field of a point, fields along a path."""
+    """The areas of a mark that labels avoid: a box, the surroundings of a point, or areas along a path."""
     if shape.kind == "box":
         return [shape.at]
     points = [shape.at] if shape.kind == "point" else [
@@ -224,8 +223,9 @@ def _fields(shape: Shape, unit: float) -> list[Box]:
 
 
 def _label(words: str, shape: Shape, size: Box, unit: float, taken: list[Box], marks: Sequence[Box]) -> Html:
-    """Returns the words beside their mark, where they cover no other label and the least of the marks; "" where no
-    place is free of labels: the mark's colour and title still say whose it is.
+    """The label of a mark, placed to overlap no other label and as few marks as possible.
+
+    Empty if every candidate overlaps a label; colour and title still identify the mark.
     """
     words = words if len(words) <= 40 else words[:39] + "…"
     width, height = 0.58 * unit * len(words) + 0.9 * unit, 1.3 * unit
@@ -245,9 +245,7 @@ def _label(words: str, shape: Shape, size: Box, unit: float, taken: list[Box], m
 
 
 def _beside(shape: Shape, width: float, height: float) -> list[tuple[float, float]]:
-    """Returns where a label may begin, best first: above and below its mark, to its right and left, then further
-    away.
-    """
+    """Candidate label positions, best first: above, below, right and left of the mark, then further away."""
     if shape.kind == "box":
         x1, y1, x2, y2 = shape.at
     else:  # a point; a path's end
@@ -263,7 +261,7 @@ def _meet(a: Box, b: Box) -> bool:
 
 
 def _covered(fields: Sequence[Box], marks: Sequence[Box]) -> np.ndarray:
-    """Returns [fields] how many marks each covers, those that it covers in part by their share."""
+    """[fields] number of marks that each covers; partial overlaps count by their share."""
     field, mark = np.asarray(fields, float)[:, None], np.asarray(marks, float)[None]
     sides = np.minimum(field[..., 2:], mark[..., 2:]) - np.maximum(field[..., :2], mark[..., :2])
     area = np.maximum((mark[..., 2:] - mark[..., :2]).prod(-1), 1e-9)
@@ -290,8 +288,11 @@ def _video(view: GroupView, one: MediaView, all_shapes: Sequence[Shape], source:
 
 
 def _moving(all_shapes: Sequence[Shape], size: Box, chosen: int | None, timestamps: Sequence[float]) -> Html:
-    """Returns the boxes of tracks over a clip; clips.js moves each to where it is when the clip plays, and hides one
-    that has none within half the distance of two sampled frames. At most 200 boxes of a track, evenly spread.
+    """The boxes of tracks over a clip, at most 200 per track, evenly spaced.
+
+    clips.js moves each box during playback, and hides it when it has no position within half the distance of two
+    sampled
+    frames.
     """
     times = [t for t in timestamps if finite(t) is not None]
     tracks = [s for s in all_shapes if s.kind == "track"]
@@ -311,8 +312,8 @@ def _moving(all_shapes: Sequence[Shape], size: Box, chosen: int | None, timestam
 
 def frames(view: GroupView, one: MediaView, all_shapes: Sequence[Shape], addresses: Addresses,
            chosen: int | None = None, most: int = FRAMES, plays: bool = False) -> Html:
-    """Returns the sampled frames side by side with their seconds, under the boxes of tracks; other marks on the
-    first. With a clip that `plays`, the seconds are buttons that lead it there.
+    """The sampled frames side by side with their times and the boxes of tracks; other marks are on the first frame. If
+    the clip `plays`, the times are buttons that seek to them.
     """
     times = [t for t in one.timestamps if finite(t) is not None]
     if not times:
@@ -340,7 +341,7 @@ def frames(view: GroupView, one: MediaView, all_shapes: Sequence[Shape], address
 
 
 def _duration(view: GroupView, one: MediaView | None) -> float | None:
-    """Returns seconds of the clip: as the row says, else one frame beyond the last sampled one."""
+    """Duration of the clip in seconds: from the data row, or one frame beyond the last sampled one."""
     given = finite(view.sample.get("duration"))
     if given and given > 0:
         return given
@@ -349,9 +350,7 @@ def _duration(view: GroupView, one: MediaView | None) -> float | None:
 
 
 def timeline(all_shapes: Sequence[Shape], duration: float | None, ticks: Sequence[float] = ()) -> Html:
-    """Returns the spans of target and answers over the seconds of a clip, a row each, with the IoU; `ticks`: sampled
-    frames.
-    """
+    """The spans of target and answers over the duration of a clip, one row each, with IoU. `ticks`: sampled frames."""
     ends = [max(s.at) for s in all_shapes if s.kind == "span"]
     if not ends:
         return Html("")

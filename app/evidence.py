@@ -1,4 +1,4 @@
-"""Reads from a run folder what `vlrl.app.diagnosis` judges: its lines, and the answers of its last steps."""
+"""Reads the records of a run that `vlrl.app.diagnosis` needs: its metrics, and the answers of its last steps."""
 
 from __future__ import annotations
 
@@ -17,17 +17,15 @@ from .library import Library
 pc: Any = pyarrow.compute  # its functions are made when it is imported, where no type checker sees them
 MOST_STEPS = 5
 ENOUGH = 400
-"""Answers from which no earlier step is read."""
+"""Number of answers at which no earlier step is read."""
 MOST = 4_000
-"""Answers that are judged."""
+"""Largest number of answers used."""
 _MOST_RUNS = 16
 _COLUMNS = ["group_id", "reward", "parts", "loss_mask", "variant", "advantage"]
 
 
 class Reader:
-    """Evidence on the runs of a library; safe to use from many threads. The answers of a run are read again when it has
-    finished another step.
-    """
+    """Evidence on the runs of a library, cached until a run finishes another step. Thread-safe."""
 
     def __init__(self, library: Library):
         self.library = library
@@ -35,8 +33,7 @@ class Reader:
         self._answers: OrderedDict[str, tuple[Any, tuple[Answer, ...]]] = OrderedDict()
 
     def of(self, run: str) -> Evidence:
-        """Returns what is known of a run. Raises AppError for an unknown one; files that are damaged are passed over.
-        """
+        """The evidence on a run. Raises AppError for an unknown run; damaged files are ignored."""
         metrics = self.library.metrics(run)
         last = (len(metrics), metrics[-1]["step"] if metrics else None)
         with self._lock:
@@ -67,7 +64,7 @@ class Reader:
 
 
 def _answer(step: int, row: dict[str, Any], length: int) -> Answer | None:
-    """Returns an answer that was scored and is one of its group, as trained variants are; None for another."""
+    """A scored answer of its group, including trained variants; None for others."""
     reward = finite(row["reward"])
     if reward is None or (row["variant"] is not None and row["advantage"] is None):
         return None

@@ -1,9 +1,9 @@
-"""Chosen rollouts as one file: JSONL, parquet, or a set that `vlrl sft` learns from. Imports no Gradio.
+"""Selected rollouts as one file: JSONL, parquet, or a data set for `vlrl sft`. Imports no Gradio.
 
     made = export("sft", library, media, notes.all(flag="good"), folder)     # bad ones only with bad=True
     made.path, made.rows, made.left_out
 
-Texts stay data: nothing in them is run, and no name from a run folder becomes a name on this machine.
+Texts stay data: nothing in them is executed, and no name in a run folder becomes a file name here.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from .queries import RolloutKey
 
 MOST_ROWS = 20_000
 MOST_BYTES = 4 << 30
-"""Of the media in one set."""
+"""Largest total size of the media in one export."""
 _HEAVY = {"token_ids", "loss_mask", "logprobs", "turns", "turn_advantages", "schema", "top_ids", "top_logprobs",
           *PER_TOKEN}
 _JSON = ("parsed", "target", "sample", "marks")
 _MAPS = ("parts", "weights")
 _ADDED = ("run", "source", "flag", "comment")
 _NOT_CARRIED = {*MEDIA_FIELDS, "split", "solution"}
-"""Fields of a row that the set has its own values for, or none: the user says which side it is."""
+"""Row fields that the export replaces or drops."""
 _README = """Answers chosen in vlrl's inspector, as data for supervised fine-tuning: rows.jsonl, its media in media/.
 
     vlrl data check rows.jsonl --config CONFIG data.format=canonical
@@ -54,25 +54,26 @@ data.own_samples=false has a task that draws its samples read these rows; it is 
 
 @dataclass(frozen=True)
 class Export:
-    """A file that was made."""
+    """An exported file."""
 
     path: Path
     rows: int
     left_out: tuple[str, ...] = ()
-    """Which rollouts are not in it and what to beware of, a sentence each."""
+    """Sentences on omitted rollouts and other caveats."""
 
 
 def export(form: str, library: Library, media: MediaStore, chosen: Sequence[Note], folder: Path,
            bad: bool = False) -> Export:
     """Writes the rollouts of `chosen` to a file in `folder`, in one of FORMS.
 
-    A set for supervised training has no answer that is flagged bad, but with `bad`. Raises AppError for an unknown
-    form, too many rollouts, and when none of them can be written.
+    Answers flagged bad enter a supervised data set only with `bad`. Raises AppError for an unknown form, too many
+    rollouts, or if none can be written.
     """
     if form not in FORMS:
-        raise AppError(f"form {form!r} is not known; take one of {', '.join(FORMS)}")
+        raise AppError(f"unknown form {form!r}: choose one of {', '.join(FORMS)}")
     if len(chosen) > MOST_ROWS:
-        raise AppError(f"{len(chosen)} rollouts are chosen; {MOST_ROWS} is the most for one file: narrow the choice")
+        raise AppError(f"{len(chosen)} rollouts are selected, more than the limit of {MOST_ROWS} per file: "
+                       "narrow the selection")
     left_out: list[str] = []
     if form == "sft" and not bad:
         usable = [note for note in chosen if note.flag != "bad"]
@@ -93,7 +94,7 @@ def export(form: str, library: Library, media: MediaStore, chosen: Sequence[Note
 
 def _tables(library: Library, chosen: Sequence[Note], names: Sequence[str],
             left_out: list[str]) -> Iterator[tuple[list[Note], pa.Table]]:
-    """Yields (notes, their rollouts in the same order), a step of a run at a time."""
+    """Yields (notes, their rollouts in the same order) for each step of each run."""
     by_file: dict[tuple, list[Note]] = {}
     for note in chosen:
         by_file.setdefault(note.key[:4], []).append(note)
@@ -116,7 +117,7 @@ def _places(table: pa.Table) -> Iterator[tuple[str, int]]:
 
 
 def _records(library: Library, chosen: Sequence[Note], left_out: list[str]) -> Iterator[tuple[Note, dict[str, Any]]]:
-    """Yields (note, its rollout without what is per token), with what the files hold as JSON decoded."""
+    """Yields (note, its rollout without per-token columns), with JSON columns decoded."""
     names = [name for name in SCHEMA.names if name not in _HEAVY]
     for notes, table in _tables(library, chosen, names, left_out):
         for i, note in enumerate(notes):
@@ -145,7 +146,7 @@ def _remarks(note: Note) -> dict[str, str]:
 
 def _jsonl(library: Library, media: MediaStore, chosen: Sequence[Note], folder: Path,
            left_out: list[str]) -> tuple[Path, int]:
-    """Returns a line each: every column but those per token, and run, source, flag and comment."""
+    """One line per rollout: all columns except per-token ones, and run, source, flag and comment."""
     path, rows = folder / "rollouts.jsonl", 0
     with open(path, "w", encoding="utf-8") as file:
         for note, record in _records(library, chosen, left_out):
@@ -159,7 +160,7 @@ def _jsonl(library: Library, media: MediaStore, chosen: Sequence[Note], folder: 
 
 def _parquet(library: Library, media: MediaStore, chosen: Sequence[Note], folder: Path,
              left_out: list[str]) -> tuple[Path, int]:
-    """Returns the columns of vlrl.store.SCHEMA, per token too, and after them run, source, flag and comment."""
+    """The columns of vlrl.store.SCHEMA, per-token ones included, then run, source, flag and comment."""
     path, rows = folder / "rollouts.parquet", 0
     schema = pa.schema([*SCHEMA, *((name, pa.string()) for name in _ADDED)])
     with pq.ParquetWriter(path, schema, compression="zstd") as file:
@@ -173,15 +174,13 @@ def _parquet(library: Library, media: MediaStore, chosen: Sequence[Note], folder
 
 def _sft(library: Library, media: MediaStore, chosen: Sequence[Note], folder: Path,
          left_out: list[str]) -> tuple[Path, int]:
-    """Returns a zip of canonical rows with the chosen answers as their `solution`, of their media, and of how to use
-    it.
-    """
+    """A zip of canonical rows with the chosen answers as `solution`, their media, and a README."""
     path, lines, sizes, ids, tasks = folder / "sft.zip", [], {}, set(), set()
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:  # media are compressed already
         for note, record in _records(library, chosen, left_out):
             try:
                 if record["episode_id"]:
-                    raise AppError("an episode is no single answer: its actions have no form in supervised rows")
+                    raise AppError("an episode has several actions, which a supervised row cannot hold")
                 files = [_media_file(media, note.key.run, entry) for entry in record["media"] or ()]
                 line = json_line(_row(note, record, files, ids))
                 _keep(archive, sizes, files)
@@ -203,19 +202,19 @@ def _sft(library: Library, media: MediaStore, chosen: Sequence[Note], folder: Pa
 
 @dataclass(frozen=True)
 class _File:
-    """A media file of a set."""
+    """A media file of the export."""
 
     name: str
-    """In the set."""
+    """Name inside the zip."""
     kind: str
     path: Path
     frames: bool
-    """Kept by the run as the sampled frames alone, as animated WebP."""
+    """Whether the run stored only the sampled frames, as animated WebP."""
 
 
 def _media_file(media: MediaStore, run: str, entry: Mapping[str, Any]) -> _File:
     if not entry.get("path"):
-        raise AppError("its media were not kept (store.media=none)")
+        raise AppError("its media were not stored (store.media=none)")
     path = media.resolve(run, str(entry["path"]))
     frames = entry.get("kind") == "video" and path.suffix.lower() == ".webp"
     name = re.sub(r"[^0-9a-f]", "", str(entry.get("hash")))[:64] or "unnamed"
@@ -223,12 +222,12 @@ def _media_file(media: MediaStore, run: str, entry: Mapping[str, Any]) -> _File:
 
 
 def _row(note: Note, record: Mapping[str, Any], files: Sequence[_File], ids: set[str]) -> dict[str, Any]:
-    """Returns the data row with the chosen answer. A sample that was chosen twice gets numbered ids."""
+    """The data row with the chosen answer as its solution. Rows of one sample get numbered ids."""
     row = record["sample"]
     if not isinstance(row, dict):
-        raise AppError("its data row was not kept")
+        raise AppError("its data row was not stored")
     if not record["completion"] or record["truncated"]:
-        raise AppError("its answer is empty or was cut off: it would teach to end there")
+        raise AppError("its answer is empty or truncated: training on it would teach the model to stop there")
     fields = {name: value for name, value in row.items() if name not in _NOT_CARRIED}
     if any(file.frames for file in files):  # frames that were kept alone begin at the clip's start
         told = ("video_start", "video_end", "fps", "frame_times")
@@ -252,11 +251,11 @@ def _keep(archive: zipfile.ZipFile, sizes: dict[str, int], files: Sequence[_File
     for file in files:
         size = file.path.stat().st_size
         if sizes.setdefault(file.name, size) != size:
-            raise AppError(f"two files of different sizes go by the hash of {file.name}")
+            raise AppError(f"two files of different sizes have the hash of {file.name}")
         if file.name in archive.NameToInfo:
             continue
         if sum(sizes.values()) > MOST_BYTES:
-            raise AppError(f"the media of these answers have more than {MOST_BYTES >> 30} GiB: narrow the choice")
+            raise AppError(f"the media of these answers exceed {MOST_BYTES >> 30} GiB: narrow the choice")
         if file.frames:
             with archive.open(file.name, "w") as target:
                 _animated_png(file.path, target)
@@ -265,7 +264,7 @@ def _keep(archive: zipfile.ZipFile, sizes: dict[str, int], files: Sequence[_File
 
 
 def _animated_png(path: Path, target: Any) -> None:
-    """Animated WebP, which no video decoder here reads, as animated PNG, which they do; both lossless."""
+    """Converts animated WebP to animated PNG without loss, since video decoders read only the latter."""
     limits = LimitsSettings()
     with Image.open(path, formats=("WEBP",)) as image:
         count = getattr(image, "n_frames", 1)

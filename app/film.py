@@ -1,7 +1,7 @@
-"""An episode as a film: the pictures that it showed, turn by turn, as an animated GIF or an MP4. Imports no torch.
+"""An episode as an animated GIF or MP4: the images it showed, turn by turn. Imports no torch.
 
-    names = film.pictures(view, rollout)                    # fewer than two: there is nothing to move
-    data = film.rendered(site.media, view, rollout, "mp4")  # when somebody asks for it; nothing is kept
+    names = film.pictures(view, rollout)                    # fewer than two: nothing to animate
+    data = film.rendered(site.media, view, rollout, "mp4")  # rendered on request, not cached
 """
 
 from __future__ import annotations
@@ -21,55 +21,56 @@ from .media import MediaStore
 
 T = TypeVar("T")
 SIZE = 320
-"""Pixels of the longer side, at most."""
+"""Longer side in pixels, at most."""
 MOST_FRAMES = 64
 MOST_BYTES = 4 << 20
 _FRAME_MS, _LAST_MS = 800, 2400
 _MP4_RATE = 5
-"""Frames of an MP4 a second, so that _FRAME_MS and _LAST_MS are whole numbers of them: players stumble over fewer."""
+"""Frame rate of the MP4; _FRAME_MS and _LAST_MS are multiples of its period. Some players fail at lower rates."""
 _AROUND = (128, 128, 128)
-"""Colour around a picture that is smaller than the largest."""
+"""Padding colour around smaller images."""
 _making = threading.Semaphore(1)
 
 
 def pictures(view: GroupView, rollout: RolloutView) -> list[str]:
-    """Returns the names of an episode's stored pictures in the order in which it showed them, the prompt's first; of a
-    video its first frame stands for it."""
+    """The names of an episode's stored images in display order, the prompt's first; a video counts by its first frame.
+    """
     return [one.name for turn in turns.read(view, rollout) for one in turn.media if one and one.name]
 
 
 def rendered(media: MediaStore, view: GroupView, rollout: RolloutView, kind: str = "gif", size: int = SIZE,
              most_frames: int = MOST_FRAMES, most_bytes: int = MOST_BYTES) -> bytes:
-    """Returns a film of one of KINDS, of one size, of at most `size` pixels a side, `most_frames` pictures and
-    `most_bytes` bytes: of more pictures it has some, evenly spread, always the first and the last. Raises AppError
-    where there is no picture, and for another kind."""
+    """A film of one of KINDS, at most `size` pixels a side, `most_frames` images and `most_bytes` bytes.
+
+    Longer episodes are sampled evenly, keeping the first and last image. Raises AppError without images, and for an
+    unknown kind.
+    """
     if kind not in _ENCODERS:
-        raise AppError(f"a film is one of {', '.join(KINDS)}, and no {kind[:20]!r}")
+        raise AppError(f"a film is one of {', '.join(KINDS)}, not {kind[:20]!r}")
     with _making:
         frames = _read(media, view.key.run, spread(pictures(view, rollout), most_frames), size)
         if not frames:
-            raise AppError(f"answer {rollout.index} of group {view.key.group!r} has no picture that is stored")
+            raise AppError(f"answer {rollout.index} of group {view.key.group!r} has no stored image")
         while len(data := _ENCODERS[kind](frames)) > most_bytes and len(frames) > 1:
             frames = spread(frames, len(frames) // 2)
         return data
 
 
 def spread(items: Sequence[T], most: int) -> list[T]:
-    """Returns at most so many of these, evenly spread, the last one always among them and the first where there is
-    place for two."""
+    """At most `most` items, evenly spaced, with the last one and, if there is room, the first."""
     if len(items) <= most:
         return list(items)
     return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)] if most > 1 else [items[-1]]
 
 
 def url(view: GroupView, rollout: RolloutView, kind: str = "gif") -> str:
-    """Returns the address that the app's server answers with the film; it goes from the page, as media.url."""
+    """The relative URL under which the server renders the film."""
     return "vlrl/film?" + urlencode({**view.key._asdict(), "rollout": rollout.index, "kind": kind},
                                     errors="backslashreplace")
 
 
 def file_name(view: GroupView, rollout: RolloutView, kind: str = "gif") -> str:
-    """Returns what the file is called: run, step, sample and answer."""
+    """The download name: run, step, sample and answer."""
     words = f"{view.key.run}-{view.key.step}-{view.sample_id[:80]}-{rollout.index}"
     return re.sub(r"[^A-Za-z0-9._-]+", "-", words).strip(".-")[-150:] + f".{kind}"
 
@@ -101,7 +102,7 @@ def _gif(frames: Sequence[Image.Image]) -> bytes:
 
 
 def _mp4(frames: Sequence[Image.Image]) -> bytes:
-    """Returns H.264 in 4:2:0, which every browser and player reads: it halves colours, so odd sides get a line more."""
+    """H.264 in 4:2:0, which every browser plays. Colour is subsampled by two, so odd sides are padded by one pixel."""
     import av
     from av.video.frame import VideoFrame
 
@@ -120,4 +121,4 @@ def _mp4(frames: Sequence[Image.Image]) -> bytes:
 
 _ENCODERS: Mapping[str, Callable[[Sequence[Image.Image]], bytes]] = {"gif": _gif, "mp4": _mp4}
 KINDS: Mapping[str, str] = {"gif": "image/gif", "mp4": "video/mp4"}
-"""Name and ending of a kind of film -> its media type."""
+"""Kind of a film, also its file suffix -> media type."""

@@ -1,8 +1,9 @@
-"""The filters of the rollouts page: between a location and an index's Query. HTML alone, no Gradio.
+"""The filters of the rollouts page: conversion between locations and index queries. HTML only, no Gradio.
 
-In a location, `run`, `source`, `split`, `step`, `group` and `rollout` name what is open. The list beside it has names
-of its own, so that opening a group leaves it as it is: `in=all` (every run), `kind` (train, eval), `set` (split),
-`from` and `to` (steps), and those of RANGES and `_fields`. Without `kind` it shows training groups.
+In a location, `run`, `source`, `split`, `step`, `group` and `rollout` name the open group. The list beside it uses
+other
+names, so that opening a group does not change it: `in=all` (every run), `kind` (train, eval), `set` (split), `from` and
+`to` (steps), and those of RANGES and `_fields`. Without `kind` it lists training groups.
 """
 
 from __future__ import annotations
@@ -28,21 +29,21 @@ _YES = {"yes": True, "no": False}
 _NO = {"yes": False, "no": True}
 _OPENED = ("source", "split", "step", "group", "rollout", "in")
 _NAMES = ("set", "part", "cut", "end", "tool", "err", "cat", "alike", "form", "odd", "sample", "text", "flag")
-"""Filters of one value each; the others are ranges."""
+"""Filters with a single value; the others are ranges."""
 PRESETS: Mapping[str, Mapping[str, str]] = {
     "zero variance": {"alike": "yes"}, "cut off": {"cut": "yes"}, "malformed": {"form": "no"},
     "full reward, but unusual": {"odd": "yes", "view": "rollouts"}, "tool errors": {"tool": "yes", "view": "rollouts"},
     "ended by a limit": {"end": "limit", "view": "rollouts"}, "to review": {"flag": "no", "order": "mixed"},
     "to review by reward": {"flag": "no", "view": "rollouts", "sort": "reward"}}
-"""What is often asked for -> its part of a location."""
+"""Common queries -> their part of a location."""
 _ORDER_WORDS = {"step": "newest first", "best": "best first", "worst": "worst first", "mixed": "most mixed first"}
 _SORT_WORDS = {"index": "number in the group", "sample_id": "sample", "part": "reward part", "length": "length"}
 
 
 def query_of(where: Mapping[str, str], flagged: Sequence[RolloutKey] | None = None) -> Query:
-    """Returns the query of a location. Raises AppError for a number that is none.
+    """The query of a location. Raises AppError for an invalid number.
 
-    `flagged` are the rollouts with notes, which `flag=yes` keeps and `flag=no` leaves out.
+    `flagged` are the rollouts with notes, selected by `flag=yes` and excluded by `flag=no`.
     """
     ranges = {name: (decimal(where, low), decimal(where, high)) for name, (low, high) in RANGES.items()}
     open_group = "group" in where
@@ -64,7 +65,7 @@ def query_of(where: Mapping[str, str], flagged: Sequence[RolloutKey] | None = No
 
 
 def keeps(where: Mapping[str, str]) -> dict[str, str]:
-    """Returns the part of a location that says what the list shows, for links that open something beside it."""
+    """The part of a location that determines the list, for links that open something beside it."""
     filters = {k: v for k, v in where.items() if k not in _OPENED or k == "run"}
     if "group" in where and where.get("in") == "all":
         filters.pop("run", None)
@@ -72,7 +73,7 @@ def keeps(where: Mapping[str, str]) -> dict[str, str]:
 
 
 def opened(where: Mapping[str, str], key: GroupKey, rollout: int | None = None) -> dict[str, Any]:
-    """Returns the location of a group beside the list as it is."""
+    """The location of a group beside the unchanged list."""
     filters = keeps(where)
     target = {**filters, "page": "rollouts", "run": key.run, "source": key.source, "split": key.split, "step": key.step,
               "group": key.group}
@@ -80,8 +81,8 @@ def opened(where: Mapping[str, str], key: GroupKey, rollout: int | None = None) 
 
 
 def site_query(site: Site, where: Mapping[str, str]) -> Query:
-    """Returns the query of a location, with the notes that it asks for, and without archived runs where it names no
-    run. Raises AppError as `query_of`.
+    """The query of a location, with notes if needed, and without archived runs if no run is named. Raises AppError as
+    `query_of`.
     """
     query = query_of(where, site.notes.flagged(where.get("by", "")) if needs_notes(where) else None)
     archived = site.archived() if not query.runs else set()
@@ -90,17 +91,17 @@ def site_query(site: Site, where: Mapping[str, str]) -> Query:
 
 
 def needs_notes(where: Mapping[str, str]) -> bool:
-    """Returns whether `query_of` needs the rollouts with notes."""
+    """Whether `query_of` needs the rollouts with notes."""
     return where.get("flag") in ("yes", "no")
 
 
 def set_filters(where: Mapping[str, str]) -> int:
-    """Returns how many filters are set."""
+    """The number of active filters."""
     return sum(bool(where.get(name)) for name in (*_NAMES, *sum(RANGES.values(), ())))
 
 
 def chips(where: Mapping[str, str]) -> list[Html]:
-    """Returns a link for each filter that is set, which takes it away."""
+    """A link per active filter that removes it."""
     given: list[tuple[str, tuple[str, ...]]] = [(words, (name,)) for name, words in _words(where).items()]
     for name, (low, high) in RANGES.items():
         if where.get(low) or where.get(high):
@@ -112,7 +113,7 @@ def chips(where: Mapping[str, str]) -> list[Html]:
 
 
 def presets(where: Mapping[str, str]) -> Html:
-    """Returns links to what is often asked for; the one in view leads back to everything."""
+    """Links to common queries; the active one links back to the full list."""
     base = context.of(where) | {k: where[k] for k in ("kind", "sort", "dir") if k in where}
     links = []
     for words, wanted in PRESETS.items():
@@ -144,7 +145,7 @@ def _span(low: str | None, high: str | None) -> str:
 
 
 def form(facets: Facets) -> Html:
-    """Returns the form; app.js fills it from the location."""
+    """The form, filled from the location by app.js."""
     sources = [("train", "training"), ("eval", "evaluation"), ("all", "training and evaluation")]
     first = [_choice("kind", "From", sources),
              _choice("view", "Show", [("groups", "groups"), ("rollouts", "rollouts")]),
@@ -158,7 +159,7 @@ def form(facets: Facets) -> Html:
 
 
 def _choice(name: str, label: str, options: Sequence[tuple[str, str]]) -> Html:
-    """Returns a choice of which the first is what a location without it means."""
+    """A drop-down list whose first entry is the default."""
     return pick(name, label, options[0][0], options, data_default=options[0][0])
 
 

@@ -1,4 +1,4 @@
-"""Flags and comments where the answers are: what stands on a card and in the list, and what a key writes."""
+"""Flags and comments shown on cards and in the list, and the requests of app.js that write them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _LETTERS = {"good": "g", "bad": "b", "unsure": "s"}
 
 
 def noted(site: Site, run: str | None = None, by: str = "") -> dict[RolloutKey, Note]:
-    """Returns the notes of one run or of all, with `by` those of this annotator alone; none where the file of notes
-    cannot be read, which the Notes page says.
+    """The notes of one run or of all, with `by` those of one annotator; empty if the notes file is unreadable, which
+    the Notes page reports.
     """
     try:
         return {one.key: one for one in site.notes.all(run=run, by=by)}
@@ -30,14 +30,14 @@ def noted(site: Site, run: str | None = None, by: str = "") -> dict[RolloutKey, 
 
 
 def chips(notes: Sequence[Note]) -> list[Html]:
-    """Returns what a row of the list says of the notes on its answers."""
+    """The notes on a list row's answers."""
     counts = Counter(one.flag or "comment" for one in notes)
     return [chip(words if count == 1 and len(notes) == 1 else f"{count} {words}", KINDS.get(words, ""), "notes")
             for words, count in counts.items()]
 
 
 def of_groups(notes: Mapping[RolloutKey, Note]) -> dict[GroupKey, list[Note]]:
-    """Returns the notes by the group of their answer."""
+    """The notes by group."""
     groups: dict[GroupKey, list[Note]] = {}
     for key, one in notes.items():
         groups.setdefault(GroupKey(*key[:5]), []).append(one)
@@ -46,8 +46,9 @@ def of_groups(notes: Mapping[RolloutKey, Note]) -> dict[GroupKey, list[Note]]:
 
 def on_cards(site: Site, view: GroupView, chosen: int | None, after: Mapping[str, Any] | None,
              by: str = "") -> dict[int, Html]:
-    """Returns what stands at the top of the cards: on the chosen one (else the first) buttons and a comment, on others
-    their notes. `after` is the location that a flag leads to, `by` whose flags they are.
+    """The header of each card: buttons and a comment on the chosen one (else the first), notes on the others.
+
+    `after` is the location to open after flagging, `by` the annotator.
     """
     notes, own = noted(site, view.key.run, by), own_flags(site, view.key.run, by)
     current = next((r for r in view.rollouts if r.index == chosen), view.rollouts[0] if view.rollouts else None)
@@ -56,7 +57,7 @@ def on_cards(site: Site, view: GroupView, chosen: int | None, after: Mapping[str
 
 
 def own_flags(site: Site, run: str, by: str) -> dict[RolloutKey, str]:
-    """Returns the flags of one annotator."""
+    """The flags of one annotator."""
     try:
         return {key: flags[by] for key, flags in site.notes.verdicts(run).items() if by in flags}
     except AppError:
@@ -83,8 +84,8 @@ def _form(rollout: RolloutView, flag: str, comment: str, after: Mapping[str, Any
 
 
 def written(site: Site, text: str) -> tuple[Html, str]:
-    """Writes what app.js asks for, JSON of "key" (controls.packed), "n", and "flag" or "comment". Returns what went
-    wrong, and n, behind it "failed" if so.
+    """Saves a flag or comment sent by app.js as JSON: "key" (controls.packed), "n", and "flag" or "comment". Returns
+    the error if any, and n, followed by "failed" on error.
     """
     try:
         request = json.loads(text or "")
@@ -95,7 +96,7 @@ def written(site: Site, text: str) -> tuple[Html, str]:
         number, key, new, by = 0, None, (None, None), ""
     try:
         if key is None or not all(value is None or isinstance(value, str) for value in new):
-            raise AppError("A note could not be read: load the page again.")
+            raise AppError("The request could not be read: reload the page.")
         view, rollout = answer(site, key)
         site.notes.put(key, flag=new[0], comment=new[1], sample=view.sample_id, reward=rollout.reward, by=by)
     except AppError as error:
@@ -104,8 +105,8 @@ def written(site: Site, text: str) -> tuple[Html, str]:
 
 
 def labelled(site: Site, text: str) -> tuple[Html, str]:
-    """Writes what app.js asks for of a run, JSON of "key" (its id), "n", and "tags" (with commas) or "archived".
-    Returns as `written` does.
+    """Saves the labels of a run sent by app.js as JSON: "key" (run id), "n", and "tags" (comma-separated) or
+    "archived". Returns as `written`.
     """
     number = 0
     try:
@@ -122,7 +123,7 @@ def labelled(site: Site, text: str) -> tuple[Html, str]:
 
 
 def label_form(run: str, label: Label) -> Html:
-    """Returns where a run's tags are written and where it is archived."""
+    """The form for a run's tags and archived state."""
     tags = ", ".join(label.tags)
     field = el("input", name="tags", value=tags, placeholder="with commas", autocomplete="off", data_note=tags,
                maxlength="2000")
@@ -134,7 +135,7 @@ def label_form(run: str, label: Label) -> Html:
 
 
 def answer(site: Site, key: RolloutKey) -> tuple[GroupView, RolloutView]:
-    """Returns one answer and its group. Raises AppError when it is not there."""
+    """One answer and its group. Raises AppError if it does not exist."""
     view = details.group(site.library, key.run, key.source, key.step, key.group, key.split)
     for rollout in view.rollouts:
         if rollout.index == key.index:

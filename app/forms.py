@@ -1,4 +1,4 @@
-"""The form of an answer: which of its text is reasoning, which the answer, and what is wrong with its tags."""
+"""The format of an answer: its reasoning and answer sections, and violations of the expected tags."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _KINDS = {"think": "reasoning", "answer": "answer", "glue": "answer"}
 
 @dataclass(frozen=True)
 class Piece:
-    """A stretch of an answer. kind: reasoning, answer, or outside (of all tags, where tags are expected)."""
+    """A span of an answer. kind: reasoning, answer, or outside (of all tags, where tags are expected)."""
 
     kind: str
     text: str
     tag: bool = False
-    """Whether it is a tag; its kind is that of what it opens or closes."""
+    """Whether it is a tag; its kind is that of the section it opens or closes."""
     bad: bool = False
-    """Whether it does not belong where it stands."""
+    """Whether it is misplaced."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """All pieces of an answer in order, and its violations in words."""
+    """The pieces of an answer in order, and its format violations."""
 
     pieces: tuple[Piece, ...]
     problems: tuple[str, ...]
@@ -38,15 +38,16 @@ class Form:
 
 
 def usual(texts: Sequence[str]) -> set[str]:
-    """Returns the tags that at least half of some answers have."""
+    """The tags that at least half of the texts contain."""
     return {name for name in TAGS if texts and 2 * sum(f"</{name}>" in text for text in texts) >= len(texts)}
 
 
 def read(text: str, prompt: str = "", truncated: bool = False, others: Collection[str] = (), opened: str = "") -> Form:
-    """Returns the pieces of an answer, with what its prompt has `opened`, and what is wrong with it.
+    """The sections of an answer whose prompt `opened` it, and its format violations.
 
-    Tags are expected where the answer, the prompt or the `others` (see `usual`) have them. An answer whose first
-    thinking tag is </think> begins with reasoning, as rewards.text.parse_answer reads it.
+    Tags are expected if the answer, the prompt or the `others` (see `usual`) contain them. An answer whose first
+    thinking
+    tag is </think> begins with reasoning, as in rewards.text.parse_answer.
     """
     text, prompt = whole_answer(text, opened), prompt.removesuffix(opened)
     closed = {name for name in TAGS if re.search(f"</?{name}>", text)}
@@ -61,7 +62,7 @@ def read(text: str, prompt: str = "", truncated: bool = False, others: Collectio
 
 
 def _pieces(text: str, expected: list[str]) -> tuple[list[Piece], list[str]]:
-    """Returns the pieces, and the tags that stand where they must not."""
+    """The pieces, and the misplaced tags."""
     first = re.search("</?think>", text)
     inside = "think" if first and first[0] == "</think>" else ""
     before = -1 if not inside else expected.index(inside) if inside in expected else -1
@@ -92,7 +93,7 @@ def _add(pieces: list[Piece], text: str, inside: str) -> None:
 
 
 def _counts(text: str, expected: list[str]) -> list[str]:
-    """Tags that are missing or come several times."""
+    """Missing and repeated tags."""
     problems = []
     for name in expected:
         for tag in (f"<{name}>", f"</{name}>"):
@@ -105,7 +106,7 @@ def _counts(text: str, expected: list[str]) -> list[str]:
 
 
 def _outside(pieces: list[Piece]) -> list[str]:
-    """Returns where text stands outside of all tags."""
+    """Where text occurs outside of all tags."""
     tags = [i for i, piece in enumerate(pieces) if piece.tag]
     if not tags:
         return []

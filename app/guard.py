@@ -1,10 +1,10 @@
-"""Who may ask the inspector for what: address, origin, password, routes and the headers of every answer.
+"""Access control of the inspector: address, origin, password, routes, and the headers of every response.
 
-Behind a proxy the host is the one that the browser named (X-Forwarded-Host where the proxy says it): no page can write
-that header without being asked for its origin first. The path of a proxy (`Address.root_path`) may come or be cut off.
+Behind a proxy the host is the one named by the browser (X-Forwarded-Host if set by the proxy); no page can set that
+header without passing the origin check first. The proxy's path (`Address.root_path`) may be kept or stripped.
 
-The Content-Security-Policy names the page's own inline scripts by their hash, so a script that got into the page with a
-rollout's text would not run. Gradio compiles its templates, which needs 'unsafe-eval'; no text of a run is in them.
+The Content-Security-Policy lists the page's own inline scripts by hash, so a script injected through a rollout's text
+would not run. Gradio compiles its templates, which needs 'unsafe-eval'; they contain no text of a run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .address import Address
 
 LOGIN = "/vlrl/login"
 BODY_S = 10.0
-"""Seconds that the form may take to arrive."""
+"""Time limit in seconds for receiving the login form."""
 _NOBODY = Client("", 0)
 _EXACT = {"/", "/config", "/theme.css", "/favicon.ico", "/manifest.json", "/robots.txt"}
 _FOLDERS = ("/assets/", "/static/", "/vlrl/")
@@ -57,7 +57,9 @@ p {{color: #c33; margin: 0}}</style>
 
 
 class Guard:
-    """ASGI middleware. `address` is where the app is reached; `head` is HTML for the head of the page."""
+    """ASGI middleware that checks every request. `address` is where the app is reached; `head` is HTML for the page's
+    head.
+    """
 
     def __init__(self, app: ASGIApp, address: Address, password: str | None, head: str):
         self.app, self.address = app, address
@@ -81,7 +83,7 @@ class Guard:
         await self.app(scope, receive, self._with_headers(send))
 
     def _below_root(self, scope: Scope) -> Scope:
-        """Returns the scope without the proxy's path, where the proxy left it in. (The path may be /vlrl, too.)"""
+        """The scope without the proxy's path, if the proxy kept it. (The path itself may be /vlrl.)"""
         root, path = self.address.root_path, scope["path"]
         if not root or not path.startswith(f"{root}/") or _OWN.fullmatch(path):
             return scope
@@ -90,7 +92,7 @@ class Guard:
                 "raw_path": raw[len(root):] if raw.startswith(f"{root}/".encode()) else raw}
 
     async def _refusal(self, scope: Scope, receive: Receive) -> Response | None:
-        """Returns what is answered instead of passing a request on; None lets it through."""
+        """The response that rejects a request; None to let it pass."""
         headers, path = Headers(scope=scope), scope["path"]
         host, forwarded = headers.get("host", ""), headers.get("x-forwarded-host")
         named = host if forwarded is None else forwarded.partition(",")[0].strip()
@@ -113,7 +115,7 @@ class Guard:
         return self._redirect(LOGIN, scope) if path == "/" else PlainTextResponse("Log in first.", 401)
 
     def _redirect(self, path: str, scope: Scope) -> RedirectResponse:
-        """Returns the way to a path of the inspector, with the query as it is."""
+        """A redirect to a path of the inspector, preserving the query."""
         query = scope["query_string"].decode("latin-1")
         return RedirectResponse(f"{self.address.root_path}{path}{f'?{query}' if query else ''}", 303)
 
@@ -144,8 +146,8 @@ class Guard:
         return HTMLResponse(_FORM.format(action=html.escape(action), wrong=wrong))
 
     def _cookie_text(self, request: Request) -> str:
-        """In a frame of another site a browser sends no cookie that is Lax; one that is not, over TLS alone, and
-        Partitioned keeps it to that site's frames. The origin is checked in any case.
+        """The Set-Cookie value. Browsers send no Lax cookie from a frame on another site; SameSite=None requires TLS,
+        and Partitioned keeps the cookie to that site's frames. The origin is checked in any case.
         """
         said = request.headers.get("x-forwarded-proto", "").partition(",")[0].strip() or request.url.scheme
         secure = "; Secure" if said == "https" else ""
@@ -154,7 +156,7 @@ class Guard:
                 f"SameSite={site}{secure}")
 
     def _page(self, send: Send) -> Send:
-        """Adds to the head of the page and, to its policy, the hashes of its inline scripts."""
+        """Inserts into the page's head, and adds the hashes of its inline scripts to the policy."""
         start: list[Message] = []
         parts: list[bytes] = []
 
@@ -211,7 +213,7 @@ def _cookie(scope: Scope) -> str:
 
 
 async def _body(request: Request, most: int = 10_000) -> bytes | None:
-    """Returns the body, b"" for one that is too long; None where it takes too long or the client has gone."""
+    """The request body, b"" if too long; None on timeout or disconnect."""
     body = b""
     with contextlib.suppress(TimeoutError, ClientDisconnect):
         async with asyncio.timeout(BODY_S):

@@ -1,8 +1,9 @@
-"""HTML from values that nobody vouches for: whatever is no `Html` is escaped.
+"""HTML from untrusted values: everything that is not `Html` is escaped.
 
     el("p", "Answer: ", el("b", answer), class_="v-note")      # `answer` cannot become a tag
 
-What would hide or turn text around is made visible: control characters, bidirectional overrides, invisible spaces.
+Characters that could hide or reorder text are made visible: control characters, bidirectional overrides, invisible
+spaces.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from urllib.parse import quote, urlencode
 from vlrl.store import plain
 
 STYLE = Path(__file__).with_name("style.css")
-"""The style sheet that all HTML of this package is written for; its root elements have the class `v`."""
+"""The style sheet for all HTML of this package; its root elements have the class `v`."""
 LONG = 4_000
-"""Characters from which a text is folded."""
+"""Number of characters from which a text is collapsed."""
 MOST = 200_000
-"""Characters of one text that are shown at all."""
+"""Largest number of characters shown of one text."""
 _VOID = {"br", "hr", "img", "input", "link", "source", "meta", "circle", "rect", "line", "polyline", "path"}
 _ODD = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b\u200e\u200f"
                   r"\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff9-\ufffb\ufffe\uffff"
@@ -32,13 +33,13 @@ _BAD_NAME = re.compile(r"[^\w:.-]")
 
 
 class Html(str):
-    """Text that is HTML: put in as it is."""
+    """Text that is already HTML and is inserted unescaped."""
 
     __slots__ = ()
 
 
 def visible(text: str) -> str:
-    """Returns the text with what cannot be seen written out: ␀, ␍, ⟨U+202E⟩. Line feeds and tabs stay."""
+    """The text with invisible characters spelled out: ␀, ␍, ⟨U+202E⟩. Line feeds and tabs stay."""
     return _ODD.sub(lambda match: _shown(ord(match[0])), text)
 
 
@@ -47,7 +48,7 @@ def _shown(code: int) -> str:
 
 
 def esc(value: Any) -> Html:
-    """Returns any value as HTML text, fit for attributes too."""
+    """Any value as HTML text, also safe in attributes."""
     if isinstance(value, Html):
         return value
     try:
@@ -58,14 +59,15 @@ def esc(value: Any) -> Html:
 
 
 def join(pieces: Iterable[Any], between: str = "") -> Html:
-    """Returns pieces one after the other, escaped where they are no HTML; None and "" are left out."""
+    """Concatenated pieces, escaped unless Html; None and "" are skipped."""
     return Html(between.join(esc(piece) for piece in pieces if piece is not None and piece != ""))
 
 
 def el(tag: str, *children: Any, **attributes: Any) -> Html:
-    """Returns one element. `class_` and `for_` lose the underline, others become dashes: data_at -> data-at.
+    """One element. Attribute names lose a trailing underscore (`class_`), other underscores become dashes: data_at ->
+    data-at.
 
-    An attribute that is None or False is left out, True stands alone.
+    An attribute that is None or False is omitted; True is written without a value.
     """
     words = [tag]
     for key, value in attributes.items():
@@ -81,7 +83,7 @@ def _plain(value: Any) -> str:
 
 
 def link(query: Mapping[str, Any], *children: Any, **attributes: Any) -> Html:
-    """Returns a link inside the app: `?page=rollouts&run=...`; app.js takes its click."""
+    """A link inside the app: `?page=rollouts&run=...`; app.js handles its click."""
     href = "?" + urlencode({k: _utf8(str(v)) for k, v in query.items() if v not in (None, "")}, quote_via=quote)
     classes = f"go {attributes.pop('class_', '')}".strip()
     return el("a", *children, class_=classes, href=href, **attributes)
@@ -92,9 +94,9 @@ def _utf8(text: str) -> str:
 
 
 def number(value: Any, form: str = "", sign: bool = False) -> str:
-    """Returns a number in few characters, with a true minus; "–" for none, NaN and what is no number.
+    """A short text for a number, with a true minus sign; "–" for None, NaN and non-numbers.
 
-    `form` is Python's; without one, three significant digits, and whole ones from 1,000 on.
+    `form` is a Python format; by default three significant digits, and integers from 1,000 on.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return "–"
@@ -109,7 +111,7 @@ def number(value: Any, form: str = "", sign: bool = False) -> str:
 
 
 def finite(value: Any) -> float | None:
-    """Returns the value as a float when it is a finite number, else None."""
+    """The value as a float if it is a finite number, else None."""
     try:
         return float(value) if not isinstance(value, (bool, str)) and math.isfinite(value) else None
     except (TypeError, OverflowError, ValueError):
@@ -117,7 +119,7 @@ def finite(value: Any) -> float | None:
 
 
 def as_json(value: Any, width: int = 100) -> str:
-    """Returns a value of a row or an answer as one reads it: text bare, else JSON, a line an entry where it is long."""
+    """A readable value of a row or an answer: text as it is, else JSON, with one line per entry if long."""
     if isinstance(value, str):
         return value
     try:
@@ -134,8 +136,7 @@ def as_json(value: Any, width: int = 100) -> str:
 
 
 def folded(text: Any, limit: int = LONG, tag: str = "div", class_: str = "v-text", most: int = MOST) -> Html:
-    """Returns a text with its line breaks; one longer than `limit` shows its beginning and opens to the whole, of which
-    `most` characters are shown.
+    """A text with its line breaks; beyond `limit` characters it is collapsed, and at most `most` characters are shown.
     """
     words = text if isinstance(text, str) else as_json(text)
     if len(words) <= limit:
@@ -147,7 +148,7 @@ def folded(text: Any, limit: int = LONG, tag: str = "div", class_: str = "v-text
 
 
 def table(head: Sequence[Any], rows: Iterable[Sequence[Any]], numeric: Iterable[int] = (), class_: str = "") -> Html:
-    """Returns a table that scrolls inside itself; columns `numeric` stand to the right."""
+    """A table that scrolls horizontally; the columns `numeric` are right-aligned."""
     right = set(numeric)
 
     def line(cells: Sequence[Any], tag: str) -> Html:
@@ -159,15 +160,15 @@ def table(head: Sequence[Any], rows: Iterable[Sequence[Any]], numeric: Iterable[
 
 
 def note(*words: Any, kind: str = "") -> Html:
-    """Returns a remark in a box; kind "bad" or "warn" colours it."""
+    """A boxed remark; kind "bad" or "warn" colours it."""
     return el("p", *words, class_=f"v-note {kind}".strip(), role="alert" if kind == "bad" else None)
 
 
 def empty(what: Any, do: Any = "") -> Html:
-    """Returns the state of nothing to show, and what to do about it."""
+    """A placeholder for missing content, with the remedy."""
     return el("div", el("p", what), el("p", do, class_="v-dim") if do else "", class_="v v-empty")
 
 
 def chip(words: Any, kind: str = "", title: Any = None) -> Html:
-    """Returns a small label; kinds: bad, warn, good."""
+    """A small label; kinds: bad, warn, good."""
     return el("span", words, class_=f"v-chip {kind}".strip(), title=title)

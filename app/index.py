@@ -1,4 +1,4 @@
-"""Rollouts of many runs as one table to filter, sort and page through. Imports no torch.
+"""Rollouts of many runs as one table, with filters, sorting and pages. Imports no torch.
 
     index = Index(Library("runs"))
     page = index.groups(Query(runs=("quickstart",), order="mixed"), page=0, size=50)
@@ -45,14 +45,14 @@ class Page(Generic[Row]):
 
     rows: tuple[Row, ...]
     total: int
-    """Rows on all pages."""
+    """Number of rows on all pages."""
     page: int
     """From 0."""
     size: int
     pending: int = 0
-    """Files that are not read yet: ask again."""
+    """Number of files not read yet: query again."""
     notes: tuple[str, ...] = ()
-    """Files that were skipped, and why."""
+    """Skipped files and why."""
 
     @property
     def pages(self) -> int:
@@ -61,7 +61,7 @@ class Page(Generic[Row]):
 
 @dataclass(frozen=True)
 class GroupRow:
-    """A group in the list. Statistics are over all its scored answers, also those that the filters hide."""
+    """A group in the list. Statistics cover all its scored answers, including those excluded by the filters."""
 
     key: GroupKey
     task: str
@@ -71,9 +71,9 @@ class GroupRow:
     prompt: str
     """Its first characters."""
     n: int
-    """Answers."""
+    """Number of answers."""
     hits: int
-    """Answers that the filters keep."""
+    """Number of answers that pass the filters."""
     mean: float | None
     std: float | None
     best: float | None
@@ -108,9 +108,9 @@ class RolloutRow:
     """First characters of the answer."""
     media: str | None = None
     turns: int | None = None
-    """Actions of an episode; None for another answer."""
+    """Number of actions of an episode; None for other answers."""
     tool_errors: int | None = None
-    """Tool calls of an episode that failed."""
+    """Number of failed tool calls of an episode."""
 
     @property
     def group(self) -> GroupKey:
@@ -119,7 +119,7 @@ class RolloutRow:
 
 @dataclass(frozen=True)
 class Facets:
-    """What the filters can be set to."""
+    """The available values of the filters."""
 
     sources: tuple[str, ...] = ()
     splits: tuple[str, ...] = ()
@@ -130,12 +130,12 @@ class Facets:
     """First and last."""
     rollouts: int = 0
     pending: int = 0
-    """Files that are not read yet."""
+    """Number of files not read yet."""
     notes: tuple[str, ...] = ()
 
 
 class Scope(NamedTuple):
-    """What a query was answered from."""
+    """The runs and notes that a query result is based on."""
 
     runs: list[str]
     pending: int
@@ -143,9 +143,9 @@ class Scope(NamedTuple):
 
 
 class Index:
-    """The rollouts below a library's root, read file by file when first asked for. Safe to use from many threads.
+    """The rollouts of all runs in a library, each file read when first needed. Thread-safe.
 
-    A call reads new files for at most `budget_s` seconds before it answers; what is left then is `Page.pending`.
+    A call spends at most `budget_s` seconds on reading new files; `Page.pending` counts the rest.
     """
 
     def __init__(self, library: Library, budget_s: float = 0.8):
@@ -153,20 +153,20 @@ class Index:
         self.table = Table(library, budget_s)
 
     def close(self) -> None:
-        """Gives back memory and temporary files."""
+        """Frees memory and temporary files."""
         self.table.close()
 
     def refresh(self, runs: Sequence[str] = (), budget_s: float | None = None) -> Scope:
-        """Reads what is new in some runs; () = every run. Raises AppError for a run that is unknown."""
+        """Reads new files of some runs; () = every run. Raises AppError for an unknown run."""
         names = list(runs) or [info.id for info in self.library.runs()]
         return Scope(names, *self.table.refresh(names, budget_s))
 
     # --- lists ----------------------------------------------------------------------------------------------------
 
     def groups(self, query: Query, page: int = 0, size: int = 50) -> Page[GroupRow]:
-        """Returns one page of the groups of which an answer passes the filters; a page after the last gives the last.
+        """One page of the groups in which an answer passes the filters; beyond the last page, the last one.
 
-        Raises AppError for a query that cannot be.
+        Raises AppError for an invalid query.
         """
         scope = self.refresh(query.runs)
         source, values = _groups(query, scope.runs)
@@ -180,9 +180,9 @@ class Index:
         return self._page(query, scope, sql, values, page, size, _group_row)
 
     def rollouts(self, query: Query, page: int = 0, size: int = 50) -> Page[RolloutRow]:
-        """Returns one page of the answers that pass the filters; a page after the last gives the last.
+        """One page of the answers that pass the filters; beyond the last page, the last one.
 
-        Raises AppError for a query that cannot be.
+        Raises AppError for an invalid query.
         """
         scope = self.refresh(query.runs)
         groups, rollouts = of_groups(query, scope.runs), of_rollouts(query)
@@ -197,8 +197,8 @@ class Index:
                           _rollout_row)
 
     def neighbours(self, query: Query, key: GroupKey) -> tuple[GroupKey | None, GroupKey | None]:
-        """Returns the groups before and after `key` in the order of `groups(query)`; None at an end or when it is not
-        there.
+        """The groups before and after `key` in the order of `groups(query)`; None at either end or if `key` is not
+        listed.
         """
         scope = self.refresh(query.runs)
         source, values = _groups(query, scope.runs)
@@ -212,7 +212,7 @@ class Index:
         return sides.get(-1), sides.get(1)
 
     def facets(self, runs: Sequence[str] = (), budget_s: float | None = None) -> Facets:
-        """Returns what the filters can be set to for some runs; () = every run. Of each at most the 500 commonest."""
+        """The available values of the filters for some runs; () = every run. At most the 500 most frequent of each."""
         scope = self.refresh(runs, budget_s)
 
         def common(value: str) -> tuple[str, ...]:
@@ -256,7 +256,7 @@ _GROUP_COLUMNS = f"""
 
 
 def _groups(query: Query, runs: list[str]) -> tuple[str, list[Any]]:
-    """SELECT of the groups with an answer that passes: key, hits and what they are ordered by; and its parameters."""
+    """The SELECT of groups with a matching answer (key, hits, sort columns), and its parameters."""
     groups, rollouts = of_groups(query, runs), of_rollouts(query)
     # rounded, so that equal rewards have a spread of 0 whatever the order in which they are added up
     sql = f"""

@@ -1,4 +1,4 @@
-"""Work in a thread that a page watches: what it says meanwhile, stopping it, its end. No Gradio, no torch."""
+"""Background work in a thread that a page watches: progress, cancellation, result. No Gradio, no torch."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from vlrl.config.registry import failure
 from vlrl.errors import VlrlError
 
 PATIENCE_S = 30.0
-"""A job at which nobody has looked for so long stops: its page was closed."""
+"""A job that nobody has polled for this many seconds stops: its page was closed."""
 _BETWEEN_S = 0.04
 _log = logging.getLogger("vlrl.app")
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a job is."""
+    """The state of a job."""
 
     phase: str = "waiting"
-    """What it does; at the end "done", "stopped" or "failed"."""
+    """The current phase; finally "done", "stopped" or "failed"."""
     done: float = 0.0
-    """Share of the phase, in [0, 1]."""
+    """Completed share of the phase, in [0, 1]."""
     texts: tuple[str, ...] = ()
-    """What the answers hold so far."""
+    """The answers so far."""
     remark: str = ""
-    """A remark; of a job that failed, why."""
+    """A remark; for a failed job, the error."""
     result: Any = None
 
     @property
@@ -37,19 +37,19 @@ class Progress:
         return self.phase in ("done", "stopped", "failed")
 
 
-class Stopped(Exception):
-    """The job was asked to stop."""
+class JobStopped(Exception):
+    """Raised inside a job that was asked to stop."""
 
 
 class Job:
-    """`work(job)` in a thread of its own. It tells its progress, and checks now and then whether it is to stop."""
+    """Runs `work(job)` in its own thread. `work` reports progress and checks regularly for cancellation."""
 
     def __init__(self, work: Callable[[Job], Any]):
         self._work, self._now, self._looked = work, Progress(), time.monotonic()
         self._changed, self._stop = threading.Condition(), threading.Event()
 
     def tell(self, phase: str | None = None, **changes: Any) -> None:
-        """Changes the progress; a phase begins at 0 with no remark."""
+        """Updates the progress; a new phase starts at 0 without a remark."""
         with self._changed:
             fresh = {"phase": phase, "done": 0.0, "remark": ""} if phase and phase != self._now.phase else {}
             then = replace(self._now, **{**fresh, **changes})
@@ -58,16 +58,18 @@ class Job:
                 self._changed.notify_all()
 
     def check(self) -> None:
-        """Raises Stopped when the job is to end."""
+        """Raises JobStopped if the job was asked to stop."""
         if self._stop.is_set() or time.monotonic() - self._looked > PATIENCE_S:
-            raise Stopped
+            raise JobStopped
 
     def stop(self) -> None:
-        """Asks the job to end; it does so at its next check."""
+        """Requests the job to stop at its next check."""
         self._stop.set()
 
     def follow(self) -> Iterator[Progress]:
-        """Starts the work and gives its progress whenever it has changed, the end last. Whoever leaves stops it."""
+        """Starts the work and yields its progress on every change, the final state last. Abandoning the iterator stops
+        it.
+        """
         threading.Thread(target=self._run, name="vlrl-playground", daemon=True).start()
         shown: Progress | None = None
         try:
@@ -87,7 +89,7 @@ class Job:
         try:
             result = self._work(self)
             self.tell("done", done=1.0, result=result)
-        except Stopped:
+        except JobStopped:
             self.tell("stopped")
         except VlrlError as error:
             self.tell("failed", remark=str(error))

@@ -1,7 +1,8 @@
-"""The runs below one folder: their state, metrics, evaluations and settings. Imports no torch.
+"""The runs below one folder: state, metrics, evaluations and settings. Imports no torch.
 
-A run's id is its path below the root, written with "/": "quickstart", "sweep/a1"; a root that is itself a run folder
-has the one run ".". Nothing outside the root is read, also not through a link. Safe to use from many threads.
+A run's id is its path below the root, with "/": "quickstart", "sweep/a1"; a root that is itself a run folder has the
+one
+run ".". Nothing outside the root is read, not even through a link. Thread-safe.
 """
 
 from __future__ import annotations
@@ -38,40 +39,41 @@ _WATCHED = ("heartbeat.json", "run.lock", "metrics.jsonl", "eval.jsonl", "config
 
 @dataclass(frozen=True)
 class RunInfo:
-    """One run as the list shows it. Numbers are None where the files do not tell."""
+    """One run as listed. Numbers are None if its files do not contain them."""
 
     id: str
     path: Path
     state: str
-    """running, finished, failed, interrupted, unknown, or stale: it says that it runs, but reports nothing any more or
-    its process is gone."""
+    """running, finished, failed, interrupted, unknown, or stale: marked as running, but without a recent heartbeat or a
+    live process.
+    """
     task: str = ""
     model: str = ""
     step: int | None = None
-    """Steps completed."""
+    """Completed steps."""
     steps: int | None = None
     reward: float | None = None
-    """Mean of the last step."""
+    """Mean reward of the last step."""
     started: float | None = None
-    """Seconds since 1970; of the last start, when a run was resumed."""
+    """Unix time of the last start, which may be a resume."""
     duration_s: float | None = None
-    """Since then: until now while it runs, else until its last sign of life."""
+    """Seconds since then: until now for a running run, else until its last heartbeat."""
     eta_s: float | None = None
-    """Seconds to its end at the speed of its last steps; None when it does not run."""
+    """Estimated seconds to completion from the last steps; None unless running."""
     notes: tuple[str, ...] = ()
-    """What of its files could not be read, in words."""
+    """Problems with its files."""
     part_of: str = ""
-    """Id of the run of several stages that it is one of; "" = it is a run of its own."""
+    """Id of the multi-stage run that this is a stage of; "" for a run of its own."""
     head: str = ""
-    """Id of the run at the top of these."""
+    """Id of the topmost such run."""
 
 
 class Library:
-    """The run folders at or below `root`. Raises AppError when that is no folder."""
+    """The run folders at or below `root`. Raises AppError if it is not a folder."""
 
     def __init__(self, root: str | Path):
         if not os.path.isdir(root):
-            raise AppError(f"{root} is no folder. Name a folder of runs, e.g. `vlrl app runs`.")
+            raise AppError(f"{root} is not a folder. Name a folder of runs, e.g. `vlrl app runs`.")
         self.root = Path(root).resolve()
         self.skipped: tuple[str, ...] = ()
         """Folders that were not looked into, and why."""
@@ -85,8 +87,8 @@ class Library:
     # --- which runs there are -------------------------------------------------------------------------------------
 
     def runs(self) -> list[RunInfo]:
-        """Returns every run, the one started last first, and behind a run of several stages its stages in order. Cheap
-        to call every two seconds.
+        """Every run, latest start first, each multi-stage run followed by its stages in order. Cheap enough to call
+        every two seconds.
         """
         with self._lock:
             paths = self._scan()
@@ -104,12 +106,12 @@ class Library:
         return sorted(infos, key=order)
 
     def run(self, id: str) -> RunInfo:
-        """Returns one run. Raises AppError for an id that is unknown or leads out of the root."""
+        """One run. Raises AppError for an id that is unknown or leads out of the root."""
         with self._lock:
             return self._info(id, self.path(id))
 
     def path(self, id: str) -> Path:
-        """Returns the run's folder. Raises AppError as `run` does: only an id that `runs` lists is one."""
+        """The run's folder. Raises AppError for an id that `runs` does not list."""
         with self._lock:
             folder = (self._scan().get(id) or self._scan(fresh=True).get(id)) if isinstance(id, str) else None
         if folder is None:
@@ -118,10 +120,8 @@ class Library:
         return folder
 
     def folder(self, id: str) -> RunFolder:
-        """Returns the run's folder for reading, through which nothing outside the root is read. Raises AppError as
-        `run`.
-        """
-        return _Inside(self.path(id), self.root)
+        """The run's folder for reading; nothing outside the root is read through it. Raises AppError as `run`."""
+        return _ContainedRunFolder(self.path(id), self.root)
 
     def _scan(self, fresh: bool = False) -> dict[str, Path]:
         with self._lock:
@@ -134,25 +134,24 @@ class Library:
     # --- what one run says ----------------------------------------------------------------------------------------
 
     def metrics(self, id: str) -> list[dict[str, Any]]:
-        """Returns the lines of metrics.jsonl, oldest first: `step` (int) and finite numbers or None by name."""
+        """The lines of metrics.jsonl, oldest first: `step` (int), and finite numbers or None by name."""
         return self._read_lines(id, "metrics.jsonl")
 
     def evals(self, id: str) -> list[dict[str, Any]]:
-        """Returns the lines of eval.jsonl, oldest first; each has `step` (int) and `split` (str)."""
+        """The lines of eval.jsonl, oldest first; each has `step` (int) and `split` (str)."""
         return [record for record in self._read_lines(id, "eval.jsonl") if isinstance(record.get("split"), str)]
 
     def alerts(self, id: str) -> list[dict[str, Any]]:
-        """Returns the lines of alerts.jsonl, oldest first: what the run told of while it went on."""
+        """The lines of alerts.jsonl, oldest first."""
         return self._read_lines(id, "alerts.jsonl")
 
     def settings(self, id: str) -> dict[str, Any]:
-        """Returns the settings in config.yaml by flat name, e.g. "train.lr"; {} when it cannot be read."""
+        """The settings in config.yaml by flat name, e.g. "train.lr"; {} if unreadable."""
         return dict(self._config(id, self.path(id))[0])
 
     def diff(self, a: str, b: str) -> list[tuple[str, Any, Any]]:
-        """Returns (name, value in run a, value in run b) of every setting that differs; None where a run has none.
-
-        The folder of the run is left out.
+        """(name, value in run a, value in run b) of every setting that differs; None if unset. The run folder is left
+        out.
         """
         first, second = self.settings(a), self.settings(b)
         names = [*first, *(name for name in second if name not in first)]
@@ -160,7 +159,7 @@ class Library:
                 if name != "run.dir" and first.get(name) != second.get(name)]
 
     def notes(self, id: str) -> tuple[str, ...]:
-        """Returns what of the run's files could not be read, in words."""
+        """Problems with the run's files."""
         info = self.run(id)
         for name in ("metrics.jsonl", "eval.jsonl", "alerts.jsonl"):
             self._read_lines(id, name)
@@ -169,8 +168,8 @@ class Library:
         return tuple(dict.fromkeys((*info.notes, *remarks)))
 
     def file(self, id: str, name: str) -> Path | None:
-        """Returns the regular file `name` ("tokenizer.json", "checkpoints/step-000050/tokenizer.json") of a run, as it
-        lies inside the root; None when there is none. Raises AppError as `run` does.
+        """The regular file `name` ("tokenizer.json", "checkpoints/step-000050/tokenizer.json") of a run, if it lies
+        inside the root; else None. Raises AppError as `run`.
         """
         return inside(self.path(id) / name, self.root)
 
@@ -183,7 +182,7 @@ class Library:
             return list(lines.read(inside(path / name, self.root)))
 
     def _config(self, id: str, path: Path) -> tuple[dict[str, Any], str]:
-        """Returns (flat settings, what is wrong with them)."""
+        """(flat settings, problem with them or "")."""
         file = inside(path / "config.yaml", self.root)
         signature = _signature(file)
         with self._lock:
@@ -234,9 +233,7 @@ class Library:
                        _whole(steps), finite(report.reward), started, lasted, eta_s, tuple(notes), part_of, head)
 
     def _whose(self, id: str, path: Path) -> tuple[str, str]:
-        """Returns the id of the run that a run is a stage of, and of the one at the top; ("", id) of a run of its
-        own.
-        """
+        """The id of the run that this one is a stage of, and of the topmost run; ("", id) for a run of its own."""
         around = path.parent
         if id == "." or not around.is_relative_to(self.root) or not (around / FILE).is_file():
             return "", id
@@ -245,7 +242,7 @@ class Library:
 
 
 def _task(settings: Mapping[str, Any]) -> str:
-    """Returns the name of the task, or the labels of several."""
+    """The name of the task, or the labels of several."""
     several = settings.get("tasks")
     labels = [_word(t.get("label") or t.get("name")) for t in several if isinstance(t, Mapping)] \
         if isinstance(several, list) else []
@@ -253,7 +250,7 @@ def _task(settings: Mapping[str, Any]) -> str:
 
 
 class _Walk:
-    """One walk over the folders below a root; links are not followed, and what lies in a run is not walked."""
+    """A scan of the folders below a root; links are not followed, nor run folders searched."""
 
     def __init__(self, root: Path):
         self.root, self.skipped, self._left = root, list[str](), _MOST_FOLDERS
@@ -266,7 +263,7 @@ class _Walk:
             yield from self._below(self.root, _DEPTH)
 
     def _with_stages(self, path: Path) -> Iterator[tuple[str, Path]]:
-        """Yields a run, and behind it those of its stages that are runs, in order."""
+        """Yields a run, then its stages in order."""
         yield path.relative_to(self.root).as_posix(), path
         known = read_stages(path) if _readable(inside(path / FILE, self.root), FILE) else None
         for folder in known.folders if known else ():
@@ -295,8 +292,8 @@ class _Walk:
                 yield from self._below(path, depth - 1)
 
 
-class _Inside(RunFolder):
-    """A run folder of which only files inside `root` are read."""
+class _ContainedRunFolder(RunFolder):
+    """A run folder from which only files inside `root` are read."""
 
     def __init__(self, path: Path, root: Path):
         super().__init__(path)
@@ -325,7 +322,7 @@ class _Inside(RunFolder):
 
 
 def inside(path: Path, root: Path) -> Path | None:
-    """Returns `path` with links resolved, if it is a regular file inside `root`; else None. Opens nothing."""
+    """`path` with links resolved, if it is a regular file inside `root`; else None. Opens nothing."""
     try:
         real = path.resolve(strict=True)
         return real if real.is_relative_to(root) and stat.S_ISREG(real.stat().st_mode) else None
@@ -334,7 +331,7 @@ def inside(path: Path, root: Path) -> Path | None:
 
 
 def inside_folder(folder: Path, root: Path) -> bool:
-    """Returns whether a folder, links resolved, lies inside `root`."""
+    """Whether a folder, with links resolved, lies inside `root`."""
     try:
         return folder.resolve().is_relative_to(root)
     except (OSError, RuntimeError):
@@ -366,7 +363,7 @@ def _signature(path: Path | None) -> Any:
 
 
 def _started(path: Path) -> float | None:
-    """Returns when the run was started, by env.json; else when its config was written."""
+    """The start time of a run from env.json, else the modification time of its config."""
     started = (read_json(path / "env.json") or {}).get("started")
     try:
         return datetime.strptime(str(started), "%Y-%m-%dT%H:%M:%S%z").timestamp()

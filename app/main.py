@@ -1,4 +1,4 @@
-"""Puts the pages of the inspector together."""
+"""Assembles the pages of the inspector."""
 
 from __future__ import annotations
 
@@ -28,8 +28,12 @@ KEYS = (("j ↓", "next row of the list; j in a group: the next group"), ("k ↑
 
 
 class Pages(gr.Blocks):
-    """Gradio's pages, to which a request may name no file but an upload: an app that Gradio did not launch itself
-    would copy any file of this machine, or of a web address, into its cache and serve it from there."""
+    """Gradio blocks that accept only uploads as file arguments.
+
+    An app not launched by Gradio itself would otherwise copy any file of this machine, or of a web address, into its
+    cache
+    and serve it.
+    """
 
     async def preprocess_data(self, block_fn: Any, inputs: list[Any], *args: Any, **options: Any) -> Any:
         traverse(inputs, _uploaded, is_file_obj_with_meta)
@@ -37,7 +41,7 @@ class Pages(gr.Blocks):
 
 
 def _uploaded(file: dict[str, Any]) -> dict[str, Any]:
-    """Returns the file as it is. Raises AppError when it does not lie in the folder of uploads."""
+    """The file unchanged. Raises AppError if it is not in the upload folder."""
     try:
         inside = Path(file["path"]).resolve().is_relative_to(Path(get_upload_folder()).resolve())
     except (OSError, ValueError, RuntimeError):
@@ -48,7 +52,7 @@ def _uploaded(file: dict[str, Any]) -> dict[str, Any]:
 
 
 def blocks(site: Site) -> gr.Blocks:
-    """Returns the whole app; which of its pages is in view is decided in the browser (static/app.js)."""
+    """The whole app; the browser decides which page is visible (static/app.js)."""
     with Pages(title="vlrl", analytics_enabled=False, fill_width=True) as app:
         links = [el("li", link({"page": name}, name.title(), class_=f"v-tab v-tab-{name}")) for name in PAGES]
         title = el("div", el("h1", "vlrl"), el("h2", "", id="v-title"), class_="v-unseen")  # app.js names the page

@@ -1,6 +1,6 @@
-"""Marks of Task.overlay made safe to draw, and how well they meet the target. Pure functions.
+"""Marks of Task.overlay, validated for drawing and scored against the target. Pure functions.
 
-A mark comes from a file and may be anything; what cannot be drawn is left out and counted.
+Marks come from files and may be anything; invalid ones are dropped and counted.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from .details import GroupView
 from .html import finite, number
 
 COLORS = ("#4c8dff", "#f58518", "#e5484d", "#a46ef5", "#0fa3b8", "#d4a106", "#e052a0", "#a9744f")
-"""Of answers by their index, told apart on light, dark and on pictures; repeated from the ninth on."""
+"""Colours of answers by index, distinguishable on light, dark and images; repeated from the ninth on."""
 TARGET = "#22c55e"
-"""Of the target, which is drawn dashed as well."""
+"""Colour of the target, which is also dashed."""
 _FARTHEST = 1e6  # pixels or seconds
 _MOST = 2_000  # shapes of a group, points of a path, boxes of a track
 _NUMBERS = {"box": 4, "point": 2, "span": 2}
@@ -27,18 +27,19 @@ _NUMBERS = {"box": 4, "point": 2, "span": 2}
 
 @dataclass(frozen=True)
 class Shape:
-    """A mark that can be drawn. Pixels of the original picture, seconds of the clip."""
+    """A valid mark, in pixels of the original image or seconds of the clip."""
 
     kind: str
     at: tuple[Any, ...]
-    """box (x1, y1, x2, y2), corners in order; point (x, y); path ((x, y), ...); span (start, end), as written; track
-    ((seconds or None, box), ...)."""
+    """box (x1, y1, x2, y2) with ordered corners; point (x, y); path ((x, y), ...); span (start, end), as written; track
+    ((seconds or None, box), ...).
+    """
     label: str
     rollout: int | None
     """Index of the answer; None = the target."""
     media: int = 0
     score: str = ""
-    """How well it meets the target, in words: "IoU 0.82"."""
+    """Its score against the target as text: "IoU 0.82"."""
 
     @property
     def color(self) -> str:
@@ -46,14 +47,12 @@ class Shape:
 
 
 def color(index: Any) -> str:
-    """Returns the colour of answer `index`, the same for its card, boxes and curves."""
+    """The colour of answer `index` on its card, boxes and curves."""
     return COLORS[index % len(COLORS)] if isinstance(index, int) else COLORS[0]
 
 
 def shapes(view: GroupView) -> tuple[list[Shape], int]:
-    """Returns the targets (each once), then the marks of each answer with their scores; and how many could not be
-    drawn.
-    """
+    """The distinct targets, then the scored marks of each answer; and the number of invalid marks."""
     targets: dict[str, Shape] = {}
     answers: list[Shape] = []
     bad = 0
@@ -82,7 +81,7 @@ def _shape(mark: Any, index: int | None) -> Shape | None:
 
 
 def place_of(kind: Any, at: Any) -> tuple[Any, ...] | None:
-    """Returns `at` in the form of Shape.at; None when it has another one."""
+    """`at` in the form of Shape.at; None if invalid."""
     if not isinstance(at, (list, tuple)) or not isinstance(kind, str):
         return None
     if kind in _NUMBERS:
@@ -115,7 +114,7 @@ def _numbers(values: Any, count: int) -> tuple[float, ...] | None:
 
 
 def ordered(box: Sequence[float]) -> tuple[float, ...]:
-    """Returns the box with its corners in order, so that it can be drawn."""
+    """The box with ordered corners."""
     x1, y1, x2, y2 = box
     return min(x1, x2), min(y1, y2), max(x1, x2), max(y1, y2)
 
@@ -124,9 +123,11 @@ def ordered(box: Sequence[float]) -> tuple[float, ...]:
 
 
 def scored(answers: Iterable[Shape], targets: Sequence[Shape]) -> list[Shape]:
-    """Returns the answers with their scores against targets of the same picture: IoU of boxes (the best), spans (of all
-    of an answer) and tracks (mean over the target's boxes), of points the distance to the nearest target point, or
-    whether they lie in a target box.
+    """The answers with scores against targets on the same image.
+
+    IoU for boxes (the best), spans (all of an answer) and tracks (mean over the target's boxes); for points the
+    distance to
+    the nearest target point, or whether they lie in a target box.
     """
     answers = list(answers)
     return [Shape(a.kind, a.at, a.label, a.rollout, a.media,
@@ -157,9 +158,9 @@ def _iou(value: float) -> str:
 
 
 def track_iou(track: Sequence[Any], truth: Sequence[Any]) -> float:
-    """Returns the mean IoU over the boxes of `truth` [(seconds or None, box), ...]; a box that `track` lacks counts 0.
+    """Mean IoU over the boxes of `truth` [(seconds or None, box), ...]; a box missing in `track` counts as 0.
 
-    Boxes go together by their seconds, without seconds by their place.
+    Boxes are matched by time, or by position if they have none.
     """
     if not truth:
         return 0.0
@@ -169,10 +170,9 @@ def track_iou(track: Sequence[Any], truth: Sequence[Any]) -> float:
 
 
 def at_frame(track: Sequence[Any], frame: int, times: Sequence[float]) -> tuple[float, ...] | None:
-    """Returns the box of a track at frame number `frame` of those at `times` (seconds); None where it has none there.
+    """The box of a track at frame number `frame` of those at `times` (seconds); None if it has none there.
 
-    Of boxes with seconds the nearest within half the distance of two frames, of others the one at the same place of
-    its list.
+    Timed boxes match within half the distance of two frames, others by position in the list.
     """
     if all(t is None for t, _ in track):
         place = round(frame * (len(track) - 1) / max(len(times) - 1, 1))

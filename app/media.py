@@ -1,8 +1,8 @@
-"""Images and videos of run folders, as files and as small pictures. Imports no torch.
+"""Images and videos of run folders, as files and thumbnails. Imports no torch.
 
-A file is served only when it lies in the media/ folder of a run, is named like an image or video and begins like one.
-A link there (store.media=link) is followed only when the file it leads to has the content that the name says: the
-store names files by their sha256, so no link can show a file that its maker did not have.
+A file is served only if it lies in the media/ folder of a run and has both name and signature of an image or video. A
+link in there (store.media=link) is followed only if its target has the sha256 that the link is named by, so a link
+cannot expose a file whose content its creator did not have.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .library import Library, inside, inside_folder
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".mp4", ".mkv", ".webm", ".mov", ".avi",
             ".m4v"}
 VIDEO_SUFFIXES = {".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v"}
-"""Of files that video decoders open; .webp and .gif may move too."""
+"""Suffixes opened with a video decoder; .webp and .gif may be animated, too."""
 _MAGIC = re.compile(rb"\x89PNG\r\n\x1a\n|\xff\xd8\xff|GIF8[79]a|BM|II\*\x00|MM\x00\*|RIFF....(?:WEBP|AVI )|"
                     rb"\x1aE\xdf\xa3|....(?:ftyp|moov|mdat|wide|free|skip)", re.DOTALL)
 _CACHED_BYTES = 64 << 20
@@ -44,7 +44,7 @@ _QUALITY = 85
 
 
 class MediaStore:
-    """Serves what lies in the media/ folders of a library's runs, and nothing else. Safe to use from many threads."""
+    """Serves the media/ folders of a library's runs, and nothing else. Thread-safe."""
 
     def __init__(self, library: Library):
         self.library = library
@@ -53,7 +53,7 @@ class MediaStore:
         self._decoding = threading.Semaphore(2)  # so many large pictures in memory
 
     def resolve(self, run: str, name: str) -> Path:
-        """Returns the file `name` ("<hash>.png" or "media/<hash>.png") of a run. Raises AppError when it is refused."""
+        """The path of the file `name` ("<hash>.png" or "media/<hash>.png") of a run. Raises AppError if refused."""
         folder = self.library.path(run) / "media"
         plain = name.removeprefix("media/") if isinstance(name, str) else ""
         if not re.fullmatch(r"[^/\\\x00]{1,255}", plain) or plain.startswith("."):
@@ -65,17 +65,17 @@ class MediaStore:
         if real is None:
             raise AppError(f"run {run!r} has no media file {plain!r}")
         if not {path.suffix.lower(), real.suffix.lower()} <= SUFFIXES or not _MAGIC.match(_head(real)):
-            raise AppError(f"media file {plain!r} is no image or video of a known kind")
+            raise AppError(f"media file {plain!r} is not an image or video of a known type")
         return real
 
     def thumbnail(self, run: str, name: str, size: int = 256) -> bytes:
-        """Returns a picture of at most `size` x `size` pixels (of a video: its first frame), JPEG. Raises AppError."""
+        """A JPEG of at most `size` x `size` pixels; the first frame of a video. Raises AppError."""
         path, size = self.resolve(run, name), _side(size)
         return self._cached(path, size, None, lambda: [_first(path)])[0]
 
     def frames(self, run: str, name: str, timestamps: Sequence[float], size: int = 256) -> list[bytes]:
-        """Returns the frames of a video shown at `timestamps` (seconds from the start of the file), each a JPEG of at
-        most `size` x `size` pixels; at most 64. Raises AppError.
+        """The video frames shown at `timestamps` (seconds from the start of the file), at most 64, each a JPEG of at
+        most `size` x `size` pixels. Raises AppError.
         """
         path, size = self.resolve(run, name), _side(size)
         times = tuple(_seconds(t) for t in list(timestamps)[:_MOST_FRAMES])
@@ -94,7 +94,7 @@ class MediaStore:
             raise AppError(f"media file {path.name!r} cannot be shown: {error}") from None
 
     def _linked(self, path: Path) -> Path | None:
-        """Returns where a link leads, if that file has the sha256 that its name says."""
+        """The target of a link, if its content has the sha256 in the link's name."""
         try:
             real = path.resolve(strict=True)
             if not real.is_file() or real.stat().st_size > _LIMITS.media_bytes:
@@ -108,7 +108,7 @@ class MediaStore:
 
 
 class _Cache:
-    """Pictures by key, those not used for longest leave first."""
+    """An LRU cache of images."""
 
     def __init__(self):
         self._lock, self._bytes = threading.Lock(), 0
@@ -129,8 +129,9 @@ class _Cache:
 
 
 def url(run: str, name: str, size: int | None = None) -> str:
-    """Returns the address that the app's server answers with the file, or with a picture of `size` pixels; it goes from
-    the page, which may lie below the path of a proxy."""
+    """The URL of the file, or of a thumbnail of `size` pixels; relative to the page, which may lie below a proxy's
+    path.
+    """
     words = {"run": run, "name": name} | ({"size": size} if size else {})
     return "vlrl/media?" + urlencode(words, errors="backslashreplace")
 
@@ -155,7 +156,7 @@ def _frames(path: Path, times: Sequence[float]) -> list[Image.Image]:
     order = sorted(set(wanted))
     try:
         frames, _ = video_decoders.frames_of(track, order)
-    except video_decoders.Hidden:
+    except video_decoders.Redactor:
         track = video_decoders.counted(track)
         wanted = [int(np.abs(track.times - t).argmin()) for t in times]
         order = sorted(set(wanted))
@@ -164,9 +165,7 @@ def _frames(path: Path, times: Sequence[float]) -> list[Image.Image]:
 
 
 def _moving(path: Path, times: Sequence[float]) -> list[Image.Image]:
-    """Returns frames of an animated picture: those shown at `times`, or one each where it has as many as there are
-    times.
-    """
+    """Frames of an animated image: those shown at `times`, or all if there are as many as times."""
     try:
         with Image.open(path, formats=IMAGE_FORMATS) as image:
             _check_size(*image.size)

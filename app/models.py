@@ -1,6 +1,6 @@
-"""Models on this machine for the playground: which there are, whether the memory suffices, loading. No Gradio.
+"""Models on this machine for the playground: listing, memory check, loading. No Gradio.
 
-torch is imported by the functions that need it. Nothing is fetched from the network.
+torch is imported inside the functions that need it. Nothing is fetched from the network.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ _BETWEEN = "/checkpoints/"
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ModelChoice:
     """A model on this machine."""
 
     name: str
-    """Its folder, or an embedded name."""
+    """Its folder, or the name of an embedded model."""
     label: str
     run: str | None = None
     step: int = 0
-    """Steps it was trained for."""
+    """Training steps completed."""
     stamp: int = 0
     """Changes when its files do."""
 
 
 def listed(library: Library) -> list[tuple[str, str]]:
-    """Returns (label, value) of the embedded models and of the checkpoints of every run, the newest of each first."""
+    """(label, value) of the embedded models and of every run's checkpoints, newest first."""
     shipped = sorted(p.parent.name for p in model_config.ASSETS.glob("*/config.json"))
     choices = [(f"{name}, as shipped", f"embedded/{name}") for name in shipped]
     for run in library.runs():
@@ -54,15 +54,15 @@ def listed(library: Library) -> list[tuple[str, str]]:
 
 
 def run_of(library: Library, model: str) -> str | None:
-    """Returns the id of the run whose checkpoint a text means; None for other models."""
+    """The id of the run whose checkpoint `model` names; None for other models."""
     run, between, name = model.rpartition(_BETWEEN)
     return run if between and _step(name) >= 0 and any(r.id == run for r in library.runs()) else None
 
 
-def choose(library: Library, model: str) -> Chosen:
-    """Returns the model that a text means: an entry of `listed`, a folder, or a hub name in the local cache.
+def choose(library: Library, model: str) -> ModelChoice:
+    """The model for a value of `listed`, a folder, or a hub name in the local cache.
 
-    Raises AppError when it is not on this machine, or no longer.
+    Raises AppError if it is not on this machine.
     """
     run = run_of(library, model)
     if run is not None:
@@ -70,51 +70,50 @@ def choose(library: Library, model: str) -> Chosen:
         if not path.is_dir():
             raise AppError(gone(model))
         step = _step(path.name)
-        return Chosen(str(_weights(path)), f"{run}, step {step}", run, step, _stamp(path))
+        return ModelChoice(str(_weights(path)), f"{run}, step {step}", run, step, _stamp(path))
     if model.startswith("embedded/"):
-        return Chosen(str(model_config.embedded(model)), model)
+        return ModelChoice(str(model_config.embedded(model)), model)
     path = Path(model).expanduser()
     if model and _is_dir(path):
         path = _weights(path)
         step = checkpoint.step_of(path) if (path / checkpoint.MANIFEST).exists() else 0
-        return Chosen(str(path), str(path), step=step, stamp=_stamp(path))
+        return ModelChoice(str(path), str(path), step=step, stamp=_stamp(path))
     if folder := _cached(model):
-        return Chosen(str(folder), model, stamp=_stamp(folder))
-    raise AppError(f"The model {model[:200]!r} is not on this machine: choose one of the list, or give a folder, or a "
-                   "hub name that was downloaded before. Nothing is fetched from here.")
+        return ModelChoice(str(folder), model, stamp=_stamp(folder))
+    raise AppError(f"The model {model[:200]!r} is not on this machine: choose one from the list, or give a folder or "
+                   "the hub name of a model that was downloaded before. The inspector downloads nothing.")
 
 
 def gone(model: str) -> str:
-    """Returns what is said of a checkpoint that a run has removed."""
+    """The message for a checkpoint that its run has deleted."""
     return (f"The checkpoint {model!r} is gone: a run keeps only its newest ones (save.keep). Look again for models "
             "and choose another one.")
 
 
 def _checkpoints(library: Library, run: str) -> Path:
-    """Returns the checkpoints folder of a run; AppError when a link leads it out of RUNS_DIR."""
+    """The checkpoint folder of a run; AppError if a link leads out of RUNS_DIR."""
     path = library.folder(run).checkpoints
     if not path.resolve().is_relative_to(library.root):
-        raise AppError(f"The checkpoints of run {run!r} lie outside of the folder that is shown.")
+        raise AppError(f"The checkpoints of run {run!r} are outside the folder of runs.")
     return path
 
 
 def _step(name: str) -> int:
-    """Of a checkpoint's folder; -1 for other names."""
+    """The step of a checkpoint folder; -1 for other names."""
     digits = name.removeprefix("step-")
     return int(digits) if digits != name and digits.isdecimal() and digits.isascii() and len(digits) < 16 else -1
 
 
 def _weights(path: Path) -> Path:
-    """Returns the folder of weights that a path means: itself, or a run's newest checkpoint. Raises AppError without
-    any.
-    """
+    """The folder with the weights: `path` itself, or a run's newest checkpoint. Raises AppError without any."""
     if (path / "checkpoints").is_dir():
         path = checkpoint.latest(path / "checkpoints").path or path
     wrong = checkpoint.problems(path, full=False) if (path / checkpoint.MANIFEST).exists() else []
     if wrong:
         raise AppError(f"The checkpoint {path} is damaged: {wrong[0]}. Choose another one.")
     if not any(path.glob("*.safetensors")):
-        raise AppError(f"{path} is neither a model, nor a checkpoint, nor a run with one: it has no *.safetensors.")
+        raise AppError(f"{path} is neither a model, nor a checkpoint, nor a run with a checkpoint: it has no "
+                       "*.safetensors.")
     return path
 
 
@@ -130,7 +129,7 @@ def _stamp(folder: Path) -> int:
 
 
 def _cached(name: str) -> Path | None:
-    """Returns the folder of a hub name in the local cache; None when it is not there."""
+    """The folder of a hub name in the local cache; None if missing."""
     from huggingface_hub import try_to_load_from_cache
 
     for file in ("config.json", "adapter_config.json"):
@@ -147,8 +146,8 @@ def _cached(name: str) -> Path | None:
 
 
 def check_memory(config: Config, loaded: bool) -> int:
-    """Returns bytes of the weights of a config's model. Raises AppError when loading it and writing the answers, or
-    once it is loaded the latter alone, needs more memory than is free.
+    """Size of the model's weights in bytes. Raises AppError if loading and generation (only generation once loaded)
+    need more than the free memory.
     """
     import psutil
     import torch
@@ -175,7 +174,7 @@ def check_memory(config: Config, loaded: bool) -> int:
 
 
 def load(config: Config, weights: int, tell: Callable[[float], None]) -> Policy:
-    """Loads a config's model; tells meanwhile by what share of its weights' bytes this process has grown."""
+    """Loads a config's model; meanwhile reports the growth of this process as a share of the weights' size."""
     import psutil
     import transformers
 
@@ -190,7 +189,7 @@ def load(config: Config, weights: int, tell: Callable[[float], None]) -> Policy:
 
 
 def stay_local(name: str) -> None:
-    """Switches the hub off, and raises AppError for an adapter whose base model is not on this machine."""
+    """Turns hub access off. Raises AppError for an adapter whose base model is not on this machine."""
     from huggingface_hub import constants
 
     constants.HF_HUB_OFFLINE = True  # what the environment variable of this name sets
@@ -205,13 +204,13 @@ def stay_local(name: str) -> None:
             folder = _cached(name)
             if folder is None:
                 raise AppError(f"This adapter was trained on {name[:200]!r}, which is not on this machine. Download "
-                               "that model first; nothing is fetched from here.")
+                               "it first; the inspector downloads nothing.")
             name = str(folder)
-    raise AppError("This adapter stands on more than eight others.")
+    raise AppError("This adapter is stacked on more than eight others.")
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Returns whether memory ran out: Python's, a GPU's, or that of torch on a CPU, which raises a RuntimeError."""
+    """Whether the error is out of memory: Python's, a GPU's, or the RuntimeError that torch raises on a CPU."""
     words = str(error).lower()
     named = any(phrase in words for phrase in ("can't allocate memory", "not enough memory", "out of memory"))
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and named)

@@ -1,15 +1,14 @@
-"""Flags and comments on rollouts, tags of runs, kept in `notes.sqlite` beside the runs. Imports no Gradio.
+"""Flags and comments on rollouts, and tags of runs, in `notes.sqlite` beside the runs. Imports no Gradio.
 
     notes = Notes("runs")
     notes.put(RolloutKey("quickstart", "train", "train", 12, "00000384", 0), flag="good", comment="counts aloud")
     notes.all(flag="good")
     notes.label("quickstart", tags=("baseline",), archived=True)
 
-A rollout has one comment and a flag of each annotator; somebody without a name is one, too. The note says the flag that
-was set last.
+A rollout has one comment, and one flag per annotator, who may be anonymous. A Note has the flag set last.
 
-The file appears with the first note. Every call opens and closes it, so threads, tabs and other programs may use it at
-once: it is in WAL mode, and who finds it locked waits up to five seconds.
+The file is created with the first note. Every call opens and closes it, so threads, tabs and other programs may share
+it: it is in WAL mode, and a locked file is waited for up to five seconds.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ from .queries import RolloutKey
 
 FILE = "notes.sqlite"
 FLAGS = ("good", "bad", "unsure")
-"""What a rollout may be flagged as; the empty text is no flag."""
+"""Possible flags of a rollout; the empty text is no flag."""
 MOST_TEXT = 10_000
-"""Characters of a comment."""
+"""Largest number of characters in a comment."""
 MOST_NAME = 60
-"""Characters of an annotator's name and of a tag."""
+"""Largest number of characters in an annotator's name or a tag."""
 MOST_TAGS = 20
 VERSION = 2
 _OLD_NAME = "look"  # of the flag unsure, in files of earlier versions
@@ -42,7 +41,7 @@ _WAIT_S = 5.0
 _CHANGING_S = 1.0
 _COLUMNS = ("run", "source", "split", "step", "group_id", "rollout", "flag", "comment", "sample", "reward", "changed")
 _KEYS = _COLUMNS[:6]
-"""As the fields of RolloutKey; `group` and `index` are words of SQL."""
+"""The fields of RolloutKey as columns; `group` and `index` are SQL keywords."""
 _TABLE = f"""CREATE TABLE IF NOT EXISTS notes (
     run TEXT NOT NULL, source TEXT NOT NULL, split TEXT NOT NULL, step INTEGER NOT NULL, group_id TEXT NOT NULL,
     rollout INTEGER NOT NULL, flag TEXT NOT NULL, comment TEXT NOT NULL, sample TEXT NOT NULL, reward REAL,
@@ -56,47 +55,47 @@ _NEW_TABLES = (f"""CREATE TABLE verdicts (
     WITHOUT ROWID""",
     f"INSERT INTO verdicts SELECT {', '.join(_KEYS)}, '', replace(flag, '{_OLD_NAME}', 'unsure'), changed FROM notes "
     "WHERE flag != ''")
-"""What version 2 adds to version 1."""
+"""Tables added in version 2."""
 _TABLES = {"notes": _COLUMNS, "verdicts": (*_KEYS, "author", "flag", "changed"), "runs": ("run", "tags", "archived")}
 
 
 @dataclass(frozen=True)
 class Note:
-    """What someone remarked on one rollout."""
+    """The flag and comment on one rollout."""
 
     key: RolloutKey
     flag: str = ""
     """One of FLAGS, or empty."""
     comment: str = ""
     sample: str = ""
-    """Id of the sample, for the list."""
+    """Id of the sample, shown in the list."""
     reward: float | None = None
     changed: float = 0.0
-    """Seconds since 1970."""
+    """Unix time."""
 
 
 @dataclass(frozen=True)
 class Label:
-    """What someone says of a run."""
+    """The tags of a run, and whether it is archived."""
 
     tags: tuple[str, ...] = ()
     archived: bool = False
 
 
 class Notes:
-    """The notes of a folder of runs. Every method but `problem` raises AppError for a file that cannot be used."""
+    """The notes on a folder of runs. Every method but `problem` raises AppError if the file is unusable."""
 
     def __init__(self, root: str | Path):
         self.path = Path(root).resolve() / FILE
 
     def get(self, key: RolloutKey) -> Note | None:
-        """Returns the note on one rollout."""
+        """The note on one rollout."""
         notes = self._select(f"WHERE {_THIS}", _values(key))
         return notes[0] if notes else None
 
     def all(self, run: str | None = None, flag: str | None = None, text: str = "", by: str = "") -> list[Note]:
-        """Notes, the last changed first: of one run, with one flag, with a text in comment or sample id. With `by`
-        those that this annotator flagged, with their own flags.
+        """Notes, latest first: of one run, with one flag, or with a text in comment or sample id. With `by`, those
+        flagged by this annotator, with their flags.
         """
         if by:
             own = self.verdicts(run)
@@ -110,12 +109,12 @@ class Notes:
         return self._select(f"{where} ORDER BY changed DESC, {', '.join(_KEYS)}", tuple(tests.values()))
 
     def flagged(self, by: str = "") -> tuple[RolloutKey, ...]:
-        """Returns the rollouts with a flag or a comment, with `by` those that this annotator flagged: `Query.flagged`.
+        """The keys of rollouts with a flag or comment, for `Query.flagged`; with `by`, those flagged by this annotator.
         """
         return tuple(note.key for note in (self.all(by=by) if by else self._select("", ())))
 
     def verdicts(self, run: str | None = None) -> dict[RolloutKey, dict[str, str]]:
-        """Returns the flags of one run or of all by rollout and annotator; "" is somebody without a name."""
+        """The flags of one run or all, by rollout and annotator; "" is the anonymous annotator."""
         where, values = ("", ()) if run is None else ("WHERE run = ?", (utf8(run),))
         flags: dict[RolloutKey, dict[str, str]] = {}
         for *key, author, flag in self._rows(f"{', '.join(_KEYS)}, author, flag FROM verdicts {where}", values):
@@ -126,15 +125,15 @@ class Notes:
         return flags
 
     def labels(self) -> dict[str, Label]:
-        """Returns what is said of runs, by their ids."""
+        """The labels of runs, by id."""
         rows = self._rows("run, tags, archived FROM runs", ())
         return {str(run): Label(tuple(str(tags).split("\n")) if tags else (), bool(archived))
                 for run, tags, archived in rows}
 
     def label(self, run: str, *, tags: Sequence[str] | None = None, archived: bool | None = None) -> Label:
-        """Sets the tags of a run, or whether it is archived, or both; what is None stays. Returns what is there.
+        """Sets the tags of a run, its archived state, or both; None leaves a value unchanged. Returns the label.
 
-        Raises AppError for a tag above MOST_NAME, more than MOST_TAGS, and a folder that cannot be written.
+        Raises AppError for a tag above MOST_NAME, more than MOST_TAGS, and a read-only folder.
         """
         words = None if tags is None else list(dict.fromkeys(
             utf8(" ".join(tag.split())) for tag in tags if tag.strip()))
@@ -151,18 +150,17 @@ class Notes:
 
     def put(self, key: RolloutKey, *, flag: str | None = None, comment: str | None = None, sample: str = "",
             reward: float | None = None, by: str = "") -> Note | None:
-        """Sets the flag of the annotator `by`, or the comment, or both; what is None stays. A note with neither goes;
-        returns what is there.
+        """Sets the flag of the annotator `by`, the comment, or both; None leaves a value unchanged. Returns the note,
+        which is deleted if it has neither.
 
-        Raises AppError for an unknown flag, a comment above MOST_TEXT, a name above MOST_NAME, and a folder that cannot
-        be written.
+        Raises AppError for an unknown flag, a comment above MOST_TEXT, a name above MOST_NAME, and a read-only folder.
         """
         if len(by) > MOST_NAME:
-            raise AppError(f"the annotator's name has {len(by)} characters; {MOST_NAME} is the most")
+            raise AppError(f"the annotator's name has {len(by)} characters; the limit is {MOST_NAME}")
         if flag is not None and flag not in ("", *FLAGS):
-            raise AppError(f"flag {flag!r} is not known; take one of {', '.join(FLAGS)}")
+            raise AppError(f"unknown flag {flag!r}: choose one of {', '.join(FLAGS)}")
         if comment is not None and len(comment) > MOST_TEXT:
-            raise AppError(f"the comment has {len(comment)} characters; {MOST_TEXT} is the most")
+            raise AppError(f"the comment has {len(comment)} characters; the limit is {MOST_TEXT}")
         text = None if comment is None else utf8(comment.strip())
         with self._open(write=True) as base:
             flag = None if flag is None else _verdict(base, _values(key), utf8(by), flag)
@@ -174,7 +172,7 @@ class Notes:
         return self.get(key)
 
     def problem(self) -> str:
-        """Returns why no note can be written, in words for the page; empty when they can."""
+        """Why notes cannot be written, as a text for the page; empty if they can."""
         try:
             self._select("LIMIT 1", ())
         except AppError as error:
@@ -187,7 +185,7 @@ class Notes:
         return [_note(row) for row in rows if isinstance(row[3], int) and isinstance(row[5], int)]
 
     def _rows(self, query: str, values: tuple, least: int = VERSION) -> list[tuple]:
-        """Returns what SELECT finds; nothing in a file below version `least`, which has no such table."""
+        """The result of a SELECT; empty for a file older than version `least`, which lacks the table."""
         if not os.path.lexists(self.path):
             return []
         with self._open(write=False) as base:
@@ -195,9 +193,9 @@ class Notes:
 
     @contextlib.contextmanager
     def _open(self, write: bool) -> Iterator[sqlite3.Connection]:
-        """Yields the file, opened and checked; with `write` inside a transaction that ends with the block."""
+        """Yields the opened and checked file; with `write`, inside a transaction."""
         if self.path.is_symlink() or (self.path.exists() and not self.path.is_file()):
-            raise AppError(f"{self.path} is a link or a folder; notes are kept in a file of their own: move it away")
+            raise AppError(f"{self.path} is a link or a folder, but notes need a regular file: move it away")
         try:
             with contextlib.closing(self._connect("rwc" if write else "ro")) as base:
                 if write:
@@ -216,9 +214,7 @@ class Notes:
             raise AppError(_reason(error, self.path)) from None
 
     def _connect(self, mode: str) -> sqlite3.Connection:
-        """Returns the opened file. A folder that cannot be written has no room for WAL's own files: there the file is
-        read as it lies.
-        """
+        """Opens the file. In a read-only folder, which has no room for WAL files, it is opened as immutable."""
         end = time.monotonic() + _CHANGING_S
         while True:
             try:
@@ -246,22 +242,22 @@ class Notes:
 
 
 def _version(base: sqlite3.Connection, path: Path) -> int:
-    """Returns 0 for an empty file, else its version. Raises AppError for a file that holds anything but our tables."""
+    """0 for an empty file, else its version. Raises AppError for a file with other tables."""
     version = base.execute("PRAGMA user_version").fetchone()[0]
     tables = base.execute("SELECT type, name FROM sqlite_master").fetchall()
     if not tables and version == 0:
         return 0
     if version > VERSION:
-        raise AppError(f"{path} was written by a newer vlrl (version {version}, this one reads {VERSION})")
+        raise AppError(f"{path} was written by a newer vlrl (format version {version}; this one supports {VERSION})")
     wanted = {"notes": _COLUMNS} if version == 1 else _TABLES
     columns = {name: tuple(row[1] for row in base.execute(f"PRAGMA table_info({name})")) for name in wanted}
     if sorted(tables) != sorted(("table", name) for name in wanted) or columns != wanted or version < 1:
-        raise AppError(f"{path} is no file of notes: move it away, and a fresh one is begun with the next note")
+        raise AppError(f"{path} is not a notes file: move it away; the next note creates a new one")
     return version
 
 
 def _verdict(base: sqlite3.Connection, key: tuple, by: str, flag: str) -> str:
-    """Writes or removes an annotator's flag; returns the flag that was set last, of those that are left."""
+    """Sets or removes an annotator's flag; returns the latest of the remaining flags."""
     if flag:
         base.execute(f"INSERT OR REPLACE INTO verdicts VALUES ({', '.join('?' * 9)})", (*key, by, flag, time.time()))
     else:
@@ -288,7 +284,7 @@ def _read_only(path: Path) -> str:
 
 
 def _note(row: tuple) -> Note:
-    """Returns a row whose values may be of any type."""
+    """A Note from a row whose values may have any type."""
     texts = {name: str(row[i]) for i, name in enumerate(_COLUMNS)}
     reward, changed = (value if isinstance(value, float) else None for value in row[9:])
     key = RolloutKey(texts["run"], texts["source"], texts["split"], row[3], texts["group_id"], row[5])

@@ -1,10 +1,10 @@
-"""Asking a model: a sample or an upload, answers as they are written, rewards. No Gradio.
+"""Generation for the playground: a sample or an upload, streamed answers, rewards. No Gradio.
 
     play = Playground(library)
     for progress in play.answer(Ask(model="embedded/tiny-qwen3-vl", task="run:quickstart", sample="#3")).follow():
         progress.phase, progress.texts, progress.result
 
-torch is imported when a model is loaded. One model is in memory at a time, and one group is written at a time.
+torch is imported when a model is loaded. One model is in memory at a time, and one group is generated at a time.
 """
 
 from __future__ import annotations
@@ -27,27 +27,26 @@ from vlrl.training.build_task import settle_coordinates
 from vlrl.types import Answer, Completion, Group, Prompt, Sample
 
 from . import AppError, models
-from .asking import Ask, Shown, Tasks
+from .asking import Ask, SamplePreview, Tasks
 from .jobs import Job
 from .library import Library
-from .models import Chosen
+from .models import ModelChoice
 
 if TYPE_CHECKING:
     from vlrl.models.policy import Policy
 
 _LOOK_S = 0.3
-"""Least seconds between two looks at the texts, as a page on a busy machine has to draw each; they take at most a fifth
-of the time."""
+"""Shortest interval between two updates of the texts in seconds; decoding them takes at most a fifth of the time."""
 _STREAM = 5
-"""First number of the random streams' keys; those of training and evaluations are smaller."""
+"""First component of the random stream keys; training and evaluation use smaller ones."""
 
 
 @dataclass(frozen=True, eq=False)
 class AnsweredGroup:
-    """A group as the model answered it."""
+    """A group generated in the playground."""
 
     group: Group
-    chosen: Chosen
+    chosen: ModelChoice
     tokenizer: Any
     notes: tuple[str, ...] = ()
     """Remarks, such as why there are no rewards."""
@@ -65,22 +64,22 @@ class Playground:
     def __init__(self, library: Library, trust_tasks: bool = False):
         self.library, self.tasks = library, Tasks(library, trust_tasks)
         self._turn = threading.Lock()
-        """Held by the one job that loads or generates."""
+        """Held by the job that loads or generates."""
         self._asking = threading.Lock()
-        """Held around a task's code, which is never called from two threads at once."""
+        """Held while task code runs, which need not be thread-safe."""
         self._loaded: _Loaded | None = None
 
-    def sample(self, ask: Ask) -> Shown:
-        """Returns a sample of a split, to be looked at; the model need not be there. Raises VlrlError."""
+    def sample(self, ask: Ask) -> SamplePreview:
+        """A preview of a sample; the model need not exist. Raises VlrlError."""
         with self._asking, prints_aside():
             return self.tasks.shown(self.tasks.config(ask, ask.model, models.run_of(self.library, ask.model)), ask)
 
     def answer(self, ask: Ask) -> Job:
-        """Returns the job that draws a group; its result is an AnsweredGroup."""
+        """The job that generates a group; its result is an AnsweredGroup."""
         return Job(lambda job: self._answer(ask, job))
 
     def unload(self) -> None:
-        """Takes the model out of memory."""
+        """Frees the model."""
         if self._loaded:
             import torch
 
@@ -97,12 +96,12 @@ class Playground:
                 if not models.is_shortage(error):
                     raise
             self.unload()  # outside of the handler, which keeps the failed batch alive
-            raise AppError("The memory did not suffice. Ask for fewer answers or fewer new tokens, take a smaller "
-                           "picture or model, or close other programs. The model was taken out of memory.")
+            raise AppError("Out of memory. Ask for fewer answers or fewer new tokens, use a smaller image or model, "
+                           "or close other programs. The model was unloaded.")
 
     @contextmanager
     def _my_turn(self, job: Job) -> Iterator[None]:
-        """Lets one job run at a time; the others report that they wait."""
+        """Lets one job run at a time; the others report that they are waiting."""
         while not self._turn.acquire(timeout=0.1):
             job.tell("waiting", remark="The model is at work for another tab; this one is next.")
             job.check()
@@ -125,8 +124,8 @@ class Playground:
             group = _scored(task, sample, prompt, completions, ask, chosen.step)
         return AnsweredGroup(group, chosen, policy.processor.tokenizer, tuple(_notes(ask, group)))
 
-    def _load(self, config: Config, chosen: Chosen, job: Job) -> Policy:
-        """Returns the model, loaded unless it is the one in memory, which leaves before another one comes."""
+    def _load(self, config: Config, chosen: ModelChoice, job: Job) -> Policy:
+        """The requested model, loaded if necessary; the previous one is freed first."""
         models.stay_local(chosen.name)
         key = (chosen.name, chosen.stamp, config.model.model_dump_json())
         if self._loaded and self._loaded.key == key:
@@ -153,13 +152,13 @@ class Playground:
         return task, sample, encode.prompt(sample, messages)
 
 
-def ask_name(chosen: Chosen) -> str:
-    """Returns what `Ask.model` calls a run's checkpoint."""
+def ask_name(chosen: ModelChoice) -> str:
+    """The value of `Ask.model` for a run's checkpoint."""
     return f"{chosen.run}/checkpoints/{Path(chosen.name).name}"
 
 
 def _write(policy: Policy, config: Config, prompt: Prompt, ask: Ask, job: Job) -> list[Completion]:
-    """Returns the completions; the job shows them while they are written, and stops them."""
+    """The completions. The job streams them while they are generated, and can cancel."""
     from vlrl.engine.hf import HFEngine
     from vlrl.rollout.generate import sampling_of
 
@@ -185,7 +184,7 @@ def _write(policy: Policy, config: Config, prompt: Prompt, ask: Ask, job: Job) -
 
 
 class _Unscored(Task):
-    """A task for what has no target: answers are only read, and what they point at is drawn."""
+    """A task without targets: answers are parsed and their marks drawn, not scored."""
 
     def __init__(self, task: Task):
         super().__init__()
@@ -204,9 +203,9 @@ class _Unscored(Task):
 
 def _scored(task: Task, sample: Sample, prompt: Prompt, completions: Sequence[Completion], ask: Ask,
             step: int) -> Group:
-    """Returns the group as training would score it; of an upload only parsed, with what the answers point at.
+    """The group scored as in training; for an upload only parsed, with the marks of its answers.
 
-    `task` is a copy that may be changed.
+    `task` is a copy that may be modified.
     """
     from vlrl.rollout.generate import make_group
 

@@ -1,5 +1,4 @@
-"""Curves of runs over their steps, laid over each other, as figures of vlrl.app.site.chart_value. Imports no
-Gradio.
+"""Metrics of several runs over their steps, as figures for vlrl.app.site.chart_value. Imports no Gradio.
 
     figures = over_steps(library, ["quickstart", "other"], smooth=0.6)      # for vlrl.app.site.chart_value
 """
@@ -15,7 +14,7 @@ from .library import Library
 from .marks import color
 
 MOST_POINTS = 600
-"""Of one curve; of a longer one every so many steps are averaged."""
+"""Largest number of points in a curve; longer ones are averaged."""
 _REWARD = "reward/mean"
 _TITLES = {
     _REWARD: "Reward", "completion/length_mean": "Answer length (tokens)", "entropy": "Entropy (nats a token)",
@@ -30,12 +29,12 @@ _TITLES = {
     "time/rollout_s": "Seconds generating", "time/train_s": "Seconds learning", "time/score_s": "Seconds scoring",
     "tokens_per_s": "Tokens a second", "memory/peak_gib": "Peak memory (GiB)",
 }
-"""Metric -> title, in the order shown; parts come after the reward, other metrics at the end."""
+"""Metric -> title, in display order; parts follow the reward, other metrics come last."""
 _SYMBOLS = ("circle", "diamond", "square")
 
 
 class Curve(NamedTuple):
-    """Values of one metric of one run."""
+    """Values of one metric in one run."""
 
     steps: list[int]
     values: list[float]
@@ -43,10 +42,10 @@ class Curve(NamedTuple):
 
 def over_steps(library: Library, runs: Sequence[str], smooth: float = 0.6, others: bool = False
                ) -> list[dict[str, Any]]:
-    """Returns one figure a metric with all runs in it, and one for each evaluated metric with its 95 % intervals.
+    """One figure per training metric with all runs, and one per evaluation metric with 95 % intervals.
 
-    `smooth` in [0, 1) is the weight of the past in an exponential mean; 0 shows the values alone. `others` adds the
-    metrics that are of use to few. Raises AppError for an unknown run.
+    `smooth` in [0, 1) is the decay of the exponential moving average; 0 shows raw values. `others` adds the less common
+    metrics. Raises AppError for an unknown run.
     """
     metrics, evals = {run: library.metrics(run) for run in runs}, {run: library.evals(run) for run in runs}
     paints = {run: color(place) for place, run in enumerate(runs)}
@@ -88,7 +87,7 @@ def _figure(id: str, title: str, traces: list[dict[str, Any]]) -> dict[str, Any]
 
 
 def _curve(lines: Sequence[Mapping[str, Any]], name: str) -> Curve:
-    """Returns the metric where it is a number; a long curve averaged down to at most MOST_POINTS points."""
+    """The numeric values of a metric, averaged down to at most MOST_POINTS points."""
     points = [(line["step"], value) for line in lines if (value := finite(line.get(name))) is not None]
     width = max(1, -(-len(points) // MOST_POINTS))
     buckets = [points[i:i + width] for i in range(0, len(points), width)]
@@ -96,12 +95,12 @@ def _curve(lines: Sequence[Mapping[str, Any]], name: str) -> Curve:
 
 
 def _mean(values: Sequence[float]) -> float:
-    """Exactly the value where all are the same: a constant is drawn as one."""
+    """The mean; exactly the value if all are equal, so that a constant is plotted flat."""
     return values[0] + sum(v - values[0] for v in values) / len(values)
 
 
 def smoothed(values: Sequence[float], weight: float) -> list[float]:
-    """Returns the exponential mean without a bias to 0 at the start (Kingma and Ba 2015, arXiv 1412.6980)."""
+    """The bias-corrected exponential moving average (Kingma and Ba 2015, arXiv 1412.6980)."""
     means, mean, share = [], 0.0, 0.0
     for value in values:
         share = weight * share + (1 - weight)
@@ -111,7 +110,7 @@ def smoothed(values: Sequence[float], weight: float) -> list[float]:
 
 
 def _traces(run: str, paint: str, curve: Curve, smooth: float) -> list[dict[str, Any]]:
-    """Returns the values, and over them, paler then, their mean."""
+    """The values, and with smoothing their moving average over faint values."""
     if not curve.steps:
         return []
     shared = {"x": curve.steps, "name": visible(run), "meta": {"go": opens(run)},
@@ -124,7 +123,7 @@ def _traces(run: str, paint: str, curve: Curve, smooth: float) -> list[dict[str,
 
 
 def opens(run: str, source: str = "train", split: str = "") -> str:
-    """Returns the location of one step's rollouts, with {x} for the step."""
+    """The location of one step's rollouts, with {x} for the step."""
     filters = {"page": "rollouts", "run": run, "kind": source, "set": split}
     return f"?{urlencode({k: v for k, v in filters.items() if v})}&from={{x}}&to={{x}}"
 
@@ -138,7 +137,7 @@ def _evaluations(evals: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
 
 
 def _evaluated(run: str, paint: str, lines: Sequence[Mapping[str, Any]], name: str) -> list[dict[str, Any]]:
-    """Returns one trace a split: the values with their 95 % intervals."""
+    """One trace per split: the values with their 95 % intervals."""
     traces = []
     for place, split in enumerate(dict.fromkeys(line["split"] for line in lines)):
         points = [(line["step"], value, finite(line.get(f"{name}/ci95_low")), finite(line.get(f"{name}/ci95_high")))

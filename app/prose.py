@@ -1,9 +1,9 @@
-"""Markdown and LaTeX that a model wrote, as HTML. What it wrote is hostile: it becomes known elements alone.
+"""Markdown and LaTeX written by a model, as HTML. The input is untrusted and becomes known elements only.
 
-Markdown is read into tokens (CommonMark and tables), and only the tokens of _TAGS become elements, with no attribute.
-Raw HTML, links and pictures stay the text that they are, so nothing can be loaded or followed. A formula becomes
-MathML, which browsers draw without a script; of its tree only known elements and attributes of known form are taken
-over, and one that cannot be read stays text.
+Markdown (CommonMark and tables) is parsed into tokens; only those of _TAGS become elements, without attributes. Raw
+HTML,
+links and images stay text, so nothing can be loaded or followed. Formulas become MathML, which browsers draw without a
+script; only known elements and attributes of its tree are kept, and an unreadable formula stays text.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from markdown_it.token import Token
 from .html import Html, el, join
 
 MOST = 40_000
-"""Characters of a text that are read as Markdown; a longer one stays as it is."""
+"""Largest number of characters parsed as Markdown; longer texts stay raw."""
 _MOST_FORMULA = 2_000
 _MOST_FORMULAS = 300
 _TAGS = {"p", "ul", "ol", "li", "blockquote", "em", "strong", "s", "table", "thead", "tbody", "tr", "th", "td"}
 _SPANS = (("$$", "$$"), ("\\[", "\\]"), ("\\(", "\\)"), ("$", "$"))
-"""What opens and closes a formula in a line; the first two stand alone."""
+"""Delimiters of inline formulas; the first two are display style."""
 _DEFINES = re.compile(r"\\(?:(?:re)?newcommand|g?def|let|DeclareMathOperator|newenvironment)(?![a-zA-Z])")
-"""Macros may grow without end."""
+"""Macro definitions, refused because expansion may be unbounded."""
 _MATH_TAGS = set("math mrow mi mo mn ms mtext mspace mfrac msqrt mroot msub msup msubsup munder mover munderover "
                  "mtable mtr mtd mstyle mpadded mphantom menclose mmultiscripts mprescripts none".split())
 _WORDS = set("display mathvariant stretchy fence form largeop movablelimits accent accentunder columnalign "
@@ -41,7 +41,7 @@ _SIZE = re.compile(r"-?\d?\.?\d{1,3}(?:em|ex|pt|px|cm|mm)?")
 
 
 def rendered(text: str) -> Html:
-    """Returns the text as it was meant to look."""
+    """The text rendered as HTML."""
     if len(text) > MOST:
         return el("div", text, class_="v-text")
     try:
@@ -52,13 +52,13 @@ def rendered(text: str) -> Html:
 
 
 class _Drawing:
-    """One text; formulas beyond a number stay text."""
+    """The rendering of one text; formulas beyond a limit stay text."""
 
     def __init__(self) -> None:
         self.left = _MOST_FORMULAS
 
     def nodes(self, tokens: Sequence[Token]) -> Html:
-        """Returns tokens, opening and closing ones in pairs, as nested elements."""
+        """Elements from a flat list of opening and closing tokens."""
         stack: list[list[Any]] = [[]]
         for token in tokens:
             if token.nesting == 1:
@@ -99,7 +99,7 @@ def _element(token: Token, children: Sequence[Any]) -> Html:
 
 
 def formula(latex: str, mark: str = "$", alone: bool = False) -> Html:
-    """Returns LaTeX as MathML; as text between its marks where it cannot be read."""
+    """LaTeX as MathML; the source between its delimiters if it cannot be parsed."""
     close = dict(_SPANS).get(mark, mark)
     raw = el("code", f"{mark}{latex}{close}", class_="v-tag")
     if len(latex) > _MOST_FORMULA or _DEFINES.search(latex) or not latex.strip():
@@ -129,7 +129,7 @@ def _math(node: Element) -> Html:
 
 
 def _inline(state: StateInline, silent: bool) -> bool:
-    """Reads a formula inside a paragraph: $x$ with no space inside its marks, $$x$$, \\(x\\), \\[x\\]."""
+    r"""Parses an inline formula: $x$ without spaces inside the delimiters, $$x$$, \(x\), \[x\]."""
     opens, closes = next(((a, b) for a, b in _SPANS if state.src.startswith(a, state.pos)), ("", ""))
     if not opens:
         return False
@@ -147,7 +147,7 @@ def _inline(state: StateInline, silent: bool) -> bool:
 
 
 def _block(state: StateBlock, first: int, last: int, silent: bool) -> bool:
-    """Reads a formula of several lines, each mark on a line's begin or end."""
+    """Parses a formula of several lines, with the delimiters at the start and end of lines."""
     lines = [state.src[state.bMarks[i] + state.tShift[i]:state.eMarks[i]] for i in range(first, min(last, first + 60))]
     opens = next((mark for mark in ("$$", "\\[") if lines and lines[0].startswith(mark)), "")
     closes = dict(_SPANS).get(opens, "")

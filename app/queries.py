@@ -1,4 +1,4 @@
-"""What the lists can be asked, and the SQL that it becomes: every value is a parameter, never a part of the text."""
+"""Queries of the lists and their SQL. Every value is a parameter, never part of the SQL text."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from vlrl.store import utf8
 from . import AppError
 
 Range = tuple[float | None, float | None]
-"""Lowest and highest value, both included; None = no bound."""
+"""Lowest and highest value, inclusive; None = unbounded."""
 ANY: Range = (None, None)
 SOURCES = {"train": "rollouts", "eval": "eval-rollouts"}
-"""Source of a query -> folder of a run."""
+"""Source of a query -> subfolder of a run."""
 ORDERS = ("step", "best", "worst", "mixed")
 SORTS = ("step", "reward", "advantage", "length", "index", "difficulty", "sample_id", "category", "part")
 LIMITS = ("turns", "tokens", "media")
-"""Finish reasons of episodes that a limit ended."""
+"""Finish reasons of episodes that hit a limit."""
 _LONGEST = 1000  # characters of a regular expression
 
 _KEY = "run, source, split, step, group_id"
@@ -43,7 +43,7 @@ _SORT = {"index": "idx", "part": _PART} | {name: name for name in SORTS if name 
 
 
 class GroupKey(NamedTuple):
-    """Names one group."""
+    """Identifies one group."""
 
     run: str
     source: str
@@ -54,7 +54,7 @@ class GroupKey(NamedTuple):
 
 
 class RolloutKey(NamedTuple):
-    """Names one rollout."""
+    """Identifies one rollout."""
 
     run: str
     source: str
@@ -66,7 +66,7 @@ class RolloutKey(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
-    """What to show. The defaults keep everything."""
+    """Filters and order of a list. The defaults keep everything."""
 
     runs: tuple[str, ...] = ()
     """Ids; () = every run."""
@@ -76,13 +76,13 @@ class Query:
     steps: Range = ANY
     reward: Range = ANY
     part: str | None = None
-    """A reward part: with `part_range` a filter, with sort="part" what is sorted by."""
+    """A reward part: the one filtered by `part_range`, and with sort="part" the sort key."""
     part_range: Range = ANY
     advantage: Range = ANY
     length: Range = ANY
     """In tokens."""
     turns: Range = ANY
-    """Actions of an episode; other answers have none."""
+    """Number of actions of an episode; other answers have none."""
     ended: str | None = None
     """A finish reason, or "limit" for any limit of an episode."""
     tool_errors: bool | None = None
@@ -93,21 +93,23 @@ class Query:
     category: str | None = None
     difficulty: Range = ANY
     alike: bool | None = None
-    """True: only groups in which all rewards are equal; False: only others."""
+    """True: only groups with equal rewards; False: only others."""
     malformed: bool | None = None
-    """True: only answers whose tags are wrong (table.is_malformed); False: only others."""
+    """True: only answers with malformed tags (table.is_malformed); False: only others."""
     unusual: bool | None = None
-    """True: only answers with the full reward of their run and task (the highest, where rewards differ) whose length
-    is among the 5 % shortest or longest of these, or which are malformed; False: only others."""
+    """True: only answers with the full reward of their run and task (the highest, where rewards differ) that are
+    malformed or among the 5 % shortest or longest of these; False: only others.
+    """
     sample_id: str | None = None
     """Exactly this sample."""
     text: str | None = None
-    """A regular expression (RE2, upper and lower case alike) to be found in the answer, the prompt or the error; in
-    long ones within the first characters, see table.SEARCHED."""
+    """A case-insensitive regular expression (RE2) searched in answer, prompt and error; of long ones only the
+    beginning, see table.SEARCHED.
+    """
     flagged: tuple[RolloutKey, ...] | None = None
     """Only these rollouts (those with notes); None = all."""
     noted: bool = True
-    """False: all but those of `flagged`."""
+    """False: all except those in `flagged`."""
     order: str = "step"
     """Of groups: step (of the run started last, newest first), best, worst (by mean reward), mixed (largest spread
     first)."""
@@ -132,7 +134,7 @@ class Where:
             self.add(f"{column} = ?", utf8(str(value)))
 
     def within(self, expression: str, name: str, bounds: Range, *values: Any) -> None:
-        """`expression` (of which `values` are parameters) lies in `bounds`; null does not."""
+        """Adds the condition that `expression` (with parameters `values`) lies in `bounds`; false for null."""
         for sign, bound in zip((">=", "<="), _bounds(name, bounds), strict=True):
             if bound is not None:
                 self.add(f"{expression} {sign} ?", *values, bound)
@@ -142,7 +144,7 @@ class Where:
 
 
 def of_groups(query: Query, runs: list[str]) -> Where:
-    """Returns what all answers of a group have in common. Raises AppError for a value that cannot be."""
+    """The conditions on groups. Raises AppError for an invalid value."""
     where = Where()
     where.add("run IN (SELECT unnest(?::VARCHAR[]))", runs)
     for column in ("source", "split", "category", "sample_id"):
@@ -156,7 +158,7 @@ def of_groups(query: Query, runs: list[str]) -> Where:
 
 
 def of_rollouts(query: Query) -> Where:
-    """Returns what differs between the answers of a group. Raises AppError for a value that cannot be.
+    """The conditions on single answers. Raises AppError for an invalid value.
 
     Flagged rollouts are looked up in a table "flagged", see flagged_table.
     """
@@ -189,32 +191,32 @@ def of_rollouts(query: Query) -> Where:
 
 
 def flagged_table(query: Query) -> pa.Table:
-    """Returns the keys of the flagged rollouts."""
+    """The keys of the flagged rollouts, as a table."""
     columns = list(zip(*(clean_key(key) for key in query.flagged or ()), strict=True)) or [()] * len(_KEY_TYPES)
     return pa.table({name: pa.array(column, kind) for (name, kind), column
                      in zip(_KEY_TYPES.items(), columns, strict=True)})
 
 
 def clean_key(key: GroupKey | RolloutKey) -> tuple[Any, ...]:
-    """Returns the parts of a key as they can be looked up. Raises AppError when step or index is no whole number."""
+    """The fields of a key as SQL parameters. Raises AppError unless step and index are integers."""
     try:
         return tuple(int(v) if name in ("step", "index") else utf8(str(v))
                      for name, v in zip(key._fields, key, strict=True))
     except (TypeError, ValueError, OverflowError):
-        raise AppError(f"{str(tuple(key))[:200]} names no group or rollout") from None
+        raise AppError(f"{str(tuple(key))[:200]} does not identify a group or rollout") from None
 
 
 def group_order(query: Query) -> str:
-    """ORDER BY of groups, over the columns of index._groups: no two have the same place."""
+    """ORDER BY of groups over the columns of index._groups; a total order."""
     order = _GROUP_ORDER[_chosen("order", query.order, ORDERS)]
     return f"{order.format(way=_way(query))}, run, source, split, group_id"
 
 
 def rollout_order(query: Query, runs: list[str]) -> tuple[str, list[Any]]:
-    """ORDER BY of rollouts, and its parameters: no two have the same place. `runs` stand in the order of time."""
+    """ORDER BY of rollouts, and its parameters; a total order. `runs` are in order of time."""
     column = _SORT[_chosen("sort", query.sort, SORTS)]
     if query.sort == "part" and query.part is None:
-        raise AppError("to sort by a reward part, choose the part")
+        raise AppError("to sort by a reward part, select the part")
     values = [utf8(str(query.part))] if query.sort == "part" else []
     if query.sort == "step":
         column, values = f"list_position(?::VARCHAR[], run), {column}", [runs]
@@ -222,15 +224,15 @@ def rollout_order(query: Query, runs: list[str]) -> tuple[str, list[Any]]:
 
 
 def checked_pattern(pattern: str) -> str:
-    """Returns a regular expression that can be tried. Raises AppError that says where it is wrong."""
+    """A valid regular expression. Raises AppError that says what is wrong with it."""
     pattern = utf8(str(pattern))
     if len(pattern) > _LONGEST:
-        raise AppError(f"the search text has {len(pattern)} characters, more than {_LONGEST}")
+        raise AppError(f"the search text has {len(pattern)} characters; the limit is {_LONGEST}")
     return pattern
 
 
 def pattern_error(pattern: str, message: str) -> AppError:
-    """Returns the error for a pattern that RE2 refused with the words `message`, which name the part that is wrong."""
+    """The error for a pattern refused by RE2 with `message`, which names the faulty part."""
     words = message.split("Error:")[-1].strip().splitlines()[0]
     at = pattern.find(words.rpartition(": ")[2])
     try:
@@ -259,5 +261,5 @@ def _bounds(name: str, bounds: Any) -> tuple[float | None, float | None]:
     try:
         low, high = (None if v is None else float(v) for v in bounds)
     except (TypeError, ValueError, OverflowError):
-        raise AppError(f"{name} {str(bounds)[:100]} must be a lowest and a highest number") from None
+        raise AppError(f"{name} {str(bounds)[:100]} must be a pair of numbers (lowest, highest)") from None
     return tuple(None if v is None or math.isnan(v) else v for v in (low, high))  # type: ignore[return-value]

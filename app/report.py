@@ -1,6 +1,6 @@
-"""`vlrl report RUN`: one HTML file that tells what a run did and opens anywhere, without a request or a script.
+"""`vlrl report RUN`: a self-contained HTML file on a run, without requests or scripts.
 
-Curves are SVG drawn by curves.py: it runs no script, and all curves together have some 100 kB.
+Curves are SVG drawn by curves.py, about 100 kB together.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vlrl.store import RunFolder
 from vlrl.store.files import read_json, read_small, write_text
 from vlrl.tools.experiments.report import Gain, gains
 
-from . import cards, curves, film, telling, turns
+from . import cards, curves, film, notable, turns
 from .details import GroupView, RolloutView, box_convention, group, with_marks
 from .html import STYLE, Html, as_json, el, folded, note, number, table
 from .library import Library, RunInfo
@@ -36,8 +36,8 @@ _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 RUN = "."  # the id of the run in the library of its own folder
 
 
-class Inlined:
-    """Pictures as `data:` texts, for a page that stands alone; videos are left to their frames."""
+class InlineMedia:
+    """Images as `data:` URLs for a self-contained page; videos are represented by their frames."""
 
     def __init__(self, media: MediaStore):
         self.media, self.films = media, _FILMS
@@ -58,7 +58,7 @@ class Inlined:
             return []
 
     def film(self, view: GroupView, rollout: RolloutView) -> dict[str, str]:
-        """Returns an episode as a film of each kind, of the first few that have something to show; else {}."""
+        """An episode as a film of each kind, for the first few with something to show; else {}."""
         if not self.films or len(film.pictures(view, rollout)) < 2:
             return {}
         try:
@@ -71,15 +71,17 @@ class Inlined:
 
 
 def as_data(picture: bytes, media_type: str = "") -> str:
-    """Returns a JPEG, PNG, WebP or GIF, or what has another type, as a `data:` address."""
+    """A `data:` URL for a JPEG, PNG, WebP, GIF or the given media type."""
     kind = ("png" if picture.startswith(b"\x89PNG") else "gif" if picture.startswith(b"GIF8") else
             "webp" if picture[8:12] == b"WEBP" else "jpeg")
     return f"data:{media_type or f'image/{kind}'};base64,{base64.b64encode(picture).decode()}"
 
 
 def write(run: str | Path, to: str | Path | None = None) -> Path:
-    """Writes the report of a run folder, also of one that is still written to; returns where: RUN/report.html unless
-    `to` names another file. Raises RunError when the folder is none of a run or the file cannot be written."""
+    """Writes the report of a run folder, which may still be growing, to `to` or RUN/report.html; returns the path.
+
+    Raises RunError if the folder is not a run, or the file cannot be written.
+    """
     path = run_folder(Path(run))
     target = Path(to) if to else path / "report.html"
     if target.is_dir():
@@ -89,17 +91,17 @@ def write(run: str | Path, to: str | Path | None = None) -> Path:
 
 
 def run_folder(path: Path) -> Path:
-    """Returns the folder of one run. Raises RunError for one that holds several runs, or none."""
+    """The folder of one run. Raises RunError for one that holds several runs, or none."""
     from vlrl.tools.experiments.status import find, is_run
 
     if is_run(path):
         return path
     below = find(path)  # raises for a path that is no folder or holds no run
-    raise RunError(f"{path} holds {len(below)} runs, and a report is of one: name it, e.g. vlrl report {below[0]}")
+    raise RunError(f"{path} contains {len(below)} runs, but a report covers one: name it, e.g. vlrl report {below[0]}")
 
 
 def page(path: Path) -> str:
-    """Returns the report as the text of an HTML file."""
+    """The report as HTML text."""
     library = Library(path)
     info, run, name = library.run(RUN), library.folder(RUN), path.resolve().name
     notes: list[str] = []
@@ -119,7 +121,7 @@ def page(path: Path) -> str:
 
 
 def section(title: str, pieces: Sequence[Html], class_: str, without: str) -> Html:
-    """Returns a part of the page under its heading; `without` says why there are no pieces."""
+    """A section with a heading; `without` is the text if there are no pieces."""
     return el("section", el("h2", title), el("div", *pieces, class_=class_) if pieces else note(without))
 
 
@@ -127,8 +129,7 @@ def section(title: str, pieces: Sequence[Html], class_: str, without: str) -> Ht
 
 
 def header(name: str, info: RunInfo, set_to: Mapping[str, Any]) -> Html:
-    """Returns what was trained on what, how it stands, and which of the settings, by flat name, are not the defaults.
-    """
+    """Model, task, state, and the settings (by flat name) that differ from the defaults."""
     steps = f"{'?' if info.step is None else info.step} of {'?' if info.steps is None else info.steps}"
     facts = {"state": info.state, "task": info.task or "?", "model": info.model or "?", "steps": steps,
              "last reward": number(info.reward), "duration": duration(info.duration_s) if info.duration_s else "–"}
@@ -143,7 +144,7 @@ def header(name: str, info: RunInfo, set_to: Mapping[str, Any]) -> Html:
 
 
 def _changed(settings: Mapping[str, Any]) -> list[tuple[Any, Any, Any]]:
-    """Returns (name, value, default) of what differs; the folder of the run says nothing."""
+    """(name, value, default) of the differing settings, except for the run folder."""
     from vlrl import config
 
     known = flat(config.validate({"task": {"name": "-"}, "model": {"name": "-"}}).model_dump(mode="json"))
@@ -156,9 +157,7 @@ def _changed(settings: Mapping[str, Any]) -> list[tuple[Any, Any, Any]]:
 
 
 def before_after(run: RunFolder, notes: list[str]) -> Html:
-    """Returns the first and the last evaluation of each split, and the gain over the same samples. What cannot be read
-    is added to `notes`.
-    """
+    """First and last evaluation of each split, and the gain over the same samples. Problems are added to `notes`."""
     changes = attempted(lambda: gains(run), [], "the evaluations", notes)
     rows = [_gain_row(gain) for gain in changes if "completion/" not in gain.metric]
     steps = f", steps {changes[0].steps[0]} to {changes[0].steps[1]}" if changes else ""
@@ -178,10 +177,10 @@ def _gain_row(row: Gain) -> tuple[Any, ...]:
 
 
 def _groups(library: Library, run: RunFolder, notes: list[str]) -> Html:
-    """Returns the groups that tell most, each with the reason."""
+    """The notable groups, each with the reason."""
     splits = list(dict.fromkeys(record["split"] for record in library.evals(RUN)))
-    chosen = attempted(lambda: telling.choose(run, splits), [], "the rollouts", notes)
-    addresses = Inlined(MediaStore(library))
+    chosen = attempted(lambda: notable.choose(run, splits), [], "the rollouts", notes)
+    addresses = InlineMedia(MediaStore(library))
     shown = []
     for one in chosen:
         view = attempted(lambda one=one: _view(library, one), None, f"group {one.group} of step {one.step}", notes)
@@ -193,8 +192,8 @@ def _groups(library: Library, run: RunFolder, notes: list[str]) -> Html:
                     "No rollouts yet: they appear with the first step, unless store.rollouts is off.")
 
 
-def _turns(library: Library, view: GroupView, addresses: Inlined) -> Html:
-    """Returns the first turns of the group's best episode; empty where it has none."""
+def _turns(library: Library, view: GroupView, addresses: InlineMedia) -> Html:
+    """The first turns of the group's best episode; empty without one."""
     episodes = [r for r in view.rollouts if turns.is_episode(r)]
     if not episodes:
         return Html("")
@@ -208,10 +207,8 @@ def _turns(library: Library, view: GroupView, addresses: Inlined) -> Html:
     return el("section", el("h4", f"Turns of #{best.index}"), played, turns.strip(view, best, shown, addresses))
 
 
-def _view(library: Library, one: telling.Telling) -> GroupView:
-    """Returns the group; one of an evaluation with the answers of the first evaluation before its own, without
-    statistics.
-    """
+def _view(library: Library, one: notable.NotableGroup) -> GroupView:
+    """The group; one of an evaluation also has the answers of the first evaluation, and no statistics."""
     split = one.split if one.source == "eval" else ""
     view = with_marks(library, group(library, RUN, one.source, one.step, one.group, split))
     if one.before is None:
@@ -240,7 +237,7 @@ def _origin(path: Path) -> Html:
 
 
 def could_not(remarks: Sequence[str]) -> Html:
-    """Returns the section on what could not be read; empty where everything could."""
+    """The section on unreadable files; empty without any."""
     if not remarks:
         return Html("")
     left = len(remarks) - _MOST_NOTES
@@ -249,7 +246,7 @@ def could_not(remarks: Sequence[str]) -> Html:
 
 
 def attempted(read: Callable[[], Any], otherwise: Any, what: str, notes: list[str]) -> Any:
-    """Returns what `read` gives; where the run's files hold something else than they should, `otherwise` and a note."""
+    """The result of `read`; on damaged files `otherwise`, and a note."""
     try:
         return read()
     except VlrlError as error:

@@ -1,4 +1,4 @@
-"""Rollouts of the index beyond one page of it; spans of training steps compared, and reward parts of both sides."""
+"""All rollouts of a query, comparisons of training step ranges, and of reward parts."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 from vlrl.evaluation.stats import Interval, paired_gain
 
 from . import AppError
+from .analysis import CONTENT, SAMPLE, Comparison, Pair, Side, comparison, matched
 from .index import Index, RolloutRow
-from .insight import CONTENT, SAMPLE, Comparison, Pair, Side, comparison, matched
 from .queries import GroupKey, Query
 
 _PAGE = 500  # rows at a time, the most that an index gives
 
 
 class Span(NamedTuple):
-    """Answers of a run, of training or of evaluations, in some steps; None = no bound."""
+    """Answers of a run, from training or evaluations, in a range of steps; None = unbounded."""
 
     run: str
     source: str
@@ -25,7 +25,7 @@ class Span(NamedTuple):
 
     @property
     def filter(self) -> tuple[str, list[Any]]:
-        """The condition in SQL, and its parameters; answers beside their group are left out."""
+        """The SQL condition and its parameters; answers outside the group statistics are excluded."""
         wanted = {"run = ?": self.run, "source = ?": self.source, "step >= ?": self.first, "step <= ?": self.last,
                   "split = ?": self.split}
         tests = {test: value for test, value in wanted.items() if value is not None}
@@ -33,7 +33,7 @@ class Span(NamedTuple):
 
 
 def every_rollout(index: Index, query: Query, most: int) -> list[RolloutRow]:
-    """Returns the first `most` rollouts of a query, page by page."""
+    """The first `most` rollouts of a query, page by page."""
     rows: list[RolloutRow] = []
     while len(rows) < most:
         page = index.rollouts(query, len(rows) // _PAGE, _PAGE)
@@ -44,11 +44,10 @@ def every_rollout(index: Index, query: Query, most: int) -> list[RolloutRow]:
 
 
 def compare_spans(index: Index, a: Span, b: Span) -> Comparison:
-    """Returns two spans of training steps over their common samples, by the mean reward of a sample's answers in the
-    span.
+    """Compares two ranges of training steps over their common samples, by mean reward per sample.
 
-    Samples are paired by what they show and ask (insight.matched). The group that a pair names is the last one of its
-    sample. Raises AppError when no sample is in both.
+    Samples are paired by content (analysis.matched). A pair names the last group of its sample. Raises AppError if no
+    sample is in both.
     """
     scope = index.refresh(list(dict.fromkeys((a.run, b.run))))
     first, second = (_samples(index, span) for span in (a, b))
@@ -62,7 +61,7 @@ def compare_spans(index: Index, a: Span, b: Span) -> Comparison:
 
 
 def _samples(index: Index, span: Span) -> list[dict[str, Any]]:
-    """Returns the mean reward, category, last group and content of each sample of a span."""
+    """Mean reward, category, last group and content of each sample in a range."""
     where, values = span.filter
     return index.table.fetch(f"""
         SELECT avg(reward) AS mean, first(category) AS category, {CONTENT},
@@ -88,8 +87,8 @@ class PartGain(NamedTuple):
 
 
 def part_gains(index: Index, a: Span, b: Span) -> list[PartGain]:
-    """Returns the reward parts of both sides over their common samples (insight.matched), by name; a sample counts with
-    its mean.
+    """The reward parts present on both sides over their common samples (analysis.matched), by name, averaged per
+    sample.
     """
     pairs, _ = matched(*(_samples(index, span) for span in (a, b)))
     ids = [(_place(one), _place(other)) for one, other in pairs]
@@ -108,12 +107,12 @@ _Sample = tuple[str, str | None, int | None]
 
 
 def _place(row: dict[str, Any]) -> _Sample:
-    """Returns what tells samples apart, as SAMPLE does."""
+    """The fields that identify a sample, as in SAMPLE."""
     return row["sample_id"], row["shown"], row["target"]
 
 
 def _parts(index: Index, span: Span) -> dict[str, dict[_Sample, float]]:
-    """Part -> sample -> mean over its answers with a number for it."""
+    """Part -> sample -> mean over its answers with a finite value."""
     where, values = span.filter
     rows = index.table.fetch(f"""
         SELECT part, sample_id, shown, target, avg(value) AS mean FROM (

@@ -1,10 +1,9 @@
-"""The web server of the inspector: what it answers, to whom, and what a page of it may do.
+"""The web server of the inspector.
 
-Every request passes `Guard` first: it knows the address it is served under (a foreign Host header is DNS rebinding, a
-foreign Origin another site's form), asks for the password where there is one, lets only the routes through that the
-pages need, and writes headers under which a page can neither run a script of its content nor ask another server.
-Files come from /vlrl/media alone, as `vlrl.app.media` resolves them, with a type from a fixed table; /vlrl/film makes a
-GIF or MP4 of such files.
+Every request passes `Guard` first: it checks the Host header (DNS rebinding) and Origin (cross-site requests), asks for
+the password if one is set, allows only the routes that the pages use, and sets headers that keep a page from running
+scripts in its content or contacting other servers. Media come only from /vlrl/media, resolved by `vlrl.app.media`, with
+a type from a fixed table; /vlrl/film renders them as GIF or MP4.
 """
 
 from __future__ import annotations
@@ -44,10 +43,10 @@ _MONO = ["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace"]
 TYPES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".webp": "image/webp", ".gif": "image/gif",
          ".bmp": "image/bmp", ".tif": "image/tiff", ".tiff": "image/tiff", ".mp4": "video/mp4", ".m4v": "video/mp4",
          ".mkv": "video/x-matroska", ".webm": "video/webm", ".mov": "video/quicktime", ".avi": "video/x-msvideo"}
-"""Suffix -> media type; a file with another suffix is not served."""
+"""Suffix -> media type; other suffixes are not served."""
 _STATIC = {"app.js": (("app.js", "plots.js", "pictures.js", "clips.js"), "text/javascript"),
            "app.css": ((STYLE, "app.css"), "text/css")}
-"""Name -> the files, of static/ where they have no folder, that are sent as one."""
+"""Name -> the files that are concatenated under it, in static/ unless they have a folder."""
 _HEAD = ('<link rel="icon" href="favicon.ico">'  # from the page, which may lie below the path of a proxy
          '<link rel="stylesheet" href="vlrl/static/app.css">'
          f'<script src="vlrl/static/app.js" data-pages="{" ".join(PAGES)}"></script>')
@@ -59,9 +58,9 @@ _ABSENT = ('<svg xmlns="http://www.w3.org/2000/svg" width="320" height="200" vie
 
 def create(root: str | Path, *, address: Address | None = None, password: str | None = None,
            trust_tasks: bool = False) -> tuple[FastAPI, gr.Blocks]:
-    """Returns the app over a folder of runs, to be served by any ASGI server, and its Gradio part.
+    """The ASGI app for a folder of runs, and its Gradio part.
 
-    `address` is where it is reached; this machine alone by default. Raises RunError when the folder is missing.
+    `address` is where it is reached; this machine only by default. Raises RunError if the folder is missing.
     """
     from .index import Index
     from .library import Library
@@ -69,7 +68,7 @@ def create(root: str | Path, *, address: Address | None = None, password: str | 
     from .notes import Notes
 
     if not Path(root).is_dir():
-        raise RunError(f"{str(root)!r} is no folder; name the folder that holds the runs, e.g. `vlrl app runs`")
+        raise RunError(f"{str(root)!r} is not a folder: name a folder of runs, e.g. `vlrl app runs`")
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     library = Library(root)
     site = Site(library, Index(library), MediaStore(library), Notes(root), trust_tasks)
@@ -79,23 +78,24 @@ def create(root: str | Path, *, address: Address | None = None, password: str | 
     with ThreadPoolExecutor(1) as pool:  # this thread may have a running event loop already
         interface = pool.submit(asyncio.run, _mounted(app, site, address.root_path)).result()
     app.add_middleware(Guard, address=address, password=password, head=_HEAD + _in_view())
-    app.add_middleware(_Zipped)
+    app.add_middleware(_Compression)
     return app, interface
 
 
 def serve(root: str | Path, *, host: str = "127.0.0.1", port: int | None = None, password: str | None = None,
           trust_tasks: bool = False, root_path: str = "", allow_hosts: Sequence[str] = (),
           allow_frames: Sequence[str] = (), started: Callable[[str, int], None] | None = None) -> None:
-    """Serves until Ctrl-C. `started(url, port)` is called once it listens; without a `port`, on the first free one
-    from 7860 on. `root_path`, `allow_hosts` and `allow_frames` are those of `address.parsed`.
+    """Serves until Ctrl-C. Calls `started(url, port)` once it listens on `port`, by default the first free one from
+    7860 on.
 
-    Raises ConfigError for an address that is none or not this machine's, or one that lets others in without a password,
-    RunError when no port is free, and KeyboardInterrupt at the end.
+    `root_path`, `allow_hosts` and `allow_frames` are as in `address.parsed`. Raises ConfigError for an invalid or
+    foreign
+    address and for remote access without a password, RunError if no port is free, and KeyboardInterrupt at the end.
     """
     address = parsed(host, root_path, tuple(allow_hosts), tuple(allow_frames))
     if (option := lets_others_in(address)) and not password:
-        raise ConfigError(f"{option} lets others in: set a password in the environment variable VLRL_APP_PASSWORD "
-                          f"or with --password, or leave {option.split()[0]} out")
+        raise ConfigError(f"{option} allows remote access: set a password in the environment variable "
+                          f"VLRL_APP_PASSWORD or with --password, or leave {option.split()[0]} out")
     with _uploads(), _listening(host, port) as listener:
         app, _ = create(root, address=address, password=password, trust_tasks=trust_tasks)
         taken = listener.getsockname()[1]
@@ -107,9 +107,9 @@ def serve(root: str | Path, *, host: str = "127.0.0.1", port: int | None = None,
         server.run(sockets=[listener])
 
 
-class _Zipped:
-    """Compresses the page, what it asks for and its scripts, for browsers that take it. Never a stream of events, which
-    has to arrive as it is made, nor a clip, of which parts are asked for.
+class _Compression:
+    """Compresses pages, data and scripts, but neither event streams, which must not be buffered, nor clips, which are
+    requested by range.
     """
 
     def __init__(self, app: ASGIApp):
@@ -122,7 +122,7 @@ class _Zipped:
 
 
 async def _mounted(app: FastAPI, site: Site, root_path: str) -> gr.Blocks:
-    """Returns the Gradio part; without a running event loop Gradio would leave some of its own behind."""
+    """The Gradio part; without a running event loop Gradio would leave one of its own open."""
     interface = blocks(site)
     interface.queue(max_size=32, default_concurrency_limit=4, api_open=False)
     gr.mount_gradio_app(app, interface, path="/", root_path=root_path or None, footer_links=[], run_history=False,
@@ -135,7 +135,7 @@ async def _mounted(app: FastAPI, site: Site, root_path: str) -> gr.Blocks:
 
 
 def _add_files(app: FastAPI, site: Site) -> None:
-    """Adds the routes for media, for films of episodes, and for the scripts and styles."""
+    """Adds the routes for media, films of episodes, scripts and styles."""
 
     @app.get("/vlrl/media")
     def media(request: Request, run: str = "", name: str = "", size: int | None = None, at: float | None = None
@@ -175,9 +175,7 @@ def _add_files(app: FastAPI, site: Site) -> None:
 
 
 def _absent(destination: str) -> Response:
-    """Returns nothing to show. A browser writes every 404 into its console, so a page's pictures get an empty one
-    instead.
-    """
+    """An empty response. Browsers log every 404 to the console, so missing images get an empty one instead."""
     if destination == "image":
         return Response(_ABSENT, media_type="image/svg+xml", headers=_MEDIA_HEADERS | {"Cache-Control": "no-store"})
     if destination == "video":
@@ -189,14 +187,14 @@ def _absent(destination: str) -> Response:
 
 
 def _in_view() -> str:
-    """Returns the style that shows the one page which app.js names."""
+    """The style that shows only the page selected by app.js."""
     shown = ", ".join(f'html[data-page="{page}"] #v-page-{page}' for page in PAGES)
     return f"<style>.v-screen, .v-hidden {{display: none !important}} {shown} {{display: flex !important}}</style>"
 
 
 @contextmanager
 def _listening(host: str, port: int | None) -> Iterator[socket.socket]:
-    """Yields a socket on `port`; without one, on the first free port from PORT on."""
+    """Yields a socket on `port`, by default on the first free port from PORT on."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener, error = None, None
     for number in range(PORT, PORT + _PORTS) if port is None else (port,):
@@ -216,14 +214,14 @@ def _listening(host: str, port: int | None) -> Iterator[socket.socket]:
     if listener is None:
         raise RunError(f"no free port from {PORT} to {PORT + _PORTS - 1} ({error}); name another with --port"
                        if port is None else
-                       f"--port {port} is taken ({error}): name another, or leave --port out for the first free one")
+                       f"--port {port} is taken ({error}): name another, or omit --port for the first free one")
     with listener:
         yield listener
 
 
 @contextmanager
 def _uploads() -> Iterator[None]:
-    """Makes a folder of this process for uploads to the playground, removed at the end."""
+    """A temporary folder for uploads to the playground, removed at the end."""
     folder, before = tempfile.mkdtemp(prefix="vlrl-app-"), os.environ.get("GRADIO_TEMP_DIR")
     os.environ["GRADIO_TEMP_DIR"] = folder
     try:

@@ -1,4 +1,4 @@
-"""What the pages of the inspector share: the runs, the location, and a way to show errors in the page.
+"""Shared state of the inspector's pages: the runs, the location, and error messages.
 
 A page is a module with `build(site)`, called once inside its own part of the page:
 
@@ -6,12 +6,13 @@ A page is a module with `build(site)`, called once inside its own part of the pa
         shown = gr.HTML()
         site.on_location(lambda where: render(where.get("run")), [shown])
 
-The location is the query of the address as a flat dict of strings, `page` among them. A link `<a class="go"
-href="?page=history&sample=7">` (`vlrl.app.html.link`) changes it without loading the page again; the listeners of the
-page it names run, once. With `data-replace` the address is replaced, not added to the browser's history. A link with
-`data-key="j"` is followed by that key. A `<form class="go">` asks, as its fields change, for the location that they
-make of the query in its `data-keep`, or of the one in view without the names in its `data-drop`. A gr.HTML keeps its
-place on the screen when its value changes: Gradio alters what differs.
+The location is the query of the address as a flat dict of strings, including `page`. A link `<a class="go"
+href="?page=history&sample=7">` (`vlrl.app.html.link`) changes it without a page load; the listeners of the page it
+names
+run once. With `data-replace` the history entry is replaced. `data-key="j"` binds a link to a key. When a field of a
+`<form class="go">` changes, its fields are added to the query in its `data-keep`, or to the current one without the
+names in its `data-drop`. A gr.HTML keeps its scroll position when its value changes, since Gradio updates the
+differences only.
 """
 
 from __future__ import annotations
@@ -50,8 +51,7 @@ _log = logging.getLogger("vlrl.app")
 class Site:
     """One inspector over one folder of runs.
 
-    `trust_tasks` says that a task named by a path or module in a run's config may be loaded. `page` is the page that is
-    being built.
+    `trust_tasks` permits loading tasks that a run's config names by path or module. `page` is the page being built.
     """
 
     library: Library
@@ -64,26 +64,26 @@ class Site:
     _messages: dict[str, gr.Column] = field(default_factory=dict)
     _answers: dict[str, gr.HTML] = field(default_factory=dict)
     _context: tuple[gr.HTML, gr.HTML] | None = None
-    """The bar above all pages, and the digest of it."""
+    """The bar above all pages, and its digest."""
 
     def labels(self) -> dict[str, Label]:
-        """Returns what is said of runs; nothing where the file of notes cannot be read, which the Notes page says."""
+        """The labels of runs; empty if the notes file is unreadable, which the Notes page reports."""
         try:
             return self.notes.labels() if self.notes else {}
         except AppError:
             return {}
 
     def archived(self) -> set[str]:
-        """Returns the ids of the runs that are archived."""
+        """The ids of archived runs."""
         return {run for run, label in self.labels().items() if label.archived}
 
     def begin_all(self) -> None:
-        """Starts what stands above all pages; called before the first of them."""
+        """Builds the common header; called before the first page."""
         bar = gr.HTML(elem_id="v-context", apply_default_css=False, js_on_load="vlrl.form(watch)")
         self._context = bar, self.digests(1)[0]
 
     def begin(self, page: str) -> None:
-        """Starts a page, inside its column: its location, and where its errors appear."""
+        """Starts a page inside its column: its location and error message."""
         self.page = page
         name = json.dumps(page)
         self._locations[page] = gr.HTML("", elem_id=f"v-location-{page}", elem_classes="v-hidden",
@@ -92,8 +92,9 @@ class Site:
         self._messages[page] = gr.Column(elem_id=f"v-messages-{page}", elem_classes="v-messages")
 
     def end(self, page: str, column: gr.Column) -> None:
-        """Ends a page: a browser fetches Gradio's files of what is in its column when it is visited first. (Those of a
-        component that is not visible are left; of one that merely stands in such a column they are not.)
+        """Ends a page: its column's Gradio files are fetched at the first visit.
+
+        Only the column's own components are deferred; an invisible component would never be fetched.
         """
         later = [b for b in _within(column) if b.visible is True and not isinstance(b, gr.HTML | gr.Column | gr.State)]
         for block in later:
@@ -120,40 +121,40 @@ class Site:
                      [*self._context, *outputs, self._message(), self._answers[self.page]], **_IN_PLACE)
 
     def on_tick(self, fn: Callable[..., Any], outputs: Sequence[Any], inputs: Sequence[Any] = ()) -> None:
-        """Calls `fn(location, *inputs)` every few seconds (see app.js) while this page is in view."""
+        """Calls `fn(location, *inputs)` every few seconds (see app.js) while this page is visible."""
         place = self._locations[self.page]
         self.on(place.tick, lambda query, *values: fn(location(query), *values), [place, *inputs], outputs,
                 **_IN_PLACE)
 
     def digests(self, number: int) -> list[gr.HTML]:
-        """Hidden components that hold digests of what a browser shows, for `same`; called inside the page's column."""
+        """Hidden components with digests of the displayed values, for `same`; called inside the page's column."""
         return [gr.HTML("", elem_classes="v-hidden", apply_default_css=False) for _ in range(number)]
 
     def on(self, event: Callable[..., Any], fn: Callable[..., Any], inputs: Sequence[Any], outputs: Sequence[Any],
            **options: Any) -> Any:
-        """Returns `event(fn, inputs, outputs)` of a component, such as `button.click`, with errors shown in the page.
+        """Registers `event(fn, inputs, outputs)` of a component, such as `button.click`, with errors shown on the page.
 
-        `fn` may be a generator. `options` are Gradio's. Returns what Gradio returns, for `.then`.
+        `fn` may be a generator. `options` are Gradio's. Returns the result of Gradio, for `.then`.
         """
         message = self._message()
         return event(_shown(fn, len(outputs)), [*inputs], [*outputs, message],
                      **{**_PRIVATE, **options})
 
     def _message(self) -> gr.HTML:
-        """Where one listener says what went wrong: what works says nothing about what does not."""
+        """The error message of one listener, so that others do not clear it."""
         with self._messages[self.page]:
             return gr.HTML("", elem_classes="v-message")
 
 
 def _within(block: Any) -> Iterator[Any]:
-    """Yields what stands in a block, at any depth."""
+    """Yields the components of a block, at any depth."""
     for child in getattr(block, "children", ()):
         yield child
         yield from _within(child)
 
 
 def charts(elem_id: str) -> gr.HTML:
-    """Plots drawn by static/plots.js; its value is what `chart_value` makes."""
+    """Plots drawn by static/plots.js from a value of `chart_value`."""
     return gr.HTML("", elem_id=elem_id, html_template='<div class="v-charts"></div>', apply_default_css=False,
                    js_on_load="vlrl.charts(element, props, watch)")
 
@@ -175,7 +176,7 @@ def chart_value(figures: Sequence[Mapping[str, Any]]) -> str:
 
 
 def location(query: str | None) -> dict[str, str]:
-    """Returns a query as a dict; of a name that comes twice the last value counts. Never raises."""
+    """A query string as a dict; the last of repeated values counts. Never raises."""
     text = (query or "").partition("#")[0].lstrip("?")[:_LONGEST]
     where = dict(parse_qsl(text, keep_blank_values=False, errors="replace"))
     if "page" not in where:
@@ -184,18 +185,18 @@ def location(query: str | None) -> dict[str, str]:
 
 
 def query(where: Mapping[str, Any], **changes: Any) -> str:
-    """Returns "?page=..&run=.." of a location with changes; a value of None or "" takes the name out."""
+    """"?page=..&run=.." for a location with changes; a value of None or "" removes the name."""
     merged = {**where, **changes}
     return "?" + urlencode({k: v for k, v in merged.items() if v is not None and v != ""})
 
 
 def packed(names: Sequence[str]) -> str:
-    """Several names as one value of a location."""
+    """Several names as one location value."""
     return ",".join(quote(name, safe="/") for name in names)
 
 
 def unpacked(value: str | None) -> tuple[str, ...]:
-    """Returns what `packed` packed."""
+    """The inverse of `packed`."""
     return tuple(unquote(name) for name in (value or "").split(",") if name)
 
 
@@ -203,7 +204,7 @@ def unpacked(value: str | None) -> tuple[str, ...]:
 
 
 def _shown(fn: Callable[..., Any], outputs: int) -> Callable[..., Any]:
-    """Returns `fn` with one more result, the page's message: empty, or what went wrong."""
+    """Wraps `fn` to also return the page's message: empty, or the error."""
     if inspect.isgeneratorfunction(fn):
         @wraps(fn)
         def generator(*args: Any) -> Any:
@@ -245,10 +246,10 @@ def _failed(error: Exception, outputs: int) -> tuple[Any, ...]:
 
 
 def same(digests: Sequence[str], values: Sequence[str]) -> tuple[Any, ...]:
-    """Returns the values and their digests; gr.skip() for both where the digest is the one that the browser has.
+    """The values and their digests; gr.skip() for both if the browser already has that digest.
 
-    `digests` come from the components of `Site.digests`, or are "" to send a value in any case. They are kept in the
-    browser and change only together with what they describe: a tick and a location may be answered at the same time.
+    `digests` come from the components of `Site.digests`; "" always sends the value. They live in the browser and change
+    only together with the value they describe, since a tick and a location may be answered concurrently.
     """
     new = [hashlib.sha256(value.encode("utf-8", "replace")).hexdigest() for value in values]
     changed = [old != digest for old, digest in zip(digests, new, strict=True)]

@@ -1,6 +1,6 @@
-"""The rollout files of many runs as one duckdb table of light columns, kept up to date file by file.
+"""The rollout files of many runs as one duckdb table of light columns, updated file by file.
 
-Token lists stay in the files. Texts are kept for the search, up to SEARCHED characters of each.
+Token lists stay in the files. Texts are kept for the search, up to SEARCHED characters each.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from .turns import calls_of
 
 pc: Any = pyarrow.compute  # its functions are made when it is imported, where no type checker sees them
 SEARCHED = {"completion": 20_000, "prompt": 4_000, "error": 1_000}
-"""Characters of each text that can be searched and shown in lists; less in files of more than _LONG_FILE bytes."""
+"""Characters of each text that are searchable and listed; fewer for files of more than _LONG_FILE bytes."""
 _COLUMNS = ("schema", "group_id", "sample_id", "task", "index", "step", "policy_step", "split", "prompt", "completion",
             "loss_mask", "parts", "reward", "advantage", "category", "difficulty", "error", "truncated", "variant",
             "media", "correct", "target", "finish_reason", "episode_id", "opened")
 _FIELDS = [SCHEMA.field(name) for name in _COLUMNS]
 _OF_TURNS = [pa.field("turns", pa.int32()), pa.field("tool_errors", pa.int32())]
 _TURN_PATHS = [f"turns.list.{item}.{name}" for item in ("element", "item") for name in ("role", "info")]
-"""What is read of turns; older files call an element item."""
+"""Columns read from turns; older files name the list element "item"."""
 _TABLE = {"run": "VARCHAR", "source": "VARCHAR", "split": "VARCHAR", "step": "BIGINT", "group_id": "VARCHAR",
           "idx": "INTEGER", "file": "BIGINT", "task": "VARCHAR", "sample_id": "VARCHAR", "policy_step": "INTEGER",
           "reward": "DOUBLE", "advantage": "DOUBLE", "length": "INTEGER", "truncated": "BOOLEAN", "error": "VARCHAR",
@@ -71,7 +71,7 @@ _SLOW_S = 0.05  # a folder that takes longer to list is not listed at every call
 
 
 class _Place(NamedTuple):
-    """Where a rollout file lies; what its rows do not say is said by its name."""
+    """The location of a rollout file, which supplies fields missing in its rows."""
 
     run: str
     source: str
@@ -80,7 +80,7 @@ class _Place(NamedTuple):
 
     @property
     def step(self) -> int:
-        """The first that it holds."""
+        """The first step in the file."""
         match = self._match
         return int(match[1] or match[3])
 
@@ -97,7 +97,7 @@ class _Place(NamedTuple):
 
 @dataclass
 class _File:
-    """One rollout file as it was when it was read."""
+    """One rollout file at the time it was read."""
 
     number: int
     signature: tuple[int, int, int]
@@ -107,11 +107,11 @@ class _File:
 
 @dataclass
 class _Run:
-    """What is known of one run's files, by (source, name)."""
+    """The known files of one run, by (source, name)."""
 
     files: dict[tuple[str, str], _File] = field(default_factory=dict)
     waiting: dict[tuple[str, str], tuple[_Place, tuple[int, int, int]]] = field(default_factory=dict)
-    """Those that are to be read, and their signatures."""
+    """Files to be read, and their signatures."""
     requested: float = 0.0
     listed: float = -math.inf
     listing_s: float = 0.0
@@ -121,7 +121,7 @@ _Batch = list[tuple[_Place, _File, pa.Table]]
 
 
 class Table:
-    """`rollouts` with the columns of _TABLE, filled from the runs that are asked for. Safe to use from many threads."""
+    """The table `rollouts` with the columns of _TABLE, filled from the requested runs. Thread-safe."""
 
     def __init__(self, library: Library, budget_s: float = 0.8):
         self.library, self.budget_s = library, budget_s
@@ -136,7 +136,7 @@ class Table:
         self._duckdb.execute("SET lock_configuration = true")
 
     def close(self) -> None:
-        """Gives back memory and temporary files."""
+        """Frees memory and temporary files."""
         with self._lock:
             self._duckdb.close()
             self._readers.shutdown()
@@ -147,9 +147,7 @@ class Table:
 
     def fetch(self, sql: str, values: Sequence[Any] = (), tables: Mapping[str, pa.Table] | None = None,
               pattern: str | None = None) -> list[dict[str, Any]]:
-        """Returns the rows of a query. Raises AppError when it takes too long, or when `pattern`, which it holds, is
-        wrong.
-        """
+        """The rows of a query. Raises AppError on timeout, or if the `pattern` in it is invalid."""
         with self._lock:
             cursor = self._duckdb.cursor()
         timer = threading.Timer(_PATIENCE_S, cursor.interrupt)
@@ -165,9 +163,9 @@ class Table:
             return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
         except duckdb.InterruptException:
             raise AppError(f"the search took longer than {_PATIENCE_S:g} s and was stopped: choose fewer runs or a "
-                           "simpler text") from None
+                           "simpler pattern") from None
         except duckdb.OutOfMemoryException:
-            raise AppError("the search needs more memory than the inspector takes: choose fewer runs") from None
+            raise AppError("the search exceeds the inspector's memory limit: choose fewer runs") from None
         finally:
             timer.cancel()
             cursor.close()
@@ -175,9 +173,9 @@ class Table:
     # --- keeping up to date ---------------------------------------------------------------------------------------
 
     def refresh(self, runs: Iterable[str], budget_s: float | None = None) -> tuple[int, tuple[str, ...]]:
-        """Reads what is new in some runs; returns (files left to read, notes on files that were skipped).
+        """Reads new files of some runs; returns (number of files left to read, notes on skipped files).
 
-        Reading stops after `budget_s` seconds, newest steps first, and goes on with the next call.
+        Reading stops after `budget_s` seconds, newest steps first, and continues with the next call.
         """
         runs = list(dict.fromkeys(runs))
         paths = {run: self.library.path(run) for run in runs}
@@ -194,7 +192,7 @@ class Table:
         return left, (*notes[:_NOTES], *more)
 
     def _list(self, run: str, path: Path) -> None:
-        """Takes note of the files that came, changed or went."""
+        """Records new, changed and removed files."""
         known = self._runs.setdefault(run, _Run())
         known.requested = began = time.monotonic()
         if known.listing_s > _SLOW_S and began - known.listed < 5 * known.listing_s:
@@ -216,7 +214,7 @@ class Table:
             self._duckdb.execute("DELETE FROM rollouts WHERE file IN (SELECT unnest(?::BIGINT[]))", [numbers])
 
     def _read(self, todo: Sequence[tuple[_Place, tuple[int, int, int]]], end: float) -> None:
-        """Reads files, in order, until the time `end`; at least one."""
+        """Reads files in order until the time `end`, at least one."""
         batch, touched = _Batch(), set[str]()
         for first in range(0, len(todo), _TOGETHER):
             some = todo[first:first + _TOGETHER]
@@ -243,7 +241,7 @@ class Table:
                 self._drop_doubles(run)
 
     def _insert(self, batch: _Batch) -> None:
-        """Puts files into the table; when that fails, one by one, so that a bad one does not keep out the others."""
+        """Inserts files; on failure one by one, so that a bad file does not block the others."""
         if not batch:
             return
         try:
@@ -261,7 +259,7 @@ class Table:
                 self._duckdb.unregister("batch")
 
     def _drop_doubles(self, run: str) -> None:
-        """Of rollouts that lie in two files, as while files are put together into one, the first read stays."""
+        """Removes the second copy of rollouts that are in two files, as during compaction."""
         self._duckdb.execute("""
             DELETE FROM rollouts USING (SELECT source, split, step, group_id, idx, min(file) AS first FROM rollouts
                                         WHERE run = ? GROUP BY ALL HAVING min(file) < max(file)) AS twice
@@ -270,7 +268,7 @@ class Table:
               AND rollouts.file > twice.first""", [run, run])
 
     def _forget(self, runs: Sequence[str]) -> None:
-        """Takes runs out of the table that were not asked for lately, while it is too large."""
+        """Evicts runs not requested lately while the table is too large."""
         rows = {run: sum(f.rows for f in known.files.values()) for run, known in self._runs.items()}
         for run in sorted(self._runs.keys() - set(runs), key=lambda run: self._runs[run].requested):
             if sum(rows.values()) > _MOST_ROWS:
@@ -282,7 +280,7 @@ class Table:
 
 
 def _listing(folder: Path, root: Path) -> list[tuple[str, Path, tuple[int, int, int]]]:
-    """Returns (name, file, signature) of the rollout files in a folder that lie inside the root."""
+    """(name, file, signature) of the rollout files in a folder that lie inside the root."""
     files = []
     try:
         if not inside_folder(folder, root):
@@ -302,7 +300,7 @@ def _listing(folder: Path, root: Path) -> list[tuple[str, Path, tuple[int, int, 
 
 
 def _raw(path: Path) -> pa.Table | Exception:
-    """Returns the columns of _FIELDS from one file, or why it cannot be read."""
+    """The columns of _FIELDS from one file, or why it cannot be read."""
     try:
         return _read_light(path)
     except Exception as error:  # of a broken or hostile file pyarrow may raise anything
@@ -325,7 +323,9 @@ def _read_light(path: Path) -> pa.Table:
 
 
 def _pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
-    """Yields batches together, up to so many rows or bytes: texts are whole here, and a small file may hold any."""
+    """Yields batches merged up to a limit of rows or bytes: texts are complete here, and small files may hold long
+    ones.
+    """
     some, rows, size = list[pa.RecordBatch](), 0, 0
     for batch in batches:
         some, rows, size = [*some, batch], rows + batch.num_rows, size + batch.nbytes
@@ -337,7 +337,7 @@ def _pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]
 
 
 def _searchable(table: pa.Table, most: int | None = None) -> pa.Table:
-    """Returns the columns of _FIELDS, of texts the part that can be searched, at most `most` characters."""
+    """The columns of _FIELDS, texts truncated to at most `most` characters."""
     turns = _of_turns(table)
     table = as_schema(table, _FIELDS)
     table.validate(full=True)  # e.g. that texts are UTF-8
@@ -350,7 +350,7 @@ def _searchable(table: pa.Table, most: int | None = None) -> pa.Table:
 
 
 def _of_turns(table: pa.Table) -> tuple[Any, Any]:
-    """Returns [N] actions of episodes, and those of their tool calls that failed; null for other answers."""
+    """[N] number of actions of each episode, and of failed tool calls; null for other answers."""
     if not {"turns", "episode_id"} <= set(table.column_names):
         return pa.nulls(len(table), pa.int32()), pa.nulls(len(table), pa.int32())
     counts, errors = [], []
@@ -372,7 +372,7 @@ def _is_full(batch: _Batch) -> bool:
 
 
 def _light(batch: _Batch) -> pa.Table:
-    """Returns the columns of _TABLE from the rows of some files."""
+    """The columns of _TABLE from the rows of some files."""
     table = pa.concat_tables([table for _, _, table in batch]).combine_chunks()
     sizes = [table.num_rows for _, _, table in batch]
 
@@ -406,10 +406,10 @@ def _light(batch: _Batch) -> pa.Table:
 
 
 def is_malformed(answers: Any, prompts: Any, episodes: Any, opened: Any) -> Any:
-    """Returns [N] whether the tags of an answer are wrong: one missing, unpaired or twice, or text outside of them.
+    """[N] whether an answer's tags are malformed: missing, unpaired, repeated, or with text outside of them.
 
-    As forms.read judges one answer, but quickly: from the stored beginning of the text, with the tags that the answer
-    or its prompt have. Episodes are not judged.
+    A fast version of forms.read on the stored beginning of the text, with the tags found in the answer or its prompt.
+    Episodes are not judged.
     """
     if opened.null_count < len(opened):
         rows = [[text or "" for text in row] for row in zip(*map(pa.Array.to_pylist, (answers, prompts, opened)),
@@ -433,13 +433,14 @@ def _finite(values: Any) -> Any:
 
 
 def _parts(parts: Any) -> tuple[Any, Any]:
-    """Returns names and values of the reward parts as two lists a row: a map with a name twice is no map for duckdb."""
+    """Names and values of the reward parts as two lists per row, since a map with a repeated name is invalid in duckdb.
+    """
     return (pa.ListArray.from_arrays(parts.offsets, parts.keys),
             pa.ListArray.from_arrays(parts.offsets, _finite(parts.items)))
 
 
 def _lengths(batch: _Batch, masks: Any) -> Any:
-    """Returns tokens of each answer: places of its loss mask, which is cheap to read, else of its token ids."""
+    """Number of tokens of each answer, from the loss mask, which is cheap to read, else from the token ids."""
     if masks.null_count:
         ids = [read_rollouts(place.path, [SCHEMA.field("token_ids")])["token_ids"].combine_chunks()
                for place, _, _ in batch]
@@ -448,20 +449,20 @@ def _lengths(batch: _Batch, masks: Any) -> Any:
 
 
 def _digests(texts: Any) -> Any:
-    """Returns a number for each text, to tell them apart; null for none."""
+    """A hash of each text; null for none."""
     return pa.array([None if text is None else zlib.crc32(text) for text in texts.cast(pa.binary()).to_pylist()],
                     pa.int64())
 
 
 def _first_path(media: Any) -> Any:
-    """Returns [N] where the first image or video of each row lies in the run folder; null without one."""
+    """[N] path of each row's first image or video in the run folder; null without one."""
     offsets = np.asarray(media.offsets)
     first = pa.array(offsets[:-1], mask=offsets[1:] == offsets[:-1])
     return pc.struct_field(media.values, "path").take(first)
 
 
 def _hashes(media: Any) -> Any:
-    """Returns [N] the hashes of all images and videos of each row, joined; null without one, or where one is null."""
+    """[N] joined hashes of each row's media; null without any, or if one is null."""
     offsets = np.asarray(media.offsets)
     hashes = pc.struct_field(media.values, "hash").cast(pa.string())
     joined = pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), hashes), ",")

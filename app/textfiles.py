@@ -1,4 +1,4 @@
-"""Reading .jsonl and YAML files that anyone may have written, also while they grow."""
+"""Reading of untrusted .jsonl and YAML files, also while they grow."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _DEPTH = 20
 
 
 class BadFile(ValueError):
-    """A file is not what it should be; the message goes into a note."""
+    """An invalid file; the message becomes a note."""
 
 
 class JsonLines:
-    """The JSON objects of a .jsonl file that have a whole `step`; what is appended is read when asked again."""
+    """The JSON objects of a .jsonl file with an integer `step`; repeated reads parse only appended lines."""
 
     def __init__(self, name: str):
         self.name = name
@@ -36,7 +36,7 @@ class JsonLines:
         self._bad, self._noted, self._open = 0, 0, False
 
     def read(self, path: Path | None) -> list[dict[str, Any]]:
-        """Returns all records so far. A half-written last line is left out until it is whole."""
+        """All records so far. An incomplete last line is left for the next read."""
         try:
             if path is None:
                 self._start()
@@ -87,7 +87,7 @@ def _record(line: bytes) -> dict[str, Any] | None:
 
 
 def _scalar(value: Any) -> Any:
-    """NaN and infinities as None; whole numbers too large for a float too."""
+    """NaN, infinities and integers beyond a float's range as None."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         try:
             return value if math.isfinite(value) else None
@@ -100,37 +100,37 @@ def _scalar(value: Any) -> Any:
 
 
 def read_yaml(path: Path, most_bytes: int) -> Mapping[str, Any]:
-    """Returns the mapping in a YAML file. Raises BadFile for what is none, too large, too deep, or refers to itself."""
+    """The mapping in a YAML file. Raises BadFile if it is invalid, too large, too deep, or contains aliases."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         text = read_small(path, most_bytes).decode("utf-8")
         _check(yaml.parse(text, Loader=loader))
         value = yaml.load(text, Loader=loader)
     except yaml.YAMLError as error:
-        raise BadFile(f"no YAML: {str(error).splitlines()[0]}") from None
+        raise BadFile(f"invalid YAML: {str(error).splitlines()[0]}") from None
     except UnicodeDecodeError:
-        raise BadFile("no UTF-8 text") from None
+        raise BadFile("not UTF-8") from None
     except (OSError, ValueError, RecursionError, TypeError) as error:
         said = error.strerror if isinstance(error, OSError) else ""
         raise error if isinstance(error, BadFile) else BadFile(said or type(error).__name__) from None
     if not isinstance(value, Mapping):
-        raise BadFile("it holds no settings")
+        raise BadFile("it contains no settings")
     return value
 
 
 def _check(events: Iterator[Any]) -> None:
-    """Refuses YAML with aliases: a few lines of it can stand for a tree of any size."""
+    """Refuses YAML aliases: a few lines of them can expand to a tree of any size."""
     depth = 0
     for nodes, event in enumerate(events):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if isinstance(event, yaml.AliasEvent):
-            raise BadFile("it refers to other parts of itself by aliases")
+            raise BadFile("it contains YAML aliases")
         if depth > _DEPTH or nodes > _NODES:
             raise BadFile("it has too many settings")
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns settings by flat name ("train.lr"); lists stay lists, and what JSON does not know is its text."""
+    """Settings by flat name ("train.lr"); lists stay lists, values unknown to JSON become text."""
     out: dict[str, Any] = {}
     for key, value in tree.items():
         name = f"{prefix}{key}"
@@ -142,6 +142,6 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def first_line(error: Exception) -> str:
-    """Returns what an error says, short enough for a note."""
+    """A short form of an error message, for notes."""
     words = str(error).splitlines()
     return words[0][:300] if words else type(error).__name__

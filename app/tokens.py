@@ -1,4 +1,4 @@
-"""An answer token by token, coloured by what training knew of each. Imports no torch.
+"""An answer token by token, coloured by per-token training values. Imports no torch.
 
     texts = Texts.read(path)                   # a tokenizer.json; None: ids are shown
     html = answer(rollout, "entropy", texts)
@@ -19,7 +19,7 @@ from .details import RolloutView
 from .html import Html, el, finite, join, note, number, visible
 
 _MOST_BYTES = 128 << 20
-"""Of a tokenizer.json; those of large vocabularies have about 35 MB."""
+"""Largest accepted tokenizer.json; those of large vocabularies have about 35 MB."""
 _MOST_TOKENS = 8_000
 _MOST_TIPS = 10  # alternatives that are named
 
@@ -28,7 +28,7 @@ _MOST_TIPS = 10  # alternatives that are named
 
 
 class Texts:
-    """Token ids -> what they stand for, from a run's tokenizer.json."""
+    """Token id -> text, from a run's tokenizer.json."""
 
     def __init__(self, tokenizer: Any):
         self._tokenizer = tokenizer
@@ -37,13 +37,13 @@ class Texts:
 
     @classmethod
     def of(cls, tokenizer: Any) -> Texts | None:
-        """Returns the texts of a transformers tokenizer that is loaded; None for one without a `tokenizers` backend."""
+        """The texts of a loaded transformers tokenizer; None without a `tokenizers` backend."""
         backend = getattr(tokenizer, "backend_tokenizer", None)
         return None if backend is None else cls(backend)
 
     @classmethod
     def read(cls, path: str | Path | None) -> Texts | None:
-        """Returns the texts of a tokenizer.json; None when there is none, it is too large or cannot be read."""
+        """The texts of a tokenizer.json; None if it is missing, too large or unreadable."""
         if path is None:
             return None
         try:
@@ -53,7 +53,7 @@ class Texts:
         return _read(str(path), state.st_mtime_ns, state.st_size)
 
     def piece(self, token: int) -> str | None:
-        """Returns the token as the vocabulary writes it; None for an id that it does not have."""
+        """The vocabulary entry of a token; None for an unknown id."""
         try:
             return self._tokenizer.id_to_token(int(token))
         except (OverflowError, ValueError, TypeError):
@@ -63,7 +63,7 @@ class Texts:
         return int(token) in self._special
 
     def bytes_of(self, token: int) -> bytes | None:
-        """Returns the bytes that a token adds to a text; None for an id that the vocabulary does not have."""
+        """The bytes a token contributes to a text; None for an unknown id."""
         piece = self.piece(token)
         if piece is None:
             return None
@@ -80,8 +80,9 @@ class Texts:
         return piece.replace("▁", " ").encode("utf-8", "replace")
 
     def show(self, tokens: Sequence[int] | np.ndarray) -> list[str]:
-        """Returns what each token shows: text, or ⟨E2 96⟩ for bytes that are no whole character; the token that
-        completes the character shows it. An unknown id shows as ⟨#id⟩.
+        """The display text of each token: text, or ⟨E2 96⟩ for bytes of an incomplete character.
+
+        The token that completes a character shows it. An unknown id shows as ⟨#id⟩.
         """
         out: list[str] = []
         pending = b""
@@ -97,7 +98,7 @@ class Texts:
         return out
 
     def alone(self, token: Any) -> str:
-        """Returns one token by itself."""
+        """The display text of a single token."""
         return self.show([token])[0]
 
 
@@ -117,16 +118,14 @@ def _read(path: str, _mtime: int, size: int) -> Texts | None:
 
 @functools.cache
 def _byte_table() -> dict[str, int]:
-    """Returns the letters that stand for bytes in byte-level vocabularies (GPT-2's table)."""
+    """The characters that represent bytes in byte-level vocabularies (GPT-2's table)."""
     same = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [b for b in range(256) if b not in same]
     return {chr(b): b for b in same} | {chr(256 + i): b for i, b in enumerate(others)}
 
 
 def _whole(data: bytes) -> tuple[str, bytes]:
-    """Returns the text that bytes make, and those at the end that begin another character; wrong bytes stand as
-    ⟨..⟩.
-    """
+    """The decoded text and the trailing bytes of an incomplete character; invalid bytes become ⟨..⟩."""
     text = ""
     while data:
         try:
@@ -145,7 +144,7 @@ def _whole(data: bytes) -> tuple[str, bytes]:
 
 @dataclass(frozen=True, eq=False)
 class Numbers:
-    """What is known of the tokens of an answer; each [T] float, NaN where nothing is known."""
+    """Per-token values of an answer; each [T] float, NaN if unknown."""
 
     ids: np.ndarray
     logprob: np.ndarray
@@ -155,11 +154,11 @@ class Numbers:
     """In nats."""
     ratio: np.ndarray
     gap: np.ndarray
-    """Trainer minus sampler, in nats: how far the two disagree about the token."""
+    """Trainer minus sampler log-probability, in nats."""
     contribution: np.ndarray
-    """advantage * ratio, 0 where the token is masked or clipped: the size and sign of its pull on the weights."""
+    """advantage * ratio, 0 if the token is masked or clipped: size and sign of its effect on the update."""
     masked: np.ndarray
-    """[T] bool: not sampled by the model, or otherwise not trained on."""
+    """[T] bool: not sampled by the model, or excluded from training."""
     clipped: np.ndarray
     """[T] bool."""
 
@@ -168,7 +167,7 @@ class Numbers:
 
 
 def numbers(rollout: RolloutView) -> Numbers:
-    """Returns the numbers of an answer's tokens. A column of another length than the tokens counts as unknown."""
+    """The per-token values of an answer. Columns whose length differs from the tokens are ignored."""
     ids = np.asarray(rollout.token_ids).reshape(-1)
     count = len(ids)
 
@@ -192,7 +191,7 @@ def numbers(rollout: RolloutView) -> Numbers:
 
 
 class View(NamedTuple):
-    """One way to colour: strengths in [-1, 1] (its sign chooses between two hues), and the words of the legend."""
+    """One colouring: strengths in [-1, 1] (the sign selects one of two hues), and the legend."""
 
     title: str
     low: str
@@ -228,11 +227,11 @@ VIEWS: dict[str, tuple[str, Callable[[Numbers], View]]] = {
     "logprob": ("Log-probability", _logprob), "entropy": ("Entropy", _entropy), "gap": ("Trainer − sampler", _gap),
     "contribution": ("Contribution", _contribution), "state": ("Masked, clipped", _state),
 }
-"""What tokens can be coloured by: name -> (words for a button, the view)."""
+"""Available colourings: name -> (button label, view)."""
 
 
 def _largest(values: np.ndarray, least: float) -> float:
-    """Returns the 99th percentile of the sizes, so that one outlier does not make all others pale."""
+    """The 99th percentile of the magnitudes, so that a single outlier does not dominate the scale."""
     known = np.abs(values[np.isfinite(values)])
     return max(float(np.percentile(known, 99)) if len(known) else 0.0, least)
 
@@ -241,8 +240,8 @@ def _largest(values: np.ndarray, least: float) -> float:
 
 
 def answer(rollout: RolloutView, by: str = "logprob", texts: Texts | None = None) -> Html:
-    """Returns the answer's tokens coloured by one of VIEWS, with a legend. Pointing at a token, or walking there with
-    the arrow keys, shows its numbers and, where they are stored, the likeliest alternatives.
+    """The tokens of an answer in one of VIEWS, with a legend. Hovering or arrow keys show a token's values and, if
+    stored, its most likely alternatives.
     """
     n = numbers(rollout)
     if not len(n):
@@ -260,7 +259,7 @@ def answer(rollout: RolloutView, by: str = "logprob", texts: Texts | None = None
 
 
 def legend(view: View, n: Numbers) -> Html:
-    """Returns what the colours mean, and how many tokens there are of each state."""
+    """The meaning of the colours, and the number of tokens in each state."""
     scale = join([el("span", view.low), el("i", class_=f"v-scale{' v-two' if view.two else ''}"),
                   el("span", view.high)]) if view.low else ""
     states = [el("span", el("i", "ab", class_=f"v-tok {kind}"), f" {int(mask.sum())} {name}")
@@ -284,7 +283,7 @@ def _token(rollout: RolloutView, n: Numbers, i: int, word: str, view: View, text
 
 
 def _tip(rollout: RolloutView, n: Numbers, i: int, word: str, texts: Texts | None) -> str:
-    """Returns the numbers of a token, a line each."""
+    """The values of a token, one line each."""
     lines = [f"token {i + 1} of {len(n)} · id {int(n.ids[i])} · {_quoted(word)}"]
     if math.isfinite(n.logprob[i]):
         lines.append(f"log p {number(float(n.logprob[i]), '.4f')} (p {number(_exp(n.logprob[i]), '.3g')})")
@@ -298,7 +297,7 @@ def _tip(rollout: RolloutView, n: Numbers, i: int, word: str, texts: Texts | Non
 
 
 def _alternatives(rollout: RolloutView, i: int, texts: Texts | None) -> list[str]:
-    """Returns the likeliest tokens at a place, where they are stored."""
+    """The most likely tokens at a position, if stored."""
     ids, values = rollout.top_ids, rollout.top_logprobs
     if ids is None or values is None or i >= len(ids) or i >= len(values) or ids[i] is None or values[i] is None:
         return []

@@ -1,9 +1,9 @@
-"""The episode of a rollout, turn by turn: each action beside what its environment showed for it. Functions to HTML.
+"""The episode of a rollout, turn by turn: each action beside the observation that followed. Functions to HTML.
 
     shown = read(view, rollout, convention)
     html = strip(view, rollout, shown, addresses)
 
-All of it comes from files: texts, JSON and numbers may be anything.
+Everything comes from files: texts, JSON and numbers may be anything.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .html import MOST, Html, as_json, chip, el, finite, folded, join, note, num
 from .marks import Shape, color, place_of
 
 MOST_TURNS = 256
-"""Turns of an episode that are shown."""
+"""Largest number of turns shown."""
 _MOST_CALLS = 32  # of a turn
 _MOST_PICTURES = 8
 _FRAMES = 4  # of a video
@@ -34,7 +34,7 @@ ENDS = {"turns": "limit of turns", "tokens": "limit of the episode's tokens", "m
 
 @dataclass(frozen=True)
 class Call:
-    """A tool call of an action."""
+    """A tool call in an action."""
 
     name: str
     arguments: Any
@@ -43,12 +43,12 @@ class Call:
 
 @dataclass(frozen=True, eq=False)
 class TurnView:
-    """An action, and what it led to. The first of an episode has no action: it is the prompt."""
+    """An action and its result. The first turn of an episode has no action: it is the prompt."""
 
     action: str | None
     observation: str = ""
     media: tuple[MediaView | None, ...] = ()
-    """Of the observation; None = not among the rollout's media."""
+    """Media of the observation; None = missing from the rollout's media."""
     parts: Mapping[str, float | None] | None = None
     state: str | None = None
     done: bool = False
@@ -56,10 +56,10 @@ class TurnView:
     error: str | None = None
     calls: tuple[Call, ...] = ()
     info: Any = None
-    """What else the environment noted."""
+    """Further information from the environment."""
     advantage: float | None = None
     marks: tuple[Shape, ...] = ()
-    """Boxes that the next calls took from the last picture shown here."""
+    """Boxes in later calls that refer to the last image shown here."""
 
 
 def is_episode(rollout: RolloutView) -> bool:
@@ -67,7 +67,7 @@ def is_episode(rollout: RolloutView) -> bool:
 
 
 def read(view: GroupView, rollout: RolloutView, convention: str = "original") -> list[TurnView]:
-    """Returns the prompt and then the turns of an episode. `convention`: how its model writes boxes."""
+    """The prompt, then the turns of an episode. `convention`: the model's box coordinates."""
     known = {m.hash: m for m in rollout.media}
     out = [TurnView(None, media=view.media)]
     actions = 0
@@ -96,13 +96,13 @@ def _acted(turn: Mapping[str, Any], advantage: float | None) -> TurnView:
 
 
 def node_value(turn: Mapping[str, Any]) -> float | None:
-    """Returns the value of a node of a tree search; None of any other turn."""
+    """The value of a tree search node; None for other turns."""
     info = decoded(turn["info"])
     return finite(info["value"]) if isinstance(info, dict) and info.keys() == {"value", "visits"} else None
 
 
 def calls_of(info: Any) -> tuple[Call, ...]:
-    """Returns the tool calls in an `info`: of any other form none."""
+    """The tool calls in an `info`; none if it has another form."""
     calls = info.get("calls") if isinstance(info, dict) else None
     return tuple(Call(as_json(c.get("name"), 0)[:80], c.get("arguments"), as_json(c["error"]) if c.get("error") else "")
                  for c in calls[:_MOST_CALLS] if isinstance(c, dict)) if isinstance(calls, list) else ()
@@ -119,7 +119,7 @@ def _last_image(turn: TurnView) -> MediaView | None:
 
 def _boxes(calls: Sequence[Call], picture: MediaView | None, view: GroupView, rollout: RolloutView,
            convention: str) -> list[Shape]:
-    """Returns the box arguments of calls, in pixels of the picture they were taken from."""
+    """The box arguments of calls, in pixels of the image they refer to."""
     if picture is None or picture.size is None:
         return []
     own = {"coordinates": view.sample["coordinates"]} if isinstance(view.sample.get("coordinates"), str) else {}
@@ -145,7 +145,7 @@ def _boxes(calls: Sequence[Call], picture: MediaView | None, view: GroupView, ro
 
 
 def strip(view: GroupView, rollout: RolloutView, turns: Sequence[TurnView], addresses: draw.Addresses) -> Html:
-    """Returns the turns side by side; arrow keys move through them in the app."""
+    """The turns side by side; arrow keys move between them in the app."""
     texts = sum(1 + (t.action is not None) + len(t.calls) for t in turns)
     most = max(_LEAST_TEXT, MOST // texts)
     shown = [_turn(view, place, turn, addresses, most) for place, turn in enumerate(turns[:MOST_TURNS + 1])]
@@ -178,7 +178,7 @@ def _call(call: Call, most: int) -> Html:
 
 
 def _chips(turn: TurnView) -> list[Html]:
-    """Returns reward parts, advantage, state, seconds and whether the turn ended the episode."""
+    """Reward parts, advantage, state, duration, and whether the turn ended the episode."""
     chips = [chip(f"{name} {number(value)}", "good" if value and value > 0 else "bad" if value else "", "a reward part")
              for name, value in (turn.parts or {}).items()]
     if turn.advantage is not None:
@@ -206,7 +206,7 @@ def _pictures(view: GroupView, place: int, turn: TurnView, addresses: draw.Addre
 
 
 def lines(rollout: RolloutView) -> Html:
-    """Returns the first actions of an episode, a line each, for a card."""
+    """The first actions of an episode, one line each, for a card."""
     acted = [t for t in rollout.turns if t["role"] != "observation"]
     rows = []
     for place, turn in enumerate(acted[:_LINES], 1):

@@ -1,1 +1,1 @@
-"""The pages of the inspector: a module for each name in `site.PAGES`, with `build(site)`."""
+"""The pages of the inspector: one module for each name in `site.PAGES`, with `build(site)`."""

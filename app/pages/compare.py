@@ -1,4 +1,4 @@
-"""Compare: two runs, checkpoints or spans of training steps over the samples that both have."""
+"""Compare: two runs, checkpoints or ranges of training steps over their common samples."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any
 from vlrl.evaluation.stats import Interval
 
 from .. import AppError, context, controls
+from ..analysis import Comparison, Side, compare
 from ..figures import figure
+from ..file_notes import remarks_on
 from ..html import Html, el, empty, link, note, number, table
 from ..index import Index
-from ..insight import Comparison, Side, compare
 from ..marks import color
-from ..remarks import remarks_on
 from ..rows import Span, compare_spans, part_gains
 from ..site import Site, chart_value, query
 from . import charted, sides
 
 MOST_LISTED = 20
-"""Gains, and losses, that are listed."""
+"""Number of listed gains, and of losses."""
 MOST_DRAWN = 5_000
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a location asks to compare. Steps are (first, last), both included; of an evaluation both are the same."""
+    """The comparison named by a location. Steps are (first, last), inclusive; equal for an evaluation."""
 
     source: str
     """eval or train."""
@@ -40,8 +40,8 @@ def build(site: Site) -> None:
     charted.build(site, show)
 
 
-def show(site: Site, where: Mapping[str, str]) -> charted.Shown:
-    """Returns the page at a location."""
+def show(site: Site, where: Mapping[str, str]) -> charted.PlotPage:
+    """The page at a location."""
     runs = [info.id for info in site.library.runs()]
     if not runs:
         return charted.no_runs()
@@ -58,9 +58,10 @@ def show(site: Site, where: Mapping[str, str]) -> charted.Shown:
 
 
 def request_of(site: Site, where: Mapping[str, str], runs: Sequence[str]) -> Request:
-    """Returns what a location asks for. Without one: the newest run with two evaluations, its first against its last.
+    """The comparison named by a location; by default the first against the last evaluation of the newest run that has
+    two.
 
-    Two runs are compared at their last evaluations. Raises AppError for steps that are no numbers.
+    Two runs are compared at their last evaluations. Raises AppError for invalid steps.
     """
     source = "train" if where.get("source") == "train" else "eval"
     a = where.get("a") or where.get("run") or next((run for run in runs if len(_evaluated(site, run)) > 1), runs[0])
@@ -156,7 +157,7 @@ def _facts(result: Comparison, request: Request) -> Html:
 
 
 def verdict(gain: Interval) -> str:
-    """Returns what the interval says, in words."""
+    """A sentence on the confidence interval."""
     if gain.low > 0:
         return "B is better: the interval of the gain leaves out 0."
     if gain.high < 0:
@@ -188,9 +189,7 @@ def _scatter(result: Comparison, request: Request) -> dict[str, Any]:
 
 
 def _pair(site: Site, result: Comparison, where: Mapping[str, str]) -> Html:
-    """Returns the sample of the location, else the one with the largest gain or loss, on both sides: the best answer of
-    each.
-    """
+    """The best answers of both sides to the sample of the location, or to the one with the largest gain or loss."""
     if not result.pairs:
         return Html("")
     widest = max(result.pairs, key=lambda p: abs(p.gain))

@@ -1,4 +1,4 @@
-"""Curriculum: how hard the drawn prompts were over time, which categories were drawn, and what taught nothing."""
+"""Curriculum: difficulty of the drawn prompts over time, categories drawn, and groups without a gradient."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .. import AppError, context, controls
+from ..analysis import Curriculum, curriculum
 from ..figures import figure, label, line
+from ..file_notes import remarks_on
 from ..html import Html, el, empty, note, number, table
-from ..insight import Curriculum, curriculum
 from ..marks import color
-from ..remarks import remarks_on
 from ..site import Site, chart_value, query
 from . import charted
 
 MOST_LINES = 12
-"""Categories that are drawn, the most often drawn ones; the table has all."""
+"""Number of plotted categories, the most frequent ones; the table lists all."""
 MOST_ROWS = 300
 
 
@@ -24,8 +24,8 @@ def build(site: Site) -> None:
     charted.build(site, show)
 
 
-def show(site: Site, where: Mapping[str, str]) -> charted.Shown:
-    """Returns the page at a location."""
+def show(site: Site, where: Mapping[str, str]) -> charted.PlotPage:
+    """The page at a location."""
     runs = [info.id for info in site.library.runs()]
     if not runs:
         return charted.no_runs()
@@ -72,7 +72,7 @@ def _percent(value: float | None) -> str:
 
 
 def figures(summary: Curriculum) -> list[dict[str, Any]]:
-    """Pass rates as a heat map, what taught nothing, draws and pass rates by category, the sampler's own numbers."""
+    """A heat map of pass rates, shares of wasted rollouts, draws and pass rates by category, the sampler's metrics."""
     spans = [f"{first}" if first == last else f"{first}–{last}" for first, last in summary.bins]
     plots = [_heat_map(summary, spans), _wasted(summary, spans)] if summary.bins else []
     lines = sorted(summary.categories, key=lambda c: -c.groups)[:MOST_LINES]
@@ -97,7 +97,7 @@ def figures(summary: Curriculum) -> list[dict[str, Any]]:
 
 
 def _heat_map(summary: Curriculum, spans: Sequence[str]) -> dict[str, Any]:
-    """Columns sum to 1, so bins of more steps look like those of fewer."""
+    """Columns are normalized to 1, so that bins with more steps look the same."""
     classes, sums = len(summary.edges) - 1, [sum(row) or 1 for row in summary.counts]
     names = ["0", *(f"{summary.edges[i]:.2g}–{summary.edges[i + 1]:.2g}" for i in range(1, classes - 1)), "1"]
     shares = [[row[i] / total for row, total in zip(summary.counts, sums, strict=True)] for i in range(classes)]
@@ -123,7 +123,7 @@ def _wasted(summary: Curriculum, spans: Sequence[str]) -> dict[str, Any]:
 
 
 def _over(spans: Sequence[str], plot: dict[str, Any]) -> dict[str, Any]:
-    """Returns the figure with spans of steps as they are, not as numbers."""
+    """The figure with step ranges as category labels."""
     if any("–" in span for span in spans):
         plot["layout"]["xaxis"]["type"] = "category"
     return plot

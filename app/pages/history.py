@@ -1,4 +1,4 @@
-"""History of a prompt: the rewards of one sample over steps and runs, its weight, and how its answers changed."""
+"""History of a prompt: rewards of one sample over steps and runs, its weight, and the change of its answers."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .. import AppError, context, controls
+from ..analysis import History, Visit, history
 from ..figures import figure, label
+from ..file_notes import remarks_on
 from ..html import Html, el, empty, link, note, number, table
 from ..index import RolloutRow
-from ..insight import History, Visit, history
 from ..marks import color
 from ..queries import GroupKey, Query, RolloutKey
-from ..remarks import remarks_on
 from ..rows import every_rollout
 from ..site import Site, chart_value, query
 from . import charted, sides
 
 MOST_ANSWERS = 5_000
-"""Answers that are drawn."""
+"""Largest number of answers plotted."""
 _SUGGESTED = 40
 _OFFERED = 200
-"""Answers to choose two of; of more, the best of each visit."""
+"""Number of answers offered for comparison; if there are more, only the best of each visit."""
 
 
 def build(site: Site) -> None:
@@ -30,8 +30,8 @@ def build(site: Site) -> None:
     charted.build(site, show)
 
 
-def show(site: Site, where: Mapping[str, str]) -> charted.Shown:
-    """Returns the page at a location."""
+def show(site: Site, where: Mapping[str, str]) -> charted.PlotPage:
+    """The page at a location."""
     sample, run = where.get("sample", ""), where.get("run")
     if not site.library.runs():
         return charted.no_runs()
@@ -66,13 +66,13 @@ def _shown(site: Site, where: Mapping[str, str], form: Html, visited: History) -
 
 
 def samples_of(site: Site, runs: tuple[str, ...]) -> list[str]:
-    """Sample ids to begin with: those whose groups are most mixed."""
+    """Suggested sample ids: those with the most mixed groups."""
     page = site.index.groups(Query(runs=runs, order="mixed"), size=4 * _SUGGESTED)
     return list(dict.fromkeys(row.sample_id for row in page.rows))[:_SUGGESTED]
 
 
 def answers_of(site: Site, sample: str, runs: tuple[str, ...]) -> list[RolloutRow]:
-    """Returns answers to a sample by run, then step."""
+    """Answers to a sample by run, then step."""
     rows = every_rollout(site.index, Query(runs=runs, sample_id=sample, descending=False), MOST_ANSWERS)
     return sorted(rows, key=lambda row: (row.key.run, row.key.step, row.key.source, row.key.group, row.key.index))
 
@@ -106,9 +106,7 @@ def _weight(visit: Visit) -> str:
 
 
 def figures(visited: History, rows: Sequence[RolloutRow]) -> list[dict[str, Any]]:
-    """Returns every answer's reward with the mean of each visit, the pass rate, and the weight, over steps; runs
-    coloured.
-    """
+    """Rewards with the mean of each visit, pass rate, and weight over the steps; one colour per run."""
     runs = list(dict.fromkeys(visit.key.run for visit in visited.visits))
     rewards: list[dict[str, Any]] = []
     passes: list[dict[str, Any]] = []
@@ -149,7 +147,7 @@ def _trace(name: str, points: Sequence[tuple[Any, float | None]], tone: str, **m
 
 
 def _two_answers(site: Site, where: Mapping[str, str], rows: Sequence[RolloutRow]) -> Html:
-    """Returns two answers on the picture and word by word: those of the location, else as `_usual`."""
+    """Two answers on the image and as a word diff: those of the location, else as chosen by `_usual`."""
     if not rows:  # a run that is written to took its files away meanwhile
         return Html("")
     a, b = _usual(rows, *(controls.unpacked(where.get(name)) for name in "ab"))
@@ -171,8 +169,10 @@ def _two_answers(site: Site, where: Mapping[str, str], rows: Sequence[RolloutRow
 
 def _usual(rows: Sequence[RolloutRow], a: RolloutKey | None, b: RolloutKey | None
            ) -> tuple[RolloutKey, RolloutKey | None]:
-    """Returns two different answers where there are two; one that is given stays. Else, of the run with the most
-    visits, the best of the first and of the last visit; of a single visit its best and its worst.
+    """Two different answers if possible; a given one is kept.
+
+    Else the best of the first and of the last visit, in the run with the most visits; for a single visit, its best and
+    worst.
     """
     best = _best(rows)
     run = Counter(row.key.run for row in best).most_common(1)[0][0]
@@ -185,7 +185,7 @@ def _usual(rows: Sequence[RolloutRow], a: RolloutKey | None, b: RolloutKey | Non
 
 
 def _best(rows: Sequence[RolloutRow]) -> list[RolloutRow]:
-    """Returns the best answer of each visit, in the order of the visits."""
+    """The best answer of each visit, in order."""
     best: dict[GroupKey, RolloutRow] = {}
     for row in rows:
         previous = best.get(row.group)

@@ -1,4 +1,4 @@
-"""Notes: flag and comment on a rollout, the list of all remarks, and chosen rollouts as a file."""
+"""Notes: flag and comment on a rollout, the list of all notes, and exports of selected rollouts."""
 
 from __future__ import annotations
 
@@ -71,9 +71,7 @@ def build(site: Site) -> None:
 
 
 def _opened(pick: str | None, last: str | None) -> tuple[Any, Any]:
-    """Returns the export's fold and its choice, as the link that led here asks; left as the user set them by any
-    other.
-    """
+    """The state of the export section as requested by the link; unchanged for other links."""
     if pick == last:
         return gr.skip(), gr.skip()
     filtered = pick == "filter"
@@ -81,7 +79,7 @@ def _opened(pick: str | None, last: str | None) -> tuple[Any, Any]:
 
 
 def _fixed(site: Site) -> Html:
-    """Returns why no note can be written, if so."""
+    """Why notes cannot be written, if so."""
     words = site.notes.problem()
     return note(words, kind="bad") if words else Html("")
 
@@ -90,9 +88,9 @@ def _fixed(site: Site) -> Html:
 
 
 def edited(site: Site, where: Mapping[str, str]) -> tuple[Html, Note | None] | None:
-    """Returns the rollout that the location names, in words, and what is remarked on it; None when it names none.
+    """A title for the location's rollout, and its note; None without a rollout.
 
-    Raises AppError when it is not there.
+    Raises AppError if it does not exist.
     """
     key = controls.rollout_of(where)
     if key is None:
@@ -115,7 +113,9 @@ def _readable(site: Site, key: RolloutKey) -> Note | None:
 
 def saved_note(site: Site, where: Mapping[str, str], flag: str, comment: str,
                loaded: tuple[str, str]) -> tuple[Html, tuple[str, str]]:
-    """Writes what was changed against `loaded`, so that the other field keeps what another tab wrote; says so."""
+    """Saves the fields that differ from `loaded`, so that changes of another tab to the other field survive; returns a
+    message.
+    """
     key = controls.rollout_of(where)
     if key is None:
         raise AppError("Open a rollout first: its card on the Rollouts page leads here.")
@@ -132,7 +132,7 @@ def saved_note(site: Site, where: Mapping[str, str], flag: str, comment: str,
 
 
 def shown(site: Site, where: Mapping[str, str]) -> tuple[Html, Html]:
-    """Returns the form and the list. A file of notes that cannot be read is said at the top of the page."""
+    """The form and the list. An unreadable notes file is reported at the top."""
     try:
         every, rows = site.notes.all(), listed_notes(site, where)
     except AppError:
@@ -155,7 +155,7 @@ def shown(site: Site, where: Mapping[str, str]) -> tuple[Html, Html]:
 
 
 def _agreement(site: Site) -> Html:
-    """Returns how far annotators agree on the answers that two of them flagged."""
+    """Agreement between annotators on the answers flagged by two of them."""
     pairs = agreement.pairs(site.notes.verdicts().values())
     if not pairs:
         return Html("")
@@ -168,7 +168,7 @@ def _agreement(site: Site) -> Html:
 
 
 def listed_notes(site: Site, where: Mapping[str, str]) -> list[Note]:
-    """Returns the notes that the location's filters keep."""
+    """The notes that pass the location's filters."""
     return site.notes.all(run=None if "group" in where else where.get("run"), flag=where.get("mark"),
                           text=where.get("find", ""), by=where.get("by", ""))
 
@@ -193,17 +193,17 @@ def _date(seconds: float) -> str:
 
 
 def exported(site: Site, where: Mapping[str, str], which: str, form: str) -> tuple[Path, Html]:
-    """Writes the chosen rollouts into the folder that Gradio serves downloads from; the file, and what is in it."""
+    """Writes the selected rollouts to Gradio's download folder; returns the file and a summary."""
     chosen = _filtered_notes(site, where) if which == "filter" else listed_notes(site, where)
     if not chosen:
-        raise AppError("No rollout is chosen: note some first, or widen the filters.")
+        raise AppError("No rollout is selected: flag some first, or relax the filters.")
     unsure = []
     if form == "sft" and which == "notes" and not where.get("mark"):
         unsure = [remark for remark in chosen if remark.flag != "good"]
         chosen = [remark for remark in chosen if remark.flag == "good"]
         if not chosen:
-            raise AppError("No answer is flagged good, and a set for vlrl sft takes those: flag some, or choose "
-                           "another flag above.")
+            raise AppError("No answer is flagged good, which a data set for vlrl sft needs: flag some, or "
+                           "select another flag above.")
     folder = Path(get_upload_folder())
     folder.mkdir(parents=True, exist_ok=True)
     archive = exports.export(form, site.library, site.media, chosen, Path(tempfile.mkdtemp(dir=folder)),
@@ -219,7 +219,7 @@ def exported(site: Site, where: Mapping[str, str], which: str, form: str) -> tup
 
 
 def _filtered_notes(site: Site, where: Mapping[str, str]) -> list[Note]:
-    """Returns what the filters of the Rollouts page keep, with the remarks on it."""
+    """The rollouts that pass the filters of the Rollouts page, with their notes."""
     remarks = {remark.key: remark for remark in site.notes.all(by=where.get("by", ""))}
     rows = every_rollout(site.index, filters.site_query(site, where), exports.MOST_ROWS + 1)
     return [remarks.get(row.key) or Note(row.key, sample=row.sample_id, reward=row.reward) for row in rows]

@@ -1,4 +1,4 @@
-"""Playground: asks a model about a sample or an upload, and shows the answers while they are written."""
+"""Playground: asks a model about a sample or an upload, and streams the answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import gradio as gr
 from vlrl.config.registry import failure
 from vlrl.errors import VlrlError
 
-from .. import cards, draw, live, models, tokens
+from .. import cards, draw, in_memory, models, tokens
 from ..asking import IMAGES, MOST_ANSWERS, MOST_TOKENS, SPLITS, VIDEOS, Ask, tasks_of, title_of
 from ..html import Html, el, folded, join, note
 from ..jobs import Job, Progress
@@ -28,12 +28,12 @@ _SAMPLE, _UPLOAD = "A sample of the task", "An upload"
 
 
 class Page:
-    """The page's components and what they do."""
+    """The components of the page and their event handlers."""
 
     def __init__(self, site: Site):
         self.site, self.play = site, Playground(site.library, site.trust_tasks)
         self.jobs: dict[str, Job] = {}
-        """Those under way, by the name that their page knows."""
+        """Running jobs, by the id known to their page."""
 
     def build(self) -> None:
         site = self.site
@@ -93,7 +93,7 @@ class Page:
 
     def arrive(self, where: Mapping[str, str], model: str | None, task: str | None, split: str, sample: str
                ) -> tuple[Any, ...]:
-        """Fills the lists; a location may name a run, a model, a task, a split and a sample."""
+        """Fills the lists; the location may preselect a run, model, task, split and sample."""
         known, tasks = models.listed(self.site.library), self.play.tasks.listed()
         drawn = next((value for _, value in tasks if value == "grounding"), tasks[0][1])  # needs no data
         first = tasks[0][1] if tasks[0][1].startswith("run:") else drawn
@@ -116,26 +116,27 @@ class Page:
         return gr.update(visible=source == _SAMPLE), gr.update(visible=source == _UPLOAD)
 
     def take_task(self, model: str, task: str, split: str, sample: str) -> tuple[Any, ...]:
-        """Another task: its usual length and temperature, and its first sample."""
+        """Another task: its default length and temperature, and its first sample."""
         return (*self.play.tasks.usual(task or "", models.run_of(self.site.library, model or "")),
                 *self.look(model, task, split, sample))
 
     def look(self, model: str, task: str, split: str, sample: str) -> tuple[Html, tuple[int, int]]:
-        """Returns the sample as it will be asked, and its place and the number of samples; or why there is none."""
+        """The sample as it will be asked, its index, and the number of samples; or an error."""
         try:
             shown = self.play.sample(Ask(model=model or "", task=task or "", split=split, sample=sample))
         except Exception as error:  # a task without data of its own is no fault: an upload can be asked about
             return note(_words(error), kind="bad"), (0, 1)
-        view = live.sample_view(shown, task, split)
+        view = in_memory.sample_view(shown, task, split)
         facts = el("div", el("b", shown.sample.id), el("span", f"#{shown.place} of {shown.count:,}"), class_="v-facts")
         body = el("div", el("div", el("h4", "Question"), folded(shown.question, 1200), el("h4", "Target"),
                             folded(view.target, 600, "pre"), class_="v-half"),
-                  el("div", draw.media(view, live.Pictures(shown.media)), style="flex:0 1 15rem;max-width:100%"),
+                  el("div", draw.media(view, in_memory.InlineImages(shown.media)),
+                     style="flex:0 1 15rem;max-width:100%"),
                   class_="v-question", style="display:flex;flex-wrap:wrap;align-items:start;gap:.75rem")
         return el("section", facts, body, class_="v"), (shown.place, shown.count)
 
     def step(self, move: int, model: str, task: str, split: str, sample: str, place: Sequence[int]) -> tuple[Any, ...]:
-        """Returns the next sample, the one before, or with 0 any other; beyond an end comes the other one."""
+        """The next sample, the previous one, or with 0 a random one; wraps around."""
         at, count = int(place[0]), max(1, int(place[1]))
         wanted = (at + move) % count if move else random.randrange(count)
         return f"#{wanted}", *self.look(model, task, split, f"#{wanted}")
@@ -144,7 +145,7 @@ class Page:
 
     def ask(self, model: str, task: str, split: str, sample: str, source: str, file: str | None, question: str,
             answers: float, heat: float, most: float | None, seed: float | None) -> Iterator[tuple[Any, ...]]:
-        """Yields the status and the answers, again and again until they are whole; the first value names the job."""
+        """Yields status and answers until they are complete; the first value is the id of the job."""
         upload = Path(file) if source == _UPLOAD and file else None
         if source == _UPLOAD and not upload:
             yield "", note("Choose an image or a video first.", kind="bad"), ""
@@ -173,7 +174,7 @@ def build(site: Site) -> None:
 
 
 def _status(progress: Progress) -> Html:
-    """Returns the bar and what goes on; of a job that failed, why."""
+    """Progress bar and phase; the error of a failed job."""
     if progress.phase == "failed":
         return note(progress.remark, kind="bad")
     words = join([_PHASES[progress.phase], progress.remark], ": ")
@@ -185,7 +186,7 @@ def _status(progress: Progress) -> Html:
 
 
 def _shown(progress: Progress) -> Html:
-    """Returns the answers so far, or the scored group."""
+    """The answers so far, or the scored group."""
     if isinstance(progress.result, AnsweredGroup):
         return _group_shown(progress.result)
     boxes = [el("article", el("div", el("i", class_="v-swatch", style=f"background:{color(i)}"), el("b", f"#{i}"),
@@ -196,7 +197,7 @@ def _shown(progress: Progress) -> Html:
 
 
 def _group_shown(drawn: AnsweredGroup) -> Html:
-    view = live.group_view(drawn.group, drawn.chosen.label)
+    view = in_memory.group_view(drawn.group, drawn.chosen.label)
     texts = tokens.Texts.of(drawn.tokenizer)
     views = [el("details", el("summary", f"Tokens of answer #{r.index}"), tokens.answer(r, "logprob", texts))
              for r in view.rollouts[:_MOST_TOKEN_VIEWS]]
@@ -204,8 +205,8 @@ def _group_shown(drawn: AnsweredGroup) -> Html:
     written = sum(len(r.token_ids) for r in view.rollouts)
     facts = el("div", el("b", drawn.chosen.label), el("span", f"{len(view.rollouts)} answers, {written:,} tokens"),
                class_="v-facts")
-    return el("section", facts, *notes, cards.group(view, live.Pictures(drawn.group.prompt.media), links=False), *views,
-              class_="v")
+    images = in_memory.InlineImages(drawn.group.prompt.media)
+    return el("section", facts, *notes, cards.group(view, images, links=False), *views, class_="v")
 
 
 def _words(error: Exception) -> str:

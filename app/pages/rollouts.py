@@ -1,4 +1,4 @@
-"""The rollouts: a list of groups or answers, filtered and sorted, and beside it one group with pictures and tokens."""
+"""The rollouts: a filtered, sorted list of groups or answers, and beside it one group with media and tokens."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ..media import url
 from ..site import Site, same
 
 SIZE = 50
-"""Rows on a page of the list."""
+"""Rows per page of the list."""
 _THUMBNAIL = 96  # pixels
 _FRAME = 320
 _MARKUP = re.compile(r"<\|\w{1,40}\|>(?:(?:system|user|assistant)\b)?")  # what a chat template adds to a question
 
 
 def build(site: Site) -> None:
-    """Builds the page, inside its column."""
+    """Builds the page inside its column."""
     filter_form = gr.HTML(elem_id="v-filters", apply_default_css=False, js_on_load="vlrl.form(watch)")
     with gr.Column(elem_id="v-split"):
         listed = gr.HTML(elem_id="v-list", apply_default_css=False, js_on_load="vlrl.list(element, watch)")
@@ -48,7 +48,7 @@ def build(site: Site) -> None:
 
 
 def beside(site: Site, where: Mapping[str, str]) -> tuple[Html, Html]:
-    """Returns the form and the list of a location."""
+    """The filter form and the list of a location."""
     if not site.library.runs():
         return Html(""), empty(f"There is no run in {site.library.root} yet.", join(
             ["Make one in a minute, on a CPU: ", el("code", "vlrl train configs/quickstart.yaml")]))
@@ -161,7 +161,7 @@ def _picture(run: str, name: str | None) -> Html:
 
 
 def _bars(rewards: Sequence[float | None], low: float, high: float) -> Html:
-    """Returns the group's rewards as small bars on the scale of the whole list."""
+    """The group's rewards as small bars, on the scale of the whole list."""
     if sum(r is not None for r in rewards) < 2:
         return Html("")
     bars = [el("i", style=f"height:{2 + 16 * (0 if r is None else (r - low) / (high - low or 1)):.0f}px",
@@ -172,8 +172,8 @@ def _bars(rewards: Sequence[float | None], low: float, high: float) -> Html:
 # --- the group --------------------------------------------------------------------------------------------------------
 
 
-class Served:
-    """Addresses of media on this server, for `vlrl.app.draw`."""
+class MediaUrls:
+    """URLs of media on this server, for `vlrl.app.draw`."""
 
     def picture(self, run: str, name: str, size: int | None) -> str | None:
         return url(run, name, size)
@@ -186,7 +186,7 @@ class Served:
 
 
 def group(site: Site, where: Mapping[str, str]) -> Html:
-    """Returns the open group; empty when none is."""
+    """The open group; empty without one."""
     key = _open_key(where)
     if key is None:
         return Html("")
@@ -203,14 +203,14 @@ def group(site: Site, where: Mapping[str, str]) -> Html:
     flags = flagging.on_cards(site, view, chosen, _after(present, chosen, view.key, neighbours[1], where),
                               where.get("by", ""))
     one = reading.answer(view, chosen, filters.keeps(where), flags) if where.get("read") == "yes" else None
-    shown = cards.group(view, Served(), chosen, filters.keeps(where), notes=flags, answers=one)
+    shown = cards.group(view, MediaUrls(), chosen, filters.keeps(where), notes=flags, answers=one)
     return el("div", _bar(site, view, chosen, where, neighbours), shown,
               _turns(site, view, chosen), _tokens(site, view, chosen, where), class_="v")
 
 
 def _after(present: Sequence[int], chosen: int | None, key: GroupKey, after: GroupKey | None,
            where: Mapping[str, str]) -> dict[str, Any] | None:
-    """Returns the location of the answer after the chosen one (else the first), in the next group after the last."""
+    """The location of the answer after the chosen one (else the first); after the last, in the next group."""
     at = present.index(chosen) if chosen in present else 0
     tokens = {k: v for k, v in where.items() if k == "tokens"}
     if at + 1 < len(present):
@@ -219,7 +219,7 @@ def _after(present: Sequence[int], chosen: int | None, key: GroupKey, after: Gro
 
 
 def _same(key: GroupKey, opened: GroupKey | None) -> bool:
-    """Returns whether a group is the open one; a deep link may leave the split out."""
+    """Whether a group is the open one; a deep link may omit the split."""
     return opened is not None and key == opened._replace(split=opened.split or key.split)
 
 
@@ -233,7 +233,7 @@ def _open_key(where: Mapping[str, str]) -> GroupKey | None:
 
 def _bar(site: Site, view: GroupView, chosen: int | None, where: Mapping[str, str],
          neighbours: tuple[GroupKey | None, GroupKey | None]) -> Html:
-    """Ways on from here: to the list, the groups beside this one, the answers of the group."""
+    """Links to the list, the neighbouring groups, and the answers of the group."""
     before, after = neighbours
     present = [r.index for r in view.rollouts]
     at = present.index(chosen) if chosen in present else -1
@@ -259,7 +259,7 @@ def _bar(site: Site, view: GroupView, chosen: int | None, where: Mapping[str, st
 
 
 def _neighbours(site: Site, key: GroupKey, where: Mapping[str, str]) -> tuple[GroupKey | None, GroupKey | None]:
-    """Returns the groups before and after one in the list; none where the filters cannot be, which the list says."""
+    """The groups before and after one in the list; none if the filters are invalid, which the list reports."""
     try:
         query = filters.site_query(site, where)
         return site.index.neighbours(query, key)
@@ -268,7 +268,7 @@ def _neighbours(site: Site, key: GroupKey, where: Mapping[str, str]) -> tuple[Gr
 
 
 def _turns(site: Site, view: GroupView, chosen: int | None) -> Html:
-    """Returns the turns of the chosen answer, else of the first, where it is an episode."""
+    """The turns of the chosen answer, else of the first, if it is an episode."""
     rollout = next((r for r in view.rollouts if chosen is None or r.index == chosen), None)
     if rollout is None or not turns.is_episode(rollout):
         return Html("")
@@ -278,11 +278,11 @@ def _turns(site: Site, view: GroupView, chosen: int | None) -> Html:
                 title="what it showed, turn by turn") for kind in film.KINDS]
     head = el("h3", f"Turns of #{rollout.index}", keys, " ",
               join(saved, " ") if len(film.pictures(view, rollout)) > 1 else "")
-    return el("section", head, turns.strip(view, rollout, shown, Served()), id="v-turns")
+    return el("section", head, turns.strip(view, rollout, shown, MediaUrls()), id="v-turns")
 
 
 def _tokenizer(site: Site, run: str) -> Path | None:
-    """Returns the run's tokenizer.json, else that of its last checkpoint."""
+    """The run's tokenizer.json, else that of its last checkpoint."""
     if file := site.library.file(run, "tokenizer.json"):
         return file
     saved = sorted((path.name for path in site.library.folder(run).checkpoints.glob("step-*")), reverse=True)
@@ -290,7 +290,7 @@ def _tokenizer(site: Site, run: str) -> Path | None:
 
 
 def _tokens(site: Site, view: GroupView, chosen: int | None, where: Mapping[str, str]) -> Html:
-    """Returns the tokens of the chosen answer, else of the first."""
+    """The tokens of the chosen answer, else of the first."""
     answers: Sequence[RolloutView] = [r for r in view.rollouts if chosen is None or r.index == chosen]
     if not answers:
         return Html("")

@@ -1,4 +1,4 @@
-"""Two answers to one prompt side by side: what was asked, and on the picture what each of them marks."""
+"""Two answers to one prompt side by side: the prompt, and the marks of both on the image."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from .. import cards, controls, details, diffs, draw, flagging
 from ..html import Html, el, join, link, number
 from ..queries import GroupKey, RolloutKey
 from ..site import Site
-from .rollouts import Served
+from .rollouts import MediaUrls
 
 
 def shown(site: Site, a: RolloutKey, b: RolloutKey, names: Sequence[str] = ("the first", "the second")) -> Html:
-    """Returns prompt and target, the picture with the marks of each answer, and their texts word by word. Raises
-    AppError when one is not there.
+    """Prompt and target, the image with the marks of each answer, and a word diff. Raises AppError if one does not
+    exist.
     """
     sides = [_answer(site, key) for key in (a, b)]
-    halves = [el("article", _head(name, view, rollout), draw.media(view, Served(), rollout.index),
+    halves = [el("article", _head(name, view, rollout), draw.media(view, MediaUrls(), rollout.index),
                  el("div", *(cards.part_chips(rollout)), class_="v-chips"), class_="v-side")
               for name, (view, rollout) in zip(names, sides, strict=True)]
     texts = [rollout.whole for _, rollout in sides]
@@ -27,13 +27,13 @@ def shown(site: Site, a: RolloutKey, b: RolloutKey, names: Sequence[str] = ("the
 
 
 def best(site: Site, key: GroupKey) -> RolloutKey:
-    """Returns the best paid answer of a group. Raises AppError when it is not there."""
+    """The answer with the highest reward of a group. Raises AppError if it does not exist."""
     view = details.group(site.library, key.run, key.source, key.step, key.group, key.split)
     return max(view.rollouts, key=lambda r: (not r.aside, r.reward is not None, r.reward or 0.0)).key
 
 
 def _answer(site: Site, key: RolloutKey) -> tuple[details.GroupView, details.RolloutView]:
-    """Returns the answer, and its group as if it had no other."""
+    """The answer, in its group reduced to it."""
     view, rollout = flagging.answer(site, key)
     view = details.with_marks(site.library, dataclasses.replace(view, rollouts=(rollout,)), site.trust_tasks)
     return view, view.rollouts[0]

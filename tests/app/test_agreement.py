@@ -53,7 +53,7 @@ def test_each_annotator_has_a_flag_and_the_note_says_the_last(tmp_path):
     assert kept.get(KEY).flag == "good" and kept.verdicts("quickstart") == {KEY: {"anna": "good"}}
     kept.put(KEY, flag="", comment="", by="anna")
     assert kept.all() == [] and kept.verdicts() == {}
-    with pytest.raises(AppError, match="annotator's name has 61 characters; 60 is the most"):
+    with pytest.raises(AppError, match="annotator's name has 61 characters; the limit is 60"):
         kept.put(KEY, flag="good", by="x" * 61)
 
 

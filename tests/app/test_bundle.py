@@ -188,7 +188,7 @@ def test_front_matter_of_a_space(run, written, tmp_path):
 def test_a_folder_of_somebody_else_is_left_alone(run, tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data/mine.txt").write_text("mine")
-    with pytest.raises(RunError, match="holds files that are none of a bundle, such as 'data'"):
+    with pytest.raises(RunError, match="contains files that are not part of a bundle, such as 'data'"):
         bundle.write(run, tmp_path)
     assert (tmp_path / "data/mine.txt").read_text() == "mine" and not (tmp_path / bundle.MARK).exists()
     (tmp_path / "file.txt").write_text("")

@@ -10,7 +10,7 @@ from tests.app.made_runs import made_group
 from tests.app.markup import Markup
 from tests.app.test_html import TEXTS
 from tests.app.views import Plain, group, mark, rollout
-from vlrl.app import cards, forms, live
+from vlrl.app import cards, forms, in_memory
 from vlrl.rewards.text import parse_answer
 
 GOOD = "<think>a</think>\n<answer>b</answer>"
@@ -124,13 +124,13 @@ def test_the_chosen_one_of_many_answers_is_shown():
 @pytest.mark.parametrize(("kind", "number"), [("boxes", 4), ("points", 2), ("clips", 2), ("paths", 3)])
 def test_groups_of_every_task(kind, number):
     made = made_group(kind, number, 0)
-    view = live.group_view(made, "run")
-    found = Markup(cards.group(view, live.Pictures(made.prompt.media), chosen=1))
+    view = in_memory.group_view(made, "run")
+    found = Markup(cards.group(view, in_memory.InlineImages(made.prompt.media), chosen=1))
     assert not found.odd and len(found.all("article")) == 4
     assert next(a for a in found.all("article") if "v-chosen" in a["class"])["id"] == "v-answer-1"
     assert all(i["src"].startswith("data:image/") for i in found.all("img")) and found.all("img")
     assert len([g for g in found.all("g") if "v-target" in g["class"]]) >= 1
-    assert not Markup(cards.group(view, live.Pictures(()), links=False)).all("a")
+    assert not Markup(cards.group(view, in_memory.InlineImages(()), links=False)).all("a")
 
 
 VALUES = st.one_of(TEXTS, st.none(), st.floats(), st.lists(TEXTS, max_size=2),

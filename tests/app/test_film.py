@@ -111,7 +111,7 @@ def test_an_mp4_is_bounded_and_has_even_sides(shown):
     odd = decoded(film.rendered(media, view, one, "mp4", size=81))  # 81 x 61
     assert {picture.shape for picture, _ in odd} == {(62, 82, 3)}
     assert abs(odd[0][0][-1] - 128).max() < 40 and abs(odd[0][0][:-1, :-1] - 128).max() > 60
-    with pytest.raises(AppError, match="a film is one of gif, mp4, and no 'avi'"):
+    with pytest.raises(AppError, match="a film is one of gif, mp4, not 'avi'"):
         film.rendered(media, view, one, "avi")
 
 
@@ -128,7 +128,7 @@ def test_what_was_not_stored_is_left_out(shown):
     media, view, one = shown
     gone = replace(view, media=(replace(view.media[0], name="gone.png"), replace(view.media[0], name=None)))
     assert len(frames(film.rendered(media, gone, one))) == TURNS
-    with pytest.raises(AppError, match="answer 0 of group 'zoomed-1' has no picture"):
+    with pytest.raises(AppError, match="answer 0 of group 'zoomed-1' has no stored image"):
         film.rendered(media, replace(view, media=()), replace(one, media=()))
 
 

@@ -188,7 +188,7 @@ def test_a_page_after_the_last_is_the_last(index):
     ({"text": "a(b"}, r"at character 2: missing \)"), ({"text": "x*+["}, "at character"),
     ({"text": r"(a)\1"}, "no regular expression"), ({"steps": (0, "x")}, "steps"),
     ({"text": "(?=x)"}, "at character 1"), ({"text": "a" * 2000}, "2000 characters"), ({"order": "bset"}, "'best'"),
-    ({"sort": "x; DROP"}, "unknown"), ({"sort": "part"}, "choose the part"), ({"reward": ("a", 1)}, "reward"),
+    ({"sort": "x; DROP"}, "unknown"), ({"sort": "part"}, "select the part"), ({"reward": ("a", 1)}, "reward"),
     ({"length": (1, 2, 3)}, "length"), ({"difficulty": None}, "difficulty"), ({"runs": ("../x",)}, "no run")])
 def test_what_cannot_be_asked_is_said(index, query, words):
     for ask in (index.rollouts, index.groups) if not {"order", "sort"} & query.keys() else (

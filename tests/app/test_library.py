@@ -93,9 +93,9 @@ def test_lines_that_are_no_records_are_told(tmp_path, line):
 
 
 @pytest.mark.parametrize("text, why", [
-    ("steps: [1, 2\n task: {", "no YAML"), ("- 1", "no settings"), (b"\xff\xfe\x00", "UTF-8"),
+    ("steps: [1, 2\n task: {", "invalid YAML"), ("- 1", "no settings"), (b"\xff\xfe\x00", "UTF-8"),
     ("a: &a [1]\nb: *a", "aliases"), ("[" * 5000, ""), ("a: " + "[" * 30 + "]" * 30, "too many"),
-    ("a: !!python/object/apply:os.system ['true']", "no YAML"), ("# " + "x" * (1 << 20), "bytes")])
+    ("a: !!python/object/apply:os.system ['true']", "invalid YAML"), ("# " + "x" * (1 << 20), "bytes")])
 def test_a_config_that_cannot_be_read_is_told(tmp_path, text, why):
     path = bare(tmp_path / "a") / "config.yaml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -154,7 +154,7 @@ def test_a_run_whose_process_is_gone_is_stale(tmp_path):
 
 
 def test_no_folder_is_an_error(tmp_path):
-    with pytest.raises(AppError, match="is no folder"):
+    with pytest.raises(AppError, match="is not a folder"):
         Library(tmp_path / "none")
 
 
@@ -243,6 +243,6 @@ def test_two_hundred_runs_are_listed_again_at_once(tmp_path):
 
 @pytest.mark.slow
 def test_reading_runs_loads_neither_torch_nor_gradio():
-    code = ("import sys, vlrl.app.details, vlrl.app.insight, vlrl.app.media\n"
+    code = ("import sys, vlrl.app.details, vlrl.app.analysis, vlrl.app.media\n"
             "sys.exit(bool({'torch', 'transformers', 'gradio'} & sys.modules.keys()))")
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -108,7 +108,7 @@ def test_only_runs_have_media(media, run_id):
 def test_files_that_are_no_media_are_refused(run, name, content):
     media, path = run
     (path / "media" / name).write_bytes(content)
-    with pytest.raises(AppError, match="no image or video"):
+    with pytest.raises(AppError, match="not an image or video"):
         media.resolve("a", name)
 
 
@@ -130,7 +130,7 @@ def test_links_show_only_the_file_that_they_are_named_after(run, tmp_path):
     text.write_text("TOP-SECRET")
     named = hashlib.sha256(text.read_bytes()).hexdigest() + ".png"
     (path / "media" / named).symlink_to(text)
-    with pytest.raises(AppError, match="no image or video"):
+    with pytest.raises(AppError, match="not an image or video"):
         media.resolve("a", named)
     Image.new("RGB", (8, 8), "red").save(secret)  # changed since it was linked
     with pytest.raises(AppError):

@@ -79,8 +79,8 @@ def test_a_lock_that_stays_is_said_in_words(tmp_path, monkeypatch):
         base.close()
 
 
-@pytest.mark.parametrize(("put", "words"), [({"flag": "<b>"}, "flag '<b>' is not known"),
-                                            ({"comment": "x" * 10_001}, "10001 characters; 10000 is the most")])
+@pytest.mark.parametrize(("put", "words"), [({"flag": "<b>"}, "unknown flag '<b>'"),
+                                            ({"comment": "x" * 10_001}, "10001 characters; the limit is 10000")])
 def test_what_cannot_be_kept_is_refused(tmp_path, put, words):
     with pytest.raises(AppError, match=words):
         Notes(tmp_path).put(KEY, **put)
@@ -119,8 +119,8 @@ def _trap(path):
 
 @pytest.mark.parametrize(("spoil", "words"), [
     (lambda path: path.write_bytes(b"no database" * 500), "file is not a database"),
-    (lambda path: _sql(path, "CREATE TABLE notes (run TEXT)"), "is no file of notes: move it away"),
-    (_newer, r"newer vlrl \(version 3, this one reads 2\)"), (_trap, "is no file of notes"),
+    (lambda path: _sql(path, "CREATE TABLE notes (run TEXT)"), "is not a notes file: move it away"),
+    (_newer, r"newer vlrl \(format version 3; this one supports 2\)"), (_trap, "is not a notes file"),
     (lambda path: path.symlink_to(path.with_name("elsewhere")), "is a link or a folder"),
     (lambda path: path.mkdir(), "is a link or a folder"),
 ], ids=["bytes", "other table", "newer", "trigger", "link", "folder"])
@@ -233,7 +233,7 @@ def test_what_is_gone_is_named_and_the_rest_is_written(runs):
     with pytest.raises(AppError, match="no rollout can be written: 1 of run 'a', step 0: no longer"):
         export("parquet", library, media, chosen((7, 0)), out)
     assert not (out / "rollouts.parquet").exists()
-    with pytest.raises(AppError, match="form 'csv' is not known"):
+    with pytest.raises(AppError, match="unknown form 'csv'"):
         export("csv", library, media, wanted, out)
 
 
@@ -241,8 +241,8 @@ def test_a_set_for_sft_names_its_media_and_leaves_out_what_teaches_nothing(runs)
     library, media, out = runs
     made = export("sft", library, media, chosen((0, 0), (0, 1), (1, 0), (1, 1)), out)
     assert made.rows == 3
-    assert made.left_out == ("run 'a', step 0, group 'g1', answer 1: its answer is empty or was cut off: it would "
-                             "teach to end there",)
+    assert made.left_out == ("run 'a', step 0, group 'g1', answer 1: its answer is empty or truncated: training on "
+                             "it would teach the model to stop there",)
     with zipfile.ZipFile(made.path) as archive:
         assert archive.namelist() == [f"media/{0:064x}.png", f"media/{1:064x}.png", "rows.jsonl", "README.txt"]
         archive.extractall(out / "set")

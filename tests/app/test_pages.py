@@ -13,9 +13,9 @@ import pytest
 from tests.app import made_runs
 from vlrl import store
 from vlrl.app import AppError, controls, filters, plots
+from vlrl.app.analysis import Curriculum
 from vlrl.app.evidence import Reader
 from vlrl.app.index import Facets, Index, Query, RolloutKey
-from vlrl.app.insight import Curriculum
 from vlrl.app.library import Library
 from vlrl.app.media import MediaStore
 from vlrl.app.notes import Note, Notes
@@ -310,7 +310,7 @@ def test_the_filters_of_the_rollouts_page_choose_what_is_exported(site, tmp_path
     path, said = notes.exported(site, {"run": "a", "kind": "train", "rmin": "0.9"}, "filter", "jsonl")
     assert path.is_relative_to(tmp_path) and "3 of 3 rollouts" in words(said)
     assert [json.loads(line)["reward"] for line in path.read_text().splitlines()] == [1.0] * 3
-    with pytest.raises(AppError, match="No rollout is chosen"):
+    with pytest.raises(AppError, match="No rollout is selected"):
         notes.exported(site, {"run": "a", "rmin": "5"}, "filter", "jsonl")
 
 

@@ -20,7 +20,7 @@ import torch
 from PIL import Image, ImageDraw
 
 from vlrl import config
-from vlrl.app import AppError, jobs, live, models
+from vlrl.app import AppError, in_memory, jobs, models
 from vlrl.app.asking import Ask, own_code
 from vlrl.app.jobs import Job
 from vlrl.app.library import Library
@@ -117,7 +117,7 @@ def test_a_checkpoints_folder_that_leads_out_is_not_read(tmp_path):
 
 def test_an_adapter_needs_its_base_model_here(tmp_path):
     (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "no/such-model"}))
-    with pytest.raises(AppError, match=r"trained on 'no/such-model'.*nothing is fetched"):
+    with pytest.raises(AppError, match=r"trained on 'no/such-model'.*downloads nothing"):
         models.stay_local(str(tmp_path))
     (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(tmp_path)}))
     with pytest.raises(AppError, match="eight"):
@@ -149,7 +149,7 @@ def test_code_of_a_run_is_not_run(tmp_path, task):
             said = sample(ask(task="run:a"))
         except AppError as error:
             said = SimpleNamespace(remark=str(error))
-        assert "names code of its own" in said.remark and "--trust-tasks" in said.remark
+        assert "names its own code" in said.remark and "--trust-tasks" in said.remark
 
 
 def test_settings_that_only_look_like_code():
@@ -164,7 +164,7 @@ def test_data_is_read_where_it_may_be(tmp_path, monkeypatch):
     run = write_run(tmp_path / "runs", "a")
     (run / "config.yaml").write_text(json.dumps({"task": {"name": "qa"}, "data": {"heldout": str(rows)}}))
     asked, library = ask(task="run:a", sample="a"), Library(tmp_path / "runs")
-    with pytest.raises(AppError, match=r"data\.heldout=.*neither in the folder of runs nor in the current one"):
+    with pytest.raises(AppError, match=r"data\.heldout=.*outside the folder of runs and the current folder"):
         Playground(library).sample(asked)
     assert Playground(library, trust_tasks=True).sample(asked).target == 2
     monkeypatch.chdir(tmp_path)
@@ -232,7 +232,7 @@ def test_answers_stream_in_and_are_scored(play, monkeypatch):
     same, other = again[-1].result.group, end(play, ask(seed=1)).result.group
     tokens = [[r.completion.tokens.tolist() for r in g.rollouts] for g in (group, same, other)]
     assert tokens[0] == tokens[1] != tokens[2]
-    view = live.group_view(group, "tiny")
+    view = in_memory.group_view(group, "tiny")
     rewards = [r.reward for r in group.rollouts]
     assert view.mean == pytest.approx(np.mean(rewards)) and view.std == pytest.approx(np.std(rewards, ddof=1))
 
@@ -352,9 +352,9 @@ def test_an_upload_is_answered_and_not_scored(play, picture):
     assert "No rewards: an upload has no target" in result.notes[0]
     boxed = [r for r in group.rollouts if r.parsed]
     assert boxed and all([m["role"] for m in r.marks] == ["answer"] for r in boxed)
-    view = live.group_view(group, "tiny")
+    view = in_memory.group_view(group, "tiny")
     assert view.mean is None and not view.zero_variance and view.key.split == "upload"
-    src = live.Pictures(group.prompt.media).picture("", view.media[0].name or "", None) or ""
+    src = in_memory.InlineImages(group.prompt.media).picture("", view.media[0].name or "", None) or ""
     image = Image.open(io.BytesIO(base64.b64decode(src.partition(",")[2])))
     assert image.size == (128, 96) and image.convert("RGB").getpixel((50, 40)) == (255, 0, 0)
 
@@ -374,7 +374,7 @@ def test_uploads_that_are_refused(play, tmp_path):
     text.write_text("<script>alert(1)</script>")
     (tmp_path / "a.py").write_text("1")
     for path, message in ((text, "no image of a known kind"), (huge_png(tmp_path / "huge.png"), "limits.image_pixels"),
-                          (tmp_path / "a.py", "no image or video"), (tmp_path / "gone.png", "does not exist"),
+                          (tmp_path / "a.py", "not a readable image"), (tmp_path / "gone.png", "does not exist"),
                           (Path(shutil.copy(text, tmp_path / "clip.mp4")), "clip.mp4")):
         last = end(play, ask(upload=path, question="What is it?"))
         assert last.phase == "failed" and message in last.remark
@@ -395,7 +395,7 @@ def test_the_app_is_built_without_torch(root):
 @pytest.mark.slow
 def test_the_playground_chooses_without_torch(root):
     code = ("import sys\nfrom vlrl.app.library import Library\nfrom vlrl.app.playground import Playground\n"
-            "from vlrl.app import live, models\nfrom vlrl.app.asking import Ask\n"
+            "from vlrl.app import in_memory, models\nfrom vlrl.app.asking import Ask\n"
             f"play = Playground(Library({str(root)!r}))\nmodels.listed(play.library), play.tasks.listed()\n"
             f"play.sample(Ask(model={TINY!r}, task='run:quickstart'))\n"
             "sys.exit('torch' in sys.modules or 'transformers' in sys.modules or 'gradio' in sys.modules)")

@@ -13,7 +13,7 @@ from PIL import Image
 
 from tests.app import made_runs
 from tests.app.markup import Markup
-from vlrl.app import curves, details, report, telling
+from vlrl.app import curves, details, notable, report
 from vlrl.app.library import Library
 from vlrl.app.media import MediaStore
 from vlrl.cli.main import main
@@ -63,7 +63,7 @@ def test_changed_settings_alone(run):
 
 
 def test_each_group_says_why(run):
-    found = telling.choose(Library(run).folder("."), ["heldout"])
+    found = notable.choose(Library(run).folder("."), ["heldout"])
     assert len(found) <= 20 and len({t.key for t in found}) == len(found)
     whys = " ".join(t.why for t in found)
     assert all(word in whys for word in ("gained", "mixed answers", "best groups", "worst groups"))
@@ -71,7 +71,7 @@ def test_each_group_says_why(run):
     assert changes[:5] == sorted(changes[:5], reverse=True)
     first = next(t for t in found if t.source == "eval")
     assert first.before == (0, first.group.replace("-4-", "-0-")) and first.step == 4
-    assert len(telling.choose(Library(run).folder("."), ["heldout"], most=3)) == 3
+    assert len(notable.choose(Library(run).folder("."), ["heldout"], most=3)) == 3
     view = report._view(Library(run), first)
     assert [r.policy_step for r in view.rollouts] == [0, 4] and [r.index for r in view.rollouts] == [0, 1]
 
@@ -108,7 +108,7 @@ def test_what_is_no_run(tmp_path, run):
         report.write(tmp_path / "nothing")
     with pytest.raises(RunError, match="no run in"):
         report.write(tmp_path)
-    with pytest.raises(RunError, match=r"holds 1 runs.*vlrl report .*boxes"):
+    with pytest.raises(RunError, match=r"contains 1 runs.*vlrl report .*boxes"):
         report.write(run.parent)
     with pytest.raises(RunError, match="is a folder: name a file"):
         report.write(run, tmp_path)
@@ -129,7 +129,7 @@ def test_command(tmp_path, capsys, monkeypatch):
 
 
 def test_a_curve_by_hand():
-    made = Markup(curves.curve("Reward", [(0, 0.0), (10, 1.0)], [curves.Dots("heldout", [(0, 0.5, 0.25, None)])]))
+    made = Markup(curves.curve("Reward", [(0, 0.0), (10, 1.0)], [curves.EvalPoints("heldout", [(0, 0.5, 0.25, None)])]))
     (line,) = made.all("polyline")
     (x0, y0), (x1, y1) = [map(float, p.split(",")) for p in line["points"].split()]
     assert (x0, x1) == (46, 332) and y0 > y1  # y grows downwards
@@ -151,7 +151,7 @@ ODD = [[(0, 0)], [(1, 5), (1, 5)], [(0, 1e300), (1, -1e300)], [(0, 1e-300), (1, 
 
 @pytest.mark.parametrize("points", ODD)
 def test_odd_curves_raise_nothing(points):
-    made = curves.curve("<b>", points, [curves.Dots("<i>", [(0, 1e300, -1e300, 0)])])
+    made = curves.curve("<b>", points, [curves.EvalPoints("<i>", [(0, 1e300, -1e300, 0)])])
     assert not Markup(made).odd and "nan" not in made and "<b>" not in made
     assert len(made) < 20_000
 
@@ -228,6 +228,6 @@ def test_few_films_are_in_a_report(tmp_path):
     run = made_runs.write(tmp_path / "a", steps=1, evaluate=False)
     run.write_rollouts(1, 0, [made_runs.zoomed(n) for n in range(5)])
     library = Library(run.path)
-    addresses = report.Inlined(MediaStore(library))
+    addresses = report.InlineMedia(MediaStore(library))
     views = [details.group(library, ".", "train", 1, f"zoomed-{n}") for n in range(5)]
     assert [bool(addresses.film(view, view.rollouts[0])) for view in views] == [True] * 3 + [False] * 2

@@ -1,8 +1,8 @@
-"""What many rollouts tell together: a prompt's history, two runs compared, what the curriculum did. No torch.
+"""Analyses over many rollouts: the history of a prompt, comparisons of runs, the curriculum. No torch.
 
-An answer passes when the run says that it is correct. With a `part` or `threshold` asked for, and in runs that do not
-say so, it passes when its reward (or that reward part) is at least the threshold: by default half of the largest value
-seen in the run, over training and evaluations, or the largest itself when it is not above 0.
+An answer passes if the run marked it correct. If a `part` or `threshold` is given, or the run stores no verdicts, it
+passes if its reward (or that part) reaches the threshold: by default half of the largest value in the run, training
+and evaluations together, or that value itself if it is not positive.
 """
 
 from __future__ import annotations
@@ -24,39 +24,39 @@ from .index import GroupKey, Index
 from .library import Library
 
 EDGES = (0.0, 0.0, 0.25, 0.5, 0.75, 1.0, 1.0)
-"""Bounds of the classes of pass rate."""
+"""Edges of the pass rate bins."""
 _KEY = "run, source, split, step, group_id"
 _RUNS = "(SELECT unnest(?::VARCHAR[]))"
 _VALUE = ("CASE WHEN ?::BOOLEAN AND correct IS NOT NULL THEN correct::DOUBLE "
           "WHEN ?::VARCHAR IS NULL THEN reward ELSE part_values[list_position(part_names, ?::VARCHAR)] END")
-"""What an answer passes by: whether it is correct, its reward, or the part that is named."""
+"""SQL of the value an answer is judged by: the verdict, the reward, or the named part."""
 CONTENT = ("first(sample_id) AS sample_id, coalesce(first(shown), first(media)) AS shown, first(target) AS target, "
            "min(prompt) AS prompt, bool_or(turns IS NOT NULL) AS episode")
-"""What a group or sample shows and asks, of which `item` makes one to be paired."""
+"""Columns that identify the content of a sample; `item` uses them for pairing."""
 SAMPLE = "sample_id, coalesce(shown, media), target"
-"""Answers that agree in these are of one sample."""
+"""Answers equal in these belong to one sample."""
 _EQUAL = 1e-9  # rewards that are as near are a tie
 _MOST_CATEGORIES = 40
 
 
 @dataclass(frozen=True)
 class Visit:
-    """One group of a sample."""
+    """One group of a sample: a visit of the run to this prompt."""
 
     key: GroupKey
     n: int
-    """Answers."""
+    """Number of answers."""
     mean: float | None
-    """Of the reward, as the next three; None when no answer was scored."""
+    """Of the reward, as the next three; None without a scored answer."""
     std: float | None
     best: float | None
     worst: float | None
     pass_rate: float | None
     """In [0, 1], over the scored answers."""
     visits: int
-    """Training groups of this sample in the run up to here, this one included."""
+    """Number of training groups of this sample in the run so far, including this one."""
     weight: float | None
-    """visits / mean visits of all samples of the run that were drawn up to here: 1 = drawn as often as the others."""
+    """visits / mean visits of all samples drawn so far in the run: 1 = drawn as often as the average."""
 
 
 @dataclass(frozen=True)
@@ -65,15 +65,15 @@ class History:
 
     sample_id: str
     visits: tuple[Visit, ...]
-    """By run, then step; evaluations among training."""
+    """By run, then step; evaluations in between."""
     thresholds: dict[str, float] = field(default_factory=dict)
-    """By run: the reward from which an answer passes."""
+    """Run -> reward at which an answer passes."""
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Side:
-    """What is compared: the evaluation of a run after `step` completed steps; None = its last one."""
+    """One side of a comparison: the evaluation of a run after `step` steps; None = the last one."""
 
     run: str
     step: int | None = None
@@ -97,11 +97,11 @@ class Pair:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two sides over the samples that both have. A win is a sample on which b has the larger mean reward."""
+    """Two sides over their common samples. A win is a sample on which b has the larger mean reward."""
 
     a: Side
     b: Side
-    """Both with the step that was found."""
+    """Both with the resolved step."""
     split: str
     n: int
     wins: int
@@ -110,9 +110,9 @@ class Comparison:
     mean_a: Interval
     mean_b: Interval
     gain: Interval
-    """b - a, paired over the samples, with its 95 % bootstrap interval."""
+    """b - a, paired over the samples, with a 95 % bootstrap interval."""
     pairs: tuple[Pair, ...]
-    """Largest gain first; its end has the biggest losses."""
+    """By gain, largest first."""
     categories: tuple[tuple[str, int, int, int, int, float], ...] = ()
     """(category, n, wins, losses, ties, mean gain), by name."""
     only_a: int = 0
@@ -133,43 +133,44 @@ class CategoryView:
     zero_variance: float | None
     """Share of its groups, in [0, 1]."""
     share: tuple[float, ...]
-    """[bins] of all groups drawn in those steps, in [0, 1]: the weight that the curriculum gave it."""
+    """[bins] share of all groups drawn in those steps, in [0, 1]: the weight given by the curriculum."""
     pass_rates: tuple[float | None, ...]
     """[bins]"""
 
 
 @dataclass(frozen=True)
 class Curriculum:
-    """The training groups of a run over bins of steps."""
+    """The training groups of a run, binned by step."""
 
     run: str
     threshold: float | None
-    """The reward from which an answer passes; None = nothing was scored."""
+    """The reward at which an answer passes; None if nothing was scored."""
     judged: bool
-    """Whether an answer passes by what the run says is correct, 1 or 0."""
+    """Whether answers pass by the stored verdict instead of a threshold."""
     bins: tuple[tuple[int, int], ...]
-    """First and last step of each."""
+    """First and last step of each bin."""
     edges: tuple[float, ...]
-    """[classes + 1] bounds of the classes of pass rate: class i is [edges[i], edges[i + 1]), but the first and the last
-    hold 0 and 1 alone."""
+    """[classes + 1] edges of the pass rate classes: class i is [edges[i], edges[i + 1]), but the first and the last
+    hold exactly 0 and 1.
+    """
     counts: tuple[tuple[int, ...], ...]
     """[bins][classes] groups by pass rate."""
     wasted: tuple[float | None, ...]
-    """[bins] share of rollouts in groups in which all rewards are equal: they teach nothing."""
+    """[bins] share of rollouts in groups with equal rewards, which give no gradient."""
     truncated: tuple[float | None, ...]
     """[bins] share of rollouts."""
     errors: tuple[float | None, ...]
     dropped: tuple[float | None, ...]
-    """[bins] mean of the metric groups/wasted: groups that were generated and not trained on."""
+    """[bins] mean of the metric groups/wasted: groups generated but not trained on."""
     categories: tuple[CategoryView, ...]
     weights: dict[str, tuple[tuple[int, float], ...]]
-    """(step, value) of every metric curriculum/..., by name."""
+    """Name -> (step, value) of every metric curriculum/...."""
     notes: tuple[str, ...] = ()
 
 
 def history(index: Index, sample_id: str, runs: Sequence[str] = (), *, part: str | None = None,
             threshold: float | None = None) -> History:
-    """Returns every group of `sample_id` in some runs (() = all). Raises AppError for an unknown run."""
+    """Every group of `sample_id` in some runs (() = all). Raises AppError for an unknown run."""
     scope = index.refresh(runs)
     limits = _thresholds(index, scope.runs, part, threshold)
     rows = index.table.fetch(f"""
@@ -194,9 +195,9 @@ def history(index: Index, sample_id: str, runs: Sequence[str] = (), *, part: str
 
 
 def compare(index: Index, a: Side, b: Side, split: str | None = None) -> Comparison:
-    """Returns two evaluations over the samples of both; `split` None takes the first split that both have.
+    """Compares two evaluations over their common samples; `split` None selects the first common split.
 
-    Raises AppError when a side has no evaluation of it, or no sample is on both sides.
+    Raises AppError if a side has no such evaluation, or no sample is in both.
     """
     scope = index.refresh(list(dict.fromkeys((a.run, b.run))))
     split = split or _common_split(index, a, b)
@@ -213,7 +214,7 @@ def compare(index: Index, a: Side, b: Side, split: str | None = None) -> Compari
 
 def comparison(a: Side, b: Side, split: str, pairs: Sequence[Pair], samples: tuple[int, int],
                notes: tuple[str, ...]) -> Comparison:
-    """Returns what pairs of samples tell; `samples`: how many each side has."""
+    """The Comparison of paired samples; `samples`: the number on each side."""
     pairs = sorted(pairs, key=lambda pair: (-pair.gain, pair.sample_id))
     before, after = [pair.a for pair in pairs], [pair.b for pair in pairs]
     names = sorted({pair.category for pair in pairs if pair.category is not None})
@@ -225,8 +226,7 @@ def comparison(a: Side, b: Side, split: str, pairs: Sequence[Pair], samples: tup
 
 def curriculum(index: Index, library: Library, run: str, *, part: str | None = None, threshold: float | None = None,
                bins: int = 24) -> Curriculum:
-    """Returns what a run was trained on and how it went, over `bins` spans of steps. Raises AppError for an unknown
-    run.
+    """The training samples of a run and their results over `bins` ranges of steps. Raises AppError for an unknown run.
     """
     scope = index.refresh([run])
     limit = _thresholds(index, [run], part, threshold).get(run)
@@ -257,12 +257,12 @@ def curriculum(index: Index, library: Library, run: str, *, part: str | None = N
 
 
 def _value(part: str | None, threshold: float | None) -> list[Any]:
-    """Returns the parameters of _VALUE."""
+    """The parameters of _VALUE."""
     return [part is None and threshold is None, part, part]
 
 
 def _thresholds(index: Index, runs: Sequence[str], part: str | None, given: float | None) -> dict[str, float]:
-    """By run, from which value on an answer passes; a run without a scored answer has none."""
+    """Run -> value at which an answer passes; runs without a scored answer are missing."""
     rows = index.table.fetch(f"""
         SELECT run, max({_VALUE}) AS best, bool_or(correct IS NOT NULL) AS judged
         FROM rollouts WHERE run IN {_RUNS} GROUP BY run""", [*_value(part, given), list(runs)])
@@ -274,7 +274,7 @@ def _thresholds(index: Index, runs: Sequence[str], part: str | None, given: floa
 
 
 def _judged(index: Index, run: str) -> bool:
-    """Returns whether a run says of its answers if they are correct."""
+    """Whether a run stores a verdict on its answers."""
     rows = index.table.fetch("SELECT bool_or(correct IS NOT NULL) AS judged FROM rollouts WHERE run = ?", [run])
     return bool(rows[0]["judged"])
 
@@ -288,8 +288,9 @@ def _pass_rate(values: Sequence[float | None], threshold: float | None) -> float
 
 
 def _of_one_sample(rows: Sequence[_Row]) -> tuple[list[_Row], list[str]]:
-    """Returns the rows of the sample that most of them are of, and what is to be said of the others: an id that runs
-    share may stand for another picture, and what was shown may have been asked in other words.
+    """The rows of the most frequent sample among those with this id, and a note on the others.
+
+    Runs may use the same id for different images, or ask about the same image in other words.
     """
     counts = Counter(item(row)._replace(value=None) for row in rows)
     if len(counts) < 2:
@@ -311,7 +312,7 @@ def _of_one_sample(rows: Sequence[_Row]) -> tuple[list[_Row], list[str]]:
 
 
 def _drawn(index: Index, run: str) -> Callable[[int], float]:
-    """Returns the mean training groups of a drawn sample up to a step."""
+    """The mean number of training groups per drawn sample up to a step."""
     rows = index.table.fetch("""
         WITH drawn AS (SELECT DISTINCT step, split, group_id, sample_id FROM rollouts
                        WHERE run = ? AND source = 'train'),
@@ -338,7 +339,7 @@ def _common_split(index: Index, a: Side, b: Side) -> str:
         GROUP BY split HAVING count(DISTINCT run) = ? ORDER BY split LIMIT 1""",
         [[a.run, b.run], len({a.run, b.run})])
     if not rows:
-        raise AppError(f"runs {a.run!r} and {b.run!r} have no evaluated split in common. A run is evaluated every "
+        raise AppError(f"runs {a.run!r} and {b.run!r} have no evaluated split in common. Evaluations run every "
                        "eval.every steps, before the first and after the last")
     return rows[0]["split"]
 
@@ -347,15 +348,15 @@ _Row = dict[str, Any]
 
 
 def item(row: _Row) -> Item:
-    """Returns a row with the columns of CONTENT as an item to be paired; its value is the row."""
+    """A row with the columns of CONTENT as an item for pairing; its value is the row."""
     return Item(row["sample_id"], (row["shown"],) if row["shown"] else (), row["prompt"] or "", str(row["target"]),
                 episode=bool(row["episode"]), value=row)
 
 
 def matched(first: Sequence[_Row], second: Sequence[_Row]) -> tuple[list[tuple[_Row, _Row]], str]:
-    """Returns rows of the same sample on both sides, and what is to be said of those left out and why.
+    """Rows of the same sample on both sides, and notes on the unmatched ones.
 
-    The same are those of which the media, the prompt and the target are (vlrl.tools.experiments.pairs).
+    Samples are equal if media, prompt and target are (vlrl.tools.experiments.pairs).
     """
     pairing = pair([item(row) for row in first], [item(row) for row in second])
     return [(one.value, other.value) for one, other in pairing.pairs], " ".join(
@@ -363,7 +364,7 @@ def matched(first: Sequence[_Row], second: Sequence[_Row]) -> tuple[list[tuple[_
 
 
 def _evaluated(index: Index, side: Side, split: str) -> tuple[Side, list[_Row]]:
-    """Returns the side with its step, and mean reward, category, group and content of each sample."""
+    """The side with its step, and mean reward, category, group and content of each sample."""
     records = index.table.fetch("SELECT DISTINCT step FROM rollouts WHERE source = 'eval' AND run = ? AND split = ? "
                                 "ORDER BY step", [side.run, split])
     steps = [row["step"] for row in records]
@@ -385,7 +386,7 @@ def _eval_key(side: Side, split: str, row: dict[str, Any]) -> GroupKey:
 
 
 def _outcomes(pairs: Sequence[Pair]) -> tuple[int, int, int]:
-    """Wins, losses and ties of b."""
+    """Number of wins, losses and ties of b."""
     wins, losses = sum(p.gain > _EQUAL for p in pairs), sum(p.gain < -_EQUAL for p in pairs)
     return wins, losses, len(pairs) - wins - losses
 
@@ -398,7 +399,7 @@ def _category_outcomes(name: str, pairs: Sequence[Pair]) -> tuple[str, int, int,
 
 
 def _spans(steps: Sequence[int], bins: int) -> list[tuple[int, int]]:
-    """At most `bins` spans of equally many steps that cover `steps`, which ascend."""
+    """At most `bins` ranges of equally many steps that cover the ascending `steps`."""
     if not steps:
         return []
     width = max(1, math.ceil((steps[-1] - steps[0] + 1) / max(1, bins)))
@@ -406,7 +407,7 @@ def _spans(steps: Sequence[int], bins: int) -> list[tuple[int, int]]:
 
 
 def _classes(rows: Sequence[dict[str, Any]]) -> tuple[int, ...]:
-    """Returns [classes] groups by pass rate; a group without a scored answer is in none."""
+    """[classes] number of groups by pass rate; groups without a scored answer are not counted."""
     counts = [0] * (len(EDGES) - 1)
     for row in rows:
         if row["valued"]:
@@ -416,7 +417,7 @@ def _classes(rows: Sequence[dict[str, Any]]) -> tuple[int, ...]:
 
 
 def _share(rows: Sequence[dict[str, Any]], count: Callable[[dict[str, Any]], int]) -> float | None:
-    """Returns the share of the rollouts."""
+    """Share of the rollouts."""
     total = sum(row["n"] for row in rows)
     return sum(map(count, rows)) / total if total else None
 

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlrl.app.hidden import Hidden
+from vlrl.app.redaction import Redactor
 
 RUN = Path("/data/jo smith/runs/it's \"a\" run")
 
 
 @pytest.fixture(scope="module")
 def hide():
-    return Hidden(RUN, ["gpu-box-7", "ante", ""], [], {"HF_TOKEN": "t0psecret&<x>", "JUDGE_API_KEY": "k3y-of-judge",
+    return Redactor(RUN, ["gpu-box-7", "ante", ""], [], {"HF_TOKEN": "t0psecret&<x>", "JUDGE_API_KEY": "k3y-of-judge",
                                                    "EDITOR": "emacs-nox", "SHORT_KEY": "abc"})
 
 
@@ -67,6 +67,6 @@ PIECES = ["/data/jo smith/runs", "t0psecret&<x>", "/", "a", " ", "\\", "'", "…
 
 @given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join))
 def test_nothing_of_the_machine_survives(text):
-    hide = Hidden(RUN, [], [], {"HF_TOKEN": "t0psecret&<x>"})
+    hide = Redactor(RUN, [], [], {"HF_TOKEN": "t0psecret&<x>"})
     for left in (hide.text(text), hide.words(text), hide.value(text), json.loads(hide.text(json.dumps(text)))):
         assert "/data/jo smith" not in left and "t0psecret" not in left

@@ -1,10 +1,10 @@
-"""What a page for others must not tell: paths, names and secrets of the machine that a run was made on.
+"""Redaction of published pages: paths, names and secrets of the machine that made a run.
 
-    hide = Hidden(run_folder, ["gpu-box-7"])
-    hide.words("cannot read /data/me/a.png")      # "cannot read …/a.png"
+    redact = Redactor(run_folder, ["gpu-box-7"])
+    redact.words("cannot read /data/me/a.png")      # "cannot read …/a.png"
 
-Texts of prompts and answers are content and stay, but for names that this machine alone has; messages, settings and
-data rows lose every absolute path.
+Prompts and answers are content and lose only names specific to this machine; messages, settings and data rows lose
+every absolute path.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _LEAST = 6  # characters of a secret or a name that is looked for in all texts
 _MOST_DEPTH = 50
 
 
-class Hidden:
-    """Takes out of texts and values what tells of the machine: the folder of the run, `folders` and those above them,
-    the home folder, host names, and the values of environment variables that are called a key, token, password or
-    secret."""
+class Redactor:
+    """Removes what identifies the machine: the run folder, `folders` and their parents, the home folder, host names,
+    and the values of environment variables named like a key, token, password or secret.
+    """
 
     def __init__(self, run: Path, hosts: Iterable[str] = (), folders: Iterable[Path] = (),
                  environment: Mapping[str, str] = os.environ):
@@ -48,15 +48,15 @@ class Hidden:
         self._in_messages = _any_of([], bounded=names)
 
     def text(self, text: str) -> str:
-        """Returns a text, plain, in HTML or in JSON, without what only this machine has."""
+        """A text (plain, HTML or JSON) without names specific to this machine."""
         return self._everywhere.sub(INSTEAD, text)
 
     def words(self, text: str) -> str:
-        """Returns a message or a setting without any absolute path, address, host name or key."""
+        """A message or setting without absolute paths, addresses, host names and keys."""
         return self._in_messages.sub(INSTEAD, self._without_keys(_HOST.sub(rf"\1://{INSTEAD}", _named(text))))
 
     def value(self, value: Any, depth: int = _MOST_DEPTH) -> Any:
-        """Returns a data row, or any value of JSON, without absolute paths and keys. Web addresses stay."""
+        """A data row or other JSON value without absolute paths and keys. Web addresses stay."""
         if isinstance(value, str):
             return self._without_keys(_USER.sub("", _named(value)))
         if not depth:
@@ -67,7 +67,7 @@ class Hidden:
         return [self.value(v, depth - 1) for v in value] if isinstance(value, (list, tuple)) else value
 
     def settings(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns settings by flat name; one that holds a secret says that it has a value."""
+        """Settings by flat name; for those that hold a secret, only that they are set."""
         return {name: INSTEAD if isinstance(value, str) and value and _SECRET_NAME.search(name)
                 else self._setting(value) for name, value in settings.items()}
 
@@ -83,13 +83,15 @@ class Hidden:
 
 
 def _named(text: str) -> str:
-    """Returns a text in which of every absolute path the last part is left."""
+    """The text with every absolute path shortened to its last component."""
     text = _FILE_URL.sub(rf"{INSTEAD}/\1", text)
     return _PATH.sub(lambda match: f"{INSTEAD}/{match[1] or match[2] or ''}", text)
 
 
 def _any_of(texts: Iterable[str], bounded: Iterable[str]) -> re.Pattern[str]:
-    """Returns a pattern of texts, also as HTML and JSON write them, the longest first; `bounded` as whole words."""
+    """A pattern that matches any of the texts, also as escaped in HTML and JSON, longest first; `bounded` to whole
+    words.
+    """
     written = {form for text in texts for form in (text, html.escape(text), json.dumps(text)[1:-1],
                                                    json.dumps(html.escape(text))[1:-1])}
     pieces = [re.escape(form) for form in sorted(written, key=len, reverse=True)]

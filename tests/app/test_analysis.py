@@ -1,4 +1,4 @@
-"""app/insight.py: by hand what a few rollouts tell together."""
+"""app/analysis.py: by hand what a few rollouts tell together."""
 
 from dataclasses import replace
 
@@ -6,8 +6,8 @@ import pytest
 
 from tests.app import made_runs
 from vlrl.app import AppError
+from vlrl.app.analysis import Side, compare, curriculum, history
 from vlrl.app.index import Index
-from vlrl.app.insight import Side, compare, curriculum, history
 from vlrl.app.library import Library
 from vlrl.app.media import MediaStore
 from vlrl.app.notes import Notes

@@ -1,4 +1,4 @@
-"""What a page says about the files that it was made from."""
+"""Remarks on the files behind a page."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from .html import Html, note
 from .site import Site
 
 MOST = 5
-"""Skipped files that are named."""
+"""Largest number of skipped files named."""
 
 
 def remarks_on(site: Site, runs: Sequence[str], notes: Sequence[str]) -> list[Html]:
-    """Files that are still being read, and those that were skipped."""
+    """Files still being read, and skipped files."""
     pending = site.index.refresh(list(dict.fromkeys(runs)), 0.0).pending
     lines = [note(f"Still reading {pending:,} files; what is below grows until then.")] if pending else []
     lines += [note(words, kind="warn") for words in notes[:MOST]]

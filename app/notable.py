@@ -1,4 +1,4 @@
-"""Which groups of a run tell most about it, and why. Reads light columns only."""
+"""Selection of a run's most informative groups, with the reason. Reads light columns only."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ MOST = 20
 
 
 @dataclass(frozen=True)
-class Telling:
-    """A group to show. `before` is the first evaluation's group of the same sample, to be shown beside it."""
+class NotableGroup:
+    """A group to show. `before` is the group of the same sample in the first evaluation."""
 
     why: str
     source: str
@@ -46,10 +46,12 @@ class _Row:
     errors: int
 
 
-def choose(run: RunFolder, splits: Sequence[str], most: int = MOST) -> list[Telling]:
-    """At most `most` groups: the largest gains and losses between the first and the last evaluation, the most mixed,
-    best and worst groups of the last quarter of training, and those with scoring errors. Files that cannot be read are
-    named in `run.notes`."""
+def choose(run: RunFolder, splits: Sequence[str], most: int = MOST) -> list[NotableGroup]:
+    """At most `most` groups: the largest gains and losses between first and last evaluation, the most mixed, best and
+    worst groups of the last quarter of training, and those with scoring errors.
+
+    Unreadable files are added to `run.notes`.
+    """
     rows = _training(run)
     changes = [change for split in splits for change in _changes(run, split)]
     changes.sort(key=lambda change: change[0])
@@ -67,9 +69,9 @@ def choose(run: RunFolder, splits: Sequence[str], most: int = MOST) -> list[Tell
     return _in_turn([gains, losses, mixed, best, worst, errors], most)
 
 
-def _in_turn(kinds: Sequence[list[Telling]], most: int) -> list[Telling]:
-    """Returns the first of each kind, then the second, until there are `most`; shown kind by kind, each group once."""
-    picked: dict[Any, tuple[int, Telling]] = {}
+def _in_turn(kinds: Sequence[list[NotableGroup]], most: int) -> list[NotableGroup]:
+    """Round robin over the kinds until there are `most` groups, without repeats; returned kind by kind."""
+    picked: dict[Any, tuple[int, NotableGroup]] = {}
     for row in itertools.zip_longest(*kinds):
         for kind, telling in enumerate(row):
             if telling is not None and len(picked) < most:
@@ -77,12 +79,12 @@ def _in_turn(kinds: Sequence[list[Telling]], most: int) -> list[Telling]:
     return [telling for _, telling in sorted(picked.values(), key=lambda item: item[0])]
 
 
-def _tellings(rows: Iterable[_Row], fits: Callable[[_Row], bool], why: Callable[[_Row], str]) -> list[Telling]:
-    return [Telling(why(row), "train", "train", row.step, row.group) for row in rows if fits(row)]
+def _tellings(rows: Iterable[_Row], fits: Callable[[_Row], bool], why: Callable[[_Row], str]) -> list[NotableGroup]:
+    return [NotableGroup(why(row), "train", "train", row.step, row.group) for row in rows if fits(row)]
 
 
 def _training(run: RunFolder) -> list[_Row]:
-    """Returns every training group of the run."""
+    """Every training group of the run."""
     table = run.rollouts(columns=["step", "group_id", "reward", "error", "advantage", "variant"])
     aside = np.asarray(table["variant"].is_valid()) & np.asarray(table["advantage"].is_null())
     means = table.filter(pa.array(~aside)).group_by(["step", "group_id"]).aggregate(
@@ -95,8 +97,8 @@ def _known(step: Any, group: Any, reward: Any) -> bool:
     return step is not None and group is not None and reward is not None and math.isfinite(reward)
 
 
-def _changes(run: RunFolder, split: str) -> list[tuple[float, Telling]]:
-    """Returns (gain in mean reward, the group) of each sample that the first and the last stored evaluation share."""
+def _changes(run: RunFolder, split: str) -> list[tuple[float, NotableGroup]]:
+    """(gain in mean reward, group) of each sample in both the first and the last stored evaluation."""
     table = run.rollouts(split=split, columns=["step", "sample_id", "group_id", "reward"])
     means = table.group_by(["step", "sample_id", "group_id"]).aggregate([("reward", "mean")]).to_pylist()
     means = [r for r in means if _known(r["step"], r["group_id"], r["reward_mean"])]
@@ -111,5 +113,6 @@ def _changes(run: RunFolder, split: str) -> list[tuple[float, Telling]]:
         rewards = [number(r["reward_mean"]) for r in (before, row)]
         why = (f"{'gained' if gain > 0 else 'lost'} {number(abs(gain))} on {split}: reward {rewards[0]} at step "
                f"{steps[0]} (the first answer), {rewards[1]} at step {steps[-1]} (the last)")
-        changes.append((gain, Telling(why, "eval", split, steps[-1], row["group_id"], (steps[0], before["group_id"]))))
+        group = NotableGroup(why, "eval", split, steps[-1], row["group_id"], (steps[0], before["group_id"]))
+        changes.append((gain, group))
     return changes

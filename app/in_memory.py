@@ -1,4 +1,4 @@
-"""Groups that are in memory, as the views that pages draw: no run folder, pictures inside the page. No torch."""
+"""Groups in memory, as views for the pages: no run folder, images inlined. No torch."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import numpy as np
 from vlrl.store import plain
 from vlrl.types import Group, LoadedMedia, Rollout
 
-from .asking import Shown
+from .asking import SamplePreview
 from .details import GroupView, MediaView, RolloutView
 from .queries import GroupKey, RolloutKey
 
 _SHARP = 640
-"""Pictures up to this side are kept without loss."""
+"""Images up to this side in pixels are encoded without loss."""
 _STILL = 320
 
 
-class Pictures:
-    """draw.Addresses of loaded media: `data:` texts by hash. A clip has its sampled frames and no player."""
+class InlineImages:
+    """draw.Addresses of media in memory: `data:` URLs by hash. Videos have their sampled frames and no player."""
 
     def __init__(self, media: Sequence[LoadedMedia]):
         self._media = {one.sha256: one for one in media}
@@ -53,7 +53,7 @@ def _data(image: Any, size: int | None) -> str:
 
 
 def group_view(group: Group, label: str, notes: tuple[str, ...] = ()) -> GroupView:
-    """Returns a scored group as `details.group` would read it from a run folder; `label` stands for the run."""
+    """A scored group as `details.group` would read it from a run folder; `label` replaces the run id."""
     prompt, sample, step = group.prompt, group.sample, group.rollouts[0].policy_step
     rewards = np.array([r.reward for r in group.rollouts if r.reward is not None], float)
     media = [_media(one, prompt.processed_sizes[i] if i < len(prompt.processed_sizes) else None,
@@ -71,8 +71,8 @@ def group_view(group: Group, label: str, notes: tuple[str, ...] = ()) -> GroupVi
         zero_variance=known and group.zero_variance, notes=notes)
 
 
-def sample_view(shown: Shown, task: str, split: str) -> GroupView:
-    """Returns a sample before it is asked: a group without answers."""
+def sample_view(shown: SamplePreview, task: str, split: str) -> GroupView:
+    """A sample before generation: a group without answers."""
     sample = shown.sample
     return GroupView(
         key=GroupKey("", "eval", split, 0, sample.id), task=task, sample_id=sample.id, category=None, difficulty=None,
