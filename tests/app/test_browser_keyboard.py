@@ -1,4 +1,4 @@
-"""The five jobs of benchmarks/inspector_jobs.py by keys alone, and plots; what has the focus is to be seen."""
+"""Five jobs by keys alone, and plots; what has the focus is to be seen."""
 
 import json
 import re
