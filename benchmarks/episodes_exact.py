@@ -3,7 +3,7 @@
     python benchmarks/episodes_exact.py > benchmarks/results/episodes_exact.md          # --engine vllm: where vLLM is
 
 A cell tells, of a random tiny model (`vlrl tiny`) whose weights move before each of three syncs: the largest difference
-of a log-probability in turn 1, 2, 3 and 4 over all syncs and episodes, and what `engine.turns.first_difference` says.
+of a log-probability in turn 1, 2, 3 and 4 over all syncs and episodes, and what `episode_check.first_difference` says.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from PIL import Image
 from vlrl import config as configs
 from vlrl.config.schema import Config
 from vlrl.engine.base import Request, Sampling, opened
-from vlrl.engine.vllm.turns import first_difference, turn_gaps
+from vlrl.engine.vllm.episode_check import first_difference, turn_gaps
 from vlrl.environments.episodes import EpisodeEngine
 from vlrl.environments.host import Environments
 from vlrl.models import policy as policies

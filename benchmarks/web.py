@@ -22,7 +22,7 @@ import psutil
 
 from vlrl.config.schema import EnvironmentSettings
 from vlrl.data import coordinates
-from vlrl.environments.host import Environments, Failed
+from vlrl.environments.host import EnvironmentFailure, Environments
 from vlrl.task import load
 
 STEPS = 4
@@ -63,11 +63,11 @@ def together(web: Any, workers: int, episodes: int) -> tuple[float, float, float
         host.close_episodes(warm)
         began = time.monotonic()
         playing = [host.open(samples[i], 0) for i in range(episodes)]
-        assert not any(isinstance(found, Failed) for found in host.reset(playing))
+        assert not any(isinstance(found, EnvironmentFailure) for found in host.reset(playing))
         reset = time.monotonic() - began
         began = time.monotonic()
         for _ in range(STEPS):
-            assert not any(isinstance(found, Failed) for found in host.step(playing, [NOTHING] * episodes))
+            assert not any(isinstance(found, EnvironmentFailure) for found in host.step(playing, [NOTHING] * episodes))
         stepped = time.monotonic() - began
         return episodes / reset, STEPS * episodes / stepped, memory(host)
 
@@ -97,7 +97,7 @@ def growth(web: Any, episodes: int) -> None:
         for i in range(episodes + 1):
             playing = [host.open(samples[i % len(samples)], 0)]
             found = [*host.reset(playing), *host.step(playing, [NOTHING])]
-            assert not any(isinstance(f, Failed) for f in found), found
+            assert not any(isinstance(f, EnvironmentFailure) for f in found), found
             host.close_episodes(playing)
             if i % max(1, episodes // 8) == 0:
                 process = psutil.Process(host.processes[0])
@@ -125,7 +125,7 @@ def equal(web: Any, episodes: int) -> None:
 
 
 def _picture(found: Any) -> bytes:
-    assert not isinstance(found, Failed), found
+    assert not isinstance(found, EnvironmentFailure), found
     return (found.observation if hasattr(found, "observation") else found).media[0].source.tobytes()
 
 

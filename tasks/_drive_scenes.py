@@ -9,7 +9,7 @@ from typing import Any
 
 from highway_env.road.road import Road
 
-from vlrl.environments.traffic import Lane, barrier, empty_road, place
+from vlrl.environments.traffic import Lane, empty_road, place_obstacle, place_vehicle
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,10 @@ def highway(rng: random.Random, make: Make, traffic: float) -> Scene:
         ahead = at + (rng.uniform(18, 30) if number == lane[2] else rng.uniform(-6, 25))
         while ahead < at + 130:
             if rng.random() < 0.7 * traffic or number == lane[2]:
-                place(road, ("0", "1", number), ahead, limit * rng.uniform(0.35, 0.6))
+                place_vehicle(road, ("0", "1", number), ahead, limit * rng.uniform(0.35, 0.6))
             ahead += rng.uniform(30, 60)
         if number != lane[2] and rng.random() < 0.4 * traffic:
-            place(road, ("0", "1", number), at - rng.uniform(12, 30), limit * rng.uniform(0.7, 1.0))
+            place_vehicle(road, ("0", "1", number), at - rng.uniform(12, 30), limit * rng.uniform(0.7, 1.0))
     return Scene(road, lane, at, ("1",), limit, "Follow the road.")
 
 
@@ -64,14 +64,14 @@ def merge(rng: random.Random, make: Make, traffic: float) -> Scene:
         ahead = at + rng.uniform(-8, 12)
         while ahead < 76:
             if rng.random() < 0.6 * traffic:
-                place(road, ("b", "c", number), ahead, limit * rng.uniform(0.6, 0.9))
+                place_vehicle(road, ("b", "c", number), ahead, limit * rng.uniform(0.6, 0.9))
             ahead += rng.uniform(16, 30)
         behind = 230 - rng.uniform(8, 25) + at
         while behind > 180:
             if rng.random() < 0.6 * traffic:
-                place(road, ("a", "b", number), behind, limit * rng.uniform(0.7, 1.0))
+                place_vehicle(road, ("a", "b", number), behind, limit * rng.uniform(0.7, 1.0))
             behind -= rng.uniform(16, 40)
-    barrier(road, lane, 79)
+    place_obstacle(road, lane, 79)
     return Scene(road, lane, at, ("c", "d"), limit, "Merge left.")
 
 
@@ -87,8 +87,9 @@ def intersection(rng: random.Random, make: Make, traffic: float) -> Scene:
         before = rng.uniform(2, 30)
         while before < 60:
             if rng.random() < 0.55 * traffic:
-                crossing = place(road, (f"o{other}", f"ir{other}", 0), 100 - before, limit * rng.uniform(0.6, 0.9),
-                                 limit)
+                crossing = place_vehicle(road, (f"o{other}", f"ir{other}", 0), 100 - before,
+                                         limit * rng.uniform(0.6, 0.9),
+                                         limit)
                 if crossing:
                     crossing.plan_route_to(f"o{rng.choice(sorted({0, 1, 2, 3} - {other}))}")
             before += rng.uniform(18, 45)
@@ -110,8 +111,8 @@ def roundabout(rng: random.Random, make: Make, traffic: float) -> Scene:
     for back in range(4):
         first, second = arms[(arm - back - 1) % 4], arms[(arm - back) % 4]
         if rng.random() < 0.6 * traffic:
-            ring = place(road, (f"{first}e", f"{second}x", rng.randrange(2)), rng.uniform(1, 14),
-                         limit * rng.uniform(0.6, 0.9), limit)
+            ring = place_vehicle(road, (f"{first}e", f"{second}x", rng.randrange(2)), rng.uniform(1, 14),
+                                 limit * rng.uniform(0.6, 0.9), limit)
             if ring:
                 ring.plan_route_to(f"{arms[(arm - back + rng.choice((0, 1, 2))) % 4]}xr")
     return Scene(road, lane, at, tuple(nodes), limit, f"Take exit {exits}.")

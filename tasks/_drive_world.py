@@ -23,7 +23,7 @@ from highway_env.vehicle.kinematics import Vehicle
 from PIL import Image
 
 from vlrl.environments.roadview import CAR, Frame, draw
-from vlrl.environments.traffic import Lane, around
+from vlrl.environments.traffic import Lane, neighbouring_lanes
 from vlrl.rewards import closed_loop as rules
 from vlrl.rewards.driving import places_at
 
@@ -116,7 +116,7 @@ class Ego(MDPVehicle):
 
     def on_state_update(self) -> None:
         """Its lane is the nearest of its route: others cross it."""
-        lanes = [lane for lane in around(self.road.network, self.lane_index) if lane[0][:2] in self.edges]
+        lanes = [lane for lane in neighbouring_lanes(self.road.network, self.lane_index) if lane[0][:2] in self.edges]
         self.lane_index, self.lane = min(lanes, key=lambda lane: lane[1].distance_with_heading(
             self.position, self.heading))
 

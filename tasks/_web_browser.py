@@ -27,7 +27,7 @@ from urllib.parse import unquote, urlsplit
 
 import psutil
 
-from vlrl.environments.chromium import FLAGS, STEADY, not_started, program_of
+from vlrl.environments.chromium import FLAGS, STEADY, browser_start_error, chromium_program
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -349,14 +349,14 @@ class Pages:
     async def _started(self) -> Any:
         from playwright.async_api import Error, async_playwright
 
-        program = program_of(self.settings.program)
+        program = chromium_program(self.settings.program)
         self._driver = await async_playwright().start()
         try:
             return await self._driver.chromium.launch(
                 executable_path=program, args=[*FLAGS, *_SHUT, *_SMALL, *STEADY], handle_sigint=False,
                 handle_sigterm=False, handle_sighup=False)
         except Error as error:
-            raise not_started(program, error, "task.browser") from None
+            raise browser_start_error(program, error, "task.browser") from None
 
     async def _end(self) -> None:
         """Ends the browser and what drives it."""

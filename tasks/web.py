@@ -25,7 +25,7 @@ from vlrl.config.base import Positive
 from vlrl.config.registry import resolve
 from vlrl.data import SPLITS, Drawn
 from vlrl.data.coordinates import Convention
-from vlrl.environments.chromium import program_of
+from vlrl.environments.chromium import chromium_program
 from vlrl.errors import ConfigError, DataError, did_you_mean
 from vlrl.task import Task
 from vlrl.task.environment import Environment
@@ -85,7 +85,7 @@ class Web(Task):
     def samples(self, split: str) -> Sequence[Sample]:
         if split not in SPLITS:
             raise ConfigError(f"split {split!r}: task 'web' has {' and '.join(SPLITS)}")
-        program_of(self.browser)
+        chromium_program(self.browser)
         self._check_pages()
         return Drawn(self.count, lambda i: self._sample(split, i))
 

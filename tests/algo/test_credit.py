@@ -18,7 +18,7 @@ from vlrl.config import load as load_config
 from vlrl.config import validate
 from vlrl.errors import ConfigError
 from vlrl.monitoring.metrics import Clock
-from vlrl.rollout.generate import Answering
+from vlrl.rollout.generate import RolloutGenerator
 from vlrl.rollout.group_source import GroupSource
 from vlrl.store import RunFolder
 from vlrl.training.advantages import Credit
@@ -32,7 +32,7 @@ def credited(script, steps=1, prompts=2, **settings):
     samples = task.samples("train")
     algorithm = Algorithm(config)
     sampler = curriculum.Sequential(curriculum.Prompts(len(samples), 0))
-    answering = Answering(config, task, ScriptedEngine(script), Clock(), algorithm)
+    answering = RolloutGenerator(config, task, ScriptedEngine(script), Clock(), algorithm)
     source, credit = GroupSource(answering, encode, sampler, samples), Credit(algorithm, config, task=task)
     groups = []
     for step in range(steps):

@@ -18,7 +18,7 @@ from vlrl.distributed import comm
 from vlrl.errors import DataError
 from vlrl.models.processing import PromptTooLong
 from vlrl.monitoring.metrics import Clock
-from vlrl.rollout.generate import Answering
+from vlrl.rollout.generate import RolloutGenerator
 from vlrl.rollout.group_source import GroupSource
 from vlrl.store import checkpoint
 from vlrl.task import Task
@@ -99,7 +99,8 @@ def source(name: str, case: str) -> GroupSource:
     def angle(samples, places, progress):
         return np.array([np.nan if samples[i]["n"] in (BROKEN, LONG) else np.cos(i) for i in places], np.float32)
 
-    return GroupSource(Answering(config, task, ScriptedEngine(answer), Clock()), cast(Any, encode), sampler, samples,
+    return GroupSource(RolloutGenerator(config, task, ScriptedEngine(answer), Clock()), cast(Any, encode), sampler,
+                       samples,
                        prompts=prompts, measures={"angle": angle})
 
 

@@ -162,7 +162,7 @@ def test_an_easyr1_parquet_is_read_in_place(tmp_path, index):
         assert sample["answer"] == row["answer"]
         assert load(sample.media[0], LIMITS).sha256 == hashlib.sha256(row["images"][0]["bytes"]).hexdigest()
         assert len(json.dumps(dict(sample.row))) < 1000
-    assert len(fingerprint.of(samples).ids) == 3
+    assert len(fingerprint.fingerprint_of(samples).ids) == 3
 
 
 def test_data_check_opens_what_rows_hold(tmp_path):

@@ -17,7 +17,7 @@ from vlrl.data.media import VideoSampling, load
 from vlrl.data.row_samples import sample_from_row
 from vlrl.data.sources.reading import canonical
 from vlrl.data.video.loading import frame_times
-from vlrl.environments.checked import fingerprint
+from vlrl.environments.validation import fingerprint
 from vlrl.errors import DataError
 from vlrl.tools.datasets.check import check
 from vlrl.tools.datasets.convert import convert

@@ -48,7 +48,7 @@ def test_a_rejected_answer_goes_with_its_row(tmp_path):
 
 def test_other_answers_are_other_rows(tmp_path):
     other = [{**LINES[0], "solution": "deux"}, *LINES[1:]]
-    first, second = (fingerprint.of(task_samples(task(tmp_path / name, lines), "train"))
+    first, second = (fingerprint.fingerprint_of(task_samples(task(tmp_path / name, lines), "train"))
                      for name, lines in (("1.jsonl", LINES), ("2.jsonl", other)))
     with pytest.raises(RunError, match=r"1 rows are others, 'b' \(row 1\)"):
         second.check(first.state_dict(), "task 'letters'")

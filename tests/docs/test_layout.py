@@ -19,7 +19,7 @@ from vlrl.config.sections import PAIRS, SECTIONS
 ROOT = Path(__file__).resolve().parents[2]
 AT_THE_ROOT = {"__init__", "__main__", "_torchcodec", "_torchvision", "errors", "media", "progress", "types"}
 BRANCHES = ("methods", "services", "environments", "checks", "testing", "tools", "cli", "curriculum.shares",
-            "data.formats", "data.media_edits", "data.row_fields", "data.sources", "data.video", "engine.copied",
+            "data.formats", "data.media_edits", "data.row_fields", "data.sources", "data.video", "engine.copied_engine",
             "engine.vllm", "models.adapters", "models.attention_kernels", "models.balance", "models.media_forms",
             "models.sharding", "models.tool_prompts", "models.vision_cache", "monitoring.notebook",
             "monitoring.tracked_groups", "monitoring.webhook", "rewards._math_worker", "rewards.answers",

@@ -16,7 +16,7 @@ from PIL import Image
 from tests.e2e.runs import ROOT, run
 from vlrl import config
 from vlrl.engine.vllm import wire as vllm_wire
-from vlrl.engine.vllm.client import Client, Unavailable
+from vlrl.engine.vllm.client import ServerClient, Unavailable
 from vlrl.store import RunFolder
 from vlrl.training.loop import train
 
@@ -130,7 +130,7 @@ def test_a_request_with_pictures_is_not_logged(logged):
     server = http.server.HTTPServer(("127.0.0.1", 0), Refusing)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     body = vllm_wire.pack({"input": {"image": Image.open(io.BytesIO(picture(7)))}})
-    client = Client("key", 5)
+    client = ServerClient("key", 5)
     with pytest.raises(Unavailable) as refused:
         client.post(f"http://127.0.0.1:{server.server_port}", "/vlrl/generate", body)
     client.close()

@@ -21,13 +21,13 @@ from vlrl.curriculum import Prompts, Sequential
 from vlrl.engine import capacity
 from vlrl.engine.base import Request, Sampling
 from vlrl.engine.cache import ROOM
-from vlrl.engine.capacity import GIB, Capacity, batches, chunks, cut
+from vlrl.engine.capacity import GIB, Capacity, batches, chunks, split_jobs
 from vlrl.engine.hf import HFEngine
 from vlrl.errors import TaskError, TrainingError
 from vlrl.monitoring.metrics import Clock
-from vlrl.rollout.generate import Answering
+from vlrl.rollout.generate import RolloutGenerator
 from vlrl.rollout.group_source import GroupSource
-from vlrl.rollout.overlap import Ahead
+from vlrl.rollout.overlap import OverlappedWork
 from vlrl.tools.machine.batch_shapes import _compared, compare
 from vlrl.tools.machine.plan import architecture
 from vlrl.types import Completion, Prompt
@@ -122,7 +122,7 @@ def test_every_answer_is_in_one_batch_that_fits(widths, counts, longest, total, 
     flat = [(i, k) for jobs in made for i, rollouts in jobs for k in rollouts]
     assert flat == [(i, k) for i, r in enumerate(requests) for k in range(r.n)]
     assert all(held.fits(*size(jobs)) or size(jobs)[2] == 1 for jobs in made)
-    head, tail = cut([(i, list(range(r.n))) for i, r in enumerate(requests)], first)
+    head, tail = split_jobs([(i, list(range(r.n))) for i, r in enumerate(requests)], first)
     assert [(i, k) for i, rollouts in [*head, *tail] for k in rollouts] == flat
     assert sum(len(rollouts) for _, rollouts in head) == min(first, len(flat)) and all(k for _, k in [*head, *tail])
 
@@ -250,7 +250,7 @@ def next_groups(parts, rows, ahead=True, task=None):
     config = settings("x", rollout={"group_size": 3, "prompts_per_step": 4, "max_new_tokens": 8, "score_ahead": ahead})
     task = task or Where()
     samples = task.samples("train")
-    answering = Answering(config, task, HFEngine(policy, 0, rows), Clock())
+    answering = RolloutGenerator(config, task, HFEngine(policy, 0, rows), Clock())
     source = GroupSource(answering, encode, Sequential(Prompts(4, 0)), samples)
     with source.clock("rollout"):
         groups = source.next_groups(4, 0)
@@ -294,7 +294,7 @@ def test_an_error_ends_the_work():
         while not ahead._begun[3].cancelled() and time.monotonic() < until:
             time.sleep(0.001)
 
-    with pytest.raises(TaskError, match="broken"), Ahead(work, Clock(), "score") as ahead:
+    with pytest.raises(TaskError, match="broken"), OverlappedWork(work, Clock(), "score") as ahead:
         for i in range(4):
             ahead.begin(i, None)
         ahead.results([None] * 4)
@@ -309,7 +309,7 @@ def test_work_ahead_counts_as_its_own_phase():
         time.sleep(0.005)
         return i * value
 
-    with clock("rollout"), Ahead(work, clock, "score") as ahead:
+    with clock("rollout"), OverlappedWork(work, clock, "score") as ahead:
         ahead.begin(0, 7)
         ahead._begun[0].result()
         assert ahead.results([7, 8, 9]) == [0, 8, 18]

@@ -10,10 +10,10 @@ from accelerate import Accelerator
 from tests.conftest import FAMILIES, SAMPLES, kinds_of
 from vlrl.config import validate
 from vlrl.engine.base import Request, Sampling
-from vlrl.engine.cache import CopiedRows, SharedRows, spread
+from vlrl.engine.cache import CopiedRows, SharedRows, answer_rows
 from vlrl.engine.capacity import Capacity, batches
+from vlrl.engine.decoding import DecodedBatch, sample_tokens
 from vlrl.engine.hf import HFEngine
-from vlrl.engine.writing import Written, pick
 from vlrl.models import policy as policies
 from vlrl.models.packing import pack, pieces_of
 from vlrl.models.processing import Encoder
@@ -80,11 +80,11 @@ def test_one_copy_of_a_prompt_is_as_good_as_many(parts):
 
     def generate(shared):
         def choose(*args):
-            held.append(spread(*args[:-1], shared))
+            held.append(answer_rows(*args[:-1], shared))
             return held[-1]
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("vlrl.engine.hf.spread", choose)
+            patch.setattr("vlrl.engine.hf.answer_rows", choose)
             return [c for group in HFEngine(policy, 7, 64).generate(requests) for c in group]
 
     for one, many in zip(generate(True), generate(False), strict=True):
@@ -135,22 +135,23 @@ def test_vision_tokens_are_never_sampled(parts):
     logits = torch.zeros(400, vocabulary)
     logits[:, policy.banned] = 50.0
     draws = torch.linspace(0, 1 - 1e-7, 400)
-    token, logp = pick(logits, torch.ones(400), draws, policy.banned)
+    token, logp = sample_tokens(logits, torch.ones(400), draws, policy.banned)
     assert not torch.isin(token, policy.banned).any() and torch.isfinite(logp).all()
-    token, _ = pick(logits, torch.zeros(400), draws, policy.banned)
+    token, _ = sample_tokens(logits, torch.zeros(400), draws, policy.banned)
     assert not torch.isin(token, policy.banned).any()
 
 
 def test_pick_follows_the_distribution():
     logits = torch.log(torch.tensor([0.5, 0.0, 0.3, 0.2]))
     draws = torch.arange(1000) / 1000 + 5e-4
-    token, logp = pick(logits.expand(1000, 4), torch.ones(1000), draws, torch.tensor([], dtype=torch.long))
+    token, logp = sample_tokens(logits.expand(1000, 4), torch.ones(1000), draws, torch.tensor([], dtype=torch.long))
     assert torch.bincount(token, minlength=4).tolist() == [500, 0, 300, 200]
     assert logp[0].item() == pytest.approx(np.log(0.5), abs=1e-6)
-    hot, _ = pick(logits.expand(1000, 4), torch.full((1000,), 0.5), draws, torch.tensor([], dtype=torch.long))
+    hot, _ = sample_tokens(logits.expand(1000, 4), torch.full((1000,), 0.5), draws, torch.tensor([], dtype=torch.long))
     expected = [1000 * 25 / 38, 0, 1000 * 9 / 38, 1000 * 4 / 38]
     assert torch.bincount(hot, minlength=4).tolist() == pytest.approx(expected, abs=1)
-    edge, _ = pick(logits.expand(2, 4), torch.ones(2), torch.tensor([0.0, 1.0]), torch.tensor([], dtype=torch.long))
+    edge, _ = sample_tokens(logits.expand(2, 4), torch.ones(2), torch.tensor([0.0, 1.0]),
+                            torch.tensor([], dtype=torch.long))
     assert edge.tolist() == [0, 3]
 
 
@@ -159,16 +160,18 @@ def test_top_p_keeps_the_smallest_set_that_holds_so_much():
     none = torch.tensor([], dtype=torch.long)
     for top_p, kept in ((1.0, [0.5, 0, 0.3, 0.2]), (0.81, [0.5, 0, 0.3, 0.2]), (0.7, [0.625, 0, 0.375, 0]),
                         (0.4, [1, 0, 0, 0]), (1e-6, [1, 0, 0, 0])):
-        token, logp = pick(logits.expand(1000, 4), torch.ones(1000), draws, none, None, torch.full((1000,), top_p))
+        token, logp = sample_tokens(logits.expand(1000, 4), torch.ones(1000), draws, none, None,
+                                    torch.full((1000,), top_p))
         assert torch.bincount(token, minlength=4).tolist() == pytest.approx([1000 * p for p in kept], abs=1)
         assert logp[0].item() == pytest.approx(np.log(kept[0]), abs=1e-6)
-    mixed, _ = pick(logits.expand(2, 4), torch.ones(2), torch.full((2,), 0.99), none, None, torch.tensor([0.4, 1.0]))
+    mixed, _ = sample_tokens(logits.expand(2, 4), torch.ones(2), torch.full((2,), 0.99), none, None,
+                             torch.tensor([0.4, 1.0]))
     assert mixed.tolist() == [0, 3]
 
 
 def test_a_draw_of_0_picks_no_token_that_cannot_be():
     logits = torch.log(torch.tensor([[0.5, 0.0, 0.3, 0.2]]))
-    token, logp = pick(logits, torch.ones(1), torch.zeros(1), torch.tensor([0]))  # the first is banned
+    token, logp = sample_tokens(logits, torch.ones(1), torch.zeros(1), torch.tensor([0]))  # the first is banned
     assert token.tolist() == [2] and logp.item() == pytest.approx(np.log(0.6), abs=1e-6)
 
 
@@ -176,7 +179,7 @@ def test_the_end_token_is_no_part_of_the_text():
     texts = SimpleNamespace(decode=lambda ids: "".join(map(str, ids)))
     engine = SimpleNamespace(policy=SimpleNamespace(eos={9}), _texts=texts)
     tokens = np.array([[5, 6, 9], [5, 6, 7]])
-    written = Written(tokens, np.zeros((2, 3), np.float32), np.ones((2, 3), bool), np.array([3, 3]))
+    written = DecodedBatch(tokens, np.zeros((2, 3), np.float32), np.ones((2, 3), bool), np.array([3, 3]))
     ended, cut = (HFEngine._completion(engine, written, row, request((), length=3), None) for row in (0, 1))
     assert (ended.text, ended.finish_reason, ended.tokens.tolist()) == ("56", "stop", [5, 6, 9])
     assert (cut.text, cut.finish_reason, cut.tokens.tolist()) == ("567", "length", [5, 6, 7])

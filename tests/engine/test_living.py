@@ -8,7 +8,7 @@ from PIL import Image
 
 from tests.conftest import SAMPLES, TWO, noise
 from tests.helpers import Vowels, load, settings
-from vlrl.engine.base import Continued, Request, Sampling
+from vlrl.engine.base import CacheSlot, Request, Sampling
 from vlrl.engine.hf import HFEngine
 from vlrl.models.packing import joined
 from vlrl.types import Media, Observation
@@ -33,7 +33,7 @@ def play(policy, encode, alive, most=None, read=None):
     engine, kinds = HFEngine(policy, seed=5), ("image", "text")
     engine.living.most = engine.living.most if most is None else most
     sampling = Sampling(max_new_tokens=6)
-    groups = [[Continued() for _ in range(GROUP)] if alive else [] for _ in kinds]
+    groups = [[CacheSlot() for _ in range(GROUP)] if alive else [] for _ in kinds]
     asked = [Request(prompt=encode(Vowels(), SAMPLES[kind]), n=GROUP, sampling=sampling, key=(0, i),
                      continues=tuple(groups[i])) for i, kind in enumerate(kinds)]
     out = []

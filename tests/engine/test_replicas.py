@@ -16,8 +16,8 @@ from PIL import Image
 from tests.conftest import noise
 from vlrl.engine.vllm import replicas
 from vlrl.engine.vllm import wire as vllm_wire
-from vlrl.engine.vllm.client import Client, Unavailable
-from vlrl.engine.vllm.replicas import Call, Replica, Replicas, _Run, _Task
+from vlrl.engine.vllm.client import ServerClient, Unavailable
+from vlrl.engine.vllm.replicas import Replica, ReplicaPool, ServerCall, _Run, _Task
 from vlrl.engine.vllm.routes import KEY, WEIGHTS, Routes
 from vlrl.engine.vllm.server import read_key
 from vlrl.errors import ConfigError, TrainingError
@@ -112,15 +112,15 @@ def closed_clients(monkeypatch):
 
 
 def pool(*servers, admit=None, timeout_s=PATIENT, key=KEY_OF_ALL, **more):
-    client = Client(key, timeout_s)
+    client = ServerClient(key, timeout_s)
     _clients.append(client)
     check = admit or (lambda address: client.get(address, "/health"))
-    return Replicas([getattr(s, "address", s) for s in servers], client, check, **more)
+    return ReplicaPool([getattr(s, "address", s) for s in servers], client, check, **more)
 
 
 def asking(value, weight=1):
     """One request that echoes `value`."""
-    (found,) = yield [Call("/do", lambda: json.dumps(value).encode(), weight=weight)]
+    (found,) = yield [ServerCall("/do", lambda: json.dumps(value).encode(), weight=weight)]
     return found["echo"]
 
 
@@ -144,12 +144,12 @@ def test_results_come_in_order_and_the_work_is_shared(stubs):
 
 def test_who_gets_a_request_by_hand():
     """Of two servers the one that is less busy, but not the one that has just failed at it."""
-    both = Replicas(["http://a", "http://b"], Client("", 1.0), lambda address: None)
+    both = ReplicaPool(["http://a", "http://b"], ServerClient("", 1.0), lambda address: None)
     a, b = both.replicas
     a.ready = b.ready = True
     run = _Run(both, [], None)
     run._load[b] = 2
-    call = Call("/", bytes, weight=2)
+    call = ServerCall("/", bytes, weight=2)
     assert run._choose(call) is a
     call.avoid = a
     assert run._choose(call) is b
@@ -201,11 +201,11 @@ def test_a_task_may_take_several_steps(stubs):
     one = stubs()
 
     def twice(value):
-        first = yield [Call("/do", lambda k=k: json.dumps([value, k]).encode()) for k in range(3)]
+        first = yield [ServerCall("/do", lambda k=k: json.dumps([value, k]).encode()) for k in range(3)]
         assert [f["echo"] for f in first] == [[value, k] for k in range(3)]
         nothing = yield []
         assert nothing == []
-        (second,) = yield [Call("/do", lambda: json.dumps("end").encode())]
+        (second,) = yield [ServerCall("/do", lambda: json.dumps("end").encode())]
         return value, second["echo"]
 
     def none():
@@ -270,8 +270,8 @@ def test_a_server_that_comes_back_gets_nothing_before_it_is_admitted(stubs):
         yield asking("first")
 
     def second():
-        (found,) = yield [Call("/do", lambda: b'"first"')]
-        calls = [Call("/do", lambda i=i: json.dumps(i).encode()) for i in range(20)]
+        (found,) = yield [ServerCall("/do", lambda: b'"first"')]
+        calls = [ServerCall("/do", lambda i=i: json.dumps(i).encode()) for i in range(20)]
         return found["echo"], [f["echo"] for f in (yield calls)]
 
     back.answer = lambda body: (work.set(), (200, {"echo": body}))[1]
@@ -379,9 +379,9 @@ def test_a_host_that_is_gone_breaks_no_connection_but_is_given_up(stubs):
     both.admit_all()
 
     def slow():
-        (found,) = yield [Call("/do", lambda: b"1")]
+        (found,) = yield [ServerCall("/do", lambda: b"1")]
         free.set()
-        more = yield [Call("/do", lambda k=k: str(k).encode()) for k in range(2, 30)]
+        more = yield [ServerCall("/do", lambda k=k: str(k).encode()) for k in range(2, 30)]
         return [found["echo"], *(m["echo"] for m in more)]
 
     assert both.run([slow()]) == [[*range(1, 30)]]

@@ -14,9 +14,9 @@ from tests.helpers import Vowels, load, settings
 from vlrl.algo.advantage import grpo
 from vlrl.config import validate
 from vlrl.engine.base import Request, Sampling
+from vlrl.engine.decoding import DecodingBatch
 from vlrl.engine.hf import HFEngine
-from vlrl.engine.rules import Rules
-from vlrl.engine.writing import Writing
+from vlrl.engine.stop_rules import StopRules
 from vlrl.errors import ConfigError
 from vlrl.evaluation.evaluate import evaluate
 from vlrl.models.packing import pack, pieces_of
@@ -96,7 +96,7 @@ def test_a_stop_string_may_be_written_letter_by_letter(parts):
     written = [i for letter in "so: " + stop for i in texts.tokenizer(letter, add_special_tokens=False)["input_ids"]]
     tokens = torch.tensor([written])
     assert tokens.shape[1] > len(stop) + 4
-    rules = Rules([Sampling(max_new_tokens=99, stop=(stop,))], tokens, torch.tensor([0]), texts)
+    rules = StopRules([Sampling(max_new_tokens=99, stop=(stop,))], tokens, torch.tensor([0]), texts)
     row, live = torch.tensor([0]), torch.tensor([True])
     ended = [bool(rules.stopped(torch.tensor([t]), row, live, tokens)) for t in range(len(written))]
     assert ended == [False] * (len(written) - 1) + [True]
@@ -159,7 +159,7 @@ def test_only_what_is_open_and_being_written_is_closed(parts):
     tokens = torch.zeros(4, budget + 9, dtype=torch.long)
     tokens[0, :budget] = torch.tensor(closed)
     limits = [Sampling(max_new_tokens=budget + 9, thinking_budget=b) for b in (budget, budget, budget, None)]
-    rules = Rules(limits, tokens, torch.zeros(4, dtype=torch.long), texts)
+    rules = StopRules(limits, tokens, torch.zeros(4, dtype=torch.long), texts)
     rows, live = torch.arange(4), torch.tensor([True, True, False, True])
 
     def forced(t):
@@ -176,7 +176,7 @@ def test_nothing_runs_without_rules(parts):
     plain = [PLAIN, Sampling(max_new_tokens=3, temperature=0)]
     for sampling, some in ((plain, False), ([*plain, Sampling(max_new_tokens=3, stop=("x",))], True)):
         n = len(sampling)
-        writing = Writing(sampling, np.zeros((n, 24), np.float32), parts[2], [None] * n)
+        writing = DecodingBatch(sampling, np.zeros((n, 24), np.float32), parts[2], [None] * n)
         assert (writing._rules is not None) == some
 
 

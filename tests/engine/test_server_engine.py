@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import SAMPLES
 from tests.engine.test_replicas import KEY_OF_ALL, PATIENT, Stub
 from tests.helpers import Vowels, load, settings
-from vlrl.engine.base import Begun, Request, Sampling
+from vlrl.engine.base import AnswerPrefix, Request, Sampling
 from vlrl.engine.vllm import server as vllm_server
 from vlrl.engine.vllm import wire as vllm_wire
 from vlrl.engine.vllm.server import ServerEngine
@@ -114,7 +114,7 @@ def test_an_answer_that_goes_on_does_so_from_the_prompt_of_the_trainer(two, part
                          text="", finish_reason="length", turns=(Turn(start=0, end=2),))
     sampling = Sampling(max_new_tokens=3 if part == "goes on" else 9, thinking_budget=None if part == "goes on" else 2)
     request = Request(prompt=it.prompts["image"], n=1, sampling=sampling, key=(0, 0),
-                      begun=(Begun(index=0, written=written),))
+                      begun=(AnswerPrefix(index=0, written=written),))
     ((answer,),) = it.engine.generate([request])
     assert answer.tokens[:2].tolist() == [5, 6] and len(answer.tokens) > 2
     image = it.prompts["image"]

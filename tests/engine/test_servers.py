@@ -251,14 +251,14 @@ def test_a_request_whose_pictures_are_decoded_while_weights_come_is_refused(serv
     """It would be computed among two weights, and an engine whose pictures were forgotten then dies."""
     async def run():
         assert (await server.ask("/vlrl/load", server.load("a-1")))[0] == 200
-        decoding, loaded, restored = threading.Event(), threading.Event(), vllm_wire.restored
+        decoding, loaded, restored = threading.Event(), threading.Event(), vllm_wire.restore_arrays
 
         def slow(sent):
             decoding.set()
             loaded.wait(30)
             return restored(sent)
 
-        monkeypatch.setattr(vllm_wire, "restored", slow)
+        monkeypatch.setattr(vllm_wire, "restore_arrays", slow)
         server.engine.generate = lambda *given, **named: pytest.fail("it is begun")
         body = json.loads(vllm_wire.pack({"version": "a-1", "input": {"prompt_token_ids": [1]}, "options": {}}))
         asked = asyncio.ensure_future(server.ask("/vlrl/generate", body))
@@ -422,11 +422,11 @@ def test_a_folder_belongs_to_one_serve(tmp_path):
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                           text=True) as other:
         assert other.stdout.readline() == "held\n"
-        with pytest.raises(ConfigError, match=rf"process {other.pid} on .*--folder"), vllm_launch.alone(tmp_path):
+        with pytest.raises(ConfigError, match=rf"process {other.pid} on .*--folder"), vllm_launch.serve_lock(tmp_path):
             pass
         assert (tmp_path / "servers.json").exists()
         other.kill()
-    with vllm_launch.alone(tmp_path):
+    with vllm_launch.serve_lock(tmp_path):
         assert not (tmp_path / "servers.json").exists()
     assert not (tmp_path / "serve.lock").exists()
 
@@ -482,15 +482,15 @@ def test_a_server_that_hangs_is_started_again(tmp_path, monkeypatch, what):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     at, said, stands_still = f"http://127.0.0.1:{port}", [], tmp_path / "stands still"
-    one = vllm_launch.Served(at, at, [sys.executable, "-c", PAGE, str(port), str(stands_still)],
-                             {**os.environ, KEY: "secret"}, tmp_path / "log")
+    one = vllm_launch.ServerProcess(at, at, [sys.executable, "-c", PAGE, str(port), str(stands_still)],
+                                    {**os.environ, KEY: "secret"}, tmp_path / "log")
 
     def say(line):
         stands_still.unlink(missing_ok=True)
         servers._start_s = PATIENT if "no sign of life" in line else servers._start_s
         said.append(line)
 
-    servers = vllm_launch.Servers([one], say, silent_s=1.0)
+    servers = vllm_launch.ServerGroup([one], say, silent_s=1.0)
     assert servers.start(PATIENT)
     hung = one.process
     if what == "server":

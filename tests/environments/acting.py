@@ -16,7 +16,7 @@ from vlrl.engine.hf import HFEngine
 from vlrl.environments.episodes import EpisodeEngine
 from vlrl.environments.host import Environments
 from vlrl.monitoring.metrics import Clock
-from vlrl.rollout.generate import AcceptedDraw, Answering
+from vlrl.rollout.generate import AcceptedDraw, RolloutGenerator
 from vlrl.types import Variant
 
 
@@ -86,7 +86,7 @@ def played(policy, encode, config, count=2, task=None):
     with engine_of(policy, encode, config, task) as (engine, task):
         samples = [opened(engine, task, sample, i) for i, sample in enumerate(task.samples("train")[:count])]
         asked = [AcceptedDraw(i, Draw(i, 0), sample, encode(task, sample)) for i, sample in enumerate(samples)]
-        return Answering(config, task, engine, Clock(), Algorithm(config)).groups(asked, 0)
+        return RolloutGenerator(config, task, engine, Clock(), Algorithm(config)).groups(asked, 0)
 
 
 class Varied(Acting):

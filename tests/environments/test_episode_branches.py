@@ -15,7 +15,7 @@ from vlrl.methods.tree.branching import Leaf, _cut, surprise
 from vlrl.models import prefix_tree
 from vlrl.models.packing import make_batch, pieces_of
 from vlrl.monitoring.metrics import Clock
-from vlrl.rollout.generate import AcceptedDraw, Answering
+from vlrl.rollout.generate import AcceptedDraw, RolloutGenerator
 from vlrl.types import Completion, Turn
 
 
@@ -31,7 +31,7 @@ def config_of(tiny, group_size=5, branch=None, **more):
 
 def answering_of(policy, encode, config, engine, task):
     algorithm = started(config, policy, encode)
-    return Answering(config, task, engine, Clock(), algorithm, methods=algorithm.methods)
+    return RolloutGenerator(config, task, engine, Clock(), algorithm, methods=algorithm.methods)
 
 
 def drawn(tiny, task=None, **more):

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlrl.environments.actions import read_action
+from vlrl.environments.episode_reward import EpisodeReward
 from vlrl.environments.gym import GymEnvironment
-from vlrl.environments.paid import Paid, Wrong
-from vlrl.environments.shown import picture
+from vlrl.environments.images import image_of_array
+from vlrl.environments.validation import ProtocolError
 from vlrl.errors import ConfigError
 
 NAMES = ("left", "down", "right", "up")
@@ -165,7 +166,7 @@ def test_frames_may_be_the_observation():
 def test_a_reward_that_is_no_number_ends_it(reward):
     environment = GymEnvironment("vlrl/Said-v0", reward=reward)
     environment.reset(0)
-    with pytest.raises(Wrong, match=r"its reward is .*, no finite number"):
+    with pytest.raises(ProtocolError, match=r"its reward is .*, no finite number"):
         environment.step("a")
 
 
@@ -235,7 +236,7 @@ def test_any_text_is_an_action_or_a_value_error(text, space):
 
 @given(st.lists(st.tuples(st.floats(-10, 10), st.none() | st.floats(-1, 2)), max_size=8))
 def test_parts_add_up(turns):
-    paid = Paid(ALL, None)
+    paid = EpisodeReward(ALL, None)
     parts = [paid.step(reward, False, {} if told is None else {"progress": told}) for reward, told in turns]
     assert sum(p["return"] for p in parts) == pytest.approx(sum(reward for reward, _ in turns))
     last = next((told for _, told in reversed(turns) if told is not None), 0.0)
@@ -246,16 +247,17 @@ def test_parts_add_up(turns):
                                     [[float("nan")]], "text", None, {"a": 1}, np.zeros((9000, 9000))],
                          ids=lambda v: str(v)[:20])
 def test_what_is_no_picture_is_wrong(values):
-    with pytest.raises(Wrong, match="its frame is no picture"):
-        picture(values, "frame")
+    with pytest.raises(ProtocolError, match="its frame is no picture"):
+        image_of_array(values, "frame")
 
 
 def test_fractions_are_no_black_picture():
-    with pytest.raises(Wrong, match=r"its frame would be black: fractions from 0\.25 to 1, expected .* 0 to 255"):
-        picture(np.array([[0.25, 1.0]]), "frame")
-    assert picture(np.array([[0.0, 2.0]]), "frame").getpixel((1, 0)) == (2, 2, 2)
-    assert picture(np.array([[0, 1]]), "frame").getpixel((1, 0)) == (1, 1, 1)
-    assert picture(np.zeros((1, 2)), "frame").getpixel((0, 0)) == (0, 0, 0)
+    with pytest.raises(ProtocolError,
+                       match=r"its frame would be black: fractions from 0\.25 to 1, expected .* 0 to 255"):
+        image_of_array(np.array([[0.25, 1.0]]), "frame")
+    assert image_of_array(np.array([[0.0, 2.0]]), "frame").getpixel((1, 0)) == (2, 2, 2)
+    assert image_of_array(np.array([[0, 1]]), "frame").getpixel((1, 0)) == (1, 1, 1)
+    assert image_of_array(np.zeros((1, 2)), "frame").getpixel((0, 0)) == (0, 0, 0)
 
 
 @pytest.mark.slow

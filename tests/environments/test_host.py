@@ -10,8 +10,8 @@ from PIL import Image
 
 from vlrl import Environment, Media, Observation, Sample, Step, Task
 from vlrl.config.schema import EnvironmentSettings
-from vlrl.environments.checked import Wrong, checked_step
-from vlrl.environments.host import Environments, Failed
+from vlrl.environments.host import EnvironmentFailure, Environments
+from vlrl.environments.validation import ProtocolError, checked_step
 
 
 class Gate(Environment):
@@ -70,7 +70,8 @@ def test_the_first_call_of_a_process_has_its_own_limit(opened):
     host, (hung, well) = opened([True, False], workers=1, reset_s=0.5)
     begun = time.monotonic()
     first, second = host.reset([hung, well])
-    assert isinstance(first, Failed) and first.reason == "reset: no result within 0.5 s" and second.text == "1"
+    assert isinstance(first,
+                      EnvironmentFailure) and first.reason == "reset: no result within 0.5 s" and second.text == "1"
     assert time.monotonic() - begun < 30  # not that of the start of a process, a minute more
     assert host.restarts == 1
 
@@ -150,7 +151,7 @@ def lost(host, begun, anew):
     (one, _), (other, _) = begun(anew=anew), begun(anew="")
     before = host.processes
     assert isinstance(host.step([one], ["a"])[0], Step)
-    assert isinstance(host.step([other], ["die"])[0], Failed)
+    assert isinstance(host.step([other], ["die"])[0], EnvironmentFailure)
     after = host.step([one], ["b"])[0]
     alike = {"done": 2, "frames": 50}.get(anew)  # processes whose numbers differ by these show the same
     return None if alike and before[0] % alike == host.processes[0] % alike else after
@@ -159,7 +160,8 @@ def lost(host, begun, anew):
 @pytest.mark.parametrize("anew", ["text", "pixels", "file", "frames", "part", "done", "state", "reset"])
 def test_a_world_that_is_another_one_after_its_process_was_lost_is_not_gone_on_with(worlds, anew):
     found = [lost(*worlds, anew) for _ in range(10)]
-    assert all(isinstance(f, Failed) and f.reason.startswith("replay: its process was lost") for f in found if f)
+    assert all(isinstance(f, EnvironmentFailure) and f.reason.startswith("replay: its process was lost") for f in found
+               if f)
     assert sum(f is not None for f in found) >= 2
 
 
@@ -214,6 +216,6 @@ def test_no_reset_is_tried_beyond_its_time(tmp_path):
 
 @pytest.mark.parametrize("done", ["no", "yes", "", 2, None, [], float("nan")])
 def test_done_that_is_no_truth_value_ends_the_episode_unpaid(done):
-    with pytest.raises(Wrong, match="done is"):
+    with pytest.raises(ProtocolError, match="done is"):
         checked_step(Step(Observation(), {}, done=done))
     assert [checked_step(Step(done=d)).done for d in (True, np.bool_(False), 1, np.array(0))] == [True, False] * 2

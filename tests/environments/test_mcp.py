@@ -13,11 +13,12 @@ import pytest
 
 from tests.environments.serving import HERE, Serving
 from vlrl.config.schema import EnvironmentSettings
-from vlrl.environments import mcp, named
-from vlrl.environments.host import Environments, Failed
+from vlrl.environments import external as named
+from vlrl.environments import mcp
+from vlrl.environments.host import EnvironmentFailure, Environments
 from vlrl.environments.mcp import McpEnvironment, checked_addresses, mcp_tools
-from vlrl.environments.paid import Wrong
 from vlrl.environments.tools import environment_of, schemas
+from vlrl.environments.validation import ProtocolError
 from vlrl.errors import ConfigError
 from vlrl.task import Task
 from vlrl.types import Observation, Sample, Step
@@ -81,7 +82,7 @@ def test_what_several_calls_of_an_action_pay():
 def test_the_calls_of_an_action_have_one_time():
     environment = McpEnvironment(COMMAND, parts=PARTS, step_s=3, reset_s=200)
     environment.reset(1)
-    with pytest.raises(Wrong, match="no answer within 3 s"):
+    with pytest.raises(ProtocolError, match="no answer within 3 s"):
         environment.step(call("fault", kind="nap") * 2)
     environment.close()
 
@@ -105,7 +106,7 @@ def test_what_a_server_does_wrongly_ends_the_episode(kind, why):
     environment = McpEnvironment(COMMAND, parts=PARTS, **PATIENT)
     environment.reset(1)
     try:
-        with pytest.raises(Wrong, match=why):
+        with pytest.raises(ProtocolError, match=why):
             environment.step(call("fault", kind=kind))
     finally:
         environment.close()
@@ -147,7 +148,7 @@ def test_lies_about_types(tmp_path, listed, called):
     # what is no message of the protocol is no answer either, so some of these take step_s
     environment = McpEnvironment(f"{sys.executable} {file}", parts=PARTS, step_s=20, reset_s=200)
     try:
-        with pytest.raises(Wrong):
+        with pytest.raises(ProtocolError):
             environment.reset(1)
             environment.step(call("look") if called is not None else "")
     finally:
@@ -159,7 +160,7 @@ def test_tools_on_pages_without_an_end(tmp_path):
     file.write_text(LIAR.replace("LISTED", repr({"tools": [], "nextCursor": "more"})).replace("CALLED", "None"))
     environment = McpEnvironment(f"{sys.executable} {file}", parts=PARTS, **PATIENT)
     try:
-        with pytest.raises(Wrong, match="more than 100 tools, or pages of them without an end"):
+        with pytest.raises(ProtocolError, match="more than 100 tools, or pages of them without an end"):
             environment.reset(1)
     finally:
         environment.close()
@@ -169,7 +170,7 @@ def test_opening_has_its_own_time(tmp_path):
     file = tmp_path / "silent.py"
     file.write_text("import time; time.sleep(600)")
     environment = McpEnvironment(f"{sys.executable} {file}", parts=PARTS, step_s=500, reset_s=2)
-    with pytest.raises(Wrong, match=r"no answer within (2|1\.\d+) s"):
+    with pytest.raises(ProtocolError, match=r"no answer within (2|1\.\d+) s"):
         environment.reset(1)
     environment.close()
 
@@ -244,7 +245,7 @@ def test_an_answer_without_an_end_is_not_read(arguments, why):
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         try:
             environment.reset(1)
-            with pytest.raises(Wrong, match=why):
+            with pytest.raises(ProtocolError, match=why):
                 environment.step(call("look", **arguments))
         finally:
             environment.close()
@@ -272,15 +273,16 @@ def test_slow_and_killed_in_a_host(server):
         one, two = (host.open(Sample(id=str(i)), 3) for i in range(2))
         assert all(isinstance(found, Observation) for found in host.reset([one, two]))
         slow, well = host.step([one, two], [call("fault", kind="sleep"), call("open_door", number=1)])
-        assert isinstance(slow, Failed) and "no answer within 30 s" in slow.reason
+        assert isinstance(slow, EnvironmentFailure) and "no answer within 30 s" in slow.reason
         assert isinstance(well, Step) and well.parts == {"tool_success": 1} and host.restarts == 0
         other.kill()
         server.kill()
-        assert all(isinstance(found, Failed) for found in host.step([one, two], [call("open_door", number=1)] * 2))
+        assert all(isinstance(found, EnvironmentFailure)
+                   for found in host.step([one, two], [call("open_door", number=1)] * 2))
         server.start()
         three = host.open(Sample(id="3"), 3)
         (found,) = host.reset([three])
-        if isinstance(found, Failed):  # it was asked first while it began
+        if isinstance(found, EnvironmentFailure):  # it was asked first while it began
             (found,) = host.reset([three])
         assert isinstance(found, Observation)
         host.close_episodes([one, two, three])
@@ -328,7 +330,7 @@ def test_a_command_sees_few_variables(monkeypatch):
 def test_no_shell_reads_a_command(tmp_path):
     mark = tmp_path / "mark"
     environment = McpEnvironment(f"{COMMAND} ; touch {mark}", parts=PARTS, **PATIENT)
-    with pytest.raises(Wrong):  # the server takes ; for a port
+    with pytest.raises(ProtocolError):  # the server takes ; for a port
         environment.reset(1)
     environment.close()
     assert not mark.exists()

@@ -7,9 +7,9 @@ import pytest
 
 from vlrl import config
 from vlrl.config.schema import EnvironmentSettings
-from vlrl.environments import named
+from vlrl.environments import external as named
+from vlrl.environments.external import attach, resolved
 from vlrl.environments.host import Environments
-from vlrl.environments.named import attach, resolved
 from vlrl.errors import ConfigError, DataError
 from vlrl.rewards.text import parse_answer
 from vlrl.task import Task, load

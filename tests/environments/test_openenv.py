@@ -16,12 +16,12 @@ from websockets.sync.server import serve
 from tests.environments.serving import Serving
 from vlrl.config.schema import EnvironmentSettings
 from vlrl.environments import openenv
-from vlrl.environments.fields import observed, payload
-from vlrl.environments.host import Environments, Failed
-from vlrl.environments.named import resolved
+from vlrl.environments.external import resolved
+from vlrl.environments.fields import action_of_text, observation_of
+from vlrl.environments.host import EnvironmentFailure, Environments
 from vlrl.environments.openenv import OpenEnv, checked_url, healthy
-from vlrl.environments.paid import Wrong
-from vlrl.environments.servers import Servers
+from vlrl.environments.server_pool import ServerPool
+from vlrl.environments.validation import ProtocolError
 from vlrl.errors import ConfigError
 from vlrl.task import Task
 from vlrl.types import Observation, Sample, Step
@@ -65,7 +65,7 @@ def test_an_episode_of_a_real_server(server):
 def test_what_a_server_does_wrongly_ends_the_episode(server, word, why):
     environment = opened(server.url)
     environment.reset(1)
-    with pytest.raises(Wrong, match=why):
+    with pytest.raises(ProtocolError, match=why):
         environment.step(word)
     environment.close()
     other = opened(server.url)  # others go on
@@ -100,7 +100,7 @@ def test_killed_slow_and_back_again():
         stopped.send(signal.SIGSTOP)
         found = host.step(episodes, ["up"] * 4)
         slow = [f for f, url in zip(found, urls, strict=True) if url == stopped.url]
-        assert all(isinstance(f, Failed) and "no answer within 18 s" in f.reason for f in slow)
+        assert all(isinstance(f, EnvironmentFailure) and "no answer within 18 s" in f.reason for f in slow)
         assert all(isinstance(f, Step) for f, url in zip(found, urls, strict=True) if url != stopped.url)
         assert host.restarts == 0  # given up before the process is ended
         stopped.stop()
@@ -111,7 +111,7 @@ def test_killed_slow_and_back_again():
         stopped.start()
         other = next(s for s in servers if s is not stopped)
         other.kill()
-        assert all(isinstance(f, Failed) for f in host.step(fresh, ["up"] * 4))
+        assert all(isinstance(f, EnvironmentFailure) for f in host.step(fresh, ["up"] * 4))
         again = [host.open(sample, 5) for sample in task.samples("train")]
         assert all(isinstance(f, Observation) for f in host.reset(again))  # taken back
         assert {step.info["server"] for step in host.step(again, ["up"] * 4)} == {stopped.url}
@@ -127,7 +127,7 @@ def test_a_server_that_is_full_says_so(server):
     try:
         one, two = opened(serving.url), opened(serving.url)
         one.reset(1)
-        with pytest.raises(Wrong, match=r"CAPACITY_REACHED.*max_concurrent_envs"):
+        with pytest.raises(ProtocolError, match=r"CAPACITY_REACHED.*max_concurrent_envs"):
             two.reset(1)
         assert one.step("up").parts["return"] == 1
         others = [opened([serving.url, server.url]) for _ in range(3)]
@@ -185,7 +185,7 @@ def test_a_lie_ends_the_episode(liar, lie, monkeypatch):
     said["next"] = lie if isinstance(lie, (str, bytes)) else json.dumps(lie)
     environment = OpenEnv(url, parts=PARTS)
     assert environment.reset(1).text == "on"
-    with pytest.raises(Wrong):
+    with pytest.raises(ProtocolError):
         environment.step("go")
     environment.close()
 
@@ -214,7 +214,7 @@ def test_an_answer_too_many(liar, monkeypatch):
     environment.reset(1)
     environment._socket.send("once more")  # whose answer is not taken
     end = time.monotonic() + 60
-    with pytest.raises(Wrong, match="it says more than it was asked"):
+    with pytest.raises(ProtocolError, match="it says more than it was asked"):
         while time.monotonic() < end:
             environment.step("go")
     environment.close()
@@ -222,11 +222,11 @@ def test_an_answer_too_many(liar, monkeypatch):
 
 def test_a_server_that_is_not_there():
     environment = OpenEnv("http://127.0.0.1:9", parts=PARTS)
-    with pytest.raises(Wrong, match=r"no server takes an episode: .*none is well"):
+    with pytest.raises(ProtocolError, match=r"no server takes an episode: .*none is well"):
         for _ in range(2):  # tried without a look at its health at first
             try:
                 environment.reset(1)
-            except Wrong as error:
+            except ProtocolError as error:
                 assert "127.0.0.1:9" in str(error) or "none is well" in str(error)
                 last = error
         raise last
@@ -298,13 +298,13 @@ def test_no_redirect_no_proxy_and_no_endless_body(web, monkeypatch):
     with pytest.raises(httpx.HTTPStatusError, match="302"):
         openenv.action_schema(f"{web}/away")
     assert not healthy(f"{web}/huge")
-    with pytest.raises(Wrong, match="more than 1048576 bytes"):
+    with pytest.raises(ProtocolError, match="more than 1048576 bytes"):
         openenv.action_schema(f"{web}/huge")
 
 
 def test_a_letter_at_a_time_is_no_answer(web, monkeypatch):
     monkeypatch.setattr(openenv, "_CONNECT_S", 0.4)
-    with pytest.raises(Wrong, match=r"slow/schema: no answer within 0\.4 s"):
+    with pytest.raises(ProtocolError, match=r"slow/schema: no answer within 0\.4 s"):
         openenv.action_schema(f"{web}/slow", 0.4)
     assert not healthy(f"{web}/slow")
 
@@ -313,7 +313,7 @@ def test_a_session_is_not_led_elsewhere(web, liar):
     """To a server that would take the episode."""
     Web.serving.elsewhere = f"ws{liar[0].removeprefix('http')}/ws"
     environment = OpenEnv(web, parts=PARTS)
-    with pytest.raises(Wrong, match=f"no server takes an episode: {web}: .*redirect"):
+    with pytest.raises(ProtocolError, match=f"no server takes an episode: {web}: .*redirect"):
         environment.reset(1)
     environment.close()
 
@@ -325,7 +325,7 @@ def test_a_reset_has_one_time_for_all_that_it_takes(liar, monkeypatch):
 
     monkeypatch.setattr(openenv, "action_schema", slow)
     environment = OpenEnv(liar[0], parts=PARTS, reset_s=0.5)
-    with pytest.raises(Wrong, match="no server takes an episode"):
+    with pytest.raises(ProtocolError, match="no server takes an episode"):
         environment.reset(1)
     environment.close()
 
@@ -336,7 +336,7 @@ def test_a_reset_has_one_time_for_all_that_it_takes(liar, monkeypatch):
 def test_a_dead_server_is_left_out_and_taken_back(monkeypatch):
     monkeypatch.setattr("os.getpid", lambda: 0)
     now, well = [0.0], {"a": True, "b": True}
-    servers = Servers(("a", "b"), lambda address: well[address], lambda: now[0])
+    servers = ServerPool(("a", "b"), lambda address: well[address], lambda: now[0])
     assert [*servers.tried()] == ["a", "b"]
     servers.took("a")
     assert [*servers.tried()] == ["b", "a"]
@@ -376,7 +376,7 @@ def test_a_dead_server_is_left_out_and_taken_back(monkeypatch):
     ("true", {"properties": {"n": {"type": ["boolean", "string"]}}}, "", {"n": True}),
     ("go", {"properties": {"n": {"type": []}}}, "", {"n": "go"})])
 def test_a_text_becomes_an_action(text, schema, field, action):
-    assert payload(text, schema, field) == action
+    assert action_of_text(text, schema, field) == action
 
 
 @pytest.mark.parametrize("text, schema", [
@@ -389,7 +389,7 @@ def test_a_text_becomes_an_action(text, schema, field, action):
     ("x" * 30_000, {"properties": {"a": {}}})])
 def test_a_text_that_is_no_action(text, schema):
     with pytest.raises(ValueError) as error:
-        payload(text, schema)
+        action_of_text(text, schema)
     assert len(str(error.value)) < 600
 
 
@@ -400,7 +400,7 @@ KINDS = KIND | st.lists(KIND, max_size=3)
 @given(st.text(), st.dictionaries(st.text(max_size=3), st.fixed_dictionaries({"type": KINDS}), max_size=3))
 def test_any_text_is_an_action_or_a_value_error(text, properties):
     with contextlib.suppress(ValueError):
-        assert isinstance(payload(text, {"properties": properties}), dict)
+        assert isinstance(action_of_text(text, {"properties": properties}), dict)
 
 
 WORD = st.text(max_size=4)
@@ -412,7 +412,7 @@ JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats(allow_
 @given(st.dictionaries(WORD, JSON, max_size=3))
 def test_any_observation_is_shown_or_wrong(fields):
     try:
-        found = observed(fields)
-    except Wrong:
+        found = observation_of(fields)
+    except ProtocolError:
         return
     assert isinstance(found.text, str) and len(found.text) < 11_000

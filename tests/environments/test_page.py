@@ -5,9 +5,9 @@ import re
 from pathlib import Path
 
 from vlrl import config
+from vlrl.environments.external import KINDS
 from vlrl.environments.gym import GymEnvironment
 from vlrl.environments.mcp import McpEnvironment
-from vlrl.environments.named import KINDS
 from vlrl.environments.openenv import OpenEnv
 from vlrl.task import load
 from vlrl.training.build_task import make_task

@@ -21,7 +21,7 @@ from vlrl.algo.inputs import LossInputs
 from vlrl.config import validate
 from vlrl.curriculum import Prompts, Sequential
 from vlrl.engine.base import Request, Sampling
-from vlrl.engine.copied import Abandoned, CopiedEngine
+from vlrl.engine.copied_engine import Abandoned, CopiedEngine
 from vlrl.engine.hf import HFEngine
 from vlrl.errors import ConfigError, TrainingError
 from vlrl.methods.asynchronous import source as async_source
@@ -29,7 +29,7 @@ from vlrl.methods.asynchronous.source import Pipelined
 from vlrl.models.processing import PromptTooLong
 from vlrl.monitoring.metrics import Clock
 from vlrl.rollout.error_limits import refuse_stale
-from vlrl.rollout.generate import Answering
+from vlrl.rollout.generate import RolloutGenerator
 from vlrl.rollout.group_source import GroupSource
 from vlrl.store.checkpoint import load_state, save
 from vlrl.training.build_engine import make_engine
@@ -73,8 +73,8 @@ def source(staleness=1, engine=None, kind=Pipelined, task=None, algorithm=None, 
     task = task or Number()
     task.name = "number"
     samples = task.samples("train")
-    answering = Answering(config, task, engine or Stamped(), Clock(), algorithm or Algorithm(config),
-                          likelihoods=likelihoods)
+    answering = RolloutGenerator(config, task, engine or Stamped(), Clock(), algorithm or Algorithm(config),
+                                 likelihoods=likelihoods)
     return kind(answering, encode, Sequential(Prompts(len(samples), 0)), samples)
 
 

@@ -22,7 +22,7 @@ def read(path, entries, index="memory"):
     path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     task = Task()
     task.data = DataSettings(train=str(path), index=index, cache=str(path.parent / "cache"))
-    return fingerprint.of(read_samples(task, "train"))
+    return fingerprint.fingerprint_of(read_samples(task, "train"))
 
 
 def rows(count=30):
@@ -63,7 +63,7 @@ def test_the_tasks_of_a_mixture_are_compared_each(tmp_path):
             path.write_text("".join(json.dumps(entry) + "\n" for entry in of))
             task.data = DataSettings(train=str(path))
             found.append(read_samples(task, "train"))
-        return fingerprint.of(Turns({"a": found[0], "b": found[1]}))
+        return fingerprint.fingerprint_of(Turns({"a": found[0], "b": found[1]}))
 
     before = both(rows(4))
     assert len(before.sums) == 9 and len(before.files) == 2

@@ -15,7 +15,7 @@ from vlrl.errors import ConfigError, DataError, TrainingError
 from vlrl.models.processing import PromptTooLong
 from vlrl.monitoring.metrics import Clock, group_metrics
 from vlrl.rollout.error_limits import check_score_errors
-from vlrl.rollout.generate import Answering
+from vlrl.rollout.generate import RolloutGenerator
 from vlrl.rollout.group_source import GroupSource
 from vlrl.task import Task
 from vlrl.task.first_samples import first_samples
@@ -56,7 +56,7 @@ def source(script, **settings):
     task.name = "number"
     samples = task.samples("train")
     sampler = Sequential(Prompts(len(samples), 0))
-    return GroupSource(Answering(config, task, ScriptedEngine(script), Clock()), encode, sampler, samples)
+    return GroupSource(RolloutGenerator(config, task, ScriptedEngine(script), Clock()), encode, sampler, samples)
 
 
 def test_the_weight_of_a_draw_is_that_of_its_group_in_the_loss():

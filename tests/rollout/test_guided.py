@@ -22,7 +22,7 @@ from vlrl.methods.second_attempts.guidance import guidance_of
 from vlrl.methods.second_attempts.members import second_attempts
 from vlrl.models.packing import training_rows
 from vlrl.monitoring.metrics import Clock
-from vlrl.rollout.generate import AcceptedDraw, Answering
+from vlrl.rollout.generate import AcceptedDraw, RolloutGenerator
 from vlrl.task import Task, with_guidance
 from vlrl.task.base import fill
 from vlrl.types import Media, Sample
@@ -68,7 +68,7 @@ def drawn(tiny, task, config=None, calls=None):
     engine.calls = engine.calls if calls is None else calls
     algorithm = started(config, tiny[0], encode)
     guide = next((method.guiding for method in algorithm.methods), None)
-    answering = Answering(config, task, engine, Clock(), algorithm, methods=algorithm.methods)
+    answering = RolloutGenerator(config, task, engine, Clock(), algorithm, methods=algorithm.methods)
     asked = [AcceptedDraw(i, Draw(i, 0), s, encode(task, s)) for i, s in enumerate(task.samples("train"))]
     return answering.groups(asked, 0), guide
 
@@ -239,7 +239,7 @@ def test_episodes_are_played_again_from_the_same_start(tiny, history):
         samples = [opened(engine, task, sample, i) for i, sample in enumerate(task.samples("train")[1:3])]
         asked = [AcceptedDraw(i, Draw(i, 0), sample, encode(task, sample)) for i, sample in enumerate(samples)]
         algorithm = started(config, policy, encode)
-        answering = Answering(config, task, engine, Clock(), algorithm, methods=algorithm.methods)
+        answering = RolloutGenerator(config, task, engine, Clock(), algorithm, methods=algorithm.methods)
         groups = answering.groups(asked, 0)
     for group in groups:
         assert len(group.aside) == 3 and all(len(r.completion.actions) == 3 for r in group.aside)
@@ -297,7 +297,7 @@ def test_hints_grow_until_one_helps(tiny):
         return before(requests, done)
 
     engine.generate = generate
-    answering = Answering(config, task, engine, Clock(), algorithm, methods=algorithm.methods)
+    answering = RolloutGenerator(config, task, engine, Clock(), algorithm, methods=algorithm.methods)
     asked = [AcceptedDraw(i, Draw(i, 0), s, encode(task, s)) for i, s in enumerate(task.samples("train"))]
     groups = answering.groups(asked, 0)
     assert [[(r.key, r.n) for r in call] for call in calls] == [
@@ -324,8 +324,8 @@ def test_a_wrong_answer_is_criticised(tiny):
     guide = algorithm.methods[0].guiding
     task = Given()
     task.hinted = 0
-    answering = Answering(config, task, HFEngine(policy, seed=5, batch_rollouts=16), Clock(), algorithm,
-                          methods=algorithm.methods)
+    answering = RolloutGenerator(config, task, HFEngine(policy, seed=5, batch_rollouts=16), Clock(), algorithm,
+                                 methods=algorithm.methods)
     asked = [AcceptedDraw(i, Draw(i, 0), s, encode(task, s)) for i, s in enumerate(task.samples("train"))]
     groups = answering.groups(asked, 0)
     assert [len(g.aside) for g in groups] == [0, 1, 1, 1]

@@ -14,7 +14,7 @@ from tests.helpers import Vowels, load, settings
 from tests.rollout.test_group_source import BAD, Number, source
 from vlrl.config import validate
 from vlrl.curriculum import Draw
-from vlrl.engine.base import Begun, Request, Sampling
+from vlrl.engine.base import AnswerPrefix, Request, Sampling
 from vlrl.engine.capacity import batches
 from vlrl.engine.hf import HFEngine
 from vlrl.errors import ConfigError, DataError
@@ -45,7 +45,8 @@ def pieced(engine, whole, borders):
         asked, places = [], []
         for i, r in enumerate(whole):
             limit = dataclasses.replace(r.sampling, max_new_tokens=most)
-            begun = tuple(Begun(index=k, written=c) for k, c in enumerate(made[i]) if c is not None and c.truncated)
+            begun = tuple(AnswerPrefix(index=k, written=c) for k, c in enumerate(made[i]) if c is not None
+                          and c.truncated)
             if begun or made[i][0] is None:
                 asked.append(dataclasses.replace(r, sampling=limit, begun=begun, n=len(begun) or r.n))
                 places.append([(i, b.index) for b in begun] or [(i, k) for k in range(r.n)])
@@ -98,7 +99,8 @@ def test_answers_of_any_length_go_on_beside_new_ones(parts, rows):
     fresh, *others = whole = requests(prompts.values(), sampling)
     unbroken = HFEngine(policy, 3).generate(whole)
     cuts = ((1, 7, 19, 4), (2, 2, 2, 2), (6, 12, 7, 8))
-    begun = [tuple(Begun(index=k, written=cut(answers[k], n)) for k, n in zip((4, 0, 3, 1), lengths, strict=True))
+    begun = [tuple(AnswerPrefix(index=k, written=cut(answers[k], n)) for k,
+                   n in zip((4, 0, 3, 1), lengths, strict=True))
              for answers, lengths in zip(unbroken[1:], cuts, strict=True)]
     asked = [dataclasses.replace(r, begun=b, n=len(b)) for r, b in zip(others, begun, strict=True)]
     first, *found = HFEngine(policy, 3, rows).generate([fresh, *asked])
@@ -110,7 +112,8 @@ def test_log_probabilities_of_the_earlier_part_stay(parts):
     (request,) = requests([prompts["text"]], LONG, n=1)
     ((c,),) = HFEngine(policy, 3).generate([request])
     told = dataclasses.replace(cut(c, 9), logprobs=np.full(9, -7, np.float32))
-    ((found,),) = HFEngine(policy, 3).generate([dataclasses.replace(request, begun=(Begun(index=0, written=told),))])
+    ((found,),) = HFEngine(policy,
+                           3).generate([dataclasses.replace(request, begun=(AnswerPrefix(index=0, written=told),))])
     assert (found.logprobs[:9] == -7).all() and np.abs(found.logprobs[9:] - c.logprobs[9:]).max() < 2e-5
 
 
@@ -118,7 +121,7 @@ def test_an_answer_that_goes_on_takes_the_memory_of_a_prompt_with_it():
     prompt = Prompt(sample_id="a", text="", ids=np.arange(5), raw_ids=np.arange(5), positions=np.arange(5)[None])
     whole = Completion(tokens=np.zeros(9, int), logprobs=np.zeros(9), loss_mask=np.ones(9, bool), text="",
                        finish_reason="length")
-    begun = tuple(Begun(index=i, written=cut(whole, n)) for i, n in ((0, 9), (2, 4)))
+    begun = tuple(AnswerPrefix(index=i, written=cut(whole, n)) for i, n in ((0, 9), (2, 4)))
     asked = [Request(prompt=prompt, n=2, sampling=LONG, begun=begun), Request(prompt=prompt, n=2, sampling=LONG)]
     sizes = []
     (jobs,) = batches(asked, lambda *size: not sizes.append(size))

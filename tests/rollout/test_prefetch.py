@@ -20,7 +20,7 @@ from vlrl.errors import DataError, TaskError
 from vlrl.evaluation import evaluate as evaluation
 from vlrl.models.processing import PromptTooLong
 from vlrl.monitoring.metrics import Clock
-from vlrl.rollout.generate import Answering
+from vlrl.rollout.generate import RolloutGenerator
 from vlrl.rollout.group_source import GroupSource
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.task import task_messages
@@ -56,7 +56,7 @@ def source(workers=2, sampler=Sequential, task=Number, steps=100, **more):
     task, encode = task(), Encode()
     task.name, samples = "number", task.samples("train")
     prefetch = Prefetcher(encode, task, workers)
-    answering = Answering(config, task, ScriptedEngine(lambda prompt, i: prompt.text if i else "no"), Clock())
+    answering = RolloutGenerator(config, task, ScriptedEngine(lambda prompt, i: prompt.text if i else "no"), Clock())
     return GroupSource(answering, encode, sampler(Prompts(len(samples), 0)), samples, prefetch), encode, prefetch
 
 

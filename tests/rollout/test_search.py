@@ -15,7 +15,7 @@ from tests.training.test_update import assert_close, gradients
 from vlrl.algo.algorithm import Algorithm
 from vlrl.config import validate
 from vlrl.curriculum import Draw
-from vlrl.engine.base import Begun, Request, Sampling
+from vlrl.engine.base import AnswerPrefix, Request, Sampling
 from vlrl.engine.hf import HFEngine
 from vlrl.errors import ConfigError, TrainingError
 from vlrl.methods.tree import search
@@ -25,7 +25,7 @@ from vlrl.methods.tree.search_tree import search_nodes
 from vlrl.models.packing import make_batch, pieces_of
 from vlrl.monitoring.metrics import Clock
 from vlrl.rollout.error_limits import refuse_stale
-from vlrl.rollout.generate import AcceptedDraw, Answering
+from vlrl.rollout.generate import AcceptedDraw, RolloutGenerator
 from vlrl.store import trainer_state
 from vlrl.store.rollout_rows import _rows
 from vlrl.task import Task
@@ -61,7 +61,7 @@ class Early(Vowels):
 def answering(tiny, config, task=None):
     engine = Counting(HFEngine(tiny[0], seed=5, batch_rollouts=16))
     algorithm = started(config, *tiny[:2])
-    return Answering(config, task or Early(), engine, Clock(), algorithm, methods=algorithm.methods), engine
+    return RolloutGenerator(config, task or Early(), engine, Clock(), algorithm, methods=algorithm.methods), engine
 
 
 def asked(tiny, *numbers):
@@ -142,7 +142,7 @@ def test_a_common_beginning_is_read_once(tiny, searched, monkeypatch):
     for a, (b,) in zip(together, apart, strict=True):
         assert a.tokens.tolist() == b.tokens.tolist() and np.abs(a.logprobs - b.logprobs).max() < 1e-5
     written = request.begun[0].written
-    other = Begun(index=9, written=replace(written, tokens=written.tokens[::-1].copy()))
+    other = AnswerPrefix(index=9, written=replace(written, tokens=written.tokens[::-1].copy()))
     engine.generate([replace(request, begun=(request.begun[0], other, request.begun[1]))])
     assert read[-1] == 3  # those side by side alone
 

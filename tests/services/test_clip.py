@@ -21,7 +21,7 @@ from tests.conftest import noise
 from vlrl.config.services import ClipSettings
 from vlrl.errors import ConfigError
 from vlrl.services.clip import Clip
-from vlrl.services.provided import Provided
+from vlrl.services.service_set import ServiceSet
 from vlrl.task.services import Place
 
 WORDS = "the road is clear with no car accidents two cars have collided each other on a cat dog picture of".split()
@@ -102,7 +102,7 @@ def test_what_is_no_such_model_is_named(folders, tiny_models, tmp_path):
 
 
 def test_the_service_counts_pictures_by_step(folders):
-    services = Provided({"clip": Clip(ClipSettings(name=str(folders / "siglip")))})
+    services = ServiceSet({"clip": Clip(ClipSettings(name=str(folders / "siglip")))})
     for step, count in ((0, 2), (0, 1), (1, 1)):
         services.at(Place("train", step, step)).services["clip"]([noise(0, 32, 32)] * count, TEXTS)
     assert services.metrics("train", 0) == {"clip/images": 3} and services.threads == 1

@@ -8,8 +8,8 @@ from vlrl import Media, Observation, Sample, Task
 from vlrl.config.schema import LimitsSettings
 from vlrl.data.media import load
 from vlrl.rewards.verdicts import MOST_SHOWN, quoted
-from vlrl.services.judged_episodes import MOST_PICTURES, MOST_PIXELS, to_judge
-from vlrl.services.pictures import data_urls
+from vlrl.services.data_urls import data_urls
+from vlrl.services.judged_episodes import MOST_PICTURES, MOST_PIXELS, judge_view
 from vlrl.types import Acted, Answer
 
 
@@ -28,24 +28,24 @@ def episode(count, text="It is stuck.", side=4):
 
 def test_a_single_answer_is_asked_about_as_before():
     sample = Sample(id="a", media=(picture(1),))
-    assert to_judge(Doors(), sample, [Answer(text="x")]) == ("Open the door.", sample.media)
-    assert to_judge(Doors(), sample, [Answer(text="x")], media=False) == ("Open the door.", ())
+    assert judge_view(Doors(), sample, [Answer(text="x")]) == ("Open the door.", sample.media)
+    assert judge_view(Doors(), sample, [Answer(text="x")], media=False) == ("Open the door.", ())
 
 
 def test_turns_stand_in_order_with_the_numbers_of_their_pictures():
     sample = Sample(id="a", media=(picture(1),), opening=Observation("A door.", [picture(2)]))
-    question, shown = to_judge(Doors(), sample, [episode(2)])
+    question, shown = judge_view(Doors(), sample, [episode(2)])
     assert question == ("Open the door.A door.\n\nShown at the beginning: [picture 2]\n\nAction 1: push 0\n\n"
                         "Observation: It is stuck. 0 [picture 3]\n\nAction 2: push 1\n\n"
                         "Observation: It is stuck. 1 [picture 4]")
     assert [m.source.getpixel((0, 0)) for m in shown] == [1, 2, 0, 1]
-    question, shown = to_judge(Doors(), sample, [episode(1), episode(1)], media=False)
+    question, shown = judge_view(Doors(), sample, [episode(1), episode(1)], media=False)
     assert shown == () and "Action 1 of answer 2: push 0" in question and "[picture" not in question
 
 
 def test_what_is_sent_is_bounded():
     sample = Sample(id="a", media=(picture(1),))
-    question, shown = to_judge(Doors(), sample, [episode(40, "x" * 50_000, side=1400)])
+    question, shown = judge_view(Doors(), sample, [episode(40, "x" * 50_000, side=1400)])
     assert len(question) < 1.2 * MOST_SHOWN and len(quoted("question", question)) < MOST_SHOWN + 200
     assert len(shown) == MOST_PICTURES and question.count("that is not shown") == 40 - MOST_PICTURES + 1
     assert [int(n) for n in re.findall(r"\[picture (\d+)\]", question)] == [*range(2, MOST_PICTURES + 1)]

@@ -19,7 +19,7 @@ from vlrl.curriculum import Draw
 from vlrl.errors import TaskError
 from vlrl.models.packing import pack, pieces_of
 from vlrl.models.reference import Reference
-from vlrl.rollout.generate import AcceptedDraw, Visit, make_group, plain_visits
+from vlrl.rollout.generate import AcceptedDraw, UnscoredGroup, groups_without_variants, make_group
 from vlrl.services.likelihoods import Likelihoods, answer_span
 from vlrl.task.services import Key, Reading
 from vlrl.types import Completion, Sample
@@ -118,7 +118,8 @@ def test_both_policies_equal_a_plain_forward(tiny_models, more):
     with torch.no_grad():
         for _, parameter in policy.trainable():
             parameter.add_(torch.randn_like(parameter), alpha=0.3)  # the policy moves away, the reference stays
-    found = read([Visit(s, p, [("", c) for c in answers]) for s, p in zip(samples, prompts, strict=True)], "train", 5)
+    found = read([UnscoredGroup(s, p, [("", c) for c in answers]) for s, p in zip(samples, prompts, strict=True)],
+                 "train", 5)
     for i, (likely, prompt) in enumerate(zip(found, prompts, strict=True)):
         own, inside = wanted(prompt)
         keys = [*((k, None) for k in range(3)), *((k, "a dog") for k in (0, 1, 2, None))]
@@ -202,7 +203,8 @@ class Broken(Both):
 def test_readings_that_fail_name_the_task(reader):
     task, (encode, other) = Broken(), reader
     read = Likelihoods(other.reader, encode, task)
-    visits = plain_visits([(0, SEVEN, encode(Number(), replace(SEVEN, row={"n": 7})))], [[completion(encode, "7")]])
+    visits = groups_without_variants([(0, SEVEN, encode(Number(), replace(SEVEN, row={"n": 7})))],
+                                     [[completion(encode, "7")]])
     with pytest.raises(TaskError, match="readings failed for sample '7': IndexError"):
         read(visits, "train", 0)
     task.text = "x"

@@ -13,8 +13,8 @@ from PIL import Image
 from vlrl import Environment, Media, Observation, Sample, Step, Task
 from vlrl.config.schema import EnvironmentSettings, LimitsSettings
 from vlrl.data.media import load
-from vlrl.environments.host import Environments, Failed
-from vlrl.environments.paid import Paid
+from vlrl.environments.episode_reward import EpisodeReward
+from vlrl.environments.host import EnvironmentFailure, Environments
 from vlrl.environments.tools import Tool, ToolEnvironment
 from vlrl.errors import DataError
 from vlrl.services.judged_parts import judge
@@ -70,7 +70,7 @@ def test_a_world_that_looks_otherwise_after_its_process_was_lost_is_not_gone_on_
     (one, _), (other, _) = begun(host, anew=True), begun(host)
     assert isinstance(host.step([one], ["go"])[0], Step)
     host.step([other], ["die"])
-    assert isinstance(host.step([one], ["go"])[0], Failed)
+    assert isinstance(host.step([one], ["go"])[0], EnvironmentFailure)
 
 
 def test_a_reset_that_fails_once_is_tried_again(host, tmp_path):
@@ -81,7 +81,7 @@ def test_a_reset_that_fails_once_is_tried_again(host, tmp_path):
 def test_a_picture_of_premultiplied_grey_or_without_a_palette_ends_its_episode_at_most(host):
     for mode in ("La", "P"):
         _, shown = begun(host, first=Image.new(mode, (9, 9)))
-        for media in () if isinstance(shown, Failed) else shown.media:
+        for media in () if isinstance(shown, EnvironmentFailure) else shown.media:
             assert load(media, LimitsSettings()).frames[0].mode == "RGB"
         with contextlib.suppress(DataError):  # any other error ends what asked for it
             load(Media(source=Image.new(mode, (9, 9))), LimitsSettings())
@@ -109,7 +109,7 @@ def test_a_number_of_any_type_is_a_part_in_a_task_as_in_an_environment(host):
         (scored,) = score_group(Scored(), Sample(id="a", row={"part": part}), [Answer(text="")], 0)
         episode, _ = begun(host, part=part)
         (step,) = host.step([episode], ["go"])
-        paid = Paid(("return",), None).step(part, True, {})["return"]
+        paid = EpisodeReward(("return",), None).step(part, True, {})["return"]
         assert scored.reward == float(part) == step.parts["won"] == paid
 
 

@@ -25,7 +25,7 @@ from vlrl.errors import ConfigError, DataError
 from vlrl.evaluation.evaluate import evaluate, evaluation_line
 from vlrl.evaluation.stats import mean_ci
 from vlrl.monitoring.metrics import Clock, group_metrics
-from vlrl.rollout.generate import Answering
+from vlrl.rollout.generate import RolloutGenerator
 from vlrl.rollout.group_source import GroupSource
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.store import RunFolder
@@ -102,7 +102,7 @@ def source(script, config, task=None):
     samples = task.samples("train")
     prompts = Prompts.of(samples, 0)
     sampler = curriculum.make(config.curriculum, prompts, config.shares)
-    return GroupSource(Answering(config, task, ScriptedEngine(script), Clock()), encode, sampler, samples,
+    return GroupSource(RolloutGenerator(config, task, ScriptedEngine(script), Clock()), encode, sampler, samples,
                        prompts=prompts)
 
 

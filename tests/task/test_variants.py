@@ -28,7 +28,7 @@ from vlrl.errors import DataError, TaskError
 from vlrl.models.packing import make_batch, pieces_of
 from vlrl.monitoring.metrics import Clock
 from vlrl.rewards.text import parse_answer
-from vlrl.rollout.generate import Answering
+from vlrl.rollout.generate import RolloutGenerator
 from vlrl.rollout.group_source import GroupSource
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.store import RunFolder
@@ -204,7 +204,7 @@ def looking(scene, size=4, kinds=("noisy", "other"), workers=0):
     config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"group_size": size})})
     samples = task.samples("train")
     with Prefetcher(encode, task, workers) as prefetch:
-        answering = Answering(config, task, HFEngine(policy, 5, 16), Clock())
+        answering = RolloutGenerator(config, task, HFEngine(policy, 5, 16), Clock())
         return GroupSource(answering, encode, Sequential(Prompts(3, 0)), samples, prefetch).next_groups(3, 0)
 
 
@@ -231,7 +231,7 @@ def test_both_branches_of_t_grpo_show_other_pixels_and_a_still_clip_has_one_bran
     def seen(colours):
         sample = Sample(id="1", row={"question": "Which way?", "answer": "A", "answer_type": "choice"},
                         media=(clip(colours),))
-        answering = Answering(config, task, HFEngine(policy, 5, 16), Clock())
+        answering = RolloutGenerator(config, task, HFEngine(policy, 5, 16), Clock())
         with Prefetcher(encode, task, 0) as prefetch:
             source = GroupSource(answering, encode, Sequential(Prompts(1, 0)), [sample], prefetch)
             (group,) = source.next_groups(1, 0)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from vlrl import testing
 from vlrl.config.schema import DataSettings, EnvironmentSettings
-from vlrl.environments.named import resolved
+from vlrl.environments.external import resolved
 from vlrl.task import Task, builtin_names, load
 from vlrl.testing.cheats import with_template
 from vlrl.testing.texts import special_tokens

@@ -13,7 +13,7 @@ from vlrl import config, testing
 from vlrl.config.schema import DataSettings
 from vlrl.errors import ConfigError, DataError
 from vlrl.rewards.text import parse_answer
-from vlrl.services.absent import unserved_parts
+from vlrl.services.missing import unserved_parts
 from vlrl.task import load
 from vlrl.task.scoring import score_group
 from vlrl.task.services import Services

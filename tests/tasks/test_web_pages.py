@@ -18,7 +18,7 @@ from vlrl import testing
 from vlrl.config.schema import EnvironmentSettings
 from vlrl.data import coordinates
 from vlrl.environments.chromium import BROWSERS
-from vlrl.environments.host import Environments, Failed
+from vlrl.environments.host import EnvironmentFailure, Environments
 from vlrl.task import load
 from vlrl.tasks import _web_browser, _web_page  # pyright: ignore[reportMissingImports]
 from vlrl.tasks._web_oracle import ORACLES  # pyright: ignore[reportMissingImports]
@@ -66,7 +66,7 @@ def opened(host: Environments, task: Any, page: str) -> Any:
     sample = next(s for s in task.samples("train") if s["page"] == page)
     episode = host.open(sample, 0)
     (first,) = host.reset([episode])
-    assert not isinstance(first, Failed), first
+    assert not isinstance(first, EnvironmentFailure), first
     return episode, first
 
 
@@ -93,7 +93,7 @@ def test_perfect_episodes_succeed_and_show_the_same_again():
             for _ in range(2):
                 episode = host.open(sample, 0)
                 (first,) = host.reset([episode])
-                assert not isinstance(first, Failed), (sample["page"], first)
+                assert not isinstance(first, EnvironmentFailure), (sample["page"], first)
                 assert first.text.startswith("Task: ") and len(first.text) > 10
                 assert first.media[0].source.size == (sample["width"], sample["height"]) == (320, 420)
                 steps = [host.step([episode], [action])[0] for action in actions]
@@ -188,9 +188,9 @@ def test_a_fault_ends_its_own_episode(tmp_path, name):
     with hosting(task) as host:
         (bad, _), (good, _) = opened(host, task, name), opened(host, task, "good")
         failed = acted(host, bad, CLICK)
-        assert isinstance(failed, Failed)
+        assert isinstance(failed, EnvironmentFailure)
         assert re.search(why, failed.reason), failed
-        assert isinstance(acted(host, bad, CLICK), Failed)
+        assert isinstance(acted(host, bad, CLICK), EnvironmentFailure)
         ended = acted(host, good, BESIDE, CLICK)
         assert ended.done and ended.parts["success"] == 1 and host.restarts == 0
         host.close_episodes([bad, good])
@@ -214,7 +214,7 @@ def test_what_a_page_may_not_do_changes_nothing(tmp_path):
         for name in HARMLESS:
             episode, _ = opened(host, task, name)
             step = acted(host, episode, BESIDE, CLICK)
-            assert not isinstance(step, Failed), (name, step)
+            assert not isinstance(step, EnvironmentFailure), (name, step)
             assert step.done and step.parts["success"] == 1 and step.parts["page"] == 0.5, name
             assert ("The page said: three" in step.observation.text) == (name == "dialog")
             host.close_episodes([episode])
@@ -278,7 +278,7 @@ def test_a_page_reaches_no_address_but_its_folder(tmp_path):
             said = []
             for action in (CLICK, *["wait()"] * 4):
                 step = acted(host, episode, action)
-                assert not isinstance(step, Failed), step
+                assert not isinstance(step, EnvironmentFailure), step
                 said.append(step.observation.text)
             told = " ".join(said)
             assert "own=200" in told and told.count("=refused") == told.count("=") - 1 > 8, said
@@ -322,7 +322,7 @@ def test_a_browser_that_is_not_there_is_named(tmp_path):
     task.browser = "/bin/false"
     with hosting(task) as host:
         (found,) = host.reset([host.open(task.samples("train")[0], 0)])
-    assert isinstance(found, Failed) and "/bin/false cannot be started" in found.reason
+    assert isinstance(found, EnvironmentFailure) and "/bin/false cannot be started" in found.reason
     assert "task.browser" in found.reason
 
 

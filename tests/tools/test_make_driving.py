@@ -147,9 +147,10 @@ def test_the_expert_overtakes_where_a_lane_is_free_and_brakes_where_none_is(lane
     from vlrl.tools.makers import driving_scenes as scenes
 
     road = traffic.empty_road("highway", 0)
-    assert traffic.place(road, ("0", "1", lane), 100, 10.0) and traffic.place(road, ("0", "1", lane), 126, 5.0)
-    assert all(traffic.place(road, ("0", "1", other), 101, 10.0) for other in beside)
-    assert traffic.place(road, ("0", "1", lane), 128, 5.0) is None  # no room there
+    assert traffic.place_vehicle(road, ("0", "1", lane), 100, 10.0) and traffic.place_vehicle(road, ("0", "1", lane),
+                                                                                              126, 5.0)
+    assert all(traffic.place_vehicle(road, ("0", "1", other), 101, 10.0) for other in beside)
+    assert traffic.place_vehicle(road, ("0", "1", lane), 128, 5.0) is None  # no room there
     driven = scenes.drive(scenes.Scene(road, "Follow the road.", 10.0, True))
     assert road.vehicles[0].lane_index[2] == expected and not driven.crashed and driven.decisions[0] == 10
     assert (driven.states[40, 0, 3] < 7) == (len(beside) == 2)

@@ -12,7 +12,8 @@ from transformers import Qwen3VLConfig
 
 from tests.helpers import credited_groups, load, settings
 from vlrl import config as configs
-from vlrl.engine import capacity, writing
+from vlrl.engine import capacity
+from vlrl.engine import decoding as writing
 from vlrl.engine.base import Request, Sampling
 from vlrl.evaluation import evaluate
 from vlrl.models.logprobs import Head, token_stats
@@ -153,7 +154,7 @@ def test_copies_of_the_logits(dtype, width, rows, monkeypatch):
 def test_copies_of_the_sampled_logits():
     n, vocabulary = 64, 20_000
     heat, draw, banned = torch.ones(n), torch.full((n,), 0.5), torch.tensor([3])
-    found = peak(lambda: writing.pick(torch.zeros(n, vocabulary, dtype=torch.bfloat16), heat, draw, banned))
+    found = peak(lambda: writing.sample_tokens(torch.zeros(n, vocabulary, dtype=torch.bfloat16), heat, draw, banned))
     text = Qwen3VLConfig(text_config={"vocab_size": vocabulary}).get_text_config()
     assert 0.99 * found <= n * capacity.logit_bytes(text, 2) <= 1.3 * found
 

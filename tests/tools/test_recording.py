@@ -16,7 +16,7 @@ from tests.conftest import noise
 from tests.helpers import Vowels, load, settings
 from vlrl.data.media import CLOSED, Access
 from vlrl.engine.hf import HFEngine
-from vlrl.engine.vllm.turns import first_difference
+from vlrl.engine.vllm.episode_check import first_difference
 from vlrl.store import RunFolder
 from vlrl.tools.servers import record
 from vlrl.tools.servers.chat_messages import RequestError, contradiction, read, same

@@ -20,8 +20,8 @@ from vlrl.models.heads import HEAD
 from vlrl.models.sharding.launch import check
 from vlrl.rewards.text import parse_answer
 from vlrl.rollout.generate import AcceptedDraw
-from vlrl.services.provided import provide
 from vlrl.services.reward_model import RewardModel
+from vlrl.services.service_set import provide
 from vlrl.task import load_class
 from vlrl.task.scoring import score_group
 from vlrl.task.services import Place, Services

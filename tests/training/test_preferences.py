@@ -18,7 +18,7 @@ from vlrl.methods.preferences import dpo as preferences
 from vlrl.methods.preferences.dpo import PreferenceSource, preferring
 from vlrl.methods.second_attempts.members import second_attempts
 from vlrl.models.packing import make_batch, pieces_of
-from vlrl.rollout.draws import Draws
+from vlrl.rollout.draws import DrawBatch
 from vlrl.rollout.generate import AcceptedDraw
 from vlrl.store import RunFolder
 from vlrl.task import Task
@@ -56,7 +56,7 @@ def groups_of(scene, task):
     source = PreferenceSource.__new__(PreferenceSource)
     source.task, source.encode, source.engine, source.config, source.step = task, encode, None, config, 0
     asked = [AcceptedDraw(i, Draw(i, 0), s, encode(task, s)) for i, s in enumerate(task.samples("train"))]
-    made = source._answer(Draws({a.number: a.draw for a in asked}, len(asked), accepted=asked), None)
+    made = source._answer(DrawBatch({a.number: a.draw for a in asked}, len(asked), accepted=asked), None)
     return Credit(Algorithm(config), config, policy, task)([*made.values()], 0)
 
 

@@ -30,8 +30,8 @@ def _behind(pairs):
 
 class Extension(vllm_worker.Extension):
     def vlrl_reload(self, path):
-        whole, pack = vllm_worker.saved, vllm_worker.repack_heads
-        with (mock.patch.object(vllm_worker, "saved", lambda folder: _behind(whole(folder))),
+        whole, pack = vllm_worker.read_weights, vllm_worker.repack_heads
+        with (mock.patch.object(vllm_worker, "read_weights", lambda folder: _behind(whole(folder))),
               mock.patch.object(vllm_worker, "repack_heads", lambda m: [] if planted() == HEAD else pack(m))):
             return super().vlrl_reload(path)
 

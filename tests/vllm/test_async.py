@@ -15,7 +15,7 @@ from tests.e2e.runs import ROOT, kill_after, metrics, weights
 from tests.vllm.conftest import trainer_logprobs
 from vlrl import config as configs
 from vlrl.engine.base import Request, Sampling
-from vlrl.engine.copied import Abandoned
+from vlrl.engine.copied_engine import Abandoned
 from vlrl.models import policy as policies
 from vlrl.store import RunFolder
 from vlrl.training.loop import train

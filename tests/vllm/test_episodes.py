@@ -16,7 +16,7 @@ from benchmarks.episodes_exact import SYNCS, per_turn, playing, settings
 from tests.environments.test_episodes import TASK, actions, run
 from tests.vllm.test_server import PATIENT, free_ports
 from tests.vllm.test_turns import windowed
-from vlrl.engine.vllm.turns import first_difference
+from vlrl.engine.vllm.episode_check import first_difference
 from vlrl.errors import TrainingError
 
 pytestmark = [pytest.mark.vllm, pytest.mark.skipif(find_spec("vllm") is None, reason="needs vLLM")]

@@ -8,7 +8,7 @@ import torch
 
 from tests.vllm.conftest import trainer_logprobs
 from vlrl.config import validate
-from vlrl.engine.base import Begun, Request, Sampling
+from vlrl.engine.base import AnswerPrefix, Request, Sampling
 from vlrl.errors import ConfigError, TrainingError
 from vlrl.methods.tree.branching import Branching
 
@@ -177,11 +177,11 @@ def test_answers_go_on_from_their_own_text(tiny):
     first, key = dataclasses.replace(whole.sampling, max_new_tokens=5), (0, 7)  # within the closing text
     (begun,), = tiny.vllm.generate([dataclasses.replace(whole, sampling=first)])
     assert len(begun.tokens) == 5 and begun.truncated
-    (after,), = tiny.vllm.generate([dataclasses.replace(whole, begun=(Begun(index=0, written=begun),))])
+    (after,), = tiny.vllm.generate([dataclasses.replace(whole, begun=(AnswerPrefix(index=0, written=begun),))])
     assert after.tokens.tolist() == unbroken.tokens.tolist() and [t.end for t in after.turns] == [5, len(after.tokens)]
     assert after.loss_mask.tolist() == unbroken.loss_mask.tolist()
     (parts,) = tiny.vllm.generate([ask(prompt, 6, key, max_new_tokens=4)])
-    rest = [Begun(index=i, written=c) for i, c in enumerate(parts) if c.truncated]
+    rest = [AnswerPrefix(index=i, written=c) for i, c in enumerate(parts) if c.truncated]
     request = dataclasses.replace(ask(prompt, len(rest), key), begun=tuple(rest))
     (grown,) = tiny.vllm.generate([request])
     for c, b in zip(grown, rest, strict=True):

@@ -12,15 +12,15 @@ import torch
 
 from tests.conftest import SAMPLES, TWO
 from tests.helpers import Vowels, load, settings
-from vlrl.engine.base import Begun, Request, Sampling
+from vlrl.engine.base import AnswerPrefix, Request, Sampling
 from vlrl.engine.hf import HFEngine
 from vlrl.engine.vllm.engine import _blamed, options
 from vlrl.engine.vllm.inputs import (
     Draft,
-    Rules,
+    SamplingRules,
     check_length,
     check_prompt,
-    checked,
+    checked_completions,
     measuring_options,
     prompt_input,
     sampling_options,
@@ -37,7 +37,7 @@ def tiny(request, tiny_models):
     config = settings(tiny_models[request.param])
     policy, encode = load(config)
     prompts = {kind: encode(Vowels(), sample) for kind, sample in SAMPLES.items()}
-    return SimpleNamespace(policy=policy, config=config, prompts=prompts, rules=Rules.of(policy))
+    return SimpleNamespace(policy=policy, config=config, prompts=prompts, rules=SamplingRules.of(policy))
 
 
 # --- prompts ---------------------------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ def test_a_begun_draft_becomes_what_the_hf_engine_gives(tiny, first):
     short = dataclasses.replace(sampling, max_new_tokens=first)
     engine = HFEngine(tiny.policy, 2, 64)
     (parts,) = engine.generate([Request(prompt=tiny.prompts["text"], n=12, sampling=short)])
-    begun = tuple(Begun(index=i, written=c) for i, c in enumerate(parts) if c.truncated)
+    begun = tuple(AnswerPrefix(index=i, written=c) for i, c in enumerate(parts) if c.truncated)
     (grown,) = engine.generate([Request(prompt=tiny.prompts["text"], n=len(begun), sampling=sampling, begun=begun)])
     assert len(begun) > 3
     for b, c in zip(begun, grown, strict=True):
@@ -176,11 +176,11 @@ def test_answers_that_cannot_be_trained_on_are_refused(tiny):
     draft = Draft(PLAIN, tiny.rules, 0)
     draft.add([5], [float("nan")])
     with pytest.raises(TrainingError, match=r"no finite number.*engine\.dtype"):
-        checked([draft], prompt)
+        checked_completions([draft], prompt)
     draft = Draft(PLAIN, tiny.rules, 0)
     draft.add([banned], [-1.0])
     with pytest.raises(TrainingError, match=f"sampled the forbidden token {banned}"):
-        checked([draft], prompt)
+        checked_completions([draft], prompt)
 
 
 # --- starting --------------------------------------------------------------------------------------------------------

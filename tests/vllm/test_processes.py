@@ -22,7 +22,7 @@ from tests.e2e.runs import ENV, ROOT, TASK, metrics, weights
 from tests.vllm.noting import Noting
 from tests.vllm.test_server import FORKED, PATIENT, free_ports, serving, serving_environment, until
 from vlrl import config as configs
-from vlrl.engine.vllm.client import Client
+from vlrl.engine.vllm.client import ServerClient
 from vlrl.engine.vllm.server import read_key
 from vlrl.training.loop import train
 
@@ -182,7 +182,7 @@ def served(installed, tiny_models, tmp_path_factory):
         found = json.loads(about.read_text())
         words = ("engine.servers=[" + ",".join(found["servers"]) + "]", f"engine.key_file={found['key_file']}",
                  f"engine.timeout_s={PATIENT}")
-        client = Client(read_key(found["key_file"]), PATIENT)
+        client = ServerClient(read_key(found["key_file"]), PATIENT)
         yield SimpleNamespace(config=config, root=root, words=words, servers=found["servers"],
                               state=lambda address: client.get(address, "/vlrl/state"))
         client.close()

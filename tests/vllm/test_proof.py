@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tests.helpers import load, settings
-from vlrl.engine.vllm.policy_weights import adapted, merged, saved_tensors, write_adapter, write_model
-from vlrl.engine.vllm.proof import Proof, differing, trainer_logprobs
+from vlrl.engine.vllm.policy_weights import adapted_layers, merged_weight, saved_tensors, write_adapter, write_model
+from vlrl.engine.vllm.sync_check import SyncCheck, differing_weights, trainer_logprobs
 from vlrl.errors import TrainingError
 from vlrl.models.sharding.fsdp import shard
 
@@ -53,7 +53,7 @@ def perturb(policy, seed, by=0.05):
 @pytest.fixture
 def parts(tiny_models):
     policy, encode = load(settings(tiny_models["qwen2_5_vl"]))
-    return policy, Proof.of(encode), Copy(policy)
+    return policy, SyncCheck.of(encode), Copy(policy)
 
 
 def test_passes_after_a_whole_sync(parts):
@@ -113,7 +113,8 @@ def test_tolerance_by_type_or_setting(parts):
 
     with pytest.raises(TrainingError, match=r"more than 0\.0001"):
         proof.check(policy, off)
-    for loose in (Proof(proof.prompt, proof.answer, 0.02), Proof(proof.prompt, proof.answer, dtype=torch.bfloat16)):
+    for loose in (SyncCheck(proof.prompt, proof.answer, 0.02),
+                  SyncCheck(proof.prompt, proof.answer, dtype=torch.bfloat16)):
         assert 0.009 < loose.check(policy, off) < 0.011
 
 
@@ -127,10 +128,10 @@ def test_reading_changes_no_weight_and_no_mode(parts):
 
 def test_differing_compares_in_the_type_of_the_engine():
     ours = torch.randn(8, 8)
-    assert differing([("w", ours, ours.bfloat16())]) == []
+    assert differing_weights([("w", ours, ours.bfloat16())]) == []
     theirs = ours.clone()
     theirs[3, 3] += 0.5
-    (name, gap, _), = differing([("same", ours, ours.clone()), ("w", ours, theirs)])
+    (name, gap, _), = differing_weights([("same", ours, ours.clone()), ("w", ours, theirs)])
     assert name == "w" and gap == pytest.approx(0.5)
 
 
@@ -169,7 +170,7 @@ def test_merging_changes_nothing_of_the_policy(tiny_models, target):
     assert all(torch.allclose(got[n], t, atol=1e-6) for n, t in expected.items())
     below = dict(saved_tensors(policy, merge=False))
     changed = {n for n in got if not torch.equal(got[n], below[n])}
-    assert len(changed) == len(adapted(policy))
+    assert len(changed) == len(adapted_layers(policy))
 
 
 def test_merging_dora(tiny_models):
@@ -179,8 +180,8 @@ def test_merging_dora(tiny_models):
     model = get_peft_model(policy.model, LoraConfig(r=4, target_modules=["q_proj", "down_proj"], use_dora=True))
     policy.model = model
     perturb(policy, 1, by=0.3)
-    layers = adapted(policy)
-    ours = {n: merged(m, m.base_layer.weight) for n, m in layers.items()}
+    layers = adapted_layers(policy)
+    ours = {n: merged_weight(m, m.base_layer.weight) for n, m in layers.items()}
     whole = copy.deepcopy(model).merge_and_unload()
     assert len(ours) == 8
     for name, weight in ours.items():
@@ -224,7 +225,7 @@ def test_sharded_weights_come_whole(tiny_models, rank):
     whole = {n: t.clone() for n, t in saved_tensors(policy)}
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     try:
-        shard(policy, Proof.of(encode).prompt)
+        shard(policy, SyncCheck.of(encode).prompt)
         assert any(hasattr(p, "full_tensor") for p in policy.model.parameters())
         for name, tensor in saved_tensors(policy):
             assert torch.equal(tensor, whole.pop(name)) and not hasattr(tensor, "full_tensor"), name

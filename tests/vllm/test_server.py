@@ -24,9 +24,9 @@ from tests.e2e.runs import ROOT
 from tests.helpers import Vowels, load, settings
 from tests.vllm.conftest import trainer_logprobs, untied
 from tests.vllm.test_proof import perturb
-from vlrl.engine.base import Begun, Request, Sampling
+from vlrl.engine.base import AnswerPrefix, Request, Sampling
 from vlrl.engine.vllm import server as vllm_server
-from vlrl.engine.vllm.client import Client, Unavailable
+from vlrl.engine.vllm.client import ServerClient, Unavailable
 from vlrl.engine.vllm.server import ServerEngine, read_key
 from vlrl.errors import ConfigError, TrainingError
 
@@ -230,7 +230,7 @@ def test_stops_budgets_and_answers_that_go_on(engines):
     assert any(len(c.tokens) > 4 for c in answers[0])
     assert gap(it.policy, requests, answers) < 1e-5  # of forced tokens too
     (first,) = it.engine.generate([Request(prompt=prompt, n=2, sampling=Sampling(max_new_tokens=4), key=(2,))])
-    begun = tuple(Begun(index=i, written=c) for i, c in enumerate(first) if c.finish_reason == "length")
+    begun = tuple(AnswerPrefix(index=i, written=c) for i, c in enumerate(first) if c.finish_reason == "length")
     assert begun
     more = [Request(prompt=prompt, n=len(begun), sampling=Sampling(max_new_tokens=9), key=(2,), begun=begun)]
     whole = it.engine.generate(more)
@@ -410,7 +410,7 @@ def test_a_killed_server_loses_no_answer_and_comes_back_with_the_weights(served,
     assert gap(it.policy, requests, answers) < 1e-5
     assert not victim.is_running() or victim.status() == psutil.STATUS_ZOMBIE
 
-    client = Client(read_key(served.key_file), PATIENT)
+    client = ServerClient(read_key(served.key_file), PATIENT)
 
     def state():
         try:

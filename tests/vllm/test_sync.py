@@ -11,7 +11,7 @@ from tests.conftest import SAMPLES
 from tests.helpers import load, settings
 from tests.vllm.conftest import untied
 from tests.vllm.test_proof import perturb
-from vlrl.engine.vllm.proof import Proof, trainer_logprobs
+from vlrl.engine.vllm.sync_check import SyncCheck, trainer_logprobs
 from vlrl.errors import TrainingError
 from vlrl.task import Task
 
@@ -38,7 +38,7 @@ class Both:
         self.prompts = {kind: self.encode(Ask(), SAMPLES[kind]) for kind in ("image", "two images", "text")}
         self.engine, self.folder = VLLMEngine(self.policy, self.config, folder), folder
         self.llm, self.weights = self.engine.llm, self.engine.weights
-        self.proof, self._start = Proof.of(self.encode), state(self.policy)
+        self.proof, self._start = SyncCheck.of(self.encode), state(self.policy)
 
     def anew(self):
         """Itself with the policy as it was at first: weights that wander far lose digits."""
@@ -205,10 +205,10 @@ def test_a_stale_tied_head_is_named(full, monkeypatch):
 
 def test_weights_by_files(full, monkeypatch):
     """As when the engine's workers are other processes."""
-    from vlrl.engine.vllm.sync import Weights
+    from vlrl.engine.vllm.sync import WeightSync
 
     perturb(full.policy, 6, by=0.1)
-    monkeypatch.setattr(Weights, "inside", property(lambda self: False))
+    monkeypatch.setattr(WeightSync, "inside", property(lambda self: False))
     monkeypatch.setattr(full.llm.llm_engine.vllm_config.load_config, "load_format", "auto")
     full.weights.push(full.policy)
     monkeypatch.undo()
@@ -218,12 +218,12 @@ def test_weights_by_files(full, monkeypatch):
 
 def test_an_adapter_that_vllm_cannot_take_is_merged(full):
     """Of the vision tower and the merger too: vllm#17660, #21500, #23796 refused it when it was loaded."""
-    from vlrl.engine.vllm.sync import Weights, lora_options, why_merged
+    from vlrl.engine.vllm.sync import WeightSync, lora_options, why_merged
 
     name = full.config.model.name
     policy, _ = load(settings(name, model={"name": name, "lora": {"rank": 4, "target": "vision_language"}}))
     assert "merger and the vision" in why_merged(policy) and lora_options(policy) == {}
-    weights, full.weights = full.weights, Weights(full.llm, policy, full.folder)
+    weights, full.weights = full.weights, WeightSync(full.llm, policy, full.folder)
     try:
         assert full.weights.way == "merged"
         follows(full, policy)

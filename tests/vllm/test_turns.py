@@ -11,7 +11,7 @@ from PIL import Image
 
 from benchmarks.episodes_exact import FAMILIES, MODES, SYNCS, per_turn, playing, settings
 from tests.conftest import TWO
-from vlrl.engine.vllm.turns import first_difference, place, turn_gaps
+from vlrl.engine.vllm.episode_check import describe_position, first_difference, turn_gaps
 from vlrl.models.packing import joined
 from vlrl.types import Completion, Media, Observation, Sample, Turn
 
@@ -186,10 +186,10 @@ def test_windows_of_the_history_are_read_as_sampled(played, monkeypatch):
 
 def test_places_have_names():
     turns = [Turn(start=0, end=3), Turn(start=4, end=9, role="observation", media=("ab" * 32,)), Turn(start=9, end=12)]
-    assert place(turns, 2) == "turn 0 (assistant), token 2 of 3"
-    assert place(turns, 3) == "turn 0 (assistant), the end forced on it"
-    assert place(turns, 4) == "turn 1 (observation), token 0 of 5, media abababababab"
-    assert place(turns, 11) == "turn 2 (assistant), token 2 of 3, after media abababababab"
+    assert describe_position(turns, 2) == "turn 0 (assistant), token 2 of 3"
+    assert describe_position(turns, 3) == "turn 0 (assistant), the end forced on it"
+    assert describe_position(turns, 4) == "turn 1 (observation), token 0 of 5, media abababababab"
+    assert describe_position(turns, 11) == "turn 2 (assistant), token 2 of 3, after media abababababab"
 
 
 @pytest.mark.parametrize("times", [(0.5, 1.0, 4.0, 4.5), (0.0, 0.001, 0.002, 9.0)], ids=["each once", "some repeated"])

@@ -19,7 +19,7 @@ from vlrl.errors import DataError, RunError
 
 if TYPE_CHECKING:
     from vlrl.config.schema import Config
-    from vlrl.services.provided import Provided
+    from vlrl.services.service_set import ServiceSet
     from vlrl.task import Task
     from vlrl.tools.tasks.rescore import Comparison, Rescored
 
@@ -117,13 +117,13 @@ def _stream(config: Config, source: str, output: str, keep_going: bool) -> None:
 
 
 @contextlib.contextmanager
-def _services(config: Config, task: Task) -> Iterator[Provided | None]:
+def _services(config: Config, task: Task) -> Iterator[ServiceSet | None]:
     """Those of services.*, where one is configured: to import them takes a while."""
     services = config.services
     if not (services.judge.given or services.clip.given or services.reward_model.given):
         yield None
         return
-    from vlrl.services.provided import serving
+    from vlrl.services.service_set import serving
 
     with serving(config, task) as provided:
         yield provided

@@ -14,7 +14,7 @@ from vlrl.errors import ConfigError, VlrlError
 
 if TYPE_CHECKING:
     from vlrl.config.schema import Config
-    from vlrl.engine.vllm.launch import Servers
+    from vlrl.engine.vllm.launch import ServerGroup
 
 _PORT = 8000
 EXAMPLES = examples(
@@ -106,7 +106,7 @@ def serve(
     from vlrl.engine.vllm import launch as vllm_launch
 
     target = (folder or Path(f"{loaded.run.dir}-servers")).absolute()
-    with vllm_launch.alone(target):
+    with vllm_launch.serve_lock(target):
         servers = vllm_launch.prepare(loaded, target, replicas=replicas, host=host, port=port or _PORT,
                                       weights=weights or (), further=vllm or (), say=typer.echo,
                                       episodes=_episodes(loaded))
@@ -141,7 +141,7 @@ def _episodes(config: Config) -> bool:
         return False
 
 
-def _started(servers: Servers, wait: float) -> bool:
+def _started(servers: ServerGroup, wait: float) -> bool:
     """Returns whether the servers answer; False where a signal came before, which from now on ends them."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
@@ -157,7 +157,7 @@ def _judge(config: Config, name: str, words: list[str], folder: Path | None, hos
     from vlrl.services import judge_server
 
     target = (folder or Path(f"{config.run.dir}-judge")).absolute()
-    with vllm_launch.alone(target):
+    with vllm_launch.serve_lock(target):
         servers = judge_server.prepare(config.services.judge, target, host=host, port=port, further=further,
                                        say=typer.echo)
         typer.echo(f"starting the judge {config.services.judge.model}; log: {servers.servers[0].log}")

@@ -30,7 +30,7 @@ class Sampling:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Begun:
+class AnswerPrefix:
     """An answer that goes on from its own text, in its own random stream."""
 
     index: int
@@ -40,7 +40,7 @@ class Begun:
 
 
 @dataclass(eq=False)
-class Continued:
+class CacheSlot:
     """What an engine may keep of an answer, for a request whose prompt is the answered one, the answer and more."""
 
     cache: Any = None
@@ -59,7 +59,7 @@ class Request:
     """Its limits count over whole answers, what was written before included."""
     key: tuple[int, ...] = (0,)
     """Names the random stream: rollout i draws from (seed, *key, i), whatever batch or process it runs in."""
-    begun: tuple[Begun, ...] = ()
+    begun: tuple[AnswerPrefix, ...] = ()
     """[n] answers to go on with, instead of n others: with the same weights they become what they would have become
     unbroken. Their completions hold all of them, and one turn more."""
     way_out: str = ""
@@ -68,7 +68,7 @@ class Request:
     """Whose environment answers, where it was opened (`Sample.opening`)."""
     max_turns: int | None = None
     """Most actions of its episodes; None = episode.max_turns."""
-    continues: tuple[Continued, ...] = ()
+    continues: tuple[CacheSlot, ...] = ()
     """[n] of the answers, where further requests will go on from them; an engine may ignore it."""
     turns: tuple[Turn, ...] = ()
     """Of an episode, those that the prompt ends with; they count from the end of the prompt that it began with."""
@@ -80,9 +80,9 @@ class Request:
 
 Done = Callable[[int, list[Completion]], None]
 """Takes the number of a request and all of its completions."""
-SoFar = Callable[[], dict[tuple[int, int], str]]
+PartialTexts = Callable[[], dict[tuple[int, int], str]]
 """Gives what the answers of a batch hold so far, by (number of the request, number of the answer)."""
-Watch = Callable[[SoFar], None]
+Watch = Callable[[PartialTexts], None]
 """Called after every token of a batch; the texts are decoded only when it asks for them. What it raises ends the
 generation."""
 

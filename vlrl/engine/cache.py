@@ -73,7 +73,7 @@ def roomy_cache(config: Any) -> DynamicCache:
     return cache
 
 
-def side_by_side(caches: Sequence[DynamicCache]) -> DynamicCache:
+def join_caches(caches: Sequence[DynamicCache]) -> DynamicCache:
     """Returns one cache of the prompts of all, in order; shorter ones are padded on the left. Uses the given ones
     up.
     """
@@ -178,15 +178,15 @@ class SharedRows:
         _select(self._answers, rows)
 
 
-def spread(cache: DynamicCache, mask: torch.Tensor, owner: torch.Tensor, config: Any,
-           shared: bool) -> CopiedRows | SharedRows:
+def answer_rows(cache: DynamicCache, mask: torch.Tensor, owner: torch.Tensor, config: Any,
+                shared: bool) -> CopiedRows | SharedRows:
     """Returns rows over the cache of their prompts; `shared` where the model has vlrl's attention."""
     if shared and all(type(layer) is RoomyLayer for layer in cache.layers):
         return SharedRows(cache, mask, owner, roomy_cache(config))
     return CopiedRows(cache, mask, owner)
 
 
-def revived(cached: Sequence[list[Any]], config: Any) -> DynamicCache:
+def stack_row_caches(cached: Sequence[list[Any]], config: Any) -> DynamicCache:
     """Returns one cache of rows that were kept, shorter ones padded on the left. Uses the given ones up."""
     cache = roomy_cache(config)
     for i, layer in enumerate(cache.layers):

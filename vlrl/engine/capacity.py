@@ -82,7 +82,7 @@ def token_bytes(text: Any, size: int, adapter: bool) -> int:
     size: bytes per value of the compute type. adapter: under LoRA; in a full fine-tune keys are float32, as the
     rotation by their positions leaves them.
     """
-    kv_heads = most(text, "num_key_value_heads") or text.num_attention_heads
+    kv_heads = largest(text, "num_key_value_heads") or text.num_attention_heads
     return head_width(text) * text.num_hidden_layers * kv_heads * ((size if adapter else 4) + size)
 
 
@@ -93,10 +93,10 @@ def logit_bytes(text: Any, size: int) -> int:
 
 def head_width(text: Any) -> int:
     """Returns numbers of one attention head, of the widest where layers differ."""
-    return most(text, "head_dim") or text.hidden_size // text.num_attention_heads
+    return largest(text, "head_dim") or text.hidden_size // text.num_attention_heads
 
 
-def most(text: Any, name: str) -> int | None:
+def largest(text: Any, name: str) -> int | None:
     """Returns a number of a text config; the largest of its layers where these differ (Gemma 4); None without it."""
     if name not in (getattr(text, "per_layer_attributes", None) or ()):
         return getattr(text, name, None)
@@ -161,7 +161,7 @@ def begin_alike(request: Request, a: int, b: int) -> bool:
     return one is other or np.array_equal(one, other)
 
 
-def cut(jobs: Sequence[Job], first: int) -> tuple[list[Job], list[Job]]:
+def split_jobs(jobs: Sequence[Job], first: int) -> tuple[list[Job], list[Job]]:
     """Returns the first rollouts of a batch, and the others."""
     head: list[Job] = []
     tail: list[Job] = []

@@ -21,10 +21,18 @@ import torch
 import torch.nn.functional as F
 
 from vlrl.engine.base import Done, Request, Watch
-from vlrl.engine.cache import CopiedRows, SharedRows, cache_argument, revived, roomy_cache, side_by_side, spread
-from vlrl.engine.capacity import Capacity, Job, automatic, batches, begin_alike, chunks, cut
-from vlrl.engine.living import LivingCaches, RowCache
-from vlrl.engine.writing import Writing, Written
+from vlrl.engine.cache import (
+    CopiedRows,
+    SharedRows,
+    answer_rows,
+    cache_argument,
+    join_caches,
+    roomy_cache,
+    stack_row_caches,
+)
+from vlrl.engine.capacity import Capacity, Job, automatic, batches, begin_alike, chunks, split_jobs
+from vlrl.engine.decoding import DecodedBatch, DecodingBatch
+from vlrl.engine.turn_cache import RowCache, TurnCaches
 from vlrl.errors import NotFiniteError, TrainingError
 from vlrl.models.finite import not_finite
 from vlrl.models.oom import release, short_of_memory
@@ -52,7 +60,7 @@ class HFEngine:
         self.policy, self.seed, self.prefill_tokens = policy, seed, prefill_tokens
         room = automatic(policy)
         self.capacity = room if batch_rollouts == "auto" else Capacity(rows=batch_rollouts)
-        self.living = LivingCaches(room.total / 2 // room.token)
+        self.living = TurnCaches(room.total / 2 // room.token)
         """Of episodes; the other half is for the batch."""
         self._texts = Texts(policy)
 
@@ -112,9 +120,9 @@ class HFEngine:
         self.capacity = replace(self.capacity, rows=rows // 2)
         _log.warning("out of memory with %d answers side by side: from here on %d", rows, rows // 2)
         release(self.policy.device)
-        return [pair for part in cut(jobs, rows // 2) for pair in self._run(requests, part, watch)]
+        return [pair for part in split_jobs(jobs, rows // 2) for pair in self._run(requests, part, watch)]
 
-    def _completion(self, written: Written, row: int, request: Request, before: Completion | None) -> Completion:
+    def _completion(self, written: DecodedBatch, row: int, request: Request, before: Completion | None) -> Completion:
         n = int(written.lengths[row])
         tokens, sampled = written.tokens[row, :n], written.sampled[row, :n]
         ended = int(tokens[-1]) in self.policy.eos
@@ -125,7 +133,7 @@ class HFEngine:
                           finish_reason="stop" if stopped else "length",
                           turns=(*turns, Turn(start=turns[-1].end if turns else 0, end=n)))
 
-    def _so_far(self, writing: Writing, names: Sequence[tuple[int, int]]) -> dict[tuple[int, int], str]:
+    def _so_far(self, writing: DecodingBatch, names: Sequence[tuple[int, int]]) -> dict[tuple[int, int], str]:
         """Returns the texts of a batch, without end tokens; a character of which bytes are missing is left out."""
         written = writing.written()
         rows = (row[:n] for row, n in zip(written.tokens.tolist(), written.lengths.tolist(), strict=True))
@@ -133,12 +141,13 @@ class HFEngine:
         return {name: self._texts.decode(row).rstrip("\ufffd") for name, row in zip(names, ended, strict=True)}
 
     def _decode(self, work: Sequence[tuple[Request, list[int]]],
-                on_token: Callable[[Writing], None] | None = None) -> Written:
+                on_token: Callable[[DecodingBatch], None] | None = None) -> DecodedBatch:
         """Returns all rollouts of a batch, a token of each at a time; `on_token` is called after each."""
         sampling = [request.sampling for request, rows in work for _ in rows]
         longest = max(s.max_new_tokens for s in sampling)
         draws = np.stack([self._draws(request, i, longest) for request, rows in work for i in rows])
-        writing = Writing(sampling, draws, self._texts, [_before(request, i) for request, rows in work for i in rows])
+        writing = DecodingBatch(sampling, draws, self._texts,
+                                [_before(request, i) for request, rows in work for i in rows])
         with phase("prefill"):
             logits, cache_rows, position = self._begin(work)
         rows = torch.arange(len(sampling), device=self.policy.device)
@@ -160,7 +169,8 @@ class HFEngine:
         self._keep(work, writing, cache_rows, rows, live)
         return writing.written()
 
-    def _keep(self, work: Sequence[tuple[Request, list[int]]], writing: Writing, cache_rows: CopiedRows | SharedRows,
+    def _keep(self, work: Sequence[tuple[Request, list[int]]], writing: DecodingBatch,
+              cache_rows: CopiedRows | SharedRows,
               rows: torch.Tensor, live: torch.Tensor) -> None:
         """Keeps the caches of the rows [R] of a batch that have ended, where they will be continued."""
         if not isinstance(cache_rows, SharedRows) or not any(request.continues for request, _ in work):
@@ -190,7 +200,7 @@ class HFEngine:
                 owner.append(len(prompts) - 1)
         logits, cache, mask, position = self._prefill_all(prompts)
         of = torch.tensor(owner, device=self.policy.device)
-        return logits[of], spread(cache, mask, of, self._text_config, self.policy.family.shared), position[of]
+        return logits[of], answer_rows(cache, mask, of, self._text_config, self.policy.family.shared), position[of]
 
     def _next(self, token: torch.Tensor, position: torch.Tensor, cache_rows: CopiedRows | SharedRows) -> torch.Tensor:
         """Returns logits [R, V] after one more token [R] of every row: all that a decoding step asks of the model.
@@ -213,7 +223,7 @@ class HFEngine:
         logits, caches, masks, position = zip(*parts, strict=True)
         width = max(mask.shape[1] for mask in masks)
         mask = torch.cat([F.pad(mask, (width - mask.shape[1], 0)) for mask in masks])
-        return torch.cat(logits), side_by_side(caches), mask, torch.cat(position)
+        return torch.cat(logits), join_caches(caches), mask, torch.cat(position)
 
     def _prefill(self, prompts: Sequence[Prompt], cached: Sequence[RowCache]
                  ) -> tuple[torch.Tensor, Any, torch.Tensor, torch.Tensor]:
@@ -235,7 +245,8 @@ class HFEngine:
              **media_inputs(prompts)}, device))
         attention = torch.from_numpy(mask).to(device)
         at = torch.from_numpy(positions if len(positions) > 1 else positions[0]).to(device)
-        cache = revived([k.layers for k in cached], self._text_config) if cached else roomy_cache(self._text_config)
+        cache = stack_row_caches([k.layers for k in cached],
+                                 self._text_config) if cached else roomy_cache(self._text_config)
         out = self.policy.model(**inputs, attention_mask=attention, position_ids=at, use_cache=True, logits_to_keep=1,
                                 **{self._cache_argument: cache})
         following = torch.tensor([p.next_position for p in prompts], device=device)

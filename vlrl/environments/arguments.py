@@ -11,7 +11,7 @@ from vlrl.config.url_entries import shown
 from vlrl.errors import ConfigError
 
 
-def names(value: Any, what: str) -> tuple[str, ...]:
+def checked_names(value: Any, what: str) -> tuple[str, ...]:
     """Returns a list of names. Raises ConfigError for a text, whose letters would be the names, and for what YAML reads
     as something else than a text or a number."""
     if isinstance(value, (str, bytes)) or not isinstance(value, Collection):
@@ -22,16 +22,16 @@ def names(value: Any, what: str) -> tuple[str, ...]:
     return tuple(map(str, value))
 
 
-def variables(value: Any, what: str) -> tuple[str, ...]:
+def checked_variables(value: Any, what: str) -> tuple[str, ...]:
     """Returns names of environment variables. Raises ConfigError for one that is not set."""
-    variable_names = names(value, what)
+    variable_names = checked_names(value, what)
     missing = next((name for name in variable_names if name not in os.environ), None)
     if missing is not None:
         raise ConfigError(f"{what} names {missing!r}, which is not set here: export it, or leave it out")
     return variable_names
 
 
-def server_url(url: str, like: str) -> str:
+def checked_server_url(url: str, like: str) -> str:
     """Returns the URL of a server, its scheme in small letters. Raises ConfigError for what is none, and for one with a
     user's name or a password, which is not told: addresses are printed, and stored with runs."""
     try:

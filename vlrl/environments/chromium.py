@@ -27,7 +27,7 @@ STEADY = ("--disable-partial-raster", "--disable-threaded-animation", "--disable
 before."""
 
 
-def program_of(named: str = "") -> str | None:
+def chromium_program(named: str = "") -> str | None:
     """Returns the program of Chromium: the named one, else the first on the path; None = playwright's own.
 
     Raises ConfigError where playwright, which drives it, is not installed.
@@ -37,7 +37,7 @@ def program_of(named: str = "") -> str | None:
     return named or next(filter(None, map(shutil.which, BROWSERS)), None)
 
 
-def not_started(program: str | None, error: Exception, setting: str) -> ConfigError:
+def browser_start_error(program: str | None, error: Exception, setting: str) -> ConfigError:
     """Returns what to say of a browser that cannot be started; `setting` names its program."""
     return ConfigError(f"{program or 'Chromium'} cannot be started: {str(error).splitlines()[0][:200]}. Install it "
                        "(apt-get install chromium, or `playwright install chromium`), or name its program with "

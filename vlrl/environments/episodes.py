@@ -29,9 +29,17 @@ import numpy as np
 from vlrl.config.schema import Config
 from vlrl.distributed import comm
 from vlrl.engine.base import Done, Engine, Request
-from vlrl.environments.host import Environments, Failed
-from vlrl.environments.playing import PlayedEpisode, action_of, at_most, lost, never_begun, places, start_of
-from vlrl.environments.tools import readable
+from vlrl.environments.host import EnvironmentFailure, Environments
+from vlrl.environments.live_episode import (
+    LiveEpisode,
+    action_of,
+    group_members,
+    never_begun,
+    reset_error,
+    sampling_up_to,
+    start_of,
+)
+from vlrl.environments.tools import with_readable_results
 from vlrl.errors import DataError
 from vlrl.models.processing import Encoder
 from vlrl.monitoring.metrics import Clock
@@ -76,8 +84,8 @@ class EpisodeEngine:
         single = [i for i in range(len(requests)) if i not in {*acting}]
         completions = dict(zip(single, self.engine.generate([requests[i] for i in single]),
                                strict=True)) if single else {}
-        completions |= {i: [never_begun(requests[i], place, error) for place, _ in places(requests[i])]
-                        for i in acting if (error := lost(requests[i]))}
+        completions |= {i: [never_begun(requests[i], place, error) for place, _ in group_members(requests[i])]
+                        for i in acting if (error := reset_error(requests[i]))}
         playing = [i for i in acting if i not in completions]
         completions |= dict(zip(playing, self._episodes([requests[i] for i in playing], self.engine),
                                 strict=True)) if playing else {}
@@ -88,7 +96,7 @@ class EpisodeEngine:
         again. One that went otherwise has an error.
         """
         acting = [i for i, r in enumerate(requests)
-                  if r.sample is not None and r.sample.opening is not None and not lost(r)]
+                  if r.sample is not None and r.sample.opening is not None and not reset_error(r)]
         engine = _Recorded({requests[i].key: recorded[i] for i in acting})
         again = dict(zip(acting, self._episodes([requests[i] for i in acting], engine), strict=True))
         return [[*map(_unchanged, again[i], own)] if i in again else own for i, own in enumerate(recorded)]
@@ -119,14 +127,14 @@ class EpisodeEngine:
         getattr(self.engine, "abandon", lambda: None)()
 
     def _episodes(self, requests: Sequence[Request], engine: Engine) -> list[list[Completion]]:
-        groups = [[PlayedEpisode(r, i, self.environments.open(*start_of(r)), r.prompt, self.limits.last,
-                                 self.encode.end, again) for i, again in places(r)] for r in requests]
+        groups = [[LiveEpisode(r, i, self.environments.open(*start_of(r)), r.prompt, self.limits.last,
+                                 self.encode.end, again) for i, again in group_members(r)] for r in requests]
         everyone = [p for group in groups for p in group]
         most = self.limits.max_tokens
-        calls: dict[Future[Any], PlayedEpisode] = {self.environments.begin_reset(p.episode): p for p in everyone}
+        calls: dict[Future[Any], LiveEpisode] = {self.environments.begin_reset(p.episode): p for p in everyone}
         try:
             opening = engine.generate([
-                replace(r, sampling=at_most(r, most),
+                replace(r, sampling=sampling_up_to(r, most),
                         continues=tuple(p.continued for p in group) if self.limits.last is None else ())
                 for r, group in zip(requests, groups, strict=True) if not r.begun])
             new = [p for p in everyone if p.again is None]
@@ -155,14 +163,14 @@ class EpisodeEngine:
             self.environments.close_episodes([p.episode for p in everyone])
         return [[p.completion() for p in group] for group in groups]
 
-    def _act(self, playing: PlayedEpisode, action: Completion, calls: dict[Future[Any], PlayedEpisode]) -> None:
+    def _act(self, playing: LiveEpisode, action: Completion, calls: dict[Future[Any], LiveEpisode]) -> None:
         """Adds an action, and has its environment answer it."""
         playing.act(action)
         if playing.error is None:
             words = told(action.text, playing.turns[-1].opened)
             calls[self.environments.begin_step(playing.episode, words)] = playing
 
-    def _arrived(self, calls: dict[Future[Any], PlayedEpisode]) -> list[tuple[PlayedEpisode, Any]]:
+    def _arrived(self, calls: dict[Future[Any], LiveEpisode]) -> list[tuple[LiveEpisode, Any]]:
         """Waits for environments; returns the episodes whose calls are done, which leave `calls`, and the results."""
         with self.clock("waiting"):
             done = wait(calls, return_when=ALL_COMPLETED if self.fixed else FIRST_COMPLETED).done
@@ -171,9 +179,9 @@ class EpisodeEngine:
         self.clock.seconds["environment"] = self.clock.seconds.get("environment", 0.0) + spent
         return arrived
 
-    def _goes_on(self, playing: PlayedEpisode, step: Step | Failed) -> bool:
+    def _goes_on(self, playing: LiveEpisode, step: Step | EnvironmentFailure) -> bool:
         """Adds the environment's answer to an episode; returns whether the model acts again."""
-        if isinstance(step, Failed):
+        if isinstance(step, EnvironmentFailure):
             playing.fail(step.reason)
             return False
         try:
@@ -194,10 +202,10 @@ class EpisodeEngine:
         except DataError:
             if not step.observation.results:
                 raise
-        step = readable(step, lambda result: self.encode.observation(result, name))
+        step = with_readable_results(step, lambda result: self.encode.observation(result, name))
         return step, self.encode.observation(step.observation, name)
 
-    def _limit(self, playing: PlayedEpisode, tokens: int, media: int) -> str:
+    def _limit(self, playing: LiveEpisode, tokens: int, media: int) -> str:
         """Returns the limit that ends an episode before so much more; "" = none."""
         limits = self.limits
         most = limits.max_turns if playing.base_request.max_turns is None else playing.base_request.max_turns

@@ -10,9 +10,9 @@ from typing import Any
 
 from PIL import Image
 
-from vlrl.environments.paid import Wrong
-from vlrl.environments.shown import decoded, picture
-from vlrl.environments.tools import cut
+from vlrl.environments.images import image_of_array, image_of_base64
+from vlrl.environments.tools import shorten
+from vlrl.environments.validation import ProtocolError
 from vlrl.task.calls import from_json
 from vlrl.types import Media, Observation
 
@@ -29,7 +29,7 @@ _KINDS: Mapping[str, type] = {"boolean": bool, "array": list, "object": dict, "n
 # --- observations -----------------------------------------------------------------------------------------------------
 
 
-def observed(fields: Mapping[str, Any], images: Collection[str] = ()) -> Observation:
+def observation_of(fields: Mapping[str, Any], images: Collection[str] = ()) -> Observation:
     """Returns the fields of an observation as text and pictures.
 
     A picture is a base64 text of a PNG, JPEG, WebP or GIF file (or a data: URL of one), {"type": "image", "data": ...},
@@ -38,7 +38,7 @@ def observed(fields: Mapping[str, Any], images: Collection[str] = ()) -> Observa
     """
     missing = [name for name in images if name not in fields]
     if missing:
-        raise Wrong(f"its observation has no field {missing[0]!r}; it has {', '.join(map(str, fields))[:200]}")
+        raise ProtocolError(f"its observation has no field {missing[0]!r}; it has {', '.join(map(str, fields))[:200]}")
     media, texts = [], {}
     for name, value in fields.items():
         shape = fields.get(f"{name}_shape")
@@ -49,7 +49,7 @@ def observed(fields: Mapping[str, Any], images: Collection[str] = ()) -> Observa
             texts[str(name)] = value
     alone = len(texts) == 1 and isinstance(next(iter(texts.values())), str)
     lines = texts.values() if alone else (f"{name}: {_written(value)}" for name, value in texts.items())
-    return Observation(cut("\n".join(lines)), media)
+    return Observation(shorten("\n".join(lines)), media)
 
 
 def _is_shape(name: str, fields: Mapping[str, Any]) -> bool:
@@ -59,15 +59,15 @@ def _is_shape(name: str, fields: Mapping[str, Any]) -> bool:
 def _image(value: Any, shape: Any, name: str, must: bool) -> Image.Image | None:
     """Returns the picture that a value is; None where it is none and need not be."""
     if isinstance(value, Mapping) and value.get("type") == "image" and "data" in value:
-        return decoded(value["data"], name)
+        return image_of_base64(value["data"], name)
     if isinstance(value, str):
         url = _DATA_URL.match(value)
         if url or must or (len(value) >= _LEAST and value.startswith(_MAGIC)):
-            return decoded(value[url.end():] if url else value, name)
+            return image_of_base64(value[url.end():] if url else value, name)
     if isinstance(value, list) and isinstance(shape, list):
-        return picture(_reshaped(value, shape, name), name)
+        return image_of_array(_reshaped(value, shape, name), name)
     if must or _is_frame(value):
-        return picture(value, name)
+        return image_of_array(value, name)
     return None
 
 
@@ -86,7 +86,7 @@ def _reshaped(value: Sequence[Any], shape: Sequence[Any], name: str) -> Any:
     try:
         return np.asarray(value).reshape([int(side) for side in shape])
     except (ValueError, TypeError, OverflowError) as error:
-        raise Wrong(f"its {name} does not have the shape {str(shape)[:60]}: {str(error)[:100]}") from None
+        raise ProtocolError(f"its {name} does not have the shape {str(shape)[:60]}: {str(error)[:100]}") from None
 
 
 def _written(value: Any) -> str:
@@ -96,7 +96,7 @@ def _written(value: Any) -> str:
 # --- actions ----------------------------------------------------------------------------------------------------------
 
 
-def payload(text: str, schema: Mapping[str, Any], field: str = "") -> dict[str, Any]:
+def action_of_text(text: str, schema: Mapping[str, Any], field: str = "") -> dict[str, Any]:
     """Returns the action that a text stands for, by the JSON schema of a server's actions: the value of `field`, or of
     the only field that must be given (else the only one there is), in its type; an object in JSON otherwise.
 

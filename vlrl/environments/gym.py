@@ -19,10 +19,11 @@ import numpy as np
 
 from vlrl.config.registry import resolve
 from vlrl.environments.actions import read_action
-from vlrl.environments.arguments import names
-from vlrl.environments.paid import PARTS, Paid, Wrong, truth
-from vlrl.environments.shown import picture
-from vlrl.environments.tools import MOST_TEXT, cut
+from vlrl.environments.arguments import checked_names
+from vlrl.environments.episode_reward import PARTS, EpisodeReward, truth
+from vlrl.environments.images import image_of_array
+from vlrl.environments.tools import MOST_TEXT, shorten
+from vlrl.environments.validation import ProtocolError
 from vlrl.errors import ConfigError
 from vlrl.rewards.text import parse_answer
 from vlrl.task.environment import Environment
@@ -40,7 +41,7 @@ class GymEnvironment(Environment):
         address `path/file.py:function`.
     show: image = the frame alone; text = the observation, written as text; both; auto = the frame and the texts among
         the observation, which is written where there is neither.
-    goal, parts: see paid.Paid. arguments: of `gymnasium.make`.
+    goal, parts: see episode_reward.EpisodeReward. arguments: of `gymnasium.make`.
     """
 
     def __init__(self, name: str, *, actions: Sequence[str] = (), act: str | Callable[[str, Any], Any] | None = None,
@@ -49,9 +50,9 @@ class GymEnvironment(Environment):
             raise ConfigError(f"show={show!r}: choose one of {', '.join(SHOW)}")
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # frames are drawn into memory, on hosts without a screen too
         os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
-        self.show, self.paid = show, Paid(parts, goal)
+        self.show, self.paid = show, EpisodeReward(parts, goal)
         self._read = resolve("environment.options.act", act, {}) if isinstance(act, str) else act
-        actions = names(actions, "actions")
+        actions = checked_names(actions, "actions")
         self.world, self.frames = _make(name, arguments)
         try:
             self.names = self._named(actions)
@@ -72,14 +73,14 @@ class GymEnvironment(Environment):
         try:
             own = self._action(parse_answer(action).final.strip())
         except ValueError as error:
-            return Step(Observation(cut(f"Error: {error}"), self._media), self.paid.illegal(), state=self.state,
-                        info={"error": cut(str(error), 1000)})
+            return Step(Observation(shorten(f"Error: {error}"), self._media), self.paid.illegal(), state=self.state,
+                        info={"error": shorten(str(error), 1000)})
         observation, reward, terminated, truncated, said = self.world.step(own)
         ended, cut_short = truth(terminated, "terminated"), truth(truncated, "truncated")
         self.state, self._ended = _digest(observation), ended or cut_short
         parts = self.paid.step(reward, ended, said if isinstance(said, Mapping) else {})
         return Step(self._shown(observation), parts, done=self._ended, state=self.state,
-                    info={"action": cut(str(own), 200), "truncated": cut_short})
+                    info={"action": shorten(str(own), 200), "truncated": cut_short})
 
     def close(self) -> None:
         self.world.close()
@@ -111,13 +112,13 @@ class GymEnvironment(Environment):
     def _shown(self, observation: Any) -> Observation:
         frame = observation if self.frames == "observation" else self.world.render() if self.frames else None
         drawn = frame is not None and self.show != "text"
-        self._media = media = [Media(source=picture(frame, "frame"))] if drawn else []
+        self._media = media = [Media(source=image_of_array(frame, "frame"))] if drawn else []
         if self.show in ("text", "both"):
             text = _written(observation)
         else:
             text = _texts(observation)
             text = _written(observation) if not (text or media) else text if self.show == "auto" else ""
-        return Observation(cut(text), media)
+        return Observation(shorten(text), media)
 
 
 def check(name: str) -> None:
@@ -202,7 +203,8 @@ def _written(observation: Any) -> str:
             return [*map(plain, value)]
         if isinstance(value, (np.ndarray, np.generic)):
             if value.size > MOST_TEXT:
-                raise Wrong(f"an observation of {value.size} numbers cannot be shown as text: leave show at image")
+                raise ProtocolError(f"an observation of {value.size} numbers cannot be shown as text: leave show at "
+                                    "image")
             return value.tolist()
         return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
 

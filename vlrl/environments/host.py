@@ -28,8 +28,8 @@ from typing import Any
 
 from vlrl.config.registry import failure
 from vlrl.config.schema import EnvironmentSettings
-from vlrl.environments.checked import Wrong, checked_observation, checked_step, fingerprint
 from vlrl.environments.tools import environment_of
+from vlrl.environments.validation import ProtocolError, checked_observation, checked_step, fingerprint
 from vlrl.rewards.worker import Hung, Killed, Worker, alone, serve
 from vlrl.task.base import Task
 from vlrl.task.environment import Environment
@@ -49,14 +49,14 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Failed:
+class EnvironmentFailure:
     """An environment that cannot go on: why."""
 
     reason: str
 
 
 @dataclass(eq=False)
-class Episode:
+class HostedEpisode:
     """An environment in a host, by its number."""
 
     number: int
@@ -86,11 +86,11 @@ class Environments:
         """How the model writes boxes, which is known once it is loaded."""
         self._convention = convention
 
-    def open(self, sample: Sample, seed: int) -> Episode:
+    def open(self, sample: Sample, seed: int) -> HostedEpisode:
         """Returns a new episode; nothing of the task runs yet."""
         with self._lock:
             self._next += 1
-            return Episode(self._next, sample, seed)
+            return HostedEpisode(self._next, sample, seed)
 
     def opened(self, sample: Sample, seed: int) -> Sample:
         """Returns the sample with what its environment shows at a reset, or why it cannot be reset; as it is where the
@@ -99,34 +99,34 @@ class Environments:
         episode = self.open(sample, seed)
         (observation,) = self.reset([episode])
         self.close_episodes([episode])
-        if isinstance(observation, Failed):
+        if isinstance(observation, EnvironmentFailure):
             return replace(sample, opening=Observation(), environment_seed=seed, reset_error=observation.reason)
         if observation is None:
             return sample
         return replace(sample, opening=observation, environment_seed=seed)
 
-    def reset(self, episodes: Sequence[Episode]) -> list[Observation | Failed | None]:
+    def reset(self, episodes: Sequence[HostedEpisode]) -> list[Observation | EnvironmentFailure | None]:
         """Returns what each shows first; None for a sample that has no environment."""
         return [call.result() for call in [self.begin_reset(e) for e in episodes]]
 
-    def step(self, episodes: Sequence[Episode], actions: Sequence[str]) -> list[Step | Failed]:
+    def step(self, episodes: Sequence[HostedEpisode], actions: Sequence[str]) -> list[Step | EnvironmentFailure]:
         """Returns what the action of each does."""
         return [call.result() for call in [*map(self.begin_step, episodes, actions)]]
 
-    def begin_reset(self, episode: Episode) -> Future[Observation | Failed | None]:
+    def begin_reset(self, episode: HostedEpisode) -> Future[Observation | EnvironmentFailure | None]:
         """Returns at once what the episode will show first; calls of one process go on in the order of these."""
         return self._begin(episode, lambda: self._first(episode))
 
-    def begin_step(self, episode: Episode, action: str) -> Future[Step | Failed]:
+    def begin_step(self, episode: HostedEpisode, action: str) -> Future[Step | EnvironmentFailure]:
         """Returns at once what the action will do."""
         return self._begin(episode, lambda: self._step(episode, action))
 
-    def close_episodes(self, episodes: Sequence[Episode]) -> list[Failed | None]:
+    def close_episodes(self, episodes: Sequence[HostedEpisode]) -> list[EnvironmentFailure | None]:
         """Closes their environments; one that cannot close is told, and returned as Failed."""
         calls = [self._begin(e, partial(self._ask, e, "close", None, self.settings.step_s)) for e in episodes]
         replies = [call.result() for call in calls]
         for episode, reply in zip(episodes, replies, strict=True):
-            if isinstance(reply, Failed):
+            if isinstance(reply, EnvironmentFailure):
                 _log.warning("environment of sample %r: %s", episode.sample.id, reply.reason)
         return replies
 
@@ -149,7 +149,7 @@ class Environments:
         keeper = self._keeper
         return Worker(lambda: keeper.start(self._convention)) if keeper else None
 
-    def _begin(self, episode: Episode, call: Callable[[], Any]) -> Future[Any]:
+    def _begin(self, episode: HostedEpisode, call: Callable[[], Any]) -> Future[Any]:
         """Has its process do a call after those before."""
         def timed() -> Any:
             begun = time.monotonic()
@@ -160,19 +160,19 @@ class Environments:
 
         return self._queues[episode.number % len(self._queues)].submit(timed)
 
-    def _first(self, episode: Episode) -> Observation | Failed | None:
+    def _first(self, episode: HostedEpisode) -> Observation | EnvironmentFailure | None:
         shown = self._reset(episode)
         if isinstance(shown, Observation):
             episode.seen = [fingerprint(shown)]
         return shown
 
-    def _reset(self, episode: Episode) -> Observation | Failed | None:
+    def _reset(self, episode: HostedEpisode) -> Observation | EnvironmentFailure | None:
         """Returns what a reset shows; one that fails is tried again after pauses that double."""
         left = self.settings.reset_s
         end = time.monotonic() + left
         for pause in (*_PAUSES_S, 0.0):
             reply = self._ask(episode, "reset", (episode.sample, episode.seed), left)
-            if not isinstance(reply, Failed):
+            if not isinstance(reply, EnvironmentFailure):
                 self._lost.clear()
                 return reply
             left = end - time.monotonic() - pause
@@ -183,28 +183,30 @@ class Environments:
         self._lost.add(episode.sample.id)
         return reply
 
-    def _step(self, episode: Episode, action: str) -> Step | Failed:
+    def _step(self, episode: HostedEpisode, action: str) -> Step | EnvironmentFailure:
         reply = self._ask(episode, "step", action, self.settings.step_s)
         if reply is None:  # its process is a new one
             reply = self._replayed(episode) or self._ask(episode, "step", action, self.settings.step_s)
         if isinstance(reply, Step):
             episode.actions.append(action)
             episode.seen.append(fingerprint(reply))
-        return reply if isinstance(reply, (Step, Failed)) else Failed("its process was lost twice")
+        return reply if isinstance(reply,
+                                   (Step, EnvironmentFailure)) else EnvironmentFailure("its process was lost twice")
 
-    def _replayed(self, episode: Episode) -> Failed | None:
+    def _replayed(self, episode: HostedEpisode) -> EnvironmentFailure | None:
         """Brings an environment to where it was; returns why it cannot be."""
         for i, seen in enumerate(episode.seen):
             reply = (self._ask(episode, "step", episode.actions[i - 1], self.settings.step_s) if i
                      else self._reset(episode))
-            if isinstance(reply, Failed):
+            if isinstance(reply, EnvironmentFailure):
                 return reply
             if reply is None or fingerprint(reply) != seen:
-                return Failed(f"replay: its process was lost, and {f'action {i}' if i else 'the reset'} now leads to "
-                              "something else than the model saw: it must be the same for the same seed and actions")
+                call = f"action {i}" if i else "the reset"
+                return EnvironmentFailure(f"replay: its process was lost, and {call} now leads to something else than "
+                                          "the model saw: it must be the same for the same seed and actions")
         return None
 
-    def _ask(self, episode: Episode, call: str, given: Any, seconds: float) -> Any:
+    def _ask(self, episode: HostedEpisode, call: str, given: Any, seconds: float) -> Any:
         """Returns the reply of its process; None where that does not know the episode."""
         place = episode.number % len(self._workers)
         worker = self._workers[place]
@@ -224,9 +226,9 @@ class Environments:
             why = f"no result within {seconds:g} s" if isinstance(error, Hung) else "its process ended"
             _log.warning("environment of sample %r, %s: %s; the process was started again", episode.sample.id, call,
                          why)
-            return Failed(f"{call}: {why}")
+            return EnvironmentFailure(f"{call}: {why}")
         except Exception as error:  # a sample with objects that cannot be sent
-            return Failed(f"{call}: {type(error).__name__}: {error}"[:500])
+            return EnvironmentFailure(f"{call}: {type(error).__name__}: {error}"[:500])
 
 
 # --- in the process ---------------------------------------------------------------------------------------------------
@@ -241,7 +243,8 @@ def _serve(connection: Connection, task: Task) -> None:
         try:
             return pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
         except Exception as error:  # of the task's own objects
-            return pickle.dumps(Failed(f"what it returned cannot be sent: {type(error).__name__}: {error}"[:500]))
+            why = f"what it returned cannot be sent: {type(error).__name__}: {error}"[:500]
+            return pickle.dumps(EnvironmentFailure(why))
 
     serve(connection, reply)
 
@@ -262,7 +265,8 @@ class _Hosted:
                 if environment is None:
                     return None
                 if not isinstance(environment, Environment):
-                    return Failed(f"environment(sample) returned {type(environment).__name__}, expected an Environment")
+                    return EnvironmentFailure(f"environment(sample) returned {type(environment).__name__}, expected an "
+                                              "Environment")
                 self._open[number] = environment
                 return checked_observation(environment.reset(seed))
             if number not in self._open:
@@ -270,7 +274,7 @@ class _Hosted:
             if call == "close":
                 return self._open.pop(number).close()
             return checked_step(self._open[number].step(given))
-        except Wrong as error:
-            return Failed(f"{call}: {error}")
+        except ProtocolError as error:
+            return EnvironmentFailure(f"{call}: {error}")
         except (Exception, SystemExit) as error:  # a task's code may raise anything
-            return Failed(f"{call}: {failure(error)}"[:500])
+            return EnvironmentFailure(f"{call}: {failure(error)}"[:500])

@@ -23,12 +23,13 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from contextlib import ExitStack
 from typing import Any
 
-from vlrl.environments.arguments import names, server_url, variables
-from vlrl.environments.paid import PARTS, Paid, Wrong, number
-from vlrl.environments.paid import SUCCESS as SUCCEEDED
-from vlrl.environments.servers import Deadline, pool
-from vlrl.environments.shown import decoded
-from vlrl.environments.tools import NAME, CallError, Tool, ToolEnvironment, cut
+from vlrl.environments.arguments import checked_names, checked_server_url, checked_variables
+from vlrl.environments.episode_reward import PARTS, EpisodeReward, number
+from vlrl.environments.episode_reward import SUCCESS as SUCCEEDED
+from vlrl.environments.images import image_of_base64
+from vlrl.environments.server_pool import Deadline, pool
+from vlrl.environments.tools import NAME, CallError, Tool, ToolEnvironment, shorten
+from vlrl.environments.validation import ProtocolError
 from vlrl.errors import ConfigError
 from vlrl.task.environment import SUCCESS
 from vlrl.types import Media, Observation, Step
@@ -61,7 +62,7 @@ class McpTool(Tool):
         return self._call(self.name, arguments)
 
 
-class Session:
+class McpSession:
     """A session with one server, at the address or command that was given and no other."""
 
     def __init__(self, address: str, environment: Collection[str] = (), folder: str | None = None):
@@ -83,7 +84,7 @@ class Session:
             try:
                 self._client = self._stack.enter_context(self._portal.wrap_async_context_manager(client))
             except Exception as error:
-                raise Wrong(self._why(error, until)) from error
+                raise ProtocolError(self._why(error, until)) from error
         except BaseException:
             self.close()
             raise
@@ -99,11 +100,11 @@ class Session:
             if not cursor or len(offered) > _MOST_TOOLS:
                 break
         if cursor or len(offered) > _MOST_TOOLS:
-            raise Wrong(f"{self.address} offers more than {_MOST_TOOLS} tools, or pages of them without an end")
+            raise ProtocolError(f"{self.address} offers more than {_MOST_TOOLS} tools, or pages of them without an end")
         named = {tool.name: tool for tool in offered}
         missing = [name for name in allowed if name not in named]
         if missing:
-            raise Wrong(f"{self.address} has no tool {missing[0]!r}; it has {', '.join(named)[:300]}")
+            raise ProtocolError(f"{self.address} has no tool {missing[0]!r}; it has {', '.join(named)[:300]}")
         return [_schema(tool) for name, tool in named.items() if not allowed or name in allowed]
 
     def call(self, name: str, arguments: Mapping[str, Any], until: Deadline) -> Any:
@@ -145,7 +146,7 @@ class Session:
             if isinstance(error, MCPError) and error.code in _MODELS_FAULT:
                 raise CallError(str(error)[:500]) from error
             _log.debug("%s: a call failed", self.address, exc_info=True)
-            raise Wrong(self._why(error, until)) from error
+            raise ProtocolError(self._why(error, until)) from error
 
     def _why(self, error: BaseException, until: Deadline) -> str:
         while isinstance(error, BaseExceptionGroup):
@@ -234,8 +235,9 @@ class McpEnvironment(ToolEnvironment):
         begins, which the model is not shown; its result is the first observation.
     environment: names of variables that the command is given besides HOME, LOGNAME, PATH, SHELL, TERM and USER.
     folder: where it runs.
-    A result whose structured content has a `reward` (and `done`, `success`, `progress`) pays it: see paid.Paid for goal
-    and parts. Of several calls of an action, rewards add up and what any of them ended or reached counts.
+    A result whose structured content has a `reward` (and `done`, `success`, `progress`) pays it; goal and
+    parts are those of EpisodeReward. Of several calls in one action the rewards are added, and the episode is done or
+    successful if any of them is.
     step_s, reset_s: seconds that the calls of an action, and all until the first observation, may take.
     """
 
@@ -244,11 +246,11 @@ class McpEnvironment(ToolEnvironment):
                  parts: Collection[str] = PARTS, step_s: float = 45.0, reset_s: float = 90.0):
         super().__init__((), SUCCESS in parts)
         self.addresses = checked_addresses([address] if isinstance(address, str) else address)
-        self._allowed, self._reset = names(tools, "tools"), reset
-        self._given = variables(environment, "environment"), folder
-        self.paid, self.step_s, self.reset_s = Paid(parts, goal), step_s, reset_s
+        self._allowed, self._reset = checked_names(tools, "tools"), reset
+        self._given = checked_variables(environment, "environment"), folder
+        self.paid, self.step_s, self.reset_s = EpisodeReward(parts, goal), step_s, reset_s
         self._servers = pool(self.addresses, lambda address: True)
-        self._session: Session | None = None
+        self._session: McpSession | None = None
         self._said: dict[str, Any] = {}
         self._until = Deadline(reset_s)
 
@@ -263,11 +265,11 @@ class McpEnvironment(ToolEnvironment):
             return Observation()
         first = self.tools.pop(self._reset, None)
         if first is None:
-            raise Wrong(f"{self._session.address} has no tool {self._reset!r} to reset it")
+            raise ProtocolError(f"{self._session.address} has no tool {self._reset!r} to reset it")
         try:
             shown = first({"seed": seed})
         except CallError as error:
-            raise Wrong(f"its tool {self._reset!r} failed: {error}") from None
+            raise ProtocolError(f"its tool {self._reset!r} failed: {error}") from None
         return shown
 
     def step(self, action: str) -> Step:
@@ -279,7 +281,7 @@ class McpEnvironment(ToolEnvironment):
         paid = self.paid.step(said["reward"], said["done"], said)
         state = said.get("state")
         return Step(step.observation, {**step.parts, **paid}, done=step.done or said["done"],
-                    state=None if state is None else cut(str(state), 1000), info=step.info)
+                    state=None if state is None else shorten(str(state), 1000), info=step.info)
 
     def close(self) -> None:
         if self._session:
@@ -293,24 +295,24 @@ class McpEnvironment(ToolEnvironment):
         self.close()
         refused = []
         for address in self._servers.tried():
-            session = Session(address, *self._given)
+            session = McpSession(address, *self._given)
             try:
                 session.open(self._until.within(self.reset_s / len(self.addresses)))
-            except Wrong as error:
+            except ProtocolError as error:
                 self._servers.lost(address)
                 refused.append(str(error))
             else:
                 self._session = session
                 self._servers.took(address)
                 return
-        raise Wrong("; ".join(refused) or "no server is well")
+        raise ProtocolError("; ".join(refused) or "no server is well")
 
     def _called(self, name: str, arguments: Mapping[str, Any]) -> Observation:
         """Returns what a tool shows; adds up what it pays."""
         assert self._session
         try:
             result = self._session.call(name, arguments, self._until)
-        except Wrong:
+        except ProtocolError:
             self._servers.lost(self._session.address)
             raise
         shown = content(result.content)
@@ -327,7 +329,7 @@ def _added(before: Mapping[str, Any], payment: Mapping[str, Any]) -> dict[str, A
     all else the last word counts. Raises Wrong."""
     done = payment.get("done", False)
     if not isinstance(done, bool):
-        raise Wrong(f"its done is {str(done)[:60]!r}, expected true or false")
+        raise ProtocolError(f"its done is {str(done)[:60]!r}, expected true or false")
     both = {**before, **payment, "done": bool(before.get("done")) or done,
             "reward": number(before.get("reward"), "reward") + number(payment["reward"], "reward")}
     return both | {name: before.get(name) or payment.get(name) for name in SUCCEEDED if name in both}
@@ -338,7 +340,8 @@ def mcp_tools(address: str | Sequence[str], *, tools: Collection[str] = (), rese
     """Returns the tools that a server offers, to be shown to the model; asked for once in a process. Arguments as those
     of McpEnvironment. Raises ConfigError where the server does not answer."""
     addresses = checked_addresses([address] if isinstance(address, str) else address)
-    return list(_listed(tuple(addresses), names(tools, "tools"), reset, variables(environment, "environment"), folder,
+    return list(_listed(tuple(addresses), checked_names(tools, "tools"), reset,
+                        checked_variables(environment, "environment"), folder,
                         seconds))
 
 
@@ -347,12 +350,12 @@ def _listed(addresses: Sequence[str], allowed: Sequence[str], reset: str, enviro
             folder: str | None, seconds: float) -> tuple[McpTool, ...]:
     problems, until = [], Deadline(seconds)
     for address in addresses:
-        session, own = Session(address, environment, folder), until.within(seconds / len(addresses))
+        session, own = McpSession(address, environment, folder), until.within(seconds / len(addresses))
         try:
             session.open(own)
             schemas = session.tools(allowed, own)
             return tuple(McpTool(schema) for schema in schemas if schema["function"]["name"] != reset)
-        except (Wrong, CallError) as error:
+        except (ProtocolError, CallError) as error:
             problems.append(str(error))
         finally:
             session.close()
@@ -362,13 +365,13 @@ def _listed(addresses: Sequence[str], allowed: Sequence[str], reset: str, enviro
 def _schema(tool: Any) -> dict[str, Any]:
     """Returns a tool as chat templates take it. Raises Wrong for one that cannot be shown."""
     if not NAME.fullmatch(tool.name):
-        raise Wrong(f"its tool {tool.name[:100]!r} has a name that calls cannot hold; leave it out with "
-                    "environment.options.tools")
+        raise ProtocolError(f"its tool {tool.name[:100]!r} has a name that calls cannot hold; leave it out with "
+                            "environment.options.tools")
     parameters = _untitled(tool.input_schema) if isinstance(tool.input_schema, Mapping) else {}
-    schema = {"type": "function", "function": {"name": tool.name, "description": cut(tool.description or "", 2000),
+    schema = {"type": "function", "function": {"name": tool.name, "description": shorten(tool.description or "", 2000),
                                                "parameters": {"type": "object", "properties": {}, **parameters}}}
     if len(str(schema)) > _MOST_SCHEMA:
-        raise Wrong(f"its tool {tool.name!r} has a schema of more than {_MOST_SCHEMA} characters")
+        raise ProtocolError(f"its tool {tool.name!r} has a schema of more than {_MOST_SCHEMA} characters")
     return schema
 
 
@@ -383,28 +386,28 @@ def content(blocks: Sequence[Any]) -> Observation:
     """Returns texts and images of a result; links are named and not fetched. Raises Wrong for what cannot be read."""
     texts, media = [], []
     if len(blocks) > _MOST_CONTENT:
-        raise Wrong(f"its result has {len(blocks)} pieces; at most {_MOST_CONTENT} are shown")
+        raise ProtocolError(f"its result has {len(blocks)} pieces; at most {_MOST_CONTENT} are shown")
     for block in blocks:
         resource: Any = getattr(block, "resource", None)
         if block.type == "text":
             texts.append(block.text)
         elif block.type == "image":
-            media.append(Media(source=decoded(block.data, "image")))
+            media.append(Media(source=image_of_base64(block.data, "image")))
         elif block.type == "resource" and getattr(resource, "text", None) is not None:
             texts.append(resource.text)
         elif block.type == "resource" and str(getattr(resource, "mime_type", "")).startswith("image/"):
-            media.append(Media(source=decoded(getattr(resource, "blob", None), "image")))
+            media.append(Media(source=image_of_base64(getattr(resource, "blob", None), "image")))
         elif block.type == "resource_link":
             texts.append(f"[{block.name}: {block.uri}]")
         else:
             texts.append(f"[{block.type}: not shown]")
-    return Observation(cut("\n".join(texts)), media)
+    return Observation(shorten("\n".join(texts)), media)
 
 
 def checked_addresses(addresses: Sequence[str]) -> list[str]:
     """Returns commands or URLs. Raises ConfigError for what is none, for several commands, and for a URL with a user's
     name or a password, which it does not tell."""
-    checked = [server_url(address, "http://127.0.0.1:8000/mcp") if _is_url(address) else address
+    checked = [checked_server_url(address, "http://127.0.0.1:8000/mcp") if _is_url(address) else address
                for address in addresses]
     for address in checked:
         try:

@@ -23,11 +23,12 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from vlrl.environments.arguments import names, server_url
-from vlrl.environments.fields import observed, payload
-from vlrl.environments.paid import PARTS, Paid, Wrong
-from vlrl.environments.servers import Deadline, Servers, pool
-from vlrl.environments.tools import cut
+from vlrl.environments.arguments import checked_names, checked_server_url
+from vlrl.environments.episode_reward import PARTS, EpisodeReward
+from vlrl.environments.fields import action_of_text, observation_of
+from vlrl.environments.server_pool import Deadline, ServerPool, pool
+from vlrl.environments.tools import shorten
+from vlrl.environments.validation import ProtocolError
 from vlrl.errors import ConfigError
 from vlrl.rewards.text import parse_answer
 from vlrl.task.calls import from_json
@@ -44,7 +45,7 @@ _MODELS_FAULT = ("VALIDATION_ERROR",)
 _log = logging.getLogger(__name__)
 
 
-class Full(Wrong):
+class ServerFull(ProtocolError):
     """A server that has as many sessions as it takes."""
 
 
@@ -53,7 +54,7 @@ class OpenEnv(Environment):
 
     field: the field of the action that holds the model's text; "" = the only one of the server's schema, else the
         action is JSON. images: fields that hold pictures, besides those that are known by their form (fields.py).
-    reset: further arguments of a reset. goal, parts: see paid.Paid.
+    reset: further arguments of a reset. goal, parts: see episode_reward.EpisodeReward.
     step_s, reset_s: seconds that an answer may take.
     """
 
@@ -61,9 +62,9 @@ class OpenEnv(Environment):
                  reset: Mapping[str, Any] | None = None, goal: float | None = None, parts: Collection[str] = PARTS,
                  step_s: float = 45.0, reset_s: float = 90.0):
         self.urls = [checked_url(url) for url in ([urls] if isinstance(urls, str) else urls)]
-        self.field, self.images, self.arguments = field, names(images, "images"), dict(reset or {})
-        self.paid, self.step_s, self.reset_s = Paid(parts, goal), step_s, reset_s
-        self.servers: Servers = pool(self.urls, healthy)
+        self.field, self.images, self.arguments = field, checked_names(images, "images"), dict(reset or {})
+        self.paid, self.step_s, self.reset_s = EpisodeReward(parts, goal), step_s, reset_s
+        self.servers: ServerPool = pool(self.urls, healthy)
         self.url = ""
         self.state = None
         self._stack = ExitStack()
@@ -72,22 +73,22 @@ class OpenEnv(Environment):
         self._media: Sequence[Media] = ()
 
     def reset(self, seed: int) -> Observation:
-        full, until = dict[str, Full](), Deadline(self.reset_s)
+        full, until = dict[str, ServerFull](), Deadline(self.reset_s)
         message = json.dumps({"type": "reset", "data": {"seed": seed, **self.arguments}})
         while True:
             self._connect(full, until)
             try:
                 reply = self._request(message, until)
                 break
-            except Full as error:
+            except ServerFull as error:
                 full[self.url] = error
         if "observation" not in reply:
-            raise Wrong(f"{self.url} refused the reset: {reply['error']}")
+            raise ProtocolError(f"{self.url} refused the reset: {reply['error']}")
         return self._shown(reply)
 
     def step(self, action: str) -> Step:
         try:
-            own = payload(parse_answer(action).final, self._schema, self.field)
+            own = action_of_text(parse_answer(action).final, self._schema, self.field)
             message = json.dumps({"type": "step", "data": own})
         except (ValueError, RecursionError) as error:
             return self._illegal(str(error))
@@ -96,7 +97,7 @@ class OpenEnv(Environment):
             return self._illegal(reply["error"])
         done = reply.get("done", False)
         if not isinstance(done, bool):
-            raise Wrong(f"{self.url}: its done is {str(done)[:60]!r}, expected true or false")
+            raise ProtocolError(f"{self.url}: its done is {str(done)[:60]!r}, expected true or false")
         said = {}
         for metadata in (reply["observation"].get("metadata"), reply.get("metadata")):
             said |= metadata if isinstance(metadata, Mapping) else {}
@@ -119,17 +120,17 @@ class OpenEnv(Environment):
             self.servers.gave_back(self.url)
 
     def _illegal(self, why: str) -> Step:
-        return Step(Observation(cut(f"Error: {why}"), self._media), self.paid.illegal(), state=self.state,
-                    info={"error": cut(why, 1000)})
+        return Step(Observation(shorten(f"Error: {why}"), self._media), self.paid.illegal(), state=self.state,
+                    info={"error": shorten(why, 1000)})
 
     def _shown(self, reply: Mapping[str, Any]) -> Observation:
         given = {name: value for name, value in reply["observation"].items() if name != "metadata"}
         self.state = hashlib.sha256(json.dumps(given, sort_keys=True).encode("utf-8", "replace")).hexdigest()[:16]
-        shown = observed(given, self.images)
+        shown = observation_of(given, self.images)
         self._media = shown.media
         return shown
 
-    def _connect(self, full: Mapping[str, Full], until: Deadline) -> None:
+    def _connect(self, full: Mapping[str, ServerFull], until: Deadline) -> None:
         """Begins a session at the first server that takes one and is not full. Raises Wrong where none does in time."""
         from websockets.exceptions import WebSocketException
 
@@ -144,7 +145,7 @@ class OpenEnv(Environment):
             try:
                 self._schema = action_schema(url, min(_CONNECT_S, until.left))
                 self._socket = self._stack.enter_context(_session(url, until.within(_CONNECT_S)))
-            except (OSError, ValueError, httpx.HTTPError, WebSocketException, Wrong) as error:
+            except (OSError, ValueError, httpx.HTTPError, WebSocketException, ProtocolError) as error:
                 _log.debug("%s: no session", url, exc_info=True)
                 self.servers.lost(url)
                 refused.append(f"{url}: {type(error).__name__}: {str(error)[:200]}")
@@ -152,7 +153,7 @@ class OpenEnv(Environment):
                 self.url = url
                 self.servers.took(url)
                 return
-        raise Wrong(f"no server takes an episode: {'; '.join(refused) or 'none is well'}")
+        raise ProtocolError(f"no server takes an episode: {'; '.join(refused) or 'none is well'}")
 
     def _request(self, message: str, until: Deadline) -> dict[str, Any]:
         """Returns the data of the observation that answers a message, or {"error": why} where the server says that the
@@ -161,20 +162,20 @@ class OpenEnv(Environment):
 
         try:
             if self._socket is None:
-                raise Wrong("its session is over")
+                raise ProtocolError("its session is over")
             _refuse_more(self._socket)
             with contextlib.suppress(ConnectionClosed):  # by a server that has said why
                 self._socket.send(message)
             return _observation(self._socket.recv(until.left))
-        except Wrong as error:
+        except ProtocolError as error:
             raise type(error)(f"{self.url}: {error}") from None
         except TimeoutError:
             self.servers.lost(self.url)
-            raise Wrong(f"{self.url}: no answer within {until}") from None
+            raise ProtocolError(f"{self.url}: no answer within {until}") from None
         except (OSError, ValueError, WebSocketException) as error:  # the connection broke
             _log.debug("%s: the connection broke", self.url, exc_info=True)
             self.servers.lost(self.url)
-            raise Wrong(f"{self.url}: {type(error).__name__}: {str(error)[:300]}") from error
+            raise ProtocolError(f"{self.url}: {type(error).__name__}: {str(error)[:300]}") from error
 
 
 def _session(url: str, until: Deadline) -> Any:
@@ -202,7 +203,7 @@ def _refuse_more(socket: Any) -> None:
     except TimeoutError:
         return
     _observation(more)  # an error says why
-    raise Wrong("it says more than it was asked")
+    raise ProtocolError("it says more than it was asked")
 
 
 def _observation(text: Any) -> dict[str, Any]:
@@ -210,7 +211,7 @@ def _observation(text: Any) -> dict[str, Any]:
     try:
         message = from_json(text)
     except (ValueError, RecursionError, TypeError) as error:
-        raise Wrong(f"its answer is no JSON: {str(error)[:200]}") from None
+        raise ProtocolError(f"its answer is no JSON: {str(error)[:200]}") from None
     kind, data = (message.get("type"), message.get("data")) if isinstance(message, dict) else (None, None)
     if kind == "error":
         details = data if isinstance(data, dict) else {}
@@ -218,16 +219,16 @@ def _observation(text: Any) -> dict[str, Any]:
         if details.get("code") in _MODELS_FAULT:
             return {"error": f"{why} {json.dumps(details.get('errors', ''))[:500]}"}
         if details.get("code") == "CAPACITY_REACHED":
-            raise Full(f"it says: {why}: start it with a larger max_concurrent_envs")
-        raise Wrong(f"it says: {why}")
+            raise ServerFull(f"it says: {why}: start it with a larger max_concurrent_envs")
+        raise ProtocolError(f"it says: {why}")
     if kind != "observation" or not isinstance(data, dict) or not isinstance(data.get("observation"), dict):
-        raise Wrong(f"its answer is no observation, but {str(text)[:200]!r}")
+        raise ProtocolError(f"its answer is no observation, but {str(text)[:200]!r}")
     return data
 
 
 def checked_url(url: str) -> str:
     """Returns a URL without a slash at its end. Raises ConfigError for what is none, or holds a name and a password."""
-    address = server_url(url, like := "http://127.0.0.1:8000")
+    address = checked_server_url(url, like := "http://127.0.0.1:8000")
     try:
         parts = httpx.URL(address)
     except httpx.InvalidURL as error:
@@ -241,7 +242,7 @@ def healthy(url: str) -> bool:
     """Returns whether a server says that it is well."""
     try:
         return _fetched(f"{url}/health", _CONNECT_S).get("status") == "healthy"
-    except (httpx.HTTPError, Wrong):
+    except (httpx.HTTPError, ProtocolError):
         return False
 
 
@@ -249,7 +250,7 @@ def action_schema(url: str, seconds: float = _CONNECT_S) -> Mapping[str, Any]:
     """Returns the JSON schema of a server's actions. Raises Wrong and httpx.HTTPError."""
     schema = _fetched(f"{url}/schema", seconds).get("action")
     if not isinstance(schema, dict) or not isinstance(schema.get("properties", {}), dict):
-        raise Wrong("its /schema has no schema of actions")
+        raise ProtocolError("its /schema has no schema of actions")
     return schema
 
 
@@ -260,11 +261,11 @@ def _fetched(url: str, seconds: float) -> dict[str, Any]:
         with start_blocking_portal() as portal:
             body = from_json(portal.call(_body, url, seconds))
     except TimeoutError:
-        raise Wrong(f"{url}: no answer within {seconds:.3g} s") from None
+        raise ProtocolError(f"{url}: no answer within {seconds:.3g} s") from None
     except (ValueError, RecursionError) as error:
-        raise Wrong(f"{url} answers no JSON: {str(error)[:100]}") from None
+        raise ProtocolError(f"{url} answers no JSON: {str(error)[:100]}") from None
     if not isinstance(body, dict):
-        raise Wrong(f"{url} answers {type(body).__name__}, expected an object")
+        raise ProtocolError(f"{url} answers {type(body).__name__}, expected an object")
     return body
 
 
@@ -280,5 +281,5 @@ async def _body(url: str, seconds: float) -> bytes:
             async for piece in response.aiter_raw():  # never unpacked
                 body += piece
                 if len(body) > _MOST_SCHEMA:
-                    raise Wrong(f"{url} answers with more than {_MOST_SCHEMA} bytes")
+                    raise ProtocolError(f"{url} answers with more than {_MOST_SCHEMA} bytes")
     return body

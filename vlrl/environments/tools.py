@@ -144,7 +144,7 @@ def _result(value: Any) -> Observation:
             shown = Observation(json.dumps(value, ensure_ascii=False, allow_nan=False))
         except (TypeError, ValueError, RecursionError):
             raise CallError(f"returned {type(value).__name__}, which is no text, no image and no JSON") from None
-    return replace(shown, text=cut(shown.text), media=tuple(map(_decoded, shown.media)))
+    return replace(shown, text=shorten(shown.text), media=tuple(map(_decoded, shown.media)))
 
 
 def _decoded(media: Media) -> Media:
@@ -161,7 +161,7 @@ def _decoded(media: Media) -> Media:
         raise CallError(f"returned a picture that cannot be shown: {error}") from None
 
 
-def cut(text: str, most: int = MOST_TEXT) -> str:
+def shorten(text: str, most: int = MOST_TEXT) -> str:
     """Returns a text of at most `most` characters, which says where it was cut."""
     if len(text) <= most:
         return text
@@ -230,7 +230,7 @@ def _stored(arguments: Mapping[str, Any]) -> Any:
     return arguments if len(text) <= _MOST_STORED else {"cut": text[:_MOST_STORED // 2]}
 
 
-def readable(step: Step, read: Callable[[Observation], Any]) -> Step:
+def with_readable_results(step: Step, read: Callable[[Observation], Any]) -> Step:
     """Returns the step with a text in place of each tool's result that `read` refuses (DataError): what a model makes
     a tool return ends no episode."""
     results, calls = list(step.observation.results), list(step.info.get("calls", ()))

@@ -62,7 +62,7 @@ class Driver(IDMVehicle):
 
     def on_state_update(self) -> None:
         """Its lane is looked for where it can be by now, instead of in the whole network."""
-        lanes = around(self.road.network, self.lane_index)
+        lanes = neighbouring_lanes(self.road.network, self.lane_index)
         self.lane_index, self.lane = min(
             lanes, key=lambda lane: lane[1].distance_with_heading(self.position, self.heading))
 
@@ -72,7 +72,7 @@ class Driver(IDMVehicle):
 
 
 @cache
-def around(roads: Any, lane: Lane) -> list[tuple[Lane, Any]]:
+def neighbouring_lanes(roads: Any, lane: Lane) -> list[tuple[Lane, Any]]:
     """Returns the lanes between the same two nodes, those after them, and those before."""
     return [(index, other) for index, other in roads.lanes_dict().items()
             if index[:2] == lane[:2] or index[0] == lane[1] or index[1] == lane[0]]
@@ -95,7 +95,7 @@ def empty_road(scenario: str, seed: int) -> Road:
     return kind(network(scenario), np_random=np.random.default_rng(seed), neighbour_vehicles_connected_lanes=True)
 
 
-def place(road: Road, lane: Lane, at: float, speed: float, wanted: float | None = None) -> Driver | None:
+def place_vehicle(road: Road, lane: Lane, at: float, speed: float, wanted: float | None = None) -> Driver | None:
     """Returns a vehicle on a lane, unless there is no room for it; it keeps its lane. `wanted` is the speed it
     likes.
     """
@@ -115,6 +115,6 @@ def place(road: Road, lane: Lane, at: float, speed: float, wanted: float | None 
     return vehicle
 
 
-def barrier(road: Road, lane: Lane, at: float) -> None:
+def place_obstacle(road: Road, lane: Lane, at: float) -> None:
     """Puts something that stands on a lane."""
     road.objects.append(Obstacle(road, cast(Any, road.network.get_lane(lane).position(at, 0))))

@@ -17,8 +17,8 @@ from vlrl.errors import DataError
 from vlrl.evaluation.stats import mean_ci
 from vlrl.models.processing import PromptTooLong
 from vlrl.progress import Progress, no_progress
-from vlrl.rollout.generate import Likelihoods, Score, answer_of, make_group, plain_visits, sampling_of
-from vlrl.rollout.overlap import side_by_side
+from vlrl.rollout.generate import Likelihoods, Score, answer_of, groups_without_variants, make_group, sampling_of
+from vlrl.rollout.overlap import parallel_map
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.task import Task
 from vlrl.task.first_samples import first_samples
@@ -82,7 +82,7 @@ def _answer(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, sp
         requests = [Request(prompt=p, n=1, sampling=sampling, key=(1, stream, number), sample=sample)
                     for number, sample, p in prompts]
         completions = engine.generate(requests)
-        known = (likelihoods(plain_visits(prompts, completions), split, step) if likelihoods
+        known = (likelihoods(groups_without_variants(prompts, completions), split, step) if likelihoods
                  else [None] * len(prompts))
 
         def scored(i: int, prompts: Any = prompts, completions: Any = completions, known: Any = known) -> Group:
@@ -90,7 +90,7 @@ def _answer(task: Task, prefetch: Prefetcher, engine: Engine, config: Config, sp
             return make_group(task, sample, prompt, completions[i], group_id=f"{split}-{number:06d}", split=split,
                               step=step, likely=known[i], score=score, served=services)
 
-        groups += side_by_side(services.threads if services else 1, scored, range(len(prompts)))
+        groups += parallel_map(services.threads if services else 1, scored, range(len(prompts)))
     return groups, rejected
 
 

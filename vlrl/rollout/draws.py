@@ -16,7 +16,7 @@ from vlrl.engine.base import opened, reopened
 from vlrl.errors import DataError, TrainingError
 from vlrl.models.processing import PromptTooLong
 from vlrl.monitoring.metrics import phase
-from vlrl.rollout.generate import AcceptedDraw, Answering
+from vlrl.rollout.generate import AcceptedDraw, RolloutGenerator
 from vlrl.rollout.partial import PartialGroup
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.task import generated
@@ -25,7 +25,7 @@ from vlrl.types import Sample, Variant
 
 
 @dataclass
-class Rejected:
+class RejectionCount:
     """Prompts left out, over all processes."""
 
     drawn: int = 0
@@ -53,7 +53,7 @@ class Rejected:
 
 
 @dataclass(eq=False)
-class Draws:
+class DrawBatch:
     """Draws that are answered together: drawn, then encoded, then answered."""
 
     draws: Mapping[int, Draw]
@@ -73,14 +73,14 @@ class DrawEncoder:
     """Makes samples and prompts of draws, with variants where the answers are drawn from the policy and the task has
     some."""
 
-    def __init__(self, answering: Answering, samples: Sequence[Sample], prefetch: Prefetcher, generates: bool):
+    def __init__(self, answering: RolloutGenerator, samples: Sequence[Sample], prefetch: Prefetcher, generates: bool):
         self.answering, self.samples, self.prefetch = answering, samples, prefetch
         self.task, self.engine = answering.task, answering.engine
         self.varies = generates and has_variants(self.task)
         self._opened: dict[Draw, Sample] = {}
         """Samples of this step and the next; some are drawn by code, and a variant needs its sample too."""
 
-    def encode(self, drawn: Draws, step: int) -> None:
+    def encode(self, drawn: DrawBatch, step: int) -> None:
         """Encodes this process's share of some draws, and notes there which are accepted."""
         mine = list(drawn.draws.items())[comm.rank()::comm.world()]
 

@@ -72,7 +72,7 @@ class Fingerprint:
         return [str(path) for path, before in self.files.items() if _state(path) != before]
 
 
-def of(samples: Sequence[Sample]) -> Fingerprint:
+def fingerprint_of(samples: Sequence[Sample]) -> Fingerprint:
     """Returns the fingerprint of a split's samples."""
     known = [*compared(samples)]
     checksums = [_read(samples, i) for i in known]

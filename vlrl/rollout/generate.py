@@ -16,7 +16,7 @@ from vlrl.curriculum import Draw
 from vlrl.engine.base import Done, Engine, Request, Sampling
 from vlrl.monitoring.metrics import Clock
 from vlrl.rewards.text import parse_answer, told
-from vlrl.rollout.overlap import Ahead
+from vlrl.rollout.overlap import OverlappedWork
 from vlrl.rollout.partial import PartialGroup, in_one_step, last_part
 from vlrl.task import Task, task_target
 from vlrl.task.scoring import Marked, Scored, score_all, unscored
@@ -26,7 +26,7 @@ from vlrl.types import Acted, Answer, Completion, Group, Prompt, Rollout, Sample
 
 
 @dataclass(frozen=True, eq=False)
-class Visit:
+class UnscoredGroup:
     """What is known of a group before it is scored."""
 
     sample: Sample
@@ -35,7 +35,7 @@ class Visit:
     """Its answers, each with the name of its variant; none while the group goes on in a later step."""
 
 
-Likelihoods = Callable[[Sequence[Visit], str, int], list[Likely]]
+Likelihoods = Callable[[Sequence[UnscoredGroup], str, int], list[Likely]]
 """What reads texts of the groups of a split and step under the policy or its reference; see likelihoods.py."""
 
 Score = Callable[[Task, Sample, Sequence[Answer], Sequence[Answer], int, Services],
@@ -64,7 +64,7 @@ class AcceptedDraw:
 
 
 @dataclass(eq=False)
-class Answering:
+class RolloutGenerator:
     """Answers accepted draws with the policy, and scores them."""
 
     config: Config
@@ -85,7 +85,7 @@ class Answering:
     fixed_temperature: float | None = None
     step: int = 0
 
-    def apart(self, engine: Engine, clock: Clock, policy_step: int) -> Answering:
+    def apart(self, engine: Engine, clock: Clock, policy_step: int) -> RolloutGenerator:
         """Returns the same with another engine, whose weights and temperature stay as they are now: for use beside this
         one.
         """
@@ -145,7 +145,7 @@ class Answering:
             if soon and len(drawn[i]) == len(accepted[i].variants):
                 ahead.begin(i, completions[i])
 
-        with Ahead(score, self.clock, "score", self.services.threads if self.services else 1) as ahead:
+        with OverlappedWork(score, self.clock, "score", self.services.threads if self.services else 1) as ahead:
             completions = self._drawn(requests, ahead.begin if soon and not others else None)
             varied = self.engine.generate([request for *_, request in others], done) if others else []
             for j, variant_answers in enumerate(varied):
@@ -153,7 +153,7 @@ class Answering:
             if self.likelihoods:
                 partial_groups = [so_far(i, answers) for i, answers in enumerate(completions)]
                 likely += self.likelihoods([
-                    Visit(a.sample, a.prompt, [] if tokens is not None and h.unfinished else _members(
+                    UnscoredGroup(a.sample, a.prompt, [] if tokens is not None and h.unfinished else _members(
                         h.answers, [(v, more[v.name]) for v, *_ in a.variants]))
                     for a, h, more in zip(accepted, partial_groups, drawn, strict=True)], "train", step)
             groups = ahead.results(completions)
@@ -202,7 +202,7 @@ class Answering:
         if not self._with_greedy:
             return list(groups)
         greedy_answers = self.engine.generate(self._greedy(accepted))
-        visits = plain_visits([(a.number, a.sample, a.prompt) for a in accepted], greedy_answers)
+        visits = groups_without_variants([(a.number, a.sample, a.prompt) for a in accepted], greedy_answers)
         likely = self.likelihoods(visits, "train", self.step) if self.likelihoods else [None] * len(greedy_answers)
         out: list[Group | PartialGroup] = []
         for a, group, answers, known in zip(accepted, groups, greedy_answers, likely, strict=True):
@@ -283,7 +283,7 @@ def make_group(task: Task, sample: Sample, prompt: Prompt, completions: Sequence
     Parts that need a service which is not given are left out; what one did not answer is unscorable, with an `error`.
     """
     task = task.of(sample)
-    sample, members = sized(sample, prompt), _members(completions, variants)
+    sample, members = with_image_size(sample, prompt), _members(completions, variants)
     aside = [(v.name, c) for v, variant_answers in variants if not v.trained for c in variant_answers]
     answers = [answer_of(c, prompt, step, name) for name, c in members]
     others = [answer_of(c, prompt, step, name) for name, c in aside]
@@ -308,7 +308,7 @@ def make_group(task: Task, sample: Sample, prompt: Prompt, completions: Sequence
                  weights=weights, target=task_target(task, sample))
 
 
-def sized(sample: Sample, prompt: Prompt) -> Sample:
+def with_image_size(sample: Sample, prompt: Prompt) -> Sample:
     """Returns the sample with the size of its first image, which its row may say otherwise, so that scoring converts
     the model's coordinates.
     """
@@ -319,10 +319,10 @@ def sized(sample: Sample, prompt: Prompt) -> Sample:
     return replace(sample, row={**sizes, **sample.row})
 
 
-def plain_visits(numbered: Sequence[tuple[Any, Sample, Prompt]],
-                 completions: Sequence[Sequence[Completion]]) -> list[Visit]:
+def groups_without_variants(numbered: Sequence[tuple[Any, Sample, Prompt]],
+                            completions: Sequence[Sequence[Completion]]) -> list[UnscoredGroup]:
     """Returns the groups of numbered samples that have no variants."""
-    return [Visit(sample, prompt, _members(answers, ()))
+    return [UnscoredGroup(sample, prompt, _members(answers, ()))
             for (_, sample, prompt), answers in zip(numbered, completions, strict=True)]
 
 

@@ -21,8 +21,8 @@ from vlrl.errors import TrainingError
 from vlrl.models.processing import Encoder
 from vlrl.progress import Progress, no_progress
 from vlrl.rollout import fingerprint
-from vlrl.rollout.draws import DrawEncoder, Draws, Rejected, variant_metrics
-from vlrl.rollout.generate import Answering
+from vlrl.rollout.draws import DrawBatch, DrawEncoder, RejectionCount, variant_metrics
+from vlrl.rollout.generate import RolloutGenerator
 from vlrl.rollout.partial import PartialGroup
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.types import Group, Rollout, Sample
@@ -45,7 +45,7 @@ class GroupSource:
     apart: ClassVar[bool] = False
     """Whether that goes on beside the update, so that the engine has weights of its own."""
 
-    def __init__(self, answering: Answering, encode: Encoder, sampler: Sampler, samples: Sequence[Sample],
+    def __init__(self, answering: RolloutGenerator, encode: Encoder, sampler: Sampler, samples: Sequence[Sample],
                  prefetch: Prefetcher | None = None, prompts: Prompts | None = None,
                  measures: Mapping[str, Measure] | None = None, progress: Progress = no_progress,
                  teaches: Callable[[Group], bool | None] = lambda group: None):
@@ -55,14 +55,14 @@ class GroupSource:
         self.prefetch = prefetch or Prefetcher(encode, self.task, 0)
         self.prompts = prompts or Prompts.of(samples, self.config.seed, self.config.data.difficulty)
         self.measures, self.progress, self.teaches = measures or {}, progress, teaches
-        self.fingerprint = fingerprint.of(samples)
+        self.fingerprint = fingerprint.fingerprint_of(samples)
         self.filters, self.tally = Filters(self.config.curriculum), Tally()
         self.horizon = Horizon(self.config.episode if self.generates else EpisodeSettings())
         self.encoder = DrawEncoder(answering, samples, self.prefetch, self.generates)
         self.drawn = 0
         """Groups drawn since the run began; numbers the groups and their random streams."""
         self.step = 0
-        self.rejected = Rejected()
+        self.rejected = RejectionCount()
         self.outcomes: list[Outcome] = []
         """What became of all draws of the last call, over all processes."""
         self.dropped: list[Group] = []
@@ -140,7 +140,7 @@ class GroupSource:
     def _probes(self) -> list[Draw]:
         return self.sampler.probes(self.step) if isinstance(self.sampler, Probing) else []
 
-    def _round(self, drawn: Draws, tokens: int | None = None) -> tuple[dict[int, Group], dict[int, Outcome]]:
+    def _round(self, drawn: DrawBatch, tokens: int | None = None) -> tuple[dict[int, Group], dict[int, Outcome]]:
         """This process's groups of some draws by number, and the outcomes of all draws, which the sampler observes.
 
         Groups of which an answer has not ended after `tokens` more have no outcome yet.
@@ -158,19 +158,19 @@ class GroupSource:
         comm.on_main(lambda: self._observe([*outcomes.values()]))
         return groups, outcomes
 
-    def _draw(self, wanted: int, carried_over: Mapping[int, PartialGroup]) -> Draws:
+    def _draw(self, wanted: int, carried_over: Mapping[int, PartialGroup]) -> DrawBatch:
         """`wanted` groups: those carried over, and new draws for the others."""
         fresh = max(0, wanted - len(carried_over))
         return self._numbered(comm.on_main(partial(self._next, fresh)) if fresh else [], carried_over)
 
-    def _numbered(self, draws: Sequence[Draw], carried_over: Mapping[int, PartialGroup] | None = None) -> Draws:
+    def _numbered(self, draws: Sequence[Draw], carried_over: Mapping[int, PartialGroup] | None = None) -> DrawBatch:
         """New draws beside groups that go on."""
         draws = self.horizon.within(draws, self.step)
         first, self.drawn, carried_over = self.drawn, self.drawn + len(draws), carried_over or {}
         everyone = {**{h.number: h.draw for h in carried_over.values()}, **dict(enumerate(draws, first))}
-        return Draws(everyone, len(draws), carried_over)
+        return DrawBatch(everyone, len(draws), carried_over)
 
-    def _encode(self, drawn: Draws) -> None:
+    def _encode(self, drawn: DrawBatch) -> None:
         """Encodes this process's share of the draws, and begins with that of the next step, as far as the sampler can
         tell it."""
         self.encoder.encode(drawn, self.step)
@@ -179,7 +179,7 @@ class GroupSource:
             draws = comm.on_main(self._foreseen)[comm.rank()::comm.world()]
         self.encoder.ahead(draws, self.step + 1)
 
-    def _answer(self, drawn: Draws, tokens: int | None) -> dict[int, Group | PartialGroup]:
+    def _answer(self, drawn: DrawBatch, tokens: int | None) -> dict[int, Group | PartialGroup]:
         """Groups of this process by number."""
         accepted, answering = drawn.accepted, self.answering
         groups = answering.groups(accepted, self.step, tokens) if accepted or answering.collective else []
@@ -194,7 +194,7 @@ class GroupSource:
         foreseen = self.sampler.upcoming(count, self.step + 1) if isinstance(self.sampler, Foreseeing) else []
         return self.horizon.within(foreseen, self.step + 1)
 
-    def _share_outcomes(self, drawn: Draws, groups: Mapping[int, Group]) -> dict[int, Outcome]:
+    def _share_outcomes(self, drawn: DrawBatch, groups: Mapping[int, Group]) -> dict[int, Outcome]:
         """Returns the outcome of every draw of every process by number, in draw order."""
         share = {n: Outcome(drawn.draws[n], tuple(g.rewards), tuple(r.correct for r in g.rollouts), _surprise(g),
                             any(r.completion.episode_id for r in g.rollouts), self.teaches(g))
@@ -261,7 +261,7 @@ class GroupSource:
         self.horizon.load_state_dict(state.get("horizon") or {})
         self.prompts.history.load_state_dict(state["history"])
         self.tally.load_state_dict(state["tally"])
-        self.rejected = Rejected(drawn=int(state["offered"]), count=int(state["rejected"]))
+        self.rejected = RejectionCount(drawn=int(state["offered"]), count=int(state["rejected"]))
         self.carried_over = {group.number: group for group in map(PartialGroup.of, state.get("held", ()))}
         for key, method in placed(self.answering.methods, "source").items():
             if key in state:

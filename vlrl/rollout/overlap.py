@@ -15,7 +15,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class Ahead(Generic[T]):
+class OverlappedWork(Generic[T]):
     """Calls `work(i, value)` for numbered values; a context manager.
 
         with Ahead(score, clock, "score") as ahead:
@@ -34,7 +34,7 @@ class Ahead(Generic[T]):
         self._spent, self._at_work, self._since = 0.0, 0, 0.0
         self._lock = threading.Lock()
 
-    def __enter__(self) -> Ahead[T]:
+    def __enter__(self) -> OverlappedWork[T]:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -72,7 +72,7 @@ class Ahead(Generic[T]):
                 self._spent += 0.0 if self._at_work else time.perf_counter() - self._since
 
 
-def side_by_side(threads: int, work: Callable[[T], R], values: Iterable[T]) -> list[R]:
+def parallel_map(threads: int, work: Callable[[T], R], values: Iterable[T]) -> list[R]:
     """Returns `work` of every value in order, so many at a time."""
     values = list[T](values)
     if threads == 1 or len(values) < 2:

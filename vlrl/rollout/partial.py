@@ -18,7 +18,7 @@ import numpy as np
 
 from vlrl.config.schema import Config
 from vlrl.curriculum import Draw
-from vlrl.engine.base import Begun, Request
+from vlrl.engine.base import AnswerPrefix, Request
 from vlrl.errors import ConfigError
 from vlrl.task import Task
 from vlrl.task.environment import has_environment
@@ -40,9 +40,9 @@ class PartialGroup:
     """Tokens that an answer may have in all."""
 
     @property
-    def unfinished(self) -> tuple[Begun, ...]:
+    def unfinished(self) -> tuple[AnswerPrefix, ...]:
         """The answers that have reached neither an end nor `most` tokens."""
-        return tuple(Begun(index=i, written=c) for i, c in enumerate(self.answers)
+        return tuple(AnswerPrefix(index=i, written=c) for i, c in enumerate(self.answers)
                      if c.truncated and len(c.tokens) < self.most)
 
     def after(self, completions: Sequence[Completion], step: int) -> PartialGroup:

@@ -32,7 +32,7 @@ _FATAL = {HTTPStatus.UNAUTHORIZED: "refuses the key", HTTPStatus.FORBIDDEN: "ref
 _AGAIN = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS}
 
 
-class Refused(Exception):
+class ChatError(Exception):
     """A request failed; `again`: a later try may succeed, after `wait_s` where the server says so. `tries`: how often
     it was tried in all.
     """
@@ -43,7 +43,7 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True)
-class Reply:
+class ChatReply:
     """What a server said."""
 
     text: str
@@ -118,8 +118,9 @@ class ChatClient:
         self.closed.set()
         self._http.close()
 
-    def complete(self, body: Mapping[str, Any], most_tokens: int, accept: Callable[[Reply], str | None] | None = None,
-                 before: Callable[[], None] | None = None) -> Reply:
+    def complete(self, body: Mapping[str, Any], most_tokens: int,
+                 accept: Callable[[ChatReply], str | None] | None = None,
+                 before: Callable[[], None] | None = None) -> ChatReply:
         """Returns a reply of at most so many tokens, after as many tries as it takes. `accept` says what is wrong with
         a reply, which is then asked for again with another seed; `before` is called before each try.
 
@@ -132,7 +133,7 @@ class ChatClient:
                 before()
             try:
                 return self._reply({**body, length: most_tokens}, tries, accept)
-            except Refused as error:
+            except ChatError as error:
                 if length == "max_tokens" and "max_completion_tokens" in str(error):  # newer models of OpenAI
                     self._length = "max_completion_tokens"
                     continue  # its first request was no try
@@ -141,7 +142,7 @@ class ChatClient:
                     raise
                 wait_s = self._wait_s * 2**(tries - 1) if error.wait_s is None else error.wait_s
                 self.closed.wait(min(wait_s, MOST_WAIT_S))
-        raise Refused("given up", again=False)
+        raise ChatError("given up", again=False)
 
     def without_key(self, text: str) -> str:
         """Returns text of a server without the key, before anything is cut off: some repeat what they were sent."""
@@ -157,13 +158,13 @@ class ChatClient:
             return [], f"{type(error).__name__}: {error}" if answer is None else str(error)
         return names, "" if names else str(answer)
 
-    def _reply(self, body: dict[str, Any], tries: int, accept: Callable[[Reply], str | None] | None) -> Reply:
+    def _reply(self, body: dict[str, Any], tries: int, accept: Callable[[ChatReply], str | None] | None) -> ChatReply:
         if accept and "seed" in body:
             body["seed"] += tries
         reply = _read(self._post(body))
         problem = accept(reply) if accept else None
         if problem:
-            raise Refused(problem, again=True, wait_s=0.0)
+            raise ChatError(problem, again=True, wait_s=0.0)
         return replace(reply, tries=tries + 1)
 
     def _post(self, body: dict[str, Any]) -> Any:
@@ -173,12 +174,12 @@ class ChatClient:
             with self._http.stream("POST", f"{self.address}/chat/completions", json=body) as answer:
                 text = self._limited(answer, end)
         except (httpx.HTTPError, httpx.StreamError, OSError) as error:
-            raise Refused(f"{type(error).__name__}: {error}".rstrip(": "), again=True) from None
+            raise ChatError(f"{type(error).__name__}: {error}".rstrip(": "), again=True) from None
         if answer.status_code == HTTPStatus.OK:
             try:
                 return json.loads(text)
             except (ValueError, RecursionError):
-                raise Refused(f"the answer is no JSON: {text.decode('utf-8', 'replace')!a}", again=True) from None
+                raise ChatError(f"the answer is no JSON: {text.decode('utf-8', 'replace')!a}", again=True) from None
         self._refuse(answer, text)
 
     def _limited(self, answer: httpx.Response, end: float) -> bytes:
@@ -187,9 +188,9 @@ class ChatClient:
         for piece in answer.iter_bytes():
             out += piece
             if len(out) > MOST_BYTES:
-                raise Refused(f"the answer has more than {MOST_BYTES:,} bytes", again=False)
+                raise ChatError(f"the answer has more than {MOST_BYTES:,} bytes", again=False)
             if time.monotonic() > end or self.closed.is_set():
-                raise Refused(f"no whole answer within {self._timeout_s:g} s", again=True)
+                raise ChatError(f"no whole answer within {self._timeout_s:g} s", again=True)
         return bytes(out)
 
     def _refuse(self, answer: httpx.Response, text: bytes) -> None:
@@ -201,7 +202,7 @@ class ChatClient:
                               f"Check {self._option}, {_further(self._option, 'model')} ({self.model!r}) and the key "
                               f"that {_further(self._option, 'key-env')} names")
         again = status in _AGAIN or status >= HTTPStatus.INTERNAL_SERVER_ERROR
-        raise Refused(f"{status} {detail}", again, _retry_after(answer.headers.get("Retry-After")))
+        raise ChatError(f"{status} {detail}", again, _retry_after(answer.headers.get("Retry-After")))
 
     def _only_model(self) -> str:
         """Returns the model that the server has. Raises ConfigError where it has several, or does not say."""
@@ -225,21 +226,21 @@ def _retry_after(text: str | None) -> float | None:
 # --- what a server says -----------------------------------------------------------------------------------------------
 
 
-def _read(reply: Any) -> Reply:
+def _read(reply: Any) -> ChatReply:
     """Returns the text in a reply. Raises Refused where it has none."""
     try:
         choice = reply["choices"][0]
         message, reason = choice["message"], choice.get("finish_reason")
         text, thought = _text(message.get("content")), message.get("reasoning_content") or message.get("reasoning")
     except (KeyError, IndexError, TypeError, AttributeError):
-        raise Refused(f"the answer is no chat completion: {json.dumps(reply)!a}", again=True) from None
+        raise ChatError(f"the answer is no chat completion: {json.dumps(reply)!a}", again=True) from None
     if reason not in ("stop", "length", None):
-        raise Refused(f"the answer ended with finish_reason={reason!a}", again=False)
+        raise ChatError(f"the answer ended with finish_reason={reason!a}", again=False)
     if isinstance(thought, str) and "</think>" not in text:  # a server that takes the thinking out of the text
         text = f"<think>{thought}</think>{text}"
     usage = reply.get("usage")
-    return Reply(text, "length" if reason == "length" else "stop", _count(usage, "prompt_tokens"),
-                 _count(usage, "completion_tokens"))
+    return ChatReply(text, "length" if reason == "length" else "stop", _count(usage, "prompt_tokens"),
+                     _count(usage, "completion_tokens"))
 
 
 def _count(usage: Any, name: str) -> int:

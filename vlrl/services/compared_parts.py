@@ -28,7 +28,7 @@ from vlrl.services.judge_prompts import (
     reference,
     scores_prompt,
 )
-from vlrl.services.judged_episodes import to_judge
+from vlrl.services.judged_episodes import judge_view
 from vlrl.task.base import Task
 from vlrl.task.part import part
 from vlrl.task.services import Question
@@ -51,7 +51,7 @@ def pairwise(task: Task, sample: Sample, answers: Sequence[Answer], services: An
     orders = [(i, base, "first") for i in others] + [(base, i, "second") for i in others]
     questions = []
     for a, b, _ in orders:
-        question, shown = to_judge(task, sample, [answers[a], answers[b]], media)
+        question, shown = judge_view(task, sample, [answers[a], answers[b]], media)
         questions.append(Question(better_prompt(question, right, texts[a], texts[b]), shown, BETTER))
     replies = services.judge(questions)
     wins = [None if (said := _fields(reply, BETTER)) is None else said["better"] == own
@@ -79,7 +79,7 @@ def tournament(task: Task, sample: Sample, answers: Sequence[Answer], services: 
     right = reference(task, sample)
 
     def told(a: int, b: int) -> Question:
-        question, shown = to_judge(task, sample, [answers[a], answers[b]], media)
+        question, shown = judge_view(task, sample, [answers[a], answers[b]], media)
         return Question(scores_prompt(question, right, texts[a], texts[b]), shown, SCORES)
 
     def scored(pairs: Sequence[tuple[int, int]]) -> list[tuple[float, float] | None]:
@@ -153,7 +153,7 @@ def principles(task: Task, sample: Sample, answers: Sequence[Answer], services: 
     right = reference(task, sample)
 
     def told(order: Sequence[int]) -> Question:
-        question, shown = to_judge(task, sample, [answers[i] for i in order], media)
+        question, shown = judge_view(task, sample, [answers[i] for i in order], media)
         return Question(principles_prompt(question, right, [texts[i] for i in order]), shown, grades(count))
 
     orders = _orders(f"{task.seed}/{sample.id}/{answers[0].step}", count, samples)

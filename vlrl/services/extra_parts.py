@@ -50,7 +50,7 @@ PARTS = Table({
 
 
 @dataclass(frozen=True, eq=False)
-class Extra:
+class ExtraPart:
     """A function of `task.parts` with its options."""
 
     function: Callable[..., list[Parts]]
@@ -59,7 +59,7 @@ class Extra:
     """(task, sample, answers) -> what its services of log-probabilities are to read."""
 
 
-def bind(setting: str, named: Named) -> Extra:
+def bind(setting: str, named: Named) -> ExtraPart:
     """Returns what one entry of `task.parts` stands for. Raises ConfigError for an unknown name, a function that says
     no parts, and an option that is unknown, missing or of another type.
     """
@@ -80,7 +80,7 @@ def bind(setting: str, named: Named) -> Extra:
     if lacking:
         raise ConfigError(f"{setting}={named.name!r} needs {setting}.{lacking[0]}: give it a value")
     readings = _answers if offer.readings is None else partial(offer.readings, **options)
-    return Extra(partial(function, **options), offer, readings)
+    return ExtraPart(partial(function, **options), offer, readings)
 
 
 def _answers(task: Task, sample: Sample, answers: Sequence[Answer]) -> Sequence[Any]:
@@ -95,7 +95,7 @@ def _checked(setting: str, kind: Any, value: Any) -> Any:
         raise ConfigError(f"{setting}={value!r}: {why}") from None
 
 
-def mixed(cls: type[Task], named: Sequence[Named]) -> type[Task]:
+def with_extra_parts(cls: type[Task], named: Sequence[Named]) -> type[Task]:
     """Returns the task class with the parts of `task.parts` beside its own; without any, the class itself."""
     extras = [bind(f"task.parts.{i}", one) for i, one in enumerate(named)]
     if not extras:
@@ -145,7 +145,7 @@ def mixed(cls: type[Task], named: Sequence[Named]) -> type[Task]:
     return Mixed
 
 
-def _together(extras: Sequence[Extra]) -> dict[str, float]:
+def _together(extras: Sequence[ExtraPart]) -> dict[str, float]:
     weights: dict[str, float] = {}
     for extra in extras:
         if twice := sorted(weights.keys() & extra.offer.weights):
@@ -155,7 +155,7 @@ def _together(extras: Sequence[Extra]) -> dict[str, float]:
 
 
 def _in_its_place(own: Mapping[str, Weight], outcome: Mapping[str, float],
-                  extras: Sequence[Extra]) -> dict[str, Weight]:
+                  extras: Sequence[ExtraPart]) -> dict[str, Weight]:
     """The weights where some of `extras` say too whether an answer is right: that of the task's own such parts is
     theirs, in equal shares, and those have 0. A schedule over steps goes to one part, or is taken as it begins.
     """
@@ -167,7 +167,7 @@ def _in_its_place(own: Mapping[str, Weight], outcome: Mapping[str, float],
     return {**dict.fromkeys(outcome, 0.0), **dict.fromkeys(given, one)}
 
 
-def _needs(own: Collection[str], extras: Sequence[Extra]) -> Collection[str]:
+def _needs(own: Collection[str], extras: Sequence[ExtraPart]) -> Collection[str]:
     """Returns what the task and the parts need; a mapping to parts unless the task names no parts of its services."""
     requested: dict[str, list[str]] = {}
     for extra in extras:

@@ -29,9 +29,9 @@ from vlrl.data.media import VideoSampling
 from vlrl.distributed import comm
 from vlrl.errors import ConfigError, DataError, TrainingError
 from vlrl.rewards.verdicts import read_fields, schema, verdict
-from vlrl.services.chat import MOST_DETAIL, WAIT_S, ChatClient, Refused, Reply, key_of
-from vlrl.services.pictures import data_urls
-from vlrl.services.replies import Replies, StoredReply
+from vlrl.services.chat import MOST_DETAIL, WAIT_S, ChatClient, ChatError, ChatReply, key_of
+from vlrl.services.data_urls import data_urls
+from vlrl.services.reply_cache import ReplyCache, StoredReply
 from vlrl.task.services import Place, Question
 
 _FRAMES = VideoSampling(fps=1.0, max_frames=16)
@@ -40,7 +40,7 @@ COUNTS = ("calls", "cached", "failed", "retries", "tokens_in", "tokens_out")
 
 
 @dataclass
-class Tally:
+class JudgeCounts:
     """What was asked for one step, on this process."""
 
     calls: int = 0
@@ -65,7 +65,7 @@ class Tally:
         self.counted.add(reply.key)
 
 
-class Asking:
+class GroupJudge:
     """The service as one group has it; `failures` says why questions have no reply."""
 
     def __init__(self, judge: Judge, place: Place):
@@ -97,11 +97,11 @@ class Judge:
                                   connections=settings.concurrency, wait_s=wait_s, option="services.judge.url")
         self.concurrency = settings.concurrency
         own = folder / "services"
-        self.replies = Replies(Path(settings.cache) if settings.cache else own, own, "judge", rank)
+        self.replies = ReplyCache(Path(settings.cache) if settings.cache else own, own, "judge", rank)
         self._pool = ThreadPoolExecutor(settings.concurrency, "judge")
         self._lock = threading.Lock()
         self._pending: dict[str, Future[StoredReply]] = {}
-        self._tallies: dict[tuple[str, int], Tally] = {}
+        self._tallies: dict[tuple[str, int], JudgeCounts] = {}
         self._next_s = 0.0
 
     def close(self) -> None:
@@ -111,9 +111,9 @@ class Judge:
         self._client.close()
         self.replies.sync()
 
-    def at(self, place: Place) -> Asking:
+    def at(self, place: Place) -> GroupJudge:
         """Returns the service for one group of a step."""
-        return Asking(self, place)
+        return GroupJudge(self, place)
 
     def problem(self) -> str:
         """Returns why the server seems to be of no use, "" where it answers and has the model."""
@@ -125,13 +125,13 @@ class Judge:
                     f"among its models: {', '.join(names[:8])}")
         return ""
 
-    def take(self, split: str, step: int) -> Tally:
+    def take(self, split: str, step: int) -> JudgeCounts:
         """Returns what was asked for a split up to a step, which is completed, and forgets it."""
         self.replies.settle(split, step)
         with self._lock:
             done = [place for place in self._tallies if place[0] == split and place[1] <= step]
             parts = [self._tallies.pop(place) for place in done]
-        out = Tally(seconds=[s for t in parts for s in t.seconds])
+        out = JudgeCounts(seconds=[s for t in parts for s in t.seconds])
         for name in COUNTS:
             setattr(out, name, sum(getattr(t, name) for t in parts))
         return out
@@ -186,7 +186,7 @@ class Judge:
         """Returns the reply to come; of a question that is known, or is being asked, that one."""
         key = f"{digest}-{vote}"
         with self._lock:
-            tally = self._tallies.setdefault((place.split, place.step), Tally())
+            tally = self._tallies.setdefault((place.split, place.step), JudgeCounts())
             cached = self.replies.get(key, place)
             if cached is not None and (cached.text is None or not self.replies.shared) and cached.of(place) and (
                     key not in tally.counted):
@@ -201,7 +201,8 @@ class Judge:
                 self._pending[key] = self._pool.submit(self._reply, key, question, loaded, place, tally)
             return self._pending[key]
 
-    def _reply(self, key: str, question: Question, loaded: Sequence[Any], place: Place, tally: Tally) -> StoredReply:
+    def _reply(self, key: str, question: Question, loaded: Sequence[Any], place: Place,
+               tally: JudgeCounts) -> StoredReply:
         start = time.monotonic()
         record = StoredReply(key=key, split=place.split, step=place.step, policy_step=place.policy_step)
         try:
@@ -209,7 +210,7 @@ class Judge:
                                           _reader(question), self._in_turn)
             record = replace(record, text=reply.text, tokens_in=reply.tokens_in, tokens_out=reply.tokens_out,
                              tries=reply.tries)
-        except Refused as error:
+        except ChatError as error:
             record = replace(record, failed=self._client.without_key(str(error))[:MOST_DETAIL], tries=error.tries)
         except ConfigError as error:
             raise TrainingError(str(error)) from None
@@ -245,7 +246,7 @@ def _seed(key: str) -> int:
     return int(hashlib.sha256(key.encode()).hexdigest()[:8], 16) >> 1
 
 
-def _reader(question: Question) -> Callable[[Reply], str | None] | None:
+def _reader(question: Question) -> Callable[[ChatReply], str | None] | None:
     """Returns what says why a reply to the question cannot be used; None where any can."""
     fields = question.fields
     if fields is None:

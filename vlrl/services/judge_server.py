@@ -12,7 +12,7 @@ import torch
 
 from vlrl.config.services import JudgeSettings
 from vlrl.engine.vllm import launch as vllm_launch
-from vlrl.engine.vllm.launch import Served, Servers
+from vlrl.engine.vllm.launch import ServerGroup, ServerProcess
 from vlrl.engine.vllm.process import PARENT
 from vlrl.engine.vllm.server import EXTENSION
 from vlrl.errors import ConfigError
@@ -27,7 +27,7 @@ _PORT = 8001
 
 
 def prepare(settings: JudgeSettings, folder: Path, *, host: str = _HERE[0], port: int | None = None,
-            further: Sequence[str] = (), say: Callable[[str], None] = print) -> Servers:
+            further: Sequence[str] = (), say: Callable[[str], None] = print) -> ServerGroup:
     """Returns vLLM's OpenAI-compatible server with the model services.judge.model, not started; its log goes to
     `folder`. `further` are arguments of vLLM, NAME=VALUE or NAME.
 
@@ -51,8 +51,8 @@ def prepare(settings: JudgeSettings, folder: Path, *, host: str = _HERE[0], port
         PARENT: str(os.getpid()), "VLLM_NO_USAGE_STATS": "1", **({"VLLM_API_KEY": key} if key else {}),
         "VLLM_CPU_OMP_THREADS_BIND": os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "nobind")}
     address = f"http://{'127.0.0.1' if host == '0.0.0.0' else f'[{host}]' if ':' in host else host}:{place}"
-    server = Served(address, address, command, environment, folder / f"judge-{place}.log")
-    return Servers([server], say, back="questions that wait for it are asked again")
+    server = ServerProcess(address, address, command, environment, folder / f"judge-{place}.log")
+    return ServerGroup([server], say, back="questions that wait for it are asked again")
 
 
 def _place(settings: JudgeSettings, host: str, port: int | None) -> int:

@@ -22,7 +22,7 @@ _Entry = tuple[str, str, Sequence[Media]]
 """What it is, its text and its media."""
 
 
-def to_judge(task: Task, sample: Sample, answers: Sequence[Answer],
+def judge_view(task: Task, sample: Sample, answers: Sequence[Answer],
           media: bool = True) -> tuple[str, tuple[Media, ...]]:
     """Returns the question that these answers are to, and the pictures that it is shown with.
 

@@ -24,7 +24,7 @@ from vlrl.services.judge_prompts import (
     reference,
     verdict_prompt,
 )
-from vlrl.services.judged_episodes import to_judge
+from vlrl.services.judged_episodes import judge_view
 from vlrl.task.base import Task
 from vlrl.task.part import part
 from vlrl.task.services import Question
@@ -46,7 +46,7 @@ def _right(task: Task, sample: Sample, answers: Mapping[int, Answer], services: 
     right, nonempty = reference(task, sample), {i: a for i, a in answers.items() if a.final.strip()}
     questions = []
     for answer in nonempty.values():
-        question, shown = to_judge(task, sample, [answer], media)
+        question, shown = judge_view(task, sample, [answer], media)
         questions.append(Question(verdict_prompt(question, right, answer.final, criterion=criterion), shown, VERDICT))
     known = {i: None if v is None else float(v)
              for i, v in zip(nonempty, _verdicts(services, questions), strict=True)}
@@ -111,7 +111,7 @@ def rubric(task: Task, sample: Sample, answers: Sequence[Answer], services: Any,
     total = sum(weight for _, weight in wanted)
     if not wanted or total <= 0:
         raise ValueError(f"row '{sample.id}' has no rubric, and the part 'rubric' no criteria of a weight above 0")
-    told = [(a, *to_judge(task, sample, [a], media)) for a in answers]
+    told = [(a, *judge_view(task, sample, [a], media)) for a in answers]
     verdicts = iter(_verdicts(services, [
         Question(criterion_prompt(question, text, a.text if reasoning else a.final), shown, VERDICT)
         for a, question, shown in told for text, _ in wanted]))

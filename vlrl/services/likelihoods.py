@@ -20,7 +20,7 @@ from vlrl.models.processing import Encoder
 from vlrl.models.reference import Reference
 from vlrl.models.token_text import Texts
 from vlrl.rewards.text import written_after
-from vlrl.rollout.generate import Visit, answer_of, sized
+from vlrl.rollout.generate import UnscoredGroup, answer_of, with_image_size
 from vlrl.task import Task
 from vlrl.task.services import LOGPROBS, Key, Likely, key_of
 from vlrl.types import Completion, Prompt
@@ -49,7 +49,7 @@ class Likelihoods:
         self._decode = Texts(reference.policy).decode
         self._read: dict[str, list[int]] = {}
 
-    def __call__(self, visits: Sequence[Visit], split: str, step: int) -> list[Likely]:
+    def __call__(self, visits: Sequence[UnscoredGroup], split: str, step: int) -> list[Likely]:
         """Returns for each visit, by service, [t] float32 of all that is to be read; see services.Logprobs. Each answer
         is read under the prompt it is trained under. Called on every process at the same time.
         """
@@ -70,7 +70,7 @@ class Likelihoods:
         texts, tokens = comm.total(texts, tokens)
         return {"logprobs/texts": texts, "logprobs/tokens": tokens, "logprobs/policy_step": float(step)}
 
-    def _rows(self, visits: Sequence[Visit], step: int) -> tuple[list[_Row], list[dict[str, list[Key]]]]:
+    def _rows(self, visits: Sequence[UnscoredGroup], step: int) -> tuple[list[_Row], list[dict[str, list[Key]]]]:
         rows: dict[tuple[int, Key], _Row] = {}
         requested: list[dict[str, list[Key]]] = []
         for i, visit in enumerate(visits):
@@ -80,11 +80,11 @@ class Likelihoods:
                     rows[i, key] = self._row(i, key, visit)
         return [*rows.values()], requested
 
-    def _requested_keys(self, visit: Visit, step: int) -> dict[str, list[Key]]:
+    def _requested_keys(self, visit: UnscoredGroup, step: int) -> dict[str, list[Key]]:
         """Returns what each service is to read of a group. What a task's own code raises ends the run: nothing of a
         model's text may make it raise.
         """
-        task, sample = self.task.of(visit.sample), sized(visit.sample, visit.prompt)
+        task, sample = self.task.of(visit.sample), with_image_size(visit.sample, visit.prompt)
         answers = [answer_of(c, visit.prompt, step, name) for name, c in visit.members]
         if not answers:
             return {}
@@ -97,7 +97,7 @@ class Likelihoods:
             raise TaskError(f"task '{task.name}': readings failed for sample '{sample.id}': {type(error).__name__}: "
                             f"{error}") from error
 
-    def _row(self, group: int, key: Key, visit: Visit) -> _Row:
+    def _row(self, group: int, key: Key, visit: UnscoredGroup) -> _Row:
         place, text = key
         whole = None if place is None else visit.members[place][1]
         if text is not None:
@@ -108,7 +108,7 @@ class Likelihoods:
             completion = whole if whole.episode_id else replace(whole, tokens=whole.tokens[:end])
         return _Row(group, key, visit.prompt, completion, start, end)
 
-    def _instead(self, whole: Completion | None, text: str, visit: Visit) -> tuple[Completion, tuple[int, int]]:
+    def _instead(self, whole: Completion | None, text: str, visit: UnscoredGroup) -> tuple[Completion, tuple[int, int]]:
         """Returns an answer up to its last <answer> with a text behind that, and where its tokens are."""
         if whole is not None and whole.episode_id:
             raise TaskError(f"sample '{visit.sample.id}': a Reading of a text in place of an answer is for plain "

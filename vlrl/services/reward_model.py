@@ -45,7 +45,7 @@ class _Scorer(Protocol):
     def __call__(self, question: str, media: Sequence[Media], answers: Sequence[str]) -> list[float]: ...
 
 
-class Scoring:
+class GroupRewardModel:
     """The service reward_model as one group has it; `failures` says why answers have no score."""
 
     def __init__(self, scorer: Callable[..., list[tuple[float, ...] | str]], place: Place):
@@ -75,13 +75,13 @@ class RewardModel:
     def __init__(self, config: Config):
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.models: list[_Scorer] = [_loaded(name, config, device) for name in config.services.reward_model.name]
-        self._asked: list[Scoring] = []
+        self._asked: list[GroupRewardModel] = []
 
     concurrency = 1
 
-    def at(self, place: Place) -> Scoring:
+    def at(self, place: Place) -> GroupRewardModel:
         """Returns the service for one group of a step."""
-        self._asked.append(Scoring(self, place))
+        self._asked.append(GroupRewardModel(self, place))
         return self._asked[-1]
 
     def problem(self) -> str:
@@ -113,8 +113,8 @@ class RewardModel:
 def _loaded(name: str, config: Config, device: torch.device) -> _Scorer:
     place = Path(checkpoint.model_folder(name))
     if (place / HEAD).is_file():
-        return Headed(place, config, device)
-    return Classifier(name, config.services.reward_model, device)
+        return HeadScorer(place, config, device)
+    return ClassifierScorer(name, config.services.reward_model, device)
 
 
 class _Asks(Task):
@@ -123,7 +123,7 @@ class _Asks(Task):
     prompt = "{question}"
 
 
-class Headed:
+class HeadScorer:
     """A vision-language model with a head that scores, in float32 on a CPU and bfloat16 on a GPU."""
 
     def __init__(self, folder: Path, config: Config, device: torch.device):
@@ -157,7 +157,7 @@ def _completion(tokens: np.ndarray, text: str) -> Completion:
                       text=text, finish_reason="stop")
 
 
-class Classifier:
+class ClassifierScorer:
     """A sequence classifier of transformers with one label, in float32. It sees no pictures."""
 
     def __init__(self, name: str, settings: RewardModelSettings, device: torch.device):

@@ -20,9 +20,9 @@ import numpy as np
 
 from vlrl.distributed import comm
 from vlrl.engine.vllm import wire as vllm_wire
-from vlrl.engine.vllm.client import Client, Unavailable
+from vlrl.engine.vllm.client import ServerClient, Unavailable
 from vlrl.engine.vllm.inputs import check_prompt, prompt_input
-from vlrl.engine.vllm.replicas import Call, Replicas, Steps
+from vlrl.engine.vllm.replicas import CallSteps, ReplicaPool, ServerCall
 from vlrl.engine.vllm.server import EXTENSION, read_key
 from vlrl.errors import ConfigError, TrainingError
 from vlrl.models.policy import Policy
@@ -65,13 +65,14 @@ class ServedTeacher:
         self.temperature = temperature
         return self.ask(lambda pool: pool.run([self._steps(row) for row in rows]))
 
-    def ask(self, work: Callable[[Replicas], T]) -> T:
+    def ask(self, work: Callable[[ReplicaPool], T]) -> T:
         """Returns what `work` makes of the server, which has the weights before it is asked. A call of all processes.
         """
         settings = self.settings
-        client = Client(self._key, settings.timeout_s, _KEY)
-        pool = Replicas([settings.server], client, partial(self._admit, client), most=_MOST, retries=settings.retries,
-                        wait_s=settings.timeout_s, setting=_SETTING)
+        client = ServerClient(self._key, settings.timeout_s, _KEY)
+        pool = ReplicaPool([settings.server], client, partial(self._admit, client), most=_MOST,
+                           retries=settings.retries,
+                           wait_s=settings.timeout_s, setting=_SETTING)
         try:
             return comm.together(lambda: work(pool))
         except TrainingError as error:
@@ -79,7 +80,7 @@ class ServedTeacher:
         finally:
             client.close()
 
-    def _steps(self, row: Any) -> Steps[np.ndarray]:
+    def _steps(self, row: Any) -> CallSteps[np.ndarray]:
         tokens, prompt = row.row.tokens, row.rollout.train_prompt or row.group.prompt
         if not row.mask.any():
             return np.zeros(len(tokens), np.float32)
@@ -88,7 +89,7 @@ class ServedTeacher:
                               "tokens: set it to null, which loads the teacher beside the policy")
         options = {"max_tokens": 1, "temperature": 1.0, "seed": 0, "logprob_token_ids": [int(tokens[-1])],
                    "detokenize": False, **({"prompt_logprobs": 0} if len(tokens) > 1 else {})}
-        (response,) = yield [Call("/vlrl/generate", partial(self._body, prompt, tokens[:-1], options))]
+        (response,) = yield [ServerCall("/vlrl/generate", partial(self._body, prompt, tokens[:-1], options))]
         check_prompt(prompt, response["prompt"], len(tokens) - 1)
         found = [*response.get("prompt_logprobs", ())[len(prompt):], response["outputs"][0]["logprobs"][0]]
         values = np.where(row.mask, np.array(found, np.float32), np.float32(0))
@@ -101,7 +102,7 @@ class ServedTeacher:
     def _body(self, prompt: Any, written: np.ndarray, options: dict[str, Any]) -> bytes:
         return vllm_wire.pack({"version": self.version, "options": options, "input": prompt_input(prompt, written)})
 
-    def _admit(self, client: Client, address: str) -> None:
+    def _admit(self, client: ServerClient, address: str) -> None:
         """Brings the server to the teacher's weights. Unavailable while it does not answer."""
         try:
             state = client.get(address, "/vlrl/state")

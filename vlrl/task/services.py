@@ -115,7 +115,8 @@ SERVICES: Mapping[str, type] = {**dict.fromkeys(LOGPROBS, Logprobs), "judge": Ju
 
 FAILED = "service: "
 """How the error of a rollout begins that a service did not answer."""
-_ABSENT = Table({"without": "vlrl.services.absent:without", "served": "vlrl.services.absent:served"})
+_ABSENT = Table({"without": "vlrl.services.missing:without_unserved_parts",
+                 "served": "vlrl.services.missing:served_task"})
 """What makes do without services that a task needs and a run does not have."""
 
 
@@ -185,7 +186,7 @@ class GroupServices(Protocol):
 
 
 class RunServices(Protocol):
-    """The services of `services.*` that a run has and its task needs, on one process (vlrl/services/provided.py)."""
+    """The services of `services.*` that a run has and its task needs, on one process (vlrl/services/service_set.py)."""
 
     @property
     def threads(self) -> int:

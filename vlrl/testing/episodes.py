@@ -16,9 +16,9 @@ import psutil
 
 from vlrl.config.schema import EnvironmentSettings, LimitsSettings
 from vlrl.data import media as loader
-from vlrl.environments.checked import same
-from vlrl.environments.host import Environments, Failed
+from vlrl.environments.host import EnvironmentFailure, Environments
 from vlrl.environments.tools import schemas
+from vlrl.environments.validation import same
 from vlrl.errors import DataError
 from vlrl.rewards.text import parse_answer
 from vlrl.task import Task
@@ -125,12 +125,12 @@ def play(host: Environments, task: Task, sample: Sample, actions: Sequence[str],
     episode = host.open(sample, _SEED)
     try:
         (first,) = host.reset([episode])
-        if first is None or isinstance(first, Failed):
+        if first is None or isinstance(first, EnvironmentFailure):
             return Played(None, error=first.reason if first else "")
         steps: list[Step] = []
         for action in actions:
             (step,) = host.step([episode], [action])
-            if isinstance(step, Failed):
+            if isinstance(step, EnvironmentFailure):
                 return Played(first, tuple(steps), step.reason)
             steps.append(step)
             if step.done:

@@ -37,7 +37,7 @@ from vlrl.models.reference import Reference
 from vlrl.monitoring.metrics import Clock
 from vlrl.progress import Progress, no_progress
 from vlrl.rollout import partial
-from vlrl.rollout.generate import Answering
+from vlrl.rollout.generate import RolloutGenerator
 from vlrl.rollout.group_source import GroupSource, Measure
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.task import Task, task_samples
@@ -140,8 +140,8 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
         task = data.served()
         prefetch = Prefetcher(encode, task, config.data.workers)
         engine = _engine(config, model, encode, environments, make_source.apart, clock, opened)
-        answering = Answering(config, task, engine, clock, algorithm, scorer or score_all, likelihoods, services,
-                              algorithm.methods if generates else ())
+        answering = RolloutGenerator(config, task, engine, clock, algorithm, scorer or score_all, likelihoods, services,
+                                     algorithm.methods if generates else ())
         for method in answering.methods:
             method.start(Run(task, model, encode, data.samples, engine, answering.score, services))
         credit = Credit(algorithm, config, model, task)
@@ -261,7 +261,7 @@ _AHEAD = Table({
 })
 _SERVICES = Table({
     "logprobs": "vlrl.services.likelihoods:Likelihoods",
-    "provided": "vlrl.services.provided:provide",
+    "provided": "vlrl.services.service_set:provide",
 })
 _EPISODES = Table({
     "host": "vlrl.environments.host:Environments",

@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 _ENGINES = Table({
     "vllm": "vlrl.engine.vllm.engine:VLLMEngine",
     "vllm_server": "vlrl.engine.vllm.server:ServerEngine",
-    "copied": "vlrl.engine.copied:CopiedEngine",
+    "copied": "vlrl.engine.copied_engine:CopiedEngine",
 })
 """engine.name -> (policy, config, folder, episodes) -> the engine; hf is the training model itself, or a copy of it."""
 

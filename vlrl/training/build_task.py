@@ -17,7 +17,8 @@ from vlrl.task import Task
 from vlrl.task.environment import check_unattached
 from vlrl.task.row_files import RowFiles
 
-_BESIDE = Table({"environment": "vlrl.environments.named:attach", "parts": "vlrl.services.extra_parts:mixed",
+_BESIDE = Table({"environment": "vlrl.environments.external:attach",
+                 "parts": "vlrl.services.extra_parts:with_extra_parts",
                  "pinned": "vlrl.data.sources.hub:pinned", "tasks": "vlrl.task.mixture:Mixture"})
 """What `environment.name`, `task.parts`, data sets of the Hub and `tasks` add to a task."""
 

@@ -21,7 +21,7 @@ from vlrl.config.schema import (
 )
 from vlrl.config.sections import PAIRS
 from vlrl.rollout.demonstrations import demonstrated
-from vlrl.rollout.draws import Draws
+from vlrl.rollout.draws import DrawBatch
 from vlrl.rollout.group_source import GroupSource
 from vlrl.rollout.partial import PartialGroup
 from vlrl.training.loop import train as train_loop
@@ -34,7 +34,7 @@ class SupervisedSource(GroupSource):
 
     generates = False
 
-    def _answer(self, drawn: Draws, tokens: int | None) -> dict[int, Group | PartialGroup]:
+    def _answer(self, drawn: DrawBatch, tokens: int | None) -> dict[int, Group | PartialGroup]:
         groups = demonstrated(self.task, self.encode, self.engine, self.config, drawn.accepted, self.step)
         return {a.number: group for a, group in zip(drawn.accepted, groups, strict=True)}
 

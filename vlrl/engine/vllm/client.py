@@ -23,7 +23,7 @@ class Unavailable(Exception):
         self.status = status
 
 
-class Client:
+class ServerClient:
     """HTTP to servers with one key. timeout_s: most seconds that an answer may take. key_file: the setting that names
     the key's file."""
 

@@ -1,15 +1,15 @@
 # pyright: reportMissingImports=false
 """Patches of vLLM's CPU build, in this process; none of them changes anything on a GPU.
 
-Head sizes (`widen`): its attention kernels support some sizes alone (32, 64, 80, ...). Tiny models have smaller ones,
-as the model that is shipped with vlrl (24). Queries, keys and values are widened with zeros to the next supported size,
-which changes no score and adds zeros to the output; these are cut off. The KV cache takes the wider size too.
+Head sizes (`widen_heads`): its attention kernels support only some head sizes (32, 64, 80, ...), and tiny models have
+smaller heads (24 in the model shipped with vlrl). Queries, keys and values are padded with zeros to the next supported
+size, which changes no attention score; the zeros are cut off the output. The KV cache takes the padded size.
 
-Random state (`keep_apart`): its sampler draws a number per answer from torch's global generator in every step, also
-where each answer has a seed of its own and the number is not used. Beside an update (async.*) that would move the
-dropout of the training thread.
+Random state (`use_own_generator`): its sampler draws a number per answer from torch's global generator in every step,
+even where each answer has a seed of its own and the number is not used. During an update in another thread (async.*)
+that would change the dropout of the training thread.
 
-Waiting (`wait_asleep`): an engine and its worker look into their shared memory without a pause for a second after each
+Waiting (`wait_asleep`): an engine and its worker poll their shared memory without a pause for a second after each
 message, each on a core of its own. On a machine without a GPU these are the cores that compute.
 """
 
@@ -25,7 +25,7 @@ SPIN_S = 0.001
 """Seconds that a process of an engine looks for the next message before it sleeps until one comes."""
 
 
-def widen() -> None:
+def widen_heads() -> None:
     """Widens heads of unknown sizes in models that are made from now on in this process; nothing on a GPU."""
     from vllm.platforms import current_platform
 
@@ -71,7 +71,7 @@ def _forward(original: Any) -> Any:
     return forward
 
 
-def keep_apart() -> None:
+def use_own_generator() -> None:
     """Gives the sampler a generator of its own, in this process; nothing on a GPU."""
     from vllm.platforms import current_platform
 

@@ -28,21 +28,21 @@ from vlrl import _torchcodec
 from vlrl.config.schema import Config
 from vlrl.distributed import comm
 from vlrl.engine.base import Done, Request
-from vlrl.engine.copied import GIVEN_UP, Abandoned, with_own_processor
+from vlrl.engine.copied_engine import GIVEN_UP, Abandoned, with_own_processor
 from vlrl.engine.vllm import policy_weights as weights
 from vlrl.engine.vllm.inputs import (
     Draft,
-    Rules,
+    SamplingRules,
     check_length,
     check_prompt,
-    checked,
+    checked_completions,
     measuring_options,
     model_length,
     prompt_input,
     sampling_options,
     seed_of,
 )
-from vlrl.engine.vllm.proof import Proof
+from vlrl.engine.vllm.sync_check import SyncCheck
 from vlrl.errors import ConfigError, TrainingError, VlrlError
 from vlrl.models.policy import Policy
 from vlrl.models.processing import Encoder
@@ -69,8 +69,9 @@ class VLLMEngine:
         settings = config.engine
         self.max_model_len = model_length(config, policy.base.config, episodes)
         overlaps = config.asynchronous.max_staleness > 0  # it is to be awake while the policy learns
-        self.rules = Rules.of(with_own_processor(policy) if overlaps else policy, settings.top_p, settings.top_k,
-                              _BANNED)
+        self.rules = SamplingRules.of(with_own_processor(policy) if overlaps else policy, settings.top_p,
+                                      settings.top_k,
+                                      _BANNED)
         self._numbers = itertools.count()
         self._distributed = torch.distributed.is_initialized()
         self.abandoned = threading.Event()
@@ -80,12 +81,12 @@ class VLLMEngine:
         self._synced = False
         dtype = getattr(torch, settings.dtype) if settings.dtype else None
         encode = Encoder(policy.processor, policy.family, policy.positions, config)
-        self._proof = Proof.of(encode, settings.proof, dtype, episodes)
+        self._proof = SyncCheck.of(encode, settings.proof, dtype, episodes)
         with _explained(config, "start"), _bystander(), comm.explained():
             self.llm: Any = start(policy, config, folder / "model", self.max_model_len)
-        from vlrl.engine.vllm.sync import Weights
+        from vlrl.engine.vllm.sync import WeightSync
 
-        self.weights: Any = Weights(self.llm, policy, folder)
+        self.weights: Any = WeightSync(self.llm, policy, folder)
 
     def sync(self, policy: Policy, step: int) -> None:
         """Brings the policy's weights into vLLM; every cache of the old ones is dropped.
@@ -164,7 +165,7 @@ class Generation:
                 whole = sorted(i for i in left if not self._parts[i])
                 left.difference_update(whole)
                 for i in whole:
-                    out[i] = checked(self.drafts[i], self.requests[i].prompt)
+                    out[i] = checked_completions(self.drafts[i], self.requests[i].prompt)
                     if done and left:
                         done(i, out[i])
                 for output in self._step() if left else ():
@@ -259,11 +260,11 @@ def start(policy: Policy, config: Config, folder: Path, max_model_len: int) -> A
     _torchcodec.hide_broken()
     from vllm import LLM, ModelRegistry
 
-    from vlrl.engine.vllm.cpu_patches import keep_apart, widen
+    from vlrl.engine.vllm.cpu_patches import use_own_generator, widen_heads
     from vlrl.engine.vllm.sync import lora_options, transfer_options
 
-    widen()
-    keep_apart()
+    widen_heads()
+    use_own_generator()
     inside = config.engine.tensor_parallel == 1
     adapter = lora_options(policy)
     if inside:

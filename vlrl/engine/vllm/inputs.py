@@ -15,8 +15,8 @@ import numpy as np
 from vlrl.config.schema import Config
 from vlrl.data.video.sampling import clock
 from vlrl.engine.base import Request, Sampling
-from vlrl.engine.rules import CLOSING
-from vlrl.engine.vllm.turns import place
+from vlrl.engine.stop_rules import CLOSING
+from vlrl.engine.vllm.episode_check import describe_position
 from vlrl.errors import ConfigError, TrainingError
 from vlrl.models.policy import Policy
 from vlrl.models.token_text import Texts
@@ -29,7 +29,7 @@ API_BIAS = -100.0
 
 
 @dataclass(frozen=True, eq=False)
-class Rules:
+class SamplingRules:
     """What holds for all answers of a policy: which ids are forbidden, which end an answer, which are kept."""
 
     banned: tuple[int, ...]
@@ -42,7 +42,7 @@ class Rules:
     _ending: dict[tuple[str, ...], np.ndarray] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, policy: Policy, top_p: float = 1.0, top_k: int = -1, bias: float = API_BIAS) -> Rules:
+    def of(cls, policy: Policy, top_p: float = 1.0, top_k: int = -1, bias: float = API_BIAS) -> SamplingRules:
         """Returns those of a policy."""
         return cls(tuple(policy.banned.tolist()), frozenset(policy.eos), Texts(policy), top_p, top_k, bias)
 
@@ -88,14 +88,15 @@ def check_prompt(prompt: Prompt, ids: Sequence[int], written: int = 0, turns: Se
     at = next((i for i, (a, b) in enumerate(zip(theirs, prompt.ids, strict=False)) if a != b),
               min(len(theirs), len(prompt)))
     first = at - (len(prompt) - turns[-1].end if turns else 0)
-    named = f" ({place(turns, first)})" if turns and first >= 0 else ""
+    named = f" ({describe_position(turns, first)})" if turns and first >= 0 else ""
     raise TrainingError(
         f"sample '{prompt.sample_id}': vLLM's processor makes {len(theirs)} tokens of the prompt, transformers' makes "
         f"{len(prompt)}, and they differ from token {at}{named} on. The answers would be to another prompt. Install "
         "the versions that vlrl is tested with (requirements-vllm.txt), or set engine.name=hf.")
 
 
-def sampling_options(sampling: Sampling, n: int, seed: int, rules: Rules, room: int | None = None) -> dict[str, Any]:
+def sampling_options(sampling: Sampling, n: int, seed: int, rules: SamplingRules, room: int | None = None) -> dict[str,
+                                                                                                                   Any]:
     """Keywords of vllm.SamplingParams, all of them also fields of a server's requests.
 
     The answers are drawn with `seed`, `seed + 1`, ... and have at most `room` tokens, by default max_new_tokens.
@@ -112,7 +113,7 @@ def sampling_options(sampling: Sampling, n: int, seed: int, rules: Rules, room: 
             "logit_bias": dict.fromkeys(rules.banned, rules.bias)}
 
 
-def measuring_options(sampling: Sampling, token: int, rules: Rules) -> dict[str, Any]:
+def measuring_options(sampling: Sampling, token: int, rules: SamplingRules) -> dict[str, Any]:
     """Keywords of vllm.SamplingParams that ask for the log-probability of a token that is forced: one is sampled in its
     place, to be dropped. It is among all tokens: with top_p or top_k a forced one may be none of those that are kept.
     """
@@ -134,7 +135,7 @@ def seed_of(seed: int, key: Sequence[int], place: int | None = None, start: int 
 class Draft:
     """One answer while it is written. `place` is its number in the group, `begun` what it wrote before."""
 
-    def __init__(self, sampling: Sampling, rules: Rules, place: int, begun: Completion | None = None):
+    def __init__(self, sampling: Sampling, rules: SamplingRules, place: int, begun: Completion | None = None):
         self.sampling, self.rules, self.place = sampling, rules, place
         self._before = begun.turns if begun else ()
         self.tokens: list[int] = begun.tokens.tolist() if begun else []
@@ -145,7 +146,7 @@ class Draft:
         self._tail = max((len(stop.encode()) for stop in sampling.stop), default=0) + 4
 
     @classmethod
-    def all_of(cls, request: Request, rules: Rules) -> list[Draft]:
+    def all_of(cls, request: Request, rules: SamplingRules) -> list[Draft]:
         """Returns the drafts of a request: of the answers that were begun, or else of new ones."""
         begun = [(b.index, b.written) for b in request.begun] or [(i, None) for i in range(request.n)]
         return [cls(request.sampling, rules, place, written) for place, written in begun]
@@ -210,7 +211,8 @@ class Draft:
         return any(stop in text for stop in stops)
 
 
-def completion(tokens: np.ndarray, logprobs: Sequence[float], sampled: np.ndarray, sampling: Sampling, rules: Rules,
+def completion(tokens: np.ndarray, logprobs: Sequence[float], sampled: np.ndarray, sampling: Sampling,
+               rules: SamplingRules,
                stopped: bool, turns: tuple[Turn, ...] = ()) -> Completion:
     """Returns a completion of [T] token ids, their log-probabilities, and which of them were `sampled`, not forced.
 
@@ -224,7 +226,7 @@ def completion(tokens: np.ndarray, logprobs: Sequence[float], sampled: np.ndarra
                       turns=(*turns, Turn(start=turns[-1].end if turns else 0, end=len(tokens))))
 
 
-def checked(drafts: Sequence[Draft], prompt: Prompt) -> list[Completion]:
+def checked_completions(drafts: Sequence[Draft], prompt: Prompt) -> list[Completion]:
     """Returns the completions of a request. Raises TrainingError when a log-probability is no number or a banned id
     came.
     """

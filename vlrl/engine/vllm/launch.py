@@ -55,7 +55,7 @@ _SET_BY = {"--tensor-parallel-size": "engine.tensor_parallel", "--max-model-len"
 
 
 @dataclass(eq=False)
-class Served:
+class ServerProcess:
     """One server process."""
 
     address: str
@@ -75,10 +75,10 @@ class Served:
 
 
 @dataclass(eq=False)
-class Servers:
+class ServerGroup:
     """The servers of a config. `say` prints what happens to them."""
 
-    servers: list[Served]
+    servers: list[ServerProcess]
     say: Callable[[str], None]
     key_file: Path | None = None
     """Holds their key; None where it is in no file."""
@@ -120,7 +120,7 @@ class Servers:
                 self._look_after(server)
             time.sleep(_POLL_S)
 
-    def _look_after(self, server: Served) -> None:
+    def _look_after(self, server: ServerProcess) -> None:
         now, longest = time.monotonic(), self.silent_s if server.healthy else self._start_s
         if server.process is None:
             if now >= server.start_at:
@@ -140,7 +140,7 @@ class Servers:
             elif status == 200 and _silence(server) > self.silent_s:
                 self._bury(server, f"answers, and its engine gave no sign of life for {self.silent_s:g} s")
 
-    def _bury(self, server: Served, what: str) -> None:
+    def _bury(self, server: ServerProcess, what: str) -> None:
         """Ends what is left of a server, and sets when to start it again."""
         _kill(server, signal.SIGKILL)
         if server.process is not None:
@@ -173,7 +173,7 @@ class Servers:
 
 def prepare(config: Config, folder: Path, *, replicas: int = 1, host: str = "127.0.0.1", port: int = 8000,
             weights: Sequence[str] = (), further: Sequence[str] = (), say: Callable[[str], None] = print,
-            episodes: bool = False) -> Servers:
+            episodes: bool = False) -> ServerGroup:
     """Returns the servers of a config, not started; their files go to `folder`.
 
     `further` are arguments of vLLM, NAME=VALUE or NAME. `episodes`: prompts grow by turns. Raises ConfigError for one
@@ -195,9 +195,10 @@ def prepare(config: Config, folder: Path, *, replicas: int = 1, host: str = "127
     servers = []
     for i in range(replicas):
         command = [sys.executable, "-m", PROGRAM, *arguments, "--host", host, "--port", str(port + i)]
-        servers.append(Served(f"http://{_reached(host)}:{port + i}", f"http://{_reached(host, here=True)}:{port + i}",
-                              command, shared | devices[i], folder / f"server-{port + i}.log"))
-    return Servers(servers, say, key_file, silent_s=max(_SILENT_S, config.engine.timeout_s))
+        servers.append(ServerProcess(f"http://{_reached(host)}:{port + i}",
+                                     f"http://{_reached(host, here=True)}:{port + i}",
+                                     command, shared | devices[i], folder / f"server-{port + i}.log"))
+    return ServerGroup(servers, say, key_file, silent_s=max(_SILENT_S, config.engine.timeout_s))
 
 
 def _blueprint(config: Config) -> Any:
@@ -307,7 +308,7 @@ def _key_of(file: Path) -> str:
 
 
 @contextlib.contextmanager
-def alone(folder: Path) -> Iterator[None]:
+def serve_lock(folder: Path) -> Iterator[None]:
     """Holds the folder of the servers. ConfigError while another `vlrl serve` does, whose key and logs lie there."""
     path = folder / "serve.lock"
     with contextlib.ExitStack() as locks:
@@ -324,7 +325,7 @@ def alone(folder: Path) -> Iterator[None]:
         yield
 
 
-def describe(servers: Servers, path: Path) -> None:
+def describe(servers: ServerGroup, path: Path) -> None:
     """Writes where the servers are, as JSON: servers, key_file, pid."""
     files.write_text(path, json.dumps({"servers": servers.addresses, "key_file": str(servers.key_file),
                                        "pid": os.getpid()}, indent=1) + "\n")
@@ -347,18 +348,18 @@ def check_free(host: str, port: int) -> None:
                               "there.") from None
 
 
-def _launch(server: Served) -> None:
+def _launch(server: ServerProcess) -> None:
     server.process, server.checked, server.heard, server.healthy = None, time.monotonic(), 0.0, False
     with server.log.open("ab") as log:  # a session of its own: Ctrl-C reaches it through us alone
         server.process = subprocess.Popen(server.command, env=server.environment, stdin=subprocess.DEVNULL, stdout=log,
                                           stderr=subprocess.STDOUT, start_new_session=True)
 
 
-def _dead(server: Served) -> bool:
+def _dead(server: ServerProcess) -> bool:
     return server.process is not None and server.process.poll() is not None
 
 
-def _kill(server: Served, number: int) -> None:
+def _kill(server: ServerProcess, number: int) -> None:
     """Sends a signal to a server and the processes that it started."""
     if server.process is not None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -377,7 +378,7 @@ def _health(address: str) -> int:
         return 0
 
 
-def _silence(server: Served) -> float:
+def _silence(server: ServerProcess) -> float:
     """Returns seconds for which its engine has owed an answer; 0 where it does not say."""
     key = {"Authorization": f"Bearer {server.environment.get(KEY, '')}"}
     try:

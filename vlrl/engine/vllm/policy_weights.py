@@ -25,7 +25,7 @@ _LAYER = re.compile(r".*?\.\d+\.")
 Named = Iterator[tuple[str, torch.Tensor]]
 
 
-def adapted(policy: Policy) -> dict[str, Any]:
+def adapted_layers(policy: Policy) -> dict[str, Any]:
     """Returns the layers that an adapter is laid on, by their names in the transformers model; {} without an
     adapter.
     """
@@ -51,7 +51,7 @@ def saved_tensors(policy: Policy, merge: bool = True) -> Named:
 @torch.no_grad()
 def _tensors(policy: Policy, merge: bool) -> Named:
     """As saved_tensors, under the names that the model has in memory."""
-    base, layers = policy.base, adapted(policy)
+    base, layers = policy.base, adapted_layers(policy)
     for name, tensor in itertools.chain(base.named_parameters(), _persistent_buffers(base)):
         owner = next((layers[prefix] for prefix in _prefixes(name) if prefix in layers), None)
         if owner is None:
@@ -59,11 +59,11 @@ def _tensors(policy: Policy, merge: bool) -> Named:
         elif ".base_layer." in name:
             plain = _plain(tensor, policy)
             is_weight = merge and name.endswith(".base_layer.weight")
-            yield name.replace(".base_layer.", "."), merged(owner, plain) if is_weight else plain
+            yield name.replace(".base_layer.", "."), merged_weight(owner, plain) if is_weight else plain
 
 
 @torch.no_grad()
-def merged(layer: Any, weight: torch.Tensor) -> torch.Tensor:
+def merged_weight(layer: Any, weight: torch.Tensor) -> torch.Tensor:
     """Returns a new tensor: the weight of a layer with its active adapters added, in float32 before it is rounded by
     others.
     """

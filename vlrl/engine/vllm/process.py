@@ -29,7 +29,7 @@ _PR_SET_PDEATHSIG = 1
 _torchcodec.hide_broken()  # at import: the processes that vLLM starts import this module too
 
 
-def end_with(parent: int, number: int = signal.SIGTERM) -> None:
+def end_with_parent(parent: int, number: int = signal.SIGTERM) -> None:
     """Sends this process a signal when its `parent` has gone; on Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
@@ -37,7 +37,7 @@ def end_with(parent: int, number: int = signal.SIGTERM) -> None:
             sys.exit(1)
 
 
-def lead() -> None:
+def kill_children_at_exit() -> None:
     """Has what this process forks from here on killed when it ends: vLLM's engine would wait for it for ever.
 
     Not what is forked in a thread, whose end would kill it too.
@@ -45,10 +45,10 @@ def lead() -> None:
     lasting = [True]
     os.register_at_fork(
         before=lambda: lasting.__setitem__(0, threading.current_thread() is threading.main_thread()),
-        after_in_child=lambda: lasting[0] and end_with(os.getppid(), signal.SIGKILL))
+        after_in_child=lambda: lasting[0] and end_with_parent(os.getppid(), signal.SIGKILL))
 
 
-def register(arguments: Sequence[str]) -> None:
+def register_model_class(arguments: Sequence[str]) -> None:
     """Loads the model's class here; vLLM would start a process, without vlrl, for a look at it."""
     from vllm import ModelRegistry
 
@@ -63,16 +63,16 @@ def register(arguments: Sequence[str]) -> None:
 def main() -> None:
     """Runs vLLM's server as this process."""
     if parent := os.environ.pop(PARENT, ""):
-        end_with(int(parent))
-    lead()
+        end_with_parent(int(parent))
+    kill_children_at_exit()
     wait_asleep()
-    register(sys.argv[1:])
+    register_model_class(sys.argv[1:])
     runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")
 
 
 if __name__ == "__mp_main__":
-    end_with(os.getppid(), signal.SIGKILL)
-    lead()
+    end_with_parent(os.getppid(), signal.SIGKILL)
+    kill_children_at_exit()
     wait_asleep()
 if __name__ == "__main__":
     main()

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from vlrl.engine.vllm.client import Client, Unavailable
+from vlrl.engine.vllm.client import ServerClient, Unavailable
 from vlrl.errors import TrainingError, VlrlError
 
 _log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ _LOOK_S = 1.0
 
 
 @dataclass(eq=False)
-class Call:
+class ServerCall:
     """One HTTP request. `body` makes its content, in another thread; `weight` is its number of answers."""
 
     path: str
@@ -43,7 +43,7 @@ class Call:
     """Who failed at it last."""
 
 
-Steps = Generator[list[Call], list[Any], T]
+CallSteps = Generator[list[ServerCall], list[Any], T]
 """Work in steps: yields calls, is sent their results in order, and returns what it made of them all."""
 
 
@@ -72,12 +72,12 @@ class Replica:
 @dataclass(eq=False)
 class _Task(Generic[T]):
     number: int
-    steps: Steps[T]
+    steps: CallSteps[T]
     results: list[Any] = field(default_factory=list)
     missing: int = 0
 
 
-class Replicas:
+class ReplicaPool:
     """The pool. `admit(address)` is called in other threads and raises Unavailable for a server that is not to be used
     yet; any other error stops the run.
 
@@ -86,7 +86,7 @@ class Replicas:
     for so long is given up. setting: that of the addresses, for messages.
     """
 
-    def __init__(self, addresses: Sequence[str], client: Client, admit: Callable[[str], None], *, most: int = 512,
+    def __init__(self, addresses: Sequence[str], client: ServerClient, admit: Callable[[str], None], *, most: int = 512,
                  retries: int = 3, wait_s: float = 600.0, patience_s: float = 60.0, setting: str = "engine.servers"):
         self.replicas = [Replica(address) for address in addresses]
         self._client, self._admit = client, admit
@@ -113,7 +113,7 @@ class Replicas:
         `wait_s` seconds at most."""
         return _Run(self, [], None).admit_all()
 
-    def run(self, tasks: Iterable[Steps[T]], done: Callable[[int, T], None] | None = None) -> list[T]:
+    def run(self, tasks: Iterable[CallSteps[T]], done: Callable[[int, T], None] | None = None) -> list[T]:
         """Returns the results of all tasks, in order. `done(number, result)` is called for each but the last to finish.
 
         Raises TrainingError when a request failed too often, or no server was there for too long.
@@ -135,11 +135,11 @@ class Replicas:
 class _Run(Generic[T]):
     """What goes on during one call of `Replicas.run`."""
 
-    def __init__(self, pool: Replicas, tasks: Iterable[Steps[T]], done: Callable[[int, T], None] | None):
+    def __init__(self, pool: ReplicaPool, tasks: Iterable[CallSteps[T]], done: Callable[[int, T], None] | None):
         self._pool, self._done = pool, done
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._waiting: list[tuple[_Task[T], int, Call]] = []
-        self._attempts: dict[int, tuple[_Task[T], int, Call, Replica]] = {}
+        self._waiting: list[tuple[_Task[T], int, ServerCall]] = []
+        self._attempts: dict[int, tuple[_Task[T], int, ServerCall, Replica]] = {}
         self._numbers = 0
         self._load = dict.fromkeys(pool.replicas, 0)
         self._pinging = set[Replica]()
@@ -201,13 +201,13 @@ class _Run(Generic[T]):
                 self._send(*entry, replica)
         self._waiting = later
 
-    def _choose(self, call: Call) -> Replica | None:
+    def _choose(self, call: ServerCall) -> Replica | None:
         ready = self._ready()
         others = [r for r in ready if r is not call.avoid] or ready
         free = [r for r in others if not self._load[r] or self._load[r] + call.weight <= self._pool._most]
         return min(free, key=lambda r: (self._load[r], r.requests), default=None)
 
-    def _send(self, task: _Task[T], place: int, call: Call, replica: Replica) -> None:
+    def _send(self, task: _Task[T], place: int, call: ServerCall, replica: Replica) -> None:
         number = self._numbers = self._numbers + 1
         self._attempts[number] = task, place, call, replica
         self._load[replica] += call.weight

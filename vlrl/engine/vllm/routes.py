@@ -45,7 +45,7 @@ _ALL: Choices = (1.0, ())
 _NO_CACHE = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
 
 
-class Refused(Exception):
+class RequestError(Exception):
     """Why a request gets no result, and the HTTP status of the answer."""
 
     def __init__(self, status: HTTPStatus, reason: str):
@@ -88,7 +88,7 @@ class Routes:
             return await self.app(scope, receive, send)
         try:
             body = await _body(scope["headers"], receive)
-        except Refused as refused:
+        except RequestError as refused:
             return await _reply(send, refused.status, {"error": str(refused)})
         if body is not None:
             await self._answer(handler, scope["app"].state, body, receive, send)
@@ -110,7 +110,7 @@ class Routes:
                 status, value = HTTPStatus.OK, work.result()
             except asyncio.CancelledError:
                 status, value = HTTPStatus.CONFLICT, {"error": "newer weights have come"}
-            except Refused as refused:
+            except RequestError as refused:
                 status, value = refused.status, {"error": str(refused)}
             except Exception as error:
                 status = _status(error)
@@ -154,9 +154,9 @@ class Routes:
 
     async def _generate(self, state: Any, body: bytes) -> dict[str, Any]:
         """Returns answers to {"version", "input": prompt of vLLM, "options": of SamplingParams}."""
-        sent = _object(await asyncio.to_thread(vllm_wire.parsed, body))
+        sent = _object(await asyncio.to_thread(vllm_wire.parse, body))
         self._check(sent["version"])
-        request = await asyncio.to_thread(vllm_wire.restored, sent)
+        request = await asyncio.to_thread(vllm_wire.restore_arrays, sent)
         task = asyncio.current_task()
         assert task is not None
         # weights may have come while its pictures were decoded: begun now it would be computed among two of them, and
@@ -176,15 +176,16 @@ class Routes:
         last = outputs[-1]
         ends = {o.finish_reason for o in last.outputs} - {"stop", "length"}
         if ends:
-            raise Refused(HTTPStatus.CONFLICT, f"an answer ended by {ends.pop()}")
+            raise RequestError(HTTPStatus.CONFLICT, f"an answer ended by {ends.pop()}")
         return {"prompt": list(last.prompt_token_ids), **_of_prompt(last),
                 "outputs": [_output(o, request["options"].get("logprob_token_ids")) for o in last.outputs]}
 
     def _check(self, version: str) -> None:
         if not version or version != self.version:
             other = self.version and _run_of(self.version) != _run_of(str(version))
-            raise Refused(HTTPStatus.CONFLICT, f"the weights here are of version {self.version!r}, not {version!r}"
-                          + (", as another run uses this server: give each run servers of its own" if other else ""))
+            raise RequestError(HTTPStatus.CONFLICT, f"the weights here are of version {self.version!r}, not {version!r}"
+                               + (", as another run uses this server: give each run servers of its own" if other
+                                  else ""))
 
     # --- weights -----------------------------------------------------------------------------------------------------
 
@@ -220,8 +221,9 @@ class Routes:
     def _check_alone(self, version: str) -> None:
         """Raises Refused while answers are written for another run, whose versions begin otherwise."""
         if any(_run_of(other) != _run_of(version) for other in self._running.values()):
-            raise Refused(HTTPStatus.CONFLICT, "it writes answers for another run, and takes your weights afterwards: "
-                          "give each run servers of its own")
+            raise RequestError(HTTPStatus.CONFLICT,
+                               "it writes answers for another run, and takes your weights afterwards: "
+                               "give each run servers of its own")
 
     async def _stop_answers(self) -> None:
         running = list(self._running)
@@ -263,17 +265,18 @@ class Routes:
         path = Path(_text(given)).resolve()
         self._check_inside(path)
         if not path.is_dir():
-            raise Refused(HTTPStatus.NOT_FOUND, f"{path} does not exist here: trainer and server must see one folder")
+            raise RequestError(HTTPStatus.NOT_FOUND,
+                               f"{path} does not exist here: trainer and server must see one folder")
         for file in path.iterdir():
             self._check_inside(file.resolve())
         if not any(path.glob(needed)):
-            raise Refused(HTTPStatus.BAD_REQUEST, f"{path} holds no {needed}, and nothing else is read")
+            raise RequestError(HTTPStatus.BAD_REQUEST, f"{path} holds no {needed}, and nothing else is read")
         return path
 
     def _check_inside(self, path: Path) -> None:
         if not any(path.is_relative_to(root) for root in self._roots):
-            raise Refused(HTTPStatus.FORBIDDEN, f"{path} lies in none of the folders of {WEIGHTS}: "
-                          f"{', '.join(map(str, self._roots)) or 'none is set'}")
+            raise RequestError(HTTPStatus.FORBIDDEN, f"{path} lies in none of the folders of {WEIGHTS}: "
+                               f"{', '.join(map(str, self._roots)) or 'none is set'}")
 
 
 def _run_of(version: str) -> str:
@@ -354,7 +357,7 @@ async def _body(headers: Iterable[tuple[bytes, bytes]], receive: Any) -> bytes |
         left -= len(parts[-1])
         if left >= 0 and not message.get("more_body"):
             return b"".join(parts)
-    raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a request of more than {MOST_BYTES:,} bytes")
+    raise RequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a request of more than {MOST_BYTES:,} bytes")
 
 
 async def _gone(receive: Any) -> None:

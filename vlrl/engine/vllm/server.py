@@ -34,26 +34,35 @@ import torch
 from vlrl.config.schema import Config
 from vlrl.distributed import comm
 from vlrl.engine.base import Done, Request
-from vlrl.engine.copied import GIVEN_UP, Abandoned, with_own_processor
+from vlrl.engine.copied_engine import GIVEN_UP, Abandoned, with_own_processor
 from vlrl.engine.vllm import wire as vllm_wire
-from vlrl.engine.vllm.client import Client, Unavailable
+from vlrl.engine.vllm.client import ServerClient, Unavailable
 from vlrl.engine.vllm.inputs import (
     Draft,
-    Rules,
+    SamplingRules,
     check_length,
     check_prompt,
-    checked,
+    checked_completions,
     measuring_options,
     model_length,
     prompt_input,
     sampling_options,
     seed_of,
 )
-from vlrl.engine.vllm.policy_weights import adapted, gathered, saved_tensors, write_adapter, write_weights
-from vlrl.engine.vllm.proof import ADVICE, TOLERATE, WHOLE, Pairs, Proof, differing, listed, trainer_logprobs
-from vlrl.engine.vllm.replicas import Call, Replicas, Steps
+from vlrl.engine.vllm.policy_weights import adapted_layers, gathered, saved_tensors, write_adapter, write_weights
+from vlrl.engine.vllm.replicas import CallSteps, ReplicaPool, ServerCall
+from vlrl.engine.vllm.sync_check import (
+    ADVICE,
+    TOLERATE,
+    WHOLE,
+    Pairs,
+    SyncCheck,
+    describe_differences,
+    differing_weights,
+    trainer_logprobs,
+)
 from vlrl.engine.vllm.weights import SIDES
-from vlrl.engine.vllm.worker import saved
+from vlrl.engine.vllm.worker import read_weights
 from vlrl.errors import ConfigError, TrainingError
 from vlrl.models.policy import Policy
 from vlrl.models.processing import Encoder
@@ -70,7 +79,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Target:
+class TargetWeights:
     """The weights that servers must have, and what the trainer reads of the probe with them."""
 
     version: str
@@ -83,7 +92,7 @@ class Target:
     allowed: float
 
 
-class Unlike(TrainingError):
+class PolicyMismatch(TrainingError):
     """A server computes with other weights than the policy's, or otherwise."""
 
 
@@ -99,21 +108,23 @@ class ServerEngine:
         settings = config.engine
         self.max_model_len = model_length(config, policy.base.config, episodes)
         overlaps = config.asynchronous.max_staleness > 0
-        self.rules = Rules.of(with_own_processor(policy) if overlaps else policy, settings.top_p, settings.top_k,
+        self.rules = SamplingRules.of(with_own_processor(policy) if overlaps else policy, settings.top_p,
+                                      settings.top_k,
                               _BANNED)
         self._dtype = settings.dtype or str(policy.dtype).removeprefix("torch.")
-        self._proof = Proof.of(Encoder(policy.processor, policy.family, policy.positions, config), settings.proof,
+        self._proof = SyncCheck.of(Encoder(policy.processor, policy.family, policy.positions, config), settings.proof,
                                getattr(torch, self._dtype), episodes)
-        self._target: Target | None = None
+        self._target: TargetWeights | None = None
         self._run = comm.broadcast(secrets.token_hex(4))  # versions of two runs are never alike
         self._syncs = 0
         self._refusals: dict[str, int] = {}
         self._checks: dict[str, int] = {}
         """How often the weights of each server were proved since it was started."""
-        self._client = Client(read_key(settings.key_file), settings.timeout_s)
+        self._client = ServerClient(read_key(settings.key_file), settings.timeout_s)
         addresses = settings.servers or DEFAULT
         turn = comm.rank() % len(addresses)  # each process begins with another one
-        self.pool = Replicas(addresses[turn:] + addresses[:turn], self._client, self._admit, most=2 * settings.max_seqs,
+        self.pool = ReplicaPool(addresses[turn:] + addresses[:turn], self._client, self._admit,
+                                most=2 * settings.max_seqs,
                              retries=settings.retries, wait_s=settings.timeout_s)
         self.way = "full"
         self._slots = min(comm.gather(comm.together(self._meet)))
@@ -140,7 +151,7 @@ class ServerEngine:
 
     # --- answers -----------------------------------------------------------------------------------------------------
 
-    def _steps(self, request: Request) -> Steps[list[Completion]]:
+    def _steps(self, request: Request) -> CallSteps[list[Completion]]:
         """Returns one request as calls of servers, each part of an answer after the one before."""
         drafts = Draft.all_of(request, self.rules)
         prompt, sampling = request.prompt, request.sampling
@@ -164,19 +175,19 @@ class ServerEngine:
                     calls.append(self._call(prompt, draft.tokens, options))
                     takes.append((len(draft.tokens), functools.partial(_add, draft)))
             if not calls:
-                return checked(drafts, prompt)
+                return checked_completions(drafts, prompt)
             for (written, take), response in zip(takes, (yield calls), strict=True):
                 check_prompt(prompt, response["prompt"], written, request.turns)
                 take(response["outputs"][0])
 
-    def _call(self, prompt: Prompt, written: Sequence[int], options: dict[str, Any]) -> Call:
+    def _call(self, prompt: Prompt, written: Sequence[int], options: dict[str, Any]) -> ServerCall:
         assert self._target is not None
         fields = {"version": self._target.version, "options": options | {"detokenize": bool(options["stop"])}}
         written = tuple(written)
 
         def body() -> bytes:  # made when it is sent: the pixels of all requests at once would fill the memory
             return vllm_wire.pack({**fields, "input": prompt_input(prompt, written)})
-        return Call("/vlrl/generate", body, weight=options["n"])
+        return ServerCall("/vlrl/generate", body, weight=options["n"])
 
     # --- weights -----------------------------------------------------------------------------------------------------
 
@@ -198,7 +209,7 @@ class ServerEngine:
             for path in {old.base[1], old.adapter} - {new.base[1], None}:
                 shutil.rmtree(path, ignore_errors=True)
 
-    def _write(self, policy: Policy) -> Target:
+    def _write(self, policy: Policy) -> TargetWeights:
         """Writes the weights (the main process does; under FSDP the others help) and reads the probe.
 
         In the first syncs what was written is read again: TrainingError where it is not what the policy holds.
@@ -217,22 +228,23 @@ class ServerEngine:
             adapter = str(self.folder / f"adapter-{version}")
             write_adapter(policy, Path(adapter))
         probe = trainer_logprobs(policy, self._proof.prompt, self._proof.answer)
-        target = Target(version, base, adapter, tuple(map(float, probe)), self._proof.allowed(policy))
+        target = TargetWeights(version, base, adapter, tuple(map(float, probe)), self._proof.allowed(policy))
         if self._syncs <= WHOLE and (comm.is_main() or _sharded(policy)):
-            stale = differing(self._written(policy, target))
+            stale = differing_weights(self._written(policy, target))
             if stale:
-                raise TrainingError(f"the files for the servers do not hold the policy's weights: {listed(stale)}. "
+                raise TrainingError("the files for the servers do not hold the policy's weights: "
+                                    f"{describe_differences(stale)}. "
                                     "Is the disk of engine.scratch (else run.dir) sound?")
         return target
 
-    def _written(self, policy: Policy, target: Target) -> Pairs:
+    def _written(self, policy: Policy, target: TargetWeights) -> Pairs:
         """Yields (name, the policy's tensor, what its file holds, NaN without one); only the main process has pairs."""
-        files = dict(saved(Path(target.base[1]))) if comm.is_main() else {}
+        files = dict(read_weights(Path(target.base[1]))) if comm.is_main() else {}
         own = saved_tensors(policy, merge=self.way != "adapter")
         if target.adapter is not None:
-            files |= saved(Path(target.adapter)) if comm.is_main() else {}
+            files |= read_weights(Path(target.adapter)) if comm.is_main() else {}
             own = itertools.chain(own, ((f"base_model.model.{path}.{side}.weight", gathered(part.weight))
-                                        for path, layer in adapted(policy).items() for side in SIDES
+                                        for path, layer in adapted_layers(policy).items() for side in SIDES
                                         for part in [getattr(layer, side)[policy.model.active_adapter]]))
         for name, tensor in own:
             if comm.is_main():
@@ -242,10 +254,10 @@ class ServerEngine:
         """Brings all servers to the current weights, and says where those of one that is unlike the policy got lost."""
         try:
             self.pool.admit_all()
-        except Unlike as error:
+        except PolicyMismatch as error:
             assert self._target is not None
-            stale = [] if _sharded(policy) else differing(self._written(policy, self._target))
-            lost = f" Already the files for the servers differ: {listed(stale)}." if stale else ""
+            stale = [] if _sharded(policy) else differing_weights(self._written(policy, self._target))
+            lost = f" Already the files for the servers differ: {describe_differences(stale)}." if stale else ""
             raise TrainingError(f"{error}{lost}") from None
 
     def _admit(self, address: str) -> None:
@@ -270,7 +282,7 @@ class ServerEngine:
         self._refusals[address] = 0
         self._checks[address] = self._checks.get(address, 0) + 1
 
-    def _prove(self, address: str, target: Target, whole: bool) -> None:
+    def _prove(self, address: str, target: TargetWeights, whole: bool) -> None:
         """Raises Unlike when a server reads the probe otherwise than the trainer, or, with `whole`, when a weight that
         it computes with is not the one in its file."""
         gap = self._gap(address, target)
@@ -283,16 +295,17 @@ class ServerEngine:
         if alike and not stale:
             return
         if stale:
-            named = f"{listed(stale)}. {ADVICE}"
+            named = f"{describe_differences(stale)}. {ADVICE}"
         elif compared:
             named = (f"all {compared} weights that could be compared are those of the files. Then they are computed "
                      f"with differently: another type (engine.dtype), attention or image size. {TOLERATE}")
         else:
             named = f"a server on several devices holds slices, which are not compared. {ADVICE}"
-        raise Unlike(f"the server {address} and the trainer are not the same policy after a sync: log-probabilities of "
+        raise PolicyMismatch(f"the server {address} and the trainer are not the same policy after a sync: "
+                             "log-probabilities of "
                      f"a fixed answer differ by {gap:.2g}, where {target.allowed:g} is allowed; {named}")
 
-    def _gap(self, address: str, target: Target) -> float:
+    def _gap(self, address: str, target: TargetWeights) -> float:
         """Returns the largest difference of a log-probability of the probe's answer. Asked as answers are, a token at a
         time: vLLM's log-probabilities of prompts are wrong, or end its engine, beside other requests where adapters are
         used.
@@ -302,7 +315,7 @@ class ServerEngine:
         gaps = np.abs(np.array(measured, dtype=np.float64) - np.array(target.probe))
         return float(gaps.max()) if np.isfinite(gaps).all() else float("inf")
 
-    def _measured(self, address: str, target: Target, written: Sequence[int], token: int) -> float:
+    def _measured(self, address: str, target: TargetWeights, written: Sequence[int], token: int) -> float:
         """Returns a server's log-probability of a token after the probe and what is written."""
         options = {"max_tokens": 1, "temperature": 1.0, "seed": 0, "logprob_token_ids": [token],
                    "detokenize": False}

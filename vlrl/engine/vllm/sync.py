@@ -28,7 +28,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from vlrl.engine.vllm.policy_weights import adapted, gathered, saved_tensors, write_adapter, write_weights
+from vlrl.engine.vllm.policy_weights import adapted_layers, gathered, saved_tensors, write_adapter, write_weights
 from vlrl.engine.vllm.weights import EngineWeights, Pairs
 from vlrl.engine.vllm.worker import repack_heads
 from vlrl.errors import TrainingError
@@ -55,7 +55,7 @@ def why_merged(policy: Policy, taken: bool | None = None) -> str:
         return f"its adapter uses {', '.join(used)}"
     if config.r > _RANKS[-1]:
         return f"its rank {config.r} is above {_RANKS[-1]}"
-    parts = {policy.family.part_of(name) for name in adapted(policy)} - {"language"}
+    parts = {policy.family.part_of(name) for name in adapted_layers(policy)} - {"language"}
     if parts:
         return f"it adapts the {' and the '.join(sorted(parts))}"
     taken = _takes_adapters(policy) if taken is None else taken
@@ -87,7 +87,7 @@ def transfer_options(policy: Policy, inside: bool) -> dict[str, Any]:
     return {"weight_transfer_config": {"backend": "ipc"}}
 
 
-class Weights:
+class WeightSync:
     """Brings the policy's weights into an engine.
 
     folder: a scratch folder of this process. `seconds` is how long the last push took.
@@ -202,7 +202,7 @@ class Weights:
         if head is not None and head.weight is embedding:
             yield from engine.tied_head(gathered(embedding))
         if self.way == "adapter":
-            for path, layer in adapted(policy).items():
+            for path, layer in adapted_layers(policy).items():
                 for name in layer.active_adapters:
                     yield from engine.adapter(path, layer, name)
 

@@ -28,17 +28,17 @@ def unpack(data: bytes) -> Any:
     """Returns what `pack` was given; sequences come back as lists where they were no tuples. ValueError for anything
     else.
     """
-    return restored(parsed(data))
+    return restore_arrays(parse(data))
 
 
-def parsed(data: bytes) -> Any:
+def parse(data: bytes) -> Any:
     """Returns the JSON, in which media are still texts: what it says can be checked before they are decoded. Raises as
     `unpack`.
     """
     return _checked(json.loads, data)
 
 
-def restored(value: Any) -> Any:
+def restore_arrays(value: Any) -> Any:
     """Returns what `parsed` gave with its images and arrays. Raises as `unpack`."""
     return _checked(_restored, value)
 

@@ -36,7 +36,7 @@ class Extension:
         from vllm.platforms import current_platform
 
         worker: Any = self
-        worker.reload_weights(weights_iterator=saved(Path(path)))
+        worker.reload_weights(weights_iterator=read_weights(Path(path)))
         return repack_heads(worker.model_runner.get_model()) if current_platform.is_cpu() else []
 
     def vlrl_choices(self, temperature: float, banned: Sequence[int]) -> None:
@@ -61,7 +61,7 @@ class Extension:
 
         Nothing with several workers, which hold slices.
         """
-        from vlrl.engine.vllm.proof import differing
+        from vlrl.engine.vllm.sync_check import differing_weights
         from vlrl.engine.vllm.weights import EngineWeights
 
         worker: Any = self
@@ -69,7 +69,7 @@ class Extension:
             return 0, []
         loaded, count = EngineWeights(_Engine(worker.model_runner.get_model())), itertools.count()
         pairs = itertools.chain(_of_weights(loaded, Path(base)), _of_adapter(loaded, Path(adapter)) if adapter else ())
-        differences = differing(pair for pair, _ in zip(pairs, count, strict=False))
+        differences = differing_weights(pair for pair, _ in zip(pairs, count, strict=False))
         return next(count), differences
 
 
@@ -77,7 +77,7 @@ def _of_weights(weights: EngineWeights, folder: Path) -> Pairs:
     from vlrl.engine.vllm.weights import HEAD
 
     embedding, has_head = None, False
-    for name, tensor in saved(folder):
+    for name, tensor in read_weights(folder):
         theirs = weights.of(name, tensor.shape)
         if theirs is not None:
             yield name, tensor, theirs
@@ -93,7 +93,7 @@ def _of_adapter(weights: EngineWeights, folder: Path) -> Pairs:
 
     config = json.loads((folder / "adapter_config.json").read_text())
     scaling = config["lora_alpha"] / (config["r"] ** 0.5 if config.get("use_rslora") else config["r"])
-    for name, tensor in saved(folder):
+    for name, tensor in read_weights(folder):
         layer, _, side = name.removeprefix("base_model.model.").removesuffix(".weight").rpartition(".")
         theirs = weights.matrix(layer, side, tensor.shape) if side in SIDES else None
         if theirs is not None:
@@ -110,7 +110,7 @@ class _Engine:
         return [function(self._model)]
 
 
-def saved(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+def read_weights(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields (name, tensor) of all weights in the folder of a model or of a checkpoint, on the CPU."""
     from safetensors import safe_open
 
@@ -136,9 +136,9 @@ def prepare() -> None:
     from vllm.model_executor.model_loader import get_model_loader, register_model_loader
     from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
-    from vlrl.engine.vllm.cpu_patches import widen
+    from vlrl.engine.vllm.cpu_patches import widen_heads
 
-    widen()
+    widen_heads()
     with contextlib.suppress(ValueError):
         get_model_loader(LoadConfig(load_format=EMPTY))
         return

@@ -31,7 +31,7 @@ from vlrl.distributed import comm
 from vlrl.engine.base import Done, Engine, EpisodePlayer, Request
 from vlrl.errors import ConfigError
 from vlrl.monitoring.metrics import Clock
-from vlrl.rollout.draws import Draws
+from vlrl.rollout.draws import DrawBatch
 from vlrl.rollout.group_source import GroupSource
 from vlrl.rollout.partial import PartialGroup, completion_of, completion_state, draw_of, draw_state
 from vlrl.types import Completion, Group
@@ -41,7 +41,7 @@ CompletionsByKey = dict[tuple[int, ...], Sequence[Completion]]
 
 
 @dataclass(eq=False, kw_only=True)
-class Batch(Draws):
+class Batch(DrawBatch):
     """What was drawn for a step that is still to come; in a resumed run it is encoded when it is used."""
 
     step: int
@@ -147,21 +147,21 @@ class Pipelined(GroupSource):
         finally:
             batch.span = start, time.perf_counter()
 
-    def _draw(self, wanted: int, carried_over: Mapping[int, PartialGroup]) -> Draws:
+    def _draw(self, wanted: int, carried_over: Mapping[int, PartialGroup]) -> DrawBatch:
         """The first draws of a step are those begun for it; refills are drawn here and now, by current weights."""
         if self.queue and self.queue[0].step == self.step:
             return self.queue.popleft()
         self._ready()
         return super()._draw(wanted, carried_over)
 
-    def _encode(self, drawn: Draws) -> None:
+    def _encode(self, drawn: DrawBatch) -> None:
         if not drawn.encoded:
             super()._encode(drawn)
             # its generation had failed when the checkpoint was written
             if isinstance(drawn, Batch) and not drawn.completions:
                 self._ready()
 
-    def _answer(self, drawn: Draws, tokens: int | None) -> dict[int, Group | PartialGroup]:
+    def _answer(self, drawn: DrawBatch, tokens: int | None) -> dict[int, Group | PartialGroup]:
         if not isinstance(drawn, Batch) or not (drawn.work or drawn.completions):
             return super()._answer(drawn, tokens)
         groups: Sequence[Group | PartialGroup] | None = drawn.work.result() if drawn.work else None

@@ -18,7 +18,7 @@ from vlrl.config.schema import Config
 from vlrl.config.sections import GUIDED
 from vlrl.errors import DataError
 from vlrl.rollout.demonstrations import demonstrated
-from vlrl.rollout.draws import Draws
+from vlrl.rollout.draws import DrawBatch
 from vlrl.rollout.generate import AcceptedDraw
 from vlrl.rollout.group_source import GroupSource
 from vlrl.rollout.partial import PartialGroup
@@ -33,7 +33,7 @@ class PreferenceSource(GroupSource):
 
     generates = False
 
-    def _answer(self, drawn: Draws, tokens: int | None) -> dict[int, Group | PartialGroup]:
+    def _answer(self, drawn: DrawBatch, tokens: int | None) -> dict[int, Group | PartialGroup]:
         lost = [*map(_rejected, drawn.accepted)]
         better, worse = (demonstrated(self.task, self.encode, self.engine, self.config, accepted, self.step)
                          for accepted in (drawn.accepted, lost))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vlrl.methods.preferences.pairs import paired
-from vlrl.rollout.draws import Draws
+from vlrl.rollout.draws import DrawBatch
 from vlrl.rollout.group_source import GroupSource
 from vlrl.rollout.partial import PartialGroup
 from vlrl.types import Group
@@ -14,6 +14,6 @@ class PairSource(GroupSource):
 
     generates = False
 
-    def _answer(self, drawn: Draws, tokens: int | None) -> dict[int, Group | PartialGroup]:
+    def _answer(self, drawn: DrawBatch, tokens: int | None) -> dict[int, Group | PartialGroup]:
         groups = paired(self.task, self.encode, drawn.accepted, self.step)
         return {a.number: group for a, group in zip(drawn.accepted, groups, strict=True)}

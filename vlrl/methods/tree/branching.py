@@ -19,7 +19,7 @@ from vlrl.algo.named import Bound, bind
 from vlrl.config.registry import failure
 from vlrl.config.schema import Config
 from vlrl.distributed import comm
-from vlrl.engine.base import Begun, Done, Engine, Request, Sampling
+from vlrl.engine.base import AnswerPrefix, Done, Engine, Request, Sampling
 from vlrl.errors import ConfigError
 from vlrl.methods.tree.meanings import Meaning
 from vlrl.methods.tree.settings import branch_of
@@ -142,7 +142,7 @@ class Branching:
 
     @staticmethod
     def _probing(rule: Meaning, request: Request, leaf: Leaf, number: int, place: int) -> Request:
-        begun = tuple(Begun(index=i, written=_cut(leaf.completion, place)) for i in range(rule.continuations))
+        begun = tuple(AnswerPrefix(index=i, written=_cut(leaf.completion, place)) for i in range(rule.continuations))
         return replace(request, n=rule.continuations, begun=begun, key=(_PROBED, *request.key[1:], number, place),
                        sampling=at_most(request.sampling, place + rule.tokens))
 
@@ -159,7 +159,7 @@ class Branching:
                 return replace(request, n=n, key=(*request.key, len(tree)))
             rng = np.random.default_rng([self.config.seed, *request.key, index])
             place = self._place(leaf, rng)
-            begun.append(Begun(index=index, written=_cut(leaf.completion, place)))
+            begun.append(AnswerPrefix(index=index, written=_cut(leaf.completion, place)))
             leaf.parted += place > 0
         return replace(request, n=n, begun=tuple(begun), way_out="rollout.branch.roots=null")
 
@@ -221,5 +221,5 @@ def _cut(completion: Completion, place: int) -> Completion:
                    observed_media=(), windows=())
 
 
-_NONE = Begun(index=0, written=Completion(tokens=np.zeros(0, np.int64), logprobs=np.zeros(0, np.float32),
-                                          loss_mask=np.zeros(0, bool), text="", finish_reason="length"))
+_NONE = AnswerPrefix(index=0, written=Completion(tokens=np.zeros(0, np.int64), logprobs=np.zeros(0, np.float32),
+                                                 loss_mask=np.zeros(0, bool), text="", finish_reason="length"))

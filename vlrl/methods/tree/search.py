@@ -21,7 +21,7 @@ import numpy as np
 
 from vlrl.config.schema import Config
 from vlrl.distributed import comm
-from vlrl.engine.base import Begun, Done, Engine, Request
+from vlrl.engine.base import AnswerPrefix, Done, Engine, Request
 from vlrl.errors import ConfigError
 from vlrl.methods.tree.branching import at_most
 from vlrl.methods.tree.search_tree import Tree
@@ -107,7 +107,8 @@ class _Searching:
         assert node is not None
         sampling = at_most(self.request.sampling, len(node.written.tokens) + self.piece)
         first, self._children = self._children, self._children + self.settings.width
-        begun = tuple(Begun(index=i, written=node.written) for i in range(first, self._children)) if first else ()
+        begun = tuple(AnswerPrefix(index=i, written=node.written)
+                      for i in range(first, self._children)) if first else ()
         return replace(self.request, n=self.settings.width, begun=begun, sampling=sampling)
 
     def take(self, completions: Sequence[Completion], judge: Judge) -> None:

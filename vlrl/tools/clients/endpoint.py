@@ -18,13 +18,13 @@ import numpy as np
 
 from vlrl.engine.base import Done, Request
 from vlrl.errors import TrainingError
-from vlrl.services.chat import MOST_DETAIL, WAIT_S, ChatClient, Refused, Reply
+from vlrl.services.chat import MOST_DETAIL, WAIT_S, ChatClient, ChatError, ChatReply
 from vlrl.types import Completion, Turn
 
 _TRIED = 16
 """Requests after which an evaluation of which none was answered ends."""
 
-Keep = Callable[[Request, int, Reply], None]
+Keep = Callable[[Request, int, ChatReply], None]
 """(request, which answer to it, the reply)"""
 
 
@@ -74,7 +74,7 @@ class Endpoint:
         """Returns one answer, or one with an error."""
         try:
             reply = self._client.complete(self._body(request, index), request.sampling.max_new_tokens)
-        except Refused as error:
+        except ChatError as error:
             message = self._client.without_key(str(error))[:MOST_DETAIL]
             self._note(False, message)
             return _unanswered(message)
@@ -106,7 +106,7 @@ def _result(future: Future[Completion]) -> Completion:
     return future.result()
 
 
-def completion_of(reply: Reply) -> Completion:
+def completion_of(reply: ChatReply) -> Completion:
     """Returns a reply as an answer; as many tokens as the server counts, whose ids are not known."""
     n = reply.tokens_out
     return Completion(tokens=np.zeros(n, np.int64), logprobs=np.zeros(n, np.float32), loss_mask=np.ones(n, bool),

@@ -16,7 +16,7 @@ from typing import Any
 
 from vlrl.engine.base import Request
 from vlrl.progress import Progress
-from vlrl.services.chat import Reply
+from vlrl.services.chat import ChatReply
 from vlrl.store.files import append_line
 from vlrl.tools.clients.endpoint import Endpoint
 from vlrl.tools.evaluation.rows import begun
@@ -47,7 +47,7 @@ class Replies:
                 stored.replies.setdefault((line["number"], line["answer"]), line)  # each was paid once
         return stored
 
-    def add(self, number: int, answer: int, reply: Reply) -> None:
+    def add(self, number: int, answer: int, reply: ChatReply) -> None:
         """Keeps a reply; called from any thread."""
         line = {"number": number, "answer": answer, "text": reply.text, "finish_reason": reply.finish_reason,
                 "tokens_in": reply.tokens_in, "tokens_out": reply.tokens_out, "tries": reply.tries}
@@ -55,12 +55,12 @@ class Replies:
             append_line(self.path, json.dumps(line))
             self.replies[number, answer] = line
 
-    def reply(self, place: Place) -> Reply | None:
+    def reply(self, place: Place) -> ChatReply | None:
         """Returns a reply; None where there is none yet."""
         line = self.replies.get(place)
         if line is None:
             return None
-        return Reply(line["text"], line["finish_reason"], line["tokens_in"], line["tokens_out"])
+        return ChatReply(line["text"], line["finish_reason"], line["tokens_in"], line["tokens_out"])
 
     def fill(self, server: Endpoint, wanted: Sequence[Place],
              requests: Callable[[Sequence[Place]], Sequence[Request]], progress: Progress, what: str) -> int:
@@ -71,7 +71,7 @@ class Replies:
         total, failed, before = len(wanted), 0, len(self.replies) - (len(wanted) - len(missing))
         progress(what, total - len(missing), total)
 
-        def keep(request: Request, index: int, reply: Reply) -> None:
+        def keep(request: Request, index: int, reply: ChatReply) -> None:
             *_, number, answer = request.key
             self.add(number, answer, reply)
             progress(what, len(self.replies) - before, total)

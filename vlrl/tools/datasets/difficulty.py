@@ -26,7 +26,7 @@ from vlrl.errors import ConfigError, DataError
 from vlrl.models.processing import PromptTooLong
 from vlrl.progress import Progress
 from vlrl.rollout.error_limits import check_errors
-from vlrl.rollout.generate import make_group, plain_visits, sampling_of
+from vlrl.rollout.generate import groups_without_variants, make_group, sampling_of
 from vlrl.store import plain
 from vlrl.store.files import append_line, write_text
 from vlrl.task import task_samples
@@ -107,7 +107,7 @@ def _answer_chunk(ready: Ready, scope: Scope, samples: Sequence[Sample], numbers
     requests = [Request(prompt=prompt, n=scope.answers, sampling=sampling, key=(_STREAM, number), sample=sample)
                 for number, sample, prompt in prompts]
     completions = ready.engine.generate(requests)
-    values = (ready.likelihoods(plain_visits(prompts, completions), scope.split, 0) if ready.likelihoods
+    values = (ready.likelihoods(groups_without_variants(prompts, completions), scope.split, 0) if ready.likelihoods
               else [None] * len(prompts))
     groups = [make_group(ready.task, sample, prompt, answers, group_id=f"{scope.split}-{number:06d}", split=scope.split,
                          step=0, likely=known, served=ready.services)

@@ -23,8 +23,8 @@ from vlrl.models.processing import PromptTooLong
 from vlrl.progress import Progress
 from vlrl.rewards.confidence import read_confidence
 from vlrl.rollout.error_limits import check_errors
-from vlrl.rollout.generate import Likelihoods, answer_of, make_group, plain_visits
-from vlrl.rollout.overlap import side_by_side
+from vlrl.rollout.generate import Likelihoods, answer_of, groups_without_variants, make_group
+from vlrl.rollout.overlap import parallel_map
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.task import Task
 from vlrl.task.first_samples import first_samples
@@ -162,7 +162,7 @@ def _answered(one: _Asking, numbers: Sequence[int]) -> tuple[list[Group], list[R
     requests = [Request(prompt=prompt, n=drawing.answers, sampling=drawing.sampling(ready.config), key=one.key(number),
                         sample=sample) for number, sample, prompt in prompts]
     completions = ready.engine.generate(requests)
-    values = (ready.likelihoods(plain_visits(prompts, completions), one.split, one.step) if ready.likelihoods
+    values = (ready.likelihoods(groups_without_variants(prompts, completions), one.split, one.step) if ready.likelihoods
               else [None] * len(prompts))
     drawn_of = [[(i, c) for i, c in enumerate(answers) if not (ready.remote and c.error)] for answers in completions]
 
@@ -171,7 +171,7 @@ def _answered(one: _Asking, numbers: Sequence[int]) -> tuple[list[Group], list[R
         return make_group(ready.task, sample, prompt, [c for _, c in drawn_of[i]], group_id=f"{one.split}-{number:06d}",
                           split=one.split, step=one.step, likely=values[i], served=ready.services)
 
-    scored_groups = side_by_side(ready.services.threads if ready.services else 1, scored, range(len(prompts)))
+    scored_groups = parallel_map(ready.services.threads if ready.services else 1, scored, range(len(prompts)))
     groups = [group for group, drawn in zip(scored_groups, drawn_of, strict=True) if drawn]
     for (number, _, prompt), answers, drawn, group in zip(prompts, completions, drawn_of, scored_groups, strict=True):
         base = {**one.place(number), **item(ready.task, group.sample, prompt, group.target)}

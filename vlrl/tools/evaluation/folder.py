@@ -24,7 +24,7 @@ from vlrl.errors import ConfigError
 from vlrl.progress import Progress
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.services.chat import address_of
-from vlrl.services.provided import serving
+from vlrl.services.service_set import serving
 from vlrl.store import plain
 from vlrl.store.files import environment, write_text
 from vlrl.task import Task, task_messages

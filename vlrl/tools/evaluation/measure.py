@@ -32,7 +32,7 @@ from vlrl.monitoring.metrics import Clock
 from vlrl.progress import Progress, no_progress
 from vlrl.rollout.partial import refuse_episodes
 from vlrl.rollout.prefetch import Prefetcher
-from vlrl.services.provided import serving
+from vlrl.services.service_set import serving
 from vlrl.store import checkpoint, plain
 from vlrl.tools.evaluation.answers import Ready
 from vlrl.training.build import make_accelerator, make_environments, make_likelihoods, seed_everything

@@ -18,7 +18,7 @@ from typing import TypeVar, cast
 import numpy as np
 from highway_env.road.road import Road
 
-from vlrl.environments.traffic import STEP, Driver, Lane, barrier, empty_road, place
+from vlrl.environments.traffic import STEP, Driver, Lane, empty_road, place_obstacle, place_vehicle
 
 WARM_UP = 1.0
 """Seconds driven before the first decision: the past that history frames show."""
@@ -122,7 +122,7 @@ def _ego(road: Road, lane: Lane, at: float, limit: float, aim: Aim, rng: random.
     share = rng.uniform(*_SPEEDS[_usual(aim[0], list(_SPEEDS), rng)])
     speed = share * limit if share > 0.1 else 0.0
     at = max(0.0, at - speed * WARM_UP)
-    ego = place(road, lane, at, speed)
+    ego = place_vehicle(road, lane, at, speed)
     assert ego is not None
     return ego, at
 
@@ -138,9 +138,9 @@ def _lead(road: Road, ego: Driver, lane: Lane, at: float, limit: float, aim: Aim
     gap = rng.uniform(8, 11) + rng.uniform(0.3, 1.2 if kind == "standing" else 2.2) * ego.speed
     length = road.network.get_lane(lane).length
     if kind == "standing" and rng.random() < 0.3 and at + gap < length:
-        barrier(road, lane, at + gap)
+        place_obstacle(road, lane, at + gap)
     else:
-        place(road, lane, at + gap, share * limit)
+        place_vehicle(road, lane, at + gap, share * limit)
 
 
 def _beside(road: Road, own: Lane, others: Iterable[int], at: float, limit: float, aim: Aim, rng: random.Random
@@ -151,9 +151,9 @@ def _beside(road: Road, own: Lane, others: Iterable[int], at: float, limit: floa
     for number in others:
         lane, wanted = (own[0], own[1], number), number == goal
         if rng.random() < (0.2 if wanted else 0.6):
-            place(road, lane, at + rng.uniform(-9, 9), limit * rng.uniform(0.7, 1.0))
+            place_vehicle(road, lane, at + rng.uniform(-9, 9), limit * rng.uniform(0.7, 1.0))
         if rng.random() < (0.15 if wanted else 0.3):
-            place(road, lane, at + rng.uniform(15, 40), limit * rng.uniform(0.3, 1.0))
+            place_vehicle(road, lane, at + rng.uniform(15, 40), limit * rng.uniform(0.3, 1.0))
 
 
 def highway(road: Road, rng: random.Random, aim: Aim) -> Scene:
@@ -175,7 +175,7 @@ def merge(road: Road, rng: random.Random, aim: Aim) -> Scene:
         ego.route = [("b", "c", 1), ("c", "d", 1)]
     _lead(road, ego, lane, at, limit, aim, rng)
     _beside(road, lane, sorted({0, 1, 2} - {lane[2]}), at, limit, aim, rng)
-    barrier(road, ("b", "c", 2), 79)
+    place_obstacle(road, ("b", "c", 2), 79)
     return Scene(road, "Merge left." if ramp else "Follow the road.", limit, True)
 
 
@@ -205,9 +205,10 @@ def intersection(road: Road, rng: random.Random, aim: Aim) -> Scene:
     if rng.random() < (0.9 if aim[0] == "STOP" else 0.4):
         _lead(road, ego, lane, at, limit, aim, rng)
     if rng.random() < (0.6 if aim[0] == "DECELERATE" else 0.3):  # something slow in the way after the turn
-        place(road, (f"ir{arm}", f"il{to}", 0), rng.uniform(4, 14), limit * rng.uniform(0, 0.4))
+        place_vehicle(road, (f"ir{arm}", f"il{to}", 0), rng.uniform(4, 14), limit * rng.uniform(0, 0.4))
     for other in rng.sample(sorted({0, 1, 2, 3} - {arm}), rng.randint(0, 2)):
-        crossing = place(road, (f"o{other}", f"ir{other}", 0), rng.uniform(70, 98), limit * rng.uniform(0.5, 1), limit)
+        crossing = place_vehicle(road, (f"o{other}", f"ir{other}", 0), rng.uniform(70, 98),
+                                 limit * rng.uniform(0.5, 1), limit)
         if crossing:
             crossing.plan_route_to(f"o{rng.choice(sorted({0, 1, 2, 3} - {other}))}")
     words = {"left": "Turn left.", "straight": "Go straight.", "right": "Turn right."}[turn]
@@ -228,9 +229,10 @@ def roundabout(road: Road, rng: random.Random, aim: Aim) -> Scene:
     ego.plan_route_to(out + "xr")
     if rng.random() < 0.5:
         ahead = (after + "x", after + ("xs" if leave else "e"), 0 if leave else lane[2])
-        place(road, ahead, rng.uniform(2, 14), limit * _usual(0.0 if aim[0] == "STOP" else 0.9, (0.0, 0.4, 0.9), rng))
+        place_vehicle(road, ahead, rng.uniform(2, 14),
+                      limit * _usual(0.0 if aim[0] == "STOP" else 0.9, (0.0, 0.4, 0.9), rng))
     if begin == "entry" and rng.random() < 0.5:
-        place(road, (here + "x", here + "e", 1), rng.uniform(2, 14), limit * rng.uniform(0.4, 1.0))
+        place_vehicle(road, (here + "x", here + "e", 1), rng.uniform(2, 14), limit * rng.uniform(0.4, 1.0))
     return Scene(road, "Take the next exit." if leave else "Stay in the roundabout.", limit, False)
 
 

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 from vlrl.data import SPLITS, write_rows
 from vlrl.data.values import tidy
-from vlrl.environments.chromium import FLAGS, STEADY, not_started, program_of
+from vlrl.environments.chromium import FLAGS, STEADY, browser_start_error, chromium_program
 from vlrl.errors import ConfigError, DataError
 from vlrl.progress import Progress, no_progress
 from vlrl.store.files import replacing
@@ -259,14 +259,14 @@ def _save(path: Path, png: bytes) -> None:
 @contextmanager
 def _chromium(program: str | None) -> Iterator[Callable[[Path, int, int], Shot]]:
     """Yields a function that opens a page with a seed and a scale and takes a screenshot of it."""
-    program = program_of(program or "")
+    program = chromium_program(program or "")
     from playwright.sync_api import Error, sync_playwright
 
     with sync_playwright() as driver:
         try:
             browser = driver.chromium.launch(executable_path=program, args=[*FLAGS, *STEADY])
         except Error as error:
-            raise not_started(program, error, "--browser") from None
+            raise browser_start_error(program, error, "--browser") from None
         try:
             context = cache(lambda scale: _context(browser, scale))
             yield lambda page, seed, scale: _shoot(context(scale), page, seed, scale)

@@ -15,7 +15,7 @@ from typing import Any
 from vlrl.config.episodes import EpisodeSettings
 from vlrl.config.schema import Config
 from vlrl.data import media
-from vlrl.environments.host import Environments, Failed
+from vlrl.environments.host import EnvironmentFailure, Environments
 from vlrl.errors import DataError
 from vlrl.models.processing import Encoder
 from vlrl.task import Task, task_samples
@@ -110,11 +110,11 @@ def _played(config: Config, host: Environments, sample: Sample, actions: Any) ->
     episode, steps = host.open(sample, sample.environment_seed), list[Step]()
     try:
         (observation,) = host.reset([episode])
-        if isinstance(observation, Failed):
+        if isinstance(observation, EnvironmentFailure):
             return steps, observation.reason
         for action in islice(repeat("") if actions is None else actions, config.episode.max_turns):
             (step,) = host.step([episode], [action])
-            if isinstance(step, Failed):
+            if isinstance(step, EnvironmentFailure):
                 return steps, step.reason
             steps.append(step)
             if step.done:

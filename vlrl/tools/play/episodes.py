@@ -18,7 +18,7 @@ import numpy as np
 
 from vlrl.config.registry import failure, prints_aside
 from vlrl.config.schema import Config
-from vlrl.environments.host import Environments, Failed
+from vlrl.environments.host import EnvironmentFailure, Environments
 from vlrl.environments.tools import task_tools
 from vlrl.errors import TaskError, VlrlError
 from vlrl.rewards.text import parse_answer
@@ -65,7 +65,7 @@ class PlayedEpisode:
         error = opened.reset_error
         if error is None:
             (observation,) = host.reset([self._episode])
-            error = observation.reason if isinstance(observation, Failed) else None
+            error = observation.reason if isinstance(observation, EnvironmentFailure) else None
         if error is not None:
             self.ended = "error"
             self.turns.append(PlayedTurn(Acted(action="", error=error)))
@@ -77,7 +77,7 @@ class PlayedEpisode:
     def act(self, action: str) -> PlayedTurn:
         """Returns what an action led to; the episode may have ended with it."""
         (step,) = self.host.step([self._episode], [action])
-        if isinstance(step, Failed):
+        if isinstance(step, EnvironmentFailure):
             self.ended = "error"
             turned = PlayedTurn(Acted(action=action, error=step.reason), seconds=self._episode.seconds)
         else:

@@ -28,7 +28,7 @@ from vlrl.errors import ConfigError, DataError
 from vlrl.progress import Progress
 from vlrl.rollout.error_limits import check_errors
 from vlrl.rollout.generate import make_group, sampling_of
-from vlrl.services.provided import Provided, serving
+from vlrl.services.service_set import ServiceSet, serving
 from vlrl.store.files import read_json, write_text
 from vlrl.task import Task, task_samples
 from vlrl.task.environment import has_environment
@@ -174,7 +174,7 @@ class _Work:
             self.left_out[place] = str(error)
             return None
 
-    def verified(self, choose: Bound, services: Provided | None,
+    def verified(self, choose: Bound, services: ServiceSet | None,
                  teacher: str) -> tuple[list[dict[str, Any]], dict[str, int]]:
         """Returns the rows that are kept, and figures of all replies to the rows that are asked."""
         rows: list[dict[str, Any]] = []

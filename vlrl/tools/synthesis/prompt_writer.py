@@ -25,7 +25,7 @@ from vlrl.errors import ConfigError, DataError
 from vlrl.progress import Progress
 from vlrl.rewards.verdicts import last_object, shown
 from vlrl.rollout.generate import make_group, sampling_of
-from vlrl.services.provided import Provided, serving
+from vlrl.services.service_set import ServiceSet, serving
 from vlrl.task import Task
 from vlrl.task.environment import has_environment
 from vlrl.tools.clients.chat_prompts import ChatEncoder
@@ -245,7 +245,7 @@ class PromptWriter:
         return out
 
     def majority(self, row: Row, prompt: Prompt, votes: Sequence[Completion],
-                 services: Provided | None) -> tuple[Row, int] | None:
+                 services: ServiceSet | None) -> tuple[Row, int] | None:
         """Returns the row with the answer that more than half of `order.votes` give, and how many do; None without one.
 
         Two answers are the same where the task calls the one correct with the other for the right one. What was cut
@@ -265,6 +265,6 @@ class PromptWriter:
         return None
 
     def _scored(self, row: Row, prompt: Prompt, votes: Sequence[Completion],
-                services: Provided | None) -> tuple[Rollout, ...]:
+                services: ServiceSet | None) -> tuple[Rollout, ...]:
         return make_group(self.task, self._sample(row), prompt, votes, group_id=str(row["id"]), split="candidates",
                           step=0, served=services).rollouts

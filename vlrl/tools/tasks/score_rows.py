@@ -32,14 +32,14 @@ from vlrl.task.services import Services, without_absent
 from vlrl.types import Answer, Sample
 
 if TYPE_CHECKING:
-    from vlrl.services.provided import Provided  # loads torch
+    from vlrl.services.service_set import ServiceSet  # loads torch
 
 _KEYS = ("sample", "completions", "step", "opened", "variants", "task")
 _COMPLETION_KEYS = ("text", "n_tokens", "truncated")
 
 
 def score_lines(task: Task, lines: Iterable[bytes], root: Path,
-                provided: Provided | None = None) -> Iterator[tuple[str, VlrlError | None]]:
+                provided: ServiceSet | None = None) -> Iterator[tuple[str, VlrlError | None]]:
     """Yields (JSON to print, None) for every line that is not blank; ({"error": ...}, the error) for one that cannot be
     used.
 
@@ -57,7 +57,7 @@ def score_lines(task: Task, lines: Iterable[bytes], root: Path,
 
 
 @prints_aside()
-def score_row(task: Task, row: Mapping[str, Any], root: Path, provided: Provided | None = None) -> dict[str, Any]:
+def score_row(task: Task, row: Mapping[str, Any], root: Path, provided: ServiceSet | None = None) -> dict[str, Any]:
     """Returns the rewards of one row as in the module's example, with the services that are `provided`.
 
     Raises DataError for a malformed row, TaskError for a task that breaks its contract.

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from vlrl.distributed import comm
-from vlrl.engine.base import Done, Request, SoFar, Watch
+from vlrl.engine.base import Done, PartialTexts, Request, Watch
 from vlrl.engine.hf import HFEngine
 from vlrl.errors import VlrlError
 from vlrl.models.policy import Policy
@@ -32,7 +32,7 @@ class CopiedEngine(HFEngine):
 
     def __init__(self, policy: Policy, seed: int, batch_rollouts: int | Literal["auto"] = "auto",
                  prefill_tokens: int = 16384):
-        super().__init__(copied(policy), seed, batch_rollouts, prefill_tokens)
+        super().__init__(copy_policy(policy), seed, batch_rollouts, prefill_tokens)
         self._abandoned = threading.Event()
 
     def sync(self, policy: Policy, step: int) -> None:
@@ -47,7 +47,7 @@ class CopiedEngine(HFEngine):
     def generate(self, requests: Sequence[Request], done: Done | None = None,
                  watch: Watch | None = None) -> list[list[Completion]]:
         """As HFEngine. Raises Abandoned after `abandon`."""
-        def watching(so_far: SoFar) -> None:
+        def watching(so_far: PartialTexts) -> None:
             if self._abandoned.is_set():
                 raise Abandoned(GIVEN_UP)
             if watch:
@@ -60,7 +60,7 @@ class CopiedEngine(HFEngine):
         self._abandoned.set()
 
 
-def copied(policy: Policy) -> Policy:
+def copy_policy(policy: Policy) -> Policy:
     """Returns a policy with weights, a processor and a feature cache of its own; none of it learns."""
     other: Any = with_own_processor(policy)
     other.model = copy.deepcopy(policy.model).requires_grad_(False)

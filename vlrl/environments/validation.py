@@ -20,8 +20,8 @@ MOST_TEXT = 100_000
 """Characters of an observation, and of an `info` as JSON."""
 
 
-class Wrong(Exception):
-    """What an environment returned is not what it must be."""
+class ProtocolError(Exception):
+    """An environment or its server returned something malformed. Ends the episode, without a reward."""
 
 
 def checked_observation(observation: Any) -> Observation:
@@ -29,15 +29,15 @@ def checked_observation(observation: Any) -> Observation:
     if isinstance(observation, Observation) and observation.results:
         return Observation.of_results([checked_observation(result) for result in observation.results])
     if not isinstance(observation, Observation) or not isinstance(observation.text, str):
-        raise Wrong(f"returned {type(observation).__name__}, expected an Observation with a text")
+        raise ProtocolError(f"returned {type(observation).__name__}, expected an Observation with a text")
     if len(observation.text) > MOST_TEXT:
-        raise Wrong(f"returned a text of {len(observation.text)} characters; at most {MOST_TEXT} are shown")
+        raise ProtocolError(f"returned a text of {len(observation.text)} characters; at most {MOST_TEXT} are shown")
     if not isinstance(observation.media, (list, tuple)) or not all(isinstance(m, Media) for m in observation.media):
-        raise Wrong("the media of its observation are no list of Media(source=...)")
+        raise ProtocolError("the media of its observation are no list of Media(source=...)")
     try:
         media = tuple(replace(m, source=_sendable(m.source)) for m in observation.media)
     except DataError as error:
-        raise Wrong(f"its observation: {error}") from None
+        raise ProtocolError(f"its observation: {error}") from None
     return replace(observation, text=observation.text.encode("utf-8", "replace").decode(), media=media)
 
 
@@ -50,31 +50,31 @@ def _sendable(source: Any) -> Any:
 def checked_step(step: Any) -> Step:
     """Returns it with parts as floats and its state as text. Raises Wrong."""
     if not isinstance(step, Step):
-        raise Wrong(f"returned {type(step).__name__}, expected a Step")
+        raise ProtocolError(f"returned {type(step).__name__}, expected a Step")
     if not isinstance(step.parts, Mapping):
-        raise Wrong(f"parts is {type(step.parts).__name__}, expected {{part: number}}")
+        raise ProtocolError(f"parts is {type(step.parts).__name__}, expected {{part: number}}")
     parts = {}
     for name, given in step.parts.items():
         value, _ = finite(given)
         if value is None:
-            raise Wrong(f"the part {name!r} is {str(given)[:60]!r}, no finite number")
+            raise ProtocolError(f"the part {name!r} is {str(given)[:60]!r}, no finite number")
         parts[str(name)] = value
     done = flag(step.done)
     if done is None:
-        raise Wrong(f"done is {str(step.done)[:60]!r}, expected True or False")
+        raise ProtocolError(f"done is {str(step.done)[:60]!r}, expected True or False")
     state = None if step.state is None else str(step.state)[:MOST_TEXT]
     return Step(checked_observation(step.observation), parts, done, state, _info(step.info))
 
 
 def _info(info: Any) -> dict[str, Any]:
     if not isinstance(info, Mapping):
-        raise Wrong(f"info is {type(info).__name__}, expected {{name: value}}")
+        raise ProtocolError(f"info is {type(info).__name__}, expected {{name: value}}")
     try:
         text = json.dumps(dict(info), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise Wrong(f"info cannot be written as JSON: {error}") from None
+        raise ProtocolError(f"info cannot be written as JSON: {error}") from None
     if len(text) > MOST_TEXT:
-        raise Wrong(f"info has {len(text)} characters as JSON; at most {MOST_TEXT} are kept")
+        raise ProtocolError(f"info has {len(text)} characters as JSON; at most {MOST_TEXT} are kept")
     return json.loads(text)
 
 

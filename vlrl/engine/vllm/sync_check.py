@@ -37,13 +37,13 @@ _SLICE = 2**22
 """Numbers that are compared at once: an engine leaves little memory on its device."""
 
 
-class Describe(Task):
+class ProbeTask(Task):
     """The question of the probe."""
 
     prompt = "What is in this picture?"
 
 
-class Proof:
+class SyncCheck:
     """Reads an answer under the policy and in an engine, and compares.
 
     prompt: with an image. answer: [T] token ids. tolerance: the largest difference of a log-probability that is allowed
@@ -58,11 +58,11 @@ class Proof:
 
     @classmethod
     def of(cls, encode: Encoder, tolerance: float | None = None, dtype: torch.dtype | None = None,
-           episodes: bool = False) -> Proof:
+           episodes: bool = False) -> SyncCheck:
         """With a drawn image and a fixed answer; with `episodes` to a second turn, which shows another image."""
         image = Image.new("RGB", (160, 120), "white")
         ImageDraw.Draw(image).ellipse((40, 20, 100, 80), fill="red")
-        task = Describe()
+        task = ProbeTask()
         prompt, answer = encode(task, Sample(id="proof", media=(Media(source=image),))), encode.answer_ids(_ANSWER)
         if episodes:
             later = encode.observation(Observation("And in this one?", [Media(source=image.rotate(90, expand=True))]),
@@ -85,9 +85,10 @@ class Proof:
         if not difference <= self.allowed(policy):  # nan too
             raise TrainingError(self._explained(policy, read, parameters, difference))
         if parameters is not None and self.checks <= WHOLE:
-            stale = differing(parameters())
+            stale = differing_weights(parameters())
             if stale:
-                raise TrainingError(f"the engine does not hold the policy's weights: {listed(stale)}. The answer of "
+                raise TrainingError("the engine does not hold the policy's weights: "
+                                    f"{describe_differences(stale)}. The answer of "
                                     f"the probe differs by {difference:.1e} only, and will by more. {ADVICE}")
         return difference
 
@@ -101,10 +102,10 @@ class Proof:
         message = (f"engine and trainer are not the same policy after a sync: log-probabilities of a fixed answer "
                    f"differ by {difference:.2g}, more than {allowed:g}")
         count = itertools.count()
-        stale = differing(pair for pair, _ in zip(parameters() if parameters else (), count, strict=False))
+        stale = differing_weights(pair for pair, _ in zip(parameters() if parameters else (), count, strict=False))
         compared = next(count)
         if stale:
-            return f"{message}. {listed(stale)}. {ADVICE}"
+            return f"{message}. {describe_differences(stale)}. {ADVICE}"
         if compared:
             return (f"{message}, though all {compared} weights that could be compared are equal. Then they are "
                     "computed with differently: another type (engine.dtype), attention or image size; or the weight is "
@@ -131,7 +132,7 @@ def trainer_logprobs(policy: Policy, prompt: Prompt, answer: np.ndarray) -> np.n
         return free.logprobs(batch, 1.0).logprobs.double().cpu().numpy()
 
 
-def differing(pairs: Pairs) -> list[tuple[str, float, float]]:
+def differing_weights(pairs: Pairs) -> list[tuple[str, float, float]]:
     """Returns (name, largest difference, largest number) of each tensor that the engine holds otherwise, worst first.
 
     Compared in the engine's type, up to a few units in the last place: merging an adapter rounds.
@@ -155,7 +156,7 @@ def _relative(entry: tuple[str, float, float]) -> float:
     return gap / size if size else math.inf
 
 
-def listed(stale: Sequence[tuple[str, float, float]]) -> str:
+def describe_differences(stale: Sequence[tuple[str, float, float]]) -> str:
     """Returns what `differing` found, in words."""
     shown = ", ".join(f"{name} differs by {gap:.2g} (its largest number is {size:.2g})"
                       for name, gap, size in stale[:3])

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 PAUSE_S, MOST_PAUSE_S = 2.0, 60.0
 """For how long a server is left out at first, and at most: the pause doubles while it does not answer."""
 _log = logging.getLogger(__name__)
-_pools: dict[tuple[str, ...], Servers] = {}
+_pools: dict[tuple[str, ...], ServerPool] = {}
 
 
 class Deadline:
@@ -52,7 +52,7 @@ class _Server:
     until: float = 0.0
 
 
-class Servers:
+class ServerPool:
     """The servers that a process knows; `healthy` asks one how it is."""
 
     def __init__(self, addresses: Sequence[str], healthy: Callable[[str], bool],
@@ -95,6 +95,6 @@ class Servers:
         server.until = self._clock() + server.pause
 
 
-def pool(addresses: Sequence[str], healthy: Callable[[str], bool]) -> Servers:
+def pool(addresses: Sequence[str], healthy: Callable[[str], bool]) -> ServerPool:
     """Returns the servers of these addresses, the same ones for the whole process."""
-    return _pools.setdefault(tuple(addresses), Servers(addresses, healthy))
+    return _pools.setdefault(tuple(addresses), ServerPool(addresses, healthy))

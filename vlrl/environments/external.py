@@ -17,7 +17,7 @@ from typing import Any
 
 from vlrl.config.registry import resolve
 from vlrl.config.schema import EnvironmentSettings
-from vlrl.environments.arguments import names, variables
+from vlrl.environments.arguments import checked_names, checked_variables
 from vlrl.environments.tools import Tool
 from vlrl.errors import ConfigError, did_you_mean
 from vlrl.task.base import Task
@@ -31,7 +31,7 @@ Make = Callable[..., Environment]
 
 
 @dataclass(frozen=True)
-class Kind:
+class EnvironmentKind:
     """A kind of environment from outside: the word before the first colon of its name."""
 
     package: str
@@ -53,7 +53,7 @@ def _gym(addresses: Sequence[str], options: Mapping[str, Any]) -> Make:
                           "task.rewards names")
     gym.check(addresses[0])
     if "actions" in options:
-        names(options["actions"], "environment.options.actions")
+        checked_names(options["actions"], "environment.options.actions")
     return lambda parts, step_s, reset_s: gym.GymEnvironment(addresses[0], parts=parts, **options)
 
 
@@ -61,7 +61,7 @@ def _openenv(addresses: Sequence[str], options: Mapping[str, Any]) -> Make:
     from vlrl.environments import openenv
 
     checked_options(options, openenv.OpenEnv.__init__, _GIVEN)
-    names(options.get("images", ()), "environment.options.images")
+    checked_names(options.get("images", ()), "environment.options.images")
     return partial(openenv.OpenEnv, [*map(openenv.checked_url, addresses)], **options)
 
 
@@ -69,8 +69,8 @@ def _mcp(addresses: Sequence[str], options: Mapping[str, Any]) -> Make:
     from vlrl.environments import mcp
 
     checked_options(options, mcp.McpEnvironment.__init__, _GIVEN)
-    names(options.get("tools", ()), "environment.options.tools")
-    variables(options.get("environment", ()), "environment.options.environment")
+    checked_names(options.get("tools", ()), "environment.options.tools")
+    checked_variables(options.get("environment", ()), "environment.options.environment")
     return partial(mcp.McpEnvironment, mcp.checked_addresses(addresses), **options)
 
 
@@ -83,13 +83,13 @@ def _mcp_tools(addresses: Sequence[str], options: Mapping[str, Any], seconds: fl
 
 _GIVEN = ("parts", "step_s", "reset_s")
 """Arguments that are no options."""
-KINDS = {"gym": Kind("gymnasium", "gym", _gym),
-         "openenv": Kind("websockets", "openenv", _openenv, several=True),
-         "mcp": Kind("mcp", "mcp", _mcp, _mcp_tools, several=True)}
+KINDS = {"gym": EnvironmentKind("gymnasium", "gym", _gym),
+         "openenv": EnvironmentKind("websockets", "openenv", _openenv, several=True),
+         "mcp": EnvironmentKind("mcp", "mcp", _mcp, _mcp_tools, several=True)}
 
 
 @dataclass
-class Outside:
+class ExternalEnvironment:
     """An environment from outside, as a task has it."""
 
     name: str
@@ -101,14 +101,14 @@ class Outside:
         """Returns a new environment; where the row of the sample has a whole number as `seed`, it begins with that."""
         world = self.make(task, sample)
         seed = sample.get("seed")
-        return Seeded(world, seed) if type(seed) is int and isinstance(world, Environment) else world
+        return SeededEnvironment(world, seed) if type(seed) is int and isinstance(world, Environment) else world
 
     def tools(self) -> Sequence[Tool]:
         """Returns the tools that it offers. Raises ConfigError where it does not answer."""
         return self.listed()
 
 
-class Seeded(Environment):
+class SeededEnvironment(Environment):
     """An environment that begins with the seed of its sample, whatever the group's is."""
 
     def __init__(self, environment: Environment, seed: int):
@@ -137,7 +137,7 @@ def attach(task: Task, settings: EnvironmentSettings) -> None:
     task.outside = resolved(settings)
 
 
-def resolved(settings: EnvironmentSettings) -> Outside:
+def resolved(settings: EnvironmentSettings) -> ExternalEnvironment:
     """Returns what a name stands for. Raises ConfigError."""
     shown_name, options = _printable(settings.name), dict(settings.options)
     kinds = [name.partition(":")[0] for name in settings.name]
@@ -146,7 +146,7 @@ def resolved(settings: EnvironmentSettings) -> Outside:
         if len(settings.name) > 1:
             raise ConfigError(f"environment.name={shown_name!r}: only servers can be several ({_servers()})")
         factory = resolve("environment.name", shown_name, {f"{name}:": None for name in KINDS})
-        return Outside(shown_name, lambda task, sample: factory(sample, **options))
+        return ExternalEnvironment(shown_name, lambda task, sample: factory(sample, **options))
     if len(settings.name) > 1 and (not kind.several or len(set(kinds)) > 1):
         raise ConfigError(f"environment.name={shown_name!r}: several must all be servers of one kind ({_servers()})")
     if importlib.util.find_spec(kind.package) is None:
@@ -157,8 +157,9 @@ def resolved(settings: EnvironmentSettings) -> Outside:
         raise ConfigError(f"environment.name={shown_name!r} names no address after {kinds[0]}:")
     make = kind.make(addresses, options)
     step_s, reset_s = _SHARE * settings.step_s, _SHARE * settings.reset_s
-    return Outside(shown_name, lambda task, sample: make(parts=(*task.weights,), step_s=step_s, reset_s=reset_s),
-                   partial(kind.tools, addresses, options, reset_s))
+    return ExternalEnvironment(shown_name, lambda task,
+                               sample: make(parts=(*task.weights,), step_s=step_s, reset_s=reset_s),
+                               partial(kind.tools, addresses, options, reset_s))
 
 
 def checked_options(options: Mapping[str, Any], function: Callable[..., Any], given: Sequence[str] = ()) -> None:

@@ -17,7 +17,8 @@ _WAYS = {"judge": "Give it one with services.judge.url and services.judge.model.
          "reward_model": "Give it one with services.reward_model.name. "}
 
 
-def without(task: Task, sample: Sample, answers: Sequence[Answer], services: Services) -> tuple[Task, list[str]]:
+def without_unserved_parts(task: Task, sample: Sample, answers: Sequence[Answer], services: Services) -> tuple[Task,
+                                                                                                               list[str]]:
     """Returns the task of a sample less the parts that it cannot give without services it `needs`, and their names."""
     given: set[str] = set()
     lacking = False
@@ -30,10 +31,10 @@ def without(task: Task, sample: Sample, answers: Sequence[Answer], services: Ser
         except (Exception, SystemExit):  # met again in scoring, which stores it
             continue
     left_out = [name for name in task.weights if name not in given]
-    return (less(task, left_out), left_out) if (given or lacking) and left_out else (task, [])
+    return (without_parts(task, left_out), left_out) if (given or lacking) and left_out else (task, [])
 
 
-def less(task: Task, left_out: Collection[str]) -> Task:
+def without_parts(task: Task, left_out: Collection[str]) -> Task:
     """Returns the task without some parts. A score_group of it that asks for an absent service gives no part at all."""
     reduced: Any = copy.copy(task)
     reduced.weights = {name: weight for name, weight in task.weights.items() if name not in left_out}
@@ -51,13 +52,13 @@ def less(task: Task, left_out: Collection[str]) -> Task:
     return reduced
 
 
-def served(task: Task, available: Iterable[str], samples: Sequence[Sample]) -> Task:
+def served_task(task: Task, available: Iterable[str], samples: Sequence[Sample]) -> Task:
     """Returns the task, or each of a mixture, less its unserved parts; see `unserved_parts`."""
     if isinstance(task, Mixture):
         firsts = {s.task: s for s in samples[:len(task.tasks)]}  # a mixture begins with one of each
-        return task.each(lambda label, one: served(one, available, [firsts[label]]))
+        return task.each(lambda label, one: served_task(one, available, [firsts[label]]))
     parts = unserved_parts(task, available, samples)
-    return less(task, parts) if parts else task
+    return without_parts(task, parts) if parts else task
 
 
 def unserved_parts(task: Task, available: Iterable[str], samples: Sequence[Sample]) -> list[str]:

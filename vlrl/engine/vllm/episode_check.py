@@ -22,7 +22,7 @@ from vlrl.types import Completion, Observation, Prompt, Turn
 
 
 @dataclass(frozen=True)
-class Difference:
+class EpisodeMismatch:
     """Where engine and trainer, or the trainer and an episode's own turns, first differ."""
 
     turn: int
@@ -38,7 +38,7 @@ class Difference:
         return f"{self.where}: {self.what}"
 
 
-def place(turns: Sequence[Turn], token: int) -> str:
+def describe_position(turns: Sequence[Turn], token: int) -> str:
     """Returns in which turn a token stands, with its media or the last ones shown before it."""
     number = turn_of(turns, token)
     turn = turns[number]
@@ -77,7 +77,7 @@ def _read(policy: Policy, prompt: Prompt, tokens: np.ndarray, shown: Prompt | No
 
 
 def first_difference(policy: Policy, encode: Encoder, prompt: Prompt, completion: Completion, allowed: float,
-                     temperature: float = 1.0) -> Difference | None:
+                     temperature: float = 1.0) -> EpisodeMismatch | None:
     """Returns the first turn and token of an episode that engine and trainer do not read alike, with its media; None
     where log-probabilities differ by `allowed` at most.
 
@@ -85,14 +85,15 @@ def first_difference(policy: Policy, encode: Encoder, prompt: Prompt, completion
     an episode with windows (episode.history) ids, loss mask and log-probabilities.
     """
     for token, what in _structure(encode, prompt, completion):
-        return Difference(turn_of(completion.turns, token), token, place(completion.turns, token), what)
+        return EpisodeMismatch(turn_of(completion.turns, token), token, describe_position(completion.turns, token),
+                               what)
     gaps = turn_gaps(policy, prompt, completion, temperature)
     if not (gaps > allowed).any():
         return None
     token = int(np.argmax(gaps > allowed))
-    return Difference(turn_of(completion.turns, token), token, place(completion.turns, token),
-                      f"log-probabilities of engine and trainer differ by {gaps[token]:.2g}, where {allowed:g} is "
-                      "allowed", float(gaps[token]))
+    return EpisodeMismatch(turn_of(completion.turns, token), token, describe_position(completion.turns, token),
+                           f"log-probabilities of engine and trainer differ by {gaps[token]:.2g}, where {allowed:g} is "
+                           "allowed", float(gaps[token]))
 
 
 def _structure(encode: Encoder, prompt: Prompt, completion: Completion) -> Iterator[tuple[int, str]]:

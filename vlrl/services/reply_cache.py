@@ -46,7 +46,7 @@ class StoredReply:
 _NAMES = {f.name for f in fields(StoredReply)}
 
 
-class Replies:
+class ReplyCache:
     """The replies that a process knows. Safe for threads.
 
     `folder` holds the replies, `own` is the run's: where they are two, replies are those of other runs too, and none

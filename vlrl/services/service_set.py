@@ -46,18 +46,19 @@ class Service(Protocol):
     def close(self) -> None: ...
 
 
-def provide(config: Config, task: Task, folder: Path | None = None) -> Provided | None:
+def provide(config: Config, task: Task, folder: Path | None = None) -> ServiceSet | None:
     """Returns the services that the settings give and a task needs; None where there are none. Replies are kept in
     `folder` in place of the run's.
 
     Raises ConfigError for a bad address, a key that is not there, and a model that cannot be loaded.
     """
     wanted = [name for name in config.services.given if name in task.needs]
-    return Provided({name: KINDS[name](config, folder or Path(config.run.dir)) for name in wanted}) if wanted else None
+    return ServiceSet({name: KINDS[name](config, folder or Path(config.run.dir))
+                       for name in wanted}) if wanted else None
 
 
 @contextmanager
-def serving(config: Config, task: Task) -> Iterator[Provided | None]:
+def serving(config: Config, task: Task) -> Iterator[ServiceSet | None]:
     """The services that the settings give and a task needs, apart from any run: replies are kept as long as the block
     lasts, or in services.judge.cache.
     """
@@ -70,7 +71,7 @@ def serving(config: Config, task: Task) -> Iterator[Provided | None]:
                 services.close()
 
 
-class Given:
+class GroupServiceSet:
     """The services as one group has them."""
 
     def __init__(self, services: Mapping[str, Service], place: Place, turn: threading.Lock):
@@ -100,7 +101,7 @@ def _aside(service: Callable[[Any], Any], turn: threading.Lock) -> Callable[[Any
     return ask
 
 
-class Provided:
+class ServiceSet:
     """The services of a run by name, on one process."""
 
     def __init__(self, services: Mapping[str, Service]):
@@ -111,11 +112,11 @@ class Provided:
         """Groups that are scored side by side."""
         return min(_MOST_THREADS, max(service.concurrency for service in self._services.values()))
 
-    def at(self, place: Place) -> Given:
+    def at(self, place: Place) -> GroupServiceSet:
         """Returns the services for one group."""
-        return Given(self._services, place, self._turn)
+        return GroupServiceSet(self._services, place, self._turn)
 
-    def alone(self, split: str, step: int) -> Given:
+    def alone(self, split: str, step: int) -> GroupServiceSet:
         """Returns the services for a group of no run."""
         return self.at(Place(split, step, step))
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from vlrl.engine.base import Continued
+from vlrl.engine.base import CacheSlot
 from vlrl.engine.cache import Pair
 from vlrl.types import Prompt
 
@@ -44,15 +44,15 @@ class RowCache:
                        media=observed.media if observed else ())
 
 
-class LivingCaches:
+class TurnCaches:
     """The caches that are kept, of at most `most` tokens together."""
 
     def __init__(self, most: float):
         self.most = most
-        self._living: weakref.WeakSet[Continued] = weakref.WeakSet()
+        self._living: weakref.WeakSet[CacheSlot] = weakref.WeakSet()
         self._reported = False
 
-    def take(self, continued: Continued, prompt: Prompt) -> tuple[Prompt, RowCache] | None:
+    def take(self, continued: CacheSlot, prompt: Prompt) -> tuple[Prompt, RowCache] | None:
         """Returns what is to be read of a prompt, and the cache before it, which is kept no more; None where all of
         it is to be read.
         """
@@ -60,7 +60,7 @@ class LivingCaches:
         rest = cached.rest(prompt, continued.observed) if cached else None
         return (rest, cached) if rest and cached else None
 
-    def keep(self, continued: Continued, prompt: Prompt, written: np.ndarray, layers: Callable[[], list[Pair]]) -> None:
+    def keep(self, continued: CacheSlot, prompt: Prompt, written: np.ndarray, layers: Callable[[], list[Pair]]) -> None:
         """Keeps the cache of a prompt and the first tokens written to it, where there is room for it."""
         continued.cache = None
         ids = np.concatenate([prompt.ids, written])

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from vlrl.environments.arguments import names
+from vlrl.environments.arguments import checked_names
+from vlrl.environments.validation import ProtocolError
 from vlrl.rewards.scalar import finite, flag
 
 PARTS = ("return", "success")
@@ -15,11 +16,7 @@ SUCCESS = ("is_success", "success")
 _PROGRESS = ("progress", "progression")
 
 
-class Wrong(Exception):
-    """What came from outside is not what it must be; ends the episode, unpaid."""
-
-
-class Paid:
+class EpisodeReward:
     """The parts of an episode: raw rewards add up to `return`; `success` is 1 on the turn that reaches it; `progress`
     is what a turn added to the share that is done, so turns add up to the last (BALROG, arXiv 2411.13543); `illegal`
     is 1 for an action that was none.
@@ -29,7 +26,7 @@ class Paid:
     """
 
     def __init__(self, parts: Collection[str], goal: float | None):
-        self.parts, self.goal = names(parts, "parts"), goal
+        self.parts, self.goal = checked_names(parts, "parts"), goal
         self.total, self.progress, self.succeeded = 0.0, 0.0, False
 
     def illegal(self) -> dict[str, float]:
@@ -67,7 +64,7 @@ def number(value: Any, what: str) -> float:
     """Returns a finite number, of numpy too; None counts as 0. Raises Wrong."""
     result, problem = finite(value)
     if problem:
-        raise Wrong(f"its {what} is {str(value)[:60]!r}, no finite number")
+        raise ProtocolError(f"its {what} is {str(value)[:60]!r}, no finite number")
     return 0.0 if result is None else result
 
 
@@ -75,5 +72,5 @@ def truth(value: Any, what: str) -> bool:
     """Returns a truth value; None counts as false. Raises Wrong for a text, whatever it says."""
     result = False if value is None else flag(value)
     if result is None:
-        raise Wrong(f"its {what} is {str(value)[:60]!r}, expected true or false")
+        raise ProtocolError(f"its {what} is {str(value)[:60]!r}, expected true or false")
     return result

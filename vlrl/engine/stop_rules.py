@@ -15,7 +15,7 @@ from vlrl.models.token_text import Texts
 CLOSING = "</think>"
 
 
-class Rules:
+class StopRules:
     """The rules of one batch of R rows, whose `tokens` [R, N] hold the first `begun` [R] of each row."""
 
     def __init__(self, sampling: Sequence[Sampling], tokens: torch.Tensor, begun: torch.Tensor, texts: Texts):

@@ -8,20 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from vlrl.engine.base import ACTION, Continued, Request
-from vlrl.environments.checked import same
-from vlrl.environments.host import Episode, Failed
+from vlrl.engine.base import ACTION, CacheSlot, Request
+from vlrl.environments.host import EnvironmentFailure, HostedEpisode
+from vlrl.environments.validation import same
 from vlrl.models.packing import behind, joined
 from vlrl.types import Completion, LoadedMedia, Observation, Prompt, Step, Turn
 
 
 @dataclass(eq=False)
-class PlayedEpisode:
+class LiveEpisode:
     """One episode while it is played."""
 
     base_request: Request
     index: int
-    episode: Episode
+    episode: HostedEpisode
     whole: Prompt
     """The prompt, and all that followed it."""
     last: int | None
@@ -41,7 +41,7 @@ class PlayedEpisode:
     """Of each action what followed the prompt, where the history is cut."""
     ended: str = ""
     error: str | None = None
-    continued: Continued = field(default_factory=Continued)
+    continued: CacheSlot = field(default_factory=CacheSlot)
 
     @property
     def before(self) -> Prompt:
@@ -62,10 +62,10 @@ class PlayedEpisode:
         """[T] all tokens after the prompt."""
         return self.whole.ids[len(self.base_request.prompt):]
 
-    def begin(self, observation: Observation | Failed | None) -> bool:
+    def begin(self, observation: Observation | EnvironmentFailure | None) -> bool:
         """Checks that it begins where its prompt says; returns whether it begins at all."""
         opening = self.episode.sample.opening
-        if isinstance(observation, Failed):
+        if isinstance(observation, EnvironmentFailure):
             self.error, self.continued.cache = observation.reason, None
             return False
         if opening is None or observation is None or not same(observation, opening):
@@ -95,7 +95,7 @@ class PlayedEpisode:
         """Returns what is asked of the engine for its next action."""
         turn = sum(t.role == "assistant" for t in self.turns)
         key = (ACTION, *self.base_request.key, self.index, turn)
-        sampling = at_most(self.base_request, most - len(self.written))
+        sampling = sampling_up_to(self.base_request, most - len(self.written))
         whole = self.last is None
         return replace(self.base_request, prompt=self.before, n=1, key=key, sampling=sampling, begun=(),
                        continues=(self.continued,) if whole else (), turns=tuple(self.turns) if whole else ())
@@ -168,14 +168,14 @@ def action_of(episode: Completion, turn: int) -> Completion:
                       text=at.text, finish_reason="stop")
 
 
-def places(request: Request) -> list[tuple[int, Completion | None]]:
+def group_members(request: Request) -> list[tuple[int, Completion | None]]:
     """Returns the place in its group of each episode, and the beginning that it takes again."""
     if request.begun:
         return [(b.index, b.written) for b in request.begun]
     return [(i, None) for i in range(request.n)]
 
 
-def lost(request: Request) -> str | None:
+def reset_error(request: Request) -> str | None:
     """Returns why the environment of its sample could not be reset."""
     return request.sample.reset_error if request.sample is not None else None
 
@@ -196,5 +196,5 @@ def start_of(request: Request) -> tuple[Any, int]:
     return sample, sample.environment_seed
 
 
-def at_most(request: Request, tokens: int) -> Any:
+def sampling_up_to(request: Request, tokens: int) -> Any:
     return replace(request.sampling, max_new_tokens=max(1, min(request.sampling.max_new_tokens, tokens)))

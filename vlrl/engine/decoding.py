@@ -15,7 +15,7 @@ from vlrl.types import Completion
 
 
 @dataclass(frozen=True, eq=False)
-class Written:
+class DecodedBatch:
     """What R rows have written; N their longest."""
 
     tokens: np.ndarray
@@ -28,7 +28,7 @@ class Written:
     """[R]"""
 
 
-class Writing:
+class DecodingBatch:
     """R answers; each has a token more after every step. draws [R, N] are uniform in [0, 1), one for each token.
 
     `begun` [R] is what a row wrote before, None for nothing; it goes on from there.
@@ -55,9 +55,9 @@ class Writing:
         """Most steps until every row has reached its limit."""
         self._rules = None
         if any(s.stop or s.thinking_budget is not None for s in sampling):
-            from vlrl.engine.rules import Rules  # most batches have none
+            from vlrl.engine.stop_rules import StopRules  # most batches have none
 
-            self._rules = Rules(sampling, self._tokens, self._length, texts)
+            self._rules = StopRules(sampling, self._tokens, self._length, texts)
 
     def write(self, rows: torch.Tensor, live: torch.Tensor, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the next token of each row by its logits [rows, V], and which rows go on; only `live` ones are
@@ -65,8 +65,8 @@ class Writing:
         """
         rules, t = self._rules, self._length[rows].clamp(max=self._last)
         forced = rules.next(t, rows, live, self._tokens) if rules else None
-        token, logprob = pick(logits, self._heat[rows], self._draws[rows, t], self._texts.banned, forced,
-                              None if self._top_p is None else self._top_p[rows])
+        token, logprob = sample_tokens(logits, self._heat[rows], self._draws[rows, t], self._texts.banned, forced,
+                                       None if self._top_p is None else self._top_p[rows])
         writers, places = rows[live], t[live]
         self._tokens[writers, places], self._logprobs[writers, places] = token[live], logprob[live]
         self._length[writers] = places + 1
@@ -77,17 +77,18 @@ class Writing:
         """Returns the [T] tokens that a row has written so far."""
         return self._tokens[row, :int(self._length[row])].cpu().numpy()
 
-    def written(self) -> Written:
+    def written(self) -> DecodedBatch:
         """Returns what all rows have written, in main memory."""
         width = int(self._length.max())
         tokens, rules = self._tokens[:, :width].cpu().numpy(), self._rules
         sampled = (rules.forced[:, :width] < 0).cpu().numpy() if rules else np.ones(tokens.shape, dtype=bool)
-        return Written(tokens, self._logprobs[:, :width].float().cpu().numpy(), sampled, self._length.cpu().numpy())
+        return DecodedBatch(tokens, self._logprobs[:, :width].float().cpu().numpy(), sampled,
+                            self._length.cpu().numpy())
 
 
-def pick(logits: torch.Tensor, temperature: torch.Tensor, draw: torch.Tensor,
-         banned: torch.Tensor, forced: torch.Tensor | None = None,
-         top_p: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+def sample_tokens(logits: torch.Tensor, temperature: torch.Tensor, draw: torch.Tensor,
+                  banned: torch.Tensor, forced: torch.Tensor | None = None,
+                  top_p: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the next tokens [n] and their log-probabilities [n] from logits [n, V], by inversion of the distribution
     function.
 
