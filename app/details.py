@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from vlrl.data.coordinates import CONVENTIONS
 from vlrl.errors import VlrlError
 from vlrl.models.model_config import family_convention
-from vlrl.rewards.text import whole_answer
+from vlrl.rewards.text import scored_text
 from vlrl.store import SCHEMA, as_schema, plain, utf8
 from vlrl.task import builtin_names, load_class
 from vlrl.task.scoring import overlay_marks
@@ -115,7 +115,7 @@ class RolloutView:
     @property
     def whole(self) -> str:
         """The scored text."""
-        return whole_answer(self.completion, self.opened)
+        return scored_text(self.completion, self.opened)
 
     @property
     def index(self) -> int:

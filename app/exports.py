@@ -23,7 +23,7 @@ from PIL import Image
 from vlrl.config.schema import LimitsSettings
 from vlrl.data import MEDIA_FIELDS, json_line
 from vlrl.errors import VlrlError
-from vlrl.rewards.text import whole_answer
+from vlrl.rewards.text import scored_text
 from vlrl.store import PER_TOKEN, SCHEMA
 
 from . import AppError
@@ -243,7 +243,7 @@ def _row(note: Note, record: Mapping[str, Any], files: Sequence[_File], ids: set
     came = {"run": note.key.run, "step": note.key.step, "group": note.key.group, "rollout": note.key.index,
             "reward": record["reward"]}
     meta = row.get("meta")
-    return {**fields, "id": id, **shown, "solution": whole_answer(record["completion"], record["opened"] or ""),
+    return {**fields, "id": id, **shown, "solution": scored_text(record["completion"], record["opened"] or ""),
             "meta": {**(meta if isinstance(meta, dict) else {}), "rollout": came}}
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from vlrl.rewards.text import whole_answer
+from vlrl.rewards.text import scored_text
 
 TAGS = ("think", "answer", "glue")
 _TAG = re.compile(r"<(/?)(think|answer|glue)>")
@@ -49,7 +49,7 @@ def read(text: str, prompt: str = "", truncated: bool = False, others: Collectio
     thinking
     tag is </think> begins with reasoning, as in rewards.text.parse_answer.
     """
-    text, prompt = whole_answer(text, opened), prompt.removesuffix(opened)
+    text, prompt = scored_text(text, opened), prompt.removesuffix(opened)
     closed = {name for name in TAGS if re.search(f"</?{name}>", text)}
     requested = {name for name in TAGS if f"<{name}>" in prompt or name in others}
     expected = [name for name in TAGS if name in closed | requested]

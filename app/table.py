@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.parquet as pq
 
-from vlrl.rewards.text import whole_answer
+from vlrl.rewards.text import scored_text
 from vlrl.store import ROLLOUT_FILE, SCHEMA, as_schema, read_rollouts
 
 from . import AppError
@@ -414,7 +414,7 @@ def is_malformed(answers: Any, prompts: Any, episodes: Any, opened: Any) -> Any:
     if opened.null_count < len(opened):
         rows = [[text or "" for text in row] for row in zip(*map(pa.Array.to_pylist, (answers, prompts, opened)),
                                                             strict=True)]
-        answers = pa.array([whole_answer(text, begun) for text, _, begun in rows], pa.string())
+        answers = pa.array([scored_text(text, begun) for text, _, begun in rows], pa.string())
         prompts = pa.array([prompt.removesuffix(begun) for _, prompt, begun in rows], pa.string())
     texts, prompt_texts = pc.fill_null(answers, ""), pc.fill_null(prompts, "")
     wrong = tagged = pa.array(np.zeros(len(texts), bool))

@@ -44,7 +44,7 @@ _FILLER = frozenset("a an the this that these it is its it's was be in of on to 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Form:
+class AnswerFormat:
     """How an answer is written, and when it names a class."""
 
     find: Callable[[Answer], str | None]
@@ -61,11 +61,11 @@ class Form:
 class ClassRecipe(Recipe):
     """A recipe that wants the name of a class."""
 
-    forms: tuple[Form, Form]
+    forms: tuple[AnswerFormat, AnswerFormat]
     """Of answers to a template without and with thinking."""
 
 
-def form_of(task: Any, sample: Sample) -> Form:
+def form_of(task: Any, sample: Sample) -> AnswerFormat:
     """Returns the form that the template of this visit asks for."""
     return task.used.forms[task.thinks(sample)]
 
@@ -106,7 +106,7 @@ def listed(given: str) -> list[str]:
     return list({clean_label(text): text.strip(" \t\r[]\"'") for text in texts if clean_label(text)}.values())
 
 
-def _names(form: Form, row: Record, given: str, label: str, heard: bool) -> bool:
+def _names(form: AnswerFormat, row: Record, given: str, label: str, heard: bool) -> bool:
     """Returns whether a text names a class; one that begins with a negation, which is `heard`, only where the name
     does, and none where it says that the class is not there.
     """
@@ -219,7 +219,7 @@ def _oracle(task: Any, sample: Sample) -> str:
     return form_of(task, sample).say(", ".join(labels_of(sample.row)))
 
 
-def _recipe(prompt: str, rewards: Mapping[str, float], *forms: Form, **other: Any) -> ClassRecipe:
+def _recipe(prompt: str, rewards: Mapping[str, float], *forms: AnswerFormat, **other: Any) -> ClassRecipe:
     return ClassRecipe(prompt=prompt, rewards=rewards, forms=(forms[0], forms[-1]), oracle=_oracle,
                        target=lambda _task, sample: sample["label"], **{"read": _read, "score": _score, **other})
 
@@ -228,8 +228,8 @@ def _thought(text: str) -> str:
     return f"<think>I look at the image.</think><answer>{text}</answer>"
 
 
-DIRECT = Form(find=said, same=_exactly, say=str, format=_plain)
-TAGGED = Form(find=lambda answer: answer_tag(answer.text, "last"), same=_cleaned, say=_thought,
+DIRECT = AnswerFormat(find=said, same=_exactly, say=str, format=_plain)
+TAGGED = AnswerFormat(find=lambda answer: answer_tag(answer.text, "last"), same=_cleaned, say=_thought,
               format=lambda _row, answer: think_answer_format(answer.text))
 PLAIN = _recipe("", {"accuracy": 1.0, "format": 0.1}, DIRECT, TAGGED)
 
@@ -242,15 +242,15 @@ def _tag_or_all(answer: Answer) -> str:
 
 CLS_RL = _recipe(
     "{question}\nPlease output the thinking process in <think> </think> and final answer in <answer> </answer> tags.",
-    {"accuracy": 1.0, "format": 1.0}, Form(find=_tag_or_all, same=_lowered, say=_thought, format=TAGGED.format))
+    {"accuracy": 1.0, "format": 1.0}, AnswerFormat(find=_tag_or_all, same=_lowered, say=_thought, format=TAGGED.format))
 CLS_RL_NO_THINKING = _recipe(
     "{question}\nPlease directly output the answer.", {"accuracy": 1.0},
-    Form(find=said, same=_exactly, say=str))
+    AnswerFormat(find=said, same=_exactly, say=str))
 VISUAL_RFT = _recipe(
     "{question}\nOutput the thinking process in <think> </think> and final answer in <answer> </answer> tags. The "
     "output answer format should be as follows:\n<think> ... </think> <answer>name of the class</answer>\nPlease "
     "strictly follow the format.", {"accuracy": 1.0, "format": 1.0},
-    Form(find=lambda answer: answer_text(answer.text), same=names_class, say=_thought, format=TAGGED.format))
+    AnswerFormat(find=lambda answer: answer_text(answer.text), same=names_class, say=_thought, format=TAGGED.format))
 
 
 # --- RLCR: how sure the answer is -------------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ RLCR = _recipe(
     "{question}\nThink in <think> </think> first, then give the answer in <answer> </answer>, and in <confidence> "
     "</confidence> how likely it is to be right, a number from 0 to 1.",
     {"accuracy": 1.0, "brier": -1.0, "format": 0.0},
-    Form(find=TAGGED.find, same=_cleaned, say=lambda text: f"{_thought(text)}<confidence>1</confidence>",
+    AnswerFormat(find=TAGGED.find, same=_cleaned, say=lambda text: f"{_thought(text)}<confidence>1</confidence>",
          format=lambda _row, answer: confidence_format(answer.text)), read=_read_sure, score=_score_sure)
 
 RECIPES: dict[str, Recipe] = {"plain": PLAIN, "cls_rl": CLS_RL, "cls_rl_no_thinking": CLS_RL_NO_THINKING,
@@ -279,7 +279,7 @@ RECIPES: dict[str, Recipe] = {"plain": PLAIN, "cls_rl": CLS_RL, "cls_rl_no_think
 # --- samples ----------------------------------------------------------------------------------------------------------
 
 
-def few(samples: Sequence[tuple[str, Sequence[str]]], shots: int, seed: int) -> list[int]:
+def few_shot_places(samples: Sequence[tuple[str, Sequence[str]]], shots: int, seed: int) -> list[int]:
     """Returns places of `shots` samples of each class, all where a class has fewer; (id, classes) of each sample are
     given.
 

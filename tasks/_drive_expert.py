@@ -43,12 +43,12 @@ def demonstration(scenario: str, seed: str, seconds: int, traffic: float, ways: 
 
 def choose(world: World, ways: bool) -> Decision:
     """Returns the first of what it likes best that leaves room to stop, as words or as way-points."""
-    liked = (way_of(world, words) if ways else words for words in _liked(world))
+    liked = (as_waypoints(world, words) if ways else words for words in _liked(world))
     stop = Decision("STOP")
-    return next((decision for decision in liked if _safe(world, decision)), way_of(world, stop) if ways else stop)
+    return next((decision for decision in liked if _safe(world, decision)), as_waypoints(world, stop) if ways else stop)
 
 
-def way_of(world: World, words: Decision) -> Decision:
+def as_waypoints(world: World, words: Decision) -> Decision:
     """Returns way-points of where words lead to."""
     tried, points = world.copy(), []
     places = [world.ego.position, *tried.drive(words).places, *tried.drive(Decision()).places]

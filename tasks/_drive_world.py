@@ -25,7 +25,7 @@ from PIL import Image
 from vlrl.environments.roadview import CAR, Frame, draw
 from vlrl.environments.traffic import Lane, neighbouring_lanes
 from vlrl.rewards import closed_loop as rules
-from vlrl.rewards.driving import places_at
+from vlrl.rewards.driving import positions_at
 
 from ._drive_scenes import SCENES
 
@@ -54,7 +54,7 @@ class Decision:
 
 
 @dataclass
-class Second:
+class DrivenSecond:
     """What came of a decision."""
 
     before: float
@@ -188,10 +188,10 @@ class World:
     def completion(self) -> float:
         return min(1.0, self.done / self.route.length)
 
-    def drive(self, decision: Decision) -> Second:
+    def drive(self, decision: Decision) -> DrivenSecond:
         """Lets a second pass, or what is left of it when the goal is reached or an infraction ends the drive."""
         self._decide(decision)
-        second = Second(self.completion)
+        second = DrivenSecond(self.completion)
         for _ in range(round(1 / STEP)):
             self.road.act()
             heading = self.ego.heading
@@ -254,11 +254,11 @@ class World:
     def _in_world(self, way: Sequence[Sequence[float]]) -> np.ndarray:
         """Returns way-points of the vehicle's own frame (x ahead, y to the left) in the world."""
         times = np.array([0.0, *(point[2] for point in way)])
-        x, y = places_at(cast(Any, way), times).T
+        x, y = positions_at(cast(Any, way), times).T
         cos, sin = math.cos(self.ego.heading), math.sin(self.ego.heading)
         return np.stack([self.ego.position[0] + cos * x + sin * y, self.ego.position[1] + sin * x - cos * y, times], 1)
 
-    def _observe(self, second: Second, turning: float) -> None:
+    def _observe(self, second: DrivenSecond, turning: float) -> None:
         ego = self.ego
         self.done = max(self.done, self.route.done(ego.lane_index, ego.position))
         second.collision = bool(ego.crashed)

@@ -144,7 +144,7 @@ def _heads(pay: Callable[[float, float, float], float], novelty: Group) -> Any:
         for head, weights in HEADS.items():
             for i, new in enumerate(novelty([plan[head] for plan in plans])):
                 words = plans[i][head]
-                parts[i][head] = pay(rules.word_f1(words, truth.get(head, ())), rules.worth(words, weights), new)
+                parts[i][head] = pay(rules.word_f1(words, truth.get(head, ())), rules.mean_weight(words, weights), new)
         return parts
     return group
 
@@ -207,7 +207,7 @@ def risks(task: Any, sample: Sample, points: Sequence[Sequence[float]]) -> tuple
     obstacles, drivable = sample.get("obstacles"), sample.get("drivable")
     if not obstacles and not drivable:
         return 0.0, 0.0
-    times = rules.moments(sample["trajectory"][-1][2])
+    times = rules.sample_times(sample["trajectory"][-1][2])
     vehicle = rules.footprints(points, sample.get("ego_size") or task.ego_size, times)
     return (float(bool(obstacles) and rules.collides(vehicle, obstacles, times)),
             float(bool(drivable) and rules.leaves(vehicle, drivable)))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from vlrl.rewards.boxes import box_format, format_box, giou, iou, is_number, parse_box, parse_whole_box
+from vlrl.rewards.boxes import box_format, format_box, giou, iou, is_number, parse_box, parse_integer_box
 from vlrl.rewards.detection import (
     Detection,
     average_precision,
@@ -27,7 +27,7 @@ from vlrl.rewards.text import (
     think_answer_format,
     think_answer_within,
 )
-from vlrl.task.recipes import Box, Recipe, pixels, shown, whole_units
+from vlrl.task.recipes import Box, Recipe, in_model_units, pixels, whole_units
 from vlrl.types import Answer, Parts, Sample
 
 _THINK = ("First output the thinking process in <think> </think> tags and then output the final answer in <answer> "
@@ -67,7 +67,7 @@ def _thinking(answer: str) -> str:
 
 
 def _one_box(task: Any, sample: Sample, boxes: Sequence[Box], whole: bool = True) -> str:
-    return ", ".join(format_box(shown(task, sample, box, whole)) for box in boxes)
+    return ", ".join(format_box(in_model_units(task, sample, box, whole)) for box in boxes)
 
 
 # --- one box ----------------------------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ def _read_rec(task: Any, sample: Sample, answer: Answer) -> list[float] | None:
     given = answer_tag(answer.text)
     if given is None:
         return None
-    box = parse_whole_box(given)
+    box = parse_integer_box(given)
     if box is None and not whole_units(task, sample):
         box = parse_box(given)
     return pixels(task, sample, box)
@@ -123,7 +123,7 @@ def _rec(task: Any, sample: Sample, answer: Answer) -> Parts:
 def _braced(task: Any, sample: Sample, text: str) -> bool:
     """Returns whether a box of whole numbers stands between braces."""
     between = text[text.find("{") + 1:text.rfind("}")] if "{" in text else ""
-    return parse_whole_box(between) is not None or (
+    return parse_integer_box(between) is not None or (
         "." in between and not whole_units(task, sample) and parse_box(between) is not None)
 
 
@@ -366,7 +366,7 @@ def _perception(task: Any, sample: Sample, answer: Answer) -> Parts:
 
 
 def _write_marked(task: Any, sample: Sample, boxes: Sequence[Box]) -> str:
-    written = [[format_box([v])[1:-1] for v in shown(task, sample, box, whole=True)] for box in boxes]
+    written = [[format_box([v])[1:-1] for v in in_model_units(task, sample, box, whole=True)] for box in boxes]
     return ", ".join(f"<|box_start|>({a},{b}),({c},{d})<|box_end|>" for a, b, c, d in written)
 
 

@@ -11,8 +11,8 @@ from vlrl.rewards.detection import mean_matched
 from vlrl.rewards.literals import decimals, numbers_of, read_fenced
 from vlrl.rewards.numbers import is_percent
 from vlrl.rewards.points import inside
-from vlrl.rewards.text import answer_text, choice_letters, denies, number, revoked, think_answer_format, yes_no
-from vlrl.task.recipes import Recipe, pixels, shown
+from vlrl.rewards.text import answer_text, choice_letters, denies, number, retracted, think_answer_format, yes_no
+from vlrl.task.recipes import Recipe, in_model_units, pixels
 from vlrl.types import Answer, Parts, Sample
 
 LETTERS = "ABCDE"
@@ -93,7 +93,7 @@ def _named(task: Any, answer: Answer) -> str:
     wrong"), unless negations are ignored.
     """
     text = answer_text(answer.text)
-    return "" if task.negation == "read" and (denies(text) or revoked(text)) else text
+    return "" if task.negation == "read" and (denies(text) or retracted(text)) else text
 
 
 CURR_REFT_CHOICE = Recipe(
@@ -174,7 +174,7 @@ def _near(point: Sequence[float], place: Sequence[float], reach: float) -> float
 
 def _oracle_points(task: Any, sample: Sample) -> str:
     middles = [[(p[0] + p[2]) / 2, (p[1] + p[3]) / 2] if len(p) == 4 else p for p in _places(task, sample)]
-    return f"[{', '.join(format_box(shown(task, sample, p)) for p in middles)}]" if middles else "none"
+    return f"[{', '.join(format_box(in_model_units(task, sample, p)) for p in middles)}]" if middles else "none"
 
 
 POINTING = Recipe(

@@ -11,7 +11,7 @@ from vlrl.rewards.literals import decimals, first_object, numbers_of, read_fence
 from vlrl.rewards.points import distance_reward, gaussian_coverage, gaussian_point, inside
 from vlrl.rewards.regions import clip_to_image, region_consistency, region_vote
 from vlrl.rewards.text import answer_text, between, said, think_answer_within
-from vlrl.task.recipes import Box, Recipe, pixels, shown, whole_units
+from vlrl.task.recipes import Box, Recipe, in_model_units, pixels, whole_units
 from vlrl.types import Answer, Parts, Sample
 
 _POINT = re.compile(r"[\[(]\s*([-+]?\d{1,9}(?:\.\d{1,20})?)\s*,\s*([-+]?\d{1,9}(?:\.\d{1,20})?)\s*[\])]", re.ASCII)
@@ -36,7 +36,7 @@ def middle(place: Box) -> tuple[float, float]:
 
 
 def _write_box(task: Any, sample: Sample, boxes: Sequence[Box]) -> str:
-    return ", ".join(format_box(shown(task, sample, box)) for box in boxes)
+    return ", ".join(format_box(in_model_units(task, sample, box)) for box in boxes)
 
 
 def _oracle_box(task: Any, sample: Sample) -> str | None:
@@ -76,7 +76,7 @@ def _click(task: Any, sample: Sample, answer: Answer) -> Parts:
 
 def write_point(task: Any, sample: Sample, boxes: Sequence[Box]) -> str:
     """Returns the centre of the first box as `[x, y]`."""
-    return format_box(shown(task, sample, middle(boxes[0])))
+    return format_box(in_model_units(task, sample, middle(boxes[0])))
 
 
 CLICK = Recipe(
@@ -104,7 +104,7 @@ def _g1(task: Any, sample: Sample, answer: Answer) -> Parts:
 
 
 def _write_g1(task: Any, sample: Sample, boxes: Sequence[Box]) -> str:
-    entries = [f'{{"bbox_2d": {format_box(shown(task, sample, box))}, "label": "element"}}' for box in boxes]
+    entries = [f'{{"bbox_2d": {format_box(in_model_units(task, sample, box))}, "label": "element"}}' for box in boxes]
     return f"```json\n[{', '.join(entries)}]\n```"
 
 
@@ -129,7 +129,7 @@ def _g2(task: Any, sample: Sample, answer: Answer) -> Parts:
 
 
 def _write_g2(task: Any, sample: Sample, boxes: Sequence[Box]) -> str:
-    return ", ".join(format_box(shown(task, sample, box, whole=True)) for box in boxes)
+    return ", ".join(format_box(in_model_units(task, sample, box, whole=True)) for box in boxes)
 
 
 GUI_G2 = Recipe(

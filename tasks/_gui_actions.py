@@ -11,7 +11,7 @@ from vlrl.rewards.boxes import centre, iou, is_number
 from vlrl.rewards.literals import decimals, first_object, numbers_of, read_literal
 from vlrl.rewards.points import inside
 from vlrl.rewards.text import answer_tag, answer_text, between, think_answer_format, token_f1
-from vlrl.task.recipes import Box, Recipe, pixels, shown, whole_units
+from vlrl.task.recipes import Box, Recipe, in_model_units, pixels, whole_units
 from vlrl.types import Answer, Parts, Sample
 
 from ._gui import element, middle, write_point
@@ -110,8 +110,8 @@ def _oracle_list(point_key: str) -> Any:
     def oracle(task: Any, sample: Sample) -> str:
         right = wanted(task, sample)
         place = right.get("box") or right.get("point")
-        point = [int(v) if whole_units(task, sample) else v for v in shown(task, sample, middle(place))] if place else [
-            -100, -100]
+        written = in_model_units(task, sample, middle(place)) if place else [-100, -100]
+        point = [int(v) if whole_units(task, sample) or not place else v for v in written]
         return _tagged(json.dumps([{"action": right["type"], point_key: point,
                                     "input_text": right.get("text", _NO_TEXT)}]))
     return oracle
@@ -283,7 +283,7 @@ INFIGUI_R1 = Recipe(
 def _infigui_oracle(task: Any, sample: Sample) -> str:
     right = wanted(task, sample)
     place = right.get("box") or right.get("point")
-    point = shown(task, sample, middle(place)) if place else None
+    point = in_model_units(task, sample, middle(place)) if place else None
     if not sample.get("action"):
         return _tagged(json.dumps(point))
     action = {"action": right["type"], "coordinate": point, "text": right.get("text")}
@@ -333,7 +333,8 @@ def _glm_right(task: Any, sample: Sample) -> dict[str, Any]:
     if name and (text := action.get(name) or wanted(task, sample).get("text")):
         action = {**{key: value for key, value in action.items() if key not in _TEXT_KEYS}, name: text}
     box = _glm_box(task, sample)
-    return {"action_type": kind, **action, **({"box_2d": [shown(task, sample, box, whole=True)]} if box else {})}
+    placed = {"box_2d": [in_model_units(task, sample, box, whole=True)]} if box else {}
+    return {"action_type": kind, **action, **placed}
 
 
 def _glm_box(task: Any, sample: Sample) -> Box | None:
@@ -397,4 +398,4 @@ GLM_V_ANDROIDWORLD = Recipe(
     rewards={"accuracy": 1.0}, read=_read_glm, score=_glm, target=_glm_right, problem=action_problem,
     oracle=lambda task, sample: _write_glm(_glm_right(task, sample)),
     write=lambda task, sample, boxes: _write_glm({
-        "action_type": "click", "box_2d": [shown(task, sample, box, whole=True) for box in boxes]}))
+        "action_type": "click", "box_2d": [in_model_units(task, sample, box, whole=True) for box in boxes]}))

@@ -11,8 +11,8 @@ import zlib
 from collections.abc import Callable
 
 from vlrl.errors import DataError
-from vlrl.rewards.answers import read_number
 from vlrl.rewards.codes import is_code
+from vlrl.rewards.numbers import read_number
 from vlrl.types import Record
 
 from . import _qa_kinds as kinds

@@ -21,7 +21,7 @@ from vlrl.rewards.answers import (
 from vlrl.rewards.boxes import is_number
 from vlrl.rewards.codes import is_code, is_exact, same_code
 from vlrl.rewards.scripts import western, words
-from vlrl.rewards.text import choice_letters, clauses, clean_label, negates, revoked, same_label
+from vlrl.rewards.text import choice_letters, clauses, clean_label, negates, retracted, same_label
 from vlrl.types import Record, Sample
 
 LETTERS = "ABCDEFGHIJ"
@@ -35,7 +35,7 @@ _PERCENT = re.compile(r"%|percent|per cent|(?<!\w)(?:rate|share|proportion|fract
 
 
 @dataclass(frozen=True)
-class Kind:
+class AnswerKind:
     """One `answer_type`."""
 
     asks: str
@@ -47,7 +47,7 @@ class Kind:
     """(task, given, right, row) -> score in [0, 1]."""
     names: bool = True
     """Whether an answer names one thing, so that "not" before it takes it back."""
-    takes_back: Callable[[str, Record], bool] = lambda text, _row: revoked(text)
+    takes_back: Callable[[str, Record], bool] = lambda text, _row: retracted(text)
     """Whether a text of a kind that names one thing says elsewhere that it is not so."""
 
 
@@ -77,7 +77,7 @@ def read(text: str, row: Record, heard: bool = True) -> Any:
     return value
 
 
-def kind_of(row: Record) -> Kind:
+def kind_of(row: Record) -> AnswerKind:
     """Returns how a row's answer is read: by its type, but as it is written where that is a number or a formula and a
     right answer is neither, as a phone number or a score of 3-2.
     """
@@ -95,7 +95,7 @@ def _answers(row: Record) -> list[Any]:
 
 
 def target(row: Record) -> list[Any]:
-    """Returns the right answers as `Kind.read` reads them, without those that it cannot."""
+    """Returns the right answers as `AnswerKind.read` reads them, without those that it cannot."""
     if row["answer_type"] == "choice" and isinstance(row["answer"], list):
         letters = [read_choice(_text(answer), row) for answer in row["answer"]]
         return [] if None in letters else [",".join(sorted({*map(str, letters)}))]
@@ -255,19 +255,20 @@ TEXT_SCORES: dict[str, Callable[[str, str], float]] = {
 """What a text earns that is not the right one but for case and punctuation, by `task.text_score`; nothing where that is
 a code, a number or a quantity."""
 
-KINDS: dict[str, Kind] = {
-    "choice": Kind("the letter of the right option", read_choice, _equal, takes_back=_denies_option),
-    "number": Kind("a number", _number, _near),
-    "count": Kind("a whole number", lambda text, _row: chart.count(text), _equal),
-    "yes_no": Kind("yes or no", lambda text, _row: chart.one_yes_no(text), _equal, names=False),
-    "math": Kind("one mathematical expression", lambda text, _row: math.expression(text), _math),
-    "chart": Kind("the value or the label that the chart shows", _whole_text, _chart, names=False),
-    "ocr": Kind("the text as it is written", _whole_text, lambda _t, a, b, _r: chart.transcript_similarity(a, b),
+KINDS: dict[str, AnswerKind] = {
+    "choice": AnswerKind("the letter of the right option", read_choice, _equal, takes_back=_denies_option),
+    "number": AnswerKind("a number", _number, _near),
+    "count": AnswerKind("a whole number", lambda text, _row: chart.count(text), _equal),
+    "yes_no": AnswerKind("yes or no", lambda text, _row: chart.one_yes_no(text), _equal, names=False),
+    "math": AnswerKind("one mathematical expression", lambda text, _row: math.expression(text), _math),
+    "chart": AnswerKind("the value or the label that the chart shows", _whole_text, _chart, names=False),
+    "ocr": AnswerKind("the text as it is written", _whole_text, lambda _t, a, b, _r: chart.transcript_similarity(a, b),
                 names=False),
-    "regression": Kind("a number", _number, lambda _t, a, b, _r: closeness(f"{a:.15g}", f"{b:.15g}")),
-    "text": Kind("a short text", _whole_text, _free_text, names=False),
+    "regression": AnswerKind("a number", _number, lambda _t, a, b, _r: closeness(f"{a:.15g}", f"{b:.15g}")),
+    "text": AnswerKind("a short text", _whole_text, _free_text, names=False),
 }
-CODE = Kind("the right text as it is written", _whole_text, lambda _t, a, b, _r: float(same_code(a, b)), names=False)
+CODE = AnswerKind("the right text as it is written", _whole_text, lambda _t, a, b, _r: float(same_code(a, b)),
+                  names=False)
 """Of a number or formula that is neither: see kind_of."""
 _WORKED_OUT = ("number", "count", "math", "regression")
 

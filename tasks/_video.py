@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from vlrl.rewards.answers import LETTERS, STRICT, bare_options, option_letter, read_number, rouge_tokens, tolerant
+from vlrl.rewards.answers import LETTERS, STRICT, bare_options, option_letter, rouge_tokens, tolerant
 from vlrl.rewards.boxes import is_number
 from vlrl.rewards.groups import consistency_bonus, length_bonus, temporal_bonus
+from vlrl.rewards.numbers import read_number
 from vlrl.rewards.text import answer_tag, same_label, think_answer_format
 from vlrl.task import fill
 from vlrl.task.recipes import Recipe

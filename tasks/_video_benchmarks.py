@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vlrl.rewards.answers import mvbench, option_letter, video_mme
-from vlrl.rewards.spans import overlap_of_ends, spoken_span
+from vlrl.rewards.spans import hull_iou, time_r1_span
 from vlrl.types import Answer, Sample
 
 Rule = Callable[[Any, Sample, Answer], dict[str, float]]
@@ -34,8 +34,8 @@ def _time_r1(_task: Any, sample: Sample, answer: Answer) -> dict[str, float]:
     spans = sample.get("spans") or []
     if len(spans) != 1:
         return {}
-    said = spoken_span(answer.text)
-    overlap = overlap_of_ends(said, spans[0]) if said else 0.0
+    said = time_r1_span(answer.text)
+    overlap = hull_iou(said, spans[0]) if said else 0.0
     return {"time_r1_miou": overlap, **{f"time_r1_r1@{t}": float(overlap >= t) for t in (0.3, 0.5, 0.7)}}
 
 

@@ -6,13 +6,14 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from vlrl.rewards.answers import exact, free_text, ocr, read_number
+from vlrl.rewards.answers import exact, free_text, ocr
 from vlrl.rewards.boxes import format_box
 from vlrl.rewards.literals import numbers_of, read_literal
+from vlrl.rewards.numbers import read_number
 from vlrl.rewards.spans import temporal_iou
 from vlrl.rewards.text import answer_text, think_answer_format
 from vlrl.rewards.tracks import mean_overlap, read_keyed_boxes
-from vlrl.task.recipes import pixels, shown
+from vlrl.task.recipes import in_model_units, pixels
 from vlrl.types import Answer, Parts, Sample
 
 from . import _video as typed
@@ -73,7 +74,7 @@ def _say_one(task: Any, sample: Sample, value: Any) -> str:
     if kind == "span":
         return thinking(json.dumps({"time": [round(float(t), 12) for t in value[0]]}))
     if kind == "track":
-        entries = [f'"{key}": {format_box(shown(task, sample, box))}'
+        entries = [f'"{key}": {format_box(in_model_units(task, sample, box))}'
                    for key, box in zip(frame_names(sample), value["boxes"], strict=True) if box]
         return thinking(f'{{"boxes": {{{", ".join(entries)}}}}}')
     return thinking(value)

@@ -15,7 +15,7 @@ from vlrl.rewards.boxes import format_box, is_number
 from vlrl.rewards.spans import format_time
 from vlrl.rewards.text import answer_tag, think_answer_format
 from vlrl.rewards.tracks import got10k, mean_overlap, read_track, success_rate
-from vlrl.task.recipes import pixels, shown
+from vlrl.task.recipes import in_model_units, pixels
 from vlrl.types import Answer, Parts, Sample
 
 from . import _video_time as times
@@ -60,7 +60,7 @@ def _track(task: Any, sample: Sample, answer: Answer) -> Parts:
 
 
 def _say_boxes(task: Any, sample: Sample, track: Mapping[str, Any]) -> str:
-    texts = ["null" if box is None else format_box(shown(task, sample, box)) for box in track["boxes"]]
+    texts = ["null" if box is None else format_box(in_model_units(task, sample, box)) for box in track["boxes"]]
     return times.thinking(f"[{', '.join(texts)}]")
 
 
@@ -102,7 +102,7 @@ def placeholders(task: Any, row: Mapping[str, Any]) -> dict[str, str]:
     place = any("{first_box}" in template for template in task.templates)  # rows may lack what other recipes need not
     return values | {"object": str(track.get("label") or row.get("question", "")),
                      "count": _COUNTS.get(len(track["boxes"]), str(len(track["boxes"]))),
-                     "first_box": format_box(shown(task, sample, first)) if place else ""}
+                     "first_box": format_box(in_model_units(task, sample, first)) if place else ""}
 
 
 def measures(task: Any, sample: Sample, parsed: Any) -> dict[str, float]:

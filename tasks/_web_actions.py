@@ -14,7 +14,7 @@ from typing import Any
 
 from vlrl.rewards.literals import decimals, first_object, numbers_of, read_literal
 from vlrl.rewards.text import answer_tag, said, think_answer_format
-from vlrl.task.recipes import pixels, shown, whole_units
+from vlrl.task.recipes import in_model_units, pixels, whole_units
 from vlrl.types import Sample
 
 from ._web_page import DIRECTIONS, POINTED, VERBS, Action
@@ -35,28 +35,28 @@ _SAME = {"tap": "click", "left_click": "click", "left_single": "click", "left_do
 _ENTERS = ("enter", "press_enter")
 
 
-class Unreadable(Exception):
+class UnreadableAction(Exception):
     """Why an action cannot be read, in words for the model."""
 
 
 @dataclass(frozen=True)
-class Form:
+class ActionFormat:
     """One way to write actions."""
 
     prompt: str
     """What the model is told of it."""
     read: Callable[[Any, Sample, str], Action]
-    """The action in CSS pixels; raises Unreadable."""
+    """The action in CSS pixels; raises UnreadableAction."""
     strict: Callable[[str], bool]
     """Whether an action that can be read is the form and nothing else."""
     write: Callable[[Any, Sample, Action], str]
 
 
-def read(form: Form, task: Any, sample: Sample, text: str) -> Action:
-    """Returns the action that a text says, behind thinking that its prompt has opened. Raises Unreadable."""
+def read(form: ActionFormat, task: Any, sample: Sample, text: str) -> Action:
+    """Returns the action that a text says, behind thinking that its prompt has opened. Raises UnreadableAction."""
     text = said(text)
     if len(text) > _LONGEST:
-        raise Unreadable(f"it is longer than {_LONGEST} characters")
+        raise UnreadableAction(f"it is longer than {_LONGEST} characters")
     return form.read(task, sample, text)
 
 
@@ -69,21 +69,21 @@ def _checked(task: Any, sample: Sample, verb: str, points: Sequence[Sequence[flo
     text = "Enter" if name in _ENTERS else text
     name = _SAME.get(name, name)
     if name not in VERBS:
-        raise Unreadable(f"there is no action {verb[:40]!r}; known are {', '.join(VERBS)}")
+        raise UnreadableAction(f"there is no action {verb[:40]!r}; known are {', '.join(VERBS)}")
     placed = [_css(task, sample, point) for point in points]
     first, second = (*placed, None, None)[:2]
     if name in POINTED and first is None:
-        raise Unreadable(f"{name} needs a point")
+        raise UnreadableAction(f"{name} needs a point")
     if name == "drag" and second is None:
-        raise Unreadable("drag needs a second point")
+        raise UnreadableAction("drag needs a second point")
     if name == "key":
         text = _key(text)
     if name == "scroll":
         text = text.strip().lower()
         if text not in DIRECTIONS:
-            raise Unreadable(f"scroll needs a direction: {', '.join(DIRECTIONS)}")
+            raise UnreadableAction(f"scroll needs a direction: {', '.join(DIRECTIONS)}")
     if name == "type" and not 0 < len(text) <= _MOST_TYPED:
-        raise Unreadable(f"type needs a text of at most {_MOST_TYPED} characters")
+        raise UnreadableAction(f"type needs a text of at most {_MOST_TYPED} characters")
     return Action(name, first, second, text)
 
 
@@ -95,7 +95,7 @@ def _css(task: Any, sample: Sample, point: Sequence[float] | None) -> tuple[floa
 
 def _written(task: Any, sample: Sample, point: Sequence[float] | None) -> list[Any]:
     """Returns a point in CSS pixels as the model is to write it."""
-    place = shown(task, sample, [v * sample["scale"] for v in point or (0, 0)])
+    place = in_model_units(task, sample, [v * sample["scale"] for v in point or (0, 0)])
     return [round(v) for v in place] if whole_units(task, sample) else place
 
 
@@ -105,8 +105,8 @@ def _key(text: str) -> str:
     modifiers = [_MODIFIERS.get(part.lower(), "") for part in before]
     key = _KEYS.get(last.lower(), last if len(last) == 1 and last.isascii() and last.isprintable() else "")
     if not key or not all(modifiers):
-        raise Unreadable(f"there is no key {text[:40]!r}; known are {', '.join(sorted(set(_KEYS.values())))}, one "
-                         "character, and ctrl, shift or alt before it with +")
+        raise UnreadableAction(f"there is no key {text[:40]!r}; known are {', '.join(sorted(set(_KEYS.values())))}, "
+                               "one character, and ctrl, shift or alt before it with +")
     return "+".join([*dict.fromkeys(modifiers), key])
 
 
@@ -118,7 +118,7 @@ _NO_TEXT = "no input text"
 def _read_gui_r1(task: Any, sample: Sample, text: str) -> Action:
     entry = first_object(read_literal(answer_tag(text) or ""))
     if entry is None or not isinstance(entry.get("action"), str):
-        raise Unreadable("there is no [{'action': ...}] in <answer> </answer> tags")
+        raise UnreadableAction("there is no [{'action': ...}] in <answer> </answer> tags")
     typed = next((entry[k] for k in ("input_text", "text") if isinstance(entry.get(k), str)), "")
     points = [numbers_of(entry.get(k), 2) for k in ("point", "end_point")]
     return _checked(task, sample, entry["action"], points, "" if typed == _NO_TEXT else typed)
@@ -132,7 +132,7 @@ def _write_gui_r1(task: Any, sample: Sample, action: Action) -> str:
     return f"<think>I look at the page.</think><answer>{json.dumps([entry])}</answer>"
 
 
-_GUI_R1 = Form(
+_GUI_R1 = ActionFormat(
     prompt="You are a GUI agent. The screenshot shows a web page; do the task that it is given with. Output the "
            "thinking process in <think> </think> tags, and one action in <answer> </answer> tags as follows:\n<think> "
            f"... </think> <answer>[{{'action': enum[{', '.join(map(repr, VERBS))}], 'point': [x, y], 'input_text': "
@@ -153,7 +153,7 @@ _CONTROLS = {"n": "\n", "t": "\t"}
 def _read_ui_tars(task: Any, sample: Sample, text: str) -> Action:
     match = _CALL.fullmatch(text.rpartition("Action:")[2])
     if "Action:" not in text or match is None:
-        raise Unreadable("there is no line `Action: name(...)`")
+        raise UnreadableAction("there is no line `Action: name(...)`")
     given = {name: _unescaped(one or other) for name, one, other in _ARGUMENT.findall(match[2])}
     points = [_place(given, *names) for names in (("start_box", "start_point", "point"), ("end_box", "end_point"))]
     words = next((given[k] for k in ("content", "key", "direction") if k in given), "")
@@ -190,7 +190,7 @@ def _write_ui_tars(task: Any, sample: Sample, action: Action) -> str:
     return f"Thought: I look at the page.\nAction: {_TARS_NAMES.get(action.verb, action.verb)}({', '.join(arguments)})"
 
 
-_UI_TARS = Form(
+_UI_TARS = ActionFormat(
     prompt="You are a GUI agent. You are given a task and the screenshot of a web page. Perform the next action to "
            "complete the task.\n## Output format\nThought: ...\nAction: ...\n## Action space\n"
            "click(start_box='(x,y)')\nleft_double(start_box='(x,y)')\ndrag(start_box='(x,y)', end_box='(x,y)')\n"
@@ -209,7 +209,7 @@ def _read_call(task: Any, sample: Sample, text: str) -> Action:
     match = _CALL.fullmatch(text)
     given = read_literal(f"[{match[2]}]") if match else None
     if match is None or not isinstance(given, list):
-        raise Unreadable("it is no call such as click(300, 500) or type(\"yes\")")
+        raise UnreadableAction("it is no call such as click(300, 500) or type(\"yes\")")
     numbers = numbers_of([v for v in given if not isinstance(v, str)][:4], 4) or numbers_of(
         [v for v in given if not isinstance(v, str)][:2], 2) or []
     words = next((v for v in given if isinstance(v, str)), "")
@@ -221,9 +221,9 @@ def _write_call(task: Any, sample: Sample, action: Action) -> str:
     return f"{action.verb}({', '.join(map(json.dumps, [*values, *([action.text] if action.text else [])]))})"
 
 
-_PLAIN = Form(
+_PLAIN = ActionFormat(
     prompt="Do the task on the web page with one action a turn: click(x, y), double_click(x, y), drag(x1, y1, x2, y2), "
            "scroll(x, y, \"down\"), type(\"text\"), key(\"Enter\"), wait(), answer(\"text\").",
     read=_read_call, strict=lambda text: said(text) == said(text).strip(), write=_write_call)
 
-FORMS: Mapping[str, Form] = {"gui_r1": _GUI_R1, "ui_tars": _UI_TARS, "call": _PLAIN}
+FORMS: Mapping[str, ActionFormat] = {"gui_r1": _GUI_R1, "ui_tars": _UI_TARS, "call": _PLAIN}

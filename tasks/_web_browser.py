@@ -1,6 +1,6 @@
 """Fresh pages of one browser a process, which a thread drives: the task `web` takes an episode's page out of it.
 
-    pages = shared(Settings(root=folder))          # one for a process, started when it is first asked
+    pages = shared(BrowserSettings(root=folder))          # one for a process, started when it is first asked
     page = pages.open("miniwob/click-test.html", seed=7)
     page.act(action), page.look(), page.close()
 
@@ -93,7 +93,7 @@ class PageFailed(Exception):
 
 
 @dataclass(frozen=True)
-class Settings:
+class BrowserSettings:
     """What the pages of a process share."""
 
     root: Path
@@ -124,10 +124,10 @@ class Tab:
     uses: int = 1
 
 
-class Pages:
+class PagePool:
     """Opens pages of one browser; it is started again when it has ended. Its calls may come from any thread."""
 
-    def __init__(self, settings: Settings):
+    def __init__(self, settings: BrowserSettings):
         self.settings, self.owner = settings, os.getpid()
         self.starts = 0
         """How often the browser was started."""
@@ -409,14 +409,14 @@ async def _dismissed(tab: Tab, dialog: Any) -> None:
         await dialog.dismiss()
 
 
-_shared: dict[Settings, Pages] = {}
+_shared: dict[BrowserSettings, PagePool] = {}
 
 
-def shared(settings: Settings) -> Pages:
+def shared(settings: BrowserSettings) -> PagePool:
     """Returns the pages of this process with these settings."""
     pages = _shared.get(settings)
     if pages is None or pages.owner != os.getpid():  # a fork has no thread of its parent's
-        pages = _shared[settings] = Pages(settings)
+        pages = _shared[settings] = PagePool(settings)
     return pages
 
 

@@ -1,10 +1,10 @@
 """New goals for the task `web`, from pages themselves: what a walk over a page brings about can be asked for.
 
-    goals = walked(task, page="click-tab", seed=12, plan=[ANY, ANY], rng=rng)      # None where it leads nowhere
+    goals = explore(task, page="click-tab", seed=12, plan=[ANY, ANY], rng=rng)      # None where it leads nowhere
 
 A walk clicks or types, and what then is otherwise on the page becomes a sub-goal with a check of it (MobileGUI-RL,
 arXiv 2507.05720, walks at random and has a model write the instruction; here a rule writes it, so that a rule can check
-it). `varied` makes other goals of one at which a model fails (WebRL, arXiv 2411.02337, has a model write them).
+it). `vary` makes other goals of one at which a model fails (WebRL, arXiv 2411.02337, has a model write them).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TYPED = ("apple", "river", "seven", "cloud", "north", "maria", "oscar", "blue",
 
 
 @dataclass(frozen=True)
-class Wanted:
+class StepPattern:
     """What a step of a walk is to be; "" = anything."""
 
     kind: str = ""
@@ -38,10 +38,10 @@ class Wanted:
     value: str = ""
 
 
-ANY = Wanted()
+ANY = StepPattern()
 
 
-def walked(task: Any, page: str, seed: int, plan: Sequence[Wanted], rng: random.Random) -> list[Goal] | None:
+def explore(task: Any, page: str, seed: int, plan: Sequence[StepPattern], rng: random.Random) -> list[Goal] | None:
     """Returns the sub-goals of a walk after this plan, of which each was reached again on a fresh page by the actions
     of the walk alone; None where the page has nothing of the kind, or shows something else the second time. Raises
     PageFailed where the page cannot be used."""
@@ -75,7 +75,7 @@ def _opened(task: Any, page: str, seed: int, checks: Sequence[Check] = ()) -> Go
     return GoalPage(task._pages(), task.path_of(page), seed, task.settle_ms, checks)
 
 
-def _walk(task: Any, page: str, seed: int, plan: Sequence[Wanted], rng: random.Random) -> list[Goal] | None:
+def _walk(task: Any, page: str, seed: int, plan: Sequence[StepPattern], rng: random.Random) -> list[Goal] | None:
     opened = _opened(task, page, seed)
     try:
         look, goals = opened.begin(), list[Goal]()
@@ -97,7 +97,7 @@ def _walk(task: Any, page: str, seed: int, plan: Sequence[Wanted], rng: random.R
         opened.close()
 
 
-def _chosen(page: PageState, wanted: Wanted, rng: random.Random, done: Sequence[Check]
+def _chosen(page: PageState, wanted: StepPattern, rng: random.Random, done: Sequence[Check]
             ) -> tuple[Element, tuple[Action, ...]] | None:
     """Returns an element that fits, and what to do with it; None where there is none that was not acted on before."""
     used = {(check.role, check.name) for check in done}
@@ -119,7 +119,7 @@ _OF_CONTROLS = {"checked": lambda one: one.checked is False, "unchecked": lambda
 """Kind of check -> the elements at which it can be brought about; the other kinds are for what is no control."""
 
 
-def _fits(one: Element, wanted: Wanted) -> bool:
+def _fits(one: Element, wanted: StepPattern) -> bool:
     if wanted.kind in _OF_CONTROLS:
         able = _OF_CONTROLS[wanted.kind](one)
     else:
@@ -142,7 +142,7 @@ def _changed(one: Element, actions: Sequence[Action], before: PageState, after: 
 
 # --- variations -------------------------------------------------------------------------------------------------------
 
-Way = Callable[[list[Wanted], int, random.Random], tuple[list[Wanted], int]]
+Variation = Callable[[list[StepPattern], int, random.Random], tuple[list[StepPattern], int]]
 """(the plan of a goal, its page's seed, rng) -> those of another one."""
 
 
@@ -151,46 +151,46 @@ def new_seed(rng: random.Random) -> int:
     return 2 * rng.getrandbits(30)
 
 
-def _other_seed(plan: list[Wanted], seed: int, rng: random.Random) -> tuple[list[Wanted], int]:
-    return [Wanted(one.kind, one.role) for one in plan], new_seed(rng)
+def _other_seed(plan: list[StepPattern], seed: int, rng: random.Random) -> tuple[list[StepPattern], int]:
+    return [StepPattern(one.kind, one.role) for one in plan], new_seed(rng)
 
 
-def _other_element(plan: list[Wanted], seed: int, rng: random.Random) -> tuple[list[Wanted], int]:
+def _other_element(plan: list[StepPattern], seed: int, rng: random.Random) -> tuple[list[StepPattern], int]:
     place = rng.randrange(len(plan))
     old = plan[place]
-    other = Wanted(old.kind, old.role, old.name if old.kind == "typed" else "", old.value or old.name)
+    other = StepPattern(old.kind, old.role, old.name if old.kind == "typed" else "", old.value or old.name)
     return [*plan[:place], other, *plan[place + 1:]], seed
 
 
-def _fewer(plan: list[Wanted], seed: int, rng: random.Random) -> tuple[list[Wanted], int]:
+def _fewer(plan: list[StepPattern], seed: int, rng: random.Random) -> tuple[list[StepPattern], int]:
     place = rng.randrange(len(plan))
     return [*plan[:place], *plan[place + 1:]], seed
 
 
-def _more(plan: list[Wanted], seed: int, rng: random.Random) -> tuple[list[Wanted], int]:
+def _more(plan: list[StepPattern], seed: int, rng: random.Random) -> tuple[list[StepPattern], int]:
     place = rng.randint(0, len(plan))
     return [*plan[:place], ANY, *plan[place:]], seed
 
 
-WAYS: Mapping[str, Way] = {"seed": _other_seed, "element": _other_element, "fewer": _fewer, "more": _more}
-"""Name -> what is varied: the content of the page, one of the elements (of a field the text), the number of
+VARIATIONS: Mapping[str, Variation] = {"seed": _other_seed, "element": _other_element, "fewer": _fewer, "more": _more}
+"""Name -> what is vary: the content of the page, one of the elements (of a field the text), the number of
 sub-goals."""
 
 
-def varied(task: Any, parent: Mapping[str, Any], rng: random.Random) -> tuple[str, int, list[Goal]] | None:
-    """Returns how a goal was varied, the page's seed, and the other goal; of a page's own task, a walk over that page.
+def vary(task: Any, parent: Mapping[str, Any], rng: random.Random) -> tuple[str, int, list[Goal]] | None:
+    """Returns how a goal was vary, the page's seed, and the other goal; of a page's own task, a walk over that page.
     None where no way leads to another goal."""
     page, seed = parent["page"], parent["seed"]
     if "goals" not in parent:
-        goals = walked(task, page, seed, [ANY] * rng.randint(1, task.walk), rng)
+        goals = explore(task, page, seed, [ANY] * rng.randint(1, task.walk), rng)
         return ("page", seed, goals) if goals else None
     own = read_goals(parent)
-    plan = [Wanted(check.kind, check.role, check.name, "", check.value) for check in (goal.check for goal in own)]
-    for name in rng.sample(sorted(WAYS), len(WAYS)):
+    plan = [StepPattern(check.kind, check.role, check.name, "", check.value) for check in (goal.check for goal in own)]
+    for name in rng.sample(sorted(VARIATIONS), len(VARIATIONS)):
         if len(plan) + {"fewer": -1, "more": 1}.get(name, 0) not in range(1, MOST_GOALS + 1):
             continue
-        other, at = WAYS[name](plan, seed, rng)
-        goals = walked(task, page, at, other, rng)
+        other, at = VARIATIONS[name](plan, seed, rng)
+        goals = explore(task, page, at, other, rng)
         if goals and (at, [goal.check for goal in goals]) != (seed, [goal.check for goal in own]):
             return name, at, goals
     return None

@@ -17,9 +17,9 @@ from typing import Any
 from vlrl.errors import ConfigError, DataError
 from vlrl.types import Sample
 
-from ._web_browser import Pages
+from ._web_browser import PagePool
 from ._web_elements import SEEN, WATCH, Element, PageState, page_state
-from ._web_page import VERBS, Action, Look, Page
+from ._web_page import VERBS, Action, Page, PageView
 
 
 @dataclass(frozen=True)
@@ -134,13 +134,13 @@ def episode_goals(sample: Sample) -> tuple[Goal, ...]:
 class GoalPage(Page):
     """A page on which other sub-goals count than its own: a look says whether these are reached."""
 
-    def __init__(self, pages: Pages, path: str, seed: int, settle_ms: int, checks: Sequence[Check] = ()):
+    def __init__(self, pages: PagePool, path: str, seed: int, settle_ms: int, checks: Sequence[Check] = ()):
         super().__init__(pages, path, seed, settle_ms)
         self.checks, self.reached = tuple(checks), 0
         self.state = PageState((), frozenset())
         """How the page stands."""
 
-    def begin(self) -> Look:
+    def begin(self) -> PageView:
         super().begin()
         self.reached = 0
         self.instruction = instruction(self.checks) if self.checks else ""
@@ -148,10 +148,10 @@ class GoalPage(Page):
         tab = self._used()
         return self._judged(self._pages.use(tab, lambda: self._settled(tab, 0)))
 
-    def act(self, action: Action) -> Look:
+    def act(self, action: Action) -> PageView:
         return self._judged(super().act(action))
 
-    def _judged(self, look: Look) -> Look:
+    def _judged(self, look: PageView) -> PageView:
         """Returns a look with the state of the sub-goals; without any it ends when the page does."""
         self.state = page_state(self.ask(SEEN))
         while self.reached < len(self.checks) and self.checks[self.reached].holds(self.state):
@@ -161,7 +161,7 @@ class GoalPage(Page):
         return replace(look, done=look.done or won, raw=float(won), sha256=f"{look.sha256}-{self.reached}")
 
 
-def page_of(pages: Pages, sample: Sample, settle_ms: int) -> Page:
+def page_of(pages: PagePool, sample: Sample, settle_ms: int) -> Page:
     """Returns the page of a sample: with goals of its row, or as it is."""
     if "goals" not in sample.row:
         return Page(pages, sample["path"], sample["seed"], settle_ms)

@@ -1,6 +1,6 @@
 """Perfect episodes of pages of the task `web`: what a person would do who reads the page.
 
-Each function plays one page through `Hands`, which looks places up in the document, acts by coordinates as a model
+Each function plays one page through `PageDriver`, which looks places up in the document, acts by coordinates as a model
 does, and remembers the actions.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 from vlrl.errors import DataError
 from vlrl.types import Sample
 
-from ._web_browser import BrowserLost, Pages
+from ._web_browser import BrowserLost, PagePool
 from ._web_page import Action, Page
 
 Point = tuple[float, float]
@@ -40,7 +40,7 @@ words => {
 _LABELS = "() => [...document.querySelectorAll('#area label')].map(e => e.textContent)"
 
 
-class Hands:
+class PageDriver:
     """Acts on a page, and remembers how."""
 
     def __init__(self, page: Page):
@@ -68,119 +68,119 @@ class Hands:
         return re.findall('"([^"]*)"', self.page.instruction)
 
 
-def _button(hands: Hands) -> None:
-    hands.click("#area button", hands.quoted()[0])
+def _button(driver: PageDriver) -> None:
+    driver.click("#area button", driver.quoted()[0])
 
 
-def _link(hands: Hands) -> None:
-    x1, y1, x2, y2 = hands.page.ask(_LINE, hands.quoted()[0])
-    hands.do("click", ((x1 + x2) / 2, (y1 + y2) / 2))
+def _link(driver: PageDriver) -> None:
+    x1, y1, x2, y2 = driver.page.ask(_LINE, driver.quoted()[0])
+    driver.do("click", ((x1 + x2) / 2, (y1 + y2) / 2))
 
 
-def _dialog_2(hands: Hands) -> None:
-    name = hands.quoted()[0]
+def _dialog_2(driver: PageDriver) -> None:
+    name = driver.quoted()[0]
     if name == "x":
-        hands.click(".ui-dialog-titlebar button")
+        driver.click(".ui-dialog-titlebar button")
     else:
-        hands.click(".ui-dialog-buttonset button", name)
+        driver.click(".ui-dialog-buttonset button", name)
 
 
-def _tab(hands: Hands) -> None:
-    number = re.findall(r"#(\d)", hands.page.instruction)[0]
-    hands.click("#area ul a", f"Tab #{number}")
+def _tab(driver: PageDriver) -> None:
+    number = re.findall(r"#(\d)", driver.page.instruction)[0]
+    driver.click("#area ul a", f"Tab #{number}")
 
 
-def _choices(hands: Hands) -> None:
+def _choices(driver: PageDriver) -> None:
     """click-checkboxes and click-option: those that are named, then Submit."""
-    named = hands.page.instruction.removeprefix("Select ").removesuffix(" and click Submit.").split(", ")
-    for number, label in enumerate(hands.page.ask(_LABELS)):
+    named = driver.page.instruction.removeprefix("Select ").removesuffix(" and click Submit.").split(", ")
+    for number, label in enumerate(driver.page.ask(_LABELS)):
         if label in named:
-            hands.click("#area label input", number=number)
-    hands.click("#subbtn")
+            driver.click("#area label input", number=number)
+    driver.click("#subbtn")
 
 
-def _widget(hands: Hands) -> None:
-    hands.click(f"#area [data-type={hands.quoted()[0]}]")
+def _widget(driver: PageDriver) -> None:
+    driver.click(f"#area [data-type={driver.quoted()[0]}]")
 
 
-def _focus_2(hands: Hands) -> None:
-    hands.click("#area input", number=int(re.findall(r"\d", hands.page.instruction)[0]) - 1)
+def _focus_2(driver: PageDriver) -> None:
+    driver.click("#area input", number=int(re.findall(r"\d", driver.page.instruction)[0]) - 1)
 
 
-def _enter_text(hands: Hands) -> None:
-    hands.write("#tt", hands.quoted()[0])
-    hands.click("#subbtn")
+def _enter_text(driver: PageDriver) -> None:
+    driver.write("#tt", driver.quoted()[0])
+    driver.click("#subbtn")
 
 
-def _password(hands: Hands) -> None:
+def _password(driver: PageDriver) -> None:
     for field in ("#password", "#verify"):
-        hands.write(field, hands.quoted()[0])
-    hands.click("#subbtn")
+        driver.write(field, driver.quoted()[0])
+    driver.click("#subbtn")
 
 
-def _login(hands: Hands) -> None:
-    for field, text in zip(("#username", "#password"), hands.quoted(), strict=True):
-        hands.write(field, text)
-    hands.click("#subbtn")
+def _login(driver: PageDriver) -> None:
+    for field, text in zip(("#username", "#password"), driver.quoted(), strict=True):
+        driver.write(field, text)
+    driver.click("#subbtn")
 
 
-def _one_of_two(hands: Hands) -> None:
+def _one_of_two(driver: PageDriver) -> None:
     """The button ONE where the button TWO does not lie on it."""
-    one, two = (hands.page.ask(_FIND, {"selector": f"#{name}", "words": None})[0] for name in ("subbtn", "subbtn2"))
+    one, two = (driver.page.ask(_FIND, {"selector": f"#{name}", "words": None})[0] for name in ("subbtn", "subbtn2"))
     corners = [(x, y) for x in (one[0] + 2, one[2] - 2) for y in (one[1] + 2, one[3] - 2)]
-    places = [hands.at("#subbtn"), *corners]
+    places = [driver.at("#subbtn"), *corners]
     free = [(x, y) for x, y in places if not (two[0] <= x <= two[2] and two[1] <= y <= two[3])]
-    hands.do("click", (free or places)[0])
+    driver.do("click", (free or places)[0])
 
 
-def _sequence(hands: Hands) -> None:
-    _one_of_two(hands)
-    hands.click("#subbtn2")
+def _sequence(driver: PageDriver) -> None:
+    _one_of_two(driver)
+    driver.click("#subbtn2")
 
 
-def _collapsible(hands: Hands) -> None:
-    hands.click("#area h3")
-    hands.click("#subbtn")
+def _collapsible(driver: PageDriver) -> None:
+    driver.click("#area h3")
+    driver.click("#subbtn")
 
 
-def _grid(hands: Hands) -> None:
-    x, y = re.findall(r"-?\d", hands.page.instruction)
-    hands.click(f"circle[id='({x},{y})']")
+def _grid(driver: PageDriver) -> None:
+    x, y = re.findall(r"-?\d", driver.page.instruction)
+    driver.click(f"circle[id='({x},{y})']")
 
 
-def _drag_box(hands: Hands) -> None:
-    hands.do("drag", hands.at("#draggableSmall"), to=hands.at("#draggableLarge"))
-    hands.click("#subbtn")
+def _drag_box(driver: PageDriver) -> None:
+    driver.do("drag", driver.at("#draggableSmall"), to=driver.at("#draggableLarge"))
+    driver.click("#subbtn")
 
 
-def _scroll(hands: Hands) -> None:
-    direction = "down" if "bottom" in hands.page.instruction else "up"
+def _scroll(driver: PageDriver) -> None:
+    direction = "down" if "bottom" in driver.page.instruction else "up"
     for _ in range(20):
-        before = hands.page.ask("() => document.querySelector('#text-area').scrollTop")
-        hands.do("scroll", hands.at("#text-area"), direction)
-        if hands.page.ask("() => document.querySelector('#text-area').scrollTop") == before:
-            hands.actions.pop()  # it was at its end before
+        before = driver.page.ask("() => document.querySelector('#text-area').scrollTop")
+        driver.do("scroll", driver.at("#text-area"), direction)
+        if driver.page.ask("() => document.querySelector('#text-area').scrollTop") == before:
+            driver.actions.pop()  # it was at its end before
             break
-    hands.click("#subbtn")
+    driver.click("#subbtn")
 
 
-def _spinner(hands: Hands) -> None:
-    wanted = int(re.findall(r"-?\d+", hands.page.instruction)[0])
+def _spinner(driver: PageDriver) -> None:
+    wanted = int(re.findall(r"-?\d+", driver.page.instruction)[0])
     for _ in range(abs(wanted)):
-        hands.click(f".ui-spinner-{'up' if wanted > 0 else 'down'}")
-    hands.click("#subbtn")
+        driver.click(f".ui-spinner-{'up' if wanted > 0 else 'down'}")
+    driver.click("#subbtn")
 
 
-def _color(hands: Hands) -> None:
-    name = hands.page.instruction.removeprefix("Click on the ").removesuffix(" colored box.")
-    hands.click(f"#area [data-color='{name}']")
+def _color(driver: PageDriver) -> None:
+    name = driver.page.instruction.removeprefix("Click on the ").removesuffix(" colored box.")
+    driver.click(f"#area [data-color='{name}']")
 
 
-def _one(selector: str) -> Callable[[Hands], None]:
-    return lambda hands: hands.click(selector)
+def _one(selector: str) -> Callable[[PageDriver], None]:
+    return lambda driver: driver.click(selector)
 
 
-ORACLES: Mapping[str, Callable[[Hands], None]] = {
+ORACLES: Mapping[str, Callable[[PageDriver], None]] = {
     "click-test": _one("#subbtn"), "click-test-2": _one_of_two, "click-button": _button, "click-link": _link,
     "click-dialog": _one(".ui-dialog-titlebar button"), "click-dialog-2": _dialog_2, "click-tab": _tab,
     "click-checkboxes": _choices, "click-option": _choices, "click-widget": _widget, "click-color": _color,
@@ -190,17 +190,17 @@ ORACLES: Mapping[str, Callable[[Hands], None]] = {
 }
 
 
-def perfect(task: Any, sample: Sample, pages: Pages) -> list[Action]:
+def perfect_actions(task: Any, sample: Sample, pages: PagePool) -> list[Action]:
     """Returns the actions that bring a sample's page to its best. Raises DataError where they do not."""
     for _ in range(3):
         page = Page(pages, sample["path"], sample["seed"], task.settle_ms)
         try:
-            hands = Hands(page)
-            ORACLES[sample["page"]](hands)
-            if not hands.look.done or hands.look.raw <= 0:
+            driver = PageDriver(page)
+            ORACLES[sample["page"]](driver)
+            if not driver.look.done or driver.look.raw <= 0:
                 raise DataError(f"sample '{sample.id}': the actions known for {sample['page']} do not solve it "
-                                f"({hands.page.instruction!r}, reward {hands.look.raw:g})")
-            return hands.actions
+                                f"({driver.page.instruction!r}, reward {driver.look.raw:g})")
+            return driver.actions
         except BrowserLost:
             continue
         finally:

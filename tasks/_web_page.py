@@ -15,7 +15,7 @@ from typing import Any
 
 from PIL import Image
 
-from ._web_browser import HOST, SIDES, PageFailed, Pages, Tab
+from ._web_browser import HOST, SIDES, PageFailed, PagePool, Tab
 
 _TICK_MS = 100
 """The page's clock goes on by so much at once: a timer fires at most once in it."""
@@ -64,7 +64,7 @@ class Action:
 
 
 @dataclass(frozen=True)
-class Look:
+class PageView:
     """What a page shows."""
 
     picture: Image.Image
@@ -80,18 +80,18 @@ class Look:
 class Page:
     """A page of an episode. Its calls raise BrowserLost or PageFailed."""
 
-    def __init__(self, pages: Pages, path: str, seed: int, settle_ms: int):
+    def __init__(self, pages: PagePool, path: str, seed: int, settle_ms: int):
         self._pages, self._path, self._seed, self._ticks = pages, path, seed, max(1, settle_ms // _TICK_MS)
         self.instruction = ""
         """What the page asks for."""
         self.tab: Tab | None = None
 
-    def begin(self) -> Look:
+    def begin(self) -> PageView:
         """Opens and starts it."""
         self.close()
         self.tab = tab = self._pages.take()
 
-        async def begun() -> Look:
+        async def begun() -> PageView:
             answer = await tab.page.goto(f"http://{HOST}/{self._path}")
             if answer is None or not answer.ok:
                 raise PageFailed(f"there is no page {self._path}")
@@ -101,11 +101,11 @@ class Page:
 
         return self._pages.use(tab, begun)
 
-    def act(self, action: Action) -> Look:
+    def act(self, action: Action) -> PageView:
         """Does something to it, and returns what it shows once it has come to rest."""
         tab = self._used()
 
-        async def acted() -> Look:
+        async def acted() -> PageView:
             await VERBS[action.verb](tab.page, action)
             return await self._settled(tab, _WAIT_TICKS if action.verb == "wait" else self._ticks)
 
@@ -127,7 +127,7 @@ class Page:
             raise PageFailed("the page was closed")
         return self.tab
 
-    async def _settled(self, tab: Tab, ticks: int) -> Look:
+    async def _settled(self, tab: Tab, ticks: int) -> PageView:
         for _ in range(ticks):
             await tab.page.clock.fast_forward(_TICK_MS)
         state: Mapping[str, Any] | None = await tab.page.evaluate(_STATE)
@@ -138,7 +138,8 @@ class Page:
             "clip": {"x": 0, "y": 0, "width": SIDES[0], "height": SIDES[1], "scale": 1}})
         picture = Image.open(io.BytesIO(base64.b64decode(shot["data"]))).convert("RGB")
         dialog, tab.dialog = tab.dialog, ""
-        return Look(picture, hashlib.sha256(picture.tobytes()).hexdigest(), state["done"], float(state["raw"]), dialog)
+        sha256 = hashlib.sha256(picture.tobytes()).hexdigest()
+        return PageView(picture, sha256, state["done"], float(state["raw"]), dialog)
 
 
 # --- verbs ------------------------------------------------------------------------------------------------------------

@@ -117,8 +117,9 @@ class Classification(RecipeTask):
                             "task.classes=all")
         if split == "train":
             places = [p for p in places if not halves or half_of[entries[p][1][0]] == self.classes]
-            shots = recipes.few([entries[p] for p in places], self.shots, self.shots_seed) if self.shots else None
-            places = places if shots is None else [places[k] for k in shots]
+            if self.shots:
+                shots = recipes.few_shot_places([entries[p] for p in places], self.shots, self.shots_seed)
+                places = [places[k] for k in shots]
 
         def make(i: int) -> Sample:
             sample = samples[places[i]]

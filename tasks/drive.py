@@ -20,7 +20,7 @@ from vlrl.config.base import Positive
 from vlrl.data import SPLITS, Drawn
 from vlrl.errors import ConfigError, DataError
 from vlrl.rewards import closed_loop as rules
-from vlrl.rewards.contrast import contrast_goal, falling, synthesised
+from vlrl.rewards.contrast import contrast_goal, linear_falloff, vlm_rl_reward
 from vlrl.rewards.driving import HEADS, read_plan, read_trajectory
 from vlrl.rewards.text import answer_text
 from vlrl.task import Task
@@ -28,7 +28,7 @@ from vlrl.task.environment import Environment
 from vlrl.types import Answer, Media, Observation, Parts, Sample, Step
 
 if TYPE_CHECKING:
-    from ._drive_world import Decision, Second, World
+    from ._drive_world import Decision, DrivenSecond, World
 
 Scenario = Literal["highway", "merge", "intersection", "roundabout"]
 PATHS = ("STRAIGHT", "LEFT_CHANGE", "RIGHT_CHANGE")
@@ -48,7 +48,7 @@ _TRIES = 100
 """Scenes that are tried for one in which the expert arrives."""
 
 
-class Driving(Environment):
+class DriveEnvironment(Environment):
     """One drive. A text that is no decision brakes the vehicle."""
 
     def __init__(self, task: Drive, sample: Sample):
@@ -76,16 +76,16 @@ class Driving(Environment):
                 "read": read is not None}
         return Step(self._shown(world), parts, second.ended or arrived or world.left <= 0, world.state(), info)
 
-    def _paid(self, world: World, second: Second) -> dict[str, float]:
+    def _paid(self, world: World, second: DrivenSecond) -> dict[str, float]:
         speed, (aside, turned) = world.ego.speed, world.offset
         comfort = rules.comfort_factor(second.along, second.across)
         factors = (rules.speed_factor(second.fastest, world.limit), rules.gap_factor(second.ttc), comfort)
-        sum_of_terms = rules.shaped(speed, rules.wanted_speed(world.limit, world.gap), world.limit, aside, turned,
+        sum_of_terms = rules.shaped(speed, rules.target_speed(world.limit, world.gap), world.limit, aside, turned,
                                     second.ended)
         return {"carl": rules.carl(second.before, second.now, factors), "shaped": sum_of_terms / self.task.seconds,
                 "completion": second.now - second.before, "collision": float(second.collision),
                 "off_road": float(second.off_road), "comfort": float(comfort == 1), "speed": speed / world.limit,
-                "centring": falling(aside, _LANE)}
+                "centring": linear_falloff(aside, _LANE)}
 
     def _shown(self, world: World, before: str = "") -> Observation:
         left = max(0.0, world.route.length - world.done)
@@ -153,7 +153,7 @@ class Drive(Task):
                         f"({self.traffic:g}), or leave it out of task.scenarios")
 
     def environment(self, sample: Sample) -> Environment:
-        return Driving(self, sample)
+        return DriveEnvironment(self, sample)
 
     def score(self, sample: Sample, answer: Answer) -> Parts:
         count = max(1, len(answer.turns))
@@ -175,7 +175,7 @@ class Drive(Task):
         for turn, (negative, positive) in zip(answer.turns, cosines, strict=True):
             ended = turn.parts.get("collision", 0.0) + turn.parts.get("off_road", 0.0)
             clear = contrast_goal(float(negative), float(positive), self.goal_span)
-            paid += synthesised(-ended, turn.parts.get("speed", 0.0), clear, 1.0, turn.parts.get("centring", 0.0))
+            paid += vlm_rl_reward(-ended, turn.parts.get("speed", 0.0), clear, 1.0, turn.parts.get("centring", 0.0))
         return paid / self.seconds
 
     def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:

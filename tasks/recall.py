@@ -27,7 +27,7 @@ SIZE = 32
 """Side of a picture in pixels."""
 
 
-class Shown(Environment):
+class ColourSequence(Environment):
     """One colour a turn; the action that follows the last one is the answer."""
 
     def __init__(self, colours: Sequence[str]):
@@ -87,7 +87,7 @@ class Recall(Task):
         return Sample(id=f"{split}-{index:06d}", row={"length": length, "colours": colours})
 
     def environment(self, sample: Sample) -> Environment:
-        return Shown(sample["colours"])
+        return ColourSequence(sample["colours"])
 
     def score(self, sample: Sample, answer: Answer) -> Parts:
         names = said(answer).split()

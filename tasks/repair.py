@@ -28,7 +28,7 @@ _ASKING = ("prompt", "prompts", "system")
 
 
 @dataclass(frozen=True)
-class Attempt:
+class JudgedAttempt:
     """An answer as the other task judges it."""
 
     parts: Parts
@@ -43,7 +43,7 @@ def _attempt(action: str, step: int = 0) -> Answer:
     return parse_answer(action.removeprefix(opened), step=step, opened=opened)
 
 
-class Attempts(Environment):
+class RepairEnvironment(Environment):
     """Judges one attempt a turn, until one is right or there are no more."""
 
     def __init__(self, task: Repair, sample: Sample):
@@ -117,19 +117,19 @@ class Repair(Task):
         return self.other.messages(sample)
 
     def environment(self, sample: Sample) -> Environment:
-        return Attempts(self, sample)
+        return RepairEnvironment(self, sample)
 
-    def judged(self, sample: Sample, answer: Answer) -> Attempt:
+    def judged(self, sample: Sample, answer: Answer) -> JudgedAttempt:
         """Returns what the other task says of an answer."""
         parts = {name: None if value is None else float(value)
                  for name, value in self.other.score(sample, answer).items()}
         known = {name: value for name, value in parts.items() if value is not None}
         if len(known) < len(parts):
-            return Attempt(parts, None, None)
+            return JudgedAttempt(parts, None, None)
         weights = {name: weight for name, weight in self.other.weights_at(answer.step).items() if name in known}
-        return Attempt(parts, self.other.combine(known, weights), self.other.correct(sample, answer, parts))
+        return JudgedAttempt(parts, self.other.combine(known, weights), self.other.correct(sample, answer, parts))
 
-    def said(self, attempt: Attempt) -> str:
+    def said(self, attempt: JudgedAttempt) -> str:
         """Returns what the model is told of an attempt: of each paid part one of WORDS, and nothing of the target."""
         if attempt.correct:
             return "That is right."

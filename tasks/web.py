@@ -32,11 +32,11 @@ from vlrl.task.environment import Environment
 from vlrl.types import Answer, Parts, Sample
 
 from ._web_actions import FORMS
-from ._web_browser import SIDES, PageFailed, Settings, shared
-from ._web_explore import ANY, new_seed, varied, walked
+from ._web_browser import SIDES, BrowserSettings, PageFailed, shared
+from ._web_environment import UNREAD, WebEnvironment
+from ._web_explore import ANY, explore, new_seed, vary
 from ._web_goals import MOST_GOALS, Goal, episode_goals, instruction, read_goals
-from ._web_oracle import ORACLES, perfect
-from ._web_world import UNREAD, World
+from ._web_oracle import ORACLES, perfect_actions
 
 _STEP = 28
 """Pixels that divide the sides of a processed picture, where a model writes pixels of it (models/families.py)."""
@@ -161,18 +161,18 @@ class Web(Task):
         try:
             if parent is None:
                 way, page, seed = "walk", self.pages[number % len(self.pages)], new_seed(rng)
-                goals = walked(self, page, seed, [ANY] * rng.randint(1, self.walk), rng)
+                goals = explore(self, page, seed, [ANY] * rng.randint(1, self.walk), rng)
                 return _proposed(page, seed, goals, way) if goals else None
-            variant = varied(self, parent, rng)
+            variant = vary(self, parent, rng)
             return _proposed(parent["page"], variant[1], variant[2], f"vary-{variant[0]}") if variant else None
         except PageFailed as error:
             raise DataError(f"page {parent['page'] if parent else page!r}: {error}") from None
 
     def _pages(self) -> Any:
-        return shared(Settings(self._root()[0], self.scale, self.browser, self.page_s, self.open_pages))
+        return shared(BrowserSettings(self._root()[0], self.scale, self.browser, self.page_s, self.open_pages))
 
     def environment(self, sample: Sample) -> Environment:
-        return World(self, _placed(sample), self._form, self._pages())
+        return WebEnvironment(self, _placed(sample), self._form, self._pages())
 
     def score(self, sample: Sample, answer: Answer) -> Parts:
         self._check_size(sample)
@@ -220,7 +220,7 @@ class Web(Task):
         elif self.html or sample["page"] not in ORACLES:
             return None
         else:
-            actions = perfect(self, sample, self._pages())
+            actions = perfect_actions(self, sample, self._pages())
         return [self._form.write(self, _placed(sample), action) for action in actions]
 
 

@@ -257,7 +257,7 @@ class Answer:
     """
 
     text: str
-    """What the prompt opened, and the completion; see rewards.text.whole_answer."""
+    """What the prompt opened, and the completion; see rewards.text.scored_text."""
     reasoning: str = ""
     final: str = ""
     n_tokens: int = 0

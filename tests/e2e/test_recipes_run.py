@@ -19,7 +19,7 @@ from tests.e2e.recipe_scores import CASES
 from tests.e2e.runs import ROOT, metrics
 from vlrl import config as configs
 from vlrl.cli.main import main
-from vlrl.rewards.text import written_after
+from vlrl.rewards.text import completion_for
 from vlrl.rollout.generate import make_group
 from vlrl.task import load, task_oracle
 from vlrl.tools.tasks.rescore import rescore
@@ -189,7 +189,7 @@ class OneRight:
         task, sample = self.parts.task, self.samples[prompt.sample_id]
         sample = make_group(task, sample, prompt, [], group_id="", split="train", step=0).sample  # knows its size
         text = task_oracle(task, sample) or task.used.write(task, sample, [sample["box"]])
-        text = written_after(text, prompt.opened)
+        text = completion_for(text, prompt.opened)
         tokens = self.parts.encode.answer_ids(text)
         return Completion(tokens=tokens, logprobs=np.zeros(len(tokens), np.float32), text=text, finish_reason="stop",
                           loss_mask=np.ones(len(tokens), bool), turns=(Turn(start=0, end=len(tokens)),))

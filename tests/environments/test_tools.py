@@ -12,7 +12,7 @@ from PIL import Image
 from vlrl import Media, Observation, Sample, Task, Tool
 from vlrl.environments.tools import ToolEnvironment, environment_of, task_tools
 from vlrl.errors import TaskError
-from vlrl.task.calls import MOST_CALLS, calls_of
+from vlrl.task.tool_calls import MOST_CALLS, calls_of
 
 RED = Image.new("RGB", (8, 8), "red")
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlrl.rewards.boxes import box_format, format_box, giou, iou, is_number, parse_box, parse_boxes, parse_whole_box
+from vlrl.rewards.boxes import box_format, format_box, giou, iou, is_number, parse_box, parse_boxes, parse_integer_box
 
 SIDE = st.floats(-1e4, 1e4)
 
@@ -95,7 +95,7 @@ def test_parse_box(text, expected):
     ("[1, 2, 3, 4]", [1, 2, 3, 4]), ("[1,2,3,4] [5,6,7,8]", [1, 2, 3, 4]), ("[1.5, 2, 3, 4]", None),
     ("[-1, 2, 3, 4]", None), ("[1, 2, 3]", None), ("[١, ٢, ٣, ٤]", None), ("", None)])
 def test_parse_whole_box(text, expected):
-    assert parse_whole_box(text) == expected
+    assert parse_integer_box(text) == expected
 
 
 def test_parse_boxes():

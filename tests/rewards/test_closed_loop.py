@@ -49,7 +49,7 @@ def test_time_to_a_collision(gap, closing, expected):
 
 @pytest.mark.parametrize(("gap", "expected"), [(60, 12.0), (24, 12.0), (14, 6.0), (9, 3.0), (4, 0.0), (-2, 0.0)])
 def test_the_wanted_speed_falls_with_the_gap(gap, expected):
-    assert rules.wanted_speed(12, gap) == pytest.approx(expected, abs=1e-9)
+    assert rules.target_speed(12, gap) == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize(("state", "expected"), [
@@ -61,7 +61,7 @@ def test_the_shaped_sum(state, expected):
 
 @given(st.floats(0, 40), st.floats(0.1, 40), numbers, numbers, numbers, st.booleans())
 def test_bounds(speed, limit, gap, aside, turned, ended):
-    wanted = rules.wanted_speed(limit, gap)
+    wanted = rules.target_speed(limit, gap)
     assert 0 <= wanted <= limit and 0 <= rules.speed_factor(speed, limit) <= 1
     assert -2.5 - speed / limit <= rules.shaped(speed, wanted, limit, aside, turned, ended) <= 1
     assert rules.time_to_collision(gap, aside) >= 0

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlrl.rewards.contrast import contrast_goal, falling, goal_baseline, speed_term, synthesised
+from vlrl.rewards.contrast import contrast_goal, goal_baseline, linear_falloff, speed_term, vlm_rl_reward
 
 UNIT = st.lists(st.floats(-1, 1), min_size=4, max_size=4).map(np.array).filter(
     lambda v: np.linalg.norm(v) > 0.1).map(lambda v: v / np.linalg.norm(v))
@@ -47,6 +47,6 @@ def test_goal_and_baseline_is_its_definition(state, goal, baseline, alpha):
 def test_synthesis_by_hand():
     assert speed_term(10, 1, 20) == 0.5 and speed_term(10, 0.5, 20) == 1 and speed_term(0, 0, 20) == 1
     assert speed_term(60, 0, 20) == -2
-    assert falling(0, 2) == 1 and falling(-0.5, 2) == 0.75 and falling(2, 2) == falling(5, 2) == 0
-    assert synthesised(0.3, 10, 1, 20, 0.5, 0.8, 1) == pytest.approx(0.2)
-    assert synthesised(-10, 10, 1, 20, 0.5) == -10 and synthesised(0, 10, 0.5, 20) == 1
+    assert [linear_falloff(v, 2) for v in (0, -0.5, 2, 5)] == [1, 0.75, 0, 0]
+    assert vlm_rl_reward(0.3, 10, 1, 20, 0.5, 0.8, 1) == pytest.approx(0.2)
+    assert vlm_rl_reward(-10, 10, 1, 20, 0.5) == -10 and vlm_rl_reward(0, 10, 0.5, 20) == 1

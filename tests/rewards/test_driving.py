@@ -43,7 +43,7 @@ def test_a_wrong_word_pays_nothing(given, truth):
 def test_f1_and_worth():
     assert driving.word_f1({"KEEP"}, ["KEEP", "STOP"]) == pytest.approx(2 / 3)
     assert driving.word_f1([], []) == driving.word_f1(["KEEP"], []) == driving.word_f1(["KEEP"], ["STOP"]) == 0
-    assert driving.worth(["KEEP", "STOP"], driving.HEADS["speed"]) == 0.9 and driving.worth([], {}) == 0
+    assert driving.mean_weight(["KEEP", "STOP"], driving.HEADS["speed"]) == 0.9 and driving.mean_weight([], {}) == 0
 
 
 def test_diversity_by_hand():
@@ -97,12 +97,14 @@ def test_way_points(text, points):
 
 
 def test_distances_by_hand():
-    assert driving.places_at(AHEAD, [0, 0.25, 0.5, 0.75, 9]).tolist() == [[0, 0], [2.5, 0], [5, 0], [7.5, 0], [10, 0]]
+    positions = driving.positions_at(AHEAD, [0, 0.25, 0.5, 0.75, 9])
+    assert positions.tolist() == [[0, 0], [2.5, 0], [5, 0], [7.5, 0], [10, 0]]
     assert driving.distances([[5, 3, 0.5], [10, 4, 1]], AHEAD).tolist() == [3, 4]
     assert driving.distances([[10, 0, 1]], AHEAD).tolist() == [0, 0]  # straight between its points
     assert driving.distances([[2, 0, 0.5]], AHEAD, [1.0]).tolist() == [8]  # it waits at its last point
     assert driving.distance_score([[5, 3, 0.5], [10, 4, 1]], AHEAD, 2.0) == pytest.approx(math.exp(-3.5 / 2))
-    assert driving.moments(1.0).tolist() == [0.25, 0.5, 0.75, 1] and driving.moments(0.3).tolist() == [0.15, 0.3]
+    assert driving.sample_times(1.0).tolist() == [0.25, 0.5, 0.75, 1]
+    assert driving.sample_times(0.3).tolist() == [0.15, 0.3]
 
 
 OBSTACLES = [  # the vehicle's front is 2 m ahead of its middle, which is at 10 after a second
@@ -125,12 +127,12 @@ OBSTACLES = [  # the vehicle's front is 2 m ahead of its middle, which is at 10 
 @pytest.mark.parametrize(("obstacle", "expected"), OBSTACLES)
 def test_collisions_by_hand(obstacle, expected):
     assert driving.obstacle_problem(obstacle) is None
-    times = driving.moments(1.0)
+    times = driving.sample_times(1.0)
     assert driving.collides(driving.footprints(AHEAD, CAR, times), [obstacle], times) is expected
 
 
 def test_a_vehicle_that_jumps_over_an_obstacle_meets_it():
-    times = driving.moments(3.0)
+    times = driving.sample_times(3.0)
     assert driving.collides(driving.footprints([[60, 0, 3]], CAR, times), [{"center": [33, 0], "size": [4, 2]}], times)
 
 
@@ -150,7 +152,7 @@ def test_footprints_follow_the_motion():
     ([[[-3, -2], [13, 2], [13, -2], [-3, 2]]], True),  # crosses itself
     ([[[0, 0], [1, 1], [2, 2]]], True)])
 def test_leaving_the_road_by_hand(drivable, expected):
-    assert driving.leaves(driving.footprints(AHEAD, CAR, driving.moments(1.0)), drivable) is expected
+    assert driving.leaves(driving.footprints(AHEAD, CAR, driving.sample_times(1.0)), drivable) is expected
 
 
 @pytest.mark.parametrize("obstacle", [
@@ -174,7 +176,7 @@ NUMBERS = st.floats(-2000, 2000)
     st.tuples(NUMBERS, NUMBERS).map(list), min_size=3, max_size=5), min_size=1, max_size=3))
 def test_any_shapes_can_be_compared(points, polygons):
     way = [[x, y, i + 1.0] for i, (x, y) in enumerate(points)]
-    times = driving.moments(way[-1][2])
+    times = driving.sample_times(way[-1][2])
     vehicle = driving.footprints(way, CAR, times)
     driving.leaves(vehicle, polygons)
     driving.collides(vehicle, [{"polygon": p, "velocity": [1e6, -1e6]} for p in polygons], times)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlrl.rewards import answers, chart, codes, scripts
-from vlrl.rewards.numbers import is_percent, numbers, whole_number
+from vlrl.rewards.numbers import is_percent, numbers, read_number
 
 ONE = {  # text -> the number that it is
     "12": 12, "-2.5": -2.5, "+4": 4, "5.": 5, ".5": 0.5, "1,200": 1200, "1,234,567.5": 1234567.5, "1,00,000": 100000,
@@ -22,8 +22,8 @@ AMONG = {  # text -> all numbers in it
 
 
 def test_numbers_by_hand():
-    assert {text: whole_number(text) for text in ONE} == ONE
-    assert [text for text in NONE if whole_number(text) is not None] == []
+    assert {text: read_number(text) for text in ONE} == ONE
+    assert [text for text in NONE if read_number(text) is not None] == []
     assert {text: list(numbers(text)) for text in AMONG} == AMONG
     assert answers.one_number("\\frac{24}{2}") is None and answers.read_number("12,5") == 12.5
     assert [is_percent(text) for text in ("3%", "3 percent", "3\\%", "\uff13\uff05", "3", "% 3")] == [1, 1, 1, 1, 0, 0]
@@ -76,7 +76,7 @@ def test_codes_by_hand():
 @given(st.text(max_size=60), st.text(max_size=20))
 def test_whatever_the_text(text, other):
     assert all(isinstance(v, float) for v in numbers(text))
-    value = whole_number(text)
+    value = read_number(text)
     assert value is None or math.isfinite(value)
     assert scripts.western(scripts.western(text)) == scripts.western(text)
     assert "".join(scripts.words(text)).split() == ["".join(scripts.words(text))] * bool(scripts.words(text))
@@ -86,5 +86,5 @@ def test_whatever_the_text(text, other):
 
 @given(st.integers(-10**9, 10**9), st.sampled_from([0x30, 0xff10, 0x660, 0x6f0, 0x966, 0x9e6, 0xe50]))
 def test_whole_numbers_in_any_digits(value, zero):
-    assert whole_number(str(value).translate({ord("0") + n: chr(zero + n) for n in range(10)})) == value
-    assert whole_number(f"{value:,}") == value
+    assert read_number(str(value).translate({ord("0") + n: chr(zero + n) for n in range(10)})) == value
+    assert read_number(f"{value:,}") == value

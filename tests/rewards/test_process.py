@@ -4,20 +4,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlrl.rewards.process import steps_of, with_pairs
+from vlrl.rewards.process import step_spans, with_pair_scores
 
 
 @pytest.mark.parametrize(("text", "steps"), [
     ("", []), (" \n\n ", []), ("one", ["one"]), ("one\ntwo\n \n\nthree", ["one\ntwo", "three"]),
     ("\n\n a\n\n\nb\n", [" a", "b\n"])])
 def test_steps_are_paragraphs(text, steps):
-    assert [text[a:b].strip("\n") for a, b in steps_of(text)] == [s.strip("\n") for s in steps]
+    assert [text[a:b].strip("\n") for a, b in step_spans(text)] == [s.strip("\n") for s in steps]
 
 
 @given(st.lists(st.sampled_from(["a", "b ", "\n", "\n\n", " ", "\t", "\u2028"]), max_size=30).map("".join))
 def test_steps_of_any_text(text):
     """They rise, hold all that is written, and no empty line."""
-    spans = steps_of(text)
+    spans = step_spans(text)
     places = [place for span in spans for place in span]
     assert places == sorted(places) and all(text[a:b].strip() for a, b in spans)
     assert sum(len("".join(text[a:b].split())) for a, b in spans) == len("".join(text.split()))
@@ -25,5 +25,5 @@ def test_steps_of_any_text(text):
 
 
 def test_pairs_by_hand():
-    assert with_pairs([1.0, 2.0, 3.0], [5.0, 0.0]) == [3.0, 1.0, 3.0]
-    assert with_pairs([4.0], []) == [4.0] and with_pairs([], []) == []
+    assert with_pair_scores([1.0, 2.0, 3.0], [5.0, 0.0]) == [3.0, 1.0, 3.0]
+    assert with_pair_scores([4.0], []) == [4.0] and with_pair_scores([], []) == []

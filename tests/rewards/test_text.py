@@ -9,20 +9,20 @@ from vlrl.rewards.text import (
     answer_text,
     choice_letters,
     clean_label,
+    closing_tag,
+    completion_for,
     denies,
     extract_tag,
-    left_open,
     number,
     numbers,
     parse_answer,
     said,
     same_label,
     says_none,
+    scored_text,
     think_answer_format,
     think_answer_within,
     token_f1,
-    whole_answer,
-    written_after,
     yes_no,
 )
 
@@ -247,7 +247,7 @@ OPENED = ("<think>\n", "<think>", "Sure.\n<think>\n", "<think>\n\n</think>\n\n",
 def test_what_the_prompt_opened_is_scored_with_the_answer(opened, text, whole, reasoning, final):
     answer = parse_answer(text, 3, True, 5, opened)
     assert (answer.text, answer.reasoning, answer.final) == (whole, reasoning, final)
-    assert answer.opened == whole.removesuffix(text) and whole_answer(text, opened) == whole
+    assert answer.opened == whole.removesuffix(text) and scored_text(text, opened) == whole
     assert (answer.n_tokens, answer.truncated, answer.step) == (3, True, 5)
 
 
@@ -259,13 +259,13 @@ def test_what_the_prompt_opened_is_scored_with_the_answer(opened, text, whole, r
     ("[THINK]", "8", "\n[/THINK]\n\n8"), ("<answer>", "8</answer>", "8</answer>"), ("<think></think>\n", "8", "8"),
     ("<think></think>\n", "<think>a</think>8", "<think>a</think>8"), ("Answer: ", "Answer: 8", "8"), ("", "8", "8")])
 def test_what_is_written_behind_what_the_prompt_opened(opened, text, written):
-    assert written_after(text, opened) == written and written_after(written, opened) in (written, text)
+    assert completion_for(text, opened) == written and completion_for(written, opened) in (written, text)
 
 
 @given(TAGGED, st.sampled_from(OPENED))
 def test_an_answer_behind_its_prompt_says_what_it_says_alone(text, opened):
-    alone, behind = parse_answer(text), parse_answer(written_after(text, opened), opened=opened)
+    alone, behind = parse_answer(text), parse_answer(completion_for(text, opened), opened=opened)
     if "<think>" in text and "</think>" in text.partition("<think>")[2] and text.startswith("<think>"):
         assert (behind.final, think_answer_format(behind.text)) == (alone.final, think_answer_format(text))
     assert said(parse_answer(text)) == text and not said(parse_answer(text.replace("</think>", ""), opened="<think>"))
-    assert left_open(opened) in ("", "</think>")
+    assert closing_tag(opened) in ("", "</think>")

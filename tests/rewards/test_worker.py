@@ -9,12 +9,12 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from vlrl.rewards.worker import Hung, Killed, Worker
+from vlrl.rewards.worker import Worker, WorkerEnded, WorkerHung
 
 PROGRAM = """
 import os, subprocess, time
 from multiprocessing.connection import Connection
-from vlrl.rewards._wire import serve, with_number
+from vlrl.rewards._wire import serve, numbered_message
 connection, asked = Connection(0), 0
 
 def reply(word):
@@ -27,8 +27,8 @@ def reply(word):
     if word == b"hang":
         time.sleep(1000)
     if word == b"unasked":
-        connection.send_bytes(with_number(asked - 1, b"late"))
-        connection.send_bytes(with_number(asked, b"first"))
+        connection.send_bytes(numbered_message(asked - 1, b"late"))
+        connection.send_bytes(numbered_message(asked, b"first"))
     if word in (b"copy", b"raising copy") and not os.fork():
         time.sleep(0.05)
         if word == b"raising copy":
@@ -62,7 +62,7 @@ def test_one_process_replies_until_it_dies(worker):
     assert worker.process is None and ask(worker, b"a") == b"a!"
     first = worker.process
     assert ask(worker, b"b" * 1_000_000) == b"b" * 1_000_000 + b"!" and worker.process is first
-    with pytest.raises(Killed):
+    with pytest.raises(WorkerEnded):
         ask(worker, b"die")
     assert worker.process is None and first.returncode == 1
     assert ask(worker, b"a") == b"a!" and worker.process is not first
@@ -77,7 +77,7 @@ def test_a_process_that_ended_unasked_is_replaced(worker):
 
 def test_a_hang_is_killed_with_what_it_has_started(worker):
     child = int(ask(worker, b"child"))
-    with pytest.raises(Hung):
+    with pytest.raises(WorkerHung):
         ask(worker, b"hang", 0.2)
     end = time.monotonic() + 60
     while alive(child) and time.monotonic() < end:
@@ -114,7 +114,7 @@ def test_replies_that_belong_to_no_request_are_dropped_and_counted(worker):
 
 def test_progress_is_no_hang(worker):
     begun, places = time.monotonic(), iter(range(1000))
-    with pytest.raises(Hung):
+    with pytest.raises(WorkerHung):
         worker.ask(b"hang", lambda: (next(places) if time.monotonic() < begun + 0.5 else None, 0.1))
     assert time.monotonic() > begun + 0.5
 

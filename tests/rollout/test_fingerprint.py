@@ -14,7 +14,7 @@ from vlrl.errors import RunError
 from vlrl.rollout import fingerprint
 from vlrl.store import checkpoint
 from vlrl.task import Task
-from vlrl.task.mixture import Turns
+from vlrl.task.mixture import Interleaved
 
 
 def read(path, entries, index="memory"):
@@ -63,7 +63,7 @@ def test_the_tasks_of_a_mixture_are_compared_each(tmp_path):
             path.write_text("".join(json.dumps(entry) + "\n" for entry in of))
             task.data = DataSettings(train=str(path))
             found.append(read_samples(task, "train"))
-        return fingerprint.fingerprint_of(Turns({"a": found[0], "b": found[1]}))
+        return fingerprint.fingerprint_of(Interleaved({"a": found[0], "b": found[1]}))
 
     before = both(rows(4))
     assert len(before.sums) == 9 and len(before.files) == 2

@@ -15,7 +15,7 @@ from vlrl.errors import ConfigError
 from vlrl.methods.second_attempts.guidance import WORDS, Tried, critique, hint, of_task, solution, true_answer
 from vlrl.methods.second_attempts.keep import Attempted, answer_start, correct, explains
 from vlrl.methods.second_attempts.members import hinted, join, marked, replaced, second_attempts
-from vlrl.rewards.text import answer_place, parse_answer
+from vlrl.rewards.text import answer_offset, parse_answer
 from vlrl.task import Task
 from vlrl.types import Answer, Sample
 
@@ -46,7 +46,7 @@ def test_the_final_answer_is_in_no_hint(before, final, share):
     said = hint(tried(row={"solution": text}), shares=(share,))
     assert said is None or text.startswith(said.split("\n", 1)[1])
     assert said is None or "<answer>" not in said.split("\n", 1)[1] or "<answer>" in before
-    assert answer_place(text) >= len("<think></think>") + len(before)
+    assert answer_offset(text) >= len("<think></think>") + len(before)
 
 
 def test_the_other_words():

@@ -12,10 +12,10 @@ from typing import Any
 from tests.evaluation.http_stand_in import StandIn, served
 from vlrl.config.services import JudgeSettings
 from vlrl.services.judge import Judge
-from vlrl.task.services import Place
+from vlrl.task.services import ServiceContext
 
 QUOTED = re.compile(r"<(\w+)-([0-9a-f]{12})>\n(.*?)\n</\1-\2>", re.DOTALL)
-PLACE = Place("train", 3, 2)
+PLACE = ServiceContext("train", 3, 2)
 
 
 def text_of(body: dict[str, Any]) -> str:

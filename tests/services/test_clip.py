@@ -22,7 +22,7 @@ from vlrl.config.services import ClipSettings
 from vlrl.errors import ConfigError
 from vlrl.services.clip import Clip
 from vlrl.services.service_set import ServiceSet
-from vlrl.task.services import Place
+from vlrl.task.services import ServiceContext
 
 WORDS = "the road is clear with no car accidents two cars have collided each other on a cat dog picture of".split()
 TEXTS = ["the road is clear with no car accidents", "a cat", "two cars have collided with each other on the road"]
@@ -104,7 +104,7 @@ def test_what_is_no_such_model_is_named(folders, tiny_models, tmp_path):
 def test_the_service_counts_pictures_by_step(folders):
     services = ServiceSet({"clip": Clip(ClipSettings(name=str(folders / "siglip")))})
     for step, count in ((0, 2), (0, 1), (1, 1)):
-        services.at(Place("train", step, step)).services["clip"]([noise(0, 32, 32)] * count, TEXTS)
+        services.at(ServiceContext("train", step, step)).services["clip"]([noise(0, 32, 32)] * count, TEXTS)
     assert services.metrics("train", 0) == {"clip/images": 3} and services.threads == 1
     assert services.metrics("train", 1) == {"clip/images": 1}
 
@@ -114,7 +114,7 @@ def test_the_contrast_reward_of_drive_trains(folders, tmp_path):
     """VLM-RL's reward in a run: the part is what the stored pictures' cosines give by hand."""
     pytest.importorskip("highway_env")
     from vlrl import config as configs
-    from vlrl.rewards.contrast import contrast_goal, synthesised
+    from vlrl.rewards.contrast import contrast_goal, vlm_rl_reward
     from vlrl.store import RunFolder
     from vlrl.training.loop import train
 
@@ -136,6 +136,6 @@ def test_the_contrast_reward_of_drive_trains(folders, tmp_path):
             ((bad, good),) = clip([Image.open(path)], [task.goal_negative, task.goal_positive])
             parts = dict(turn["parts"])
             ended = parts.get("collision", 0.0) + parts.get("off_road", 0.0)
-            paid += synthesised(-ended, parts.get("speed", 0.0), contrast_goal(float(bad), float(good), 2), 1.0,
+            paid += vlm_rl_reward(-ended, parts.get("speed", 0.0), contrast_goal(float(bad), float(good), 2), 1.0,
                                 parts.get("centring", 0.0))
         assert dict(row["parts"])["contrast"] == pytest.approx(paid / 2, abs=1e-5)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.services.stub import QUOTED, judging, text_of
 from tests.services.test_parts import ROW, column, number, scored, task_of
-from vlrl.rewards.verdicts import quoted, read_fields, shown
+from vlrl.rewards.verdicts import quoted, read_fields, sanitized
 from vlrl.services.judge_prompts import VERDICT, verdict_prompt
 from vlrl.testing.injections import injected, injections
 
@@ -69,7 +69,7 @@ def test_nothing_leaves_its_quotes(text):
     prompt = verdict_prompt("2 + 2?", "4", text)
     found = QUOTED.findall(prompt)
     assert [name for name, *_ in found] == ["question", "reference", "answer"]
-    assert found[2][2] == shown(text) and found[2][1] not in shown(text)
+    assert found[2][2] == sanitized(text) and found[2][1] not in sanitized(text)
     outside = QUOTED.sub("", prompt)
     assert outside == QUOTED.sub("", verdict_prompt("1 + 1?", "2", "2"))
 
@@ -77,7 +77,7 @@ def test_nothing_leaves_its_quotes(text):
 @given(st.text(max_size=400))
 @settings(max_examples=50)
 def test_any_text_is_shown_and_quoted(text):
-    made = shown(text)
+    made = sanitized(text)
     assert all(c in "\n\t" or unicodedata.category(c) not in ("Cf", "Cc", "Cs", "Co", "Cn") for c in made)
     assert not re.search(r"<\|[^|<>\n]{1,60}\|>|\[/?INST\]|<</?SYS>>", made)
     ((name, _, inside),) = QUOTED.findall(quoted("answer", text))
@@ -86,11 +86,11 @@ def test_any_text_is_shown_and_quoted(text):
 
 @pytest.mark.parametrize("text", ["<" * 9 + "|im_start|>", "<<|x|>|im_end|>", "[[INST]INST]", "<|a|><|b|>"])
 def test_control_tokens_stay_broken(text):
-    assert not re.search(r"<\|[^|<>\n]{1,60}\|>|\[/?INST\]", shown(text))
+    assert not re.search(r"<\|[^|<>\n]{1,60}\|>|\[/?INST\]", sanitized(text))
 
 
 def test_long_texts_are_cut_in_the_middle():
-    made = shown("a" * 9000 + "b" * 9000, 100)
+    made = sanitized("a" * 9000 + "b" * 9000, 100)
     assert made.startswith("a" * 50 + "\n[17900 characters left out]\n") and made.endswith("b" * 50)
 
 

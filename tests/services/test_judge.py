@@ -18,7 +18,7 @@ from vlrl.config import validate
 from vlrl.config.services import JudgeSettings
 from vlrl.errors import ConfigError, TrainingError
 from vlrl.services.judge import Judge
-from vlrl.task.services import Place, Question
+from vlrl.task.services import Question, ServiceContext
 from vlrl.types import Media
 
 FIELDS = {"verdict": ("yes", "no")}
@@ -55,7 +55,7 @@ def test_a_killed_run_asks_nothing_twice_and_counts_the_same(tmp_path):
     with judging(echo, tmp_path) as (server, again):
         assert ask(again, "a", "b") == found and count_of(server) == 0
         assert again.take("train", 3).calls == 2  # of the step that is repeated
-        assert ask(again, "a", place=Place("train", 4, 4)) == (["re: a"], []) and count_of(server) == 0
+        assert ask(again, "a", place=ServiceContext("train", 4, 4)) == (["re: a"], []) and count_of(server) == 0
         assert again.take("train", 4).cached == 1
         assert again.replies.get("other", PLACE).text == "of another process"
 
@@ -111,12 +111,12 @@ def test_a_failure_counts_in_its_own_step_and_is_kept_once_that_is_completed(tmp
     with judging(lambda body, number: 500, tmp_path) as (server, judge):
         assert ask(judge, "a")[0] == ask(judge, "a")[0] == [None]
         assert count_of(server) == 3  # not asked again in the step
-        assert ask(judge, "a", place=Place("train", 4, 4))[0] == [None] and count_of(server) == 6
+        assert ask(judge, "a", place=ServiceContext("train", 4, 4))[0] == [None] and count_of(server) == 6
         judge.take("train", 3)
     with judging(echo, tmp_path) as (server, judge):  # killed in step 4
         assert ask(judge, "a")[0] == [None] and count_of(server) == 0
         assert (tally := judge.take("train", 3)).calls == tally.failed == 1
-        assert ask(judge, "a", place=Place("train", 4, 4))[0] == ["re: a"]
+        assert ask(judge, "a", place=ServiceContext("train", 4, 4))[0] == ["re: a"]
 
 
 @contextmanager
@@ -135,10 +135,10 @@ def test_a_server_that_dies_and_returns(tmp_path):
     with a_server() as url:
         judge = Judge(JudgeSettings(url=url, model="critic", retries=1), tmp_path, wait_s=0.0)
         assert ask(judge, "a") == (["re: a"], [])
-    replies, failures = ask(judge, "a", "b", place=Place("train", 4, 4))
+    replies, failures = ask(judge, "a", "b", place=ServiceContext("train", 4, 4))
     assert replies == ["re: a", None] and len(failures) == 1
     with a_server(int(url.split(":")[2].partition("/")[0])):
-        assert ask(judge, "a", "b", place=Place("train", 5, 5)) == (["re: a", "re: b"], [])
+        assert ask(judge, "a", "b", place=ServiceContext("train", 5, 5)) == (["re: a", "re: b"], [])
     judge.close()
 
 

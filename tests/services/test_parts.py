@@ -10,7 +10,7 @@ from vlrl import config as configs
 from vlrl.errors import ConfigError, TaskError
 from vlrl.rewards.text import parse_answer
 from vlrl.task.scoring import score_group
-from vlrl.task.services import Services, served, without_absent
+from vlrl.task.services import Services, served, without_absent_parts
 from vlrl.training.build_task import make_task
 
 ROW = {"id": "1", "question": "2 + 2?", "answer": "4", "answer_type": "text"}
@@ -210,7 +210,7 @@ def test_any_task_can_have_them_beside_its_own(tmp_path):
     sample = both.sample_from_row(ROW)
     answers = [parse_answer("<answer>4</answer>"), parse_answer("<answer>5</answer>")]
     own = score_group(plain, sample, answers, 0)
-    reduced, skipped = without_absent(both, sample, answers, Services())
+    reduced, skipped = without_absent_parts(both, sample, answers, Services())
     assert skipped == ["judge", "tournament"]
     assert [s.parts for s in score_group(reduced, sample, answers, 0, Services())] == [s.parts for s in own]
     script = lambda body, n: (says(scores) if "Score two" in text_of(body) else VERDICT)(body, n)  # noqa: E731

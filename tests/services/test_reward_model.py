@@ -14,7 +14,7 @@ from vlrl.services.judge_prompts import question_text
 from vlrl.services.reward_model import RewardModel
 from vlrl.services.service_set import ServiceSet
 from vlrl.task.scoring import score_group
-from vlrl.task.services import Place, Services
+from vlrl.task.services import ServiceContext, Services
 
 TEMPLATE = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}"
 ANSWERS = ["a cat", "a dog on the road", "two cars", "a cat"]
@@ -75,7 +75,7 @@ def test_the_process_of_an_answer_is_scored_step_by_step(folders, pairs):
     """Texts up to the end of each step; or steps and pairs by themselves (HRM). The part is their mean; they stay."""
     task = task_of({"name": "process", "pairs": pairs}, rewards={"accuracy": 0, "format": 0})
     texts = ["a cat\n\ntwo cars\n\n on the road", "a dog", ""]
-    given = ServiceSet({"reward_model": scorer(folders / "chat")}).at(Place("train", 2, 2))
+    given = ServiceSet({"reward_model": scorer(folders / "chat")}).at(ServiceContext("train", 2, 2))
     sample = task.sample_from_row(ROW)
     found = score_group(task, sample, [parse_answer(t) for t in texts], 2, Services(given=given.services))
 
@@ -97,7 +97,7 @@ def test_the_process_of_an_answer_is_scored_step_by_step(folders, pairs):
 
 def test_an_answer_with_a_step_without_a_score_is_unscorable(folders):
     task = task_of({"name": "process"}, rewards={"accuracy": 0, "format": 0})
-    given = ServiceSet({"reward_model": scorer(folders / "plain")}).at(Place("train", 2, 2))
+    given = ServiceSet({"reward_model": scorer(folders / "plain")}).at(ServiceContext("train", 2, 2))
     found = score_group(task, task.sample_from_row(ROW), [parse_answer("a cat\n\n" + "a dog " * 30)], 2,
                         Services(given=given.services))
     assert found[0].reward is None and found[0].steps == () and given.problem.startswith("service: reward_model:")
@@ -108,7 +108,7 @@ def test_what_has_no_score_is_said_and_counted(folders):
     provided = ServiceSet({"reward_model": scorer(folders / "plain", folders / "chat")})
     long = "a cat on the road " * 5
     for texts, lost in ((["a cat", "two cars"], False), (["a cat", long], True)):
-        given = provided.at(Place("train", 2, 2))
+        given = provided.at(ServiceContext("train", 2, 2))
         found = score_group(task, task.sample_from_row(ROW), [parse_answer(t) for t in texts], 2,
                             Services(given=given.services))
         assert [s.reward is None for s in found] == [lost] * 2

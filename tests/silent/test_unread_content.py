@@ -15,7 +15,7 @@ from vlrl.config import load_config
 from vlrl.data import read_rows, read_samples
 from vlrl.data.sources.reading import rows_in
 from vlrl.errors import DataError
-from vlrl.task.asked import task_messages
+from vlrl.task.interface import task_messages
 from vlrl.training.build_task import make_task
 
 

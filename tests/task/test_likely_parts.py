@@ -12,7 +12,7 @@ from vlrl.errors import ConfigError
 from vlrl.rewards.likelihood import debiased, mean_probability
 from vlrl.rewards.text import parse_answer
 from vlrl.task.scoring import score_group
-from vlrl.task.services import Reading, Services, key_of, looked_up
+from vlrl.task.services import Reading, Services, precomputed_logprobs, reading_key
 
 
 def test_the_mean_probability_of_tokens():
@@ -37,8 +37,8 @@ def test_any_likelihoods_pay_within_bounds(reasoned, alone):
 def likely(task, sample, answers, service, value_of):
     """The service, knowing what the task's readings ask for: `value_of(asked)` -> probabilities of its tokens."""
     asked = task.readings(service, sample, answers)
-    known = {key_of(one, answers): np.log(np.asarray(value_of(one), np.float64)) for one in asked}
-    return Services(given={service: looked_up(service, answers, known)})
+    known = {reading_key(one, answers): np.log(np.asarray(value_of(one), np.float64)) for one in asked}
+    return Services(given={service: precomputed_logprobs(service, answers, known)})
 
 
 def test_the_reference_answer_in_place_of_one_s_own():

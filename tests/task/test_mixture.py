@@ -29,10 +29,10 @@ from vlrl.rollout.generate import RolloutGenerator
 from vlrl.rollout.group_source import GroupSource
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.store import RunFolder
-from vlrl.task.asked import task_messages, task_oracle, task_samples
 from vlrl.task.base import Task
 from vlrl.task.first_samples import first_samples
-from vlrl.task.mixture import Mixture, Turns, one_task
+from vlrl.task.interface import task_messages, task_oracle, task_samples
+from vlrl.task.mixture import Interleaved, Mixture, require_one_task
 from vlrl.task.services import served
 from vlrl.task.variants import has_variants
 from vlrl.tools.experiments.report import gains, summary_table
@@ -122,7 +122,7 @@ def test_samples_go_through_the_tasks_in_turn():
 
 @given(st.lists(st.integers(1, 7), min_size=1, max_size=5))
 def test_every_sample_of_every_task_comes_once(sizes):
-    found = Turns({f"t{k}": [Sample(id=str(i)) for i in range(n)] for k, n in enumerate(sizes)})
+    found = Interleaved({f"t{k}": [Sample(id=str(i)) for i in range(n)] for k, n in enumerate(sizes)})
     assert len(found) == sum(sizes) and {s.id for s in found} == {f"t{k}/{i}" for k, n in enumerate(sizes)
                                                                   for i in range(n)}
     assert found.tasks == [s.task for s in found]
@@ -142,7 +142,7 @@ def test_a_million_samples_are_not_made():
             made.append(index)
             return Sample(id=str(index))
 
-    found = Turns({"a": Endless(), "b": Endless()})
+    found = Interleaved({"a": Endless(), "b": Endless()})
     assert len(found) == 1_000_000 and found[999_999].id == "b/499999" and made == [499_999]
     assert Counter(found.tasks) == {"a": 500_000, "b": 500_000} and made == [499_999]
 
@@ -163,7 +163,7 @@ def test_each_task_asks_its_own_samples():
         task.of(Sample(id="x", task="lettre"))
     assert not has_variants(task) and task.labels == ("number", "letter") and task.name == "number + letter"
     with pytest.raises(ConfigError, match=r"vlrl data check takes one task, .*number, letter\. Add task=number"):
-        one_task(task, "vlrl data check")
+        require_one_task(task, "vlrl data check")
 
 
 def test_services_are_asked_for_by_task():

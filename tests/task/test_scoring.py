@@ -10,8 +10,8 @@ import pytest
 
 from vlrl.data import Drawn
 from vlrl.errors import ConfigError, TaskError
-from vlrl.task.asked import task_samples
 from vlrl.task.base import Task, fill, weight_at
+from vlrl.task.interface import task_samples
 from vlrl.task.loading import load
 from vlrl.task.scoring import overlay_marks, sample_metrics, score_group
 from vlrl.types import Answer, Sample, StepValues

@@ -9,7 +9,7 @@ from vlrl import config as configs
 from vlrl.errors import ConfigError, TaskError
 from vlrl.services.missing import unserved_parts, without_parts
 from vlrl.task.scoring import score_group
-from vlrl.task.services import AbsentService, Services, without_absent
+from vlrl.task.services import AbsentService, Services, without_absent_parts
 from vlrl.training.loop import train
 from vlrl.types import Answer, Sample
 
@@ -62,10 +62,10 @@ def test_a_service_is_an_attribute_and_its_absence_is_named():
     (Judged(), ["quality"], {"right": 1.0, "order": 0.0}), (Asking(), ["quality", "order"], {"right": 1.0})])
 def test_parts_without_their_service_are_left_out(task, skipped, parts):
     answers = [Answer(text="7")]
-    reduced, found = without_absent(task, SEVEN, answers, Services())
+    reduced, found = without_absent_parts(task, SEVEN, answers, Services())
     assert found == skipped and score_group(reduced, SEVEN, answers, 0, Services())[0].parts == parts
     assert score_group(task, SEVEN, answers, 0)[0].parts == parts
-    assert without_absent(task, SEVEN, answers, Services(given={"judge": len}))[0] is task
+    assert without_absent_parts(task, SEVEN, answers, Services(given={"judge": len}))[0] is task
 
 
 def test_a_run_leaves_out_what_weighs_nothing_and_refuses_the_rest():

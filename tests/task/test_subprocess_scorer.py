@@ -20,7 +20,7 @@ from vlrl.monitoring.signals import STOPS
 from vlrl.task.base import Task
 from vlrl.task.scoring import score_all
 from vlrl.task.services import Services
-from vlrl.task.subprocess_scorer import Scorer
+from vlrl.task.subprocess_scorer import SubprocessScorer
 from vlrl.types import Answer
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the process is forked on Linux alone")
@@ -80,7 +80,7 @@ class Odd(Task):
 
 @pytest.fixture
 def scorer():
-    made = Scorer(lambda convention: Odd(), 1.0)
+    made = SubprocessScorer(lambda convention: Odd(), 1.0)
     made.settle("norm1000")
     yield made
     made.close()
@@ -140,8 +140,8 @@ def test_a_copy_that_scoring_leaves_behind_in_this_process_ends():
     assert os.getpid() == before and found[0][0].parts["length"] == 4  # the copy does not come here
 
 
-def test_a_killed_keeper_is_told(scorer, caplog):
-    os.kill(scorer.keeper.process, signal.SIGKILL)
+def test_a_killed_fork_server_warns(scorer, caplog):
+    os.kill(scorer.fork_server.process, signal.SIGKILL)
     assert scored(scorer, "one")[0][0][0].reward == 3
     assert "scored in the training process" in caplog.text and "was ended from outside" in caplog.text
     assert "cannot be sent" not in caplog.text
@@ -191,11 +191,11 @@ def test_a_service_is_asked_here(scorer):
 ENDING = """
 import sys, time
 from tests.task.test_subprocess_scorer import Odd, SAMPLE, answers
-from vlrl.task.subprocess_scorer import Scorer
+from vlrl.task.subprocess_scorer import SubprocessScorer
 from vlrl.task.services import Services
-scorer = Scorer(lambda convention: Odd(), 1000)
+scorer = SubprocessScorer(lambda convention: Odd(), 1000)
 scorer(Odd(), SAMPLE, answers("one"), [], 3, Services())
-print(scorer.keeper.process, scorer.worker.process, flush=True)
+print(scorer.fork_server.process, scorer.worker.process, flush=True)
 scorer(Odd(), SAMPLE, answers("loop"), [], 3, Services())
 """
 
@@ -218,13 +218,14 @@ def test_what_asks_the_run_to_end_ends_no_scoring(scorer, tmp_path, number):
     scorer.seconds = 60
     signalled = threading.Thread(target=lambda: (
         wait_for(lambda: (tmp_path / "begun").exists()),
-        [os.kill(pid, number) for pid in (scorer.worker.process, scorer.keeper.process)], (tmp_path / "go").touch()))
+        [os.kill(pid, number) for pid in (scorer.worker.process, scorer.fork_server.process)],
+        (tmp_path / "go").touch()))
     signalled.start()
     found, _ = scored(scorer, "wait", sample=replace(SAMPLE, row={"q": "?", "folder": str(tmp_path)}))
     signalled.join()
     assert [(s.reward, s.error) for s, _ in found] == [(4.0, None)]
     scored(scorer, "exit")  # which asks for another process
-    assert alive(scorer.keeper.process)
+    assert alive(scorer.fork_server.process)
 
 
 def wait_for(there):
@@ -235,9 +236,9 @@ def wait_for(there):
 
 def test_closed(scorer):
     both(scorer, "one")
-    keeper, worker, end = scorer.keeper.process, scorer.worker.process, time.monotonic() + 60
+    fork_server, worker, end = scorer.fork_server.process, scorer.worker.process, time.monotonic() + 60
     scorer.close()
     while alive(worker) and time.monotonic() < end:
         time.sleep(0.02)
-    assert not alive(keeper) and not alive(worker)
+    assert not alive(fork_server) and not alive(worker)
     scorer.close()

@@ -35,7 +35,7 @@ from vlrl.store import RunFolder
 from vlrl.task import load_class
 from vlrl.task.scoring import score_group
 from vlrl.task.services import Services
-from vlrl.task.variants import looks_alike, variants_of, with_media_of
+from vlrl.task.variants import same_pixels, variants_of, with_media_of
 from vlrl.tools.tasks.rescore import compare
 from vlrl.training.advantages import credit
 from vlrl.training.loop import train
@@ -236,7 +236,7 @@ def test_both_branches_of_t_grpo_show_other_pixels_and_a_still_clip_has_one_bran
             source = GroupSource(answering, encode, Sequential(Prompts(1, 0)), [sample], prefetch)
             (group,) = source.next_groups(1, 0)
             shown = prefetch.take("shuffled", lambda: with_media_of(sample, variants_of(task, sample, 4, 0)[0]))[1]
-        return group, looks_alike(shown, group.prompt)
+        return group, same_pixels(shown, group.prompt)
 
     moving, same = seen([0, 90, 200])
     assert [r.variant for r in moving.aside] == ["shuffled"] * 2 and not same

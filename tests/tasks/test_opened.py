@@ -13,9 +13,9 @@ import pytest
 from tests.e2e.recipe_scores import CASES, think
 from vlrl.config import load
 from vlrl.data.coordinates import Coordinates
-from vlrl.rewards.text import parse_answer, told, written_after
+from vlrl.rewards.text import completion_for, environment_action, parse_answer
 from vlrl.task import load as load_task
-from vlrl.task.calls import calls_of
+from vlrl.task.tool_calls import calls_of
 from vlrl.tasks import _web_actions  # pyright: ignore[reportMissingImports]  # on vlrl.__path__
 from vlrl.tools.tasks.score_rows import score_row
 from vlrl.training.build_task import make_task
@@ -49,7 +49,7 @@ def test_what_the_prompt_opened_is_paid_with_the_answer(name):
     given = [(text, written(text), reward) for text, _, reward in CASES[name].scores]
     thinks = any("<think>" in text for _, text, _ in given)
     for opened in BEGINNINGS:
-        rewards = paid(name, [changed(one, written_after(text, opened)) for one, text, _ in given], opened=opened)
+        rewards = paid(name, [changed(one, completion_for(text, opened)) for one, text, _ in given], opened=opened)
         for (_, text, expected), reward in zip(given, rewards, strict=True):
             assert reward == pytest.approx(expected) if text.startswith("<think>") or not thinks else (
                 reward >= expected - 1e-9), (opened, text)  # an empty block has a form that a bare answer has not
@@ -89,7 +89,7 @@ def test_an_attempt_behind_its_thinking_is_judged_as_alone():
     for text, done in ((f"I see.\n</think>\n\n{right}", True), (f"I see {right}", False), (right, False)):
         world = task.environment(sample)
         world.reset(0)
-        action = told(text, "<think>\n")
+        action = environment_action(text, "<think>\n")
         assert world.step(pickle.loads(pickle.dumps(action))).done == done  # as it reaches another process
         turns = (Acted(action=action, done=done),)
         assert task.score(sample, replace(parse_answer(text, opened="<think>\n"), turns=turns))["solved"] == done
@@ -100,14 +100,14 @@ def test_a_page_is_told_the_action_behind_the_thinking():
     sample = Sample(id="1", row={"scale": 1.0, "width": 100, "height": 100, "processed_size": [100, 100]})
     task.coordinates = Coordinates()
     for form, text in (("call", "click(30, 40)"), ("ui_tars", "Thought: There.\nAction: click(start_box='(30,40)')")):
-        action = told(f"It is there.</think>\n{text}", "<think>")
+        action = environment_action(f"It is there.</think>\n{text}", "<think>")
         read = _web_actions.read(_web_actions.FORMS[form], task, sample, action)
         assert (read.verb, read.point) == ("click", (30, 40)) and _web_actions.FORMS[form].strict(action)
-        with pytest.raises(_web_actions.Unreadable):
-            _web_actions.read(_web_actions.FORMS[form], task, sample, told(f"perhaps {text}", "<think>"))
+        with pytest.raises(_web_actions.UnreadableAction):
+            _web_actions.read(_web_actions.FORMS[form], task, sample, environment_action(f"perhaps {text}", "<think>"))
 
 
 def test_a_call_in_thinking_that_was_cut_is_none():
     call = '<tool_call>{"name": "zoom", "arguments": {}}</tool_call>'
-    assert [c.name for c in calls_of(told(f"Look.</think>{call}", "<think>"))] == ["zoom"]
-    assert calls_of(told(f"Perhaps {call}", "<think>")) == []
+    assert [c.name for c in calls_of(environment_action(f"Look.</think>{call}", "<think>"))] == ["zoom"]
+    assert calls_of(environment_action(f"Perhaps {call}", "<think>")) == []

@@ -13,7 +13,7 @@ from vlrl.errors import ConfigError
 from vlrl.rewards.text import parse_answer
 from vlrl.task import load
 from vlrl.task.scoring import score_group
-from vlrl.tasks.repair import WORDS, Attempt, level  # pyright: ignore[reportMissingImports]  # on vlrl.__path__
+from vlrl.tasks.repair import WORDS, JudgedAttempt, level  # pyright: ignore[reportMissingImports]  # on vlrl.__path__
 from vlrl.types import Acted
 
 
@@ -114,7 +114,7 @@ def test_what_cannot_be_scored_is_not_paid():
     sample = task.other.samples("train")[0]
     (step,) = played(task, sample, ["[1, 2, 3, 4]"])
     assert step.done and scored(task, sample, ["[1, 2, 3, 4]"]).reward is None
-    assert task.judged(sample, parse_answer("")) == Attempt({"iou": None}, None, None)
+    assert task.judged(sample, parse_answer("")) == JudgedAttempt({"iou": None}, None, None)
 
 
 @pytest.mark.parametrize(("given", "message"), [

@@ -14,7 +14,7 @@ from vlrl.task import load
 from vlrl.task.scoring import score_all
 from vlrl.task.services import Services
 from vlrl.tasks import _web_actions as actions  # pyright: ignore[reportMissingImports]
-from vlrl.tasks import _web_world  # pyright: ignore[reportMissingImports]
+from vlrl.tasks import _web_environment  # pyright: ignore[reportMissingImports]
 from vlrl.tasks._web_page import Action  # pyright: ignore[reportMissingImports]
 from vlrl.types import Acted, Sample
 
@@ -84,7 +84,7 @@ def test_an_action_is_read(form, text, expected):
     ("call", f'type("{"x" * 201}")', "type needs a text of at most 200"),
 ])
 def test_what_cannot_be_read_says_why(form, text, why):
-    with pytest.raises(actions.Unreadable, match=why):
+    with pytest.raises(actions.UnreadableAction, match=why):
         read(form, text)
 
 
@@ -139,7 +139,7 @@ def test_no_text_raises(form, text):
     sample = Sample(id="x", row={"width": 320, "height": 420, "scale": 2})
     try:
         found = actions.read(actions.FORMS[form], task, sample, text)
-    except actions.Unreadable as error:
+    except actions.UnreadableAction as error:
         assert str(error)
     else:
         assert found.verb
@@ -201,7 +201,7 @@ def test_what_episodes_earn():
 def test_unread_actions_are_those_that_the_environment_says():
     """And none of which only the page speaks."""
     task = web(pages=("click-test",))
-    shown = [f"{_web_world.UNREAD}: why.", "", f"The page said: {_web_world.UNREAD}", ""]
+    shown = [f"{_web_environment.UNREAD}: why.", "", f"The page said: {_web_environment.UNREAD}", ""]
     acted = tuple(Acted(action="x", observation=text) for text in shown)
     found = task.metrics(task.samples("train")[0], replace(parse_answer("x"), turns=acted), {})
     assert found == {"unread": 0.25, "turns": 4.0}

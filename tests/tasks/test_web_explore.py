@@ -20,7 +20,7 @@ from vlrl.rollout.prefetch import Prefetcher
 from vlrl.task import load
 from vlrl.tasks import _web_browser  # pyright: ignore[reportMissingImports]
 from vlrl.tasks import _web_explore as explore  # pyright: ignore[reportMissingImports]
-from vlrl.tasks._web_explore import Wanted  # pyright: ignore[reportMissingImports]
+from vlrl.tasks._web_explore import StepPattern  # pyright: ignore[reportMissingImports]
 from vlrl.tools.datasets import difficulty
 from vlrl.tools.evaluation.measure import Chosen, Ready
 from vlrl.tools.synthesis import synthesize
@@ -64,10 +64,10 @@ def sampled(task: Any, row: dict[str, Any], **more: Any) -> Any:
     return make_sample(task, {**row, **more}, Path())
 
 
-def row_of(task: Any, page: str, *plan: Wanted, seed: int = 4) -> dict[str, Any]:
+def row_of(task: Any, page: str, *plan: StepPattern, seed: int = 4) -> dict[str, Any]:
     from vlrl.tasks.web import _proposed  # pyright: ignore[reportMissingImports]
 
-    goals = explore.walked(task, page, seed, plan, random.Random(0))
+    goals = explore.explore(task, page, seed, plan, random.Random(0))
     assert goals, (page, plan)
     return _proposed(page, seed, goals, "walk")
 
@@ -116,20 +116,20 @@ def test_a_goal_is_solved_by_its_own_actions_and_found_again():
 def test_walks_know_controls_by_their_names(tmp_path):
     """What is ticked is asked to be unticked; what only shows later can be asked for after it."""
     task = planted(tmp_path, form=FORM)
-    wanted = [Wanted("unchecked", "checkbox"), Wanted("typed", "field"), Wanted("pressed", "button"),
-              Wanted("pressed", "button", "Less")]
+    wanted = [StepPattern("unchecked", "checkbox"), StepPattern("typed", "field"), StepPattern("pressed", "button"),
+              StepPattern("pressed", "button", "Less")]
     row = row_of(task, "form", *wanted)
     words = row["instruction"].split(". Then ")
     assert words[0] == 'Untick the box "Dogs"' and words[2:] == ['click the button "More"', 'click the button "Less".']
     assert words[1].startswith('type "') and words[1].endswith('" into the field "Name"')
-    assert explore.walked(task, "form", 4, [Wanted(role="button", name="Less")], random.Random(0)) is None
-    assert explore.walked(task, "form", 4, [Wanted("open", "checkbox")], random.Random(0)) is None
+    assert explore.explore(task, "form", 4, [StepPattern(role="button", name="Less")], random.Random(0)) is None
+    assert explore.explore(task, "form", 4, [StepPattern("open", "checkbox")], random.Random(0)) is None
 
 
 def test_an_episode_asks_for_as_many_sub_goals_as_its_stage(tmp_path):
     task = planted(tmp_path, form=FORM)
     with hosting(task) as host:
-        row = row_of(task, "form", Wanted(name="Cats"), Wanted(name="More"), Wanted(name="Less"))
+        row = row_of(task, "form", StepPattern(name="Cats"), StepPattern(name="More"), StepPattern(name="Less"))
         for number, asked in ((1, 'Task: Tick the box "Cats".'),
                               (2, 'Task: Tick the box "Cats". Then click the button "More".'),
                               (9, f"Task: {row['instruction']}")):
@@ -144,7 +144,7 @@ def test_sub_goals_that_were_reached_outlive_their_browser(tmp_path):
     """And count in their order: the second one does not count before the first."""
     task = planted(tmp_path, form=FORM)
     with hosting(task) as host:
-        row = row_of(task, "form", Wanted("checked", name="Cats"), Wanted(name="Name", kind="typed"))
+        row = row_of(task, "form", StepPattern("checked", name="Cats"), StepPattern(name="Name", kind="typed"))
         sample = sampled(task, row)
         tick, click, write = task.oracle_actions(sample)
         episode, _ = begun(host, sample)
@@ -171,7 +171,7 @@ def test_hostile_pages_are_quoted_or_left_out(tmp_path):
 def test_goals_are_varied_by_every_way():
     """By the relation of each variation to the goal that it is made from."""
     task = web(pages=("click-checkboxes",))
-    row = row_of(task, "click-checkboxes", Wanted("checked"), Wanted("checked"), seed=20)  # of six boxes
+    row = row_of(task, "click-checkboxes", StepPattern("checked"), StepPattern("checked"), seed=20)  # of six boxes
     own = Counter(goal["check"]["name"] for goal in row["goals"])
     seen = set()
     for number in (0, 1, 3, 10):  # one for each way
@@ -188,7 +188,7 @@ def test_goals_are_varied_by_every_way():
         else:
             assert way == "more" and names > own and names.total() == 3
         seen.add(way)
-    assert seen == set(explore.WAYS)
+    assert seen == set(explore.VARIATIONS)
     page = task.samples("train")[0]
     walk = task.propose(0, {**page.row, "id": page.id})
     assert walk["generator"] == "vary-page" and walk["seed"] == page["seed"]
@@ -220,7 +220,7 @@ def test_the_gate_keeps_what_a_policy_solves_at_times(tiny_models, tmp_path):
     plans = (["Cats"], ["Dogs"], ["More", "Less"], ["More"])
     config = settings(tiny_models["qwen3_vl"], episode={"max_turns": 3})
     with hosting(task) as host:
-        rows = [{**row_of(task, "form", *(Wanted(name=name) for name in plan)), "parent": None} for plan in plans]
+        rows = [{**row_of(task, "form", *(StepPattern(name=name) for name in plan)), "parent": None} for plan in plans]
         right = dict(zip((row["id"] for row in rows), (0, 1, 3, 4), strict=True))
         _, encode = load_model(config)
         engine: Any = EpisodeEngine(Scripted(task, encode, right), encode, host, config, Clock())  # pyright: ignore

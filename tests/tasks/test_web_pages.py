@@ -327,9 +327,9 @@ def test_a_browser_that_is_not_there_is_named(tmp_path):
 
 
 @contextlib.contextmanager
-def paging(folder: Path, kind: Any = _web_browser.Pages, **given: Any):
+def paging(folder: Path, kind: Any = _web_browser.PagePool, **given: Any):
     """The pages of a folder, in this process."""
-    pages = kind(_web_browser.Settings(folder, **given))
+    pages = kind(_web_browser.BrowserSettings(folder, **given))
     try:
         yield pages
     finally:
@@ -347,7 +347,7 @@ def test_a_browser_that_does_not_start_says_so(tmp_path, monkeypatch):
         assert not [p for p in psutil.Process().children(recursive=True) if p.name() == "sleep"]
 
 
-class Killed(_web_browser.Pages):
+class Killed(_web_browser.PagePool):
     """Loses its first browser while a page is made in it."""
 
     async def _prepared(self, context: Any) -> Any:
@@ -363,7 +363,7 @@ def test_a_browser_that_ends_while_a_page_is_made_is_lost(tmp_path):
         assert pages.take().page.url == "about:blank" and pages.starts == 2
 
 
-class Broken(_web_browser.Pages):
+class Broken(_web_browser.PagePool):
     """A page cannot be made ready."""
 
     async def _prepared(self, context: Any) -> Any:

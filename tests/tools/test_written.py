@@ -23,7 +23,7 @@ from vlrl.data import read_rows, write_rows
 from vlrl.errors import ConfigError, TrainingError
 from vlrl.store import SCHEMA
 from vlrl.task import Task
-from vlrl.task.asked import generated
+from vlrl.task.interface import generated
 from vlrl.tools.evaluation.folder import Server
 from vlrl.tools.synthesis import synthesize
 from vlrl.tools.synthesis.near_duplicates import HeldOutRows, SignatureReader, distinct

@@ -24,7 +24,7 @@ from vlrl.services.reward_model import RewardModel
 from vlrl.services.service_set import provide
 from vlrl.task import load_class
 from vlrl.task.scoring import score_group
-from vlrl.task.services import Place, Services
+from vlrl.task.services import ServiceContext, Services
 from vlrl.tools.hub.export import export
 from vlrl.training.build_task import make_task
 from vlrl.training.loop import train as train_loop
@@ -211,7 +211,7 @@ def test_failures_are_counted_and_never_paid(saved, tmp_path):
     provided = provide(config, task)
     for question, failed in (("2 + 2?", 0), ("why? " * 80, 2)):
         sample = task.sample_from_row({"id": "1", "question": question, "answer": "4", "answer_type": "text"})
-        given = provided.at(Place("train", 3, 3))
+        given = provided.at(ServiceContext("train", 3, 3))
         found = score_group(task, sample, [parse_answer("<answer>4</answer>"), parse_answer("5")], 3,
                             Services(given=given.services))
         assert [s.reward is None for s in found] == [bool(failed)] * 2

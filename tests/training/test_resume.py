@@ -9,7 +9,7 @@ import pytest
 from vlrl import config
 from vlrl.errors import ConfigError, RunError
 from vlrl.store import RunFolder, checkpoint
-from vlrl.task.loading import load_class, of_a_notebook
+from vlrl.task.loading import load_class, notebook_warning
 from vlrl.training import resume
 from vlrl.training.build import check_launcher
 
@@ -161,7 +161,7 @@ def test_half_of_what_a_launcher_sets(environ, missing):
 
 
 def test_a_task_of_a_notebook_is_told_and_its_error_says_what_to_do():
-    assert of_a_notebook("grounding") == of_a_notebook("a.py:Shades") == ""
-    assert "write it to a file" in of_a_notebook("__main__:Shades")
+    assert notebook_warning("grounding") == notebook_warning("a.py:Shades") == ""
+    assert "write it to a file" in notebook_warning("__main__:Shades")
     with pytest.raises(ConfigError, match=r"has no Task class 'Shades'.*task=path/file.py:Shades"):
         load_class("__main__:Shades")

@@ -16,7 +16,7 @@ from vlrl.rewards.verdicts import read_fields
 from vlrl.services.judge import Judge
 from vlrl.store import RunFolder
 from vlrl.task import load_class
-from vlrl.task.services import Place, Question
+from vlrl.task.services import Question, ServiceContext
 
 pytestmark = pytest.mark.vllm
 
@@ -178,7 +178,7 @@ def test_the_server_says_again_what_the_run_was_told(judged, tmp_path):
     try:
         assert judge.problem() == ""
         questions = [Question(f"How good is {row['completion']!r}?", shown[row["sample_id"]], FIELDS) for row in rows]
-        replies, failures = judge.ask(questions, Place("train", 0, 0))
+        replies, failures = judge.ask(questions, ServiceContext("train", 0, 0))
     finally:
         judge.close()
     grades = [GRADES.index(read_fields(text, FIELDS)["grade"]) / 9 for text in replies]

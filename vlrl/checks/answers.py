@@ -14,7 +14,7 @@ from vlrl.config.registry import failure
 from vlrl.data.coordinates import Coordinates
 from vlrl.errors import DataError, TaskError
 from vlrl.rewards.boxes import is_number
-from vlrl.rewards.text import parse_answer, written_after
+from vlrl.rewards.text import completion_for, parse_answer
 from vlrl.task import Task, task_oracle
 from vlrl.task.scoring import score_group
 from vlrl.task.services import Services
@@ -121,7 +121,7 @@ class OracleScore:
     def reward(self, text: str, opened: str = "") -> float:
         """Returns what these parts pay for any text, whose beginning may be `opened`; 0 where scoring it fails."""
         try:
-            scored = self._scored(answer_of(written_after(text, opened), opened))
+            scored = self._scored(answer_of(completion_for(text, opened), opened))
             return self._combine({k: v for k, v in scored.items() if k in self.parts})
         except (Exception, SystemExit):  # text of the model: scoring stores it and goes on
             return 0.0

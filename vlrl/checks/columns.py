@@ -13,8 +13,8 @@ from vlrl.data import FIELDS, MEDIA_FIELDS
 from vlrl.data.row_media import media_in
 from vlrl.rewards.text import parse_answer
 from vlrl.task import Task
-from vlrl.task.asked import task_messages, task_oracle
 from vlrl.task.environment import has_environment
+from vlrl.task.interface import task_messages, task_oracle
 from vlrl.types import Sample
 
 _ELSEWHERE = frozenset((*MEDIA_FIELDS, *(

@@ -27,7 +27,7 @@ from vlrl.data import Samples
 from vlrl.data.sequences import where
 from vlrl.errors import DataError, TaskError, VlrlError
 from vlrl.models.image_sizes import image_refusal
-from vlrl.rewards.text import written_after
+from vlrl.rewards.text import completion_for
 from vlrl.task import Task, task_samples
 from vlrl.types import Sample
 
@@ -95,9 +95,9 @@ def check_opened(task: Task, samples: Sequence[Sample], config: Config, opened: 
         if less < alone - 1e-6:
             warnings.append(
                 f"task '{own.name}': the chat template begins every answer with {opened!r}; behind it the perfect "
-                f"answer {shorten(written_after(visit.oracle, opened))} earns {less:.3g}, and {alone:.3g} without. Its "
-                "`score` reads a form that has no such beginning: read answer.final or rewards.text.said(answer), or "
-                "choose another beginning with model.chat_template_kwargs, such as {enable_thinking: false}")
+                f"answer {shorten(completion_for(visit.oracle, opened))} earns {less:.3g}, and {alone:.3g} without. "
+                "Its `score` reads a form that has no such beginning: read answer.final or rewards.text.said(answer), "
+                "or choose another beginning with model.chat_template_kwargs, such as {enable_thinking: false}")
     return warnings
 
 

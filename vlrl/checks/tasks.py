@@ -34,7 +34,7 @@ from vlrl.data.media import VideoSampling
 from vlrl.errors import VlrlError
 from vlrl.task import Task, task_messages, task_oracle
 from vlrl.task.environment import has_environment
-from vlrl.task.scoring import Scored, score_group
+from vlrl.task.scoring import AnswerScore, score_group
 from vlrl.types import Sample
 
 BOUND = 10.0
@@ -68,8 +68,8 @@ class Trial:
 
     visit: PromptedSample
     text: str
-    first: Scored
-    again: Scored
+    first: AnswerScore
+    again: AnswerScore
 
 
 @dataclass(frozen=True)

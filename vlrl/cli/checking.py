@@ -79,11 +79,11 @@ def check(
         raise typer.BadParameter("settings change a config: name one with --config")
     task = scale = refusal = None
     if settled:
-        from vlrl.task.mixture import one_task
+        from vlrl.task.mixture import require_one_task
         from vlrl.tools.datasets.pixel_budget import refusal_of, scale_of
         from vlrl.training.build_task import make_task
 
-        task, scale = one_task(make_task(settled), "vlrl data check"), scale_of(settled)
+        task, scale = require_one_task(make_task(settled), "vlrl data check"), scale_of(settled)
         refusal = refusal_of(settled)
     limits = settled.limits if settled else LimitsSettings()
     own_root = root or (Path(settled.data.root) if settled and settled.data.root else None)

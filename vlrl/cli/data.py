@@ -73,11 +73,11 @@ def convert(
 
     task, types = None, TypeTable()
     if config:
-        from vlrl.task.mixture import one_task
+        from vlrl.task.mixture import require_one_task
         from vlrl.training.build_task import make_task
 
         settled = load(config, None)
-        task = one_task(make_task(settled), "vlrl data convert --config")
+        task = require_one_task(make_task(settled), "vlrl data convert --config")
         answer_type = settled.data.answer_type if answer_type is None else answer_type
         boxes = boxes or settled.data.boxes
     check_answer_type(answer_type, "--answer-type")

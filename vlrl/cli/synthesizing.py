@@ -159,14 +159,14 @@ def _run(config: str, loaded: Any, wanted: Any, order: WriterSettings | None, ch
     from vlrl.config.registry import prints_aside
     from vlrl.curriculum import check
     from vlrl.distributed import comm
-    from vlrl.task.mixture import one_task
+    from vlrl.task.mixture import require_one_task
     from vlrl.tools.evaluation.measure import choose
     from vlrl.tools.synthesis import synthesize as tool
     from vlrl.tools.synthesis.row_export import MediaLocation
     from vlrl.tools.synthesis.seed_rows import search_of
     from vlrl.training.build_task import make_task
 
-    task = one_task(make_task(loaded), "vlrl data synthesize")
+    task = require_one_task(make_task(loaded), "vlrl data synthesize")
     check(loaded.curriculum, task)
     search = search_of(loaded, task, MediaLocation.of(loaded, places.out), wanted)
     if order:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from vlrl.task.calls import from_json
+from vlrl.task.tool_calls import from_json
 
 _MOST = 20_000
 """Characters of an action that are read."""

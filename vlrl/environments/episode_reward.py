@@ -7,7 +7,7 @@ from typing import Any
 
 from vlrl.environments.arguments import checked_names
 from vlrl.environments.validation import ProtocolError
-from vlrl.rewards.scalar import finite, flag
+from vlrl.rewards.scalar import finite_number, truth_value
 
 PARTS = ("return", "success")
 """Parts that are given where nothing else is said; `progress` and `illegal` are the others."""
@@ -61,16 +61,16 @@ class EpisodeReward:
 
 
 def number(value: Any, what: str) -> float:
-    """Returns a finite number, of numpy too; None counts as 0. Raises Wrong."""
-    result, problem = finite(value)
+    """Returns a finite_number number, of numpy too; None counts as 0. Raises Wrong."""
+    result, problem = finite_number(value)
     if problem:
-        raise ProtocolError(f"its {what} is {str(value)[:60]!r}, no finite number")
+        raise ProtocolError(f"its {what} is {str(value)[:60]!r}, no finite_number number")
     return 0.0 if result is None else result
 
 
 def truth(value: Any, what: str) -> bool:
     """Returns a truth value; None counts as false. Raises Wrong for a text, whatever it says."""
-    result = False if value is None else flag(value)
+    result = False if value is None else truth_value(value)
     if result is None:
         raise ProtocolError(f"its {what} is {str(value)[:60]!r}, expected true or false")
     return result

@@ -13,7 +13,7 @@ from PIL import Image
 from vlrl.environments.images import image_of_array, image_of_base64
 from vlrl.environments.tools import shorten
 from vlrl.environments.validation import ProtocolError
-from vlrl.task.calls import from_json
+from vlrl.task.tool_calls import from_json
 from vlrl.types import Media, Observation
 
 _MAGIC = ("iVBORw0KGgo", "/9j/", "UklGR", "R0lGOD")

@@ -30,10 +30,10 @@ from vlrl.config.registry import failure
 from vlrl.config.schema import EnvironmentSettings
 from vlrl.environments.tools import environment_of
 from vlrl.environments.validation import ProtocolError, checked_observation, checked_step, fingerprint
-from vlrl.rewards.worker import Hung, Killed, Worker, alone, serve
+from vlrl.rewards.worker import Worker, WorkerEnded, WorkerHung, ending_forked_copies, serve
 from vlrl.task.base import Task
 from vlrl.task.environment import Environment
-from vlrl.task.keeper import Keeper
+from vlrl.task.fork_server import ForkServer
 from vlrl.types import Observation, Sample, Step
 
 _PAUSES_S = (0.25, 0.5, 1.0)
@@ -78,8 +78,8 @@ class Environments:
         self._convention, self._next, self._make = "", 0, make
         self._lost = set[str]()
         self._lock = threading.Lock()
-        self._keeper = Keeper(lambda c, text: _serve(c, make(text))) if sys.platform == "linux" else None
-        self._workers = [self._worker() for _ in range(settings.workers if self._keeper else 1)]
+        self._fork_server = ForkServer(lambda c, text: _serve(c, make(text))) if sys.platform == "linux" else None
+        self._workers = [self._worker() for _ in range(settings.workers if self._fork_server else 1)]
         self._queues = [ThreadPoolExecutor(1, thread_name_prefix="environments") for _ in self._workers]
 
     def settle(self, convention: str) -> None:
@@ -142,12 +142,12 @@ class Environments:
         for worker in self._workers:
             if isinstance(worker, Worker):
                 worker.kill()
-        if self._keeper:
-            self._keeper.close()
+        if self._fork_server:
+            self._fork_server.close()
 
     def _worker(self) -> Worker | _Hosted | None:
-        keeper = self._keeper
-        return Worker(lambda: keeper.start(self._convention)) if keeper else None
+        fork_server = self._fork_server
+        return Worker(lambda: fork_server.start(self._convention)) if fork_server else None
 
     def _begin(self, episode: HostedEpisode, call: Callable[[], Any]) -> Future[Any]:
         """Has its process do a call after those before."""
@@ -213,17 +213,17 @@ class Environments:
         if worker is None:  # no processes here: in this one, without a limit
             worker = self._workers[place] = _Hosted(self._make(self._convention))
         if isinstance(worker, _Hosted):
-            with alone():
+            with ending_forked_copies():
                 return worker.reply(call, episode.number, given)
         try:
             request = pickle.dumps((call, episode.number, given), pickle.HIGHEST_PROTOCOL)
             if not worker.process:  # how long a process takes to start is not the environment's
                 worker.ask(_NOTHING, lambda: (0, _START_S))
             return pickle.loads(worker.ask(request, lambda: (0, seconds)))  # of this run's own process
-        except Killed as error:
+        except WorkerEnded as error:
             with self._lock:
                 self.restarts += 1
-            why = f"no result within {seconds:g} s" if isinstance(error, Hung) else "its process ended"
+            why = f"no result within {seconds:g} s" if isinstance(error, WorkerHung) else "its process ended"
             _log.warning("environment of sample %r, %s: %s; the process was started again", episode.sample.id, call,
                          why)
             return EnvironmentFailure(f"{call}: {why}")

@@ -31,8 +31,8 @@ from vlrl.environments.tools import shorten
 from vlrl.environments.validation import ProtocolError
 from vlrl.errors import ConfigError
 from vlrl.rewards.text import parse_answer
-from vlrl.task.calls import from_json
 from vlrl.task.environment import Environment
+from vlrl.task.tool_calls import from_json
 from vlrl.types import Media, Observation, Step
 
 MOST_BYTES = 2**26

@@ -30,8 +30,8 @@ from pydantic.json_schema import GenerateJsonSchema
 from vlrl.config.registry import failure
 from vlrl.data.media import drawn
 from vlrl.errors import DataError, TaskError, VlrlError
-from vlrl.task.calls import Call, calls_of
 from vlrl.task.environment import SUCCESS, Environment
+from vlrl.task.tool_calls import Call, calls_of
 from vlrl.types import Media, Observation, Sample, Step
 
 MOST_TEXT = 10_000

@@ -13,7 +13,7 @@ from PIL import Image
 
 from vlrl.data.media import drawn
 from vlrl.errors import DataError
-from vlrl.rewards.scalar import finite, flag
+from vlrl.rewards.scalar import finite_number, truth_value
 from vlrl.types import Media, Observation, Step
 
 MOST_TEXT = 100_000
@@ -55,11 +55,11 @@ def checked_step(step: Any) -> Step:
         raise ProtocolError(f"parts is {type(step.parts).__name__}, expected {{part: number}}")
     parts = {}
     for name, given in step.parts.items():
-        value, _ = finite(given)
+        value, _ = finite_number(given)
         if value is None:
             raise ProtocolError(f"the part {name!r} is {str(given)[:60]!r}, no finite number")
         parts[str(name)] = value
-    done = flag(step.done)
+    done = truth_value(step.done)
     if done is None:
         raise ProtocolError(f"done is {str(step.done)[:60]!r}, expected True or False")
     state = None if step.state is None else str(step.state)[:MOST_TEXT]

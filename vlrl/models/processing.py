@@ -21,7 +21,7 @@ from vlrl.models.chat_template import ChatTemplate, parts_of
 from vlrl.models.families import Family
 from vlrl.models.loading import template_variables
 from vlrl.models.opened import opened_in, turn_beginning
-from vlrl.rewards.text import left_open
+from vlrl.rewards.text import closing_tag
 from vlrl.task import Task, task_messages, tool_schemas, with_guidance
 from vlrl.types import LoadedMedia, Media, Observation, Prompt, Sample
 
@@ -60,7 +60,7 @@ class Encoder:
         vision = {*family.vision_tokens, *tokenizer.convert_ids_to_tokens(family.vision_ids(processor))}
         self._vision = sorted(vision, key=len, reverse=True)
         self._reserved = sorted(control | ends | vision, key=len, reverse=True)
-        self._marks = [token for token in self._reserved if not left_open(token.replace("/", "", 1))]  # but <think>
+        self._marks = [token for token in self._reserved if not closing_tag(token.replace("/", "", 1))]  # but <think>
 
     def __call__(self, task: Task, sample: Sample, guidance: str = "") -> Prompt:
         """Returns the prompt of one sample, with `guidance` behind its question. Raises DataError for unreadable media
@@ -168,7 +168,7 @@ class Encoder:
 
     def answer_ids(self, text: str) -> np.ndarray:
         """Returns [T] token ids of an answer text with the end token, as supervised fine-tuning trains it; a given
-        answer is first cut to what follows the prompt (rewards.text.written_after).
+        answer is first cut to what follows the prompt (rewards.text.completion_for).
 
         Vision tokens written in it are broken up: a model cannot write them.
         """

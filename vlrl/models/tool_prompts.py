@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vlrl.models.chat_template import Template
-from vlrl.task.calls import CLOSE, OPEN, calls_of
+from vlrl.task.tool_calls import CLOSE, OPEN, calls_of
 from vlrl.types import Observation
 
 Message = dict[str, Any]

@@ -8,12 +8,12 @@ import struct
 _NUMBER = struct.Struct("<Q")
 
 
-def with_number(number, message):
+def numbered_message(number, message):
     """Returns the bytes of a message behind its number."""
     return _NUMBER.pack(number) + message
 
 
-def taken_apart(sent):
+def split_message(sent):
     """Returns number and message. Raises OSError for what is too short to hold one."""
     if len(sent) < _NUMBER.size:
         raise OSError("a message without a number")
@@ -24,16 +24,16 @@ def serve(connection, reply_to):
     """Answers each request by `reply_to(bytes) -> bytes`, until nobody asks any more."""
     while True:
         try:
-            number, request = taken_apart(connection.recv_bytes())
+            number, request = split_message(connection.recv_bytes())
         except EOFError:
             return
-        with alone():
+        with ending_forked_copies():
             reply = reply_to(request)
-        connection.send_bytes(with_number(number, reply))
+        connection.send_bytes(numbered_message(number, reply))
 
 
 @contextlib.contextmanager
-def alone():
+def ending_forked_copies():
     """Runs code of others, of which only this process comes back: a copy that it forks, and which returns or raises
     instead of ending, would go on as if it were this one."""
     process = os.getpid()

@@ -12,10 +12,10 @@ from itertools import islice
 from rapidfuzz.distance import LCSseq, Levenshtein
 
 from vlrl.rewards.codes import is_exact, same_code
-from vlrl.rewards.numbers import is_percent, numbers, whole_number
+from vlrl.rewards.numbers import is_percent, numbers, read_number
 from vlrl.rewards.scripts import pieces, western, words
 from vlrl.rewards.stem import stem
-from vlrl.rewards.text import clean_label, denies, revoked, same_label
+from vlrl.rewards.text import clean_label, denies, retracted, same_label
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 MOST_CHARACTERS = 20_000
@@ -65,7 +65,7 @@ def option_letter(text: str, options: Sequence[str] = ()) -> str | None:
         rest, own = text[match.end():], texts[letters.index(letter)] if texts else ""
         if not clean_label(rest) or clean_label(rest) == own:
             return letter
-        if contradicts(text, options) or revoked(rest):
+        if contradicts(text, options) or retracted(rest):
             return None
         if (match[2] or "\n" in match[3]) and not {m[0] for m in _ALONE.finditer(rest)} & (set(letters) - {letter}):
             return letter  # "A. so" is marked, "A cat" begins a sentence
@@ -92,11 +92,6 @@ def choice(given: str, truth: str, options: Sequence[str] = ()) -> float:
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
-
-
-def read_number(text: str) -> float | None:
-    """Returns the number that a text is ("1,200", "-3.5", "12,5", "2e3", "1/2"); None for any other text."""
-    return whole_number(text)
 
 
 def mathvista(given: str, truth: str, options: Sequence[str] = (), precision: int | None = None) -> float:
@@ -189,7 +184,7 @@ def near_number(given: str, truth: str, tolerance: float = 0.0) -> float:
 
     0 for what begins with a negation, "not 3", or ends with one, "3 is wrong".
     """
-    a, b = None if denies(given) or revoked(given) else quantity(given), read_number(truth)
+    a, b = None if denies(given) or retracted(given) else quantity(given), read_number(truth)
     return float(a is not None and b is not None and close(a, b, tolerance))
 
 

@@ -79,7 +79,7 @@ def box_format(text: str, whole: bool = False) -> float:
     return float((_DIGITS if whole else _BOX).fullmatch(text.strip()) is not None)
 
 
-def parse_whole_box(text: str) -> list[float] | None:
+def parse_integer_box(text: str) -> list[float] | None:
     """Returns the first `[x1, y1, x2, y2]` of whole numbers without a sign; None without one (VLM-R1, 2504.07615)."""
     match = _WHOLE_BOX.search(text)
     return [float(v) for v in match.groups()] if match else None

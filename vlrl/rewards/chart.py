@@ -3,7 +3,7 @@
 import re
 
 from vlrl.rewards.answers import edit_similarity, one_number
-from vlrl.rewards.numbers import is_percent, whole_number
+from vlrl.rewards.numbers import is_percent, read_number
 from vlrl.rewards.scripts import western
 from vlrl.rewards.text import clean_label, yes_no
 
@@ -23,7 +23,7 @@ _AS_YES = re.compile("是|对|正确|はい|(?<!\\w)да(?!\\w)")
 def chart_value(text: str) -> float | None:
     """Returns the value that a text is, but for a currency sign, commas and a percent sign; None for any other text."""
     match = _VALUE.fullmatch(western(text).strip().rstrip("."))
-    return whole_number(match[1]) if match else None
+    return read_number(match[1]) if match else None
 
 
 def chart_equal(given: str, truth: str, close: float = CLOSE, units: float = 0.0) -> bool:

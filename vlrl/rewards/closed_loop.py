@@ -54,7 +54,7 @@ def time_to_collision(gap: float, closing: float) -> float:
     return max(0.0, gap) / closing
 
 
-def wanted_speed(limit: float, gap: float, near: float = 4.0, far: float = 24.0) -> float:
+def target_speed(limit: float, gap: float, near: float = 4.0, far: float = 24.0) -> float:
     """Returns the speed that a shaped reward wants: the limit on a free road, falling to 0 from `far` to `near` metres
     before what is ahead.
     """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vlrl.rewards.answers import read_number
+from vlrl.rewards.numbers import read_number
 from vlrl.rewards.text import extract_tag, think_answer_format
 
 _TAGS = ("<confidence>", "</confidence>")

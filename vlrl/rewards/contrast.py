@@ -37,12 +37,12 @@ def speed_term(speed: float, clear: float, target: float) -> float:
     return 1 - abs(speed - clear * target) / target
 
 
-def falling(value: float, most: float) -> float:
+def linear_falloff(value: float, most: float) -> float:
     """1 at 0, falling to 0 at `most` > 0 and beyond: VLM-RL's terms of distance, angle and its spread."""
     return max(0.0, 1 - abs(value) / most)
 
 
-def synthesised(base: float, speed: float, clear: float, target: float, *terms: float) -> float:
+def vlm_rl_reward(base: float, speed: float, clear: float, target: float, *terms: float) -> float:
     """VLM-RL's whole reward of a state: the product of the speed's term and the others (`falling`).
 
     A negative `base`, the environment's penalty for a collision or leaving the road, stays as it is.

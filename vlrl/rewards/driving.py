@@ -78,7 +78,7 @@ def subset_f1(given: Collection[str], truth: Collection[str]) -> float:
     return word_f1(given, truth) if set(given) <= set(truth) else 0.0
 
 
-def worth(words: Collection[str], weights: Mapping[str, float]) -> float:
+def mean_weight(words: Collection[str], weights: Mapping[str, float]) -> float:
     """Returns the mean weight of the words; 0 for none."""
     return sum(weights[word] for word in words) / len(words) if words else 0.0
 
@@ -169,7 +169,7 @@ def trajectory_problem(points: Any) -> str | None:
     return None
 
 
-def places_at(points: Points, times: Sequence[float] | np.ndarray) -> np.ndarray:
+def positions_at(points: Points, times: Sequence[float] | np.ndarray) -> np.ndarray:
     """Returns [times, 2] places of a trajectory: straight between its way-points, from [0, 0] at 0; it waits at the
     last.
     """
@@ -180,7 +180,7 @@ def places_at(points: Points, times: Sequence[float] | np.ndarray) -> np.ndarray
 def distances(points: Points, truth: Points, times: Sequence[float] | None = None) -> np.ndarray:
     """Returns [times] metres between two trajectories, at the truth's way-points where no times are given (L2)."""
     times = [point[2] for point in truth] if times is None else times
-    return np.hypot(*(places_at(points, times) - places_at(truth, times)).T)
+    return np.hypot(*(positions_at(points, times) - positions_at(truth, times)).T)
 
 
 def distance_score(points: Points, truth: Points, scale: float) -> float:
@@ -188,7 +188,7 @@ def distance_score(points: Points, truth: Points, scale: float) -> float:
     return math.exp(-float(distances(points, truth).mean()) / scale)
 
 
-def moments(horizon: float) -> np.ndarray:
+def sample_times(horizon: float) -> np.ndarray:
     """Returns the times at which a trajectory is tried, at most STEP apart, up to the horizon itself."""
     count = max(1, math.ceil(horizon / STEP - 1e-9))
     return horizon * np.arange(1, count + 1) / count
@@ -196,7 +196,7 @@ def moments(horizon: float) -> np.ndarray:
 
 def footprints(points: Points, size: Sequence[float], times: np.ndarray) -> np.ndarray:
     """Returns [times] shapely boxes of a vehicle of (length, width) on its way, headed as it moves."""
-    places = places_at(points, [0.0, *times])
+    places = positions_at(points, [0.0, *times])
     moved = np.diff(places, axis=0)
     return _boxes(places[1:], _headings(moved), size)
 

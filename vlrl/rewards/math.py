@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from vlrl.errors import ConfigError
-from vlrl.rewards.worker import Killed, Worker
+from vlrl.rewards.worker import Worker, WorkerEnded
 
 LONGEST = 500
 """Characters of an expression; a longer one is none."""
@@ -228,7 +228,7 @@ class _Verifier:
         try:
             with self.lock:
                 reply = json.loads(self.worker.ask(json.dumps(question).encode(), lambda: (None, patience)))
-        except Killed:
+        except WorkerEnded:
             raise VerifierError(f"math-verify gave no verdict within {question['seconds']:g} s of CPU time on "
                                 f"{text!r}") from None
         if "error" in reply:

@@ -36,7 +36,7 @@ def numbers(text: str) -> Iterator[float]:
     return map(_value, _NUMBER.finditer(_as_written(text)))
 
 
-def whole_number(text: str) -> float | None:
+def read_number(text: str) -> float | None:
     """Returns the finite number that a text is, a full stop after it aside; None for any other text."""
     text = _as_written(text).strip()
     match = _NUMBER.fullmatch(text) or (_NUMBER.fullmatch(text[:-1]) if text.endswith(".") else None)

@@ -9,7 +9,7 @@ Box = Sequence[float]
 
 
 @dataclass(frozen=True)
-class Votes:
+class VoteGrid:
     """How many boxes cover each cell of a grid whose lines are the boxes' own edges: exact, however large the image."""
 
     counts: np.ndarray
@@ -32,7 +32,7 @@ def clip_to_image(box: Box, width: float, height: float) -> tuple[int, int, int,
     return (x1, y1, x2, y2) if x1 < x2 and y1 < y2 else None
 
 
-def count_votes(boxes: Sequence[Box]) -> Votes:
+def count_votes(boxes: Sequence[Box]) -> VoteGrid:
     """Votes of boxes `[x1, y1, x2, y2]` in whole pixels, each with an area; at least one."""
     given = np.asarray(boxes, dtype=np.int64)
     xs, ys = np.unique(given[:, [0, 2]]), np.unique(given[:, [1, 3]])
@@ -41,7 +41,7 @@ def count_votes(boxes: Sequence[Box]) -> Votes:
     change = np.zeros((len(ys), len(xs)), dtype=np.int64)
     for rows, columns, sign in ((top, left, 1), (top, right, -1), (bottom, left, -1), (bottom, right, 1)):
         np.add.at(change, (rows, columns), sign)
-    return Votes(change.cumsum(0).cumsum(1)[:-1, :-1], xs, ys)
+    return VoteGrid(change.cumsum(0).cumsum(1)[:-1, :-1], xs, ys)
 
 
 def region_consistency(boxes: Sequence[Box | None]) -> list[float]:

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 
-def finite(value: Any) -> tuple[float | None, str | None]:
+def finite_number(value: Any) -> tuple[float | None, str | None]:
     """Returns a finite float, or None for None; else None and what the value was."""
     if value is None:
         return None, None
@@ -16,17 +16,17 @@ def finite(value: Any) -> tuple[float | None, str | None]:
             raise TypeError
         number = float(value)
     except Exception:  # TypeError, OverflowError of an int like 10**400, anything from a __float__
-        return None, f"was {shown(value)}, no number"
+        return None, f"was {displayed(value)}, no number"
     return (number, None) if math.isfinite(number) else (None, f"was {number}")
 
 
-def flag(value: Any) -> bool | None:
+def truth_value(value: Any) -> bool | None:
     """Returns a truth value, which 0 and 1 are too; None for anything else, a text such as "no" among it."""
-    number, _ = finite(value)
+    number, _ = finite_number(value)
     return bool(number) if number in (0.0, 1.0) else None
 
 
-def shown(value: Any) -> str:
+def displayed(value: Any) -> str:
     """Returns a value as it may stand in a message."""
     try:
         return f"{repr(value)[:60]} ({type(value).__name__})"

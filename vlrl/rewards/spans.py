@@ -120,7 +120,7 @@ def last_span(text: str) -> list[float] | None:
     return [float(pairs[-1][0]), float(pairs[-1][1])] if pairs else None
 
 
-def spoken_span(text: str) -> list[float] | None:
+def time_r1_span(text: str) -> list[float] | None:
     """Returns the last `a to b` or `a and b` of a text, one space around the word, whatever stands before and after it:
     Time-R1's reading of a whole answer, its thinking too (2503.13377, evaluate.py). None without one.
     """
@@ -128,7 +128,7 @@ def spoken_span(text: str) -> list[float] | None:
     return [float(pairs[-1][0]), float(pairs[-1][1])] if pairs else None
 
 
-def overlap_of_ends(span: Span, truth: Span) -> float:
+def hull_iou(span: Span, truth: Span) -> float:
     """IoU of two intervals from their ends, in [0, 1]: what both cover over what they reach across (2503.13377)."""
     shared, hull = min(span[1], truth[1]) - max(span[0], truth[0]), max(span[1], truth[1]) - min(span[0], truth[0])
     return max(0.0, shared) / hull if 0 < hull < math.inf else 0.0

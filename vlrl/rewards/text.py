@@ -103,7 +103,7 @@ def think_answer_within(text: str, content: Callable[[str], bool] | None = None)
     return float(content is None or content(text[at[2] + len(_TAGS[2]):at[3]]))
 
 
-def left_open(opened: str) -> str:
+def closing_tag(opened: str) -> str:
     """Returns the closing tag of the thinking that a prompt has opened, "</think>" of "<think>"; "" for none."""
     for match in reversed([*_OPENING.finditer(opened)]):
         closing = f"{match[1]}/{match[2]}{match[3]}"
@@ -112,25 +112,25 @@ def left_open(opened: str) -> str:
     return ""
 
 
-def whole_answer(text: str, opened: str = "") -> str:
+def scored_text(text: str, opened: str = "") -> str:
     """Returns what is scored of an answer: what the prompt `opened`, which the model went on from, and its own text.
 
     A block that the prompt has closed again, such as an empty <think>, is left out in front of a block of the same
     name, which stands in its place, and of an answer that does not begin with a tag or a box: that has no form.
     """
-    if not opened or left_open(opened):
+    if not opened or closing_tag(opened):
         return opened + text
     blocks = [match[0] for match in _OPENING.finditer(opened)]
     replaced = blocks and (text.lstrip().startswith(tuple(blocks)) or not _MARKED.match(text))
     return text if replaced else opened + text
 
 
-def written_after(text: str, opened: str = "") -> str:
+def completion_for(text: str, opened: str = "") -> str:
     """Returns what a model has to write behind what its prompt `opened` for a given answer, such as the perfect one.
 
     A beginning that both have is left out; an answer without it, and without its closing tag, first closes the block.
     """
-    closing, given = left_open(opened), text.lstrip()
+    closing, given = closing_tag(opened), text.lstrip()
     for begun in filter(None, (opened.strip(), closing.replace("/", "", 1))):
         if given.startswith(begun):
             rest = given[len(begun):]
@@ -140,13 +140,13 @@ def written_after(text: str, opened: str = "") -> str:
 
 def parse_answer(text: str, n_tokens: int = 0, truncated: bool = False, step: int = 0, opened: str = "") -> Answer:
     """Returns an answer with its parts: `reasoning` and `final`, both stripped. `text` is what the model wrote, the
-    answer's own is that with what its prompt `opened`, see `whole_answer`.
+    answer's own is that with what its prompt `opened`, see `scored_text`.
 
     `reasoning` is the first closed <think>, or what stands before a </think> that the prompt opened. `final` is the
     last closed <answer> after the thinking, else the text after the last </think>, else the whole text; thinking that
     was opened and never closed is all reasoning, so nothing in it can pay.
     """
-    written, text = text, whole_answer(text, opened)
+    written, text = text, scored_text(text, opened)
     before, closed, after = text.rpartition("</think>")
     reasoning = extract_tag(text, "think")
     unfinished = not closed and "<think>" in text
@@ -159,21 +159,21 @@ def parse_answer(text: str, n_tokens: int = 0, truncated: bool = False, step: in
                   step=step, opened=text.removesuffix(written))
 
 
-class Told(str):
+class EnvironmentAction(str):
     """An action as its environment is told it: what the prompt has `opened`, and then what the model wrote."""
 
     opened: str
 
     def __new__(cls, text: str, opened: str = "") -> Self:
-        told = super().__new__(cls, text)
-        told.opened = opened
-        return told
+        action = super().__new__(cls, text)
+        action.opened = opened
+        return action
 
 
-def told(text: str, opened: str = "") -> Told:
-    """Returns an action as its environment is told it, see `whole_answer`."""
-    whole = whole_answer(text, opened)
-    return Told(whole, whole.removesuffix(text))
+def environment_action(text: str, opened: str = "") -> EnvironmentAction:
+    """Returns an action as its environment is told it, see `scored_text`."""
+    whole = scored_text(text, opened)
+    return EnvironmentAction(whole, whole.removesuffix(text))
 
 
 def said(answer: Answer | str) -> str:
@@ -181,7 +181,7 @@ def said(answer: Answer | str) -> str:
     the thinking that its prompt has opened, "" where that never ends. What the model opens itself stays.
     """
     opened: str = getattr(answer, "opened", "")
-    closing, text = left_open(opened), str(answer.text if isinstance(answer, Answer) else answer).removeprefix(opened)
+    closing, text = closing_tag(opened), str(answer.text if isinstance(answer, Answer) else answer).removeprefix(opened)
     return text.partition(closing)[2].lstrip() if closing else text
 
 
@@ -263,7 +263,7 @@ def negates(clause: str) -> bool:
     return _NOT_SO.search(_CERTAIN.sub(" ", clause)) is not None
 
 
-def revoked(text: str) -> bool:
+def retracted(text: str) -> bool:
     """Returns whether a text ends by saying that what it said is not right: "3 is wrong"."""
     return _REVOKED.search(text[-100:]) is not None
 
@@ -295,7 +295,7 @@ def answer_text(text: str) -> str:
     return (rest.partition("<answer>")[2] or rest).strip()
 
 
-def answer_place(text: str) -> int:
+def answer_offset(text: str) -> int:
     """Returns where the final answer of a text begins, its tag included; 0 for a text that is nothing else."""
     tag = text.rfind("<answer>")
     return tag if tag >= 0 else max(text.rfind(parse_answer(text).final), 0)

@@ -42,7 +42,7 @@ def schema(fields: Fields) -> dict[str, Any]:
     return {"type": "object", "properties": each, "required": list(fields), "additionalProperties": False}
 
 
-def form(fields: Fields) -> str:
+def reply_format(fields: Fields) -> str:
     """Returns what a question says of the reply it wants."""
     each = ", ".join(f'"{name}": ' + (f"a number from {allowed[0]:g} to {allowed[1]:g}" if is_range(allowed) else
                                       " or ".join(f'"{value}"' for value in allowed))
@@ -87,7 +87,7 @@ def last_object(text: str) -> dict[str, Any] | None:
     return last
 
 
-def verdict(text: str, fields: Fields | None = None) -> str:
+def canonical_verdict(text: str, fields: Fields | None = None) -> str:
     """Returns what two replies have in common that say the same: their fields, else their last number of the form
     1.0, else the text itself.
     """
@@ -97,7 +97,7 @@ def verdict(text: str, fields: Fields | None = None) -> str:
     return numbers[-1] if numbers else " ".join(text.casefold().split())
 
 
-def shown(text: str, most: int = MOST_SHOWN) -> str:
+def sanitized(text: str, most: int = MOST_SHOWN) -> str:
     """Returns a text as a judge may see it: control tokens of chat templates broken, signs that do not show left out,
     and of one that is longer than `most` characters its beginning and its end.
     """
@@ -111,7 +111,7 @@ def shown(text: str, most: int = MOST_SHOWN) -> str:
 
 def quoted(name: str, text: str, most: int = MOST_SHOWN) -> str:
     """Returns a text between marks such as <answer-3f2a9c41d0e8> that it does not hold, and cannot have foreseen."""
-    text, salt = shown(text, most), ""
+    text, salt = sanitized(text, most), ""
     while (mark := hashlib.sha256((salt + text).encode("utf-8", "replace")).hexdigest()[:12]) in text:
         salt += "+"
     return f"<{name}-{mark}>\n{text}\n</{name}-{mark}>"

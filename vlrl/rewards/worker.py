@@ -24,18 +24,18 @@ import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
-from vlrl.rewards._wire import alone, serve, taken_apart, with_number
+from vlrl.rewards._wire import ending_forked_copies, numbered_message, serve, split_message
 
-__all__ = ["Hung", "Killed", "Worker", "alone", "serve"]
+__all__ = ["Worker", "WorkerEnded", "WorkerHung", "ending_forked_copies", "serve"]
 _TICK_S = 0.5
 _log = logging.getLogger(__name__)
 
 
-class Killed(Exception):
+class WorkerEnded(Exception):
     """The process ended without an answer."""
 
 
-class Hung(Killed):
+class WorkerHung(WorkerEnded):
     """The process took too long, and was killed."""
 
 
@@ -64,14 +64,14 @@ class Worker:
             self._connection, self.process = self._start()
         self._number += 1
         try:
-            self._connection.send_bytes(with_number(self._number, request))
+            self._connection.send_bytes(numbered_message(self._number, request))
             while True:
                 _await(self._connection, patience)
                 if (reply := self._reply()) is not None:
                     return reply
         except (EOFError, OSError):
             self.kill()
-            raise Killed from None
+            raise WorkerEnded from None
         except BaseException:  # Ctrl-C too: a reply that comes later belongs to no request
             self.kill()
             raise
@@ -79,7 +79,7 @@ class Worker:
     def _reply(self) -> bytes | None:
         """Returns what has come; None for what belongs to another request."""
         assert self._connection
-        number, reply = taken_apart(self._connection.recv_bytes())
+        number, reply = split_message(self._connection.recv_bytes())
         if number == self._number != self._answered:
             self._answered = number
             return reply
@@ -118,4 +118,4 @@ def _await(connection: Connection, patience: Callable[[], tuple[object, float]])
         quiet = 0.0 if now_at != at else quiet + min(now - then, 2 * tick)  # a stopped process does not hang
         at, then = now_at, now
         if quiet > seconds:
-            raise Hung
+            raise WorkerHung

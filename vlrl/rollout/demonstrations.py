@@ -18,10 +18,10 @@ from vlrl.config.schema import Config
 from vlrl.engine.base import Done, EpisodePlayer, Request, turn_of
 from vlrl.errors import DataError
 from vlrl.models.processing import Encoder
-from vlrl.rewards.text import written_after
+from vlrl.rewards.text import completion_for
 from vlrl.rollout.generate import AcceptedDraw, make_group, sampling_of
 from vlrl.task import Task, task_oracle_actions
-from vlrl.task.given import given_answer
+from vlrl.task.interface import given_answer
 from vlrl.types import Completion, Group, Sample, Turn
 
 
@@ -39,7 +39,7 @@ class Demonstrations:
 
     def generate(self, requests: Sequence[Request], done: Done | None = None) -> list[list[Completion]]:
         """Returns one completion for each request, of log-probability 0. Raises DataError where there is none."""
-        return [[self._completion(written_after(self._text(request), request.prompt.opened))] for request in requests]
+        return [[self._completion(completion_for(self._text(request), request.prompt.opened))] for request in requests]
 
     def _text(self, request: Request) -> str:
         sample = request.sample

@@ -20,7 +20,7 @@ from vlrl.rollout.generate import AcceptedDraw, RolloutGenerator
 from vlrl.rollout.partial import PartialGroup
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.task import generated
-from vlrl.task.variants import has_variants, looks_alike, variants_of, with_media_of
+from vlrl.task.variants import has_variants, same_pixels, variants_of, with_media_of
 from vlrl.types import Sample, Variant
 
 
@@ -109,7 +109,7 @@ class DrawEncoder:
         with phase("encode"):
             sample, prompt = self.prefetch.take(draw, partial(self._sample, draw))
             variants = [(v, *self.prefetch.take(key, show)) for v, key, show in self._variants(draw, sample, step)]
-            variants = [one for one in variants if one[0].trained or not looks_alike(one[2], prompt)]
+            variants = [one for one in variants if one[0].trained or not same_pixels(one[2], prompt)]
         return AcceptedDraw(number, draw, sample, prompt, tuple(variants))
 
     def _sample(self, draw: Draw) -> Sample:

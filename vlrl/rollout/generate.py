@@ -15,13 +15,21 @@ from vlrl.config.schema import Config, RolloutSettings
 from vlrl.curriculum import Draw
 from vlrl.engine.base import Done, Engine, Request, Sampling
 from vlrl.monitoring.metrics import Clock
-from vlrl.rewards.text import parse_answer, told
+from vlrl.rewards.text import environment_action, parse_answer
 from vlrl.rollout.overlap import OverlappedWork
 from vlrl.rollout.partial import PartialGroup, in_one_step, last_part
 from vlrl.task import Task, task_target
-from vlrl.task.scoring import Marked, Scored, score_all, unscored
-from vlrl.task.services import GroupServices, Likely, Place, RunServices, Services, looked_up, served_parts
-from vlrl.task.variants import GREEDY, KEPT, trained_answers
+from vlrl.task.scoring import AnswerScore, MarkedScores, score_all, without_score
+from vlrl.task.services import (
+    GroupLogprobs,
+    GroupServices,
+    RunServices,
+    ServiceContext,
+    Services,
+    parts_needing,
+    precomputed_logprobs,
+)
+from vlrl.task.variants import GREEDY, KEPT, trained_count
 from vlrl.types import Acted, Answer, Completion, Group, Prompt, Rollout, Sample, Turn, Variant
 
 
@@ -35,11 +43,11 @@ class UnscoredGroup:
     """Its answers, each with the name of its variant; none while the group goes on in a later step."""
 
 
-Likelihoods = Callable[[Sequence[UnscoredGroup], str, int], list[Likely]]
+Likelihoods = Callable[[Sequence[UnscoredGroup], str, int], list[GroupLogprobs]]
 """What reads texts of the groups of a split and step under the policy or its reference; see likelihoods.py."""
 
 Score = Callable[[Task, Sample, Sequence[Answer], Sequence[Answer], int, Services],
-                 tuple[Marked, dict[str, float]]]
+                 tuple[MarkedScores, dict[str, float]]]
 """What scores a group; see scoring.score_all and subprocess_scorer.Scorer."""
 
 
@@ -123,7 +131,7 @@ class RolloutGenerator:
         if tokens is not None:
             requests = [in_one_step(r, a.carried_over, tokens) for r, a in zip(requests, accepted, strict=True)]
         drawn: list[dict[str, Sequence[Completion]]] = [{} for _ in accepted]
-        likely: list[Likely] = []
+        likely: list[GroupLogprobs] = []
 
         def so_far(i: int, answers: Sequence[Completion]) -> PartialGroup:
             return accepted[i].answered(answers, most[i], step)
@@ -179,7 +187,7 @@ class RolloutGenerator:
         place.
         """
         sampling = [sampling_of(self.config.rollout, self.temperature, a.draw.max_new_tokens) for a in accepted]
-        requests = [Request(prompt=a.prompt, n=self.group_size(a.draw) - trained_answers([v for v, *_ in a.variants]),
+        requests = [Request(prompt=a.prompt, n=self.group_size(a.draw) - trained_count([v for v, *_ in a.variants]),
                             sampling=s, key=(0, a.number), sample=a.sample, max_turns=a.draw.max_turns)
                     for a, s in zip(accepted, sampling, strict=True)]
         return requests, [(i, v, Request(prompt=prompt, n=v.n, sampling=sampling[i], key=_stream(a, v), sample=sample,
@@ -251,7 +259,7 @@ class RolloutGenerator:
                         key=(5, a.number), sample=a.sample, max_turns=a.draw.max_turns) for a in accepted]
 
     def _group(self, accepted: AcceptedDraw, partial_group: PartialGroup, drawn: Mapping[str, Sequence[Completion]],
-               likely: Likely | None) -> Group:
+               likely: GroupLogprobs | None) -> Group:
         variants = [(v, drawn[v.name]) for v, *_ in accepted.variants]
         answers = [last_part(c) for c in partial_group.answers] if accepted.carried_over else partial_group.answers
         group = make_group(self.task, accepted.sample, accepted.prompt, answers, group_id=f"{accepted.number:08d}",
@@ -272,7 +280,7 @@ def sampling_of(rollout: RolloutSettings, temperature: float, max_new_tokens: in
 
 def make_group(task: Task, sample: Sample, prompt: Prompt, completions: Sequence[Completion], *, group_id: str,
                split: str, step: int, variants: Sequence[tuple[Variant, Sequence[Completion]]] = (),
-               likely: Likely | None = None, policy_step: int | None = None,
+               likely: GroupLogprobs | None = None, policy_step: int | None = None,
                score: Score = score_all, served: RunServices | None = None) -> Group:
     """Returns a scored group of a step, sampled by the weights of `policy_step` completed steps; None = as many as
     `step`.
@@ -288,14 +296,15 @@ def make_group(task: Task, sample: Sample, prompt: Prompt, completions: Sequence
     answers = [answer_of(c, prompt, step, name) for name, c in members]
     others = [answer_of(c, prompt, step, name) for name, c in aside]
     policy_step = step if policy_step is None else policy_step
-    given = served.at(Place(split, step, policy_step)) if served else None
+    given = served.at(ServiceContext(split, step, policy_step)) if served else None
     services = Services({v.name: [a for a in others if a.variant == v.name] for v, _ in variants if not v.trained},
-                        {**{name: looked_up(name, answers, values) for name, values in (likely or {}).items()},
+                        {**{name: precomputed_logprobs(name, answers, values)
+                            for name, values in (likely or {}).items()},
                          **(given.services if given else {})})
     with given.turn if given else contextlib.nullcontext():
         scored, weights = score(task, sample, answers, others, step, services)
     scored = [(_unanswered(task, s, given), marks) for s, marks in scored] if given else scored
-    scored = [(unscored(s, c.error), marks) for (_, c), (s, marks) in zip([*members, *aside], scored, strict=True)]
+    scored = [(without_score(s, c.error), marks) for (_, c), (s, marks) in zip([*members, *aside], scored, strict=True)]
     rollouts = [Rollout(group_id=group_id, index=i, completion=c, parts=s.parts, reward=s.reward,
                         steps=s.steps, correct=s.correct, parsed=s.parsed, error=s.error,
                         variant=name if c.policy_step is None else KEPT,
@@ -334,11 +343,11 @@ def _members(completions: Sequence[Completion],
     return [("", c) for c in completions] + [(v.name, c) for v, answers in variants if v.trained for c in answers]
 
 
-def _unanswered(task: Task, scored: Scored, given: GroupServices) -> Scored:
+def _unanswered(task: Task, scored: AnswerScore, given: GroupServices) -> AnswerScore:
     """Returns the scores with the reason where a service was asked in vain for a part that has no value."""
     if scored.reward is not None or scored.error is not None or given.problem is None:
         return scored
-    rests = [served_parts(task, name) for name in given.services]
+    rests = [parts_needing(task, name) for name in given.services]
     named = scored.parts if None in rests else {part for parts in rests for part in parts or ()}
     lost = any(scored.parts.get(part, 0.0) is None for part in named)
     return replace(scored, error=given.problem) if lost else scored
@@ -360,7 +369,7 @@ def _acted(completion: Completion) -> tuple[Acted, ...]:
         if turn.role == "assistant":
             after = after or Turn(start=turn.end, end=turn.end)
             shown = tuple(media[name] for name in after.media)
-            out.append(Acted(action=told(turn.text, turn.opened), observation=after.text, media=shown,
+            out.append(Acted(action=environment_action(turn.text, turn.opened), observation=after.text, media=shown,
                              parts=turn.parts or {}, state=turn.state, done=bool(turn.done), error=turn.error))
     return tuple(out)
 

@@ -26,7 +26,7 @@ from vlrl.data.media import drawn
 from vlrl.distributed import comm
 from vlrl.errors import ConfigError
 from vlrl.models import hub
-from vlrl.task.services import Place
+from vlrl.task.services import ServiceContext
 
 
 def of_run(config: Config, folder: Path) -> Clip:
@@ -52,7 +52,7 @@ class Clip:
 
     concurrency = 1
 
-    def at(self, place: Place) -> Callable[..., np.ndarray]:
+    def at(self, place: ServiceContext) -> Callable[..., np.ndarray]:
         """Returns the service for one group of a step."""
         return partial(self._counted, (place.split, place.step))
 

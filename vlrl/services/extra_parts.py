@@ -29,7 +29,7 @@ from vlrl.config.registry import Table, resolve
 from vlrl.errors import ConfigError, TaskError, did_you_mean
 from vlrl.task.base import Task, Weight, usual_outcome
 from vlrl.task.combine import weight_at
-from vlrl.task.part import ATTRIBUTE, Offer
+from vlrl.task.part import ATTRIBUTE, PartSpec
 from vlrl.types import Answer, Parts, Sample
 
 PARTS = Table({
@@ -54,7 +54,7 @@ class ExtraPart:
     """A function of `task.parts` with its options."""
 
     function: Callable[..., list[Parts]]
-    offer: Offer
+    offer: PartSpec
     readings: Callable[..., Sequence[Any]]
     """(task, sample, answers) -> what its services of log-probabilities are to read."""
 
@@ -65,7 +65,7 @@ def bind(setting: str, named: Named) -> ExtraPart:
     """
     function = resolve(setting, named.name, PARTS)
     offer = getattr(function, ATTRIBUTE, None)
-    if not isinstance(offer, Offer):
+    if not isinstance(offer, PartSpec):
         raise ConfigError(f"{setting}={named.name!r}: the function does not say which parts it gives. Write "
                           "`@part({\"name\": weight})` of vlrl.task.part above it")
     known = {p.name: p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY}

@@ -1,7 +1,7 @@
 """`services.judge`: questions to a model behind an OpenAI-compatible server, many at a time, each asked once.
 
     judge = Judge(config.services.judge, Path(config.run.dir), config.limits)
-    ask = judge.at(Place("train", step, policy_step))       # a task.services.Judge
+    ask = judge.at(ServiceContext("train", step, policy_step))       # a task.services.Judge
     ask(["Is 2 = 3? Reply with 1.0 or 0.0.", Question("Is it a cat?", media, {"verdict": ("yes", "no")})])
     ask.failures                                            # why some of it has no reply
 
@@ -28,11 +28,11 @@ from vlrl.data import media as loader
 from vlrl.data.media import VideoSampling
 from vlrl.distributed import comm
 from vlrl.errors import ConfigError, DataError, TrainingError
-from vlrl.rewards.verdicts import read_fields, schema, verdict
+from vlrl.rewards.verdicts import canonical_verdict, read_fields, schema
 from vlrl.services.chat import MOST_DETAIL, WAIT_S, ChatClient, ChatError, ChatReply, key_of
 from vlrl.services.data_urls import data_urls
 from vlrl.services.reply_cache import ReplyCache, StoredReply
-from vlrl.task.services import Place, Question
+from vlrl.task.services import Question, ServiceContext
 
 _FRAMES = VideoSampling(fps=1.0, max_frames=16)
 """Of a video, as a judge is shown it."""
@@ -68,7 +68,7 @@ class JudgeCounts:
 class GroupJudge:
     """The service as one group has it; `failures` says why questions have no reply."""
 
-    def __init__(self, judge: Judge, place: Place):
+    def __init__(self, judge: Judge, place: ServiceContext):
         self._judge, self._place = judge, place
         self.failures: list[str] = []
 
@@ -111,7 +111,7 @@ class Judge:
         self._client.close()
         self.replies.sync()
 
-    def at(self, place: Place) -> GroupJudge:
+    def at(self, place: ServiceContext) -> GroupJudge:
         """Returns the service for one group of a step."""
         return GroupJudge(self, place)
 
@@ -149,7 +149,7 @@ class Judge:
                     "time/judge_max_s": max(seconds, default=0.0)}
         return out
 
-    def ask(self, questions: Sequence[str | Question], place: Place) -> tuple[list[str | None], list[str]]:
+    def ask(self, questions: Sequence[str | Question], place: ServiceContext) -> tuple[list[str | None], list[str]]:
         """Returns the reply to each question, None where there is none, and the reasons. Raises TrainingError where the
         server refuses key, path or model.
         """
@@ -182,7 +182,7 @@ class Judge:
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest(), question, loaded
 
     def _begun(self, digest: str, question: Question, loaded: Sequence[Any], vote: int,
-               place: Place) -> Future[StoredReply]:
+               place: ServiceContext) -> Future[StoredReply]:
         """Returns the reply to come; of a question that is known, or is being asked, that one."""
         key = f"{digest}-{vote}"
         with self._lock:
@@ -201,7 +201,7 @@ class Judge:
                 self._pending[key] = self._pool.submit(self._reply, key, question, loaded, place, tally)
             return self._pending[key]
 
-    def _reply(self, key: str, question: Question, loaded: Sequence[Any], place: Place,
+    def _reply(self, key: str, question: Question, loaded: Sequence[Any], place: ServiceContext,
                tally: JudgeCounts) -> StoredReply:
         start = time.monotonic()
         record = StoredReply(key=key, split=place.split, step=place.step, policy_step=place.policy_step)
@@ -256,11 +256,11 @@ def _reader(question: Question) -> Callable[[ChatReply], str | None] | None:
 
 
 def _chosen(votes: Sequence[StoredReply], fields: Any) -> tuple[str | None, str]:
-    """Returns the first reply with the most frequent verdict, or None and why."""
+    """Returns the first reply with the most frequent canonical_verdict, or None and why."""
     texts = [vote.text for vote in votes if vote.text is not None]
     if not texts:
         return None, next((vote.failed for vote in votes if vote.failed), "no reply")
-    said = [verdict(text, fields) for text in texts]
+    said = [canonical_verdict(text, fields) for text in texts]
     (most, count), *others = Counter(said).most_common(2)
     if others and others[0][1] == count:
         return None, f"the {len(texts)} votes are divided"

@@ -11,9 +11,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from vlrl.rewards.verdicts import Fields, form, quoted
-from vlrl.task.asked import task_messages, task_target
+from vlrl.rewards.verdicts import Fields, quoted, reply_format
 from vlrl.task.base import Task
+from vlrl.task.interface import task_messages, task_target
 from vlrl.types import Sample
 
 VERDICT: Fields = {"verdict": ("yes", "no")}
@@ -51,14 +51,14 @@ def verdict_prompt(question: str, right: str, answer: str, wording: int = 0, cri
     """
     known = [f"Reference answer:\n{quoted('reference', right)}"] if right else []
     return _joined(_TASKS[wording], criterion, _RULE, f"Question:\n{quoted('question', question)}", *known,
-                   f"Answer to judge:\n{quoted('answer', answer)}", form(VERDICT))
+                   f"Answer to judge:\n{quoted('answer', answer)}", reply_format(VERDICT))
 
 
 def criterion_prompt(question: str, criterion: str, answer: str) -> str:
     """Returns the question whether an answer meets one criterion (fields VERDICT)."""
     return _joined("Decide whether an answer to a question meets one criterion. Judge this criterion alone.", _RULE,
                    f"Question:\n{quoted('question', question)}", f"Criterion:\n{quoted('criterion', criterion)}",
-                   f"Answer to judge:\n{quoted('answer', answer)}", form(VERDICT))
+                   f"Answer to judge:\n{quoted('answer', answer)}", reply_format(VERDICT))
 
 
 def reasoning_prompt(reasoning: str, answer: str) -> str:
@@ -66,7 +66,7 @@ def reasoning_prompt(reasoning: str, answer: str) -> str:
     return _joined("Decide whether the end of a reasoning comes to the same answer as the one that was given after it: "
                    "same, other, or unclear where it comes to none. Whether the answer is right does not matter.",
                    _RULE, f"End of the reasoning:\n{quoted('reasoning', reasoning)}",
-                   f"Answer that was given:\n{quoted('answer', answer)}", form(AGREES))
+                   f"Answer that was given:\n{quoted('answer', answer)}", reply_format(AGREES))
 
 
 def better_prompt(question: str, right: str, first: str, second: str) -> str:
@@ -93,14 +93,14 @@ def principles_prompt(question: str, right: str, answers: Sequence[str]) -> str:
     return _joined("Write down the principles by which answers to this question are to be judged, with weights. "
                    "Then criticise every answer by them, and grade each from 1 to 10. Their order and length mean "
                    "nothing.", _RULE, f"Question:\n{quoted('question', question)}", *known, *listed,
-                   form(grades(len(answers))))
+                   reply_format(grades(len(answers))))
 
 
 def _pair(task: str, question: str, right: str, first: str, second: str, fields: Fields) -> str:
     known = [f"Reference answer:\n{quoted('reference', right)}"] if right else []
     return _joined(task, _RULE, f"Question:\n{quoted('question', question)}", *known,
                    f"First answer:\n{quoted('first', first)}", f"Second answer:\n{quoted('second', second)}",
-                   form(fields))
+                   reply_format(fields))
 
 
 def _joined(*pieces: Any) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from vlrl.rewards.verdicts import MOST_SHOWN, shown
+from vlrl.rewards.verdicts import MOST_SHOWN, sanitized
 from vlrl.services.judge_prompts import question_text
 from vlrl.task.base import Task
 from vlrl.types import Answer, Media, Sample
@@ -36,7 +36,7 @@ def judge_view(task: Task, sample: Sample, answers: Sequence[Answer],
     most = max(_LEAST, (MOST_SHOWN - len(question)) // len(entries) - _LEAST)
     kept = _last([m for *_, observed in entries for m in observed] if media else [], MOST_PICTURES - len(own))
     names = {id(m): f" [picture {len(own) + i + 1}]" for i, m in enumerate(kept)}
-    lines = [f"{what}: {shown(text, most)}".rstrip() + "".join(names.get(id(m), " [a picture that is not shown]")
+    lines = [f"{what}: {sanitized(text, most)}".rstrip() + "".join(names.get(id(m), " [a picture that is not shown]")
                                                       for m in observed) for what, text, observed in entries]
     pictures = [replace(m, edits=(*m.edits, ("shrink", MOST_PIXELS))) for m in kept]
     return "\n\n".join([question, *lines]), (*own, *pictures)

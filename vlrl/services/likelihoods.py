@@ -19,10 +19,10 @@ from vlrl.errors import TaskError, TrainingError
 from vlrl.models.processing import Encoder
 from vlrl.models.reference import Reference
 from vlrl.models.token_text import Texts
-from vlrl.rewards.text import written_after
+from vlrl.rewards.text import completion_for
 from vlrl.rollout.generate import UnscoredGroup, answer_of, with_image_size
 from vlrl.task import Task
-from vlrl.task.services import LOGPROBS, Key, Likely, key_of
+from vlrl.task.services import LOGPROBS, GroupLogprobs, Key, reading_key
 from vlrl.types import Completion, Prompt
 
 _OPEN, _CLOSE = "<answer>", "</answer>"
@@ -49,7 +49,7 @@ class Likelihoods:
         self._decode = Texts(reference.policy).decode
         self._read: dict[str, list[int]] = {}
 
-    def __call__(self, visits: Sequence[UnscoredGroup], split: str, step: int) -> list[Likely]:
+    def __call__(self, visits: Sequence[UnscoredGroup], split: str, step: int) -> list[GroupLogprobs]:
         """Returns for each visit, by service, [t] float32 of all that is to be read; see services.Logprobs. Each answer
         is read under the prompt it is trained under. Called on every process at the same time.
         """
@@ -90,7 +90,8 @@ class Likelihoods:
             return {}
         needed = [name for name in self.services if name in task.needs]
         try:
-            return {name: [key_of(one, answers) for one in task.readings(name, sample, answers)] for name in needed}
+            return {name: [reading_key(one, answers) for one in task.readings(name, sample, answers)]
+                    for name in needed}
         except (TaskError, TrainingError):
             raise
         except Exception as error:
@@ -114,7 +115,7 @@ class Likelihoods:
             raise TaskError(f"sample '{visit.sample.id}': a Reading of a text in place of an answer is for plain "
                             "answers, and this is an episode")
         tokens = np.zeros(0, np.int64) if whole is None else self._written(whole)
-        before = written_after(_OPEN, visit.prompt.opened) if whole is None else self._decode(tokens)
+        before = completion_for(_OPEN, visit.prompt.opened) if whole is None else self._decode(tokens)
         begin = before.rfind(_OPEN) + len(_OPEN)
         if begin < len(_OPEN) or not text:
             return _plain(tokens[:0]), (0, 0)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from vlrl.store.files import append_line, fsync, writing
-from vlrl.task.services import Place
+from vlrl.task.services import ServiceContext
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class StoredReply:
     seconds: float = 0.0
     """From the first try to the reply."""
 
-    def of(self, place: Place) -> bool:
+    def of(self, place: ServiceContext) -> bool:
         """Returns whether it was asked for there first."""
         return (self.split, self.step) == (place.split, place.step)
 
@@ -63,7 +63,7 @@ class ReplyCache:
                           for k in _read(own, f"{name}-failed-rank-*.jsonl", self._failed_path)}
         self._unsettled: list[StoredReply] = []
 
-    def get(self, key: str, place: Place) -> StoredReply | None:
+    def get(self, key: str, place: ServiceContext) -> StoredReply | None:
         """Returns what is known of a question: a reply, or that it failed in this very step; None = it is to be asked.
         """
         with self._lock:

@@ -32,10 +32,10 @@ from vlrl.models.heads import HEAD, RewardHead
 from vlrl.models.policy import Policy
 from vlrl.models.processing import Encoder
 from vlrl.models.reading import read_tokens
-from vlrl.rewards.text import written_after
+from vlrl.rewards.text import completion_for
 from vlrl.store import checkpoint
 from vlrl.task import Task
-from vlrl.task.services import Place
+from vlrl.task.services import ServiceContext
 from vlrl.types import Completion, Media, Sample
 
 _WAY = "name a run of vlrl sft with algo.loss=bradley_terry, or a sequence classifier with one label"
@@ -48,7 +48,7 @@ class _Scorer(Protocol):
 class GroupRewardModel:
     """The service reward_model as one group has it; `failures` says why answers have no score."""
 
-    def __init__(self, scorer: Callable[..., list[tuple[float, ...] | str]], place: Place):
+    def __init__(self, scorer: Callable[..., list[tuple[float, ...] | str]], place: ServiceContext):
         self._scorer, self.place = scorer, place
         self.scored = 0
         """Answers, those without a score included."""
@@ -79,7 +79,7 @@ class RewardModel:
 
     concurrency = 1
 
-    def at(self, place: Place) -> GroupRewardModel:
+    def at(self, place: ServiceContext) -> GroupRewardModel:
         """Returns the service for one group of a step."""
         self._asked.append(GroupRewardModel(self, place))
         return self._asked[-1]
@@ -145,7 +145,7 @@ class HeadScorer:
     def __call__(self, question: str, media: Sequence[Media], answers: Sequence[str]) -> list[float]:
         """Raises DataError for media that cannot be read, and a prompt that is too long."""
         prompt = self._encode(_Asks(), Sample(id="asked", row={"question": question}, media=tuple(media)))
-        texts = [written_after(answer, prompt.opened) for answer in answers]
+        texts = [completion_for(answer, prompt.opened) for answer in answers]
         rows = [_completion(self._encode.answer_ids(text), text) for text in texts]
         outputs = read_tokens(self._policy, [prompt] * len(rows), rows, self._train,
                               lambda batch: self._head(self._policy.states(batch)))

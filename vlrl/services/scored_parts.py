@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from vlrl.rewards.ensembles import combined, mean, spread
-from vlrl.rewards.process import steps_of, with_pairs
+from vlrl.rewards.process import step_spans, with_pair_scores
 from vlrl.services.judge_prompts import question_text
 from vlrl.task.base import Task
 from vlrl.task.part import part
@@ -44,7 +44,7 @@ def process(task: Task, sample: Sample, answers: Sequence[Answer], services: Any
     With `pairs` the score of each step by itself and that of it and the next one as one text, in the mean: HRM, the
     hierarchical reward model (arXiv 2503.13551).
     """
-    cuts = [steps_of(a.text) for a in answers]
+    cuts = [step_spans(a.text) for a in answers]
     requested: list[list[str]] = []
     for answer, own in zip(answers, cuts, strict=True):
         text = answer.text
@@ -56,7 +56,7 @@ def process(task: Task, sample: Sample, answers: Sequence[Answer], services: Any
     for own, texts in zip(cuts, requested, strict=True):
         scores = [next(replies) for _ in texts]
         values = [mean(score) for score in scores if score is not None]
-        each = with_pairs(values[:len(own)], values[len(own):]) if pairs else values
+        each = with_pair_scores(values[:len(own)], values[len(own):]) if pairs else values
         ends = tuple(end for _, end in own)
         out.append({"process": StepValues(tuple(each), ends) if len(values) == len(texts) else None})
     return out

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from vlrl.config.registry import Table
 from vlrl.config.schema import Config
 from vlrl.task import Task
-from vlrl.task.services import FAILED, Place
+from vlrl.task.services import FAILED, ServiceContext
 
 KINDS = Table({
     "judge": "vlrl.services.judge:of_run",
@@ -29,7 +29,7 @@ class Service(Protocol):
     concurrency: int
     """Groups that may wait for it side by side; 1 = it computes here and is asked by one at a time."""
 
-    def at(self, place: Place) -> Callable[..., Any]:
+    def at(self, place: ServiceContext) -> Callable[..., Any]:
         """Returns it as one group has it; `failures`, where it has them, say why something has no reply."""
         ...
 
@@ -74,7 +74,7 @@ def serving(config: Config, task: Task) -> Iterator[ServiceSet | None]:
 class GroupServiceSet:
     """The services as one group has them."""
 
-    def __init__(self, services: Mapping[str, Service], place: Place, turn: threading.Lock):
+    def __init__(self, services: Mapping[str, Service], place: ServiceContext, turn: threading.Lock):
         self.turn = turn
         """Held while a task's code runs, and not while it waits for a server: groups wait side by side."""
         self._asked = {name: service.at(place) for name, service in services.items()}
@@ -112,13 +112,13 @@ class ServiceSet:
         """Groups that are scored side by side."""
         return min(_MOST_THREADS, max(service.concurrency for service in self._services.values()))
 
-    def at(self, place: Place) -> GroupServiceSet:
+    def at(self, place: ServiceContext) -> GroupServiceSet:
         """Returns the services for one group."""
         return GroupServiceSet(self._services, place, self._turn)
 
     def alone(self, split: str, step: int) -> GroupServiceSet:
         """Returns the services for a group of no run."""
-        return self.at(Place(split, step, step))
+        return self.at(ServiceContext(split, step, step))
 
     def warnings(self) -> list[str]:
         """Returns what does not answer now, which a run may outlive."""

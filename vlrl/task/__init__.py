@@ -7,7 +7,9 @@
 - `task.combine=auto` is the task's or recipe's own way, mostly the sum.
 """
 
-from vlrl.task.asked import (
+from vlrl.task.base import Task, fill, setting_names
+from vlrl.task.combine import Weight
+from vlrl.task.interface import (
     check_parts,
     check_shape,
     generated,
@@ -19,8 +21,6 @@ from vlrl.task.asked import (
     tool_schemas,
     with_guidance,
 )
-from vlrl.task.base import Task, fill, setting_names
-from vlrl.task.combine import Weight
 from vlrl.task.loading import builtin_names, load, load_class
 
 __all__ = ["Task", "Weight", "builtin_names", "check_parts", "check_shape", "fill", "generated", "load", "load_class",

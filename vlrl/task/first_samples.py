@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from vlrl.data.samples import readable
 from vlrl.errors import ConfigError
-from vlrl.task.asked import task_samples
 from vlrl.task.base import Task
+from vlrl.task.interface import task_samples
 from vlrl.types import Sample
 
 

@@ -17,7 +17,7 @@ _OF_A_NOTEBOOK = (" It is code of a notebook or script, which no other process h
                   "task=path/file.py:{}")
 
 
-def of_a_notebook(name: str) -> str:
+def notebook_warning(name: str) -> str:
     """Returns a warning for a task of the code that runs as `__main__`; "" for any other."""
     location, _, attribute = name.partition(":")
     return f"task.name={name}: vlrl eval, score and app cannot load it.{_OF_A_NOTEBOOK.format(attribute)}" \

@@ -18,13 +18,13 @@ import numpy as np
 from vlrl.data.samples import compared
 from vlrl.data.sequences import SampleSequence, where
 from vlrl.errors import ConfigError, DataError, VlrlError, did_you_mean
-from vlrl.task.asked import generated, task_samples
 from vlrl.task.base import Task
-from vlrl.task.row_files import not_read, unread
+from vlrl.task.interface import generated, task_samples
+from vlrl.task.row_files import unread_file, unread_file_error
 from vlrl.types import Answer, Parts, Sample, Variant
 
 
-class Turns(SampleSequence):
+class Interleaved(SampleSequence):
     """The samples of labelled sequences in turn, a, b, a, b, ...; those of the longer ones are what remains at the end.
 
     Nothing is copied: place i is found by arithmetic. A sample bears its label in `task`, and its id is `label/id`.
@@ -64,7 +64,7 @@ class Turns(SampleSequence):
 
     def _at(self, place: int) -> Sample:
         label, own = self.locate(place)
-        return labelled(self._samples[self.labels.index(label)][own], label)
+        return with_label(self._samples[self.labels.index(label)][own], label)
 
     def locate(self, place: int) -> tuple[str, int]:
         """Returns the label of a place, and the place in that label's own samples."""
@@ -81,7 +81,7 @@ class Turns(SampleSequence):
         return np.array(self.labels, dtype=object)[np.concatenate(parts)].tolist() if parts else []
 
 
-def labelled(sample: Sample, label: str) -> Sample:
+def with_label(sample: Sample, label: str) -> Sample:
     """Returns a task's own sample as one of a mixture."""
     return replace(sample, id=f"{label}/{sample.id}", task=label)
 
@@ -92,7 +92,7 @@ class Mixture(Task):
     def __init__(self, tasks: Mapping[str, Task]):
         super().__init__()
         self.tasks = {label: _called(task, label) for label, task in tasks.items()}
-        self._turns: dict[str, Turns] = {}
+        self._turns: dict[str, Interleaved] = {}
         every = tasks.values()
         vars(self).update(name=" + ".join(tasks), needs=frozenset(n for t in every for n in t.needs),
                           stage_fields=frozenset(n for t in every for n in t.stage_fields), knobs={
@@ -122,14 +122,14 @@ class Mixture(Task):
     def __copy__(self) -> Mixture:
         return self.each(lambda _, task: copy.copy(task))
 
-    def samples(self, split: str) -> Turns:
+    def samples(self, split: str) -> Interleaved:
         """Returns those of every task in turn. Raises ConfigError naming the task that has none."""
         if split not in self._turns:
-            self._turns[split] = Turns({label: _own_samples(i, task, split)
+            self._turns[split] = Interleaved({label: _own_samples(i, task, split)
                                         for i, (label, task) in enumerate(self.tasks.items())})
-            files = [unread(task, split) for task in self.members]
+            files = [unread_file(task, split) for task in self.members]
             if all(files):  # rows that the tasks have in common are for those that read rows
-                raise not_read("every task of `tasks` makes", split, files[0])
+                raise unread_file_error("every task of `tasks` makes", split, files[0])
         return self._turns[split]
 
     def generate(self, index: int, knobs: Mapping[str, float]) -> Sample:
@@ -140,7 +140,7 @@ class Mixture(Task):
         if not self.tasks[label].knobs:
             return self.samples("train")[index]
         mine = {name.removeprefix(f"{label}/"): v for name, v in knobs.items() if name.startswith(f"{label}/")}
-        return labelled(generated(self.tasks[label], own, mine), label)
+        return with_label(generated(self.tasks[label], own, mine), label)
 
     def weights_at(self, step: int) -> dict[str, float]:
         """Returns the parts of all tasks; of one that several have, the weight of the first."""
@@ -211,7 +211,7 @@ def _own_samples(place: int, task: Task, split: str) -> Sequence[Sample]:
     return samples
 
 
-def one_task(task: Task, what: str) -> Task:
+def require_one_task(task: Task, what: str) -> Task:
     """Returns the task, if it is one. Raises ConfigError for a mixture, which `what` cannot take."""
     if isinstance(task, Mixture):
         raise ConfigError(f"{what} takes one task, and this config has several: {', '.join(task.labels)}. Add "

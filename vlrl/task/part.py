@@ -11,7 +11,7 @@ ATTRIBUTE = "vlrl_part"
 
 
 @dataclass(frozen=True)
-class Offer:
+class PartSpec:
     """What a function gives, and of which services."""
 
     weights: Mapping[str, float]
@@ -33,7 +33,7 @@ def part(weights: Mapping[str, float], needs: Collection[str] = (),
     Task.readings does; without it these are the answers. With `replaces_outcome` an answer is not paid by it and by the
     task's own rule: see Offer."""
     def mark(function: F) -> F:
-        setattr(function, ATTRIBUTE, Offer(dict(weights), tuple(needs), readings, replaces_outcome))
+        setattr(function, ATTRIBUTE, PartSpec(dict(weights), tuple(needs), readings, replaces_outcome))
         return function
 
     return mark

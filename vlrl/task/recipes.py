@@ -154,12 +154,15 @@ def blind_boxes(width: float, height: float) -> dict[str, list[list[float]]]:
             "one box a hundred times": [quarter] * 100}
 
 
-def shown(task: Task, sample: Sample, place: Box, whole: bool = False) -> list[float]:
+def in_model_units(task: Task, sample: Sample, place: Box, whole: bool = False) -> list[float]:
     """Returns a box or point of the row as the model is to write it; `whole`: rounded, unless the convention is
     0..1.
     """
     written = task.coordinates.from_original(sample, place)
     return [round(v) for v in written] if whole and whole_units(task, sample) else written
+
+
+shown = in_model_units  # the former name, which recipes of users may import
 
 
 def whole_units(task: Task, sample: Sample) -> bool:

@@ -34,35 +34,35 @@ class RowFiles(DataSettings):
             self._requested.add(name)
         return super().__getattribute__(name)
 
-    def forget(self, split: str) -> None:
+    def reset_reads(self, split: str) -> None:
         """Forgets that the file of a split was asked for: what an earlier call read says nothing of the next."""
         self._requested.discard(split)
 
-    def unread(self, split: str) -> str:
+    def unread_file(self, split: str) -> str:
         """Returns the file of a split that no one has asked for; "" where there is none."""
         return vars(self).get(split, "") if split in _FILES and split not in self._requested else ""
 
 
-def unread(task: Any, split: str) -> str:
+def unread_file(task: Any, split: str) -> str:
     """Returns the file of `data.<split>` that a task did not look at when it gave its samples; "" where there is
     none.
     """
-    return task.data.unread(split) if isinstance(task.data, RowFiles) else ""
+    return task.data.unread_file(split) if isinstance(task.data, RowFiles) else ""
 
 
-def forget(task: Any, split: str) -> None:
+def reset_reads(task: Any, split: str) -> None:
     """Has `unread` count from now on."""
     if isinstance(task.data, RowFiles):
-        task.data.forget(split)
+        task.data.reset_reads(split)
 
 
-def refuse_unread(task: Any, split: str) -> None:
+def refuse_unread_file(task: Any, split: str) -> None:
     """Raises ConfigError where a task makes its own samples of a split, beside rows that are meant for it alone."""
-    file = unread(task, split)
+    file = unread_file(task, split)
     if file and split in task.data._own:
-        raise not_read(f"task '{task.name}' makes", split, file)
+        raise unread_file_error(f"task '{task.name}' makes", split, file)
 
 
-def not_read(whose: str, split: str, file: str) -> ConfigError:
+def unread_file_error(whose: str, split: str, file: str) -> ConfigError:
     return ConfigError(f"data.{split}={file!r} is not read: {whose} its own samples. Take the setting away, or set "
                        "data.own_samples=false, which puts the rows of the file in their place")

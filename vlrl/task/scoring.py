@@ -10,12 +10,12 @@ from typing import Any
 
 from vlrl.config.registry import place
 from vlrl.errors import TaskError, TrainingError
-from vlrl.rewards.scalar import finite
-from vlrl.rewards.worker import alone
-from vlrl.task.asked import check_parts, check_shape
+from vlrl.rewards.scalar import finite_number
+from vlrl.rewards.worker import ending_forked_copies
 from vlrl.task.base import Task, reaches
 from vlrl.task.environment import has_environment
-from vlrl.task.services import Services, without_absent
+from vlrl.task.interface import check_parts, check_shape
+from vlrl.task.services import Services, without_absent_parts
 from vlrl.types import Answer, Parts, Sample, StepValues
 
 _MOST_MARKS = 1000
@@ -37,7 +37,7 @@ def watching(watch: Callable[[int], str | None]) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Scored:
+class AnswerScore:
     """One answer's parts, reward and outcome; `error` says why a part or the reward has no value."""
 
     parts: Parts
@@ -50,12 +50,12 @@ class Scored:
     """Of the first part that is given by steps: where each ends, in characters of the completion, and its value."""
 
 
-Marked = list[tuple[Scored, list[Any] | None]]
+MarkedScores = list[tuple[AnswerScore, list[Any] | None]]
 """Scored answers with what task.overlay draws of them."""
 
 
 def score_group(task: Task, sample: Sample, answers: Sequence[Answer], step: int,
-                services: Services | None = None) -> list[Scored]:
+                services: Services | None = None) -> list[AnswerScore]:
     """Scores the answers to one sample. Without `services` there are no answers of variants either, and parts that need
     a service are left out.
 
@@ -69,7 +69,7 @@ def score_group(task: Task, sample: Sample, answers: Sequence[Answer], step: int
     task = task.of(sample)
     if services is None:
         services = Services()
-        task, _ = without_absent(task, sample, answers, services)
+        task, _ = without_absent_parts(task, sample, answers, services)
     weights = task.weights_at(step)
     single = [_guarded(lambda a=a: _own_parts(task, sample, a)) for a in answers]
     together, group_error = _guarded(lambda: task.score_group(sample, answers, services), len(answers))
@@ -86,16 +86,16 @@ def score_group(task: Task, sample: Sample, answers: Sequence[Answer], step: int
 
 
 def score_all(task: Task, sample: Sample, answers: Sequence[Answer], others: Sequence[Answer], step: int,
-              services: Services) -> tuple[Marked, dict[str, float]]:
+              services: Services) -> tuple[MarkedScores, dict[str, float]]:
     """Returns the answers of a group and then those aside, each with its marks (see score_group, score_alone,
     overlay_marks), and the weight of every part.
     """
-    task, _ = without_absent(task, sample, answers, services)
+    task, _ = without_absent_parts(task, sample, answers, services)
     scored = [*score_group(task, sample, answers, step, services), *score_alone(task, sample, others, step)]
     return [(s, overlay_marks(task, sample, s.parsed)) for s in scored], task.of(sample).weights_at(step)
 
 
-def score_alone(task: Task, sample: Sample, answers: Sequence[Answer], step: int) -> list[Scored]:
+def score_alone(task: Task, sample: Sample, answers: Sequence[Answer], step: int) -> list[AnswerScore]:
     """Scores answers that are in no group, those of a variant: with the parts of `score`; score_group's are left out.
     """
     task = task.of(sample)
@@ -120,12 +120,12 @@ def _own_parts(task: Task, sample: Sample, answer: Answer) -> Any:
     return {**{name: sum(turn.parts.get(name, 0.0) for turn in answer.turns) for name in names}, **own}
 
 
-def unscored(scored: Scored, error: str | None) -> Scored:
+def without_score(scored: AnswerScore, error: str | None) -> AnswerScore:
     """Returns the scores without a value where the environment failed: its errors are never paid."""
     if error is None:
         return scored
     reason = error if error.startswith("reset:") else f"environment: {error}"
-    return Scored(dict.fromkeys(scored.parts), None, scored.parsed, reason)
+    return AnswerScore(dict.fromkeys(scored.parts), None, scored.parsed, reason)
 
 
 def overlay_marks(task: Task, sample: Sample, parsed: Any) -> list[Any] | None:
@@ -146,7 +146,7 @@ def sample_metrics(task: Task, sample: Sample, answer: Answer, parts: Parts) -> 
         error = f"returned {type(metrics).__name__}, expected {{name: number}}"
     out: dict[str, float] = {}
     for name, given in ({} if error else metrics).items():
-        value, problem = finite(given)
+        value, problem = finite_number(given)
         if value is not None and isinstance(name, str):
             out[name] = value
         elif problem or not isinstance(name, str):
@@ -166,27 +166,27 @@ def _checked_groups(task: Task, groups: Any, count: int) -> Sequence[Parts]:
 
 
 def _finish(task: Task, sample: Sample, answer: Answer, parts: Parts | None, error: str | None,
-            weights: dict[str, float]) -> Scored:
+            weights: dict[str, float]) -> AnswerScore:
     parsed, parse_error = _guarded(lambda: task.parse(sample, answer))
     if parts is None:
-        return Scored(dict.fromkeys(weights), None, parsed, error)
+        return AnswerScore(dict.fromkeys(weights), None, parsed, error)
     clean: Parts = {}
     for name, given in parts.items():
-        value, problem = finite(given)
+        value, problem = finite_number(given)
         clean[name] = value
         error = error or (problem and f"part '{name}' {problem}")
     error = error or parse_error
     known = {name: value for name, value in clean.items() if value is not None}
     if len(known) < len(clean):
-        return Scored(clean, None, parsed, error)
+        return AnswerScore(clean, None, parsed, error)
     reward, problem = _combined(task, known, weights)
     problem = problem or _too_large({**{f"part '{k}'": v for k, v in known.items()}, "reward": reward or 0})
     if reward is None or problem:
         small = {name: value if abs(value) <= LARGEST else None for name, value in known.items()}
-        return Scored(small, None, parsed, error or problem)
+        return AnswerScore(small, None, parsed, error or problem)
     correct, problem = _correct(task, sample, answer, clean)
     steps = next((given for given in parts.values() if isinstance(given, StepValues)), None)
-    return Scored(clean, reward, parsed, error or problem, correct, _steps(steps, answer) if steps else ())
+    return AnswerScore(clean, reward, parsed, error or problem, correct, _steps(steps, answer) if steps else ())
 
 
 def _steps(steps: StepValues, answer: Answer) -> tuple[tuple[int, float], ...]:
@@ -207,7 +207,7 @@ def _combined(task: Task, parts: dict[str, float], weights: dict[str, float]) ->
     """Returns the reward, or None and why."""
     given, problem = _guarded(lambda: task.combine(parts, weights))
     if problem is None:
-        value, problem = finite(given)
+        value, problem = finite_number(given)
         if value is not None:
             return value, None
     return None, f"combine: {problem or 'gave None'}"
@@ -230,7 +230,7 @@ def _guarded(call: Any, answers: int = 1) -> tuple[Any, str | None]:
     if refused:
         return None, refused
     try:
-        with alone():
+        with ending_forked_copies():
             return call(), None
     except (TaskError, TrainingError):
         raise

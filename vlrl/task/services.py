@@ -36,7 +36,7 @@ class Reading:
 
 Key = tuple[int | None, str | None]
 """Number of an answer in its group, and the text in place of its own; see Reading."""
-Likely = Mapping[str, Mapping[Key, np.ndarray]]
+GroupLogprobs = Mapping[str, Mapping[Key, np.ndarray]]
 """Log-probabilities [t] of what was read for a group, by service."""
 
 
@@ -57,7 +57,7 @@ LOGPROBS = ("policy_logprobs", "reference_logprobs")
 
 
 @dataclass(frozen=True)
-class Place:
+class ServiceContext:
     """For what something is asked."""
 
     split: str = ""
@@ -144,7 +144,7 @@ class Services:
                             "the task's `needs`")
 
 
-def key_of(reading: Answer | Reading, group: Sequence[Answer]) -> Key:
+def reading_key(reading: Answer | Reading, group: Sequence[Answer]) -> Key:
     """Returns what is to be read. Raises TaskError where it is of no answer of the group."""
     answer, text = (reading.answer, reading.text) if isinstance(reading, Reading) else (reading, None)
     places = [i for i, one in enumerate(group) if one is answer]
@@ -154,11 +154,11 @@ def key_of(reading: Answer | Reading, group: Sequence[Answer]) -> Key:
     return (places[0] if places else None), text
 
 
-def looked_up(name: str, group: Sequence[Answer], values: Mapping[Key, np.ndarray]) -> Logprobs:
+def precomputed_logprobs(name: str, group: Sequence[Answer], values: Mapping[Key, np.ndarray]) -> Logprobs:
     """Returns a service of log-probabilities, as computed for the answers of a group before it is scored."""
 
     def logprobs(readings: Sequence[Answer | Reading]) -> list[np.ndarray]:
-        keys = [key_of(one, group) for one in readings]
+        keys = [reading_key(one, group) for one in readings]
         if unread := next((key for key in keys if key not in values), None):
             what = "an answer" if unread[1] is None else f"the text {unread[1]!a:.80} in place of an answer's own"
             raise TaskError(f"services.{name} was asked for {what}, which Task.readings did not give: let it return "
@@ -193,7 +193,7 @@ class RunServices(Protocol):
         """Groups that are scored side by side."""
         ...
 
-    def at(self, place: Place) -> GroupServices: ...
+    def at(self, place: ServiceContext) -> GroupServices: ...
 
     def metrics(self, split: str, step: int, times: bool = True) -> dict[str, float]:
         """Returns what was asked for a split up to a step, over all processes, and forgets it."""
@@ -202,7 +202,8 @@ class RunServices(Protocol):
     def close(self) -> None: ...
 
 
-def without_absent(task: Task, sample: Sample, answers: Sequence[Answer], services: Services) -> tuple[Task, list[str]]:
+def without_absent_parts(task: Task, sample: Sample, answers: Sequence[Answer],
+                         services: Services) -> tuple[Task, list[str]]:
     """Returns the task less the parts that it cannot give without the services it `needs`, and their names.
 
     A task that needs nothing, or nothing that is absent, stays as it is; of a mixture it is the sample's.
@@ -220,7 +221,7 @@ def served(task: Task, available: Collection[str], samples: Sequence[Sample]) ->
     return _ABSENT["served"](task, available, samples) if lacking else task
 
 
-def served_parts(task: Task, service: str) -> Collection[str] | None:
+def parts_needing(task: Task, service: str) -> Collection[str] | None:
     """Returns the parts that need a service; None where the task does not say which."""
     if service not in task.needs:
         return ()

@@ -4,7 +4,7 @@
     scorer.settle("norm1000")           # make("norm1000") is the task, called in the process that scores
     scorer(task, sample, answers, others, step, services)       # as scoring.score_all
 
-keeper.py forks the process, whose task and samples are those of the start. Only what cannot be sent (a sample with
+fork_server.py forks the process, whose task and samples are those of the start. Only what cannot be sent (a sample with
 objects that cannot be pickled, a service) is scored in the training process, as it is without a limit.
 """
 
@@ -18,14 +18,14 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 
-from vlrl.rewards.worker import Hung, Killed, Worker, serve
+from vlrl.rewards.worker import Worker, WorkerEnded, WorkerHung, serve
 from vlrl.task.base import Task
-from vlrl.task.keeper import Keeper, KeeperGone
-from vlrl.task.scoring import Marked, Scored, score_all, watching
+from vlrl.task.fork_server import ForkServer, ForkServerLost
+from vlrl.task.scoring import AnswerScore, MarkedScores, score_all, watching
 from vlrl.task.services import Services
 from vlrl.types import Answer, Sample
 
-Found = tuple[Marked, dict[str, float]]
+GroupScores = tuple[MarkedScores, dict[str, float]]
 _PLACE = struct.Struct("qq")
 """What stands in the shared memory: how many calls of the task's code were begun, and the answers of the last one."""
 _START_S = 60.0
@@ -33,11 +33,11 @@ _START_S = 60.0
 _log = logging.getLogger(__name__)
 
 
-class GivenUp(Exception):
+class GroupAbandoned(Exception):
     """A group is given up: why."""
 
 
-class Scorer:
+class SubprocessScorer:
     """Scores groups in a process that is ended when one call takes longer than `seconds` for each of its answers.
 
     Of a call that hangs, or ends its process, the answer (of score_group: every answer of the group) has the reward 0
@@ -48,26 +48,26 @@ class Scorer:
         self.seconds, self._lock = seconds, threading.Lock()
         self._convention, self._reported = "", False
         self._place = mmap.mmap(-1, _PLACE.size)
-        self.keeper = Keeper(lambda connection, convention: _work(connection, make(convention), self._place))
-        self.worker = Worker(lambda: self.keeper.start(self._convention))
+        self.fork_server = ForkServer(lambda connection, convention: _work(connection, make(convention), self._place))
+        self.worker = Worker(lambda: self.fork_server.start(self._convention))
 
     def settle(self, convention: str) -> None:
         """How the model writes boxes, which is known once it is loaded."""
         self._convention = convention
 
     def __call__(self, task: Task, sample: Sample, answers: Sequence[Answer], others: Sequence[Answer], step: int,
-                 services: Services) -> Found:
+                 services: Services) -> GroupScores:
         """As scoring.score_all; one group at a time, from any thread."""
-        outcome: Found | str | None = None
+        outcome: GroupScores | str | None = None
         if not services.given:
             try:
                 request = pickle.dumps((sample, answers, others, step, dict(services.variants)),
                                        pickle.HIGHEST_PROTOCOL)
                 outcome = self._scored(request, sample)
-            except GivenUp as given:
-                lost = Scored(dict.fromkeys(task.of(sample).weights_at(step)), None, None, str(given))
+            except GroupAbandoned as given:
+                lost = AnswerScore(dict.fromkeys(task.of(sample).weights_at(step)), None, None, str(given))
                 outcome = [(lost, None)] * (len(answers) + len(others)), task.of(sample).weights_at(step)
-            except KeeperGone as error:
+            except ForkServerLost as error:
                 self._tell(str(error))
             except Exception as error:  # whatever a task's own objects raise, and a system that forks no more
                 outcome = f"{type(error).__name__}: {error}"
@@ -79,7 +79,7 @@ class Scorer:
         """Ends both processes."""
         with self._lock:
             self.worker.kill()
-            self.keeper.close()
+            self.fork_server.close()
 
     def _tell(self, why: str) -> None:
         if not self._reported:
@@ -87,7 +87,7 @@ class Scorer:
             _log.warning("answers of this task are scored in the training process, where limits.score_s ends nothing: "
                          "%s", why)
 
-    def _scored(self, request: bytes, sample: Sample) -> Found | str | None:
+    def _scored(self, request: bytes, sample: Sample) -> GroupScores | str | None:
         """Returns the scores; None, or why they could not be sent, where they are to be found in this process. Raises
         GivenUp when the task hangs even where nothing of it should be called any more.
         """
@@ -98,13 +98,13 @@ class Scorer:
                 try:
                     # of this run's own process
                     return pickle.loads(self.worker.ask(pickle.dumps((refused, request)), self._patience))
-                except Killed as error:
-                    hung, place = isinstance(error, Hung), self._patience()[0][0]
+                except WorkerEnded as error:
+                    hung, place = isinstance(error, WorkerHung), self._patience()[0][0]
                 why = (f"no result within limits.score_s={self.seconds:g} s for an answer" if hung else
                        "the process that ran it ended")
                 _log.warning("scoring sample %r: %s; its process was started again", sample.id, why)
                 if place in refused:
-                    raise GivenUp(f"{refused[place]}, twice")
+                    raise GroupAbandoned(f"{refused[place]}, twice")
                 refused[place] = f"TimeoutError: {why}" if hung else f"ChildProcessError: {why}"
 
     def _patience(self) -> tuple[tuple[int, int], float]:

@@ -49,7 +49,7 @@ def with_media_of(sample: Sample, variant: Variant) -> Sample:
     return replace(sample, media=tuple(variant.media))
 
 
-def looks_alike(shown: Prompt, plain: Prompt) -> bool:
+def same_pixels(shown: Prompt, plain: Prompt) -> bool:
     """Returns whether a variant shows the very pixels of the sample, as a clip of one frame in another order does.
     Answers to it beside the group would tell nothing, and are not drawn.
     """
@@ -57,7 +57,7 @@ def looks_alike(shown: Prompt, plain: Prompt) -> bool:
     return bool(plain.media) and pixels[0] == pixels[1]
 
 
-def trained_answers(variants: Sequence[Variant]) -> int:
+def trained_count(variants: Sequence[Variant]) -> int:
     """Returns how many answers of a group are those of variants."""
     return sum(v.n for v in variants if v.trained)
 
@@ -83,7 +83,7 @@ def _together(variants: Sequence[Variant], n: int) -> str | None:
     twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
     if twice is not None:
         return f"name '{twice}' twice"
-    if trained_answers(variants) >= n:
-        return (f"are to be trained with {trained_answers(variants)} answers, which leaves none of "
+    if trained_count(variants) >= n:
+        return (f"are to be trained with {trained_count(variants)} answers, which leaves none of "
                 f"rollout.group_size={n} for the sample as it is: raise it, or ask for fewer")
     return None

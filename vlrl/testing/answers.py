@@ -15,7 +15,7 @@ from vlrl.checks.prompts import prompt_text
 from vlrl.checks.tasks import drawn_score, range_problem
 from vlrl.data import coordinates
 from vlrl.data.coordinates import Coordinates
-from vlrl.rewards.scalar import finite
+from vlrl.rewards.scalar import finite_number
 from vlrl.task import Task, check_parts, check_shape, task_oracle
 from vlrl.task.services import Services
 from vlrl.testing.findings import Findings, TooSlow, full_marks, reward_of, timed
@@ -91,7 +91,7 @@ def _with_group_parts(task: Task, sample: Sample, answer: Answer, parts: Any) ->
 
 
 def _problem(task: Task, name: str, value: Any) -> str | None:
-    number, problem = finite(value)
+    number, problem = finite_number(value)
     return f"part '{name}' {problem}" if problem else range_problem(task, name, number) or None
 
 

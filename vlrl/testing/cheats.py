@@ -39,7 +39,7 @@ class CheatRow:
 
 
 @dataclass(frozen=True)
-class Case:
+class CheatCase:
     """What a cheat is made from."""
 
     task: Task
@@ -56,20 +56,20 @@ def _forms(text: str) -> list[Text]:
     return [text, f"<answer>{text}</answer>", f"<think></think><answer>{text}</answer>", f"\\boxed{{{text}}}"]
 
 
-def _silence(case: Case) -> list[Text]:
+def _silence(case: CheatCase) -> list[Text]:
     return ["", " ", "<think></think>", "<think></think><answer></answer>", "<answer> </answer>", "\\boxed{}"]
 
 
-def _refusing(case: Case) -> list[Text]:
+def _refusing(case: CheatCase) -> list[Text]:
     return [form for text in ("I cannot answer that.", "unknown", "N/A", "The answer is above.")
             for form in _forms(text)]
 
 
-def _copied_prompt(case: Case) -> list[Text]:
+def _copied_prompt(case: CheatCase) -> list[Text]:
     return _forms(prompt_text(case.task.messages(case.sample)))
 
 
-def _all_options(case: Case) -> list[Text]:
+def _all_options(case: CheatCase) -> list[Text]:
     options = next((case.sample.get(key) for key in ("options", "labels") if case.sample.get(key)), None)
     if not isinstance(options, (list, tuple)):
         return []
@@ -77,7 +77,7 @@ def _all_options(case: Case) -> list[Text]:
     return [form for mark in (", ", "\n", " ") for form in _forms(mark.join(names))]
 
 
-def _everything(case: Case) -> list[Text]:
+def _everything(case: CheatCase) -> list[Text]:
     """Returns all answers that are ever right, in one."""
     many = list(case.candidates)
     if len(many) < 2:
@@ -87,16 +87,16 @@ def _everything(case: Case) -> list[Text]:
     return [*each, *(form for mark in (", ", "\n", " ", " or ") for form in _forms(mark.join(many)))]
 
 
-def _every_digit(case: Case) -> list[Text]:
+def _every_digit(case: CheatCase) -> list[Text]:
     return [form for mark in (" ", ", ", "") for form in _forms(mark.join("0123456789"))]
 
 
-def _every_letter(case: Case) -> list[Text]:
+def _every_letter(case: CheatCase) -> list[Text]:
     return [form for text in ("A, B, C, D, E", "A B C D", "ABCD", "yes, no", "yes no", "no yes")
             for form in _forms(text)]
 
 
-def _whole_image(case: Case) -> list[Text]:
+def _whole_image(case: CheatCase) -> list[Text]:
     width, height = (case.sample.get(side) for side in ("width", "height"))
     if not width or not height:
         return []
@@ -104,7 +104,7 @@ def _whole_image(case: Case) -> list[Text]:
     return [form for text in (str(box), f'[{{"bbox_2d": {box}, "label": "object"}}]') for form in _forms(text)]
 
 
-def _many_boxes(case: Case) -> list[Text]:
+def _many_boxes(case: CheatCase) -> list[Text]:
     width, height = (case.sample.get(side) for side in ("width", "height"))
     if not width or not height:
         return []
@@ -114,7 +114,7 @@ def _many_boxes(case: Case) -> list[Text]:
     return _forms(", ".join(str(to(case.sample, cell)) for cell in cells))
 
 
-def _hidden(case: Case) -> list[Text]:
+def _hidden(case: CheatCase) -> list[Text]:
     """Returns the right answer in the reasoning, and another one at the end."""
     right, wrong = case.right, case.wrong
     return [f"<think>{right}</think><answer>{wrong}</answer>", f"<think>{right}</think>{wrong}",
@@ -124,7 +124,7 @@ def _hidden(case: Case) -> list[Text]:
             f"<think>{right}</think><answer></answer>"]
 
 
-def _two_answers(case: Case) -> list[Text]:
+def _two_answers(case: CheatCase) -> list[Text]:
     """Right and wrong together, in both orders: one order may pay, not both."""
     pairs = [(case.right, case.wrong), (case.wrong, case.right)]
     joins: list[Callable[[str, str], str]] = [
@@ -134,12 +134,13 @@ def _two_answers(case: Case) -> list[Text]:
     return [tuple(join(a, b) for a, b in pairs) for join in joins]
 
 
-CONSTANT: dict[str, Callable[[Case], list[Text]]] = {
+CONSTANT: dict[str, Callable[[CheatCase], list[Text]]] = {
     "silence": _silence, "refusing": _refusing, "copied prompt": _copied_prompt, "all options": _all_options,
     "all answers in one": _everything, "every digit": _every_digit, "every letter": _every_letter,
     "whole image": _whole_image, "many boxes": _many_boxes}
 """Cheats that need no look at the picture: they must not beat the best constant answer."""
-KNOWING: dict[str, Callable[[Case], list[Text]]] = {"hidden in the reasoning": _hidden, "two answers": _two_answers}
+KNOWING: dict[str, Callable[[CheatCase], list[Text]]] = {
+    "hidden in the reasoning": _hidden, "two answers": _two_answers}
 """Cheats that hold the right answer without giving it."""
 NAMES = (*CONSTANT, *KNOWING, "best constant answer")
 """Names of the cheats that are tried on every task."""
@@ -177,14 +178,14 @@ def check_cheats(task: Task, samples: Sequence[Sample], oracles: Sequence[tuple[
     return [_row("perfect answer", best, best, oracles[0][0], template), *rows]
 
 
-def _cases(task: Task, samples: Sequence[Sample], oracles: Sequence[str]) -> list[Case]:
+def _cases(task: Task, samples: Sequence[Sample], oracles: Sequence[str]) -> list[CheatCase]:
     finals = [answer_of(text).final for text in oracles]
     candidates = list(dict.fromkeys(finals))[:_CANDIDATES]
-    return [Case(task, sample, right, next((c for c in candidates if c != right), "unknown"), candidates)
+    return [CheatCase(task, sample, right, next((c for c in candidates if c != right), "unknown"), candidates)
             for sample, right in zip(samples, finals, strict=True)]
 
 
-def _best_form(task: Task, cases: Sequence[Case], name: str, make: Callable[[Case], list[Text]],
+def _best_form(task: Task, cases: Sequence[CheatCase], name: str, make: Callable[[CheatCase], list[Text]],
                best: Sequence[float], findings: Findings, template: str) -> list[CheatRow]:
     """Returns the row of the form that pays most over the samples that have this cheat; none when no sample has."""
     try:
@@ -204,7 +205,7 @@ def _best_form(task: Task, cases: Sequence[Case], name: str, make: Callable[[Cas
     return [max(rows, key=lambda row: row.mean)]
 
 
-def _own(task: Task, cases: Sequence[Case], best: Sequence[float], findings: Findings,
+def _own(task: Task, cases: Sequence[CheatCase], best: Sequence[float], findings: Findings,
          template: str) -> tuple[list[CheatRow], set[str]]:
     """Returns the cheats that the task itself names, and the names that it calls honest answers (for its first
     sample).

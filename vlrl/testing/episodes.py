@@ -22,8 +22,8 @@ from vlrl.environments.validation import same
 from vlrl.errors import DataError
 from vlrl.rewards.text import parse_answer
 from vlrl.task import Task
-from vlrl.task.calls import CLOSE, OPEN
-from vlrl.task.scoring import Scored, score_group
+from vlrl.task.scoring import AnswerScore, score_group
+from vlrl.task.tool_calls import CLOSE, OPEN
 from vlrl.testing.findings import Findings
 from vlrl.testing.texts import hostile_texts
 from vlrl.types import Acted, Observation, Sample, Step
@@ -106,32 +106,32 @@ def _name(process: psutil.Process) -> str:
 
 
 @dataclass(frozen=True)
-class Played:
+class PlayedEpisode:
     """An episode, up to the action that ended it."""
 
     first: Observation | None
     """None for a sample without an environment."""
     steps: tuple[Step, ...] = ()
     error: str = ""
-    scored: Scored | None = None
+    scored: AnswerScore | None = None
 
     @property
     def done(self) -> bool:
         return bool(self.steps) and self.steps[-1].done
 
 
-def play(host: Environments, task: Task, sample: Sample, actions: Sequence[str], findings: Findings) -> Played:
+def play(host: Environments, task: Task, sample: Sample, actions: Sequence[str], findings: Findings) -> PlayedEpisode:
     """Returns what comes of these actions; a finding for an environment that cannot close."""
     episode = host.open(sample, _SEED)
     try:
         (first,) = host.reset([episode])
         if first is None or isinstance(first, EnvironmentFailure):
-            return Played(None, error=first.reason if first else "")
+            return PlayedEpisode(None, error=first.reason if first else "")
         steps: list[Step] = []
         for action in actions:
             (step,) = host.step([episode], [action])
             if isinstance(step, EnvironmentFailure):
-                return Played(first, tuple(steps), step.reason)
+                return PlayedEpisode(first, tuple(steps), step.reason)
             steps.append(step)
             if step.done:
                 break
@@ -141,9 +141,9 @@ def play(host: Environments, task: Task, sample: Sample, actions: Sequence[str],
     turns = tuple(Acted(action=action, observation=s.observation.text, media=tuple(s.observation.media), parts=s.parts,
                         state=s.state, done=s.done) for action, s in zip(actions, steps, strict=False))
     if not turns:
-        return Played(first)
+        return PlayedEpisode(first)
     answer = replace(parse_answer(turns[-1].action), turns=turns)
-    return Played(first, tuple(steps), scored=score_group(task, sample, [answer], 0)[0])
+    return PlayedEpisode(first, tuple(steps), scored=score_group(task, sample, [answer], 0)[0])
 
 
 def _check_perfect(host: Environments, task: Task, sample: Sample, findings: Findings) -> float | None:
@@ -177,7 +177,7 @@ def _perfect_actions(task: Task, sample: Sample, findings: Findings) -> list[str
     return []
 
 
-def _check_reward(task: Task, sample: Sample, actions: Sequence[str], played: Played, scored: Scored,
+def _check_reward(task: Task, sample: Sample, actions: Sequence[str], played: PlayedEpisode, scored: AnswerScore,
                   findings: Findings) -> float | None:
     last = actions[len(played.steps) - 1]
     if scored.reward is None:
@@ -194,7 +194,7 @@ def _check_reward(task: Task, sample: Sample, actions: Sequence[str], played: Pl
     return scored.reward
 
 
-def _check_shown(played: Played, sample: Sample, findings: Findings) -> None:
+def _check_shown(played: PlayedEpisode, sample: Sample, findings: Findings) -> None:
     limits = LimitsSettings()
     for observation in (played.first, *(step.observation for step in played.steps)):
         for media in observation.media if observation else ():
@@ -204,7 +204,7 @@ def _check_shown(played: Played, sample: Sample, findings: Findings) -> None:
                 findings.add("media", f"an observation shows what cannot be read: {error}", sample.id)
 
 
-def _same(a: Played, b: Played) -> bool:
+def _same(a: PlayedEpisode, b: PlayedEpisode) -> bool:
     def alike(one: Step, other: Step) -> bool:
         return (one.parts, one.done, one.state) == (other.parts, other.done, other.state) and same(
             one.observation, other.observation)

@@ -44,7 +44,7 @@ from vlrl.task import Task, task_samples
 from vlrl.task.environment import has_environment
 from vlrl.task.scoring import score_all
 from vlrl.task.services import LOGPROBS, SERVICES, served
-from vlrl.task.subprocess_scorer import Scorer
+from vlrl.task.subprocess_scorer import SubprocessScorer
 from vlrl.training.advantages import Credit
 from vlrl.training.build_engine import check_engine, engine_folder, make_engine
 from vlrl.training.build_task import make_task, settle_coordinates
@@ -70,7 +70,7 @@ class Parts:
     optimizer: torch.optim.Optimizer
     algorithm: Algorithm
     clock: Clock
-    scorer: Scorer | None = None
+    scorer: SubprocessScorer | None = None
     warnings: Sequence[str] = ()
     """What the checks of the first samples found that does not stop a run; on the main process."""
 
@@ -278,13 +278,13 @@ def _measures(sampler: curriculum.Sampler | None, *given: Any) -> dict[str, Meas
     return {name: _MEASURES[name](*given)} if name else {}
 
 
-def make_scorer(config: Config, task: Task, ready: Callable[[], Task]) -> Scorer | None:
+def make_scorer(config: Config, task: Task, ready: Callable[[], Task]) -> SubprocessScorer | None:
     """What scores in a process of its own, as `ready` gives the task; None without limits.score_s, or where a system
     cannot fork safely.
     """
     if not config.limits.score_s or sys.platform != "linux":
         return None
-    return Scorer(_settled(config, task, ready), config.limits.score_s)
+    return SubprocessScorer(_settled(config, task, ready), config.limits.score_s)
 
 
 def make_environments(config: Config, task: Task, ready: Callable[[], Task]) -> Any:

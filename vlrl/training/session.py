@@ -30,7 +30,7 @@ from vlrl.store import RunFolder, checkpoint, files
 from vlrl.store.lock import Lock, Unlocked
 from vlrl.store.run_folder import PINS
 from vlrl.store.writer import BackgroundWriter
-from vlrl.task.loading import of_a_notebook
+from vlrl.task.loading import notebook_warning
 from vlrl.training import checkpointing, inert, resume
 from vlrl.training.build import Parts
 from vlrl.training.build_engine import remove_engine_folder
@@ -151,7 +151,7 @@ class Session:
             if notice:
                 say(notice)
         names = [self.config.task.name, *(entry.name for entry in self.config.tasks)]
-        for warning in (*filter(None, map(of_a_notebook, names)), *parts.warnings):
+        for warning in (*filter(None, map(notebook_warning, names)), *parts.warnings):
             say(f"warning: {warning}")
         self._beat()
         return parts

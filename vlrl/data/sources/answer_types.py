@@ -17,7 +17,7 @@ from vlrl.config.schema import AnswerType
 from vlrl.errors import ConfigError, DataError, did_you_mean
 from vlrl.rewards.answers import quantity
 from vlrl.rewards.codes import is_code
-from vlrl.rewards.numbers import whole_number
+from vlrl.rewards.numbers import read_number
 from vlrl.rewards.scripts import western
 from vlrl.types import Record
 
@@ -113,7 +113,7 @@ def guessed(answer: Any, question: str) -> Guess:
         return Guess("math", "math", "LaTeX or signs of mathematics")
     if (said := said.removesuffix(".")) and not isinstance(answer, (int, float)) and _is_text_of_digits(said):
         return Guess("text", "code", "digits that are no number: zeros before them, hyphens, slashes, letters")
-    if (value := whole_number(_COIN.fullmatch(said)[1] if "\n" not in said else said)) is not None and "/" not in said:  # pyright: ignore
+    if (value := read_number(_COIN.fullmatch(said)[1] if "\n" not in said else said)) is not None and "/" not in said:  # pyright: ignore
         asks = value >= 0 and value == int(value) and "%" not in said and _ASKS_COUNT.search(question)
         if asks:
             return Guess("count", "amount", "a number, and the question asks how many")

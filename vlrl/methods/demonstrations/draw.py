@@ -23,7 +23,7 @@ from vlrl.rollout.demonstrations import demonstrated, has_demonstration
 from vlrl.rollout.generate import AcceptedDraw
 from vlrl.task import Task
 from vlrl.task.environment import has_environment
-from vlrl.task.given import given_answer
+from vlrl.task.interface import given_answer
 from vlrl.types import Group, Sample
 
 _STREAM = 11

@@ -8,7 +8,7 @@ import numpy as np
 
 from vlrl.errors import DataError
 from vlrl.models.processing import Encoder
-from vlrl.rewards.text import written_after
+from vlrl.rewards.text import completion_for
 from vlrl.rollout.generate import AcceptedDraw
 from vlrl.task import Task
 from vlrl.types import Completion, Group, Rollout
@@ -33,7 +33,7 @@ def _group(task: Task, encode: Encoder, accepted: AcceptedDraw, step: int, split
 
 
 def _rollout(encode: Encoder, accepted: AcceptedDraw, place: int, text: str, step: int) -> Rollout:
-    text = written_after(text, accepted.prompt.opened)
+    text = completion_for(text, accepted.prompt.opened)
     tokens = encode.answer_ids(text)
     completion = Completion(tokens=tokens, logprobs=np.zeros(len(tokens), np.float32),
                             loss_mask=np.ones(len(tokens), bool), text=text, finish_reason="stop")

@@ -25,7 +25,7 @@ from vlrl.methods.second_attempts.guidance import WORDS, Tried
 from vlrl.methods.second_attempts.keep import KEEPS, Attempted, Read
 from vlrl.methods.second_attempts.members import USES, marked, second_attempts
 from vlrl.models.processing import Encoder, PromptTooLong
-from vlrl.rewards.text import answer_place
+from vlrl.rewards.text import answer_offset
 from vlrl.task import Task
 from vlrl.task.environment import has_environment
 from vlrl.types import Answer, Completion, Group, Prompt, Sample
@@ -139,7 +139,7 @@ class Guiding:
         self.counts.attempts += len(attempts.rollouts)
         self.counts.correct += sum(bool(r.correct) for r in attempts.rollouts)
         if self.settings.keep.name == "explains":
-            self.counts.bare += sum(not answer_place(r.completion.text) for r in attempts.rollouts)
+            self.counts.bare += sum(not answer_offset(r.completion.text) for r in attempts.rollouts)
         self.counts.retained += sum(retained)
         under = sampled if self.trains_guided else group.prompt
         second = [replace(r, index=first + i, variant=GUIDED, trained=good, train_prompt=under,

@@ -13,9 +13,9 @@ from pydantic import Field
 
 from vlrl.config.registry import failure
 from vlrl.errors import TaskError, VlrlError
-from vlrl.rewards.text import answer_place, parse_answer
+from vlrl.rewards.text import answer_offset, parse_answer
 from vlrl.task import Task
-from vlrl.task.given import given_answer
+from vlrl.task.interface import given_answer
 from vlrl.types import Answer, Sample
 
 _Share = Annotated[float, Field(gt=0, le=1)]
@@ -59,7 +59,7 @@ def hint(t: Tried, shares: _Shares = (0.25, 0.5, 0.75)) -> str | None:
     text = given_answer(t.task, t.sample) if t.level < len(shares) else None
     if not text:
         return None
-    begun = text[:min(int(shares[t.level] * len(text)), answer_place(text))].rstrip()
+    begun = text[:min(int(shares[t.level] * len(text)), answer_offset(text))].rstrip()
     return f"This is how a correct solution begins. Go on from there:\n{begun}" if begun else None
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from vlrl.models.processing import Encoder
-from vlrl.rewards.text import answer_place, written_after
+from vlrl.rewards.text import answer_offset, completion_for
 from vlrl.task import Task
-from vlrl.task.given import given_answer
+from vlrl.task.interface import given_answer
 from vlrl.types import Completion, Prompt, Rollout, Sample
 
 Read = Callable[[Sequence[Prompt], Sequence[np.ndarray]], list[np.ndarray]]
@@ -47,7 +47,7 @@ def explains(groups: Sequence[Attempted], read: Read) -> list[list[bool]]:
     attempts = [(g, r.completion.tokens, answer_start(r.completion.tokens, g.encode.processor.tokenizer.decode))
                 for g in groups for r in g.attempts]
     given = [given_answer(g.task, g.sample) for g in groups]
-    solutions = [np.zeros(0, np.int64) if text is None else g.encode.answer_ids(written_after(text, g.prompt.opened))
+    solutions = [np.zeros(0, np.int64) if text is None else g.encode.answer_ids(completion_for(text, g.prompt.opened))
                  for g, text in zip(groups, given, strict=True)]
     values = iter(read([*(g.prompt for g, *_ in attempts for _ in range(2)), *(g.prompt for g in groups)],
                        [*(tokens for _, whole, at in attempts for tokens in (whole, whole[at:])), *solutions]))
@@ -60,7 +60,7 @@ def explains(groups: Sequence[Attempted], read: Read) -> list[list[bool]]:
 
 def answer_start(tokens: np.ndarray, decode: Callable[[np.ndarray], str]) -> int:
     """Returns the place of the token [T] with the first character of the final answer."""
-    place = answer_place(decode(tokens))
+    place = answer_offset(decode(tokens))
     return max(bisect_right(range(len(tokens) + 1), place, key=lambda k: len(decode(tokens[:k]))) - 1, 0)
 
 

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from vlrl.rewards.answers import read_number
 from vlrl.rewards.boxes import is_number
 from vlrl.rewards.codes import is_code
+from vlrl.rewards.numbers import read_number
 from vlrl.rewards.regions import clip_to_image, region_vote
 
 MOST_SUBSETS = 1000

@@ -36,11 +36,11 @@ from vlrl.models import learning, loading, packing, saving
 from vlrl.models.model_config import family_convention
 from vlrl.models.processing import Encoder, PromptTooLong
 from vlrl.models.skeleton import skeleton
-from vlrl.rewards.text import written_after
+from vlrl.rewards.text import completion_for
 from vlrl.rollout.generate import make_group
 from vlrl.store import RunFolder, checkpoint
 from vlrl.task import Task, task_oracle, task_samples
-from vlrl.task.scoring import Scored
+from vlrl.task.scoring import AnswerScore
 from vlrl.tools.machine import memory, needs
 from vlrl.tools.play import episodes as acting
 from vlrl.tools.play.episode_lengths import PLAYED, EpisodeLength, ObservationStats, counted, measure
@@ -340,12 +340,12 @@ def show(config: Config, task: Task, sample: Sample, encode: Encoder | None) -> 
     text = task_oracle(task, group.sample)
     oracle = None
     if text is not None:
-        text = written_after(text, prompt.opened)
+        text = completion_for(text, prompt.opened)
         tokens = encode.answer_ids(text)
         given = Completion(tokens=tokens, logprobs=np.zeros(len(tokens), np.float32),
                            loss_mask=np.ones(len(tokens), bool), text=text, finish_reason="stop")
         (rollout,) = make_group(task, group.sample, prompt, [given], group_id="0", split="train", step=0).rollouts
-        scored = Scored(rollout.parts, rollout.reward, rollout.parsed, rollout.error)
+        scored = AnswerScore(rollout.parts, rollout.reward, rollout.parsed, rollout.error)
         oracle = oracle_of(task, text, len(tokens), scored, prompt.opened)
     sizes, tokens = dict(enumerate(prompt.processed_sizes)), dict(enumerate(prompt.visual_tokens))
     described = [MediaFacts(kind=m.kind, original=m.size, frames=len(m.frames), processed=sizes.get(i),

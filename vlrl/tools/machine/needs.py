@@ -15,11 +15,11 @@ from vlrl.config.algo import SUPERVISED
 from vlrl.config.presets import NEEDS, Preset
 from vlrl.config.schema import Config
 from vlrl.monitoring.mismatch import samples_as_it_trains
-from vlrl.rewards.text import answer_place
+from vlrl.rewards.text import answer_offset
 from vlrl.task import Task
 from vlrl.task.combine import weight_at
 from vlrl.task.environment import has_environment
-from vlrl.task.given import given_answer
+from vlrl.task.interface import given_answer
 from vlrl.types import Sample
 
 _OF_A_STAGE = "setting stages."
@@ -116,7 +116,7 @@ def _reasoning(scene: RunContext) -> bool:
     if scene.sample is None:
         return True
     text = given_answer(scene.task.of(scene.sample), scene.sample)
-    return bool(text and text[:answer_place(text)].strip())
+    return bool(text and text[:answer_offset(text)].strip())
 
 
 CHECKS: Mapping[str, Callable[[RunContext, str], bool]] = {

@@ -190,9 +190,9 @@ def _true(row: Mapping[str, Any]) -> bool:
     """Returns whether the expert's way-points stay clear of the row's own obstacles and on its road, as a reward would
     see.
     """
-    from vlrl.rewards.driving import collides, footprints, leaves, moments
+    from vlrl.rewards.driving import collides, footprints, leaves, sample_times
 
-    times = moments(FUTURE[-1])
+    times = sample_times(FUTURE[-1])
     ego = footprints(row["trajectory"], row["ego_size"], times)
     return not collides(ego, row["obstacles"], times) and not leaves(ego, row["drivable"])
 

@@ -13,7 +13,7 @@ from vlrl.data.coordinates import Coordinates
 from vlrl.errors import TaskError
 from vlrl.rewards.text import parse_answer
 from vlrl.task import Task, task_messages, task_oracle, task_target
-from vlrl.task.scoring import Scored, score_group
+from vlrl.task.scoring import AnswerScore, score_group
 from vlrl.types import Parts, Sample
 
 _ROUNDING = 1e-6
@@ -104,7 +104,7 @@ def outline(limits: LimitsSettings, sample: Sample) -> SamplePreview:
     return replace(said, coordinates="", target=target)
 
 
-def oracle_of(task: Task, text: str, tokens: int | None, scored: Scored, opened: str = "") -> ScoredOracle:
+def oracle_of(task: Task, text: str, tokens: int | None, scored: AnswerScore, opened: str = "") -> ScoredOracle:
     weights = {part: weight for part, weight in task.weights_at(0).items() if part in scored.parts}
     best = task.combine({part: (w > 0) * task.best_parts.get(part, 1.0) for part, w in weights.items()}, weights)
     return ScoredOracle(answer=text, tokens=tokens, parts=scored.parts, weights=weights, reward=scored.reward,

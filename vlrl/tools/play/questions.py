@@ -18,8 +18,8 @@ from vlrl.data import media
 from vlrl.errors import ConfigError, DataError, did_you_mean
 from vlrl.rewards.text import parse_answer
 from vlrl.task import Task, task_messages, task_oracle, task_samples, task_target
-from vlrl.task.scoring import Scored, score_group, unscored
-from vlrl.task.services import Services, without_absent
+from vlrl.task.scoring import AnswerScore, score_group, without_score
+from vlrl.task.services import Services, without_absent_parts
 from vlrl.tools.play.preview import words_of
 from vlrl.types import Answer, LoadedMedia, Media, Sample
 
@@ -52,7 +52,7 @@ class ScoredAnswer:
     """An answer and what the task says about it."""
 
     text: str
-    scored: Scored
+    scored: AnswerScore
     weights: dict[str, float]
     skipped: list[str]
     complaints: list[str]
@@ -102,10 +102,10 @@ def judge(task: Task, question: Question, text: str, step: int = 0) -> ScoredAns
 @prints_aside()
 def judge_answer(task: Task, question: Question, answer: Answer, error: str | None = None) -> ScoredAnswer:
     """Scores an answer, which may be an episode that ended with an `error` of its environment."""
-    reduced, skipped = without_absent(task, question.sample, [answer], Services())
+    reduced, skipped = without_absent_parts(task, question.sample, [answer], Services())
     (scored,) = score_group(reduced, question.sample, [answer], answer.step)
     odd = [] if answer.turns else complaints(question.text, answer.text)
-    return ScoredAnswer(answer.text, unscored(scored, error), reduced.weights_at(answer.step), skipped, odd)
+    return ScoredAnswer(answer.text, without_score(scored, error), reduced.weights_at(answer.step), skipped, odd)
 
 
 @prints_aside()

@@ -32,7 +32,7 @@ from vlrl.progress import no_progress
 from vlrl.store import checkpoint
 from vlrl.task import Task, task_samples
 from vlrl.task.environment import has_environment
-from vlrl.task.given import given_answer
+from vlrl.task.interface import given_answer
 from vlrl.tools.evaluation.answers import Ready, ask
 from vlrl.tools.evaluation.measure import Chosen, choose, model_facts, ready, task_facts
 from vlrl.tools.evaluation.rows import RowFile, read_rows

@@ -23,7 +23,7 @@ from vlrl.data.row_samples import checked_sample
 from vlrl.engine.base import Request, Sampling
 from vlrl.errors import ConfigError, DataError
 from vlrl.progress import Progress
-from vlrl.rewards.verdicts import last_object, shown
+from vlrl.rewards.verdicts import last_object, sanitized
 from vlrl.rollout.generate import make_group, sampling_of
 from vlrl.services.service_set import ServiceSet, serving
 from vlrl.task import Task
@@ -124,7 +124,7 @@ def _like(value: Any, given: Any) -> bool:
         return (isinstance(value, list) and 0 < len(value) <= _MOST_OPTIONS
                 and all(isinstance(one, str) and _like(one, "") for one in value))
     if isinstance(given, str):
-        return isinstance(value, str) and bool(value.strip()) and len(value) <= _LONGEST and shown(value) == value
+        return isinstance(value, str) and bool(value.strip()) and len(value) <= _LONGEST and sanitized(value) == value
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return number and isinstance(given, (int, float)) and abs(value) < float("inf")
 

@@ -21,9 +21,9 @@ from vlrl.config.registry import failure
 from vlrl.config.schema import Config
 from vlrl.data import json_line
 from vlrl.errors import ConfigError, DataError, TaskError, VlrlError
-from vlrl.rewards.worker import alone
+from vlrl.rewards.worker import ending_forked_copies
 from vlrl.task import Task
-from vlrl.task.asked import generated
+from vlrl.task.interface import generated
 from vlrl.tools.synthesis.row_export import MediaLocation, row_of
 from vlrl.training.build_task import make_task
 from vlrl.types import Row
@@ -149,5 +149,5 @@ def _begin(config: Config, search: Search, where: MediaLocation) -> None:
 
 def _explored(number: int) -> Candidate:
     ((task, search, where),) = _exploring
-    with alone():
+    with ending_forked_copies():
         return propose(task, number, search.parents, where)

@@ -34,13 +34,13 @@ from vlrl.services.judge_prompts import (
 )
 from vlrl.task import Task
 from vlrl.task.scoring import score_group
-from vlrl.task.services import Place, Question
+from vlrl.task.services import Question, ServiceContext
 from vlrl.testing.injections import injected, injections
 from vlrl.testing.labelled import sample_of, samples_by_id
 from vlrl.training.build_task import make_task
 from vlrl.types import Sample
 
-_PLACE = Place("check", 0, 0)
+_PLACE = ServiceContext("check", 0, 0)
 
 
 @dataclass(frozen=True)

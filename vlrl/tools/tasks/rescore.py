@@ -21,11 +21,11 @@ import numpy as np
 
 from vlrl.config.registry import prints_aside
 from vlrl.errors import RunError
-from vlrl.rewards.text import parse_answer, told
+from vlrl.rewards.text import environment_action, parse_answer
 from vlrl.store import RunFolder
 from vlrl.task import Task, fill
-from vlrl.task.scoring import score_group, unscored
-from vlrl.task.services import Services, without_absent
+from vlrl.task.scoring import score_group, without_score
+from vlrl.task.services import Services, without_absent_parts
 from vlrl.types import Acted, Answer, Parts, Sample
 
 _COLUMNS = ("group_id", "sample_id", "task", "index", "step", "prompt", "completion", "token_ids", "parts", "reward",
@@ -198,8 +198,8 @@ def rescore(task: Task, rows: Sequence[Mapping[str, Any]]) -> Rescored:
     for row in aside:
         others.setdefault(row["variant"], []).append(_answer(row))
     services = Services(others)
-    reduced, skipped = without_absent(task, sample, answers, services)
-    scored = [unscored(s, next((turn.error for turn in a.turns if turn.error), None))
+    reduced, skipped = without_absent_parts(task, sample, answers, services)
+    scored = [without_score(s, next((turn.error for turn in a.turns if turn.error), None))
               for a, s in zip(answers, score_group(reduced, sample, answers, first["step"], services), strict=True)]
     return Rescored(
         group_id=first["group_id"], sample_id=sample.id, step=first["step"], texts=[a.text for a in answers],
@@ -219,8 +219,8 @@ def _answer(row: Mapping[str, Any]) -> Answer:
 def _acted(turns: Sequence[Mapping[str, Any]], opened: str) -> tuple[Acted, ...]:
     """Returns the actions of an episode; pictures of their observations are left out."""
     after = [*(t["text"] or "" for t in turns[1:]), ""]
-    return tuple(Acted(action=told(t["text"] or "", opened), observation=shown, parts=dict(t["parts"] or ()),
-                       state=t["state"], done=bool(t["done"]), error=t["error"])
+    return tuple(Acted(action=environment_action(t["text"] or "", opened), observation=shown,
+                       parts=dict(t["parts"] or ()), state=t["state"], done=bool(t["done"]), error=t["error"])
                  for t, shown in zip(turns, after, strict=True) if t["role"] == "assistant")
 
 

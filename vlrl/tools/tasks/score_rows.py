@@ -27,8 +27,8 @@ from vlrl.rewards.boxes import is_number
 from vlrl.rewards.text import parse_answer
 from vlrl.store import plain
 from vlrl.task import Task
-from vlrl.task.scoring import Scored, score_alone, score_group
-from vlrl.task.services import Services, without_absent
+from vlrl.task.scoring import AnswerScore, score_alone, score_group
+from vlrl.task.services import Services, without_absent_parts
 from vlrl.types import Answer, Sample
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def score_row(task: Task, row: Mapping[str, Any], root: Path, provided: ServiceS
     given = provided.alone("score", step) if provided else None
     with _watched(task, sample), given.turn if given else nullcontext():
         services = Services(others, given.services if given else {})
-        task, skipped = without_absent(task, sample, answers, services)
+        task, skipped = without_absent_parts(task, sample, answers, services)
         scored = score_group(task, sample, answers, step, services)
         rewards = _rewards([replace(s, error=given.problem) if given and s.reward is None and not s.error else s
                             for s in scored])
@@ -157,7 +157,7 @@ def _convert_once(task: Task, given: Convention, sample: Sample) -> None:
         return
 
 
-def _rewards(scored: Sequence[Scored]) -> list[dict[str, Any]]:
+def _rewards(scored: Sequence[AnswerScore]) -> list[dict[str, Any]]:
     return [{"parts": s.parts, "reward": s.reward, "parsed": s.parsed, "error": s.error} for s in scored]
 
 

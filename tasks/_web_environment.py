@@ -8,25 +8,25 @@ from typing import Any, TypeVar
 from vlrl.task.environment import Environment
 from vlrl.types import Media, Observation, Sample, Step
 
-from ._web_actions import Form, Unreadable, read
-from ._web_browser import BrowserLost, PageFailed, Pages
+from ._web_actions import ActionFormat, UnreadableAction, read
+from ._web_browser import BrowserLost, PageFailed, PagePool
 from ._web_goals import page_of
-from ._web_page import Action, Look
+from ._web_page import Action, PageView
 
 T = TypeVar("T")
 UNREAD = "This action cannot be read"
 """How what follows an action that is none begins."""
 
 
-class World(Environment):
+class WebEnvironment(Environment):
     """One page. Its content comes from the sample's own seed, so that every visit and every sibling has the same."""
 
-    def __init__(self, task: Any, sample: Sample, form: Form, pages: Pages):
+    def __init__(self, task: Any, sample: Sample, form: ActionFormat, pages: PagePool):
         self._task, self._sample, self._form, self._pages = task, sample, form, pages
         self._page = page_of(pages, sample, task.settle_ms)
         self._done: list[Action] = []
         """What was done to the page so far."""
-        self._look: Look | None = None
+        self._look: PageView | None = None
 
     def reset(self, seed: int) -> Observation:
         self._done, self._look = [], None
@@ -39,7 +39,7 @@ class World(Environment):
             raise PageFailed("the page was never begun")
         try:
             parsed = read(self._form, self._task, self._sample, action)
-        except Unreadable as error:
+        except UnreadableAction as error:
             return Step(self._shown(before, f"{UNREAD}: {error}."), {"format": 0.0},
                         state=before.sha256, info={"unread": str(error)})
         parts = {"format": float(self._form.strict(action))}
@@ -80,10 +80,10 @@ class World(Environment):
             raise PageFailed("the page shows something else after the same actions")
 
     @staticmethod
-    def _shown(look: Look, text: str) -> Observation:
+    def _shown(look: PageView, text: str) -> Observation:
         return Observation(text, [Media(source=look.picture)])
 
 
-def _info(action: Action, look: Look) -> dict[str, Any]:
+def _info(action: Action, look: PageView) -> dict[str, Any]:
     return {"action": action.verb, "point": action.point, "to": action.to, "text": action.text[:200],
             "raw": look.raw, "screenshot": look.sha256}

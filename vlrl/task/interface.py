@@ -13,7 +13,7 @@ from typing import Any
 from vlrl.config.registry import Table, failure
 from vlrl.errors import TaskError, VlrlError, did_you_mean
 from vlrl.task.base import Task
-from vlrl.task.row_files import forget, refuse_unread, unread
+from vlrl.task.row_files import refuse_unread_file, reset_reads, unread_file
 from vlrl.types import Observation, Sample
 
 _TOOLS = Table({"schemas": "vlrl.environments.tools:schemas"})
@@ -27,12 +27,12 @@ def task_samples(task: Task, split: str) -> Sequence[Sample]:
     """
     replaced = task.data is not None and not task.data.own_samples and not task.labels
     if replaced:
-        forget(task, split)
+        reset_reads(task, split)
     try:
         samples = _sequence(Task.samples(task, split) if replaced and split == "train" else task.samples(split))
-        if replaced and unread(task, split):
+        if replaced and unread_file(task, split):
             samples = _sequence(Task.samples(task, split))
-        refuse_unread(task, split)
+        refuse_unread_file(task, split)
     except VlrlError:
         raise
     except (Exception, SystemExit) as error:
@@ -123,6 +123,11 @@ def task_oracle(task: Task, sample: Sample) -> str | None:
         raise TaskError(f"task '{task.name}': oracle of sample '{sample.id}' gave {type(text).__name__}, expected the "
                         "text of an answer, or None")
     return text
+
+
+def given_answer(task: Task, sample: Sample) -> str | None:
+    """The answer to learn from: the row's `solution`, else the task's perfect answer; None without either."""
+    return sample.get("solution") or task_oracle(task, sample)
 
 
 def task_oracle_actions(task: Task, sample: Sample) -> list[str]:

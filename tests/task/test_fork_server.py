@@ -10,8 +10,8 @@ import pytest
 
 from tests.e2e.runs import ROOT
 from tests.task.test_subprocess_scorer import alive, wait_for
-from vlrl.task import keeper as keepers
-from vlrl.task.keeper import Keeper, KeeperGone
+from vlrl.task import fork_server
+from vlrl.task.fork_server import ForkServer, ForkServerLost
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")
 
@@ -24,21 +24,21 @@ def sleeper(connection, text):
 
 
 def test_what_is_in_a_session_of_its_own_ends_with_it():
-    keeper = Keeper(sleeper)
-    connection, worker = keeper.start("")
+    server = ForkServer(sleeper)
+    connection, worker = server.start("")
     stray = int(connection.recv_bytes())
     assert alive(worker) and alive(stray)
     wait_for(lambda: os.getsid(stray) != os.getsid(worker))
-    keeper.close()
+    server.close()
     assert not alive(worker) and not alive(stray)
 
 
 ENDING = """
 import time
-from tests.task.test_keeper import sleeper
-from vlrl.task.keeper import Keeper
-keeper = Keeper(sleeper)
-print(int(keeper.start("")[0].recv_bytes()), keeper.process, flush=True)
+from tests.task.test_fork_server import sleeper
+from vlrl.task.fork_server import ForkServer
+server = ForkServer(sleeper)
+print(int(server.start("")[0].recv_bytes()), server.process, flush=True)
 time.sleep(1000)
 """
 
@@ -55,12 +55,12 @@ def test_what_is_in_a_session_of_its_own_ends_with_a_run_that_is_killed():
 
 
 def test_one_that_was_killed_is_named():
-    keeper = Keeper(sleeper)
-    os.kill(keeper.process, signal.SIGKILL)
+    server = ForkServer(sleeper)
+    os.kill(server.process, signal.SIGKILL)
     for _ in range(2):
-        with pytest.raises(KeeperGone, match=f"pid {keeper.process}.* was ended from outside"):
-            keeper.start("")
-    keeper.close()
+        with pytest.raises(ForkServerLost, match=f"pid {server.process}.* was ended from outside"):
+            server.start("")
+    server.close()
 
 
 def test_prints_are_bounded(capfd, monkeypatch):
@@ -70,9 +70,9 @@ def test_prints_are_bounded(capfd, monkeypatch):
         print("y", file=sys.stderr)
         connection.send_bytes(b"done")
 
-    monkeypatch.setattr(keepers, "MOST_PRINTED", 1000)
-    keeper = Keeper(chatty)
-    assert keeper.start("")[0].recv_bytes() == b"done"
-    keeper.close()
+    monkeypatch.setattr(fork_server, "MOST_PRINTED", 1000)
+    server = ForkServer(chatty)
+    assert server.start("")[0].recv_bytes() == b"done"
+    server.close()
     out, err = capfd.readouterr()
     assert out.count("x") == 990 and "has printed 1000 characters" in out and err == "y\n"

@@ -1,7 +1,7 @@
 """A process that forks others, kept from before torch has started its threads.
 
-    keeper = Keeper(work)                           # before the model is loaded
-    connection, process = keeper.start("norm1000")  # work(connection, "norm1000") runs in a new process
+    fork_server = Keeper(work)                           # before the model is loaded
+    connection, process = fork_server.start("norm1000")  # work(connection, "norm1000") runs in a new process
 
 A process with the threads and locks of torch must not be forked, so one that has none of them yet is kept, asleep, with
 the task and its samples as they were then. They are shared by the fork and never sent. With it, or with the process
@@ -31,17 +31,17 @@ Work = Callable[[Connection, str], None]
 MOST_PRINTED = 2**20
 """Characters that the code of a task may print, to each stream of a process."""
 _ENDING = signal.SIGRTMIN + 3 if sys.platform == "linux" else signal.SIGTERM
-"""Asks a keeper to end, with all below it; none that asks a run to stop (signals.STOPS)."""
+"""Asks a fork_server to end, with all below it; none that asks a run to stop (signals.STOPS)."""
 _END_S = 10.0
 _PDEATHSIG, _SUBREAPER = 1, 36
 """Options of prctl: the signal at the death of the parent; orphans below a process become its own children."""
 
 
-class KeeperGone(ChildProcessError):
-    """A keeper has ended, so nothing can be started."""
+class ForkServerLost(ChildProcessError):
+    """A fork_server has ended, so nothing can be started."""
 
 
-class Keeper:
+class ForkServer:
     """Forks a process for `work` whenever it is asked; linux only."""
 
     def __init__(self, work: Work):
@@ -66,8 +66,8 @@ class Keeper:
             reply = self._control.recv(8)
         if len(reply) < 8:
             mine.close()
-            raise KeeperGone(f"the process that starts others for the task (pid {self.process}) was ended from outside "
-                             "of this run, e.g. for lack of memory")
+            raise ForkServerLost(f"the process that starts others for the task (pid {self.process}) was ended from "
+                                 "outside of this run, e.g. for lack of memory")
         return Connection(mine.detach()), int.from_bytes(reply, "little")
 
     def close(self) -> None:
