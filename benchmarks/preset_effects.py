@@ -34,7 +34,7 @@ from vlrl.config import presets
 from vlrl.config.presets import Preset
 from vlrl.config.schema import Config
 from vlrl.curriculum import Draw, Outcome, Prompts
-from vlrl.curriculum.base import Measuring
+from vlrl.curriculum.base import MeasuringSampler
 from vlrl.curriculum.filters import Filters
 from vlrl.errors import ConfigError
 from vlrl.task import task_samples
@@ -344,7 +344,7 @@ class Drive:
                              self.task.stage_fields)
         made = curriculum.make(config.curriculum, prompts, config.shares)
         sampler: Any = made
-        if isinstance(made, Measuring):
+        if isinstance(made, MeasuringSampler):
             missing = made.missing()
             made.measured(missing, np.cos(missing).astype(np.float32))
         drawn, came = [], []

@@ -309,7 +309,7 @@ def test_repeated_good_steps_earn_nothing(caplog):
         token_advantage.clip_delta(replace(once, steps=[[], []]), eta=0.5)[0].tolist()] * 2
     turn_advantage._warned.clear()
     token_advantage.clip_delta(replace(once, steps=[[], []]))
-    assert "no answer has values of steps" in caplog.text
+    assert "no answer has step values" in caplog.text
 
 
 def test_a_step_without_rollouts():

@@ -11,7 +11,7 @@ import torch
 from vlrl.algo.named import bind
 from vlrl.config.base import Named
 from vlrl.errors import ConfigError
-from vlrl.methods.demonstrations.mixes import MIXES, Chord, ChordPhi, Demonstrated, Relift, Sasr
+from vlrl.methods.demonstrations.mixes import MIXES, Chord, ChordPhi, DemonstrationBatch, Relift, Sasr
 
 LN = math.log
 ROWS = [([LN(0.5), LN(0.8), LN(0.1)], [1, 1, 0], 1.0), ([LN(0.9)], [1], 2.0)]
@@ -20,7 +20,7 @@ ROWS = [([LN(0.5), LN(0.8), LN(0.1)], [1, 1, 0], 1.0), ([LN(0.9)], [1], 2.0)]
 def given(rows, total):
     flat = [(x, m, w) for xs, ms, w in rows for x, m in zip(xs, ms, strict=True)]
     logprobs, mask, weights = (torch.tensor(v, dtype=torch.float64) for v in zip(*flat, strict=True))
-    return Demonstrated(logprobs=logprobs.requires_grad_(), mask=mask, weights=weights, total_tokens=total)
+    return DemonstrationBatch(logprobs=logprobs.requires_grad_(), mask=mask, weights=weights, total_tokens=total)
 
 
 def test_mu_rises_and_falls():

@@ -9,7 +9,7 @@ import torch
 from vlrl.algo.named import bind
 from vlrl.config.base import Named
 from vlrl.errors import ConfigError
-from vlrl.methods.distillation.loss import LOSSES, Told, reverse_kl, sampled_kl
+from vlrl.methods.distillation.loss import LOSSES, TokenChunk, reverse_kl, sampled_kl
 from vlrl.models.logprobs import Head, token_stats
 
 LN = math.log
@@ -20,7 +20,7 @@ P, Q = [0.5, 0.3, 0.0, 0.2], [0.2, 0.3, 0.0, 0.5]
 def told(p, q, token):
     """One answer token; logits are known up to a constant."""
     own = torch.tensor([[LN(v) + 3.0 if v else -math.inf for v in p]], requires_grad=True)
-    return Told(own, torch.tensor([[LN(v) - 1.0 if v else -math.inf for v in q]]), torch.tensor([token]))
+    return TokenChunk(own, torch.tensor([[LN(v) - 1.0 if v else -math.inf for v in q]]), torch.tensor([token]))
 
 
 def learned(loss, x):
@@ -55,7 +55,7 @@ def test_the_sampled_token_is_right_in_the_mean():
 @pytest.mark.parametrize("loss", LOSSES.values())
 def test_nothing_is_learned_where_both_agree(loss):
     value, gradient = learned(loss, told(P, P, 1))
-    shifted = loss(Told(torch.zeros(1, 4), torch.zeros(1, 4), torch.tensor([2])))
+    shifted = loss(TokenChunk(torch.zeros(1, 4), torch.zeros(1, 4), torch.tensor([2])))
     assert value == pytest.approx([0], abs=1e-6) and gradient == pytest.approx([0] * 4, abs=1e-6)
     assert shifted.item() == 0
 
@@ -84,7 +84,7 @@ def test_against_one_token_at_a_time(width):
         hidden, theirs = torch.randn(count, 5, requires_grad=True), torch.randn(count, 4)
         targets = torch.tensor([rng.choice([v for v in range(rows) if v not in banned]) for _ in range(count)])
         stats = token_stats(hidden, Head(rows, layer), targets, torch.tensor(banned), temperature,
-                            {"kl": lambda a, t, b: reverse_kl(Told(a, b, t))}, 4 * rows * chunk,
+                            {"kl": lambda a, t, b: reverse_kl(TokenChunk(a, b, t))}, 4 * rows * chunk,
                             beside=(theirs, Head(width, other)))
         stats.more["kl"].sum().backward()
         wanted = [by_token(a, (b + [0.0] * rows)[:rows], banned, temperature)

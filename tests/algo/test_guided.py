@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from vlrl.methods.second_attempts.loss import LOSSES, Attempts, dpo, expo, sft
+from vlrl.methods.second_attempts.loss import LOSSES, RetryBatch, dpo, expo, sft
 
 LN = math.log
 
@@ -15,7 +15,7 @@ def attempts(rows, weights=(1.0, 1.0), tokens=4.0, count=2.0, reference=True, st
     """Of rows (pair, second, [(logprob, reference, sampled)])."""
     flat = [(pair, second, *values) for pair, second, own in rows for values in own]
     pair, second, logprobs, known, mask = (list(v) for v in zip(*flat, strict=True))
-    return Attempts(
+    return RetryBatch(
         logprobs=torch.tensor(logprobs, dtype=torch.float64, requires_grad=True),
         reference=torch.tensor(known, dtype=torch.float64) if reference else None,
         mask=torch.tensor(mask, dtype=torch.float64), second=torch.tensor(second),

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.algo.made import scores
-from vlrl.algo.grouped import whole
+from vlrl.algo.grouped import every_rollout
 from vlrl.algo.tables import BATCHES
 from vlrl.methods.objectives.recompose import pf_ppo, rest, right, rorecomp
 
@@ -24,7 +24,7 @@ def test_by_hand():
     assert trained(groups, lengths, keep=1.0) == [True] * 5 + [False] + [True] * 3
     assert trained([[1, 1, 1]], [4, 4, 9], keep=0.3) == [True, True, False], "ties are kept"
     assert trained([[0.4, 0.6]], [1, 1], correct=0.7, keep=0.5) == [True, True]
-    assert whole(scores([[1, None]])).all() and BATCHES["all"] is whole
+    assert every_rollout(scores([[1, None]])).all() and BATCHES["all"] is every_rollout
 
 
 def test_compensation_becomes_rare():

@@ -12,7 +12,7 @@ from vlrl.algo.named import bind
 from vlrl.config.base import Named
 from vlrl.errors import ConfigError
 from vlrl.methods.replay.buffer import GROUPS
-from vlrl.methods.replay.draw import StoredParts
+from vlrl.methods.replay.draw import ReplayFunctions
 from vlrl.methods.replay.rules import (
     DRAWS,
     RULES,
@@ -20,15 +20,15 @@ from vlrl.methods.replay.rules import (
     ALol,
     Clipped,
     CoPG,
-    Stored,
+    ReplayBatch,
     Truncated,
     WebRL,
+    apply_keep,
     by_advantage,
     constant,
     growing,
     recent,
     uniform,
-    whole_step,
 )
 from vlrl.methods.replay.settings import StoredSettings
 
@@ -46,10 +46,10 @@ def made(answers, groups, **more):
     given = {"advantages": [0.0] * n, "rewards": [0.0] * n, "weights": [1.0] * n, **more}
     tensors = {k: torch.tensor(v, dtype=F64) for k, v in given.items() if k not in ("correct",)}
     gain = torch.zeros(len(answers), dtype=F64).index_add(0, number, (logprobs - reference) * mask)
-    return Stored(logprobs=logprobs.requires_grad_(), sampler=sampler, reference=reference, mask=mask, answer=number,
-                  group=group, gain=gain, kept=torch.ones(len(answers), dtype=torch.bool),
-                  correct=torch.tensor(more.get("correct", [True] * len(answers))), total_tokens=float(mask.sum()),
-                  total_answers=float(len(answers)), total_pairs=float((count * (count - 1) / 2).sum()), **tensors)
+    return ReplayBatch(logprobs=logprobs.requires_grad_(), sampler=sampler, reference=reference, mask=mask,
+                       answer=number, group=group, gain=gain, kept=torch.ones(len(answers), dtype=torch.bool),
+                       correct=torch.tensor(more.get("correct", [True] * len(answers))), total_tokens=float(mask.sum()),
+                       total_answers=float(len(answers)), total_pairs=float((count * (count - 1) / 2).sum()), **tensors)
 
 
 def learned(rule, x):
@@ -85,7 +85,7 @@ def test_clipped_by_hand():
 
 
 def test_a_lol_by_hand():
-    x = whole_step(made(TWO, [0, 0], advantages=[2.0, -1.0], weights=[1.5, 1.0]), ALol())
+    x = apply_keep(made(TWO, [0, 0], advantages=[2.0, -1.0], weights=[1.5, 1.0]), ALol())
     assert x.kept.tolist() == [True, False] and x.mask.tolist() == [1, 1, 0, 0, 0]
     x = replace(x, total_answers=1.0)
     for rule, factor in ((ALol(), 2 * 1.2), (ALol(clip=0.5), 2 * math.exp(0.3)), (ALol("free"), 2.0),
@@ -120,11 +120,11 @@ def test_webrl_by_hand():
     """Mean log-probabilities -1.5 and -.75; D = .3 and -.2."""
     assert math.exp(-0.75) == pytest.approx(0.4724, abs=1e-4)
     x = made(TWO, [0, 0], advantages=[0.5, 1.0], weights=[1.0, 2.0], correct=[True, True])
-    assert whole_step(x, WebRL(low=0.2, high=0.3)).kept.tolist() == [True, False]
-    assert whole_step(x, WebRL(low=0.3, high=0.48)).kept.tolist() == [False, True]
-    assert whole_step(x, WebRL(low=0.0, high=1.0)).kept.tolist() == [True, True]
+    assert apply_keep(x, WebRL(low=0.2, high=0.3)).kept.tolist() == [True, False]
+    assert apply_keep(x, WebRL(low=0.3, high=0.48)).kept.tolist() == [False, True]
+    assert apply_keep(x, WebRL(low=0.0, high=1.0)).kept.tolist() == [True, True]
     wrong = replace(x, correct=torch.tensor([False, True]))
-    assert whole_step(wrong, WebRL(low=0.0, high=1.0)).kept.tolist() == [False, True]
+    assert apply_keep(wrong, WebRL(low=0.0, high=1.0)).kept.tolist() == [False, True]
     loss, gradient = learned(WebRL(0.5, 0, 1), x)
     a, b = 0.15 - 0.5, -0.1 - 1.0
     assert loss == pytest.approx((a ** 2 + 2 * b ** 2) / 2, abs=1e-5)
@@ -184,7 +184,7 @@ def test_against_one_answer_at_a_time(name):
         x = made(answers, groups, weights=[rng.uniform(0.5, 2) for _ in groups],
                  correct=[rng.random() < 0.7 for _ in groups], **numbers)
         x = replace(x, total_pairs=max(x.total_pairs, 1.0))
-        expected, kept = by_hand(name, {}, answers, x), whole_step(x, rule)
+        expected, kept = by_hand(name, {}, answers, x), apply_keep(x, rule)
         cut, found = rng.randint(0, len(answers)), []
         for own in (x.answer < cut, x.answer >= cut):
             if own.any():
@@ -221,7 +221,7 @@ def test_options():
     with pytest.raises(ConfigError, match="above high"):
         bind("algo.stored.rule", Named(name="webrl", low=0.96), RULES)
     with pytest.raises(ConfigError, match=r"algo\.stored\.advantage='gae' needs .*values"):
-        StoredParts.of(StoredSettings(advantage="gae"))
-    free = StoredParts.of(StoredSettings(rule={"name": "a_lol", "form": "free"}))
+        ReplayFunctions.of(StoredSettings(advantage="gae"))
+    free = ReplayFunctions.of(StoredSettings(rule={"name": "a_lol", "form": "free"}))
     assert free.rule.requires == frozenset()
-    assert StoredParts.of(StoredSettings(rule="copg")).rule.requires == {"reference"}
+    assert ReplayFunctions.of(StoredSettings(rule="copg")).rule.requires == {"reference"}

@@ -15,7 +15,7 @@ from tests.algo.made import scores
 from tests.algo.test_turn_advantage import against, by_turn, returns
 from vlrl.algo.algorithm import Algorithm
 from vlrl.algo.inputs import ActionCredit
-from vlrl.algo.turns import plan_of
+from vlrl.algo.turns import plan_span
 from vlrl.config import validate
 from vlrl.errors import ConfigError
 from vlrl.methods.objectives import turn_advantage
@@ -167,7 +167,7 @@ def test_thor_as_written_down_again(seed):
     (["a", "<plan>x</plan>", "<plan>y</plan>"], (1, 2)), (["", "<plan>", "", "x</plan>", ""], (1, 4)),
     (["<plan>", "go"], (0, 0)), (["</plan>", "<plan>"], (0, 0)), (["</plan><plan>", "x</plan>"], (0, 2)), ([], (0, 0))])
 def test_the_tokens_of_a_plan(pieces, place):
-    assert plan_of(pieces) == place
+    assert plan_span(pieces) == place
 
 
 # --- what the turns of rollouts are paid ------------------------------------------------------------------------------

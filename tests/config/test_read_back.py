@@ -14,7 +14,7 @@ from vlrl.config.base import Named
 from vlrl.config.plain import plain
 from vlrl.config.presets import KINDS, shipped
 from vlrl.errors import ConfigError
-from vlrl.methods.preferences.dpo import preferring
+from vlrl.methods.preferences.dpo import preference_config
 from vlrl.store import RunFolder
 from vlrl.training.resume import refuse_other_settings
 from vlrl.training.sft import supervised
@@ -27,7 +27,7 @@ def runs_of(found: Config) -> Iterator[tuple[str, Config]]:
     for name, own in [("", found), *((stage.name, own) for stage, own in stages_of(found))]:
         yield name, own
         yield f"{name} sft", supervised(own)
-        yield f"{name} dpo", preferring(own, Named(name="dpo"))
+        yield f"{name} dpo", preference_config(own, Named(name="dpo"))
 
 
 def assert_read_back(found: Config) -> None:

@@ -13,7 +13,7 @@ from tests.helpers import Vowels, load, settings
 from tests.rollout.test_group_source import source
 from vlrl import config, curriculum
 from vlrl.config.schema import CurriculumSettings
-from vlrl.curriculum import Draw, Measuring, Outcome, Prompts
+from vlrl.curriculum import Draw, MeasuringSampler, Outcome, Prompts
 from vlrl.errors import ConfigError, DataError
 from vlrl.methods.gain_rl.angle import Angles, angle, question_span
 from vlrl.methods.gain_rl.sampler import GainRL
@@ -71,7 +71,7 @@ def test_no_prompt_twice_while_others_are_left():
 
 def test_what_was_measured_is_kept(tmp_path):
     sampler = GainRL(prompts([None, 0.5, None, 2.0]))
-    assert isinstance(sampler, Measuring) and sampler.missing().tolist() == [0, 2]
+    assert isinstance(sampler, MeasuringSampler) and sampler.missing().tolist() == [0, 2]
     sampler.measured(np.array([0, 2]), np.array([np.nan, 0.7], np.float32))
     assert not len(sampler.missing()) and sampler.order.tolist() == [3, 2, 1, 0]
     sampler.observe(went(sampler.next(2, 0), 1.0, 0.0), 0)

@@ -11,7 +11,7 @@ from tests.e2e.runs import metrics
 from tests.rollout.test_group_source import source
 from vlrl import config, curriculum
 from vlrl.config.schema import CurriculumSettings, RolloutSettings
-from vlrl.curriculum import Draw, Foreseeing, Outcome, Probing, Prompts
+from vlrl.curriculum import Draw, ForeseeingSampler, Outcome, ProbingSampler, Prompts
 from vlrl.errors import ConfigError
 from vlrl.methods.curricula.gvm import GVM, apportion
 from vlrl.store import RunFolder, checkpoint, trainer_state
@@ -72,7 +72,7 @@ def test_sizes_add_up_and_keep_the_bounds(weights, least, below, above):
 
 def test_every_prompt_once_an_epoch_with_its_size():
     sampler = GVM(prompts(6), probe=0)
-    assert isinstance(sampler, Foreseeing) and [d.group_size for d in sampler.upcoming(6, 0)] == [4] * 6
+    assert isinstance(sampler, ForeseeingSampler) and [d.group_size for d in sampler.upcoming(6, 0)] == [4] * 6
     for index in range(6):
         tell(sampler, index, 1 + index % 2 * 3, 4, surprise=2.0 + index)
     seen = sampler.upcoming(6, 0)
@@ -90,7 +90,7 @@ def test_every_prompt_once_an_epoch_with_its_size():
 
 def test_probes_are_of_the_prompts_that_come_next():
     sampler = GVM(prompts(9, per_step=3), probe=2)
-    assert isinstance(sampler, Probing) and sampler.upcoming(3, 0) == []
+    assert isinstance(sampler, ProbingSampler) and sampler.upcoming(3, 0) == []
     probes = sampler.probes(0)
     assert [d.group_size for d in probes] == [2] * 3 and sampler.drawn == 0 and not sampler.prompts.history.visits.any()
     assert [(d.index, d.visit) for d in sampler.next(3, 0)] == [(d.index, d.visit) for d in probes]
@@ -101,7 +101,7 @@ def test_probes_are_of_the_prompts_that_come_next():
 def test_the_preset_probes_before_the_first_pass():
     found = config.load("configs/quickstart.yaml", ["extends=curricula/gvm.yaml"]).curriculum
     sampler = curriculum.make(found, prompts(8))
-    assert isinstance(sampler, Probing)
+    assert isinstance(sampler, ProbingSampler)
     probes = sampler.probes(0)
     assert [d.group_size for d in probes] == [4] * 4
     for k, draw in enumerate(probes):

@@ -10,7 +10,7 @@ from tests.curriculum.drives import drive, resumed
 from vlrl.curriculum import SAMPLERS, Draw, Outcome, Prompts
 from vlrl.errors import ConfigError
 from vlrl.methods.curricula.lifecycle import Lifecycle, Limr
-from vlrl.methods.curricula.online import Prioritised, Replay, Rlcs
+from vlrl.methods.curricula.online import Prioritised, Rlcs, SelectiveReplay
 
 LEVELS = {"level": ["a"] * 30 + ["b"] * 30}
 OPTIONS = {"prioritised": {"by": "level"}, "rlcs": {"by": "level"}, "replay": {"buffer": 8},
@@ -122,7 +122,7 @@ def test_draws_are_proportional_to_the_weights(kind, options):
 
 
 def test_replay_holds_the_last_that_differed():
-    sampler = Replay(prompts(), buffer=2)
+    sampler = SelectiveReplay(prompts(), buffer=2)
     sampler.observe([outcome(0, 0.5), outcome(1, 1), outcome(2, 0.125), outcome(3, 0)], 0)
     assert sampler.pool == pytest.approx({0: 1.0, 2: 2 * (0.125 * 0.875) ** 0.5}, abs=1e-5)
     sampler.observe([outcome(0, 0.25), outcome(4, 0.5)], 1)
@@ -132,7 +132,7 @@ def test_replay_holds_the_last_that_differed():
 
 
 def test_replay_draws_its_share_by_advantage():
-    sampler = Replay(prompts(), share=0.3, alpha=2.0)
+    sampler = SelectiveReplay(prompts(), share=0.3, alpha=2.0)
     sampler.observe([outcome(0, 0.5), outcome(1, 0.125)], 0)
     counts = counted(sampler, 3000, 1)
     weights = np.full(60, 0.7 / 60)
@@ -146,7 +146,7 @@ def test_replay_draws_its_share_by_advantage():
 
 @pytest.mark.parametrize("alpha", [0.0, 1.0, 100.0])
 def test_replay_never_gives_a_prompt_twice_in_a_call(alpha):
-    sampler = Replay(prompts(10), share=0.5, alpha=alpha)
+    sampler = SelectiveReplay(prompts(10), share=0.5, alpha=alpha)
     sampler.observe([outcome(i, 0.5 if i else 0.125) for i in range(4)], 0)
     sampler.pool[0] = 1e-9
     for step in range(50):

@@ -9,7 +9,7 @@ from scipy.stats import chisquare
 from tests.curriculum.drives import drive, resumed, told
 from vlrl import curriculum
 from vlrl.config.schema import CurriculumSettings
-from vlrl.curriculum import Foreseeing, Prompts
+from vlrl.curriculum import ForeseeingSampler, Prompts
 from vlrl.errors import ConfigError
 from vlrl.methods.curricula.ordered import EasyToHard, Gaussian
 
@@ -38,7 +38,7 @@ def test_easy_to_hard_goes_by_the_field_pass_after_pass():
 @given(st.lists(st.floats(0, 1, width=32), min_size=1, max_size=9), st.lists(st.integers(0, 9), max_size=5))
 def test_easy_to_hard_foresees_and_goes_on(values, counts):
     sampler = EasyToHard(prompts(values))
-    assert isinstance(sampler, Foreseeing)
+    assert isinstance(sampler, ForeseeingSampler)
     for count in counts:
         expected = sampler.upcoming(count, 0)
         again = EasyToHard(prompts(values))

@@ -14,7 +14,7 @@ from vlrl import config, curriculum, testing
 from vlrl.config.schema import CurriculumSettings
 from vlrl.curriculum import Draw, Outcome, Prompts
 from vlrl.errors import ConfigError
-from vlrl.methods.curricula.procedural import ALPGMM, Weakness, fit
+from vlrl.methods.curricula.procedural import ALPGMM, Weakness, fit_mixture
 from vlrl.store import RunFolder
 from vlrl.task import generated, load
 from vlrl.testing.findings import Findings
@@ -113,7 +113,7 @@ def test_mixtures_find_where_rewards_change():
         assert sampler.fits == (step + 1) // 2
     sizes = np.array([dict(d.knobs)["size"] for d in sampler.next(300, 9)])
     assert np.mean(sizes < 0.35) > 0.6
-    assert fit(np.ones((5, 3)), 10, 0)["means"][0] == pytest.approx(np.ones(3))
+    assert fit_mixture(np.ones((5, 3)), 10, 0)["means"][0] == pytest.approx(np.ones(3))
 
 
 # --- weakness ---------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from scipy.stats import chisquare
 from tests.curriculum.drives import drive, resumed, told
 from vlrl import curriculum
 from vlrl.config.schema import CurriculumSettings, RolloutSettings
-from vlrl.curriculum import Foreseeing, Probing, Prompts
+from vlrl.curriculum import ForeseeingSampler, ProbingSampler, Prompts
 from vlrl.errors import ConfigError
 from vlrl.methods.curricula.refocus import ADCL, HardFocus
 
@@ -40,7 +40,7 @@ def drawn(sampler, count, step):
 def test_each_batch_is_probed_and_sorted_again_before_it_is_drawn():
     rows = prompts()
     sampler = ADCL(rows, batches=2)
-    assert isinstance(sampler, Probing) and isinstance(sampler, Foreseeing)
+    assert isinstance(sampler, ProbingSampler) and isinstance(sampler, ForeseeingSampler)
     assert probed(sampler, rows, 0, {1: 0.2, 5: 0.9, 3: 0.6}) == [1, 5, 3]
     assert drawn(sampler, 2, 0) == [5, 3] and [d.index for d in sampler.upcoming(2, 1)] == [1]
     assert probed(sampler, rows, 1, {2: 0.1, 4: 0.3, 0: 1.0}) == [2, 4, 0]  # the step reaches into the second batch

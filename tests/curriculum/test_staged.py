@@ -11,7 +11,7 @@ from scipy.stats import chisquare
 from tests.curriculum.drives import drive, outcome, resumed, told
 from vlrl import curriculum
 from vlrl.config.schema import CurriculumSettings
-from vlrl.curriculum import Foreseeing, Prompts
+from vlrl.curriculum import ForeseeingSampler, Prompts
 from vlrl.errors import ConfigError
 from vlrl.methods.curricula.staged import Retrospective, Staged
 
@@ -37,7 +37,7 @@ def drawn(sampler, count, step):
 
 def test_a_stage_sets_fields_of_its_samples():
     sampler = made([{"fields": {"told": True, "level": 2}, "steps": 1}, {}])
-    assert isinstance(sampler, Foreseeing)
+    assert isinstance(sampler, ForeseeingSampler)
     assert {d.fields for d in sampler.upcoming(3, 0)} == {d.fields for d in sampler.next(3, 0)} == {
         (("level", 2), ("told", True))}
     assert {d.fields for d in sampler.upcoming(3, 1)} == {d.fields for d in sampler.next(3, 1)} == {()}
@@ -205,7 +205,7 @@ def test_it_goes_on_exactly(kind, options, tmp_path):
 def test_upcoming_is_what_next_gives_and_none_twice(counts, seed, make):
     rows = prompts(seed)
     sampler: Any = make(rows)
-    assert isinstance(make(rows), Foreseeing)
+    assert isinstance(make(rows), ForeseeingSampler)
     for step, count in enumerate(counts):
         state, expected = sampler.state_dict(), sampler.upcoming(count, step)
         assert sampler.state_dict() == state

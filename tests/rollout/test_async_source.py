@@ -25,7 +25,7 @@ from vlrl.engine.copied_engine import Abandoned, CopiedEngine
 from vlrl.engine.hf import HFEngine
 from vlrl.errors import ConfigError, TrainingError
 from vlrl.methods.asynchronous import source as async_source
-from vlrl.methods.asynchronous.source import Pipelined
+from vlrl.methods.asynchronous.source import AsyncGroupSource
 from vlrl.models.processing import PromptTooLong
 from vlrl.monitoring.metrics import Clock
 from vlrl.rollout.error_limits import refuse_stale
@@ -66,7 +66,7 @@ class Stamped(ScriptedEngine):
             return super().generate(requests, done)
 
 
-def source(staleness=1, engine=None, kind=Pipelined, task=None, algorithm=None, likelihoods=None, **more):
+def source(staleness=1, engine=None, kind=AsyncGroupSource, task=None, algorithm=None, likelihoods=None, **more):
     BAD.clear()
     given = {"async": {"max_staleness": staleness}, "algo": {"correction": "token_truncate"}} if staleness else {}
     config = validate({"task": "x", "model": {"name": "x"}, "steps": 9, "rollout": {"group_size": 3}, **given, **more})

@@ -14,7 +14,7 @@ from vlrl.engine.base import Request, Sampling
 from vlrl.engine.hf import HFEngine
 from vlrl.errors import ConfigError
 from vlrl.methods.tree import branching
-from vlrl.methods.tree.branching import Branching, Leaf, surprise, uniform
+from vlrl.methods.tree.branching import BranchingGenerator, Leaf, surprise, uniform
 from vlrl.models import prefix_tree
 from vlrl.models.packing import make_batch, pieces_of
 from vlrl.task import Task
@@ -54,7 +54,7 @@ def drawn(tiny, **branch):
     engine = Counting(HFEngine(policy, seed=5, batch_rollouts=16))
     prompts = [encode(Vowels(), SAMPLES[kind]) for kind in ("text", "image")]
     requests = [Request(prompt=p, n=6, sampling=LONG, key=(0, i)) for i, p in enumerate(prompts)]
-    branches = Branching(config)
+    branches = BranchingGenerator(config)
     return prompts, branches.generate(engine, requests), engine, branches
 
 
@@ -133,7 +133,7 @@ def test_forced_tokens_are_not_sampled_again():
     (lambda *_: 0, "gave 0: it must return one of the 2 places of tokens that it was given, 1 to 2"),
     (lambda *_: None, "gave None"), (lambda *_: 1 / 0, "ZeroDivisionError")])
 def test_a_point_of_ones_own_is_checked(point, said):
-    branches = Branching(branched(4))
+    branches = BranchingGenerator(branched(4))
     branches.point = Bound("surprise", point)
     with pytest.raises(ConfigError, match=rf"rollout\.branch\.at='surprise'.*{said}"):
         branches._place(Leaf(completion(-1.0, -2.0, -3.0), 1), np.random.default_rng(0))
@@ -145,7 +145,7 @@ def test_an_answer_of_one_token_is_written_from_the_prompt():
             self.asked = requests
             return [[completion(-1.0)] * r.n for r in requests]
 
-    engine, branches = One(), Branching(branched(5))
+    engine, branches = One(), BranchingGenerator(branched(5))
     request = Request(prompt=None, n=5, sampling=LONG, key=(0, 3))  # type: ignore[arg-type]
     (made,) = branches.generate(engine, [request])
     assert len(made) == 5 and engine.asked[0].n == 3 and engine.asked[0].begun == ()
@@ -179,6 +179,6 @@ def test_tasks_that_cannot_branch_are_refused():
     with pytest.raises(ConfigError, match="supervised fine-tuning draws no answers"):
         branching.check(config, Vowels(), False)
     branching.check(config, Vowels(), True)
-    for early in (Branching, lambda config: branching.check(config, Vowels(), True)):
+    for early in (BranchingGenerator, lambda config: branching.check(config, Vowels(), True)):
         with pytest.raises(ConfigError, match=r"rollout\.branch\.at='nowhere' is not known"):
             early(branched(4, at="nowhere"))

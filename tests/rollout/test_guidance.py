@@ -12,9 +12,17 @@ from vlrl.algo.named import bind
 from vlrl.config.base import Named
 from vlrl.config.sections import GUIDED, REPLACED
 from vlrl.errors import ConfigError
-from vlrl.methods.second_attempts.guidance import WORDS, Tried, critique, hint, of_task, solution, true_answer
-from vlrl.methods.second_attempts.keep import Attempted, answer_start, correct, explains
-from vlrl.methods.second_attempts.members import hinted, join, marked, replaced, second_attempts
+from vlrl.methods.second_attempts.guidance import (
+    WORDS,
+    FirstAnswers,
+    critique,
+    hint,
+    solution,
+    task_guidance,
+    true_answer,
+)
+from vlrl.methods.second_attempts.keep import RetryGroup, answer_start, correct, explains
+from vlrl.methods.second_attempts.members import hinted, join, mark_moved, replace_wrong, second_attempts
 from vlrl.rewards.text import answer_offset, parse_answer
 from vlrl.task import Task
 from vlrl.types import Answer, Sample
@@ -23,7 +31,7 @@ GIVEN = "<think>Two rows of four.</think><answer>8</answer>"
 
 
 def tried(level=0, row=None, answers=("<answer>7</answer>",), correct=(False,), task=None):
-    return Tried(task or Task(), Sample(id="a", row={"solution": GIVEN} if row is None else row),
+    return FirstAnswers(task or Task(), Sample(id="a", row={"solution": GIVEN} if row is None else row),
                  [parse_answer(a) for a in answers], correct, level)
 
 
@@ -63,7 +71,7 @@ def test_the_other_words():
     assert "<answer>6</answer>" in said and "answer is: 8" in said and "5" not in said
     assert "correct answer" not in critique(tried(row={}))
     assert critique(tried(correct=(True,))) is None and critique(tried(correct=(None,))) is None
-    assert of_task(tried(task=Known())) == "not 7"
+    assert task_guidance(tried(task=Known())) == "not 7"
     assert all(WORDS[name](tried(1, task=Known())) is None for name in ("task", "answer", "solution", "critique"))
 
 
@@ -96,7 +104,7 @@ def group_of(scene, right=(False, True), firsts=(False, False, False), under=Non
 
 def test_one_kept_attempt_joins(scene):
     group = group_of(scene, (False, True, True))
-    out = marked(join(group))
+    out = mark_moved(join(group))
     assert [r.index for r in out.rollouts] == [0, 1, 2, 4] and out.rollouts[3].train_prompt is group.prompt
     assert [(r.index, r.trained) for r in out.aside] == [(3, False), (5, False)] and not second_attempts(out)
     assert [r.index for r in out.plain] == [0, 1, 2] and out.prompt is group.prompt
@@ -105,19 +113,19 @@ def test_one_kept_attempt_joins(scene):
 
 
 def test_one_kept_attempt_takes_the_place_of_the_last_wrong_answer(scene):
-    out = marked(replaced(group_of(scene, (True, True), firsts=(False, False, None))))
+    out = mark_moved(replace_wrong(group_of(scene, (True, True), firsts=(False, False, None))))
     assert [r.index for r in out.rollouts] == [0, 3, 2] and out.rollouts[1].variant == GUIDED
     gone = out.aside[-1]
     assert (gone.index, gone.variant, gone.trained) == (1, REPLACED, False) and gone.sampled_prompt == out.prompt.text
     assert sorted(r.index for r in out.plain) == [0, 1, 2] and not second_attempts(out)
-    right = replaced(group_of(scene, firsts=(True, None, None)))
+    right = replace_wrong(group_of(scene, firsts=(True, None, None)))
     assert [r.index for r in right.rollouts] == [0, 1, 2] and not second_attempts(right)
 
 
 def test_the_hinted_group_takes_the_place_of_the_group(scene):
     first, second = scene[2][1].prompt, scene[2][2].prompt
     group = group_of(scene, (False, False, True, False), under=[first, first, second, second])
-    out = marked(hinted(group))
+    out = mark_moved(hinted(group))
     assert out.prompt is second and [r.index for r in out.rollouts] == [5, 6]
     assert all(r.train_prompt is None and r.trained and r.variant == GUIDED for r in out.rollouts)
     assert sorted((r.index, r.variant, r.trained) for r in out.aside) == [
@@ -149,7 +157,7 @@ def planted(scene, solution_mean, behind, alone, right=True):
     attempt = replace(groups[0].rollouts[0], correct=right,
                       completion=replace(groups[0].rollouts[0].completion, tokens=tokens))
     sample = Sample(id="a", row={"solution": "z"} if solution_mean is not None else {})
-    asked = Attempted(Task(), sample, groups[0].prompt, [attempt], encode)
+    asked = RetryGroup(Task(), sample, groups[0].prompt, [attempt], encode)
     seen = []
 
     def read(prompts, rows):
@@ -175,7 +183,7 @@ def test_what_explains_is_kept(scene):
 def test_correct_reads_nothing(scene):
     _, encode, groups = scene
     attempts = [replace(groups[0].rollouts[0], correct=c) for c in (True, None, False)]
-    assert correct([Attempted(Task(), groups[0].sample, groups[0].prompt, attempts, encode)], None) == [
+    assert correct([RetryGroup(Task(), groups[0].sample, groups[0].prompt, attempts, encode)], None) == [
         [True, False, False]]
 
 
@@ -195,7 +203,7 @@ def test_the_policy_is_read_as_it_is(scene):
         with torch.no_grad():
             return policy.logprobs(make_batch(pieces_of([prompt], [tokens], 10**6)), 1.0).logprobs.numpy()
 
-    found = explains([Attempted(Task(), sample, prompt, attempts, encode)],
+    found = explains([RetryGroup(Task(), sample, prompt, attempts, encode)],
                      lambda prompts, rows: [one(p, r) for p, r in zip(prompts, rows, strict=True)])
     wanted = []
     for r in attempts:

@@ -17,7 +17,7 @@ from vlrl.engine.base import opened
 from vlrl.engine.hf import HFEngine
 from vlrl.errors import ConfigError, TaskError
 from vlrl.methods.second_attempts import attempts as guided
-from vlrl.methods.second_attempts.attempts import failed
+from vlrl.methods.second_attempts.attempts import all_wrong
 from vlrl.methods.second_attempts.guidance import guidance_of
 from vlrl.methods.second_attempts.members import second_attempts
 from vlrl.models.packing import training_rows
@@ -152,7 +152,7 @@ def test_failed(rewards, again):
     class Found:
         rollouts = [type("R", (), {"correct": c}) for c in rewards]
 
-    assert failed(Found()) is again
+    assert all_wrong(Found()) is again
 
 
 def test_hints_of_rows_are_guidance():

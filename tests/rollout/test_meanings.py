@@ -15,7 +15,7 @@ from tests.rollout.test_branching import LONG, Counting, branched, common, compl
 from vlrl.engine.base import Request
 from vlrl.engine.hf import HFEngine
 from vlrl.errors import ConfigError
-from vlrl.methods.tree.branching import Branching, Leaf
+from vlrl.methods.tree.branching import BranchingGenerator, Leaf
 from vlrl.methods.tree.meanings import ALIKE, Meaning, semantic_entropy, words
 
 AT = {"name": "meaning", "continuations": 3, "tokens": 5, "candidates": 4, "root": 0.0}
@@ -78,7 +78,7 @@ def drawn(tiny, at=AT, **branch):
     engine = Counting(HFEngine(policy, seed=5, batch_rollouts=16))
     prompts = [encode(Vowels(), SAMPLES[kind]) for kind in ("text", "image")]
     requests = [Request(prompt=p, n=5, sampling=LONG, key=(0, i)) for i, p in enumerate(prompts)]
-    branches = Branching(branched(5, at=at, **branch), policy.processor.tokenizer.decode)
+    branches = BranchingGenerator(branched(5, at=at, **branch), policy.processor.tokenizer.decode)
     return branches.generate(engine, requests), engine, branches
 
 
@@ -127,7 +127,7 @@ def test_continuations_count_in_the_budget(tiny):
     ({"name": "surprise", "tokens": 1}, r"'surprise' has no option 'tokens'")])
 def test_options_are_checked(at, said):
     with pytest.raises(ConfigError, match=said):
-        Branching(branched(5, at=at))
+        BranchingGenerator(branched(5, at=at))
 
 
 def test_an_own_comparison_is_asked(tmp_path):
@@ -145,7 +145,7 @@ class Tails:
 
 
 def test_what_was_there_before_is_no_meaning():
-    branches = Branching(branched(5, at=AT), lambda tokens: " ".join(map(str, tokens)))
+    branches = BranchingGenerator(branched(5, at=AT), lambda tokens: " ".join(map(str, tokens)))
     leaf, spent = Leaf(completion(*[-1.0] * 9), 1), [10]
     request = Request(prompt=None, n=5, sampling=LONG, key=(0, 3))  # type: ignore[arg-type]
     branches._probe(Tails(), branches.point.function, [request], [[leaf]], [0], spent)

@@ -15,7 +15,7 @@ from tests.helpers import Vowels, load, settings
 from tests.rollout.test_group_source import Number
 from tests.training.test_loop import start
 from vlrl.config import validate
-from vlrl.curriculum import Foreseeing, Prompts, Sequential, Uniform
+from vlrl.curriculum import ForeseeingSampler, Prompts, Sequential, Uniform
 from vlrl.errors import DataError, TaskError
 from vlrl.evaluation import evaluate as evaluation
 from vlrl.models.processing import PromptTooLong
@@ -165,7 +165,7 @@ def test_what_was_not_foreseen_is_encoded_when_it_is_needed():
 @given(st.lists(st.integers(0, 9), max_size=6), st.sampled_from([Sequential, Uniform]), st.integers(1, 7))
 def test_upcoming_is_what_next_gives(counts, kind, size):
     sampler = kind(Prompts(size, 3))
-    assert isinstance(sampler, Foreseeing)
+    assert isinstance(sampler, ForeseeingSampler)
     for count in counts:
         state, expected = sampler.state_dict(), sampler.upcoming(count, 0)
         sampler.upcoming(2 * count, 0)

@@ -20,7 +20,7 @@ from vlrl.engine.hf import HFEngine
 from vlrl.errors import ConfigError, TrainingError
 from vlrl.methods.tree import search
 from vlrl.methods.tree.advantage import deepsearch
-from vlrl.methods.tree.search import Searching
+from vlrl.methods.tree.search import SearchGenerator
 from vlrl.methods.tree.search_tree import search_nodes
 from vlrl.models.packing import make_batch, pieces_of
 from vlrl.monitoring.metrics import Clock
@@ -219,7 +219,7 @@ def judged(*shares):
 
 
 def test_right_answers_of_a_hard_prompt_begin_its_next_visit():
-    finder, engine = Searching(config_of(hard=0.25)), Rolls()
+    finder, engine = SearchGenerator(config_of(hard=0.25)), Rolls()
     one, none, all_ = judged(lambda k: k == 0, lambda k: False, lambda k: True)
     (first,) = finder.generate(engine, [request_of(0, 5, 6)], one, 3)
     assert len(first) == 4 and nodes_of(first[0])[-1].value == 1 and sum(nodes_of(c)[-1].value for c in first) == -2
@@ -244,7 +244,7 @@ def test_right_answers_of_a_hard_prompt_begin_its_next_visit():
 
 
 def test_other_prompts_have_visits_of_their_own():
-    finder, engine = Searching(config_of(hard=1.0)), Rolls()
+    finder, engine = SearchGenerator(config_of(hard=1.0)), Rolls()
     media = replace(prompt_of(5, 6), media=(type("M", (), {"sha256": "b"}),))
     for number, request in enumerate((request_of(0, 5, 6), request_of(1, 6, 5),
                                       replace(request_of(2, 5, 6), prompt=media))):
@@ -260,26 +260,26 @@ def test_other_prompts_have_visits_of_their_own():
 
 
 def test_the_longest_unseen_leave_first():
-    finder, engine = Searching(config_of(cache=2)), Rolls()
+    finder, engine = SearchGenerator(config_of(cache=2)), Rolls()
     for number, ids in enumerate([(1,), (2,), (1,), (3,)]):
         finder.generate(engine, [request_of(number, *ids)], *judged(lambda k: False), number)
     assert list(finder.visits) == [search._key(prompt_of(i)) for i in (1, 3)]
-    without = Searching(config_of(cache=0))
+    without = SearchGenerator(config_of(cache=0))
     without.generate(engine, [request_of(0, 1)], *judged(lambda k: False), 0)
     assert without.visits == {}
 
 
 def test_what_nobody_can_judge_is_answered_and_not_remembered():
-    finder = Searching(config_of())
+    finder = SearchGenerator(config_of())
     (made,) = finder.generate(Rolls(), [request_of(0, 1)], *judged(lambda k: None), 0)
     assert len(made) == 4 and {nodes_of(c)[-1].value for c in made} == {0.0} and finder.visits == {}
 
 
 def test_a_resumed_search_remembers():
-    finder = Searching(config_of(hard=0.25))
+    finder = SearchGenerator(config_of(hard=0.25))
     finder.generate(Rolls(), [request_of(i, i + 1) for i in range(6)], *judged(lambda k: k % 9 == 0), 2)
     assert any(v.cached for v in finder.visits.values())
-    again = Searching(config_of(hard=0.25))
+    again = SearchGenerator(config_of(hard=0.25))
     again.load_state_dict(trainer_state.decode(*trainer_state.freeze(finder.state_dict())))
     assert again.state_dict().keys() == finder.state_dict().keys() and list(again.visits) == list(finder.visits)
     requests = [request_of(6 + i, i + 1) for i in range(6)]
@@ -293,7 +293,7 @@ def test_a_resumed_search_remembers():
 def test_a_budget_ends_a_search():
     def found(tokens):
         engine = Counting(Rolls(ids=9))
-        (made,) = Searching(config_of(size=8, tokens=tokens)).generate(engine, [request_of(0, 7, n=8)],
+        (made,) = SearchGenerator(config_of(size=8, tokens=tokens)).generate(engine, [request_of(0, 7, n=8)],
                                                                        *judged(lambda k: False), 0)
         return made, engine
     (whole, engine), (some, less), (least, _) = found(None), found(30), found(1)
@@ -307,7 +307,7 @@ def test_what_has_ended_when_a_budget_is_spent_is_the_group():
     def found(ids):
         judge, seen = *judged(lambda k: False), []
         request = request_of(0, 7, n=8)
-        (made,) = Searching(config_of(size=8, tokens=1)).generate(
+        (made,) = SearchGenerator(config_of(size=8, tokens=1)).generate(
             Rolls(ids), [request], lambda request, ends: seen.extend(ends) or judge(request, ends), 0)
         return made, seen
     made, seen = found(2)  # of three pieces some end at once

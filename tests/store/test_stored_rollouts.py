@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vlrl.errors import RunError
-from vlrl.methods.replay.buffer import Source, StoredRollouts
-from vlrl.methods.replay.rows import Limits, Unreadable, problem, read_stored
+from vlrl.methods.replay.buffer import RolloutBuffer, SourceFolder
+from vlrl.methods.replay.rows import RowLimits, UnreadableFile, problem, read_stored
 from vlrl.store import SCHEMA
 
-LIMITS = Limits(vocabulary=30, banned=frozenset({7}), most_tokens=6, most_gap=0.2,
+LIMITS = RowLimits(vocabulary=30, banned=frozenset({7}), most_tokens=6, most_gap=0.2,
                 decode=lambda ids: "".join(chr(97 + i) for i in ids))
 
 
@@ -100,13 +100,13 @@ def test_files_that_cannot_be_taken(tmp_path):
                           ("torn", whole[:40] + bytes(len(whole) - 80) + whole[-40:])):
         path = tmp_path / name
         path.write_bytes(content)
-        with pytest.raises(Unreadable):
+        with pytest.raises(UnreadableFile):
             read_stored(path, LIMITS, 100)
-    with pytest.raises(Unreadable, match="more than a buffer of 3 rollouts"):
+    with pytest.raises(UnreadableFile, match="more than a buffer of 3 rollouts"):
         read_stored(tmp_path / "rollouts" / "step-000000-rank-00000.parquet", LIMITS, 3)
     for table in (pa.table({"token_ids": ["a"], "schema": [1]}), pa.table({"schema": [9]})):
         pq.write_table(table, tmp_path / "other")
-        with pytest.raises(Unreadable):
+        with pytest.raises(UnreadableFile):
             read_stored(tmp_path / "other", LIMITS, 100)
     pq.write_table(pa.table({"x": [1, 2]}), tmp_path / "other")
     assert read_stored(tmp_path / "other", LIMITS, 100)[0].num_rows == 0
@@ -139,8 +139,8 @@ def test_no_row_is_an_error(lists, texts):
 
 def test_what_is_new_is_taken_once_and_drawn_with_its_age(tmp_path):
     own, other = tmp_path / "own", tmp_path / "other"
-    sources = [Source(other), Source(own, own=True)]
-    buffer = StoredRollouts(own, sources, LIMITS, 100)
+    sources = [SourceFolder(other), SourceFolder(own, own=True)]
+    buffer = RolloutBuffer(own, sources, LIMITS, 100)
     buffer.take(0)
     assert names(buffer, 0) == [] and buffer.rollouts == 0
     write(own, 0, group_of("0"))
@@ -164,7 +164,7 @@ def test_groups_without_a_preference_are_not_drawn_and_other_runs_rewards_are_no
     own, other = tmp_path / "own", tmp_path / "other"
     write(own, 0, [*group_of("good"), *group_of("flat", reward=1.0), *group_of("best", 4, correct=True)])
     write(other, 0, [*group_of("x", reward=9.0), *group_of("y", reward=None), *group_of("z", 2)])
-    buffer = StoredRollouts(own, [Source(other), Source(own, own=True)], LIMITS, 100)
+    buffer = RolloutBuffer(own, [SourceFolder(other), SourceFolder(own, own=True)], LIMITS, 100)
     buffer.take(0)
     assert sorted(names(buffer, 0)) == ["best", "good", "x", "z"]
     seen = {}
@@ -190,26 +190,26 @@ def test_a_draw_does_not_depend_on_how_many_processes_wrote_a_step(tmp_path):
     write(two, 0, rows((1, 3, 5)), "step-000000-rank-00001.parquet")
     found = []
     for folder in (one, two):
-        buffer = StoredRollouts(folder, [Source(folder, own=True)], LIMITS, 100)
+        buffer = RolloutBuffer(folder, [SourceFolder(folder, own=True)], LIMITS, 100)
         buffer.take(1)
         found.append([names(buffer, 1, 3, seed=seed) for seed in range(5)])
     assert found[0] == found[1]
 
 
 def test_the_newest_are_kept(tmp_path):
-    buffer = StoredRollouts(tmp_path, [Source(tmp_path, own=True)], LIMITS, 5)
+    buffer = RolloutBuffer(tmp_path, [SourceFolder(tmp_path, own=True)], LIMITS, 5)
     for step in range(6):
         buffer.take(step)
         write(tmp_path, step, group_of(str(step), policy_step=step))
     assert sorted(names(buffer, 6)) == ["3", "4"] and buffer.rollouts == 4
-    fresh = StoredRollouts(tmp_path / "new", [Source(tmp_path)], LIMITS, 5)
+    fresh = RolloutBuffer(tmp_path / "new", [SourceFolder(tmp_path)], LIMITS, 5)
     fresh.take(0)
     assert sorted(names(fresh, 0)) == ["4", "5"] and fresh.refused["older than what fits"] == 3
 
 
 def test_a_group_that_comes_again_under_another_name_of_file_is_taken_once(tmp_path):
     other = tmp_path / "other"
-    buffer = StoredRollouts(tmp_path / "own", [Source(other)], LIMITS, 100)
+    buffer = RolloutBuffer(tmp_path / "own", [SourceFolder(other)], LIMITS, 100)
     write(other, 3, group_of("g"))
     buffer.take(0)
     write(other, 3, [*group_of("g"), *group_of("h")], "steps-000000-000009.parquet")
@@ -222,7 +222,7 @@ def test_a_half_written_file_is_looked_at_again(tmp_path, caplog):
     path = write(other, 0, group_of("g"))
     whole = path.read_bytes()
     path.write_bytes(whole[:100])
-    buffer = StoredRollouts(tmp_path / "own", [Source(other)], LIMITS, 100)
+    buffer = RolloutBuffer(tmp_path / "own", [SourceFolder(other)], LIMITS, 100)
     for step in range(3):
         buffer.take(step)
     assert buffer.refused == {"file": 1} and names(buffer, 2) == [] and len(caplog.records) == 1
@@ -236,7 +236,7 @@ def test_a_folder_of_another_tokenizer_gives_nothing(tmp_path):
     write(other, 0, group_of("g"))
     (other / "tokenizer.json").write_text("{}")
     for text, found in (("{}", ["g"]), ("{ }", [])):
-        buffer = StoredRollouts(tmp_path / f"own{len(found)}", [Source(other)], LIMITS, 100, tokenizer=text)
+        buffer = RolloutBuffer(tmp_path / f"own{len(found)}", [SourceFolder(other)], LIMITS, 100, tokenizer=text)
         buffer.take(0)
         buffer.take(1)
         assert names(buffer, 1) == found and buffer.refused.total() == 1 - len(found)
@@ -245,13 +245,13 @@ def test_a_folder_of_another_tokenizer_gives_nothing(tmp_path):
 def test_a_resumed_run_reads_what_it_read_before(tmp_path):
     """Another run's folder grows between the steps, and again before the resume; then it vanishes."""
     own, other, rng = tmp_path / "own", tmp_path / "other", random.Random(1)
-    sources = [Source(other), Source(own, own=True)]
+    sources = [SourceFolder(other), SourceFolder(own, own=True)]
 
     def one_step(buffer, step):
         buffer.take(step)
         return names(buffer, step, 3, seed=step)
 
-    buffer, whole = StoredRollouts(own, sources, LIMITS, 40), []
+    buffer, whole = RolloutBuffer(own, sources, LIMITS, 40), []
     for step in range(12):
         if rng.random() < 0.7:
             write(other, step, group_of(f"x{step}", 3))
@@ -261,7 +261,7 @@ def test_a_resumed_run_reads_what_it_read_before(tmp_path):
     write(other, 99, group_of("late", 3))
     for step in range(8, 12):  # as truncate(8) does
         (own / "rollouts" / f"step-{step:06d}-rank-00000.parquet").unlink()
-    again = StoredRollouts(own, sources, LIMITS, 40)
+    again = RolloutBuffer(own, sources, LIMITS, 40)
     for step in range(8, 12):
         assert one_step(again, step) == whole[step]
         write(own, step, group_of(f"o{step}", policy_step=step))
@@ -269,25 +269,25 @@ def test_a_resumed_run_reads_what_it_read_before(tmp_path):
     assert "late" in names(again, 12)
     for path in (other / "rollouts").iterdir():
         path.unlink()
-    later = StoredRollouts(own, sources, LIMITS, 40)
+    later = RolloutBuffer(own, sources, LIMITS, 40)
     assert [one_step(later, 12)] == [names(again, 12, 3, seed=12)]
 
 
 def test_a_step_that_was_not_finished_is_looked_at_anew(tmp_path):
     write(tmp_path / "other", 0, group_of("g"))
-    buffer = StoredRollouts(tmp_path, [Source(tmp_path / "other")], LIMITS, 100)
+    buffer = RolloutBuffer(tmp_path, [SourceFolder(tmp_path / "other")], LIMITS, 100)
     buffer.take(0)
     taken = tmp_path / "stored" / "taken.jsonl"
     line = taken.read_text()
     taken.write_text(line[:len(line) // 2])
-    again = StoredRollouts(tmp_path, [Source(tmp_path / "other")], LIMITS, 100)
+    again = RolloutBuffer(tmp_path, [SourceFolder(tmp_path / "other")], LIMITS, 100)
     again.take(0)
     assert names(again, 0) == ["g"] and [json.loads(x)["step"] for x in taken.read_text().splitlines()[-1:]] == [0]
 
 
 def test_a_copy_that_is_gone_or_damaged_ends_the_run(tmp_path):
     write(tmp_path / "other", 0, group_of("g"))
-    buffer = StoredRollouts(tmp_path, [Source(tmp_path / "other")], LIMITS, 100)
+    buffer = RolloutBuffer(tmp_path, [SourceFolder(tmp_path / "other")], LIMITS, 100)
     buffer.take(0)
     (copy,) = (tmp_path / "stored").glob("*.arrow")
     copy.write_bytes(copy.read_bytes()[:200])
@@ -295,4 +295,4 @@ def test_a_copy_that_is_gone_or_damaged_ends_the_run(tmp_path):
         names(buffer, 0)
     copy.unlink()
     with pytest.raises(RunError, match="is gone or damaged"):
-        StoredRollouts(tmp_path, [Source(tmp_path / "other")], LIMITS, 100).take(0)
+        RolloutBuffer(tmp_path, [SourceFolder(tmp_path / "other")], LIMITS, 100).take(0)

@@ -18,7 +18,7 @@ from vlrl import curriculum
 from vlrl.algo.advantage import dr_grpo
 from vlrl.config import dump, load, validate
 from vlrl.config.schema import CurriculumSettings
-from vlrl.curriculum import Draw, Foreseeing, Outcome, Probing, Prompts, Uniform
+from vlrl.curriculum import Draw, ForeseeingSampler, Outcome, ProbingSampler, Prompts, Uniform
 from vlrl.curriculum.history import History
 from vlrl.curriculum.shares import Shares
 from vlrl.errors import ConfigError, DataError
@@ -256,8 +256,8 @@ def test_each_sampler_knows_its_own_prompts_alone():
     assert numbers.prompts.history.reward.tolist()[:2] == [0.5, 1.5] and math.isnan(numbers.prompts.history.reward[2])
     assert numbers.prompts.field("n") == [0, 1, 2] and letters.prompts.size == 2
     assert numbers.prompts.seed != letters.prompts.seed
-    assert isinstance(sampler, Probing) and [d.index for d in sampler.probes(0)] == [0, 1]
-    assert not isinstance(sampler, Foreseeing)
+    assert isinstance(sampler, ProbingSampler) and [d.index for d in sampler.probes(0)] == [0, 1]
+    assert not isinstance(sampler, ForeseeingSampler)
     assert sampler.metrics() == {"curriculum/number/calls": 1.0, "curriculum/letter/calls": 1.0}
 
 
@@ -265,7 +265,7 @@ def test_shares_go_on_where_they_were():
     config = settings(2, 1)
     a, b = (source(lambda prompt, i: "x" * i, config) for _ in range(2))
     sampler = a.sampler
-    assert isinstance(sampler, Foreseeing)
+    assert isinstance(sampler, ForeseeingSampler)
     soon = sampler.upcoming(5, 0)
     assert sampler.upcoming(5, 0) == soon
     assert [g.sample.id for g in a.next_groups(5, 0)] == [a.samples[d.index].id for d in soon]

@@ -17,7 +17,7 @@ from tests.training.test_update import assert_close
 from vlrl import config as configs
 from vlrl.algo.algorithm import Algorithm
 from vlrl.errors import ConfigError
-from vlrl.methods.critic.values import judged
+from vlrl.methods.critic.values import with_values
 from vlrl.models import logprobs, packing
 from vlrl.models.sharding.launch import check
 from vlrl.store import checkpoint
@@ -55,7 +55,7 @@ def test_the_gradient_does_not_depend_on_packing_order_and_micro_batches(made):
 def test_values_are_those_of_the_state_before_each_token(made):
     """The model's own hidden states, one answer at a time."""
     policy, groups, folder = made
-    found = judged(policy, groups, Algorithm(other(folder)))
+    found = with_values(policy, groups, Algorithm(other(folder)))
     layer = policy.head.layer
     for group in found[:2]:
         for r in group.rollouts:
@@ -194,7 +194,7 @@ def test_a_model_whose_hidden_states_are_not_known_is_refused(made, monkeypatch)
     policy, groups, folder = made
     monkeypatch.setattr(logprobs, "_WHOLE", {type(policy.base)})
     with pytest.raises(ConfigError, match=r"the hidden states of .* cannot be told.*algo.critic=null"):
-        judged(policy, groups, Algorithm(other(folder)))
+        with_values(policy, groups, Algorithm(other(folder)))
 
 
 def test_an_own_advantage_that_teaches_the_critic_nothing_is_refused(made, tmp_path):

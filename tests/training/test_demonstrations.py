@@ -13,7 +13,7 @@ from vlrl import config as configs
 from vlrl.algo.algorithm import Algorithm
 from vlrl.errors import ConfigError
 from vlrl.methods.demonstrations import draw
-from vlrl.methods.demonstrations.draw import Demonstrator
+from vlrl.methods.demonstrations.draw import DemonstrationSampler
 from vlrl.models import oom
 from vlrl.models.packing import make_batch, pieces_of
 from vlrl.store import RunFolder
@@ -179,19 +179,19 @@ def test_which_rows_are_shown(scene):
     *_, folder = scene
     config = of(folder, CHORD)
     task, (_, encode) = Some(), load(config)
-    show = Demonstrator(config, task, encode, None, task.samples("train"), Algorithm(config).methods[0].mix)
+    show = DemonstrationSampler(config, task, encode, None, task.samples("train"), Algorithm(config).methods[0].mix)
     first, second = show(3), show(4)
     ids = [g.sample.id for g in first]
     assert len({*ids}) == 8 and all(int(i) % 4 == 0 for i in ids) and ids != [g.sample.id for g in second]
     assert [g.sample.id for g in show(3)] == ids  # whatever was shown before
     assert [g.rollouts[0].completion.text for g in first] == [f"it is {i}" for i in ids]
-    assert Demonstrator(config, task, encode, None, task.samples("train"), Algorithm(of(folder, {
+    assert DemonstrationSampler(config, task, encode, None, task.samples("train"), Algorithm(of(folder, {
         **CHORD, "peak": 0.0, "valley": 0.0})).methods[0].mix)(3) == []
     none = [s for s in task.samples("train") if not s.get("solution")]
     with pytest.raises(ConfigError, match="none of the first 256 training rows has one"):
         draw.check(config, task, none)
     with pytest.raises(ConfigError, match="none of 512 drawn training rows has an answer"):
-        Demonstrator(config, task, encode, None, none, Algorithm(config).methods[0].mix)(0)
+        DemonstrationSampler(config, task, encode, None, none, Algorithm(config).methods[0].mix)(0)
 
 
 @pytest.mark.parametrize(("more", "message"), [

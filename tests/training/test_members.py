@@ -16,9 +16,9 @@ from vlrl.algo.algorithm import Algorithm
 from vlrl.config.sections import GUIDED
 from vlrl.curriculum import Draw, Outcome
 from vlrl.errors import ConfigError
-from vlrl.methods.demonstrations.draw import Demonstrator
+from vlrl.methods.demonstrations.draw import DemonstrationSampler
 from vlrl.methods.second_attempts import attempts as guided
-from vlrl.methods.second_attempts.members import USES, hinted, join, marked, replaced, second_attempts
+from vlrl.methods.second_attempts.members import USES, hinted, join, mark_moved, replace_wrong, second_attempts
 from vlrl.models.packing import make_batch, pieces_of
 from vlrl.store import RunFolder
 from vlrl.task import Task
@@ -168,8 +168,8 @@ def test_without_a_kept_attempt_it_is_the_objective_bit_for_bit(scene, use):
 
 def test_advantages_are_those_of_the_whole_group(scene):
     group = plainly(scene[1])[0]
-    for use, rewards in ((join, [0.0, 0.1, 1.0]), (replaced, [0.0, 1.0]), (hinted, [1.0, 0.0])):
-        out, = credit([marked(use(group))], grpo)
+    for use, rewards in ((join, [0.0, 0.1, 1.0]), (replace_wrong, [0.0, 1.0]), (hinted, [1.0, 0.0])):
+        out, = credit([mark_moved(use(group))], grpo)
         values = np.array(rewards)
         wanted = (values - values.mean()) / (values.std(ddof=1) + 1e-4)
         assert [float(r.advantage) for r in out.rollouts] == pytest.approx(wanted.tolist(), abs=1e-5)
@@ -228,7 +228,7 @@ def test_failed_prompts_are_collected(scene):
     *_, folder = scene
     config, task = settings(folder, algo=RELIFT), Every()
     algorithm, (_, encode) = Algorithm(config), load(config)
-    show = Demonstrator(config, task, encode, None, task.samples("train"), algorithm.methods[0].mix)
+    show = DemonstrationSampler(config, task, encode, None, task.samples("train"), algorithm.methods[0].mix)
     assert show(0, outcomes((1, (False, False)), (2, (False, True)), (3, (None, False)), (4, (False,)),
                             (5, (None,)))) == []
     assert algorithm.methods[0].mix.buffer == [1, 3]  # 4 has no answer, of 5 nothing is known

@@ -14,7 +14,7 @@ from vlrl import config as configs
 from vlrl.algo.algorithm import Algorithm
 from vlrl.curriculum import Draw
 from vlrl.errors import ConfigError, DataError
-from vlrl.methods.preferences.pairs import paired
+from vlrl.methods.preferences.pairs import pair_groups
 from vlrl.models import packing
 from vlrl.models.heads import HEAD
 from vlrl.models.sharding.launch import check
@@ -65,7 +65,7 @@ def groups_of(policy, encode, count=5):
     task = load_class("preference")(recipe="respond")
     samples = [task.sample_from_row(row(i)) for i in range(count)]
     asked = [AcceptedDraw(i, Draw(i, 0), s, encode(task, s)) for i, s in enumerate(samples)]
-    return paired(task, encode, asked, 0)
+    return pair_groups(task, encode, asked, 0)
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def test_a_pair_is_the_better_answer_and_the_other(made):
     task = load_class("preference")()
     sample = task.sample_from_row(row(0))
     with pytest.raises(DataError, match=r"sample '0': no pair of answers to learn from.*task\.recipe=respond"):
-        paired(task, encode, [AcceptedDraw(0, Draw(0, 0), sample, encode(task, sample))], 0)
+        pair_groups(task, encode, [AcceptedDraw(0, Draw(0, 0), sample, encode(task, sample))], 0)
 
 
 def gradient(made, tokens, order=1, **train_):

@@ -15,7 +15,7 @@ from vlrl.config.base import Named
 from vlrl.curriculum import Draw
 from vlrl.errors import ConfigError, DataError
 from vlrl.methods.preferences import dpo as preferences
-from vlrl.methods.preferences.dpo import PreferenceSource, preferring
+from vlrl.methods.preferences.dpo import PreferenceSource, preference_config
 from vlrl.methods.second_attempts.members import second_attempts
 from vlrl.models.packing import make_batch, pieces_of
 from vlrl.rollout.draws import DrawBatch
@@ -39,7 +39,7 @@ class Pairs(Task):
 
 @pytest.fixture(scope="module")
 def scene(tiny_models):
-    config = preferring(settings(tiny_models[TWO[0]], train={"max_grad_norm": 1e9, "tokens_per_batch": 10**6}),
+    config = preference_config(settings(tiny_models[TWO[0]], train={"max_grad_norm": 1e9, "tokens_per_batch": 10**6}),
                     Named(name="dpo", beta=0.3))
     policy, encode = load(config)
     policy.keep_reference()
@@ -140,4 +140,4 @@ def test_a_round_learns_to_prefer_short_answers(tiny_models, tmp_path):
     assert rows and all(r["rejected_tokens"] > r["tokens"] and r["rejected"] != r["solution"] for r in rows)
     losses = [line["guided/loss"] for line in RunFolder(folder).metrics()]
     assert losses[0] == pytest.approx(math.log(2), rel=1e-4) and losses[-1] < losses[0]
-    assert preferences.preferring(config, Named(name="dpo")).algo.guided.loss.name == "dpo"
+    assert preferences.preference_config(config, Named(name="dpo")).algo.guided.loss.name == "dpo"

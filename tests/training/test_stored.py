@@ -19,7 +19,7 @@ from vlrl import config as configs
 from vlrl.algo.algorithm import Algorithm
 from vlrl.errors import ConfigError
 from vlrl.methods.replay import draw
-from vlrl.methods.replay.draw import StoredAnswers
+from vlrl.methods.replay.draw import ReplaySampler
 from vlrl.models import oom
 from vlrl.models.packing import make_batch, pieces_of
 from vlrl.store import RunFolder
@@ -113,7 +113,7 @@ def test_without_weight_or_without_answers_it_is_the_objective_bit_for_bit(scene
     assert plain.keys() == same.keys() and all(torch.equal(plain[n], same[n]) for n in plain)
     assert again == stats | {"stored/applied": 0.0}
     config = of(folder, {"coef": 0.0})
-    show = StoredAnswers(config, Vowels(), encode, [], score_all, None, policy, Algorithm(config).methods[0].parts)
+    show = ReplaySampler(config, Vowels(), encode, [], score_all, None, policy, Algorithm(config).methods[0].parts)
     assert show(3, lambda: 1 / 0) == [] and show.metrics() == {}
 
 
@@ -205,7 +205,7 @@ def drawn(scene, folders, step=1, samples=None, **more):
     config = config.model_copy(update={"run": config.run.model_copy(update={"dir": str(folders / "own")})})
     shutil.rmtree(folders / "own" / "stored", ignore_errors=True)
     task = Rows()
-    show = StoredAnswers(config, task, encode, task.samples("train") if samples is None else samples,
+    show = ReplaySampler(config, task, encode, task.samples("train") if samples is None else samples,
                          score_all, None, policy, Algorithm(config).methods[0].parts)
     return show(step, lambda: None), show
 

@@ -10,7 +10,7 @@ from tests.vllm.conftest import trainer_logprobs
 from vlrl.config import validate
 from vlrl.engine.base import AnswerPrefix, Request, Sampling
 from vlrl.errors import ConfigError, TrainingError
-from vlrl.methods.tree.branching import Branching
+from vlrl.methods.tree.branching import BranchingGenerator
 
 pytestmark = pytest.mark.vllm
 LENGTH = 12
@@ -195,7 +195,7 @@ def test_answers_go_on_from_each_other(tiny):
     """rollout.branch: shared beginnings have one sampler, and the trainer agrees on every token of every answer."""
     config = validate({"task": "x", "model": {"name": "y"}, "rollout": {"group_size": 6, "branch": {"roots": 2}}})
     requests = [ask(prompt, 6, (0, i)) for i, prompt in enumerate(tiny.prompts.values())]
-    groups = Branching(config).generate(tiny.vllm, requests)
+    groups = BranchingGenerator(config).generate(tiny.vllm, requests)
     for made in groups:
         assert len(made) == 6
         assert all(any(c.tokens[0] == other.tokens[0] for other in made[:k]) for k, c in enumerate(made) if k >= 2)

@@ -54,7 +54,7 @@ def test_log_probabilities_are_those_of_the_folder(served):
     groups = credited_groups(policy, encode, config)
     assert {m.kind for g in groups for m in g.prompt.media} >= {"image"}
     rows = make_minibatch(policy, split(groups, 1)[0], config).rollouts
-    found, model = teacher.served(config, policy), teacher.load(config, policy)
+    found, model = teacher.connect(config, policy), teacher.load(config, policy)
     for temperature in (0.8, 1.0, 1.7):
         pairs = [(row.group.prompt, row.row) for row in rows]
         wanted = trainer_logprobs(policy, pairs, temperature, model)

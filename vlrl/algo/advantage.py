@@ -21,7 +21,7 @@ def grpo(s: Scores, eps: NonNegative = 1e-4) -> torch.Tensor:
 
     DeepSeekMath (arXiv 2402.03300) section 4.1.2; eps as in TRL.
     """
-    return zeroed(centred(s) / (grouped.std(s.rewards, s.group) + eps))
+    return nan_to_zero(centred(s) / (grouped.std(s.rewards, s.group) + eps))
 
 
 @requires("local")
@@ -30,7 +30,7 @@ def dr_grpo(s: Scores) -> torch.Tensor:
 
     Understanding R1-Zero-like training (Dr. GRPO, arXiv 2503.20783); goes with algo.aggregation=constant.
     """
-    return zeroed(centred(s))
+    return nan_to_zero(centred(s))
 
 
 def rloo(s: Scores, normalize: bool = False, eps: NonNegative = 1e-4) -> torch.Tensor:
@@ -42,9 +42,9 @@ def rloo(s: Scores, normalize: bool = False, eps: NonNegative = 1e-4) -> torch.T
     n = grouped.count(s.rewards, s.group)
     values = centred(s) * (n / (n - 1))
     if normalize:
-        quiet = grouped.settled(s.rewards, s.group)
+        quiet = grouped.all_equal(s.rewards, s.group)
         values = torch.where(quiet, 0.0, (values - values.nanmean()) / (std(values) + eps))
-    return zeroed(values)
+    return nan_to_zero(values)
 
 
 def centred(s: Scores) -> torch.Tensor:
@@ -56,6 +56,6 @@ def std(values: torch.Tensor) -> torch.Tensor:
     return values[~values.isnan()].std() if (~values.isnan()).sum() > 1 else values.new_tensor(torch.nan)
 
 
-def zeroed(values: torch.Tensor) -> torch.Tensor:
+def nan_to_zero(values: torch.Tensor) -> torch.Tensor:
     """Unscorable ones, and those without a statistic, have 0."""
     return torch.where(values.isnan(), 0.0, values)

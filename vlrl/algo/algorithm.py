@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from vlrl.algo.control import KLCoefficient
-from vlrl.algo.method import Method, methods_of, placed
+from vlrl.algo.method import Method, methods_by_state_key, methods_of
 from vlrl.algo.named import Bound, bind
 from vlrl.algo.objective import Objective
 from vlrl.algo.reference import REFERENCES
@@ -116,7 +116,7 @@ class Algorithm:
     def state_dict(self, policy: Policy) -> dict[str, Any]:
         """Returns what a resumed run needs, the weights of a reference that moves included."""
         states = {**{place: f.state_dict() for place, f in self._functions.items()},
-                  **{key: m.state_dict() for key, m in placed(self.methods, "algorithm").items()},
+                  **{key: m.state_dict() for key, m in methods_by_state_key(self.methods, "algorithm").items()},
                   "kl_coef": self.kl.state_dict(),
                   "reference": dict(policy.moving_reference) if self.moves_reference else {},
                   **({policy.head.key: dict(policy.head.state_dict())} if policy.head else {}),
@@ -127,7 +127,7 @@ class Algorithm:
         """Takes what `state_dict` gave."""
         for place, bound in self._functions.items():
             bound.load_state_dict(state.get(place, {}))
-        for key, method in placed(self.methods, "algorithm").items():
+        for key, method in methods_by_state_key(self.methods, "algorithm").items():
             if key in state:
                 method.load_state_dict(state[key])
         self.kl.load_state_dict(state.get("kl_coef", {}))

@@ -37,7 +37,7 @@ class Inert:
 
 
 @dataclass(frozen=True, eq=False)
-class Use:
+class FunctionUse:
     """A function as a setting of a run names it."""
 
     config: Config
@@ -90,7 +90,7 @@ class Use:
     @property
     def idle(self) -> str:
         """Why it changes nothing; "" where it may."""
-        return next(filter(None, (rule(self) for rule in getattr(self.function, "acts", ()))), "")
+        return next(filter(None, (rule(self) for rule in getattr(self.function, "idle_when", ()))), "")
 
 
 def reads(*what: str, alone: Mapping[str, Any] | None = None) -> Callable[[Any], Any]:
@@ -106,17 +106,17 @@ def reads(*what: str, alone: Mapping[str, Any] | None = None) -> Callable[[Any],
     return mark
 
 
-def acts(rule: Callable[[Use], str]) -> Callable[[Any], Any]:
+def idle_when(rule: Callable[[FunctionUse], str]) -> Callable[[Any], Any]:
     """Says when a function changes nothing: the reason, or ""."""
     def mark(function: Any) -> Any:
-        function.acts = (*getattr(function, "acts", ()), rule)
+        function.idle_when = (*getattr(function, "idle_when", ()), rule)
         return function
     return mark
 
 
 def idle(why: str, **options: Any) -> Callable[[Any], Any]:
     """Says that a function changes nothing with these values of its options."""
-    return acts(lambda use: why if all(use.values.get(key) == value for key, value in options.items()) else "")
+    return idle_when(lambda use: why if all(use.values.get(key) == value for key, value in options.items()) else "")
 
 
 def short(value: Any) -> Any:

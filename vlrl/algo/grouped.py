@@ -40,7 +40,7 @@ def largest(values: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
     return -smallest(-values, group)
 
 
-def settled(values: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
+def all_equal(values: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
     """Returns [R] bool: the group has no two different values, so it carries no preference. Exact."""
     return smallest(values, group) >= largest(values, group)
 
@@ -48,7 +48,7 @@ def settled(values: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
 def centred(values: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
     """Value - mean of the group; exactly 0 in a settled group, NaN where the value is."""
     away = values - mean(values, group)
-    return torch.where(settled(values, group) & ~values.isnan(), 0.0, away)
+    return torch.where(all_equal(values, group) & ~values.isnan(), 0.0, away)
 
 
 def correct(s: Scores, part: str = "", above: float | None = None, without: float = 0.5) -> torch.Tensor:
@@ -86,6 +86,6 @@ def whitened(values: torch.Tensor, weights: torch.Tensor, eps: float) -> torch.T
 
 
 @requires("local")
-def whole(s: Scores) -> torch.Tensor:
+def every_rollout(s: Scores) -> torch.Tensor:
     """Returns every rollout."""
     return torch.ones_like(s.rewards, dtype=torch.bool)

@@ -205,7 +205,7 @@ class LossInputs:
         return ~self.correct(above) & ~self.rewards.isnan()
 
 
-def everywhere(values: torch.Tensor) -> torch.Tensor:
+def gather_values(values: torch.Tensor) -> torch.Tensor:
     """Returns [n] of this process -> those of all processes, in rank order. Called on all of them, equally often."""
     return torch.cat([torch.as_tensor(part) for part in comm.gather(values.detach().cpu())]).to(values.device)
 

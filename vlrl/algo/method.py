@@ -50,7 +50,7 @@ class Objectives(Protocol):
 
 
 @dataclass(frozen=True)
-class Unmade:
+class AlgorithmStub:
     """In place of the Algorithm, for checks of methods beside one that cannot be made."""
 
     config: Config
@@ -73,7 +73,7 @@ class Run:
     services: Any = None
 
 
-class Ask(Protocol):
+class RolloutContext(Protocol):
     """The rollout generator as a method sees it in one step."""
 
     engine: Any
@@ -151,11 +151,12 @@ class Method:
 
     # --- each step, on every process ----------------------------------------------------------------------------------
 
-    def generate(self, requests: Sequence[Request], ask: Ask, done: Done | None) -> list[list[Completion]] | None:
+    def generate(self, requests: Sequence[Request], ask: RolloutContext,
+                 done: Done | None) -> list[list[Completion]] | None:
         """Returns the completions of each group in place of the engine's; None = the engine answers. One active method
         at most overrides it."""
 
-    def scored(self, requests: Sequence[Request], groups: Sequence[Group], ask: Ask) -> Sequence[Group]:
+    def scored(self, requests: Sequence[Request], groups: Sequence[Group], ask: RolloutContext) -> Sequence[Group]:
         """Returns scored groups with what it adds to them; the curriculum observes them next."""
         return groups
 
@@ -222,6 +223,6 @@ def methods_of(algorithm: Objectives) -> tuple[Method, ...]:
     return methods
 
 
-def placed(methods: Sequence[Method], place: str) -> dict[str, Method]:
+def methods_by_state_key(methods: Sequence[Method], place: str) -> dict[str, Method]:
     """Returns the methods with a state below `place` of a checkpoint, by their key there."""
     return {m.state_at.removeprefix(f"{place}."): m for m in methods if m.state_at.startswith(f"{place}.")}

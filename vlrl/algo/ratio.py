@@ -1,4 +1,4 @@
-"""Policy terms that act through the ratio p / p(old): `of_ratio` says so of one, and `inert` what of it has no effect.
+"""Policy terms that act through the ratio p / p(old), and which of their options have no effect.
 
 A batch of rollouts with one optimizer step has a ratio of 1.
 """
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vlrl.algo.effect import Inert, Use
+from vlrl.algo.effect import FunctionUse, Inert
 from vlrl.config.algo import CLIPS
 from vlrl.monitoring.mismatch import samples_as_it_trains
 
@@ -37,9 +37,10 @@ class Ratio:
     """Given options -> options that another one comes before, and which."""
 
 
-def of_ratio(*options: str, alone: bool = True, like: str = "that", farthest: Mapping[str, float] | None = None,
-             hidden: Callable[[Mapping[str, Any]], Iterator[tuple[str, str]]] = lambda given: iter(())
-             ) -> Callable[[Any], Any]:
+def acts_through_ratio(
+        *options: str, alone: bool = True, like: str = "that", farthest: Mapping[str, float] | None = None,
+        hidden: Callable[[Mapping[str, Any]], Iterator[tuple[str, str]]] = lambda given: iter(())
+) -> Callable[[Any], Any]:
     """Says that a policy term acts through the ratio; see Ratio."""
     def mark(function: Any) -> Any:
         function.ratio = Ratio(options, alone, like, farthest or {}, hidden)
@@ -47,7 +48,7 @@ def of_ratio(*options: str, alone: bool = True, like: str = "that", farthest: Ma
     return mark
 
 
-def inert(use: Use) -> Iterator[Inert]:
+def inert(use: FunctionUse) -> Iterator[Inert]:
     """What acts through p / p(old) alone where a batch of rollouts has one optimizer step, and bounds of the policy
     term that no ratio reaches, or another bound comes before."""
     config, options = use.config, use.named.options

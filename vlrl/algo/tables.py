@@ -55,7 +55,7 @@ SHAPINGS = Table({
 """`algo.shaping`."""
 
 BATCHES = Table({
-    "all": "vlrl.algo.grouped:whole",
+    "all": "vlrl.algo.grouped:every_rollout",
     "rorecomp": "vlrl.methods.objectives.recompose:rorecomp",
     "rest": "vlrl.methods.objectives.recompose:rest",
     "right": "vlrl.methods.objectives.recompose:right",

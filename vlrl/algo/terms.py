@@ -11,9 +11,9 @@ from typing import Annotated, Any
 import torch
 from pydantic import Field
 
-from vlrl.algo.clip import AboveOne, Reach, surrogate
+from vlrl.algo.clip import AboveOne, ClipRange, surrogate
 from vlrl.algo.inputs import LossInputs, Metrics
-from vlrl.algo.ratio import of_ratio
+from vlrl.algo.ratio import acts_through_ratio
 
 _AboveZero = Annotated[float, Field(gt=0)]
 _Share = Annotated[float, Field(ge=0, le=1)]
@@ -25,8 +25,8 @@ def _beyond_delta(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "dual_clip", f"algo.loss.delta={given['delta']:g} comes before it"
 
 
-@of_ratio("clip_low", "clip_high", "dual_clip", "delta", hidden=_beyond_delta)
-def ppo_clip(x: LossInputs, clip_low: Reach = 0.2, clip_high: Reach = 0.2, dual_clip: AboveOne | None = None,
+@acts_through_ratio("clip_low", "clip_high", "dual_clip", "delta", hidden=_beyond_delta)
+def ppo_clip(x: LossInputs, clip_low: ClipRange = 0.2, clip_high: ClipRange = 0.2, dual_clip: AboveOne | None = None,
              delta: AboveOne | None = None) -> tuple[torch.Tensor, Metrics]:
     """Returns -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) per token, r = exp(logp - old logp). -> [N].
 

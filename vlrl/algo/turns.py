@@ -9,7 +9,7 @@ from itertools import accumulate
 from vlrl.algo.inputs import ActionCredit
 
 
-def rewards_of(turns: Sequence[ActionCredit], reward: float) -> list[float]:
+def turn_rewards(turns: Sequence[ActionCredit], reward: float) -> list[float]:
     """Returns the rewards of turns, which add up to that of the episode."""
     paid = [turn.reward for turn in turns]
     if paid:
@@ -17,7 +17,7 @@ def rewards_of(turns: Sequence[ActionCredit], reward: float) -> list[float]:
     return paid
 
 
-def plan_of(texts: Sequence[str]) -> tuple[int, int]:
+def plan_span(texts: Sequence[str]) -> tuple[int, int]:
     """Returns where the tokens of the first <plan>...</plan> begin and end, tags included, in the texts of an action's
     tokens; (0, 0) where none is closed.
     """

@@ -32,7 +32,7 @@ class Entry(NamedTuple):
 
 
 SECTIONS = {
-    "algo.critic": Entry("vlrl.methods.critic.settings:CriticSettings", "vlrl.methods.critic.method:Values"),
+    "algo.critic": Entry("vlrl.methods.critic.settings:CriticSettings", "vlrl.methods.critic.method:CriticValues"),
     "algo.guided": Entry("vlrl.methods.second_attempts.settings:GuidedSettings",
                          "vlrl.methods.second_attempts.method:SecondAttempts"),
     "algo.demonstrations": Entry("vlrl.methods.demonstrations.settings:DemonstrationSettings",

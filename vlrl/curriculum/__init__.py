@@ -21,15 +21,15 @@ from collections.abc import Mapping
 from vlrl.algo.named import bind, parameters
 from vlrl.config.registry import Table, failure, place, resolve
 from vlrl.config.schema import CurriculumSettings
-from vlrl.curriculum.base import Categories, Foreseeing, Measuring, Probing, Prompts, Sampler
+from vlrl.curriculum.base import Categories, ForeseeingSampler, MeasuringSampler, ProbingSampler, Prompts, Sampler
 from vlrl.curriculum.filters import Filters, Intake
 from vlrl.curriculum.plain import Sequential, Uniform
 from vlrl.curriculum.types import Draw, Outcome
 from vlrl.errors import ConfigError, VlrlError, did_you_mean
 from vlrl.task import Task
 
-__all__ = ["SAMPLERS", "Categories", "Draw", "Filters", "Foreseeing", "Intake", "Measuring", "Outcome", "Probing",
-           "Prompts", "Sampler", "Sequential", "Uniform", "check", "make"]
+__all__ = ["SAMPLERS", "Categories", "Draw", "Filters", "ForeseeingSampler", "Intake", "MeasuringSampler",
+           "Outcome", "ProbingSampler", "Prompts", "Sampler", "Sequential", "Uniform", "check", "make"]
 
 SAMPLERS = Table({
     "uniform": "vlrl.curriculum.plain:Uniform",
@@ -47,7 +47,7 @@ SAMPLERS = Table({
     "limr": "vlrl.methods.curricula.lifecycle:Limr",
     "prioritised": "vlrl.methods.curricula.online:Prioritised",
     "recap": "vlrl.methods.curricula.bandits:Recap",
-    "replay": "vlrl.methods.curricula.online:Replay",
+    "replay": "vlrl.methods.curricula.online:SelectiveReplay",
     "retrospective": "vlrl.methods.curricula.staged:Retrospective",
     "rlcs": "vlrl.methods.curricula.online:Rlcs",
     "sec": "vlrl.methods.curricula.bandits:Sec",

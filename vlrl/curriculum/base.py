@@ -174,7 +174,7 @@ class Sampler(Protocol):
 
 
 @runtime_checkable
-class Foreseeing(Protocol):
+class ForeseeingSampler(Protocol):
     """A sampler that knows its next draws."""
 
     def upcoming(self, count: int, step: int) -> list[Draw]:
@@ -183,7 +183,7 @@ class Foreseeing(Protocol):
 
 
 @runtime_checkable
-class Probing(Protocol):
+class ProbingSampler(Protocol):
     """A sampler that wants to know how prompts go before it draws."""
 
     def probes(self, step: int) -> list[Draw]:
@@ -194,7 +194,7 @@ class Probing(Protocol):
 
 
 @runtime_checkable
-class Measuring(Protocol):
+class MeasuringSampler(Protocol):
     """A sampler that must know something of prompts, measured by the policy before its first draw."""
 
     measures: str

@@ -101,7 +101,7 @@ class Cycle:
         return self._order[1]
 
 
-def distinct(cycle: Cycle, count: int, taken: set[int]) -> np.ndarray:
+def next_distinct(cycle: Cycle, count: int, taken: set[int]) -> np.ndarray:
     """Returns [count] the next prompts of a cycle without those of `taken`, none twice while others are left."""
     fresh: list[int] = []
     while len(fresh) < count:

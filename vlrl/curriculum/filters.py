@@ -120,7 +120,7 @@ SELECT = {"first": first, "nearest_half": nearest_half, "most_varied": most_vari
 # --- oversample -------------------------------------------------------------------------------------------------------
 
 
-class Fixed:
+class FixedOversampling:
     """Always as many."""
 
     def __init__(self, factor: Factor = 1.0):
@@ -136,7 +136,7 @@ class Fixed:
         """There is none."""
 
 
-class Ema:
+class EmaOversampling:
     """Ratio EMA of GLM-4.1V-Thinking (2507.01006): e = 1 / (1 - share of groups that are all right or all wrong), and
     the factor is (1 - decay) e + decay * factor, at most `most`; 1 at the start."""
 
@@ -157,7 +157,7 @@ class Ema:
         self.factor = float(state["factor"])
 
 
-OVERSAMPLE = {"fixed": Fixed, "ema": Ema}
+OVERSAMPLE = {"fixed": FixedOversampling, "ema": EmaOversampling}
 
 
 # --- together ---------------------------------------------------------------------------------------------------------

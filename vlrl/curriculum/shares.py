@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vlrl.curriculum.base import Foreseeing, Measuring, Probing, Prompts, Sampler
+from vlrl.curriculum.base import ForeseeingSampler, MeasuringSampler, ProbingSampler, Prompts, Sampler
 from vlrl.curriculum.types import Draw, Outcome
 from vlrl.errors import ConfigError
 
@@ -32,11 +32,11 @@ class Shares:
         self.samplers = [_build(label, make, part) for label, part in zip(self.labels, self.prompts, strict=True)]
         self.drawn = np.zeros(len(self.labels), dtype=np.int64)
         first: Any = self.samplers[0]
-        if isinstance(first, Foreseeing):  # one class makes all samplers, so what one can, all can
+        if isinstance(first, ForeseeingSampler):  # one class makes all samplers, so what one can, all can
             self.upcoming = self._upcoming
-        if isinstance(first, Probing):
+        if isinstance(first, ProbingSampler):
             self.probes = self._probes
-        if isinstance(first, Measuring):
+        if isinstance(first, MeasuringSampler):
             self.measures, self.missing, self.measured = first.measures, self._missing, self._measured
 
     def next(self, count: int, step: int) -> list[Draw]:

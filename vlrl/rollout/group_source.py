@@ -10,9 +10,19 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from vlrl.algo.method import placed
+from vlrl.algo.method import methods_by_state_key
 from vlrl.config.episodes import EpisodeSettings
-from vlrl.curriculum import Draw, Filters, Foreseeing, Intake, Measuring, Outcome, Probing, Prompts, Sampler
+from vlrl.curriculum import (
+    Draw,
+    Filters,
+    ForeseeingSampler,
+    Intake,
+    MeasuringSampler,
+    Outcome,
+    ProbingSampler,
+    Prompts,
+    Sampler,
+)
 from vlrl.curriculum.horizon import Horizon
 from vlrl.curriculum.report import Tally
 from vlrl.distributed import comm
@@ -35,7 +45,7 @@ class GroupSource:
     """Draws samples, has their groups answered and scored; the same on every process, each doing its share.
 
     `next_groups(P)` returns this process's share of P groups; the sampler, which is the main process's, has observed
-    all of them. `measures`: what samplers can have measured of prompts by the policy, by name (curriculum.Measuring).
+    all of them. `measures`: what samplers can have measured of prompts by the policy, by name (MeasuringSampler).
     `progress` shows how far the measuring before a step is; `teaches` says whether any answer of a group has an
     advantage other than 0, None where the group alone does not say it.
     """
@@ -124,7 +134,7 @@ class GroupSource:
             comm.on_main(lambda: sampler.measured(indices, values))
 
     def _missing(self) -> tuple[str, np.ndarray] | None:
-        if isinstance(self.sampler, Measuring) and len(indices := self.sampler.missing()):
+        if isinstance(self.sampler, MeasuringSampler) and len(indices := self.sampler.missing()):
             return self.sampler.measures, indices
         return None
 
@@ -138,7 +148,7 @@ class GroupSource:
         return draws
 
     def _probes(self) -> list[Draw]:
-        return self.sampler.probes(self.step) if isinstance(self.sampler, Probing) else []
+        return self.sampler.probes(self.step) if isinstance(self.sampler, ProbingSampler) else []
 
     def _round(self, drawn: DrawBatch, tokens: int | None = None) -> tuple[dict[int, Group], dict[int, Outcome]]:
         """This process's groups of some draws by number, and the outcomes of all draws, which the sampler observes.
@@ -191,7 +201,7 @@ class GroupSource:
 
     def _foreseen(self) -> list[Draw]:
         count = self.filters.oversampled(self.config.rollout.prompts_per_step)
-        foreseen = self.sampler.upcoming(count, self.step + 1) if isinstance(self.sampler, Foreseeing) else []
+        foreseen = self.sampler.upcoming(count, self.step + 1) if isinstance(self.sampler, ForeseeingSampler) else []
         return self.horizon.within(foreseen, self.step + 1)
 
     def _share_outcomes(self, drawn: DrawBatch, groups: Mapping[int, Group]) -> dict[int, Outcome]:
@@ -240,7 +250,7 @@ class GroupSource:
                 "data": self.fingerprint.state_dict(), "history": self.prompts.history.state_dict(),
                 "tally": self.tally.state_dict(), "rejected": self.rejected.count, "offered": self.rejected.drawn,
                 "held": [group.state_dict() for group in self.carried_over.values()],
-                **{key: own for key, method in placed(self.answering.methods, "source").items()
+                **{key: own for key, method in methods_by_state_key(self.answering.methods, "source").items()
                    if (own := method.state_dict())}}
 
     def at_rest(self) -> tuple[dict[str, Any], Callable[[float], dict[str, Any] | None] | None]:
@@ -263,7 +273,7 @@ class GroupSource:
         self.tally.load_state_dict(state["tally"])
         self.rejected = RejectionCount(drawn=int(state["offered"]), count=int(state["rejected"]))
         self.carried_over = {group.number: group for group in map(PartialGroup.of, state.get("held", ()))}
-        for key, method in placed(self.answering.methods, "source").items():
+        for key, method in methods_by_state_key(self.answering.methods, "source").items():
             if key in state:
                 method.load_state_dict(state[key])
 

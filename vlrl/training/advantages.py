@@ -18,7 +18,7 @@ import torch
 from vlrl.algo.algorithm import Algorithm
 from vlrl.algo.inputs import ActionCredit, Estimates, Scores
 from vlrl.algo.named import Bound
-from vlrl.algo.turns import plan_of
+from vlrl.algo.turns import plan_span
 from vlrl.config.registry import failure
 from vlrl.config.schema import Config
 from vlrl.config.sections import GIVEN
@@ -132,7 +132,7 @@ class Credit:
 
     def _plan(self, tokens: np.ndarray) -> tuple[int, int]:
         assert self.policy, "plans are read by the tokenizer of a policy"
-        return plan_of(self.policy.processor.tokenizer.batch_decode([[t] for t in tokens.tolist()]))
+        return plan_span(self.policy.processor.tokenizer.batch_decode([[t] for t in tokens.tolist()]))
 
     def _steps(self, rollout: Rollout) -> list[tuple[int, int, float]]:
         """Returns the tokens of each step of an answer, and its value."""

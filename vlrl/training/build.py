@@ -256,7 +256,7 @@ def _engine(config: Config, model: Policy, encode: Encoder, environments: Any, a
 
 _CHECKS = Table({"start": "vlrl.checks.preflight:check", "opened": "vlrl.checks.preflight:check_opened"})
 _AHEAD = Table({
-    "source": "vlrl.methods.asynchronous.source:Pipelined",
+    "source": "vlrl.methods.asynchronous.source:AsyncGroupSource",
     "check": "vlrl.methods.asynchronous.source:check",
 })
 _SERVICES = Table({
@@ -274,7 +274,7 @@ _MEASURES = Table({"angle": "vlrl.methods.gain_rl.angle:Angles"})
 
 def _measures(sampler: curriculum.Sampler | None, *given: Any) -> dict[str, Measure]:
     """Returns what measures prompts for the sampler; on every process, as only the main one has the sampler."""
-    name = comm.broadcast(sampler.measures if isinstance(sampler, curriculum.Measuring) else "")
+    name = comm.broadcast(sampler.measures if isinstance(sampler, curriculum.MeasuringSampler) else "")
     return {name: _MEASURES[name](*given)} if name else {}
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from vlrl.algo import ratio
 from vlrl.algo.algorithm import Algorithm
-from vlrl.algo.effect import Inert, Use, short
+from vlrl.algo.effect import FunctionUse, Inert, short
 from vlrl.algo.tables import ADVANTAGES, BATCHES, ENTROPIES, LOSSES, SHAPINGS, WEIGHTS
 from vlrl.config.algo import SUPERVISED
 from vlrl.config.base import Named, Settings
@@ -38,15 +38,15 @@ class Run:
     config: Config
     task: Task | None = None
 
-    def uses(self, name: str) -> tuple[Use, ...]:
+    def uses(self, name: str) -> tuple[FunctionUse, ...]:
         """The functions that a setting of algo names."""
         named = getattr(self.config.algo, name)
         if isinstance(named, Named):
             return (self.use(f"algo.{name}", named, TABLES[name]),)
         return tuple(self.use(f"algo.{name}.{i}", one, TABLES[name]) for i, one in enumerate(named))
 
-    def use(self, setting: str, named: Named, table: Mapping[str, Any]) -> Use:
-        return Use(self.config, self.task, setting, named, table)
+    def use(self, setting: str, named: Named, table: Mapping[str, Any]) -> FunctionUse:
+        return FunctionUse(self.config, self.task, setting, named, table)
 
 
 def find(config: Config, task: Task | None = None) -> list[Inert]:

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from vlrl.config.schema import Config
-from vlrl.curriculum import Probing
+from vlrl.curriculum import ProbingSampler
 from vlrl.distributed import comm
 from vlrl.engine.base import Done, Engine, EpisodePlayer, Request
 from vlrl.errors import ConfigError
@@ -41,7 +41,7 @@ CompletionsByKey = dict[tuple[int, ...], Sequence[Completion]]
 
 
 @dataclass(eq=False, kw_only=True)
-class Batch(DrawBatch):
+class AheadBatch(DrawBatch):
     """What was drawn for a step that is still to come; in a resumed run it is encoded when it is used."""
 
     step: int
@@ -68,14 +68,14 @@ class Batch(DrawBatch):
                 "draws": [[number, draw_state(draw)] for number, draw in self.draws.items()]}
 
 
-class Pipelined(GroupSource):
+class AsyncGroupSource(GroupSource):
     """A group source that draws the groups of later steps in a thread."""
 
     apart = True
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self.queue: deque[Batch] = deque()
+        self.queue: deque[AheadBatch] = deque()
         """Begun and not used, by step; at most async.max_staleness."""
         self.synced = -1
         """Steps completed by the engine's weights."""
@@ -123,21 +123,21 @@ class Pipelined(GroupSource):
             self.engine.sync(self._policy, self.step)
             self.synced = self.step
 
-    def _ahead(self, count: int, step: int) -> Batch:
+    def _ahead(self, count: int, step: int) -> AheadBatch:
         """Returns the draws of a step to come."""
         self.step = step
         drawn = self._numbered(comm.on_main(partial(self._next, self.filters.oversampled(count))))
-        batch = Batch(drawn.draws, drawn.fresh, step=step, policy_step=self.synced)
+        batch = AheadBatch(drawn.draws, drawn.fresh, step=step, policy_step=self.synced)
         super()._encode(batch)
         return batch
 
-    def _begin(self, batch: Batch) -> None:
+    def _begin(self, batch: AheadBatch) -> None:
         """Has a batch answered in the thread."""
-        writer = self.answering.apart(Recording(self.engine, batch.completions), Clock(), batch.policy_step)
+        writer = self.answering.apart(RecordingEngine(self.engine, batch.completions), Clock(), batch.policy_step)
         batch.keys = writer.keys(batch.accepted)
         batch.work = self._thread.submit(self._write, batch, writer)
 
-    def _write(self, batch: Batch, writer: Any) -> list[Group] | None:
+    def _write(self, batch: AheadBatch, writer: Any) -> list[Group] | None:
         """In the thread: this process's groups; None where the main thread is to score them."""
         start, accepted = time.perf_counter(), batch.accepted
         try:
@@ -158,18 +158,18 @@ class Pipelined(GroupSource):
         if not drawn.encoded:
             super()._encode(drawn)
             # its generation had failed when the checkpoint was written
-            if isinstance(drawn, Batch) and not drawn.completions:
+            if isinstance(drawn, AheadBatch) and not drawn.completions:
                 self._ready()
 
     def _answer(self, drawn: DrawBatch, tokens: int | None) -> dict[int, Group | PartialGroup]:
-        if not isinstance(drawn, Batch) or not (drawn.work or drawn.completions):
+        if not isinstance(drawn, AheadBatch) or not (drawn.work or drawn.completions):
             return super()._answer(drawn, tokens)
         groups: Sequence[Group | PartialGroup] | None = drawn.work.result() if drawn.work else None
         if drawn.span:
             self.clock.span("ahead", *drawn.span)
             self._ahead_s = drawn.span[1] - drawn.span[0]
         if groups is None and (drawn.accepted or self.answering.collective):
-            engine = Replaying(drawn.completions, None if drawn.work else self.engine)
+            engine = ReplayEngine(drawn.completions, None if drawn.work else self.engine)
             scorer = self.answering.apart(engine, self.clock, drawn.policy_step)
             groups = scorer.groups(drawn.accepted, drawn.step)
         return {a.number: group for a, group in zip(drawn.accepted, groups or (), strict=True)}
@@ -193,20 +193,20 @@ class Pipelined(GroupSource):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self.queue = deque(
-            Batch({number: draw_of(draw) for number, draw in b["draws"]}, len(b["draws"]), step=b["step"],
+            AheadBatch({number: draw_of(draw) for number, draw in b["draws"]}, len(b["draws"]), step=b["step"],
                   policy_step=b["policy_step"],
                   completions={key: [completion_of(**a) for a in answers] for key, answers in b["made"].items()})
             for b in state.get("queue", ()))
 
 
-def _written(queue: Sequence[Batch], seconds: float) -> dict[str, Any] | None:
+def _written(queue: Sequence[AheadBatch], seconds: float) -> dict[str, Any] | None:
     """Scoring may have failed."""
     concurrent.futures.wait([batch.work for batch in queue if batch.work], seconds)
     whole = all(batch.keys <= batch.completions.keys() if batch.work else batch.completions for batch in queue)
     return {"queue": [batch.state(batch.completions) for batch in queue]} if whole and comm.world() == 1 else None
 
 
-class Recording:
+class RecordingEngine:
     """An engine whose answers are kept by the key of their request."""
 
     def __init__(self, engine: Engine, completions: CompletionsByKey):
@@ -224,7 +224,7 @@ class Recording:
         """The engine is closed by its owner."""
 
 
-class Replaying:
+class ReplayEngine:
     """An engine that gives recorded answers; episodes of a checkpoint are played again by `engine`."""
 
     def __init__(self, completions: CompletionsByKey, engine: Engine | None = None):
@@ -243,7 +243,7 @@ class Replaying:
 
 def check(config: Config, sampler: Any) -> None:
     """Raises ConfigError where a sampler cannot draw before the step before has ended."""
-    if config.asynchronous.max_staleness and isinstance(sampler, Probing):
+    if config.asynchronous.max_staleness and isinstance(sampler, ProbingSampler):
         raise ConfigError(f"async.max_staleness={config.asynchronous.max_staleness}: curriculum.name="
                           f"{config.curriculum.name} has prompts answered before it draws those of a step, which would "
                           "hold up the update. Choose another curriculum.name, or set async.max_staleness=0")

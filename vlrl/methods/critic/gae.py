@@ -17,7 +17,7 @@ import torch
 
 from vlrl.algo.grouped import whitened
 from vlrl.algo.inputs import Estimates, LossInputs, Metrics, Scores, requires
-from vlrl.algo.turns import rewards_of
+from vlrl.algo.turns import turn_rewards
 from vlrl.config.base import Fraction, NonNegative, Positive
 
 
@@ -175,7 +175,7 @@ def _decisions(s: Scores, i: int, trained: np.ndarray) -> _Decisions:
     ends = np.array([turn.end for turn in s.turns[i]])
     paid = np.zeros(len(trained))
     # a turn without trained tokens is paid with the one before it, or else with what comes first
-    np.add.at(paid, (np.searchsorted(trained, ends) - 1).clip(0), rewards_of(s.turns[i], float(s.rewards[i])))
+    np.add.at(paid, (np.searchsorted(trained, ends) - 1).clip(0), turn_rewards(s.turns[i], float(s.rewards[i])))
     penalty = s.kl_coef * np.asarray(s.kl[i], np.float64)[trained] if s.kl else np.zeros(len(trained))
     _, first = np.unique(np.searchsorted(ends, trained, side="right"), return_index=True)
     return _Decisions(paid, penalty, np.asarray(s.per_token[i]["values"], np.float64)[trained], first)

@@ -12,12 +12,12 @@ from vlrl.algo.named import bind
 from vlrl.algo.tables import ADVANTAGES
 from vlrl.distributed import comm
 from vlrl.errors import ConfigError
-from vlrl.methods.critic.values import critic_metrics, judged
+from vlrl.methods.critic.values import critic_metrics, with_values
 from vlrl.models.policy import Policy
 from vlrl.types import Group
 
 
-class Values(Method):
+class CriticValues(Method):
     """Reads the critic's values for the advantage; the head itself is critic.head.Critic."""
 
     def __init__(self, section: str, settings: Any, algorithm: Objectives):
@@ -28,7 +28,7 @@ class Values(Method):
                               "algo.advantage=gae, turn_gae, bilevel_gae or macro_gae, or algo.critic=null")
 
     def read(self, policy: Policy, groups: Sequence[Group], step: int) -> Sequence[Group]:
-        return judged(policy, groups, self.algorithm)
+        return with_values(policy, groups, self.algorithm)
 
     def scores(self, s: Scores) -> Scores:
         return replace(s, gamma=self.settings.gamma, lam=self.settings.lam)

@@ -22,7 +22,7 @@ from vlrl.monitoring.metrics import phase
 from vlrl.types import Group
 
 
-def judged(policy: Policy, groups: Sequence[Group], algorithm: Any) -> list[Group]:
+def with_values(policy: Policy, groups: Sequence[Group], algorithm: Any) -> list[Group]:
     """Returns the groups with the critic's values of all rollouts, at the weights of now; called on every process."""
     critic, config = policy.head, algorithm.config
     assert critic is not None

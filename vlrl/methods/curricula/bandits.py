@@ -16,7 +16,7 @@ from pydantic import Field
 
 from vlrl.config.base import Beta, Fraction, Positive, Rate
 from vlrl.curriculum.base import Categories, Prompts, as_uniform
-from vlrl.curriculum.drawing import Adaptive, Cycle, distinct, softmax
+from vlrl.curriculum.drawing import Adaptive, Cycle, next_distinct, softmax
 from vlrl.curriculum.types import Draw, Outcome
 from vlrl.errors import ConfigError
 
@@ -34,7 +34,7 @@ _RISE = 1e-3
 # --- drawing ----------------------------------------------------------------------------------------------------------
 
 
-class ByCategory(Adaptive):
+class CategorySampler(Adaptive):
     """Base: `shares` of the categories; how many draws each gets is multinomial, which prompts of it a shuffled pass.
 
     No prompt comes twice in one call while others are left: what a category has too few prompts for goes to the others.
@@ -63,7 +63,7 @@ class ByCategory(Adaptive):
         whole, rest = divmod(count, self.prompts.size)
         parts = [draw.permutation(self.prompts.size) for _ in range(whole)]
         counts = self.counts(rest, draw)
-        drawn = [distinct(cycle, n, set()) for cycle, n in zip(self.cycles, counts.tolist(), strict=True) if n]
+        drawn = [next_distinct(cycle, n, set()) for cycle, n in zip(self.cycles, counts.tolist(), strict=True) if n]
         return np.concatenate([*parts, draw.permutation(np.concatenate(drawn))] if drawn else parts)
 
     def counts(self, count: int, draw: np.random.Generator) -> np.ndarray:
@@ -131,7 +131,7 @@ def weight_metrics(names: tuple[str, ...], shares: np.ndarray, sizes: np.ndarray
 # --- by advantage -----------------------------------------------------------------------------------------------------
 
 
-class Sec(ByCategory):
+class Sec(CategorySampler):
     """Self-evolving curriculum: categories are the arms of a non-stationary bandit, paid by |advantage|.
 
         Q(d) <- alpha r(d) + (1 - alpha) Q(d)        share(d) proportional to exp(Q(d) / tau)
@@ -162,7 +162,7 @@ class Sec(ByCategory):
             self.values[c] += self.alpha * (paid - self.values[c])
 
 
-class Dump(ByCategory):
+class Dump(CategorySampler):
     """Upper confidence bound on the learnability of each distribution.
 
         UCB(d) = L(d) + sqrt(2 ln(n + 1) / (n_d + 1))        share(d) proportional to exp(UCB(d) / tau)
@@ -204,7 +204,7 @@ class Dump(ByCategory):
 # --- by reward --------------------------------------------------------------------------------------------------------
 
 
-class DomainWeighted(ByCategory):
+class DomainWeighted(CategorySampler):
     """Domain-aware dynamic sampling: domains that are far from the target reward are drawn more often.
 
         v(d) <- alpha r(d) + (1 - alpha) v(d)        share(d) proportional to exp((target - v(d)) / tau) + epsilon
@@ -238,7 +238,7 @@ class DomainWeighted(ByCategory):
             self.seen[c] = True
 
 
-class Recap(ByCategory):
+class Recap(CategorySampler):
     """Objectives weighted by how they converge and how unstable they are; those that are solved lose their weight.
 
         gap(d)   = max(0, target - fast(d)) / target, fast and slow being averages of the objective's reward
@@ -302,7 +302,7 @@ class Recap(ByCategory):
 
 
 @as_uniform(floor=1)
-class Sws(ByCategory):
+class Sws(CategorySampler):
     """Weakness-driven shares: a category is drawn in proportion to how many of its items fail consistently.
 
     An item is judged after `visits` answered groups. It is a weakness while its pass rate never reached one half and

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vlrl.algo.effect import Use, acts
+from vlrl.algo.effect import FunctionUse, idle_when
 from vlrl.config.base import Count, Fraction, NonNegative, Positive
 from vlrl.curriculum.base import AS_UNIFORM, Prompts
 from vlrl.curriculum.plain import Uniform
@@ -21,14 +21,14 @@ _LEAST_SHARE = 1e-9
 """Of the largest weight: prompts without any weight get answers when all others have the most they may have."""
 
 
-def _of_one_size(use: Use) -> str:
+def _of_one_size(use: FunctionUse) -> str:
     size = use.config.rollout.group_size
     if not use.values["least"] == use.values["most"] == size:
         return ""
     return f"curriculum.least and most are rollout.group_size={size}{AS_UNIFORM}"
 
 
-@acts(_of_one_size)
+@idle_when(_of_one_size)
 class GVM(Uniform):
     """Every prompt once per epoch, shuffled, with a group of its own size (GVM-RAFT, 2505.02391, section 3):
 

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from vlrl.config.base import Beta, Fraction
 from vlrl.curriculum.base import Prompts
-from vlrl.curriculum.drawing import Adaptive, Cycle, distinct, weighted
+from vlrl.curriculum.drawing import Adaptive, Cycle, next_distinct, weighted
 from vlrl.curriculum.types import Outcome
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class Lifecycle(Adaptive):
         new = self.passes.take(min(count - active, unseen))
         picked = [*new.tolist(), *(weighted(weights, active, draw).tolist() if active else [])]
         picked += self._resting(step, weights, count - len(picked)).tolist()
-        return draw.permutation([*picked, *distinct(self.passes, count - len(picked), {*picked})])
+        return draw.permutation([*picked, *next_distinct(self.passes, count - len(picked), {*picked})])
 
     def _resting(self, step: int, weights: np.ndarray, most: int) -> np.ndarray:
         """At most `most` prompts that have been answered and have no weight, those whose rest ends first."""
@@ -138,7 +138,7 @@ class Limr(Adaptive):
     def pick(self, count: int, step: int, draw: np.random.Generator) -> np.ndarray:
         if self.chosen is None and self.passes.drawn >= self.epochs * self.prompts.size:
             self._choose(self._above_threshold())
-        return distinct(self.passes, count, set())
+        return next_distinct(self.passes, count, set())
 
     def learn(self, outcomes: Sequence[Outcome], step: int) -> None:
         for o in outcomes if self.chosen is None else ():

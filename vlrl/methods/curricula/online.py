@@ -17,7 +17,7 @@ from pydantic import Field
 
 from vlrl.config.base import Beta, Fraction
 from vlrl.curriculum.base import Categories, Prompts, as_uniform
-from vlrl.curriculum.drawing import Adaptive, Cycle, distinct, weighted
+from vlrl.curriculum.drawing import Adaptive, Cycle, next_distinct, weighted
 from vlrl.curriculum.types import Outcome
 from vlrl.errors import ConfigError
 from vlrl.methods.curricula.bandits import Bins, FieldName, categories, weight_metrics
@@ -35,7 +35,7 @@ _LEVEL_DECAY = 0.9
 # --- pass rates -------------------------------------------------------------------------------------------------------
 
 
-class Rates:
+class PassRates:
     """Estimated pass rate of every prompt.
 
         rate_i = (count_i mean_i + strength * (start_i + drift(kind of i))) / (count_i + strength)
@@ -99,11 +99,11 @@ class Rates:
         self._weigh(slice(None))
 
 
-class Rated(Adaptive):
+class RateWeighted(Adaptive):
     """Base: prompts drawn by a weight that is a function of their estimated pass rate; rejected ones when no other is
     left."""
 
-    def __init__(self, prompts: Prompts, rates: Rates):
+    def __init__(self, prompts: Prompts, rates: PassRates):
         super().__init__(prompts)
         self.rates = rates
 
@@ -139,7 +139,7 @@ class Rated(Adaptive):
 
 
 @as_uniform(floor=1)
-class Prioritised(Rated):
+class Prioritised(RateWeighted):
     """Prompts drawn in proportion to how often they fail.
 
         weight_i = max(1 - s_i, floor)        s_i = (sum of pass rates + strength * prior) / (groups + strength)
@@ -157,7 +157,7 @@ class Prioritised(Rated):
     def __init__(self, prompts: Prompts, prior: Fraction = 0.5, strength: Strength = 1.0, floor: Fraction = 0.0,
                  by: FieldName | None = None, bins: Bins = 5):
         kinds = categories(prompts, by, bins) if by else None
-        super().__init__(prompts, Rates(np.full(prompts.size, prior), kinds, strength))
+        super().__init__(prompts, PassRates(np.full(prompts.size, prior), kinds, strength))
         self.floor = floor
 
     def weights(self, rates: np.ndarray) -> np.ndarray:
@@ -165,7 +165,7 @@ class Prioritised(Rated):
 
 
 @as_uniform(floor=1)
-class Rlcs(Rated):
+class Rlcs(RateWeighted):
     """Reinforcement learning with curriculum sampling: prompts of middle difficulty for the policy as it is.
 
         weight_i = max(4 p_i (1 - p_i), floor)
@@ -192,7 +192,7 @@ class Rlcs(Rated):
         lacking = np.isnan(offline)
         kinds = _kinds(offline, lacking, tiers, categories(prompts, by, bins) if by and lacking.any() else None)
         middle = 0.5 if lacking.all() else float(np.nanmean(offline))
-        super().__init__(prompts, Rates(np.where(lacking, middle, offline), kinds, strength, 1 / (1 - decay)))
+        super().__init__(prompts, PassRates(np.where(lacking, middle, offline), kinds, strength, 1 / (1 - decay)))
         self.floor = floor
 
     def weights(self, rates: np.ndarray) -> np.ndarray:
@@ -232,7 +232,7 @@ def _kinds(offline: np.ndarray, lacking: np.ndarray, tiers: int, untiered: Categ
 
 
 @as_uniform(share=0)
-class Replay(Adaptive):
+class SelectiveReplay(Adaptive):
     """A share of each draw comes from prompts whose answers differed lately, the rest from shuffled passes over all.
 
         P(j) proportional to |A_j| ^ alpha, over the buffer
@@ -263,7 +263,7 @@ class Replay(Adaptive):
             paid = np.array([*self.pool.values()])
             weights = np.maximum((paid / paid.max()) ** self.alpha, LEAST)
             again = np.array([*self.pool])[weighted(weights, wanted, draw)].tolist()
-        return draw.permutation([*again, *distinct(self.passes, count - wanted, {*again})])
+        return draw.permutation([*again, *next_distinct(self.passes, count - wanted, {*again})])
 
     def learn(self, outcomes: Sequence[Outcome], step: int) -> None:
         for o in outcomes:

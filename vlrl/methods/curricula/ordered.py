@@ -18,7 +18,7 @@ LEAST = 1e-12
 """Least weight of a prompt that is not dropped, so that one far from the mean can still be drawn."""
 
 
-def needed(prompts: Prompts, by: str, name: str, otherwise: str = "") -> np.ndarray:
+def required_field(prompts: Prompts, by: str, name: str, otherwise: str = "") -> np.ndarray:
     """Returns [N] float32 of a field, nan where a row lacks it; ConfigError when no row has it."""
     values = prompts.numbers(by)
     if prompts.size and np.isnan(values).all():
@@ -40,7 +40,7 @@ class EasyToHard(Sequential):
 
     def __init__(self, prompts: Prompts, by: str = "difficulty", descending: bool = False):
         super().__init__(prompts)
-        values = needed(prompts, by, "easy_to_hard")
+        values = required_field(prompts, by, "easy_to_hard")
         self._order = np.argsort(-values if descending else values, kind="stable").astype(np.int32)  # nan is last
 
     def order(self, epoch: int) -> np.ndarray:

@@ -27,7 +27,7 @@ _MOST_CELLS = 10_000
 Components = Annotated[int, Field(ge=2, le=50)]
 
 
-class Procedural:
+class ProceduralSampler:
     """Base: `points` chooses knobs, `learn` takes what became of them. ConfigError for a task without knobs.
 
     Every call of `next` has a random stream of its own, named by the seed and the number of the call.
@@ -101,7 +101,7 @@ class Procedural:
 
 
 @as_uniform(explore=1)
-class ALPGMM(Procedural):
+class ALPGMM(ProceduralSampler):
     """Where rewards change most (ALP-GMM, 1910.07224, algorithm 1). The absolute learning progress of a draw is
 
         ALP = |mean reward of its group - that of the nearest earlier draw|,   0 for the first
@@ -148,7 +148,8 @@ class ALPGMM(Procedural):
         if self.since >= self.fit_every:
             self.since, self.fits = 0, self.fits + 1
             recent = np.delete(self.past[-self.fit_every:], -2, axis=1)
-            self.mixture = fit(recent, self.components, int(stream(self.prompts.seed, 6, self.fits).integers(2**31)))
+            seed = int(stream(self.prompts.seed, 6, self.fits).integers(2**31))
+            self.mixture = fit_mixture(recent, self.components, seed)
 
     def _progress(self, points: np.ndarray, rewards: np.ndarray) -> np.ndarray:
         """Returns [n] ALP of each draw [n, K], those before it in the same call included; the earliest of equally
@@ -176,7 +177,7 @@ class ALPGMM(Procedural):
         return {**super().metrics(), **({"curriculum/progress": float(recent.mean())} if len(recent) else {})}
 
 
-def fit(rows: np.ndarray, components: int, seed: int) -> dict[str, np.ndarray]:
+def fit_mixture(rows: np.ndarray, components: int, seed: int) -> dict[str, np.ndarray]:
     """Returns `means` [C, D] and `covariances` [C, D, D] of the mixture of 2 to `components` Gaussians with the lowest
     AIC over rows [n, D]; of equal ones that with the fewest.
     """
@@ -203,7 +204,7 @@ def _need_sklearn() -> None:
 
 
 @as_uniform(explore=1)
-class Weakness(Procedural):
+class Weakness(ProceduralSampler):
     """More of what fails: samples are made where the policy is weak (SwS, 2506.08989, section 3, for a task that makes
     them itself). Each knob is cut into `cells` equal ranges, and the share of a cell of the grid is
 

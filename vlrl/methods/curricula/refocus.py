@@ -9,14 +9,14 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from vlrl.algo.effect import Use, acts
+from vlrl.algo.effect import FunctionUse, idle_when
 from vlrl.config.base import Count, Positive
 from vlrl.curriculum.base import AS_UNIFORM, Prompts
-from vlrl.curriculum.drawing import Adaptive, Cycle, distinct
+from vlrl.curriculum.drawing import Adaptive, Cycle, next_distinct
 from vlrl.curriculum.streams import stream
 from vlrl.curriculum.types import Draw
-from vlrl.methods.curricula.ordered import needed
-from vlrl.methods.curricula.staged import foreseen
+from vlrl.methods.curricula.ordered import required_field
+from vlrl.methods.curricula.staged import uncounted_draws
 
 
 class ADCL(Adaptive):
@@ -42,7 +42,7 @@ class ADCL(Adaptive):
         if batches > size:
             raise ValueError(f"batches={batches} are more than the {size} training rows")
         self.probe_size = probe_size
-        self.field = np.full(size, np.nan, dtype=np.float32) if by is None else needed(
+        self.field = np.full(size, np.nan, dtype=np.float32) if by is None else required_field(
             prompts, by, "adcl", ", or set curriculum.by=null to probe all prompts first")
         self.borders = np.arange(1, batches + 1) * size // batches
         """Where each batch ends."""
@@ -84,7 +84,7 @@ class ADCL(Adaptive):
 
     def upcoming(self, count: int, step: int) -> list[Draw]:
         """Returns the next draws, as far as they are sorted; draws nothing."""
-        return foreseen(self.history, self.order[self.at:min(self.at + count, max(self.sorted, self.at))])
+        return uncounted_draws(self.history, self.order[self.at:min(self.at + count, max(self.sorted, self.at))])
 
     def _border(self, place: int) -> int:
         """Returns where the batch ends that the draw before `place` is of."""
@@ -130,7 +130,7 @@ _COUNTS = ("at", "sorted", "asked", "passes", "probed", "latest", "step", "unkno
 """The numbers of ADCL's state."""
 
 
-def _without_focus(use: Use) -> str:
+def _without_focus(use: FunctionUse) -> str:
     after, size = use.values["after"], use.config.rollout.group_size
     if after >= use.config.steps:
         return f"curriculum.after={after} is not before steps={use.config.steps}{AS_UNIFORM}"
@@ -139,7 +139,7 @@ def _without_focus(use: Use) -> str:
     return ""
 
 
-@acts(_without_focus)
+@idle_when(_without_focus)
 class HardFocus(Adaptive):
     """Shuffled passes over all prompts for `after` steps; then over the hardest `share` of them, in large groups.
 
@@ -166,13 +166,13 @@ class HardFocus(Adaptive):
             self.chosen += 1
             self.cycle = Cycle(self.hardest(), self.prompts.seed, 4, self.chosen)
         self.step = step
-        return distinct(self.cycle, count, set())
+        return next_distinct(self.cycle, count, set())
 
     def upcoming(self, count: int, step: int) -> list[Draw]:
         """Returns what `next(count, step)` would give, unless the hardest are chosen anew then; draws nothing."""
         if self._ends(step):
             return []
-        return foreseen(self.history, distinct(copy.copy(self.cycle), count, set()), **self._sizes())
+        return uncounted_draws(self.history, next_distinct(copy.copy(self.cycle), count, set()), **self._sizes())
 
     def _ends(self, step: int) -> bool:
         """Returns whether the hardest are chosen when the draws of a step begin."""

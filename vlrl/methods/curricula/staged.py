@@ -13,7 +13,7 @@ from pydantic import Field, field_validator
 
 from vlrl.config.base import Fraction, Positive, Rate, Settings
 from vlrl.curriculum.base import Prompts, as_uniform
-from vlrl.curriculum.drawing import Adaptive, Cycle, distinct, weighted
+from vlrl.curriculum.drawing import Adaptive, Cycle, next_distinct, weighted
 from vlrl.curriculum.history import History
 from vlrl.curriculum.streams import stream
 from vlrl.curriculum.types import Draw, Outcome
@@ -22,7 +22,7 @@ from vlrl.errors import ConfigError, did_you_mean
 # --- prompts of before ------------------------------------------------------------------------------------------------
 
 
-class Pool:
+class CarryPool:
     """Shuffled passes over `members`; `carry` of the draws are prompts of `before` that were answered already, with
     weight 1 / max(mean reward of the last visit, lowest)."""
 
@@ -63,7 +63,7 @@ class Pool:
             weights = self.weights()
             there = min(wanted, int(np.count_nonzero(weights)))
             old = weighted(weights, there, draw) if there else old
-        return distinct(cycle, count - len(old), {*old.tolist()}), old
+        return next_distinct(cycle, count - len(old), {*old.tolist()}), old
 
     def _note(self, indices: np.ndarray) -> None:
         weights = self.weights()
@@ -86,14 +86,14 @@ class Retrospective(Adaptive):
     def __init__(self, prompts: Prompts, carry: Fraction = 0.25, lowest: Rate = 0.1):
         super().__init__(prompts)
         every = np.arange(prompts.size, dtype=np.int32)
-        self.pool = Pool(prompts.history, every, (prompts.seed, 4), None, carry, lowest)
+        self.pool = CarryPool(prompts.history, every, (prompts.seed, 4), None, carry, lowest)
 
     def pick(self, count: int, step: int, draw: np.random.Generator) -> np.ndarray:
         return np.concatenate(self.pool.take(count, draw))
 
     def upcoming(self, count: int, step: int) -> list[Draw]:
         """Returns what `next(count, step)` would give, if nothing were observed until then."""
-        return foreseen(self.history, self.pool.peek(count, stream(self.prompts.seed, 3, self.calls + 1)))
+        return uncounted_draws(self.history, self.pool.peek(count, stream(self.prompts.seed, 3, self.calls + 1)))
 
     def learn(self, outcomes: Sequence[Outcome], step: int) -> None:
         self.pool.note(outcomes)
@@ -108,7 +108,7 @@ class Retrospective(Adaptive):
         return {"curriculum/epoch": self.pool.cycle.drawn / self.prompts.size}
 
 
-def foreseen(history: History, indices: np.ndarray, **more: Any) -> list[Draw]:
+def uncounted_draws(history: History, indices: np.ndarray, **more: Any) -> list[Draw]:
     """Returns draws of prompts, without counting them as visits."""
     before: dict[int, int] = {}
     out = []
@@ -226,11 +226,11 @@ class Staged(Adaptive):
         """That which is being trained."""
         return self.stages[self.at]
 
-    def _pool(self, at: int) -> Pool:
+    def _pool(self, at: int) -> CarryPool:
         before = np.zeros(self.prompts.size, dtype=bool)
         for earlier in self.members[:at]:
             before[earlier] = True
-        return Pool(self.history, self.members[at], (self.prompts.seed, 4, at), before, self.stages[at].carry,
+        return CarryPool(self.history, self.members[at], (self.prompts.seed, 4, at), before, self.stages[at].carry,
                     self.lowest)
 
     def _due(self, step: int) -> bool:
@@ -254,7 +254,7 @@ class Staged(Adaptive):
         return np.concatenate([fresh, old])
 
     def draws(self, indices: np.ndarray | Sequence[int], **more: Any) -> list[Draw]:
-        batch = super().draws(indices, **said(self.stage), **more)
+        batch = super().draws(indices, **draw_options(self.stage), **more)
         self._own |= {(d.index, d.visit) for d in batch[:self._fresh]}
         return batch
 
@@ -267,7 +267,7 @@ class Staged(Adaptive):
         at = self.at + self._due(step)
         pool = self.pool if at == self.at else self._pool(at)
         indices = pool.peek(count, stream(self.prompts.seed, 3, self.calls + 1))
-        return foreseen(self.history, indices, **said(self.stages[at]))
+        return uncounted_draws(self.history, indices, **draw_options(self.stages[at]))
 
     def learn(self, outcomes: Sequence[Outcome], step: int) -> None:
         self.pool.note(outcomes)
@@ -294,7 +294,7 @@ class Staged(Adaptive):
         return {"curriculum/stage": self.at + 1.0, **{f"curriculum/stage_{k}": v for k, v in means.items()}}
 
 
-def said(stage: Stage) -> dict[str, Any]:
+def draw_options(stage: Stage) -> dict[str, Any]:
     """Returns what a stage says of each draw."""
     return {"group_size": stage.group_size, "max_new_tokens": stage.max_new_tokens,
             "fields": tuple(sorted(stage.fields.items()))}

@@ -48,7 +48,7 @@ def check(config: Config, task: Task, samples: Sequence[Sample]) -> None:
 
 
 @dataclass(eq=False)
-class Demonstrator:
+class DemonstrationSampler:
     """Draws the demonstrations of a step from the training rows; the same ones on a resumed run."""
 
     config: Config

@@ -8,7 +8,7 @@ from typing import Any
 from vlrl.algo.method import Method, Objectives, Run
 from vlrl.algo.named import bind
 from vlrl.methods.demonstrations import update
-from vlrl.methods.demonstrations.draw import Demonstrator, check
+from vlrl.methods.demonstrations.draw import DemonstrationSampler, check
 from vlrl.methods.demonstrations.mixes import MIXES, interleaves
 from vlrl.models.policy import Policy
 from vlrl.task import Task
@@ -29,7 +29,7 @@ class Demonstrations(Method):
         check(self.config, task, samples)
 
     def start(self, run: Run) -> None:
-        self.demonstrator = Demonstrator(self.config, run.task, run.encode, run.engine, run.samples, self.mix)
+        self.demonstrator = DemonstrationSampler(self.config, run.task, run.encode, run.engine, run.samples, self.mix)
 
     def draw(self, step: int, outcomes: Sequence[Any], flush: Callable[[], None]) -> Sequence[Group]:
         return self.demonstrator(step, outcomes)

@@ -22,7 +22,7 @@ _STREAM = 12
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Demonstrated:
+class DemonstrationBatch:
     """Given answers of one micro-batch. N tokens."""
 
     logprobs: torch.Tensor
@@ -42,7 +42,7 @@ def interleaves(mix: Any) -> bool:
     return getattr(mix, "interleaves", False)
 
 
-def cross_entropy(d: Demonstrated, factor: torch.Tensor | float = 1.0) -> torch.Tensor:
+def cross_entropy(d: DemonstrationBatch, factor: torch.Tensor | float = 1.0) -> torch.Tensor:
     """Returns - sum factor * log p * weight / tokens, a micro-batch's share."""
     return -(factor * d.logprobs * d.mask * d.weights).sum() / max(d.total_tokens, 1.0)
 
@@ -68,7 +68,7 @@ class Chord:
             mu = self.valley + (self.peak - self.valley) * (1 + math.cos(math.pi * gone)) / 2
         return 1.0 - mu, mu
 
-    def loss(self, d: Demonstrated) -> torch.Tensor:
+    def loss(self, d: DemonstrationBatch) -> torch.Tensor:
         """Returns the cross-entropy, a mean over tokens."""
         return cross_entropy(d)
 
@@ -87,12 +87,12 @@ class ChordPhi:
         """Returns (1 - mu, mu)."""
         return 1.0 - self.mu, self.mu
 
-    def factor(self, d: Demonstrated) -> torch.Tensor:
+    def factor(self, d: DemonstrationBatch) -> torch.Tensor:
         """Returns [N] phi of each token."""
         p = d.logprobs.detach().exp()
         return p * (1 - p)
 
-    def loss(self, d: Demonstrated) -> torch.Tensor:
+    def loss(self, d: DemonstrationBatch) -> torch.Tensor:
         """Returns the cross-entropy of which each token is weighed by phi, a mean over tokens."""
         return cross_entropy(d, self.factor(d))
 
@@ -120,7 +120,7 @@ class Sasr:
         drawn = np.random.default_rng([seed, _STREAM, step]).random()
         return (0.0, 1.0) if drawn < self.chance(step) else (1.0, 0.0)
 
-    def loss(self, d: Demonstrated) -> torch.Tensor:
+    def loss(self, d: DemonstrationBatch) -> torch.Tensor:
         """Returns the cross-entropy, a mean over tokens."""
         return cross_entropy(d)
 
@@ -170,7 +170,7 @@ class Relift:
         out, self.buffer = self.buffer[:self.size], self.buffer[self.size:]
         return out
 
-    def loss(self, d: Demonstrated) -> torch.Tensor:
+    def loss(self, d: DemonstrationBatch) -> torch.Tensor:
         """Returns the cross-entropy, a mean over tokens, less `entropy` times their mean entropy."""
         loss = cross_entropy(d)
         if d.entropy is None:

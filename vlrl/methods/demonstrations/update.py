@@ -14,7 +14,7 @@ from vlrl.algo.method import Objectives
 from vlrl.algo.statistics import statistics
 from vlrl.config.schema import Config
 from vlrl.distributed import comm
-from vlrl.methods.demonstrations.mixes import Demonstrated, interleaves
+from vlrl.methods.demonstrations.mixes import DemonstrationBatch, interleaves
 from vlrl.models.policy import Policy
 from vlrl.training.apart import apart
 from vlrl.training.minibatch import Minibatch, make_minibatch, split
@@ -49,7 +49,7 @@ class DemonstrationPass:
         micro, mix = self.part.batches[b], self.mix
         more = statistics(["stat:entropy"]) if interleaves(mix) else {}
         stats = self.policy.logprobs(micro.batch, self.algorithm.temperature, more=more)
-        given = replace(demonstrated_of(self.part, micro.order, stats.logprobs), entropy=stats.more.get("entropy"))
+        given = replace(demonstration_batch(self.part, micro.order, stats.logprobs), entropy=stats.more.get("entropy"))
         loss = mix.loss(given)
         self.policy.backward(loss * self.share)
         self.loss += float(loss.detach())
@@ -105,14 +105,14 @@ def _whole(config: Config) -> Config:
     return config.model_copy(update={"algo": config.algo.model_copy(update={"mask_truncated": False})})
 
 
-def demonstrated_of(part: Minibatch, order: Sequence[int], logprobs: torch.Tensor) -> Demonstrated:
+def demonstration_batch(part: Minibatch, order: Sequence[int], logprobs: torch.Tensor) -> DemonstrationBatch:
     """Returns what a mix sees of one micro-batch, whose rows are `order`."""
     rows = [part.rollouts[r] for r in order]
 
     def flat(values: Sequence[np.ndarray]) -> torch.Tensor:
         return torch.from_numpy(np.concatenate([np.zeros(0), *values]).astype(np.float32)).to(logprobs.device)
 
-    return Demonstrated(logprobs=logprobs, mask=flat([t.mask for t in rows]), total_tokens=part.total_tokens,
+    return DemonstrationBatch(logprobs=logprobs, mask=flat([t.mask for t in rows]), total_tokens=part.total_tokens,
                         weights=flat([np.full(len(t.mask), t.group.sample.weight) for t in rows]))
 
 

@@ -9,7 +9,7 @@ import torch
 
 
 @dataclass(frozen=True, eq=False)
-class Told:
+class TokenChunk:
     """A chunk of n answer tokens, V choices each: -inf where nothing can be sampled, before the softmax, at the sampled
     temperature, float32."""
 
@@ -21,10 +21,10 @@ class Told:
     """[n] int64, as sampled."""
 
 
-Loss = Callable[[Told], torch.Tensor]
+Loss = Callable[[TokenChunk], torch.Tensor]
 
 
-def reverse_kl(x: Told) -> torch.Tensor:
+def reverse_kl(x: TokenChunk) -> torch.Tensor:
     """KL(p || q) = sum_v p_v (log p_v - log q_v) over all tokens that can be sampled, p the policy and q the teacher.
 
     On the policy's own answers that is on-policy distillation: GKD (arXiv 2306.13649) with its answers alone and the
@@ -39,17 +39,18 @@ def reverse_kl(x: Told) -> torch.Tensor:
     return (own.exp() * gap).sum(-1)
 
 
-def sampled_kl(x: Told) -> torch.Tensor:
+def sampled_kl(x: TokenChunk) -> torch.Tensor:
     """log p(y) - log q(y) of the sampled token y, with the gradient (log p(y) - log q(y)) d log p(y).
 
     That is a policy gradient whose advantage of a token is -(log p(y) - log q(y)). Over y drawn of p both are right in
     the mean: E = KL(p || q), and E[gap d log p] = d KL. It asks the teacher for one number a token, and varies more
     than reverse_kl; of a token that older weights have sampled it is not the mean.
     """
-    return of_sampled(*(logits.log_softmax(-1).gather(-1, x.tokens[:, None])[:, 0] for logits in (x.logits, x.teacher)))
+    own, theirs = (z.log_softmax(-1).gather(-1, x.tokens[:, None])[:, 0] for z in (x.logits, x.teacher))
+    return kl_of_sampled(own, theirs)
 
 
-def of_sampled(own: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
+def kl_of_sampled(own: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
     """sampled_kl of the log-probabilities [n] that policy and teacher give the sampled tokens."""
     gap = (own - theirs).detach()
     return gap * (1 + own - own.detach())

@@ -15,7 +15,7 @@ from vlrl.algo.named import Bound, bind
 from vlrl.distributed import comm
 from vlrl.errors import ConfigError
 from vlrl.methods.distillation import teacher
-from vlrl.methods.distillation.loss import LOSSES, Told, of_sampled
+from vlrl.methods.distillation.loss import LOSSES, TokenChunk, kl_of_sampled
 from vlrl.models.policy import Policy
 from vlrl.monitoring.metrics import phase
 from vlrl.task import Task
@@ -37,7 +37,7 @@ class Distillation(Method):
         teacher.check(self.config)
 
     def start(self, run: Run) -> None:
-        find = teacher.served if self.settings.server else teacher.load
+        find = teacher.connect if self.settings.server else teacher.load
         self.teacher = find(self.config, run.policy)
 
     def share(self, step: int) -> float:
@@ -101,10 +101,10 @@ class DistillationPass:
                                         beside=self.teacher).more["kl"]
         theirs = np.concatenate([np.zeros(0, np.float32), *(self.known[r] for r in micro.order)])
         own = self.policy.logprobs(micro.batch, temperature).logprobs
-        return of_sampled(own, torch.from_numpy(theirs).to(own.device))
+        return kl_of_sampled(own, torch.from_numpy(theirs).to(own.device))
 
     def _told(self, logits: torch.Tensor, tokens: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
-        return self.loss(Told(logits, teacher, tokens))
+        return self.loss(TokenChunk(logits, teacher, tokens))
 
     def end(self, norm: float, others: float) -> None:
         self.done = True

@@ -19,7 +19,7 @@ _SEES = ("patch_size", "temporal_patch_size", "merge_size", "image_mean", "image
 _WAY = "name a checkpoint or an exported model of the policy's family, or set algo.distillation=null"
 
 
-def named(config: Config) -> str:
+def setting_text(config: Config) -> str:
     """Returns the setting as an error says it."""
     return f"algo.distillation.teacher={_name(config)!r}"
 
@@ -38,19 +38,19 @@ def check(config: Config) -> None:
     if _name(config) == config.model.name:
         return
     (kind, own), (other, theirs) = (_read(what, name) for what, name in (
-        (f"model.name={config.model.name!r}", config.model.name), (named(config), _name(config))))
+        (f"model.name={config.model.name!r}", config.model.name), (setting_text(config), _name(config))))
     if kind != other:
-        raise ConfigError(f"{named(config)} is a {other}, and the policy (model.name={config.model.name!r}) a {kind}, "
-                          f"whose tokens and pictures it cannot read: {_WAY}")
+        raise ConfigError(f"{setting_text(config)} is a {other}, and the policy (model.name={config.model.name!r}) "
+                          f"a {kind}, whose tokens and pictures it cannot read: {_WAY}")
     known, words = own.tokenizer.get_vocab(), theirs.tokenizer.get_vocab()
     if differ := sorted(word for word in {*known, *words} if known.get(word) != words.get(word)):
-        raise ConfigError(f"{named(config)} has another vocabulary than the policy (model.name={config.model.name!r}): "
-                          f"{len(differ)} tokens differ, such as {differ[0]!r}, which is {words.get(differ[0])} there "
-                          f"and {known.get(differ[0])} here: {_WAY}")
+        raise ConfigError(f"{setting_text(config)} has another vocabulary than the policy (model.name="
+                          f"{config.model.name!r}): {len(differ)} tokens differ, such as {differ[0]!r}, which is "
+                          f"{words.get(differ[0])} there and {known.get(differ[0])} here: {_WAY}")
     for field in _SEES:
         here, there = (getattr(one.image_processor, field, None) for one in (own, theirs))
         if here != there:
-            raise ConfigError(f"{named(config)} sees pictures by {field}={there}, and the policy (model.name="
+            raise ConfigError(f"{setting_text(config)} sees pictures by {field}={there}, and the policy (model.name="
                               f"{config.model.name!r}) by {here}: {_WAY}")
 
 
@@ -70,13 +70,13 @@ def folder(config: Config) -> Path:
     """Returns the folder of the teacher's weights. ConfigError where they are not those of a whole model."""
     path = Path(resolve(model_folder(_name(config))))
     if not path.is_dir() or adapter_base(str(path)):
-        raise ConfigError(f"{named(config)} is {'an adapter' if path.is_dir() else 'no folder'}, and a server "
+        raise ConfigError(f"{setting_text(config)} is {'an adapter' if path.is_dir() else 'no folder'}, and a server "
                           "(algo.distillation.server) reads a whole model from a folder that it sees too: name one, "
                           "such as `vlrl export` writes, or set algo.distillation.server=null")
     return path
 
 
-def served(config: Config, policy: Policy) -> Any:
+def connect(config: Config, policy: Policy) -> Any:
     """Returns the teacher behind algo.distillation.server: (rows, temperature) -> of each, [T] float32
     log-probabilities of its tokens. A call of all processes."""
     from transformers import AutoConfig
@@ -88,7 +88,7 @@ def served(config: Config, policy: Policy) -> Any:
 
 def load(config: Config, policy: Policy) -> Any:
     """Returns the teacher's model, frozen, whole on every process, in the type that the policy computes in."""
-    model = load_model(model_folder(_name(config)), policy.dtype, named(config), device=policy.device)
+    model = load_model(model_folder(_name(config)), policy.dtype, setting_text(config), device=policy.device)
     agree(model, policy.processor)
     return model.requires_grad_(False).eval().to(policy.device)
 

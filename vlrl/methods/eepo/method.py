@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vlrl.algo.method import Ask, Done, Method, Run
+from vlrl.algo.method import Done, Method, RolloutContext, Run
 from vlrl.config.schema import Config
 from vlrl.distributed import comm
 from vlrl.engine.base import Request
@@ -40,7 +40,7 @@ class SampleThenForget(Method):
     def start(self, run: Run) -> None:
         self.forgetting = Forgetting(run.policy, self.config)
 
-    def generate(self, requests: Sequence[Request], ask: Ask, done: Done | None) -> list[list[Completion]]:
+    def generate(self, requests: Sequence[Request], ask: RolloutContext, done: Done | None) -> list[list[Completion]]:
         engine, policy = ask.engine, self.forgetting.policy
         firsts = engine.generate([replace(r, n=(r.n + 1) // 2) for r in requests])
         rests = [replace(r, n=r.n - len(first), key=(6, *r.key[1:])) for r, first in zip(requests, firsts, strict=True)]

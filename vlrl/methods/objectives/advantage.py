@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from vlrl.algo import grouped
-from vlrl.algo.advantage import centred, std, zeroed
+from vlrl.algo.advantage import centred, nan_to_zero, std
 from vlrl.algo.effect import reads
 from vlrl.algo.grouped import whitened
 from vlrl.algo.inputs import Scores, requires
@@ -19,7 +19,7 @@ def batch_std(s: Scores, eps: NonNegative = 1e-4) -> torch.Tensor:
 
     Lite PPO: Tricks or Traps (arXiv 2508.08221) section 4; goes with algo.aggregation=token_mean.
     """
-    return zeroed(centred(s) / (std(s.rewards) + eps))
+    return nan_to_zero(centred(s) / (std(s.rewards) + eps))
 
 
 @requires("parts")
@@ -35,10 +35,10 @@ def gdpo(s: Scores, eps: NonNegative = 1e-4) -> torch.Tensor:
     for name, weight in s.part_weights.items():
         part = torch.where(unscorable, torch.nan, s.parts[name])
         own = grouped.centred(part, s.group) / (grouped.std(part, s.group) + eps)
-        summed += zeroed(own * weight)
-        quiet &= grouped.settled(part, s.group)
+        summed += nan_to_zero(own * weight)
+        quiet &= grouped.all_equal(part, s.group)
     summed = torch.where(unscorable, torch.nan, summed)
-    return zeroed(torch.where(quiet, 0.0, (summed - summed.nanmean()) / (std(summed) + eps)))
+    return nan_to_zero(torch.where(quiet, 0.0, (summed - summed.nanmean()) / (std(summed) + eps)))
 
 
 def reinforce_pp_baseline(s: Scores, eps: NonNegative = 1e-8) -> torch.Tensor:
@@ -48,7 +48,7 @@ def reinforce_pp_baseline(s: Scores, eps: NonNegative = 1e-8) -> torch.Tensor:
     REINFORCE++ with baseline (arXiv 2501.03262), as in verl. A group without preference has what the mean leaves.
     """
     values = centred(s)
-    return zeroed(whitened(values, torch.where(values.isnan(), 0.0, s.lengths), eps))
+    return nan_to_zero(whitened(values, torch.where(values.isnan(), 0.0, s.lengths), eps))
 
 
 @requires("local", "greedy")
@@ -58,7 +58,7 @@ def remax(s: Scores) -> torch.Tensor:
     ReMax (arXiv 2310.10505) algorithm 1. Zero where the greedy answer is unscorable.
     """
     assert s.greedy is not None
-    return zeroed(s.rewards - s.greedy)
+    return nan_to_zero(s.rewards - s.greedy)
 
 
 def gpg(s: Scores, f_norm: Rate = 1.0) -> torch.Tensor:
@@ -68,8 +68,8 @@ def gpg(s: Scores, f_norm: Rate = 1.0) -> torch.Tensor:
     a reward other than 0 instead of those in valid groups.
     """
     scorable = ~s.rewards.isnan()
-    valid = scorable & ~grouped.settled(s.rewards, s.group)
-    return zeroed(centred(s) * (scorable.sum() / valid.sum().clamp(min=1)) / f_norm)
+    valid = scorable & ~grouped.all_equal(s.rewards, s.group)
+    return nan_to_zero(centred(s) * (scorable.sum() / valid.sum().clamp(min=1)) / f_norm)
 
 
 @requires("local")
@@ -82,7 +82,7 @@ def opo(s: Scores) -> torch.Tensor:
     weights = torch.where(grouped.total(lengths, s.group) > 0, lengths, torch.ones_like(lengths))
     baseline = grouped.total(s.rewards * weights, s.group) / grouped.total(
         torch.where(s.rewards.isnan(), torch.nan, weights), s.group)
-    return zeroed(torch.where(grouped.settled(s.rewards, s.group), 0.0, s.rewards - baseline))
+    return nan_to_zero(torch.where(grouped.all_equal(s.rewards, s.group), 0.0, s.rewards - baseline))
 
 
 @requires("local")
@@ -96,7 +96,7 @@ def pass_at_k(s: Scores, normalize: bool = False, eps: NonNegative = 1e-6) -> to
     second = grouped.largest(torch.where(is_best, torch.nan, s.rewards), s.group)
     alone = is_best & (grouped.total(is_best.to(s.rewards.dtype), s.group) == 1) & second.isfinite()
     values = torch.where(alone, best - second, 0.0)
-    return zeroed(values / (grouped.std(s.rewards, s.group) + eps)) if normalize else values
+    return nan_to_zero(values / (grouped.std(s.rewards, s.group) + eps)) if normalize else values
 
 
 @requires("local")
@@ -107,7 +107,7 @@ def maxrl(s: Scores) -> torch.Tensor:
     Maximum Likelihood Reinforcement Learning (arXiv 2602.02710); rewards of 0 or more.
     """
     mean = grouped.mean(s.rewards, s.group)
-    return zeroed(torch.where(mean > 0, centred(s) / mean, 0.0))
+    return nan_to_zero(torch.where(mean > 0, centred(s) / mean, 0.0))
 
 
 @reads("outcome", alone={})
@@ -152,7 +152,7 @@ class EmaStd:
         values = moved / (spread + self.eps)
         wild = grouped.largest(values.abs(), s.group) > self.limit
         own = grouped.mean(moved ** 2, s.group).sqrt()
-        return zeroed(torch.where(wild, moved / (own + self.eps), values))
+        return nan_to_zero(torch.where(wild, moved / (own + self.eps), values))
 
     def _std(self, task: str, rewards: torch.Tensor) -> float:
         if len(rewards):

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from vlrl.algo.effect import Use, acts, idle
-from vlrl.algo.inputs import LossInputs, Metrics, everywhere, requires
+from vlrl.algo.effect import FunctionUse, idle, idle_when
+from vlrl.algo.inputs import LossInputs, Metrics, gather_values, requires
 
 _Share = Annotated[float, Field(gt=0, le=1)]
 _AboveZero = Annotated[float, Field(gt=0)]
@@ -81,7 +81,7 @@ class Siren:
     def prepare(self, x: LossInputs) -> dict[str, torch.Tensor]:
         """Returns which tokens are selected, [N]; how many in the whole step, and their mean entropy."""
         own = x.stats[f"nucleus_entropy:{self.top_p}"].double()
-        every = everywhere(own[x.mask > 0]).cpu().numpy()
+        every = gather_values(own[x.mask > 0]).cpu().numpy()
         threshold = float(np.quantile(every, 1 - self.share))
         peaks = every[every >= threshold]
         if math.isnan(self.anchor):
@@ -105,12 +105,12 @@ class Siren:
         self.anchor = state.get("anchor", math.nan)
 
 
-def _cannot_move(use: Use) -> str:
+def _cannot_move(use: FunctionUse) -> str:
     bounds = {use.values["low"], use.values["high"], use.config.rollout.temperature}
     return "algo.entropy.low and high are rollout.temperature: it cannot move" if len(bounds) == 1 else ""
 
 
-@acts(_cannot_move)
+@idle_when(_cannot_move)
 class Temperature:
     """No term of the loss: the sampling temperature T follows the entropy instead, sampler and trainer alike.
 

@@ -15,10 +15,10 @@ import torch
 from pydantic import Field
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from vlrl.algo.clip import AboveOne, Reach, clipping, surrogate
+from vlrl.algo.clip import AboveOne, ClipRange, clip_metrics, surrogate
 from vlrl.algo.effect import reads
-from vlrl.algo.inputs import LossInputs, Metrics, everywhere, requires
-from vlrl.algo.ratio import of_ratio
+from vlrl.algo.inputs import LossInputs, Metrics, gather_values, requires
+from vlrl.algo.ratio import acts_through_ratio
 from vlrl.distributed import comm
 
 _AboveZero = Annotated[float, Field(gt=0)]
@@ -137,7 +137,7 @@ class Oreal:
         return -x.logprobs * a * x.prepared["share"], {}
 
 
-@of_ratio("clip_low", "clip_high", "pre_clip", alone=False)
+@acts_through_ratio("clip_low", "clip_high", "pre_clip", alone=False)
 @dataclass(frozen=True)
 class StableReinforce:
     """PPO's clipped term with the log-ratio kept within +-log(pre_clip) before it is exponentiated, and without the
@@ -147,8 +147,8 @@ class StableReinforce:
     over the trained tokens. Its advantages are those of Reinforce++.
     """
 
-    clip_low: Reach = 0.2
-    clip_high: Reach = 0.2
+    clip_low: ClipRange = 0.2
+    clip_high: ClipRange = 0.2
     pre_clip: AboveOne = 1e3
     sigma: _AboveZero = 3.0
 
@@ -165,10 +165,10 @@ class StableReinforce:
         bound = math.log(self.pre_clip)
         ratio, keep = x.log_ratio.clamp(-bound, bound).exp(), x.prepared["keep"]
         per_token, metrics = surrogate(x, ratio, self.clip_low, self.clip_high)
-        return per_token * keep, clipping(ratio, metrics["clipped"] | (keep == 0))
+        return per_token * keep, clip_metrics(ratio, metrics["clipped"] | (keep == 0))
 
 
-@of_ratio("clip_low", "clip_high", alone=False)
+@acts_through_ratio("clip_low", "clip_high", alone=False)
 @requires("step")
 @dataclass(frozen=True)
 class ClipCov:
@@ -183,8 +183,8 @@ class ClipCov:
     share: _Share = 2e-4
     cov_low: float = 1.0
     cov_high: float = 5.0
-    clip_low: Reach = 0.2
-    clip_high: Reach = 0.2
+    clip_low: ClipRange = 0.2
+    clip_high: ClipRange = 0.2
 
     def prepare(self, x: LossInputs) -> Prepared:
         """keep: [N], 0 on the tokens drawn."""
@@ -197,10 +197,10 @@ class ClipCov:
     def __call__(self, x: LossInputs) -> tuple[torch.Tensor, Metrics]:
         ratio, keep = x.log_ratio.exp(), x.prepared["keep"]
         per_token, metrics = surrogate(x, ratio, self.clip_low, self.clip_high)
-        return per_token * keep, clipping(ratio, metrics["clipped"] | (keep == 0))
+        return per_token * keep, clip_metrics(ratio, metrics["clipped"] | (keep == 0))
 
 
-@of_ratio("share", "coef")
+@acts_through_ratio("share", "coef")
 @requires("step")
 @dataclass(frozen=True)
 class KlCov:
@@ -257,7 +257,7 @@ def _portion(x: LossInputs, share: float) -> int:
 
 def _first(eligible: torch.Tensor, values: torch.Tensor, keys: torch.Tensor, count: int) -> torch.Tensor:
     """Returns [N] bool: the `count` eligible tokens of all processes with the least value, then the least key."""
-    every_value, every_key = everywhere(values[eligible]), everywhere(keys[eligible])
+    every_value, every_key = gather_values(values[eligible]), gather_values(keys[eligible])
     if len(every_key) <= count:
         return eligible
     order = every_key.argsort()

@@ -34,7 +34,7 @@ def rorecomp(s: Scores, keep: Fraction = 0.5, decay: Positive = 200, floor: Frac
     algo.stored.batch=rest as the paper's replay buffer has it.
     """
     if not buffered and _compensates(s.step, decay, floor):
-        return grouped.whole(s)
+        return grouped.every_rollout(s)
     return _priority(s, keep, correct, part)
 
 

@@ -13,14 +13,14 @@ from collections import defaultdict, deque
 import torch
 
 from vlrl.algo import grouped
-from vlrl.algo.effect import Use, acts, idle, reads
+from vlrl.algo.effect import FunctionUse, idle, idle_when, reads
 from vlrl.algo.inputs import Scores, requires
 from vlrl.config.base import Count, Fraction, NonNegative, Positive, Rate
 
 _WEIGHTLESS = "its weight is 0"
 
 
-def _beyond_all(use: Use) -> str:
+def _beyond_all(use: FunctionUse) -> str:
     longest, limit = use.config.rollout.max_new_tokens, use.values["limit"] or use.config.rollout.max_new_tokens
     if limit - (use.values["buffer"] or limit / 5) < longest:
         return ""
@@ -28,7 +28,7 @@ def _beyond_all(use: Use) -> str:
 
 
 @idle(_WEIGHTLESS, weight=0)
-@acts(_beyond_all)
+@idle_when(_beyond_all)
 @requires("local")
 def overlong(s: Scores, weight: NonNegative = 1.0, limit: Positive | None = None,
              buffer: Positive | None = None) -> torch.Tensor:
@@ -42,14 +42,14 @@ def overlong(s: Scores, weight: NonNegative = 1.0, limit: Positive | None = None
     return s.rewards - weight * ((s.lengths - (most - room)) / room).clamp(0, 1)
 
 
-def _begins_late(use: Use) -> str:
+def _begins_late(use: FunctionUse) -> str:
     after, steps = use.values["after"], use.config.steps
     return f"it begins after {after} steps, and steps={steps}" if after >= steps else ""
 
 
 @reads("outcome")
 @idle(_WEIGHTLESS, weight=0)
-@acts(_begins_late)
+@idle_when(_begins_late)
 @requires("local")
 def kimi_length(s: Scores, weight: NonNegative = 1.0, after: Count = 0, correct: float | None = None,
                 part: str = "") -> torch.Tensor:
@@ -65,7 +65,7 @@ def kimi_length(s: Scores, weight: NonNegative = 1.0, after: Count = 0, correct:
     return s.rewards + (weight if s.step >= after else 0.0) * bonus
 
 
-def _of_no_length(use: Use) -> str:
+def _of_no_length(use: FunctionUse) -> str:
     low, high, longest = use.values["low"], use.values["high"], use.config.rollout.max_new_tokens
     if low <= min(high, longest):
         return ""
@@ -75,7 +75,7 @@ def _of_no_length(use: Use) -> str:
 
 @reads("outcome")
 @idle(_WEIGHTLESS, bonus=0)
-@acts(_of_no_length)
+@idle_when(_of_no_length)
 @requires("local")
 def length_bonus(s: Scores, bonus: float = 0.2, low: Count = 320, high: Count = 512, correct: float | None = None,
                  part: str = "") -> torch.Tensor:

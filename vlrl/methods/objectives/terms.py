@@ -14,10 +14,10 @@ from typing import Annotated, Any
 import torch
 from pydantic import Field
 
-from vlrl.algo.clip import Reach, clipping, surrogate
-from vlrl.algo.effect import Use, acts, reads
+from vlrl.algo.clip import ClipRange, clip_metrics, surrogate
+from vlrl.algo.effect import FunctionUse, idle_when, reads
 from vlrl.algo.inputs import LossInputs, Metrics, requires
-from vlrl.algo.ratio import LARGEST_LOG, of_ratio
+from vlrl.algo.ratio import LARGEST_LOG, acts_through_ratio
 from vlrl.config.sections import active
 
 _AboveZero = Annotated[float, Field(gt=0)]
@@ -25,18 +25,18 @@ _Share = Annotated[float, Field(ge=0, le=1)]
 _Count = Annotated[int, Field(ge=1)]
 
 
-def _without_attempts(use: Use) -> str:
+def _without_attempts(use: FunctionUse) -> str:
     if any(settings.adds_members for _, settings in active(use.config)):
         return ""
     return ("no answer of a group is a second attempt, and on others it is ppo_clip; set algo.guided.use=join or "
             "replace")
 
 
-@acts(_without_attempts)
-@of_ratio("clip_low", "clip_high", alone=False)
+@idle_when(_without_attempts)
+@acts_through_ratio("clip_low", "clip_high", alone=False)
 @requires("variant:guided")
-def critique_grpo(x: LossInputs, shape: _AboveZero = 0.1, clip_low: Reach = 0.2,
-                  clip_high: Reach = 0.2) -> tuple[torch.Tensor, Metrics]:
+def critique_grpo(x: LossInputs, shape: _AboveZero = 0.1, clip_low: ClipRange = 0.2,
+                  clip_high: ClipRange = 0.2) -> tuple[torch.Tensor, Metrics]:
     """Returns PPO's clipped term per token, and -A p / (p + shape) of second attempts, p = exp(logp) under the prompt
     without the critique: no clip, and most gradient where p is about `shape`. -> [N].
 
@@ -51,8 +51,8 @@ def critique_grpo(x: LossInputs, shape: _AboveZero = 0.1, clip_low: Reach = 0.2,
     return term, {**metrics, "clipped": clipped, "guided/term": (term.detach() * guided * x.mask).sum()}
 
 
-@of_ratio("clip_low", "clip_high")
-def gspo(x: LossInputs, clip_low: Reach = 3e-4, clip_high: Reach = 4e-4) -> tuple[torch.Tensor, Metrics]:
+@acts_through_ratio("clip_low", "clip_high")
+def gspo(x: LossInputs, clip_low: ClipRange = 3e-4, clip_high: ClipRange = 4e-4) -> tuple[torch.Tensor, Metrics]:
     """PPO's clipped term with one ratio per rollout, s = exp(mean_t (logp - old logp)); the gradient goes through the
     mean. -> [N].
 
@@ -62,8 +62,8 @@ def gspo(x: LossInputs, clip_low: Reach = 3e-4, clip_high: Reach = 4e-4) -> tupl
     return surrogate(x, x.spread(x.sequence_mean(x.log_ratio)).exp(), clip_low, clip_high)
 
 
-@of_ratio("clip_low", "clip_high")
-def gspo_token(x: LossInputs, clip_low: Reach = 3e-4, clip_high: Reach = 4e-4) -> tuple[torch.Tensor, Metrics]:
+@acts_through_ratio("clip_low", "clip_high")
+def gspo_token(x: LossInputs, clip_low: ClipRange = 3e-4, clip_high: ClipRange = 4e-4) -> tuple[torch.Tensor, Metrics]:
     """As gspo, with s_t = sg(s) p / sg(p): the value of s, and each token's own gradient, so advantages may differ
     inside a rollout. -> [N].
 
@@ -73,10 +73,10 @@ def gspo_token(x: LossInputs, clip_low: Reach = 3e-4, clip_high: Reach = 4e-4) -
     return surrogate(x, (mean + x.logprobs - x.logprobs.detach()).exp(), clip_low, clip_high)
 
 
-@acts(lambda use: use.one_turn and f"{use.one_turn} gspo")
-@of_ratio("clip_low", "clip_high")
+@idle_when(lambda use: use.one_turn and f"{use.one_turn} gspo")
+@acts_through_ratio("clip_low", "clip_high")
 @requires("turns")
-def gspo_turn(x: LossInputs, clip_low: Reach = 3e-4, clip_high: Reach = 4e-4) -> tuple[torch.Tensor, Metrics]:
+def gspo_turn(x: LossInputs, clip_low: ClipRange = 3e-4, clip_high: ClipRange = 4e-4) -> tuple[torch.Tensor, Metrics]:
     """PPO's clipped term with one ratio per action of an episode, the geometric mean of the ratios of its trained
     tokens, clipped as a whole; the gradient goes through the mean. -> [N].
 
@@ -89,10 +89,10 @@ def gspo_turn(x: LossInputs, clip_low: Reach = 3e-4, clip_high: Reach = 4e-4) ->
     return surrogate(x, (total / tokens.clamp(min=1))[action].exp(), clip_low, clip_high)
 
 
-@of_ratio("tokens", "clip_low", "clip_high")
+@acts_through_ratio("tokens", "clip_low", "clip_high")
 @requires("turns")
-def ppo_macro(x: LossInputs, tokens: _Count = 5, clip_low: Reach = 0.2,
-              clip_high: Reach = 0.2) -> tuple[torch.Tensor, Metrics]:
+def ppo_macro(x: LossInputs, tokens: _Count = 5, clip_low: ClipRange = 0.2,
+              clip_high: ClipRange = 0.2) -> tuple[torch.Tensor, Metrics]:
     """PPO's clipped term of each macro action, in equal parts on its tokens, with one ratio, the product of theirs,
     clipped once. A macro action is `tokens` trained tokens of a turn in a row, less at its end. -> [N].
 
@@ -120,9 +120,9 @@ def _one_bound(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             "cap", "algo.clip_high comes before it")
 
 
-@of_ratio("cap", "clip_low", "clip_high", hidden=_one_bound)
-def cispo(x: LossInputs, cap: _AboveZero | None = None, clip_low: Reach | None = None,
-          clip_high: Reach | None = None) -> tuple[torch.Tensor, Metrics]:
+@acts_through_ratio("cap", "clip_low", "clip_high", hidden=_one_bound)
+def cispo(x: LossInputs, cap: _AboveZero | None = None, clip_low: ClipRange | None = None,
+          clip_high: ClipRange | None = None) -> tuple[torch.Tensor, Metrics]:
     """Returns -sg(w) A logp per token, w = the ratio within bounds: a clipped token keeps its gradient. -> [N].
 
     Two conventions for the bounds: `cap` is the largest weight itself (ScaleRL 2510.13786: 5), `clip_low` and
@@ -134,10 +134,10 @@ def cispo(x: LossInputs, cap: _AboveZero | None = None, clip_low: Reach | None =
     low = 0.0 if clip_low is None else max(0.0, 1 - clip_low)
     ratio = x.log_ratio.detach().exp()
     return (-ratio.clamp(low, high) * x.advantages * x.logprobs,
-            clipping(ratio, (ratio > high) | (ratio < low)))
+            clip_metrics(ratio, (ratio > high) | (ratio < low)))
 
 
-@of_ratio("tau_positive", "tau_negative")
+@acts_through_ratio("tau_positive", "tau_negative")
 def sapo(x: LossInputs, tau_positive: _AboveZero = 1.0,
          tau_negative: _AboveZero = 1.05) -> tuple[torch.Tensor, Metrics]:
     """-(4 / tau) sigmoid(tau (r - 1)) A per token: a soft gate instead of a clip, tau by the sign of A. -> [N].
@@ -148,8 +148,8 @@ def sapo(x: LossInputs, tau_positive: _AboveZero = 1.0,
     return -4 / tau * torch.sigmoid(tau * (x.log_ratio.exp() - 1)) * x.advantages, {}
 
 
-@of_ratio("clip_low", "clip_high", farthest={"clip_low": LARGEST_LOG, "clip_high": LARGEST_LOG})
-def gmpo(x: LossInputs, clip_low: Reach = 0.4, clip_high: Reach = 0.4) -> tuple[torch.Tensor, Metrics]:
+@acts_through_ratio("clip_low", "clip_high", farthest={"clip_low": LARGEST_LOG, "clip_high": LARGEST_LOG})
+def gmpo(x: LossInputs, clip_low: ClipRange = 0.4, clip_high: ClipRange = 0.4) -> tuple[torch.Tensor, Metrics]:
     """Returns -A exp(mean_t clipped log-ratio): the geometric mean of ratios that are clipped one-sidedly in log space,
     at clip_high for A > 0 and at -clip_low otherwise. -> [N].
 
@@ -159,10 +159,10 @@ def gmpo(x: LossInputs, clip_low: Reach = 0.4, clip_high: Reach = 0.4) -> tuple[
     clamped = free.clamp(-clip_low, clip_high)
     clipped = torch.where(x.advantages > 0, torch.minimum(free, clamped), torch.maximum(free, clamped))
     return (-x.advantages * x.spread(x.sequence_mean(clipped)).exp(),
-            clipping(free.exp(), clipped != free))
+            clip_metrics(free.exp(), clipped != free))
 
 
-@of_ratio("k_positive", "lambda_positive", "k_negative", "lambda_negative")
+@acts_through_ratio("k_positive", "lambda_positive", "k_negative", "lambda_negative")
 def vespo(x: LossInputs, k_positive: _AboveZero = 2.0, lambda_positive: _AboveZero = 3.0,
           k_negative: _AboveZero = 3.0, lambda_negative: _AboveZero = 2.0,
           from_sampler: bool = False) -> tuple[torch.Tensor, Metrics]:
@@ -181,7 +181,7 @@ def vespo(x: LossInputs, k_positive: _AboveZero = 2.0, lambda_positive: _AboveZe
     return -phi * x.advantages * x.logprobs, {}
 
 
-@of_ratio("tau")
+@acts_through_ratio("tau")
 def kimi(x: LossInputs, tau: _AboveZero = 0.1) -> tuple[torch.Tensor, Metrics]:
     """Returns -A logp + tau/2 (sum_t (logp - old logp))^2 / length per token: mirror descent towards the policy that
     sampled. -> [N].
@@ -194,8 +194,8 @@ def kimi(x: LossInputs, tau: _AboveZero = 0.1) -> tuple[torch.Tensor, Metrics]:
     return -x.logprobs * x.advantages + tau / 2 * x.spread(distance), {}
 
 
-@of_ratio("delta_low", "delta_high", "cap")
-def dppo_tv(x: LossInputs, delta_low: Reach = 0.2, delta_high: Reach = 0.2,
+@acts_through_ratio("delta_low", "delta_high", "cap")
+def dppo_tv(x: LossInputs, delta_low: ClipRange = 0.2, delta_high: ClipRange = 0.2,
             cap: _AboveZero = 20.0) -> tuple[torch.Tensor, Metrics]:
     """Returns -sg(min(r, cap)) A logp per token; a token whose probability has moved too far in the direction of its
     advantage is left out: p - p_old > delta_high for A > 0, < -delta_low otherwise. -> [N].
@@ -207,10 +207,10 @@ def dppo_tv(x: LossInputs, delta_low: Reach = 0.2, delta_high: Reach = 0.2,
         moved = x.logprobs.exp() - x.old_logprobs.exp()
         keep = torch.where(x.advantages > 0, moved <= delta_high, moved >= -delta_low)
         ratio = x.log_ratio.exp()
-    return -ratio.clamp(max=cap) * keep * x.advantages * x.logprobs, clipping(ratio, ~keep)
+    return -ratio.clamp(max=cap) * keep * x.advantages * x.logprobs, clip_metrics(ratio, ~keep)
 
 
-@of_ratio(like="a multiple of that")
+@acts_through_ratio(like="a multiple of that")
 @requires("stat:mean_logprob", "old_stat:mean_logprob")
 def rover(x: LossInputs, scale: _AboveZero = 1.0) -> tuple[torch.Tensor, Metrics]:
     """Returns (Q - sg(A + V'))^2 per token, Q = scale (logp - old logp) the value of the token under a uniformly random
@@ -226,7 +226,7 @@ def rover(x: LossInputs, scale: _AboveZero = 1.0) -> tuple[torch.Tensor, Metrics
     return (scale * (x.logprobs - x.old_logprobs) - x.advantages - after) ** 2, {}
 
 
-@of_ratio("decay", "floor")
+@acts_through_ratio("decay", "floor")
 def mdpo(x: LossInputs, decay: _Count = 100, floor: _AboveZero = 0.01) -> tuple[torch.Tensor, Metrics]:
     """Returns -r A + (r log r - r + 1) / t per token, t falling in a line from 1 to `floor` over `decay` steps. -> [N].
 
@@ -241,11 +241,11 @@ def mdpo(x: LossInputs, decay: _Count = 100, floor: _AboveZero = 0.01) -> tuple[
 
 
 @reads("outcome")
-@of_ratio("clip_low", "clip_high", alone=False)
+@acts_through_ratio("clip_low", "clip_high", alone=False)
 @requires("entropy", "stat:top:{k}")
 def simko(x: LossInputs, share: _Share = 0.01, quantile: _Share = 0.8, penalty: float = 1.1,
-          above: float | None = None, k: _Count = 3, clip_low: Reach = 0.2,
-          clip_high: Reach = 0.2) -> tuple[torch.Tensor, Metrics]:
+          above: float | None = None, k: _Count = 3, clip_low: ClipRange = 0.2,
+          clip_high: ClipRange = 0.2) -> tuple[torch.Tensor, Metrics]:
     """PPO's clipped term, changed on tokens whose entropy is above that quantile of their rollout. -> [N].
 
     In a correct rollout (as the task says, or reward > `above`) `share` of the gradient of logp goes in equal parts to

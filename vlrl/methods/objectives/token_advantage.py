@@ -10,7 +10,7 @@ import torch
 from vlrl.algo import grouped
 from vlrl.algo.inputs import Scores, requires
 from vlrl.config.base import Fraction, NonNegative
-from vlrl.methods.objectives.turn_advantage import tell
+from vlrl.methods.objectives.turn_advantage import warn_once
 
 
 @requires("tokens", "token_kl")
@@ -57,7 +57,8 @@ def clip_delta(s: Scores, scale: NonNegative = 0.1, eta: float | None = None, no
     base = base / (grouped.std(s.rewards, s.group) + eps) if normalize else base
     known = [value for own, r in zip(s.steps, s.rewards.tolist(), strict=True) if r == r for *_, value in own]
     if not known and bool((~s.rewards.isnan()).any()):
-        tell("algo.advantage=clip_delta: no answer has values of steps, so this acts as grpo: add task.parts=[process]")
+        warn_once("algo.advantage=clip_delta: no answer has step values, so this acts as grpo: add "
+                  "task.parts=[process]")
     if eta is None and known:  # of equal values exactly these, whatever their mean is rounded to
         eta = float(np.clip(np.mean(known), min(known), max(known)))
     out = []

@@ -17,21 +17,21 @@ import numpy as np
 import torch
 
 from vlrl.algo import grouped
-from vlrl.algo.effect import Use, acts, reads
+from vlrl.algo.effect import FunctionUse, idle_when, reads
 from vlrl.algo.inputs import Scores, requires
-from vlrl.algo.turns import rewards_of
+from vlrl.algo.turns import turn_rewards
 from vlrl.config.base import Fraction, NonNegative
 
 _log = logging.getLogger(__name__)
 _warned: set[str] = set()
 
 
-def as_grpo(use: Use) -> str:
+def as_grpo(use: FunctionUse) -> str:
     """Why an advantage that differs from that of grpo by the turns of an episode alone does not."""
     return use.one_turn and f"{use.one_turn} grpo"
 
 
-@acts(as_grpo)
+@idle_when(as_grpo)
 @requires("local", "turns")
 def gigpo(s: Scores, weight: NonNegative = 1.0, gamma: Fraction = 0.95, normalize: bool = True,
           eps: NonNegative = 1e-6) -> list[torch.Tensor]:
@@ -48,14 +48,14 @@ def gigpo(s: Scores, weight: NonNegative = 1.0, gamma: Fraction = 0.95, normaliz
         (int(s.group[i]), s.turns[i][t].anchor) if s.turns[i][t].anchor is not None else ("alone", i, t)
         for i, t in turns]
     if any(len(own) > 1 for own in s.turns) and all(a.anchor is None for own in s.turns for a in own[1:]):
-        tell("algo.advantage=gigpo: no Step has a state, so turns after the first have the advantage of their episode "
-              "alone: return Step(..., state=...) from the environment")
+        warn_once("algo.advantage=gigpo: no Step has a state, so turns after the first have the advantage of their "
+                  "episode alone: return Step(..., state=...) from the environment")
     step = _normalized(_flat(_returns(s, gamma)), _numbered(keys), normalize, eps)
     values = _zeroed(episode)[_episode_of(s)] + weight * _zeroed(step)
     return _on_tokens(s, values)
 
 
-@acts(as_grpo)
+@idle_when(as_grpo)
 @requires("local", "turns")
 def turn_return(s: Scores, gamma: Fraction = 1.0, normalize: bool = True,
                 eps: NonNegative = 1e-4) -> list[torch.Tensor]:
@@ -87,14 +87,14 @@ def mobgrpo(s: Scores, decay: Fraction = 0.9, penalty: NonNegative = 0.5,
     return _zeroed(_normalized(torch.where(s.rewards.isnan(), torch.nan, paid), s.group, True, eps))
 
 
-def _without_steps(use: Use) -> str:
+def _without_steps(use: FunctionUse) -> str:
     part = use.values["part"]
     if use.one_turn or use.task is None or any(part in one.weights for one in use.task.members):
         return as_grpo(use)
     return f"the rewards of task '{use.task.name}' have no part '{part}', and without it this acts as grpo"
 
 
-@acts(_without_steps)
+@idle_when(_without_steps)
 @requires("local", "turns")
 def thor(s: Scores, part: str = "tool_success", weight: NonNegative = 1.0, eps: NonNegative = 1e-4
          ) -> list[torch.Tensor]:
@@ -108,13 +108,13 @@ def thor(s: Scores, part: str = "tool_success", weight: NonNegative = 1.0, eps: 
     steps = [[turn.parts.get(part, math.nan) if reward == reward else math.nan for turn in own]
              for own, reward in zip(s.turns, s.rewards.tolist(), strict=True)]
     if s.turns and all(part not in turn.parts for own in s.turns for turn in own):
-        tell(f"algo.advantage=thor: no turn has the reward part {part!r}, so turns have the advantage of their "
-              "episode alone: name it in the rewards of a task with tools, or name another by algo.advantage.part")
+        warn_once(f"algo.advantage=thor: no turn has the reward part {part!r}, so turns have the advantage of their "
+                  "episode alone: name it in the rewards of a task with tools, or name another by algo.advantage.part")
     called = _zeroed(_normalized(_flat(steps), s.group[_episode_of(s)], True, eps))
     return _on_tokens(s, _zeroed(_normalized(s.rewards, s.group, True, eps))[_episode_of(s)] + weight * called)
 
 
-@acts(lambda use: "" if use.values["same_plan"] else as_grpo(use))
+@idle_when(lambda use: "" if use.values["same_plan"] else as_grpo(use))
 @requires("local", "turns", "plans", "tokens")
 def hierarchical(s: Scores, gamma: Fraction = 1.0, same_plan: bool = False, normalize: bool = True,
                  eps: NonNegative = 1e-4) -> list[torch.Tensor]:
@@ -133,8 +133,8 @@ def hierarchical(s: Scores, gamma: Fraction = 1.0, same_plan: bool = False, norm
     places = [place for own in _subgoals(s) for place in own]
     group, returns = s.group[_episode_of(s)], _flat(_returns(s, gamma))
     if s.turns and not any(plan for _, _, plan in places):
-        tell("algo.advantage=hierarchical: no action has a <plan>...</plan>, so each turn has its return to go "
-              "against the same turn of the other episodes: ask for plans in the prompt")
+        warn_once("algo.advantage=hierarchical: no action has a <plan>...</plan>, so each turn has its return to go "
+                  "against the same turn of the other episodes: ask for plans in the prompt")
     macro_key = _numbered([(int(g), number) if place == 0 else ("none", i)
                            for i, (g, (number, place, _)) in enumerate(zip(group, places, strict=True))])
     macro = _normalized(returns, macro_key, normalize, eps)
@@ -186,7 +186,7 @@ def _paid(s: Scores) -> list[list[float]]:
     """Returns [R][turns] what each turn is paid; NaN where the episode is unscorable: it is in no statistic."""
     out = []
     for own, reward in zip(s.turns, s.rewards.tolist(), strict=True):
-        paid = rewards_of(own, reward)
+        paid = turn_rewards(own, reward)
         out.append(paid if reward == reward else [reward] * len(paid))
     return out
 
@@ -222,7 +222,7 @@ def _on_tokens(s: Scores, values: torch.Tensor, plans: torch.Tensor | None = Non
     return out
 
 
-def tell(text: str) -> None:
+def warn_once(text: str) -> None:
     """Warns once."""
     if text not in _warned:
         _warned.add(text)

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from vlrl.algo.effect import Use, acts, idle, reads
-from vlrl.algo.inputs import LossInputs, everywhere, requires
+from vlrl.algo.effect import FunctionUse, idle, idle_when, reads
+from vlrl.algo.inputs import LossInputs, gather_values, requires
 from vlrl.monitoring.mismatch import samples_as_it_trains
 
 _NotNegative = Annotated[float, Field(ge=0)]
@@ -40,7 +40,7 @@ class TopEntropy:
     def prepare(self, x: LossInputs) -> dict[str, torch.Tensor]:
         """keep: [N]."""
         assert x.entropy is not None
-        every = everywhere(x.entropy[x.mask > 0].double()).cpu().numpy()
+        every = gather_values(x.entropy[x.mask > 0].double()).cpu().numpy()
         threshold = float(np.quantile(every, 1 - self.share)) if len(every) else math.inf
         return {"keep": ((x.entropy.double() >= threshold) & (x.mask > 0)).to(x.mask.dtype)}
 
@@ -159,7 +159,7 @@ def stcr(x: LossInputs, base: Annotated[float, Field(gt=1)] = 1.00001, above: fl
     return x.spread(torch.where(longer, 2 - torch.exp(-math.log(base) * excess), 1.0)).to(x.mask.dtype)
 
 
-def _never_away(use: Use) -> str:
+def _never_away(use: FunctionUse) -> str:
     if not use.config.rollout.one_update or not samples_as_it_trains(use.config):
         return ""
     return ("one optimizer step a batch, of answers that the same weights have sampled: no answer becomes unlikely; "
@@ -167,7 +167,7 @@ def _never_away(use: Use) -> str:
 
 
 @reads("sign")
-@acts(_never_away)
+@idle_when(_never_away)
 def off_policy_sequence_mask(x: LossInputs, delta: float = 0.1) -> torch.Tensor:
     """Returns 0 on tokens with A < 0 of a rollout with mean_t (logp(sampled) - logp) > delta, 1 elsewhere. -> [N].
 

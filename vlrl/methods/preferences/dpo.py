@@ -42,10 +42,10 @@ class PreferenceSource(GroupSource):
 
 def train(config: Config, dpo: Named) -> Session:
     """Runs `config.steps` steps of rollout.prompts_per_step pairs; `dpo` is the loss with its options."""
-    return train_loop(preferring(config, dpo), PreferenceSource)
+    return train_loop(preference_config(config, dpo), PreferenceSource)
 
 
-def preferring(config: Config, dpo: Named) -> Config:
+def preference_config(config: Config, dpo: Named) -> Config:
     """Returns the settings of such a run: those of a supervised one, with the preference as its only gradient."""
     algo = AlgoSettings.model_validate({"advantage": "dr_grpo", "loss": "reinforce", "guided": {"loss": dpo},
                                         "aggregation": config.algo.aggregation})

@@ -11,7 +11,7 @@ from vlrl.curriculum import Draw
 from vlrl.distributed import comm
 from vlrl.errors import DataError
 from vlrl.evaluation.stats import mean_ci
-from vlrl.methods.preferences.pairs import paired
+from vlrl.methods.preferences.pairs import pair_groups
 from vlrl.models.processing import PromptTooLong
 from vlrl.models.reading import read_tokens
 from vlrl.rollout.generate import AcceptedDraw
@@ -58,7 +58,7 @@ def _groups(parts: Parts, name: str, samples: Sequence[tuple[int, Sample]], step
             if not isinstance(error, PromptTooLong) and not parts.config.data.quarantine:
                 raise
             refused += 1
-    return paired(parts.task, parts.encode, accepted, step, name), refused
+    return pair_groups(parts.task, parts.encode, accepted, step, name), refused
 
 
 def _margins(parts: Parts, groups: Sequence[Group]) -> dict[str, float]:

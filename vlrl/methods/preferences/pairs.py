@@ -14,7 +14,7 @@ from vlrl.task import Task
 from vlrl.types import Completion, Group, Rollout
 
 
-def paired(task: Task, encode: Encoder, accepted: Sequence[AcceptedDraw], step: int,
+def pair_groups(task: Task, encode: Encoder, accepted: Sequence[AcceptedDraw], step: int,
            split: str = "train") -> list[Group]:
     """Returns a group for each sample. Raises DataError for one without a pair, or of two equal answers."""
     return [_group(task, encode, one, step, split) for one in accepted]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vlrl.methods.preferences.pairs import paired
+from vlrl.methods.preferences.pairs import pair_groups
 from vlrl.rollout.draws import DrawBatch
 from vlrl.rollout.group_source import GroupSource
 from vlrl.rollout.partial import PartialGroup
@@ -15,5 +15,5 @@ class PairSource(GroupSource):
     generates = False
 
     def _answer(self, drawn: DrawBatch, tokens: int | None) -> dict[int, Group | PartialGroup]:
-        groups = paired(self.task, self.encode, drawn.accepted, self.step)
+        groups = pair_groups(self.task, self.encode, drawn.accepted, self.step)
         return {a.number: group for a, group in zip(drawn.accepted, groups, strict=True)}

@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from vlrl.errors import RunError
-from vlrl.methods.replay.rows import KEPT, Limits, Unreadable, read_stored
+from vlrl.methods.replay.rows import KEPT, RowLimits, UnreadableFile, read_stored
 from vlrl.store import ROLLOUT_FILE
 from vlrl.store.files import append_line, read_small, replacing
 
@@ -52,7 +52,7 @@ class StoredGroup:
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceFolder:
     """A run folder that rollouts are taken of."""
 
     path: Path
@@ -64,13 +64,14 @@ class Source:
         return "" if self.own else str(self.path)
 
 
-class StoredRollouts:
+class RolloutBuffer:
     """At most `capacity` rollouts of several run folders, the newest. One process uses it.
 
     `tokenizer` is the text of this run's tokenizer.json: a folder with another one gives nothing.
     """
 
-    def __init__(self, folder: Path, sources: Sequence[Source], limits: Limits, capacity: int, tokenizer: str = ""):
+    def __init__(self, folder: Path, sources: Sequence[SourceFolder], limits: RowLimits, capacity: int,
+                 tokenizer: str = ""):
         self.folder, self.sources, self.limits, self.capacity = folder / FOLDER, sources, limits, capacity
         self._tokenizer = hashlib.sha256(tokenizer.encode()).digest()
         self.groups = np.zeros(0, GROUPS)
@@ -129,7 +130,7 @@ class StoredRollouts:
             room -= entries[-1].get("rows", 0)
         yield from reversed(entries)
 
-    def _new(self, source: Source) -> list[tuple[str, Path]]:
+    def _new(self, source: SourceFolder) -> list[tuple[str, Path]]:
         """Returns files of a folder that were not looked at, by their steps."""
         folder, names = source.path / "rollouts", []
         try:
@@ -142,11 +143,11 @@ class StoredRollouts:
         matched = [(ROLLOUT_FILE.fullmatch(name), name) for name in names]
         return [(name, folder / name) for _, name in sorted((int(m[1] or m[3]), name) for m, name in matched if m)]
 
-    def _changed(self, source: Source, name: str) -> bool:
+    def _changed(self, source: SourceFolder, name: str) -> bool:
         before = self._examined[source.name, name]
         return before is not None and before != _signature(source.path / "rollouts" / name)
 
-    def _other_tokenizer(self, source: Source) -> bool:
+    def _other_tokenizer(self, source: SourceFolder) -> bool:
         try:
             other = hashlib.sha256(read_small(source.path / "tokenizer.json")).digest() != self._tokenizer
         except OSError:
@@ -163,7 +164,7 @@ class StoredRollouts:
         signature = _signature(place)
         try:
             table, refused = read_stored(place, self.limits, self.capacity)
-        except Unreadable as error:
+        except UnreadableFile as error:
             _log.warning("algo.stored: %s cannot be taken: %s", place, error)
             return {"refused": {"file": 1}, "signature": list(signature)}
         if len(table):

@@ -18,8 +18,8 @@ from vlrl.config.schema import Config
 from vlrl.data.samples import readable
 from vlrl.distributed import comm
 from vlrl.errors import ConfigError, DataError
-from vlrl.methods.replay.buffer import Source, StoredGroup, StoredRollouts
-from vlrl.methods.replay.rows import Limits
+from vlrl.methods.replay.buffer import RolloutBuffer, SourceFolder, StoredGroup
+from vlrl.methods.replay.rows import RowLimits
 from vlrl.methods.replay.rules import DRAWS, RULES, SCHEDULES
 from vlrl.models import shards
 from vlrl.models.policy import Policy
@@ -38,7 +38,7 @@ _STREAM = 22
 
 
 @dataclass(frozen=True, eq=False)
-class StoredParts:
+class ReplayFunctions:
     """The functions of algo.stored, with their options."""
 
     rule: Bound
@@ -48,7 +48,7 @@ class StoredParts:
     every: Bound
 
     @classmethod
-    def of(cls, settings: Any) -> StoredParts:
+    def of(cls, settings: Any) -> ReplayFunctions:
         """Raises ConfigError naming the setting, and for an advantage that needs more than a group's answers."""
         rule = bind("algo.stored.rule", settings.rule, RULES)
         needs = frozenset[str](getattr(rule.function, "requires", ()))
@@ -73,7 +73,7 @@ def check(config: Config, task: Task) -> None:
 
 
 @dataclass(eq=False)
-class StoredAnswers:
+class ReplaySampler:
     """Draws the stored groups of a step; the same ones on a resumed run."""
 
     config: Config
@@ -83,7 +83,7 @@ class StoredAnswers:
     score: Score
     services: RunServices | None
     policy: Policy
-    parts: StoredParts
+    parts: ReplayFunctions
     unused: Counter[str] = field(default_factory=Counter)
     """Of the last draw, this process's groups that could not be used, by reason."""
     drawn: int = 0
@@ -110,7 +110,7 @@ class StoredAnswers:
     def settings(self) -> Any:
         return self.config.algo.stored
 
-    def _taken(self, step: int, settings: Any, parts: StoredParts) -> list[StoredGroup]:
+    def _taken(self, step: int, settings: Any, parts: ReplayFunctions) -> list[StoredGroup]:
         self.buffer.take(step)
         if not parts.every(step):
             return []
@@ -120,15 +120,15 @@ class StoredAnswers:
         return self.buffer.draw(settings.groups, step, rng, parts.draw, settings.max_age, by_outcome)
 
     @cached_property
-    def buffer(self) -> StoredRollouts:
+    def buffer(self) -> RolloutBuffer:
         """On the main process."""
         settings, policy, run = self.settings, self.policy, Path(self.config.run.dir)
         texts, end = Texts(policy), policy.eos
-        limits = Limits(vocabulary=policy.base.config.get_text_config().vocab_size,
+        limits = RowLimits(vocabulary=policy.base.config.get_text_config().vocab_size,
                         banned=frozenset(policy.banned.tolist()), most_tokens=self.config.rollout.max_new_tokens,
                         decode=lambda ids: texts.decode(ids[:-1] if ids[-1] in end else ids), most_gap=settings.max_gap)
-        sources = [Source(Path(name)) for name in settings.runs]
-        return StoredRollouts(run, [*sources, *([Source(run, own=True)] if settings.own else [])], limits,
+        sources = [SourceFolder(Path(name)) for name in settings.runs]
+        return RolloutBuffer(run, [*sources, *([SourceFolder(run, own=True)] if settings.own else [])], limits,
                               settings.capacity, tokenizer_file(policy.processor.tokenizer) or "")
 
     @cached_property
@@ -178,7 +178,7 @@ class StoredAnswers:
         self.unused["another prompt"] += 1
         return None
 
-    def _credited(self, group: Group, step: int, parts: StoredParts) -> Group | None:
+    def _credited(self, group: Group, step: int, parts: ReplayFunctions) -> Group | None:
         """Returns the group with its advantages; None where its rewards are equal and give it none."""
         seed = zlib.crc32(f"{self.config.seed}/{group.id}".encode())
         credited = credit_alone(group, parts.advantage, parts.batch, step, seed, "algo.stored")

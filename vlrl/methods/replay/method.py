@@ -7,7 +7,7 @@ from typing import Any
 
 from vlrl.algo.method import Method, Objectives, Run
 from vlrl.methods.replay import update
-from vlrl.methods.replay.draw import StoredAnswers, StoredParts, check
+from vlrl.methods.replay.draw import ReplayFunctions, ReplaySampler, check
 from vlrl.models.policy import Policy
 from vlrl.task import Task
 from vlrl.types import Group, Sample
@@ -18,14 +18,14 @@ class Replay(Method):
 
     def __init__(self, section: str, settings: Any, algorithm: Objectives):
         super().__init__(section, settings, algorithm)
-        self.parts = StoredParts.of(settings)
+        self.parts = ReplayFunctions.of(settings)
         self.requires = self.parts.rule.requires
 
     def check(self, task: Task, samples: Sequence[Sample], generates: bool) -> None:
         check(self.config, task)
 
     def start(self, run: Run) -> None:
-        self.stored = StoredAnswers(self.config, run.task, run.encode, run.samples, run.score, run.services,
+        self.stored = ReplaySampler(self.config, run.task, run.encode, run.samples, run.score, run.services,
                                     run.policy, self.parts)
 
     def draw(self, step: int, outcomes: Sequence[Any], flush: Callable[[], None]) -> Sequence[Group]:

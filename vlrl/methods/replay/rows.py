@@ -32,12 +32,12 @@ _ABOVE_ZERO = 1e-3
 _FINISHED = ("stop", "length")
 
 
-class Unreadable(Exception):
+class UnreadableFile(Exception):
     """A file that cannot be taken; says why."""
 
 
 @dataclass(frozen=True, eq=False)
-class Limits:
+class RowLimits:
     """What a row must keep to."""
 
     vocabulary: int
@@ -51,7 +51,7 @@ class Limits:
     """Largest mean |log p(sampler) - log p(trainer)| of a row that has both: beyond it they are of other weights."""
 
 
-def read_stored(file: Path, limits: Limits, most_rows: int) -> tuple[pa.Table, Counter[str]]:
+def read_stored(file: Path, limits: RowLimits, most_rows: int) -> tuple[pa.Table, Counter[str]]:
     """Returns the rows of one file that can be learned from, as a table of KEPT in which the rows of a group stand side
     by side, and how many were left out for which reason. Raises Unreadable.
     """
@@ -60,18 +60,18 @@ def read_stored(file: Path, limits: Limits, most_rows: int) -> tuple[pa.Table, C
             facts = reader.metadata
             bytes_ = sum(facts.row_group(i).total_byte_size for i in range(facts.num_row_groups))
             if facts.num_rows > most_rows or bytes_ > _LARGEST:
-                raise Unreadable(f"{facts.num_rows:,} rows and {bytes_:,} bytes are more than a buffer of "
+                raise UnreadableFile(f"{facts.num_rows:,} rows and {bytes_:,} bytes are more than a buffer of "
                                  f"{most_rows:,} rollouts takes")
             names = {f.name for f in _READ} & {*reader.schema_arrow.names}
             table = as_schema(reader.read([n for n in reader.schema_arrow.names if n in names]), _READ)
-    except Unreadable:
+    except UnreadableFile:
         raise
     except (pa.ArrowException, OSError, ValueError, KeyError, OverflowError, MemoryError) as error:
-        raise Unreadable((str(error).splitlines() or [type(error).__name__])[0][:200]) from None
+        raise UnreadableFile((str(error).splitlines() or [type(error).__name__])[0][:200]) from None
     return _usable(table, limits)
 
 
-def _usable(table: pa.Table, limits: Limits) -> tuple[pa.Table, Counter[str]]:
+def _usable(table: pa.Table, limits: RowLimits) -> tuple[pa.Table, Counter[str]]:
     refused: Counter[str] = Counter()
     rows: dict[tuple[Any, Any], dict[int, dict[str, Any]]] = {}
     for row in (row for batch in table.to_batches(max_chunksize=1024) for row in _plain(batch)):
@@ -104,7 +104,7 @@ def _plain(batch: pa.RecordBatch) -> list[dict[str, Any]]:
     return light
 
 
-def problem(row: Mapping[str, Any], limits: Limits) -> str:
+def problem(row: Mapping[str, Any], limits: RowLimits) -> str:
     """Returns why a row cannot be learned from; "" where it can. May mend log-probabilities that the engine did not
     know from those of the trainer.
     """
@@ -118,7 +118,7 @@ def problem(row: Mapping[str, Any], limits: Limits) -> str:
     return _tokens_problem(row, limits)
 
 
-def _tokens_problem(row: Mapping[str, Any], limits: Limits) -> str:
+def _tokens_problem(row: Mapping[str, Any], limits: RowLimits) -> str:
     ids, mask, logprobs = row["token_ids"], row["loss_mask"], row["logprobs"]
     if not len(ids) == len(mask) == len(logprobs):
         return "lengths differ"

@@ -16,14 +16,14 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import torch
 
-from vlrl.algo.clip import Reach
+from vlrl.algo.clip import ClipRange
 from vlrl.algo.effect import reads
 from vlrl.algo.inputs import requires
 from vlrl.config.base import Fraction, NonNegative, Positive, Rate
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Stored:
+class ReplayBatch:
     """Stored answers of one micro-batch, or of a whole optimizer step on this process. N tokens, R answers."""
 
     logprobs: torch.Tensor
@@ -78,7 +78,7 @@ class Stored:
 
 
 class Rule(Protocol):
-    def loss(self, x: Stored) -> torch.Tensor: ...
+    def loss(self, x: ReplayBatch) -> torch.Tensor: ...
 
 
 class Truncated:
@@ -91,11 +91,11 @@ class Truncated:
     def __init__(self, cap: Rate = 2.0):
         self.cap = cap
 
-    def loss(self, x: Stored) -> torch.Tensor:
+    def loss(self, x: ReplayBatch) -> torch.Tensor:
         weight = x.means(x.ratio.detach()).exp().clamp(max=self.cap)
         return -((weight * x.advantages * x.weights)[x.answer] * x.logprobs * x.mask).sum() / max(x.total_tokens, 1.0)
 
-    def clipped(self, x: Stored) -> torch.Tensor:
+    def clipped(self, x: ReplayBatch) -> torch.Tensor:
         """Returns [N] bool."""
         return (x.means(x.ratio.detach()).exp() > self.cap)[x.answer]
 
@@ -107,15 +107,15 @@ class Clipped:
     Approach to LLM Reasoning, 2504.11343), with algo.stored.logprobs=own the sharing of Swarm SAPO (2509.08721).
     """
 
-    def __init__(self, clip_low: Reach = 0.2, clip_high: Reach = 0.2):
+    def __init__(self, clip_low: ClipRange = 0.2, clip_high: ClipRange = 0.2):
         self.clip_low, self.clip_high = clip_low, clip_high
 
-    def loss(self, x: Stored) -> torch.Tensor:
+    def loss(self, x: ReplayBatch) -> torch.Tensor:
         w, a = x.ratio.exp(), (x.advantages * x.weights)[x.answer]
         worse = torch.minimum(w * a, w.clamp(1 - self.clip_low, 1 + self.clip_high) * a)
         return -(worse * x.mask).sum() / max(x.total_tokens, 1.0)
 
-    def clipped(self, x: Stored) -> torch.Tensor:
+    def clipped(self, x: ReplayBatch) -> torch.Tensor:
         """Returns [N] bool."""
         w, a = x.ratio.detach().exp(), x.advantages[x.answer]
         return ((w > 1 + self.clip_high) & (a > 0)) | ((w < 1 - self.clip_low) & (a < 0))
@@ -130,15 +130,15 @@ class ALol:
     group's answers for V. clip 0.2 is our choice.
     """
 
-    def __init__(self, form: Literal["ratio", "free", "kl"] = "ratio", clip: Reach = 0.2, beta: NonNegative = 0.1):
+    def __init__(self, form: Literal["ratio", "free", "kl"] = "ratio", clip: ClipRange = 0.2, beta: NonNegative = 0.1):
         self.form, self.clip, self.beta = form, clip, beta
         self.requires = frozenset[str]() if form == "free" else frozenset({"reference"})
 
-    def keep(self, x: Stored) -> torch.Tensor:
+    def keep(self, x: ReplayBatch) -> torch.Tensor:
         """Returns [R] bool: A > 0."""
         return x.advantages > 0
 
-    def loss(self, x: Stored) -> torch.Tensor:
+    def loss(self, x: ReplayBatch) -> torch.Tensor:
         advantages, weight = x.advantages, torch.ones_like(x.advantages)
         if self.form != "free":
             away = x.above_reference.detach().clamp(-20, 20)
@@ -162,7 +162,7 @@ class CoPG:
     def __init__(self, beta: NonNegative = 0.1):
         self.beta = beta
 
-    def pull(self, x: Stored) -> torch.Tensor:
+    def pull(self, x: ReplayBatch) -> torch.Tensor:
         """Returns [R] sum over the others of the group of R_b - R_b'."""
         retained = x.kept.to(x.rewards.dtype)
         worth = (x.rewards - self.beta * x.gain) * retained
@@ -170,7 +170,7 @@ class CoPG:
         total, count = (worth.new_zeros(groups).index_add(0, x.group, v)[x.group] for v in (worth, retained))
         return (count * worth - total) * retained
 
-    def loss(self, x: Stored) -> torch.Tensor:
+    def loss(self, x: ReplayBatch) -> torch.Tensor:
         return -(self.pull(x) * x.weights * x.sums(x.logprobs)).sum() / max(x.total_pairs, 1.0)
 
 
@@ -191,18 +191,18 @@ class WebRL:
             raise ValueError(f"low={low:g} is above high={high:g}")
         self.beta, self.low, self.high = beta, low, high
 
-    def keep(self, x: Stored) -> torch.Tensor:
+    def keep(self, x: ReplayBatch) -> torch.Tensor:
         """Returns [R] bool."""
         sure = x.means(x.logprobs.detach())
         return x.correct & (sure >= math.log(max(self.low, 1e-300))) & (sure <= math.log(max(self.high, 1e-300)))
 
-    def loss(self, x: Stored) -> torch.Tensor:
+    def loss(self, x: ReplayBatch) -> torch.Tensor:
         own = x.kept.to(x.rewards.dtype) * x.weights
         away = (self.beta * x.above_reference - x.advantages) ** 2
         return (own * away * _present(x)).sum() / max(x.total_answers, 1.0)
 
 
-def _present(x: Stored) -> torch.Tensor:
+def _present(x: ReplayBatch) -> torch.Tensor:
     """Returns [R] bool: answers with learned tokens in this micro-batch."""
     return x.sums(torch.ones_like(x.logprobs)) > 0
 
@@ -251,7 +251,7 @@ def growing(step: int, first: Positive = 2, last: Positive = 8, over: Positive =
 SCHEDULES: dict[str, Any] = {"constant": constant, "growing": growing}
 
 
-def whole_step(x: Stored, rule: Any) -> Stored:
+def apply_keep(x: ReplayBatch, rule: Any) -> ReplayBatch:
     """Returns the answers of a whole optimizer step with those of `keep` alone kept."""
     retained = x.kept & rule.keep(x) if hasattr(rule, "keep") else x.kept
     return replace(x, kept=retained, mask=x.mask * retained[x.answer])

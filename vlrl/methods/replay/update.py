@@ -12,7 +12,7 @@ import torch
 from vlrl.algo.method import Objectives
 from vlrl.algo.named import Bound
 from vlrl.distributed import comm
-from vlrl.methods.replay.rules import Stored, whole_step
+from vlrl.methods.replay.rules import ReplayBatch, apply_keep
 from vlrl.models.oom import each_batch
 from vlrl.models.policy import Policy
 from vlrl.training.minibatch import Minibatch, Numbered, make_minibatch, split
@@ -29,7 +29,7 @@ class ReplayPass:
     """The object of algo.stored.rule."""
     part: Minibatch
     """Their `old` is the policy before the update."""
-    whole: Stored
+    whole: ReplayBatch
     """Of this process, as the rule sees them before the first gradient."""
     ages: np.ndarray
     """[R] steps."""
@@ -59,7 +59,7 @@ class ReplayPass:
         micro, whole, settings = self.part.batches[b], self.whole, _settings(self.algorithm)
         logprobs = self.policy.logprobs(micro.batch, self.algorithm.temperature).logprobs
         assert micro.old is not None
-        own = stored_of(self.part, micro.order, (logprobs, micro.old, micro.reference), settings.logprobs == "own")
+        own = replay_batch(self.part, micro.order, (logprobs, micro.old, micro.reference), settings.logprobs == "own")
         x = replace(whole, logprobs=logprobs, sampler=own.sampler, reference=own.reference, answer=own.answer,
                     mask=own.mask * whole.kept[own.answer])
         loss = self.rule.loss(x)
@@ -92,11 +92,11 @@ def _pass(policy: Policy, numbered: Sequence[Numbered], algorithm: Objectives, r
     settings = _settings(algorithm)
     part = make_minibatch(policy, numbered, algorithm.config)
     _read(policy, part, algorithm.temperature, "reference" in rule.requires)
-    stored = stored_of(part, range(len(part.rollouts)), _joined(part), settings.logprobs == "own")
+    stored = replay_batch(part, range(len(part.rollouts)), _joined(part), settings.logprobs == "own")
     drift = stored.means(stored.logprobs - _stored_logprobs(part, stored))
     usable = (drift.abs() <= settings.max_drift) & stored.kept
     gain = stored.above_reference if stored.reference is not None else stored.gain
-    whole = whole_step(replace(stored, gain=gain, kept=usable, mask=stored.mask * usable[stored.answer]),
+    whole = apply_keep(replace(stored, gain=gain, kept=usable, mask=stored.mask * usable[stored.answer]),
                        rule.function)
     pairs = _pairs(whole)
     tokens, learned, pairs, stale, answers = comm.total(
@@ -137,14 +137,14 @@ def _joined(part: Minibatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor |
     return old, old, torch.cat(given) if given else None
 
 
-def _stored_logprobs(part: Minibatch, x: Stored) -> torch.Tensor:
+def _stored_logprobs(part: Minibatch, x: ReplayBatch) -> torch.Tensor:
     """Returns [N] the stored log-probabilities."""
     flat = np.concatenate([np.zeros(0, np.float32), *(t.row.logprobs for t in part.rollouts)])
     return torch.where(x.mask > 0, torch.from_numpy(flat).to(x.logprobs), x.logprobs.detach())
 
 
-def stored_of(part: Minibatch, order: Sequence[int],
-              values: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None], own: bool) -> Stored:
+def replay_batch(part: Minibatch, order: Sequence[int],
+              values: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None], own: bool) -> ReplayBatch:
     """Returns what a rule sees of the rows `order`: `values` are their log-probabilities [N] of now, of the policy
     before the update, and of the reference. `own`: ratios are to the policy before the update.
     """
@@ -160,7 +160,7 @@ def stored_of(part: Minibatch, order: Sequence[int],
     mask = flat([t.mask for t in rows], np.float32)
     stored_logprobs = flat([t.row.logprobs for t in rows], np.float32)
     sampler = old if own else torch.where(mask > 0, stored_logprobs, logprobs.detach())
-    return Stored(
+    return ReplayBatch(
         logprobs=logprobs, sampler=sampler, reference=reference, mask=mask,
         answer=flat([np.full(len(t.mask), t.unit) for t in rows], np.int64),
         advantages=each(lambda t: t.rollout.advantage), rewards=each(lambda t: np.nan if t.rollout.reward is None
@@ -170,7 +170,7 @@ def stored_of(part: Minibatch, order: Sequence[int],
         kept=each(lambda t: t.mask.any() and t.rollout.reward is not None, np.bool_))
 
 
-def _pairs(x: Stored) -> float:
+def _pairs(x: ReplayBatch) -> float:
     """Pairs of kept answers of this process's groups."""
     counts = torch.bincount(x.group[x.kept]).double()
     return float((counts * (counts - 1) / 2).sum())

@@ -21,9 +21,9 @@ from vlrl.config.sections import GUIDED
 from vlrl.distributed import comm
 from vlrl.engine.base import Engine, Request
 from vlrl.errors import ConfigError, DataError
-from vlrl.methods.second_attempts.guidance import WORDS, Tried
-from vlrl.methods.second_attempts.keep import KEEPS, Attempted, Read
-from vlrl.methods.second_attempts.members import USES, marked, second_attempts
+from vlrl.methods.second_attempts.guidance import WORDS, FirstAnswers
+from vlrl.methods.second_attempts.keep import KEEPS, LogprobReader, RetryGroup
+from vlrl.methods.second_attempts.members import USES, mark_moved, second_attempts
 from vlrl.models.processing import Encoder, PromptTooLong
 from vlrl.rewards.text import answer_offset
 from vlrl.task import Task
@@ -70,12 +70,12 @@ class _Counts:
 
 
 @dataclass(eq=False)
-class Guiding:
+class RetryGenerator:
     """Has groups asked again, and counts what became of it. `read` is what the policy finds of answers."""
 
     config: Config
     encode: Encoder
-    read: Read
+    read: LogprobReader
 
     def __post_init__(self) -> None:
         self.settings: Any = self.config.algo.guided
@@ -102,7 +102,7 @@ class Guiding:
                 break
             completions = engine.generate([r for _, r in asking])
             fresh = [score(out[i], request.prompt, own) for (i, request), own in zip(asking, completions, strict=True)]
-            good = self.keep([Attempted(task, g.sample, g.prompt, g.rollouts, self.encode) for g in fresh], self.read)
+            good = self.keep([RetryGroup(task, g.sample, g.prompt, g.rollouts, self.encode) for g in fresh], self.read)
             for (i, request), attempts, retained in zip(asking, fresh, good, strict=True):
                 out[i] = self._joined(out[i], request.prompt, attempts, retained)
                 self.counts.levels[level] += any(retained)
@@ -111,7 +111,7 @@ class Guiding:
     def _asking(self, task: Task, requests: Sequence[Request], groups: Sequence[Group],
                 answers: Sequence[Sequence[Answer]], level: int) -> list[Asking]:
         """Returns what is to be asked again, by the place of the group."""
-        wanted = failed if self.settings.groups == "failed" else errs
+        wanted = all_wrong if self.settings.groups == "failed" else any_wrong
         return [(i, retry) for i, (request, group) in enumerate(zip(requests, groups, strict=True))
                 if wanted(group) and not second_attempts(group)
                 and (retry := self._again(task, request, group, answers[i], level))]
@@ -120,7 +120,7 @@ class Guiding:
                level: int) -> Request | None:
         sample = request.sample
         assert sample is not None
-        text = self.words(Tried(task, sample, answers, [r.correct for r in group.rollouts], level))
+        text = self.words(FirstAnswers(task, sample, answers, [r.correct for r in group.rollouts], level))
         if not text:
             return None
         self.counts.retried += level == 0
@@ -149,7 +149,7 @@ class Guiding:
 
     def taught(self, group: Group) -> Group:
         """Returns the group as algo.guided.use has it trained."""
-        out = marked(self.use(group))
+        out = mark_moved(self.use(group))
         learned = [r for r in (*out.rollouts, *out.aside) if r.trained]
         self.counts.members += sum(r.variant == GUIDED for r in out.rollouts)
         for r in learned:
@@ -186,13 +186,13 @@ class Guiding:
                         "<think> and <answer> (task.prompt, task.system), or set algo.guided.keep=correct", attempts)
 
 
-def failed(group: Group) -> bool:
+def all_wrong(group: Group) -> bool:
     """Returns whether answers of a group are known to be wrong, and none to be correct."""
     known = [r.correct for r in group.rollouts if r.correct is not None]
     return bool(known) and not any(known)
 
 
-def errs(group: Group) -> bool:
+def any_wrong(group: Group) -> bool:
     """Returns whether an answer of a group is known to be wrong."""
     return any(r.correct is False for r in group.rollouts)
 
@@ -223,7 +223,7 @@ def _check_rows(settings: Any, task: Task, samples: Sequence[Sample]) -> None:
         raise ConfigError(f"algo.guided.words={name} speaks of one answer, and task '{task.name}' has episodes: set "
                           "algo.guided.words=task and give it guidance(sample, answers)")
     words, nothing = bind("algo.guided.words", settings.words, WORDS), Answer(text="")
-    if not any(words(Tried(task, s, [nothing], [False])) for s in islice(samples, _LOOKED_AT)):
+    if not any(words(FirstAnswers(task, s, [nothing], [False])) for s in islice(samples, _LOOKED_AT)):
         more = ", with reasoning before its final answer" if name == "hint" else ""
         raise ConfigError(f"algo.guided.words={name} says something of the given solution, and none of the first "
                           f"{_LOOKED_AT} training rows has one{more}: give rows a `solution`, the task an oracle, "

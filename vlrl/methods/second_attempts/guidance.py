@@ -23,7 +23,7 @@ _Shares = Annotated[tuple[_Share, ...], Field(min_length=1)]
 
 
 @dataclass(frozen=True, eq=False)
-class Tried:
+class FirstAnswers:
     """The first answers to a prompt. G answers."""
 
     task: Task
@@ -41,16 +41,16 @@ class Tried:
         return next((a for a, right in zip(self.answers, self.correct, strict=True) if right is False), None)
 
 
-Words = Callable[..., str | None]
+Guidance = Callable[..., str | None]
 """(Tried, options)"""
 
 
-def of_task(t: Tried) -> str | None:
+def task_guidance(t: FirstAnswers) -> str | None:
     """Returns what Task.guidance says. Agent-RLVR (arXiv 2506.11425)."""
     return guidance_of(t.task, t.sample, t.answers) if t.level == 0 else None
 
 
-def hint(t: Tried, shares: _Shares = (0.25, 0.5, 0.75)) -> str | None:
+def hint(t: FirstAnswers, shares: _Shares = (0.25, 0.5, 0.75)) -> str | None:
     """Returns the beginning of the given solution: the first of `shares` of its characters, the next share where no
     attempt under that one is correct, and so on. The final answer is never in it, which is our choice.
 
@@ -63,7 +63,7 @@ def hint(t: Tried, shares: _Shares = (0.25, 0.5, 0.75)) -> str | None:
     return f"This is how a correct solution begins. Go on from there:\n{begun}" if begun else None
 
 
-def true_answer(t: Tried) -> str | None:
+def true_answer(t: FirstAnswers) -> str | None:
     """Returns the true answer, for an explanation of it. ExPO: Unlocking Hard Reasoning with
     Self-Explanation-Guided Reinforcement Learning (arXiv 2507.02834); the words are ours.
     """
@@ -72,7 +72,7 @@ def true_answer(t: Tried) -> str | None:
                        "form that is asked for.")
 
 
-def solution(t: Tried) -> str | None:
+def solution(t: FirstAnswers) -> str | None:
     """Returns the given solution, to be written again in the policy's own words. EGSR (arXiv 2505.08364); the words
     are ours.
     """
@@ -80,7 +80,7 @@ def solution(t: Tried) -> str | None:
     return text and f"This is a correct solution:\n{text}\nSolve the problem again in your own words."
 
 
-def critique(t: Tried) -> str | None:
+def critique(t: FirstAnswers) -> str | None:
     """Returns the first wrong answer and that it is wrong, with the true answer where it is known.
 
     Critique-GRPO: Advancing LLM Reasoning with Natural Language and Numerical Feedback (arXiv 2506.03106), its
@@ -93,7 +93,7 @@ def critique(t: Tried) -> str | None:
             "\nFind the mistake, and answer the question again.")
 
 
-WORDS: dict[str, Words] = {"task": of_task, "hint": hint, "answer": true_answer, "solution": solution,
+WORDS: dict[str, Guidance] = {"task": task_guidance, "hint": hint, "answer": true_answer, "solution": solution,
                            "critique": critique}
 
 
@@ -113,6 +113,6 @@ def guidance_of(task: Task, sample: Sample, answers: Sequence[Answer]) -> str | 
     return guidance or None
 
 
-def _final(t: Tried) -> str | None:
+def _final(t: FirstAnswers) -> str | None:
     text = given_answer(t.task, t.sample)
     return parse_answer(text).final or None if text else None

@@ -17,12 +17,12 @@ from vlrl.task import Task
 from vlrl.task.interface import given_answer
 from vlrl.types import Completion, Prompt, Rollout, Sample
 
-Read = Callable[[Sequence[Prompt], Sequence[np.ndarray]], list[np.ndarray]]
+LogprobReader = Callable[[Sequence[Prompt], Sequence[np.ndarray]], list[np.ndarray]]
 """Prompts and the tokens [T] of an answer to each -> [T] log-probabilities under the current policy."""
 
 
 @dataclass(frozen=True, eq=False)
-class Attempted:
+class RetryGroup:
     """The second attempts of a group."""
 
     task: Task
@@ -33,12 +33,12 @@ class Attempted:
     encode: Encoder
 
 
-def correct(groups: Sequence[Attempted], read: Read) -> list[list[bool]]:
+def correct(groups: Sequence[RetryGroup], read: LogprobReader) -> list[list[bool]]:
     """Returns which attempts are correct, as the task says; nothing is read."""
     return [[bool(r.correct) for r in g.attempts] for g in groups]
 
 
-def explains(groups: Sequence[Attempted], read: Read) -> list[list[bool]]:
+def explains(groups: Sequence[RetryGroup], read: LogprobReader) -> list[list[bool]]:
     """Returns which correct attempts are good explanations: under the prompt alone the mean log-probability of their
     tokens is above that of the given solution, and the true answer is likelier behind the explanation than without it.
 
@@ -64,7 +64,8 @@ def answer_start(tokens: np.ndarray, decode: Callable[[np.ndarray], str]) -> int
     return max(bisect_right(range(len(tokens) + 1), place, key=lambda k: len(decode(tokens[:k]))) - 1, 0)
 
 
-KEEPS: dict[str, Callable[[Sequence[Attempted], Read], list[list[bool]]]] = {"correct": correct, "explains": explains}
+Keep = Callable[[Sequence[RetryGroup], LogprobReader], list[list[bool]]]
+KEEPS: dict[str, Keep] = {"correct": correct, "explains": explains}
 
 
 def as_completion(tokens: np.ndarray) -> Completion:

@@ -17,7 +17,7 @@ from vlrl.config.base import Positive, Rate
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Attempts:
+class RetryBatch:
     """Correct second attempts of one micro-batch, each with a failure of its group where a function requires
     "failures". N tokens, P attempts.
     """
@@ -41,15 +41,15 @@ class Attempts:
     step: int = 0
 
 
-Loss = Callable[[Attempts], torch.Tensor]
+Loss = Callable[[RetryBatch], torch.Tensor]
 
 
-def sft(a: Attempts) -> torch.Tensor:
+def sft(a: RetryBatch) -> torch.Tensor:
     """- sum log p(token | prompt) / tokens, over the attempts alone: their cross-entropy. Agent-RLVR (2506.11425)."""
     return -(a.logprobs * a.mask * a.second * a.weights[a.pair]).sum() / max(a.total_tokens, 1.0)
 
 
-def expo(a: Attempts, beta: Rate = 0.1, decay: Positive = 200) -> torch.Tensor:
+def expo(a: RetryBatch, beta: Rate = 0.1, decay: Positive = 200) -> torch.Tensor:
     """- beta (1 - step / decay) * mean over the attempts of the mean of log p(token | prompt); 0 from step `decay` on.
 
     The self-explanation term of ExPO (arXiv 2507.02834). That it fades, and how, is our choice.
@@ -61,7 +61,7 @@ def expo(a: Attempts, beta: Rate = 0.1, decay: Positive = 200) -> torch.Tensor:
 
 
 @requires("reference", "failures")
-def dpo(a: Attempts, beta: Rate = 0.1) -> torch.Tensor:
+def dpo(a: RetryBatch, beta: Rate = 0.1) -> torch.Tensor:
     """- mean log sigmoid(beta (D(attempt) - D(failure))), D = log p - log p(reference) of a whole answer.
 
     Direct Preference Optimization (2305.18290) on pairs of a guided success and a plain failure, as Agent-RLVR

@@ -19,7 +19,7 @@ def second_attempts(group: Group) -> list[Rollout]:
     return [r for r in group.beside if r.variant == GUIDED]
 
 
-def marked(group: Group) -> Group:
+def mark_moved(group: Group) -> Group:
     """Returns a group that algo.guided.use has made, with second attempts among its members and the answers that they
     replace marked as moved (Group.plain)."""
     return replace(group, rollouts=tuple(replace(r, moved=True) if r.variant == GUIDED else r for r in group.rollouts),
@@ -40,7 +40,7 @@ def join(group: Group) -> Group:
     return replace(group, rollouts=(*group.rollouts, *attempts), aside=_resting(group, attempts))
 
 
-def replaced(group: Group) -> Group:
+def replace_wrong(group: Group) -> Group:
     """Returns the group with the first attempt that is kept in place of the last wrong answer.
 
     EGSR (arXiv 2505.08364).
@@ -81,4 +81,4 @@ def _resting(group: Group, taken: Sequence[Rollout]) -> tuple[Rollout, ...]:
     return tuple(replace(r, trained=False) if r.variant == GUIDED else r for r in rest)
 
 
-USES: dict[str, Callable[[Group], Group]] = {"beside": beside, "join": join, "replace": replaced, "hinted": hinted}
+USES: dict[str, Callable[[Group], Group]] = {"beside": beside, "join": join, "replace": replace_wrong, "hinted": hinted}

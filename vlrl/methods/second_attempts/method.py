@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from vlrl.algo.method import Ask, Method, Objectives, Run
+from vlrl.algo.method import Method, Objectives, RolloutContext, Run
 from vlrl.algo.named import Bound, bind
 from vlrl.engine.base import Request
 from vlrl.methods.second_attempts import update
-from vlrl.methods.second_attempts.attempts import Guiding, check
+from vlrl.methods.second_attempts.attempts import RetryGenerator, check
 from vlrl.methods.second_attempts.keep import as_completion
 from vlrl.methods.second_attempts.loss import LOSSES
 from vlrl.models.policy import Policy
@@ -44,9 +44,9 @@ class SecondAttempts(Method):
         def read(prompts: Sequence[Prompt], tokens: Sequence[np.ndarray]) -> list[np.ndarray]:
             return own.logprobs(prompts, [*map(as_completion, tokens)], self.algorithm.temperature, own=True)
 
-        self.guiding = Guiding(self.config, run.encode, read)
+        self.guiding = RetryGenerator(self.config, run.encode, read)
 
-    def scored(self, requests: Sequence[Request], groups: Sequence[Group], ask: Ask) -> Sequence[Group]:
+    def scored(self, requests: Sequence[Request], groups: Sequence[Group], ask: RolloutContext) -> Sequence[Group]:
         """Second attempts stand aside; they are scored as a group of their own, as answers to the sample as it is."""
         stays = self.guiding.trains_guided
         answers = [[answer_of(r.completion, g.prompt, ask.step, r.variant) for r in g.rollouts] for g in groups]

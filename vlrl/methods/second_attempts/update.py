@@ -15,7 +15,7 @@ from vlrl.algo.method import Objectives
 from vlrl.algo.named import Bound
 from vlrl.distributed import comm
 from vlrl.errors import TrainingError
-from vlrl.methods.second_attempts.loss import Attempts
+from vlrl.methods.second_attempts.loss import RetryBatch
 from vlrl.methods.second_attempts.members import second_attempts
 from vlrl.models.packing import training_rows
 from vlrl.models.policy import Policy
@@ -54,7 +54,7 @@ class RetryPass:
         with policy.evaluating() if reads else torch.no_grad():
             reference = policy.reference_logprobs(batch, temperature) if reads else None
         stats = policy.logprobs(batch, temperature)
-        attempts = attempts_of(part, micro, stats.logprobs, reference, "failures" in self.loss_of.requires)
+        attempts = retry_batch(part, micro, stats.logprobs, reference, "failures" in self.loss_of.requires)
         loss = self.loss_of(replace(attempts, step=self.step)) * self.coef
         policy.backward(loss)
         self.loss += float(loss.detach())
@@ -95,8 +95,8 @@ def _pairs(group: Group, drop_truncated: bool) -> list[tuple[Rollout, Rollout]]:
     return [*zip(attempts, itertools.cycle(failures), strict=False)]
 
 
-def attempts_of(part: Minibatch, micro: MicroBatch, logprobs: torch.Tensor, reference: torch.Tensor | None,
-                compared: bool) -> Attempts:
+def retry_batch(part: Minibatch, micro: MicroBatch, logprobs: torch.Tensor, reference: torch.Tensor | None,
+                compared: bool) -> RetryBatch:
     """Returns what a loss sees of one micro-batch. Raises TrainingError where an attempt and the failure that it is
     compared with went apart when memory did not suffice."""
     rows, device = [part.rollouts[r] for r in micro.order], logprobs.device
@@ -108,7 +108,7 @@ def attempts_of(part: Minibatch, micro: MicroBatch, logprobs: torch.Tensor, refe
     def flat(values: Sequence[np.ndarray], kind: type) -> torch.Tensor:
         return torch.from_numpy(np.concatenate([np.zeros(0), *values]).astype(kind)).to(device)
 
-    return Attempts(
+    return RetryBatch(
         logprobs=logprobs, reference=reference, mask=flat([t.mask for t in rows], np.float32),
         second=flat([np.full(len(t.mask), t.place == 0) for t in rows], np.bool_),
         pair=flat([np.full(len(t.mask), units.index(t.unit)) for t in rows], np.int64),
@@ -117,7 +117,7 @@ def attempts_of(part: Minibatch, micro: MicroBatch, logprobs: torch.Tensor, refe
         total_tokens=part.total_tokens, total_attempts=part.total_sequences)
 
 
-def _logratio(part: Minibatch, micro: MicroBatch, attempts: Attempts) -> float:
+def _logratio(part: Minibatch, micro: MicroBatch, attempts: RetryBatch) -> float:
     """An engine may not know a token's log-probability (NaN)."""
     flat = np.concatenate([np.zeros(0, np.float32), *(part.rollouts[r].row.logprobs for r in micro.order)])
     sampled = torch.from_numpy(flat).to(attempts.mask.device)

@@ -96,10 +96,10 @@ def tempo(s: Scores, eps: NonNegative = 1e-4) -> list[torch.Tensor]:
     values are divided like the reward.
     """
     base = grouped.centred(s.rewards, s.group)
-    scale, settled = grouped.std(s.rewards, s.group) + eps, grouped.settled(s.rewards, s.group).tolist()
+    scale, flat = grouped.std(s.rewards, s.group) + eps, grouped.all_equal(s.rewards, s.group).tolist()
     out = [torch.zeros(len(tokens), dtype=torch.float64) for tokens in s.tokens]
-    for rollouts in members(s):
-        if settled[rollouts[0]]:
+    for rollouts in scored_by_group(s):
+        if flat[rollouts[0]]:
             continue
         for i, nodes in nodes_of(rollouts, s.tokens, s.rewards.tolist()).items():
             mask = torch.from_numpy(np.asarray(s.masks[i], bool))
@@ -123,7 +123,7 @@ def deepsearch(s: Scores, temperature: Rate | None = 1.0) -> list[torch.Tensor]:
     nodes = [search_nodes(extra) or [SearchNode(0, len(mask), 1.0 if correct else -1.0, 1)]
              for extra, mask, correct in zip(s.extra or [{}] * len(right), s.masks, right, strict=True)]
     out = [torch.zeros(len(mask), dtype=torch.float64) for mask in s.masks]
-    for rollouts in members(s):
+    for rollouts in scored_by_group(s):
         mean = sum(nodes[i][-1].value for i in rollouts) / len(rollouts)
         for i in rollouts:
             for node in nodes[i]:
@@ -136,7 +136,7 @@ def deepsearch(s: Scores, temperature: Rate | None = 1.0) -> list[torch.Tensor]:
 
 def _on_nodes(s: Scores, rewards: torch.Tensor, credit: Credit) -> list[torch.Tensor]:
     out = [torch.zeros(len(tokens), dtype=torch.float64) for tokens in s.tokens]
-    for rollouts in members(s):
+    for rollouts in scored_by_group(s):
         known = rewards.tolist()
         if len({known[i] for i in rollouts}) == 1:
             continue  # means of equal values need not be equal to the last bit
@@ -148,7 +148,7 @@ def _on_nodes(s: Scores, rewards: torch.Tensor, credit: Credit) -> list[torch.Te
     return out
 
 
-def members(s: Scores) -> Iterator[list[int]]:
+def scored_by_group(s: Scores) -> Iterator[list[int]]:
     """Yields the rollouts of each group that have a reward."""
     groups: dict[int, list[int]] = defaultdict(list)
     for i, number in enumerate(s.group.tolist()):

@@ -75,7 +75,7 @@ class Leaf:
 
 
 @dataclass(eq=False)
-class Branching:
+class BranchingGenerator:
     """Draws groups whose answers branch, and counts tokens that were written, and that answers share."""
 
     config: Config

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vlrl.algo.method import Ask, Done, Method, Run
+from vlrl.algo.method import Done, Method, RolloutContext, Run
 from vlrl.engine.base import Request
 from vlrl.methods.tree import branching, search
-from vlrl.methods.tree.branching import Branching
-from vlrl.methods.tree.search import Searching
+from vlrl.methods.tree.branching import BranchingGenerator
+from vlrl.methods.tree.search import SearchGenerator
 from vlrl.task import Task
 from vlrl.types import Completion, Sample
 
@@ -25,11 +25,11 @@ class TreeRollouts(Method):
         search.check(self.config, task, generates)
 
     def start(self, run: Run) -> None:
-        self.writer = (Searching(self.config) if self.settings.search else
-                       Branching(self.config, run.policy.processor.tokenizer.decode))
+        self.writer = (SearchGenerator(self.config) if self.settings.search else
+                       BranchingGenerator(self.config, run.policy.processor.tokenizer.decode))
 
-    def generate(self, requests: Sequence[Request], ask: Ask, done: Done | None) -> list[list[Completion]]:
-        if isinstance(self.writer, Searching):
+    def generate(self, requests: Sequence[Request], ask: RolloutContext, done: Done | None) -> list[list[Completion]]:
+        if isinstance(self.writer, SearchGenerator):
             return self.writer.generate(ask.engine, requests, ask.judged, ask.step, done)
         return self.writer.generate(ask.engine, requests, done)
 
@@ -37,8 +37,8 @@ class TreeRollouts(Method):
         return self.writer.metrics()
 
     def state_dict(self) -> dict[str, Any]:
-        return self.writer.state_dict() if isinstance(self.writer, Searching) else {}
+        return self.writer.state_dict() if isinstance(self.writer, SearchGenerator) else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if isinstance(self.writer, Searching):
+        if isinstance(self.writer, SearchGenerator):
             self.writer.load_state_dict(state)

@@ -39,7 +39,7 @@ _EMPTY = Completion(tokens=np.zeros(0, np.int64), logprobs=np.zeros(0, np.float3
 
 
 @dataclass(frozen=True, eq=False)
-class Visit:
+class PromptMemory:
     """What is remembered of the last visit to a prompt."""
 
     right: float
@@ -53,7 +53,7 @@ class Visit:
              "finish_reason": c.finish_reason, "kept_at": c.policy_step} for c in self.cached]}
 
     @classmethod
-    def of(cls, state: Mapping[str, Any]) -> Visit:
+    def of(cls, state: Mapping[str, Any]) -> PromptMemory:
         """Returns the visit of a `state_dict`."""
         return cls(state["right"], tuple(_cached_answer(**{**c, "tokens": np.asarray(c["tokens"], np.int64),
                                                            "loss_mask": np.asarray(c["loss_mask"], bool)})
@@ -149,14 +149,14 @@ class _Counts:
     shared: int = 0
 
 
-class Searching:
+class SearchGenerator:
     """Finds the groups of a step, and remembers prompts from visit to visit: the same on all processes."""
 
     def __init__(self, config: Config):
         settings = branch_of(config)
         assert settings.search
         self.settings, self.budget = settings.search, math.inf if settings.tokens is None else settings.tokens
-        self.visits: dict[str, Visit] = {}
+        self.visits: dict[str, PromptMemory] = {}
         """By prompt, the longest unseen one first."""
         self._counts = _Counts()
 
@@ -197,17 +197,17 @@ class Searching:
         for key in [*self.visits][:max(0, len(self.visits) - self.settings.cache)]:
             del self.visits[key]
 
-    def _visit(self, group: _Writing | _Searching, step: int) -> Visit | None:
+    def _visit(self, group: _Writing | _Searching, step: int) -> PromptMemory | None:
         """Returns what there is to remember; None where nobody could tell what is right."""
         judged = [(c, right) for c, right in zip(group.completions, group.right, strict=True) if right is not None]
         if not judged:
             return None
         share = sum(right for _, right in judged) / len(judged)
         if share > self.settings.hard:
-            return Visit(share)
+            return PromptMemory(share)
         right_answers = [_cached_answer(c.tokens, c.loss_mask, c.text, c.finish_reason, step)
                          for c, right in judged if right]
-        return Visit(share, (*group.cached, *right_answers)[:group.request.n - 1])
+        return PromptMemory(share, (*group.cached, *right_answers)[:group.request.n - 1])
 
     def _count(self, groups: Sequence[_Writing | _Searching]) -> None:
         counts = self._counts
@@ -239,7 +239,7 @@ class Searching:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes what `state_dict` gave."""
-        self.visits = {key: Visit.of(visit) for key, visit in state["visits"]}
+        self.visits = {key: PromptMemory.of(visit) for key, visit in state["visits"]}
 
 
 def _cached_answer(tokens: np.ndarray, loss_mask: np.ndarray, text: str, finish_reason: Any,

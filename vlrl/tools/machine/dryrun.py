@@ -21,7 +21,7 @@ import numpy as np
 
 from vlrl import curriculum
 from vlrl.algo.algorithm import Algorithm
-from vlrl.algo.method import Unmade, methods_of
+from vlrl.algo.method import AlgorithmStub, methods_of
 from vlrl.algo.named import bind
 from vlrl.algo.objective import Objective
 from vlrl.algo.tables import ADVANTAGES
@@ -282,7 +282,7 @@ def _splits(config: Config, task: Task, report: DryRun) -> dict[str, Sequence[Sa
             curriculum.make(config.curriculum, curriculum.Prompts.of(
                 out["train"], config.seed, config.data.difficulty, config.rollout, task.knobs, task.stage_fields),
                             config.shares)
-            for method in methods_of(Unmade(config)):
+            for method in methods_of(AlgorithmStub(config)):
                 method.check(task, out["train"], config.algo.loss.name not in SUPERVISED)
     return out
 

@@ -30,7 +30,7 @@ ADAPTER = "adapter_config.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Extrapolated:
+class ExtrapolationResult:
     """What was written."""
 
     earlier: Path
@@ -44,7 +44,7 @@ class Extrapolated:
     """Euclidean distance of the two, over all weights."""
 
 
-def extrapolate(earlier: Path, later: Path, out: Path, k: float = 1.0) -> Extrapolated:
+def extrapolate(earlier: Path, later: Path, out: Path, k: float = 1.0) -> ExtrapolationResult:
     """Writes theta_later + k (theta_later - theta_earlier) into the folder `out`, loadable as the later one is.
 
     Both are run folders (their newest checkpoint), checkpoints or model folders. Raises RunError when they are not of
@@ -73,7 +73,8 @@ def extrapolate(earlier: Path, later: Path, out: Path, k: float = 1.0) -> Extrap
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     tensors, moved, square = counts
-    return Extrapolated(earlier=a, later=b, folder=out, k=k, tensors=tensors, moved=moved, distance=math.sqrt(square))
+    return ExtrapolationResult(earlier=a, later=b, folder=out, k=k, tensors=tensors, moved=moved,
+                               distance=math.sqrt(square))
 
 
 def _checkpoint_path(path: Path) -> Path:

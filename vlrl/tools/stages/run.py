@@ -35,7 +35,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StagesResult:
     """How far a run of stages came."""
 
     folder: Path
@@ -46,7 +46,7 @@ class Outcome:
     """The folder of the weights that the last finished stage left."""
 
 
-def train(config: Config, say: Say = print) -> Outcome:
+def train(config: Config, say: Say = print) -> StagesResult:
     """Runs every stage that is not finished, in order. Called on every process.
 
     Raises ConfigError before the first begins when settings of any stage are wrong, and RunError where a finished stage
@@ -67,11 +67,11 @@ def train(config: Config, say: Say = print) -> Outcome:
                 if comm.is_main():
                     say(f"stage {stage.name} ({stage.kind}) begins with {own.model.name}")
                 if not _RUN[stage.kind](own, known, say):
-                    return Outcome(known.folder, False, stage.name, model)
+                    return StagesResult(known.folder, False, stage.name, model)
                 left = comm.on_main(partial(_handed_over, stage, own), f"handing over the weights of {stage.name}")
                 known = comm.on_main(partial(known.finished, stage.name, steps=own.steps, model=left))
             model = str(known.done[stage.name]["model"])
-    return Outcome(known.folder, True, stages[-1][0].name, model)
+    return StagesResult(known.folder, True, stages[-1][0].name, model)
 
 
 def _opened(config: Config, stages: Sequence[tuple[StageEntry, Config]]) -> StageList:
