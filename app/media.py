@@ -150,17 +150,17 @@ def _frames(path: Path, times: Sequence[float]) -> list[Image.Image]:
         return _moving(path, times)
     if path.stat().st_size > _LIMITS.media_bytes:
         raise DataError(f"it has more than {_LIMITS.media_bytes} bytes")
-    track = video_decoders.track(path)
+    track = video_decoders.read_track(path)
     _check_size(*track.size)
     wanted = [int(np.abs(track.times - t).argmin()) for t in times]
     order = sorted(set(wanted))
     try:
-        frames, _ = video_decoders.frames_of(track, order)
-    except video_decoders.Redactor:
-        track = video_decoders.counted(track)
+        frames, _ = video_decoders.read_frames(track, order)
+    except video_decoders.HiddenFrames:
+        track = video_decoders.recount_frames(track)
         wanted = [int(np.abs(track.times - t).argmin()) for t in times]
         order = sorted(set(wanted))
-        frames, _ = video_decoders.frames_of(track, order)
+        frames, _ = video_decoders.read_frames(track, order)
     return [frames[order.index(i)] for i in wanted]
 
 

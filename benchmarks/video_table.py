@@ -289,7 +289,7 @@ def measured(path: Path, how: str) -> dict[str, float]:
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
     before, wall, cpu = _peak(), time.perf_counter(), time.process_time()
     if how == "from the start":
-        chosen = video_decoders.track(path)
+        chosen = video_decoders.read_track(path)
         wanted = {round(i) for i in np.linspace(0, len(chosen.times) - 1, HOUR.max_frames)}
         with av.open(str(path)) as container:
             frames = [f.to_image() for i, f in enumerate(container.decode(video=0)) if i in wanted]

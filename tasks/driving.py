@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from vlrl.data.media import Access, resolve
+from vlrl.data.media import MediaAccess, resolve
 from vlrl.errors import ConfigError, did_you_mean
 from vlrl.rewards.boxes import is_number
 from vlrl.rewards.driving import HEADS, alphadrive_right, obstacle_problem, polygon_problem, project, trajectory_problem
@@ -84,7 +84,7 @@ class Driving(RecipeTask):
         outcomes = sample.get("outcomes")
         if not isinstance(outcomes, Mapping):
             return sample
-        roots = Access.of(self.data).roots
+        roots = MediaAccess.of(self.data).roots
         paths = {plan: str(resolve(path, root or Path.cwd(), roots)) for plan, path in outcomes.items()}
         return replace(sample, row={**sample.row, "outcomes": paths})
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from vlrl.data.sources.box_forms import doubt, reread
+from vlrl.data.sources.box_forms import box_doubt, boxes_to_pixels
 
 WIDE, HIGH = 1280, 960
 
@@ -32,15 +32,15 @@ WRITTEN = {
 @pytest.mark.parametrize("form", WRITTEN)
 def test_what_boxes_seem_to_be(form):
     rows = drawn(40, WRITTEN[form])
-    found = doubt(rows)
+    found = box_doubt(rows)
     assert (found and f"data.boxes={form} " in found.message) if form else found is None
     for row, right in zip(rows, drawn(40, WRITTEN[""]), strict=True) if form else ():
-        assert reread(row, form)["boxes"][0]["box"] == pytest.approx(right["boxes"][0]["box"], abs=1e-2)
+        assert boxes_to_pixels(row, form)["boxes"][0]["box"] == pytest.approx(right["boxes"][0]["box"], abs=1e-2)
 
 
 def test_a_thousand_in_small_pictures_lies_outside_of_many():
     rows = [{**row, "width": 640, "height": 480} for row in drawn(40, WRITTEN["norm1000"])]
-    assert "data.boxes=norm1000 " in doubt(rows).message
+    assert "data.boxes=norm1000 " in box_doubt(rows).message
 
 
 @pytest.mark.parametrize("rows", [
@@ -50,12 +50,12 @@ def test_a_thousand_in_small_pictures_lies_outside_of_many():
     [{"width": 640, "height": 480, "box": [0, 0, 700, 400]}, *({"width": 640, "height": 480, "box": [n, 0, 600, 9]}
                                                              for n in range(20))]])
 def test_what_may_well_be_pixels_is_not_doubted(rows):
-    assert doubt(rows) is None
+    assert box_doubt(rows) is None
 
 
 def test_points_and_actions_are_read_alike():
     row = {"width": 200, "height": 100, "points": [[500, 500]], "action": {"type": "click", "point": [1000, 0]},
            "box": [0, 0, 500, 500]}
-    assert reread(row, "norm1000") == {
+    assert boxes_to_pixels(row, "norm1000") == {
         **row, "points": [[100, 50]], "action": {"type": "click", "point": [200, 0]}, "box": [0, 0, 100, 50]}
-    assert reread(row, "pixels") == row
+    assert boxes_to_pixels(row, "pixels") == row

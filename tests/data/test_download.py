@@ -22,13 +22,13 @@ from vlrl.config import validate
 from vlrl.config.schema import DataSettings, LimitsSettings
 from vlrl.config.url_entries import shown
 from vlrl.data import sample_from_row
-from vlrl.data.media import Access, load
+from vlrl.data.media import MediaAccess, load
 from vlrl.data.sources import download
-from vlrl.data.sources.download import Guard, Policy, checked, fetched, is_public
+from vlrl.data.sources.download import AddressGuard, Policy, checked_url, fetched_file, is_public
 from vlrl.errors import ConfigError, DataError, RunError
 from vlrl.types import Media
 
-LOOPBACK = Guard(permits=lambda address: address.is_loopback, any_port=True)
+LOOPBACK = AddressGuard(permits=lambda address: address.is_loopback, any_port=True)
 SECONDS = 60
 
 
@@ -97,7 +97,7 @@ def policy(tmp_path, monkeypatch):
 
 
 def get(url, policy, most=1_000_000, seconds=SECONDS):
-    return fetched(checked(url, policy), most, seconds)
+    return fetched_file(checked_url(url, policy), most, seconds)
 
 
 def kept(policy):
@@ -145,13 +145,14 @@ def test_odd_hosts_are_refused_unasked(tmp_path, host):
     def never(*_):
         raise AssertionError("looked up")
     with pytest.raises(DataError, match="media URL"):
-        get(f"https://{host}/a.png", Policy(None, tmp_path, Guard(look_up=never)))
+        get(f"https://{host}/a.png", Policy(None, tmp_path, AddressGuard(look_up=never)))
 
 
 def test_one_private_answer_of_the_resolver_is_enough(tmp_path):
     for found in (["8.8.8.8", "10.0.0.5"], ["8.8.8.8", "::ffff:192.168.0.1"], ["fe80::1%eth0"], ["what"]):
         with pytest.raises(DataError, match=r"photos\.example has the address .*not one of the public internet"):
-            get("https://photos.example/a.png", Policy(None, tmp_path, Guard(look_up=lambda host, port, f=found: f)))
+            guard = AddressGuard(look_up=lambda host, port, f=found: f)
+            get("https://photos.example/a.png", Policy(None, tmp_path, guard))
 
 
 def test_the_connection_goes_to_the_address_that_was_checked(serve, policy):
@@ -161,7 +162,7 @@ def test_the_connection_goes_to_the_address_that_was_checked(serve, policy):
     def look_up(host, port):
         asked.append(host)
         return ["127.0.0.1"] if len(asked) == 1 else ["10.0.0.1"]
-    own = policy("http://media.test", guard=Guard(LOOPBACK.permits, look_up, any_port=True))
+    own = policy("http://media.test", guard=AddressGuard(LOOPBACK.permits, look_up, any_port=True))
     assert get(server.url(host="media.test"), own).read_bytes() == png()
     assert asked == ["media.test"] and server.asked[0][1]["Host"].startswith("media.test:")
 
@@ -199,7 +200,7 @@ def test_the_certificate_is_checked_against_the_name(serve, policy, certificate)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate / "cert.pem", certificate / "key.pem")
     server = serve({"/a.png": (200, {}, png())}, context)
-    here = partial(Guard, LOOPBACK.permits, lambda host, port: ["127.0.0.1"], True)
+    here = partial(AddressGuard, LOOPBACK.permits, lambda host, port: ["127.0.0.1"], True)
     own = policy("media.test", "other.test", guard=here(str(certificate / "cert.pem")))
     assert get(server.url(host="media.test", scheme="https"), own).read_bytes() == png()
     with pytest.raises(DataError, match="certificate is not right"):
@@ -224,20 +225,20 @@ def test_the_certificate_is_checked_against_the_name(serve, policy, certificate)
 def test_hosts_of_the_setting(tmp_path, entry, url, right):
     own = Policy(None if entry is None else (entry,), tmp_path)
     if right:
-        assert checked(url, own).url == url
+        assert checked_url(url, own).url == url
     else:
         with pytest.raises(DataError, match="media URL"):
-            checked(url, own)
+            checked_url(url, own)
 
 
 def test_secrets_are_refused_and_never_printed(tmp_path, serve, policy):
     with pytest.raises(DataError, match="holds a user or a password") as error:
-        checked("https://me:s3cret@a.org/x.png", Policy(None, tmp_path))
+        checked_url("https://me:s3cret@a.org/x.png", Policy(None, tmp_path))
     assert "s3cret" not in str(error.value) and "me" not in str(error.value).split("a.org")[0].split()
     server = serve({"/x.png?token=s3cret": (404, {}, b"")})
     with pytest.raises(DataError, match=r"/x\.png\?\.\.\.': the server answers 404") as error:
         get(server.url("/x.png?token=s3cret"), policy())
-    remote = checked(server.url("/x.png?token=s3cret"), policy())
+    remote = checked_url(server.url("/x.png?token=s3cret"), policy())
     assert "s3cret" not in f"{error.value}{remote}{remote!r}{Media(source=remote)}"
     assert shown("https://u:p@[bad/x?y") == "'[bad/x'"
 
@@ -247,8 +248,8 @@ def test_bad_entries_of_the_setting():
         with pytest.raises(ConfigError, match=r"data\.urls"):
             validate({"data": {"urls": [entry]}, "task": "digits", "model": {"name": "x"}})
     assert DataSettings.model_validate({"urls": "a.org"}).urls == ("a.org",)
-    assert Access.of(DataSettings()).urls is None and Access.of(None).urls is None
-    assert Access.of(DataSettings(urls=True)).urls.hosts is None
+    assert MediaAccess.of(DataSettings()).urls is None and MediaAccess.of(None).urls is None
+    assert MediaAccess.of(DataSettings(urls=True)).urls.hosts is None
 
 
 # --- redirects ---
@@ -268,7 +269,7 @@ def test_redirects_are_followed_by_hand(serve, policy):
     ("gopher://127.0.0.1/", "must begin with https"), ("http://2130706433/", "names no host")])
 def test_a_redirect_leads_nowhere_else(serve, policy, place, words):
     server = serve({"/a.png": (301, {"Location": place}, b"")})
-    guard = Guard(LOOPBACK.permits, lambda host, port: ["192.168.0.7" if host == "inner.test" else host], True)
+    guard = AddressGuard(LOOPBACK.permits, lambda host, port: ["192.168.0.7" if host == "inner.test" else host], True)
     hosts = ("127.0.0.1", "169.254.169.254", "10.0.0.1", "[::ffff:10.0.0.1]", "inner.test")
     with pytest.raises(DataError, match=words):
         get(server.url(), policy(*(f"http://{host}" for host in hosts), guard=guard))
@@ -322,7 +323,7 @@ def test_a_slow_answer_ends_in_time(serve, policy, where):
 
 def test_a_resolver_that_hangs_ends_in_time(policy):
     hang = threading.Event()
-    own = policy("http://slow.test", guard=Guard(look_up=lambda host, port: [str(hang.wait())]))
+    own = policy("http://slow.test", guard=AddressGuard(look_up=lambda host, port: [str(hang.wait())]))
     with pytest.raises(DataError, match="not found in time"):
         get("http://slow.test/a.png", own, seconds=0.2)
     hang.set()
@@ -335,7 +336,7 @@ def test_what_was_not_asked_for_is_not_unpacked(serve, policy):
         get(server.url(), policy())
     assert server.asked[0][1]["Accept-Encoding"] == "identity"
     with pytest.raises(DataError, match="no image of a known kind"):
-        load(Media(source=checked(server.url("/b.png"), policy())), LimitsSettings())
+        load(Media(source=checked_url(server.url("/b.png"), policy())), LimitsSettings())
 
 
 def test_no_http_and_no_answer(serve, policy):
@@ -383,18 +384,18 @@ def test_a_server_that_says_nothing_is_asked_again(policy):
 def test_the_content_decides_not_what_the_server_says(serve, policy):
     server = serve({"/a.html": (200, {"Content-Type": "text/html"}, png()),
                     "/b.png": (200, {"Content-Type": "image/png"}, b"<html>not here</html>"), "/c.png": (200, {}, b"")})
-    loaded = load(Media(source=checked(server.url("/a.html"), policy())), LimitsSettings())
+    loaded = load(Media(source=checked_url(server.url("/a.html"), policy())), LimitsSettings())
     assert loaded.size == (6, 4) and loaded.path.suffix == ".png"
     with pytest.raises(DataError, match="no image of a known kind"):
-        load(Media(source=checked(server.url("/b.png"), policy())), LimitsSettings())
+        load(Media(source=checked_url(server.url("/b.png"), policy())), LimitsSettings())
     with pytest.raises(DataError, match="is empty"):
-        load(Media(source=checked(server.url("/c.png"), policy())), LimitsSettings())
+        load(Media(source=checked_url(server.url("/c.png"), policy())), LimitsSettings())
 
 
 def test_the_pixel_limits_hold_for_what_is_fetched(serve, policy):
     server = serve({"/a.png": (200, {}, png((50, 50)))})
     with pytest.raises(DataError, match=r"limits\.image_pixels=100"):
-        load(Media(source=checked(server.url(), policy())), LimitsSettings(image_pixels=100))
+        load(Media(source=checked_url(server.url(), policy())), LimitsSettings(image_pixels=100))
 
 
 def test_what_is_kept_needs_no_network(serve, policy):
@@ -434,7 +435,7 @@ def test_rows_name_urls_where_the_setting_allows_it(tmp_path):
     row = {"id": "r", "image": "https://images.example.org/a.png"}
     with pytest.raises(DataError, match=r"row 'r'.*is a URL.*data\.urls"):
         sample_from_row(row, tmp_path)
-    access = Access.of(DataSettings(urls=("images.example.org",), cache=str(tmp_path)))
+    access = MediaAccess.of(DataSettings(urls=("images.example.org",), cache=str(tmp_path)))
     (media,) = sample_from_row(row, tmp_path, access).media
     assert str(media.source) == "'https://images.example.org/a.png'"
     with pytest.raises(DataError, match=r"row 'r': media URL 'https://other\.org/a\.png' is of a host that data\.urls"):

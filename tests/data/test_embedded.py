@@ -20,7 +20,7 @@ from tests.data.test_video import CONSTANT, films
 from vlrl.cli.main import app
 from vlrl.config.schema import DataSettings, LimitsSettings
 from vlrl.data import Samples, read_samples, sample_from_row
-from vlrl.data.embedded import Embedded, media_item, without_bytes
+from vlrl.data.embedded import EmbeddedMedia, media_item, without_bytes
 from vlrl.data.media import Clips, VideoSampling, load
 from vlrl.data.sources.lazy_dataset import LazySamples
 from vlrl.errors import DataError
@@ -199,7 +199,7 @@ def test_any_value_of_a_row_becomes_plain(value):
         found = media_item(value)
     except DataError:
         return
-    assert isinstance(found, Embedded) or found is value or isinstance(found, str)
+    assert isinstance(found, EmbeddedMedia) or found is value or isinstance(found, str)
 
 
 ASKED, HELD = "How many dogs are there?", [{"bytes": encoded(), "path": None}]

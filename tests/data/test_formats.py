@@ -13,15 +13,15 @@ from PIL import Image
 from vlrl.cli.main import main
 from vlrl.data import FIELDS, sample_from_row
 from vlrl.data.sources.box_numbers import hull, scaled
-from vlrl.data.sources.fields import Source, numbers
-from vlrl.data.sources.reading import canonical, recognised
+from vlrl.data.sources.fields import RecordSource, numbers
+from vlrl.data.sources.reading import canonical_rows, recognised_format
 from vlrl.data.values import number, tidy
 from vlrl.errors import DataError
 
 
 def one(record: dict, format: str = "auto", root: Path | None = None) -> dict:
     """The only row of a record."""
-    (row,) = canonical(record, format, Source("r-1", root))
+    (row,) = canonical_rows(record, format, RecordSource("r-1", root))
     if isinstance(row, DataError):
         raise row
     return row
@@ -227,7 +227,7 @@ CASES = {
 
 @pytest.mark.parametrize(("format", "record", "row"), CASES.values(), ids=CASES)
 def test_each_format_by_hand(format, record, row):
-    assert recognised(record) == format
+    assert recognised_format(record) == format
     assert one(record) == row == one(record, format)
     assert format == "canonical" or set(row) <= FIELDS
     assert sample_from_row(row).id == str(row["id"])
@@ -235,13 +235,13 @@ def test_each_format_by_hand(format, record, row):
 
 
 def test_several_rows_of_one_record():
-    rows = canonical({"episode_id": 4, "goal": "buy milk", "step_instructions": ["open it", "scroll"], "actions": [
+    rows = canonical_rows({"episode_id": 4, "goal": "buy milk", "step_instructions": ["open it", "scroll"], "actions": [
         {"action_type": "open_app", "app_name": "Shop"}, {"action_type": "scroll", "direction": "down"}],
         "screenshot_widths": [100, 100], "screenshot_heights": [200, 200]})
     assert [(r["id"], r["image"], r["history"], r["group_key"], r["width"], r["action"]) for r in rows] == [
         ("4-0", "episode_4-screenshot_0.png", [], "episode_4", 100, {"type": "open_app", "text": "Shop"}),
         ("4-1", "episode_4-screenshot_1.png", ["open it"], "episode_4", 100, {"type": "scroll", "direction": "down"})]
-    rows = canonical({"image": "a.png", "bbox": [1, 2, 3, 4], "sentences": ["one", "two"], "ref_id": 5})
+    rows = canonical_rows({"image": "a.png", "bbox": [1, 2, 3, 4], "sentences": ["one", "two"], "ref_id": 5})
     assert [(r["id"], r["expression"]) for r in rows] == [("row-1", "one"), ("row-2", "two")]
 
 
@@ -285,7 +285,7 @@ def test_no_record_raises_anything_but_what_is_wrong_with_it(case, changed, data
     gone = data.draw(st.sets(st.sampled_from(sorted(record)), max_size=2))
     hostile = {k: v for k, v in {**record, **changed}.items() if k not in gone}
     for name in ("auto", format):
-        for row in canonical(hostile, name):
+        for row in canonical_rows(hostile, name):
             assert isinstance(row, (dict, DataError)) and (isinstance(row, dict) or len(str(row)) < 2000)
 
 
@@ -331,7 +331,7 @@ def test_a_size_that_is_missing_comes_from_the_header(tmp_path):
 def test_absolute_paths_of_other_machines(tmp_path):
     (tmp_path / "val" / "x").mkdir(parents=True)
     (tmp_path / "val" / "x" / "a.png").touch()
-    source = Source(root=tmp_path)
+    source = RecordSource(root=tmp_path)
     for path in ("/home/me/val/x/a.png", f"{tmp_path}/val/x/a.png", "C:\\data\\val\\x\\a.png", "val\\x\\a.png"):
         assert source.path(path) == "val/x/a.png"
     assert source.path("/mnt/b.png") == "mnt/b.png" and source.path("a.png") == "a.png" and source.path(5) == 5

@@ -7,7 +7,7 @@ import pytest
 from tests.data.test_formats import one
 from vlrl.checks.fields import field_problems
 from vlrl.data import FIELDS, sample_from_row
-from vlrl.data.sources.reading import canonical, rows_in
+from vlrl.data.sources.reading import canonical_rows, rows_in
 from vlrl.errors import DataError
 from vlrl.task import Task, load
 
@@ -51,7 +51,7 @@ TOLD = {
 @pytest.mark.parametrize(("talk", "words"), TOLD.values(), ids=TOLD)
 def test_a_conversation_that_no_row_holds_is_refused(talk, words):
     for field in ("conversations", "messages"):
-        (row,) = canonical({"id": 1, "image": "a.png", field: talk})
+        (row,) = canonical_rows({"id": 1, "image": "a.png", field: talk})
         assert isinstance(row, DataError) and words in str(row)
 
 
@@ -97,7 +97,7 @@ def test_the_turn_of_a_tool_needs_the_tool():
     with pytest.raises(DataError, match=r"row '1': its conversation has a turn of a tool.*names no `tools`"):
         sample_from_row(one(record))
     assert "tools" not in one({**record, "conversations": turns("<image>Tool?", "saw"), "tools": ["saw", "hammer"]})
-    (nameless,) = canonical({**record, "tools": [{"description": "x"}]})
+    (nameless,) = canonical_rows({**record, "tools": [{"description": "x"}]})
     assert isinstance(nameless, DataError) and "has no name" in str(nameless)
 
 
@@ -108,7 +108,7 @@ def test_which_answer_counts_where_two_are_given():
     long = one({**record, "messages": turns_of("<image>How many?", "I count one dog and then another one, which is a "
                                                "pair of dogs on the grass."), "answer": "2"})
     assert long["answer"] == "2" and long["solution"].startswith("I count")
-    (row,) = canonical({**record, "solution": "C"})
+    (row,) = canonical_rows({**record, "solution": "C"})
     assert isinstance(row, DataError) and "the assistant answers 'b', and a field beside" in str(row)
 
 
@@ -120,7 +120,7 @@ def test_which_answer_counts_where_two_are_given():
 ])
 def test_two_readings_of_a_record_are_asked_about(beside, words):
     talk = [{"role": "system", "content": "Be brief."}, *turns_of("Is <image> old?", "yes")]
-    (row,) = canonical({"image": "a.png", "messages": talk, **beside})
+    (row,) = canonical_rows({"image": "a.png", "messages": talk, **beside})
     assert isinstance(row, DataError)
     with pytest.raises(DataError, match=words):
         raise row
@@ -180,7 +180,7 @@ def test_marks_keep_their_places(question, media, wanted):
     ({"image": "a.png", "question": "Which?", "options": ["<image>", "none"]}, "'<image>' is an image"),
 ], ids=lambda v: v if isinstance(v, str) else "")
 def test_marks_that_do_not_fit_are_refused(record, words):
-    (row,) = canonical({"answer": "A" if "options" in record else "no", **record})
+    (row,) = canonical_rows({"answer": "A" if "options" in record else "no", **record})
     assert isinstance(row, DataError) and words in str(row)
 
 
@@ -226,7 +226,7 @@ def test_content_parts_may_hold_the_media():
      {"question": "problem"}, {"question": "Where?"}),
 ])
 def test_two_fields_that_differ_are_asked_about_and_columns_decide(record, words, column, wanted, tmp_path):
-    (row,) = canonical(record)
+    (row,) = canonical_rows(record)
     assert isinstance(row, DataError) and words in str(row)
     (tmp_path / "rows.jsonl").write_text(json.dumps(record))
     ((_, row),) = rows_in(tmp_path / "rows.jsonl", columns=column)

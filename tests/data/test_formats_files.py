@@ -14,8 +14,8 @@ from vlrl.cli.main import main
 from vlrl.config.schema import DataSettings
 from vlrl.data import read_rows, read_samples, sample_from_row
 from vlrl.data.sources import json_text
-from vlrl.data.sources.fields import Source
-from vlrl.data.sources.reading import canonical, rows_in
+from vlrl.data.sources.fields import RecordSource
+from vlrl.data.sources.reading import canonical_rows, rows_in
 from vlrl.errors import DataError
 from vlrl.task import Task
 from vlrl.tools.datasets.convert import convert
@@ -177,7 +177,7 @@ def test_shapes_that_are_no_target_of_lisa():
 
 
 def test_actions_as_json_text():
-    (row,) = canonical({"episode_id": 7, "goal": "share", "actions": ['{"action_type": "click", "x": 1, "y": 2}']})
+    (row,) = canonical_rows({"episode_id": 7, "goal": "share", "actions": ['{"action_type": "click", "x": 1, "y": 2}']})
     assert row["action"] == {"type": "click", "point": [1, 2]}
 
 
@@ -228,7 +228,7 @@ def test_shares_that_rounding_put_outside():
 
 
 def test_a_path_of_many_folders_is_looked_for_in_no_time(tmp_path):
-    assert Source("r", tmp_path).path("/" + "a/" * 60_000 + "x.png").endswith("a/x.png")
+    assert RecordSource("r", tmp_path).path("/" + "a/" * 60_000 + "x.png").endswith("a/x.png")
 
 
 def test_pictures_of_a_table_outside_the_root(tmp_path):
@@ -314,9 +314,10 @@ def test_splits_of_coop_and_sentences_of_charades(tmp_path):
 
 def test_videos_that_are_named_by_an_id(tmp_path):
     (tmp_path / "v_1.mkv").touch()
-    assert Source(root=tmp_path).video("v_1") == "v_1.mkv" and Source(root=tmp_path).video("v_2") == "v_2.mp4"
-    assert Source(root=tmp_path).video("j7_360.0_510.0") == "j7_360.0_510.0.mp4"
-    assert Source(root=tmp_path).video("x.webm") == "x.webm" and Source(root=tmp_path).video(None) is None
+    source = RecordSource(root=tmp_path)
+    assert source.video("v_1") == "v_1.mkv" and source.video("v_2") == "v_2.mp4"
+    assert source.video("j7_360.0_510.0") == "j7_360.0_510.0.mp4"
+    assert source.video("x.webm") == "x.webm" and source.video(None) is None
 
 
 def test_a_clip_is_cut_from_its_file_unless_the_file_is_the_clip(tmp_path):

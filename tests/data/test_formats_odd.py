@@ -13,8 +13,8 @@ from tests.data.test_formats import make_video, one, save
 from vlrl.checks.fields import field_problems, length_problem
 from vlrl.cli.main import main
 from vlrl.data import read_rows
-from vlrl.data.formats.choices import letter, options_of
-from vlrl.data.sources.reading import recognised, rows_in
+from vlrl.data.formats.choices import option_letter, options_of
+from vlrl.data.sources.reading import recognised_format, rows_in
 from vlrl.errors import DataError
 from vlrl.tools.datasets.convert import convert
 
@@ -158,6 +158,6 @@ def test_lengths_are_those_of_what_is_cut(tmp_path, capsys):
 
 
 def test_names_of_options_do_not_confuse_others():
-    assert recognised({"image": "a.png", "label": "cat", "cx": 1}) == "labelled"
+    assert recognised_format({"image": "a.png", "label": "cat", "cx": 1}) == "labelled"
     assert options_of({"a1": "x", "a2": "y"}) == [] and options_of({"option1": "x", "option2": "y"}) == ["x", "y"]
-    assert letter("B", ["dog", "dog"]) == letter("B", ["B", "b", "x"]) == "B"
+    assert option_letter("B", ["dog", "dog"]) == option_letter("B", ["B", "b", "x"]) == "B"

@@ -10,11 +10,11 @@ from tests.data.test_formats import CASES, JSON, one, save
 from tests.data.test_formats_vqa import CASES as VQA
 from vlrl.checks.fields import field_problems
 from vlrl.data import FIELDS, read_rows, sample_from_row
-from vlrl.data.formats.choices import letter, options_of
+from vlrl.data.formats.choices import option_letter, options_of
 from vlrl.data.formats.known import FORMATS
 from vlrl.data.formats.times import interval, intervals, seconds
-from vlrl.data.sources.answer_types import guessed
-from vlrl.data.sources.reading import canonical, recognised
+from vlrl.data.sources.answer_types import guess_type
+from vlrl.data.sources.reading import canonical_rows, recognised_format
 from vlrl.errors import DataError
 
 ASK = {"image": "a.png", "question": "Which?"}
@@ -128,7 +128,7 @@ QUESTIONS = {
 
 @pytest.mark.parametrize(("format", "record", "row"), QUESTIONS.values(), ids=QUESTIONS)
 def test_each_format_by_hand(format, record, row):
-    assert recognised(record) == format
+    assert recognised_format(record) == format
     assert one(record) == row == one(record, format)
     assert format == "mathvista" or set(row) <= FIELDS
     assert sample_from_row(row).id == str(row["id"]) and not list(field_problems(row))
@@ -137,7 +137,7 @@ def test_each_format_by_hand(format, record, row):
 
 def test_every_format_has_a_case():
     assert {format for format, *_ in (*CASES.values(), *QUESTIONS.values())} | {
-        "android_episode"} | {recognised(record) for record, _ in VQA.values()} | {
+        "android_episode"} | {recognised_format(record) for record, _ in VQA.values()} | {
         "natural_bench", "ocr_vqa", "visual7w", "ego4d_nlq"} == set(FORMATS)
 
 
@@ -294,7 +294,7 @@ def test_no_record_raises_anything_but_what_is_wrong_with_it(case, changed, data
     gone = data.draw(st.sets(st.sampled_from(sorted(record)), max_size=2))
     hostile = {k: v for k, v in {**record, **changed}.items() if k not in gone}
     for name in ("auto", format):
-        for row in canonical(hostile, name):
+        for row in canonical_rows(hostile, name):
             assert isinstance(row, DataError) or not any(p is None for p in field_problems(row))
 
 
@@ -353,10 +353,10 @@ def test_letters_of_options():
     for answer, wanted in (("B", "B"), ("(B)", "B"), ("b.", "B"), ("B. dog", "B"), ("Dog.", "B"), ("Option D", "D"),
                            (1, "B"), (10, "D"), ("10", "D"), ("<answer> (A) </answer>", "A"), ("A, C", "A, C"),
                            ("C,A", "A, C"), (["D"], "D")):
-        assert letter(answer, options) == wanted, answer
+        assert option_letter(answer, options) == wanted, answer
     for answer in ("E", 4, -1, "", "cow", None, True, ["A", "Z"], 1.5):
         with pytest.raises(DataError):
-            letter(answer, options)
+            option_letter(answer, options)
     assert options_of({"options": "A. x\nB. y"}) == options_of({"options": '["(A) x", "(B) y"]'}) == ["x", "y"]
     assert options_of({"options": ["A. x", "C. y"]}) == ["A. x", "C. y"]  # no letters of their places
     assert options_of({"choices": {"text": ["x", "y"], "label": ["A", "B"]}}) == ["x", "y"] and options_of({}) == []
@@ -377,4 +377,4 @@ def test_types_of_answers():
                                 ("12:30", "", "text"), ("B-MW 12", "", "text"), ("-5°C", "", "number"),
                                 ("45°", "Measure of angle A?", "number"),
                                 ("", "", "text")):
-        assert guessed(answer, asked) == kind, answer
+        assert guess_type(answer, asked) == kind, answer

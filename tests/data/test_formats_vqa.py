@@ -8,8 +8,8 @@ from PIL import Image
 from tests.data.test_formats import one
 from vlrl.checks.fields import field_problems
 from vlrl.data import FIELDS, read_rows, sample_from_row
-from vlrl.data.sources.fields import Source
-from vlrl.data.sources.reading import canonical
+from vlrl.data.sources.fields import RecordSource
+from vlrl.data.sources.reading import canonical_rows
 from vlrl.errors import DataError
 
 YES = {"answer": "yes", "answer_type": "yes_no"}
@@ -143,16 +143,16 @@ def test_records_that_ask_several_questions():
     natural = {"Index": 0, "Image_0": "a.png", "Image_1": "b.png", "Question_0": "Is it day?", "Question_1": "Where?",
                "Image_0_Question_0": "Yes", "Image_1_Question_0": "No", "Image_0_Question_1": "A",
                "Image_1_Question_1": "B", "Question_Type": "yes_no"}
-    rows = [dict(row) for row in canonical(natural)]
+    rows = [dict(row) for row in canonical_rows(natural)]
     assert [(r["id"], r["image"], r["question"], r["answer"], r["group_key"]) for r in rows] == [
         ("0-00", "a.png", "Is it day?", "Yes", "0"), ("0-10", "b.png", "Is it day?", "No", "0"),
         ("0-01", "a.png", "Where?", "A", "0"), ("0-11", "b.png", "Where?", "B", "0")]
     ocr = {"id": "0002005018", "imageURL": "https://x/a.jpg", "questions": ["Who wrote it?", "Is it a cookbook?"],
            "answers": ["Ann", "No"], "title": "t", "split": 1}
-    rows = [dict(row) for row in canonical(ocr)]
+    rows = [dict(row) for row in canonical_rows(ocr)]
     assert [(r["id"], r["image"], r["answer"], r["answer_type"]) for r in rows] == [
         ("0002005018-1", "0002005018.jpg", "Ann", "text"), ("0002005018-2", "0002005018.jpg", "No", "yes_no")]
-    (lost,) = canonical({**ocr, "answers": ["Ann"]})
+    (lost,) = canonical_rows({**ocr, "answers": ["Ann"]})
     assert isinstance(lost, DataError) and "2 questions and 1 answers" in str(lost)
 
 
@@ -161,11 +161,11 @@ def test_elements_of_a_screen_are_shares_of_its_image(tmp_path):
     record = {"img_filename": "a.png", "elements": [
         {"instruction": "Search", "bbox": [0.1, 0.2, 0.3, 0.4], "data_type": "text"},
         {"instruction": "Menu", "bbox": [0.5, 0.5, 1.0, 1.0]}]}
-    rows = [dict(row) for row in canonical(record, "auto", Source("r", tmp_path))]
+    rows = [dict(row) for row in canonical_rows(record, "auto", RecordSource("r", tmp_path))]
     assert [(r["id"], r["instruction"], r["box"]) for r in rows] == [
         ("r-1", "Search", [20, 20, 60, 40]), ("r-2", "Menu", [100, 50, 200, 100])]
     record["elements"][1]["bbox"] = [100, 50, 200, 100]
-    (row,) = canonical(record, "auto", Source("r", tmp_path))
+    (row,) = canonical_rows(record, "auto", RecordSource("r", tmp_path))
     assert isinstance(row, DataError) and "shares of the image" in str(row)
 
 
@@ -204,5 +204,5 @@ def test_a_document_of_questions(document, wanted, tmp_path):
     ({"id": 1, "regions": [{"phrase": "x", "x": 1, "y": 2, "width": None, "height": 3}]}, "must have x, y, width and"),
 ])
 def test_what_cannot_be_meant_is_refused(record, words):
-    (row,) = canonical(record)
+    (row,) = canonical_rows(record)
     assert isinstance(row, DataError) and words in str(row)

@@ -8,7 +8,7 @@ from tests.data.test_dataset import task
 from tests.data.test_formats import save
 from vlrl.cli.main import main
 from vlrl.data import FIELDS, read_rows
-from vlrl.data.sources.reading import canonical, recognised, rows_in
+from vlrl.data.sources.reading import canonical_rows, recognised_format, rows_in
 from vlrl.errors import DataError
 from vlrl.tools.datasets.convert import convert
 
@@ -37,7 +37,7 @@ def test_a_record_of_another_format_is_refused(tmp_path, usual, other, words):
     file = save(tmp_path / "r.json", [usual, other, usual])
     wrong = [(where, row) for where, row in rows_in(file) if isinstance(row, DataError)]
     assert len(wrong) == 1 and wrong[0][0].endswith("row 2") and words in str(wrong[0][1])
-    forced = [row for _, row in rows_in(file, recognised(usual) or "") if isinstance(row, DataError)]
+    forced = [row for _, row in rows_in(file, recognised_format(usual) or "") if isinstance(row, DataError)]
     assert not any("most of the file's rows" in str(row) for row in forced)
 
 
@@ -88,7 +88,7 @@ def test_annotations_of_coco_find_their_image_or_are_refused(tmp_path):
     assert isinstance(row, dict) and row["boxes"] == [{"box": [5, 5, 2, 9], "label": "cat"}]
     two = read([*IMAGES, {**IMAGES[0], "file_name": "b.png"}], {"image_id": 1, "bbox": [1, 2, 3, 4]})
     assert all("2 files in 'images' have the id 1" in str(row) for row in two)
-    (row,) = canonical({"images": IMAGES, "annotations": [{"id": 5, "image_id": 7, "category_id": 1}], **CATS})
+    (row,) = canonical_rows({"images": IMAGES, "annotations": [{"id": 5, "image_id": 7, "category_id": 1}], **CATS})
     assert isinstance(row, DataError) and "annotation 5: image_id=7 is the id of no entry" in str(row)
 
 

@@ -15,7 +15,7 @@ from tests.data.test_video import video_times
 from vlrl.config.schema import LimitsSettings
 from vlrl.data.media import VideoSampling, load
 from vlrl.data.row_samples import sample_from_row
-from vlrl.data.sources.reading import canonical
+from vlrl.data.sources.reading import canonical_rows
 from vlrl.data.video.loading import frame_times
 from vlrl.environments.validation import fingerprint
 from vlrl.errors import DataError
@@ -119,7 +119,7 @@ def test_the_rate_beside_times_is_their_mean(folder):
 def test_parts_of_a_conversation_tell_the_times_of_their_frames(told, fps, times):
     part = {"type": "video", "video": NAMES, **told}
     asked = [{"role": "user", "content": [{"type": "text", "text": "Look: "}, part, {"type": "text", "text": "When?"}]}]
-    (row,) = canonical({"id": "r", "messages": [*asked, ANSWERED]})
+    (row,) = canonical_rows({"id": "r", "messages": [*asked, ANSWERED]})
     assert (row.get("fps"), row.get("frame_times"), row["question"]) == (fps, times, "Look: <video>When?")
     (media,) = sample_from_row(row).media
     assert (media.fps, media.times) == (fps, times)
@@ -135,14 +135,14 @@ def test_parts_of_a_conversation_tell_the_times_of_their_frames(told, fps, times
 def test_other_formats_keep_the_times_of_frames(record, written):
     if record.keys() == {"question", "answer", "video"} and written != TIMES:
         return  # a canonical row holds numbers
-    (row,) = canonical({"id": "r", **record, "frame_times": written})
+    (row,) = canonical_rows({"id": "r", **record, "frame_times": written})
     assert sample_from_row(row).media[0].times == TIMES
 
 
 def test_a_field_that_contradicts_a_part_of_the_conversation_is_asked_about():
     part = {"type": "video", "video": NAMES, "timestamps": TIMES}
     with pytest.raises(DataError, match=r"its conversation tells frame_times=.* and a field beside it"):
-        raise canonical({"id": "r", "messages": [{"role": "user", "content": [part, "When?"]}, ANSWERED],
+        raise canonical_rows({"id": "r", "messages": [{"role": "user", "content": [part, "When?"]}, ANSWERED],
                          "frame_times": [0, 1, 2, 3]})[0]
 
 

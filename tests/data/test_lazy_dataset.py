@@ -311,7 +311,7 @@ def test_processes_that_share_a_cache_unpack_once(tmp_path):
         begun.append(source)
         (both.set if len(begun) == 2 else lambda: both.wait(0.3))()
         target.touch()
-    threads = [threading.Thread(target=derived_cache.derived, args=(path, tmp_path / "cache", "rows", write))
+    threads = [threading.Thread(target=derived_cache.derived_file, args=(path, tmp_path / "cache", "rows", write))
                for _ in "ab"]
     for thread in threads:
         thread.start()

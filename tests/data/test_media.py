@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from vlrl.config.schema import LimitsSettings
-from vlrl.data.media import VideoSampling, drawn, load, resolve
+from vlrl.data.media import VideoSampling, as_rgb, load, resolve
 from vlrl.data.row_samples import sample_from_row
 from vlrl.engine.vllm import wire as vllm_wire
 from vlrl.errors import DataError
@@ -93,10 +93,10 @@ def test_a_photo_on_its_side_is_turned_wherever_it_comes_from(tmp_path):
         turned = np.asarray(opened.convert("RGB").rotate(-90, expand=True))
     for media in (*sources, Media(source=Image.open(path)), Media(source=pickle.loads(pickle.dumps(Image.open(path))))):
         (frame,) = load(media, LIMITS).frames
-        for seen in (frame, vllm_wire.unpack(vllm_wire.pack(frame)), drawn(frame)):
+        for seen in (frame, vllm_wire.unpack(vllm_wire.pack(frame)), as_rgb(frame)):
             assert np.array_equal(np.asarray(seen), turned) and 0x0112 not in seen.getexif()
     with Image.open(path) as opened:
-        assert np.array_equal(np.asarray(drawn(opened)), turned)  # what an environment's process sends
+        assert np.array_equal(np.asarray(as_rgb(opened)), turned)  # what an environment's process sends
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
@@ -124,7 +124,7 @@ MODES = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK",
 def test_a_drawn_picture_of_any_mode_is_the_same_here_and_in_another_process(mode):
     image = Image.new(mode, (3, 2))
     here, there = (load(Media(source=i), LIMITS).frames[0] for i in (image, pickle.loads(pickle.dumps(image))))
-    assert here.mode == "RGB" and here.tobytes() == there.tobytes() == drawn(image).tobytes()
+    assert here.mode == "RGB" and here.tobytes() == there.tobytes() == as_rgb(image).tobytes()
 
 
 def bad_pictures():

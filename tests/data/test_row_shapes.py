@@ -18,7 +18,7 @@ from vlrl.config.schema import DataSettings
 from vlrl.data import FIELDS
 from vlrl.data.formats.known import FORMATS
 from vlrl.data.formats.shapes import PROJECTS, shape_of
-from vlrl.data.sources.reading import recognised, rows_in
+from vlrl.data.sources.reading import recognised_format, rows_in
 from vlrl.errors import DataError
 from vlrl.models import policy as policies
 from vlrl.models.processing import Encoder
@@ -239,7 +239,7 @@ def test_a_row_of_every_shape_is_canonical(folder):
 @pytest.mark.parametrize("project", SHAPES)
 def test_the_shape_is_named_with_its_project(project):
     record = SHAPES[project][0]
-    assert project.partition(":")[0].split(",")[0] in shape_of(record, recognised(record) or "canonical")
+    assert project.partition(":")[0].split(",")[0] in shape_of(record, recognised_format(record) or "canonical")
 
 
 def test_every_format_says_whose_it_is():

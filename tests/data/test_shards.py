@@ -17,7 +17,7 @@ from vlrl.data import Samples, read_samples
 from vlrl.data.media import load
 from vlrl.data.sources.lazy_dataset import LazySamples
 from vlrl.data.sources.reading import rows_in
-from vlrl.data.sources.tar_shards import row_at, scanned
+from vlrl.data.sources.tar_shards import row_at, row_spans
 from vlrl.errors import ConfigError, DataError
 from vlrl.task import Task
 
@@ -123,7 +123,7 @@ def test_any_bytes_are_a_shard_or_an_error(tmp_path_factory, data, blocks):
     head.size = 3
     path.write_bytes((head.tobuf() + data) if blocks else data)
     try:
-        places = scanned(path)
+        places = row_spans(path)
     except DataError as error:
         assert str(path) in str(error)
         return

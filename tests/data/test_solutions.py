@@ -6,7 +6,7 @@ import pytest
 
 from vlrl.config.schema import DataSettings
 from vlrl.data import write_rows
-from vlrl.data.sources.solutions import Solved, read_solutions
+from vlrl.data.sources.solutions import SolvedSamples, read_solutions
 from vlrl.errors import ConfigError, DataError, RunError
 from vlrl.rollout import fingerprint
 from vlrl.task import Task, task_samples
@@ -73,7 +73,7 @@ def test_files_that_fit_no_rows(tmp_path):
         read_solutions(str(tmp_path / "empty.jsonl"))
     for line, found in (({**LINES[0], "id": "x"}, "row 1 is 'b'"), ({**LINES[0], "number": 9}, "there are 3 rows")):
         write_rows(tmp_path / "rows.jsonl", [line])
-        samples = Solved(Letters().samples("train"), read_solutions(str(tmp_path / "rows.jsonl")), "rows.jsonl")
+        samples = SolvedSamples(Letters().samples("train"), read_solutions(str(tmp_path / "rows.jsonl")), "rows.jsonl")
         with pytest.raises(DataError, match=f"fits none of the training rows .{found}"):
             samples[0]
 

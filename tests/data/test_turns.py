@@ -11,7 +11,7 @@ from PIL import Image
 from vlrl.cli.main import main
 from vlrl.data import sample_from_row
 from vlrl.data import turns as row_turns
-from vlrl.data.sources.reading import canonical
+from vlrl.data.sources.reading import canonical_rows
 from vlrl.errors import DataError
 from vlrl.task import Task, builtin_names, load, task_messages
 from vlrl.tools.play.preview import words_of
@@ -89,7 +89,7 @@ def test_anything_as_turns_is_a_row_or_a_data_error(value):
     for record in ({"id": 1, "image": "a.png", "messages": value, "answer": "x"}, {"prompt": value, "answer": "x"},
                    {"id": 1, "question": "q", "answer": "x", "answer_type": "text", "turns": value, "tools": value},
                    {"query": "q", "response": "r", "history": value, "tools": value, "environment": value}):
-        for row in canonical(record):
+        for row in canonical_rows(record):
             if not isinstance(row, DataError):
                 try:
                     sample_from_row({"id": 1, **row})
@@ -107,9 +107,9 @@ def test_an_environment_is_kept_and_said_once_to_be_unread(caplog):
         "rows have an `environment`: it is kept in the sample, and no task reads it yet; each prompt is answered once"]
     verl = {"prompt": [{"role": "user", "content": "q"}], "answer": "x", "extra_info": {
         "index": 1, "interaction_kwargs": {"name": "maze"}}}
-    (row,) = canonical(verl)
+    (row,) = canonical_rows(verl)
     assert not isinstance(row, DataError) and row["environment"] == {"interaction_kwargs": {"name": "maze"}}
-    (row,) = canonical({"image": "a.png", "question": "q", "answer": "x", "environment": "outdoor"})
+    (row,) = canonical_rows({"image": "a.png", "question": "q", "answer": "x", "environment": "outdoor"})
     assert not isinstance(row, DataError) and row["environment"] == "outdoor"
 
 
@@ -154,7 +154,7 @@ def test_whatever_is_interleaved_keeps_its_order(turns, as_parts):
             {"type": "image", "image": next(left)} if p == "<image>" else {"type": "text", "text": p} for p in pieces]
     talk = [{"role": ("user", "assistant")[n % 2], "content": content(pieces)} for n, pieces in enumerate(turns)]
     media = {} if as_parts or not count else {"images": paths}
-    (row,) = canonical({"id": 1, "prompt": talk, "answer": "yes", **media})
+    (row,) = canonical_rows({"id": 1, "prompt": talk, "answer": "yes", **media})
     assert not isinstance(row, DataError), row
     task = plain()
     sample = task.sample_from_row(row)

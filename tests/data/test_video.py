@@ -75,7 +75,7 @@ def test_the_model_is_told_true_times(made, name):
 @pytest.mark.parametrize("name", ["ntsc.mp4", VARIABLE, "late.ts", "old.ts", "cut.mp4", "old.avi", "turned90.mp4"])
 def test_frames_by_seeking_are_those_of_the_whole(made, name):
     film, draw = films.FILES[name], random.Random(0)
-    found = video_decoders.track(made[name])
+    found = video_decoders.read_track(made[name])
     for decode in video_decoders.DECODERS.values():
         for count in (1, 2, 3, 5, 8):
             indices = sorted(draw.sample(range(len(found.times)), count))
@@ -128,17 +128,17 @@ def test_a_width_that_decord_pads_is_still_right(tmp_path):
 
 def test_packets_without_a_picture(tmp_path, made):
     """The frames that follow one are still found, and a file that ends in them is cut short."""
-    found = video_decoders.track(made["late.ts"])
+    found = video_decoders.read_track(made["late.ts"])
     invented = np.insert(found.pts, 10, found.pts[10] - 1)
     hidden = video_decoders.replace(found, pts=invented, times=np.insert(found.times, 10, found.times[10] - 1e-5))
-    with pytest.raises(video_decoders.Hidden):
+    with pytest.raises(video_decoders.HiddenFrames):
         video_decoders.DECODERS["pyav"](hidden, [10])
-    kept = video_decoders.counted(hidden)
+    kept = video_decoders.recount_frames(hidden)
     assert kept.pts.tolist() == found.pts.tolist() and kept.times.tolist() == found.times.tolist()
     longer = video_decoders.replace(found, pts=np.append(found.pts, found.pts[-1] + 9000),
                                     times=np.append(found.times, 2.06))
     with pytest.raises(DataError, match=r"late\.ts.*breaks off after 1\.960 of 2\.060 s"):
-        video_decoders.counted(longer)
+        video_decoders.recount_frames(longer)
 
 
 def test_real_clips():
@@ -208,7 +208,8 @@ def test_a_title_need_not_be_text(tmp_path, monkeypatch, newer):
         monkeypatch.setattr(av, "open", lambda file, mode="r", options=None: opened(file, mode, options=options))
     else:
         path.write_bytes(path.read_bytes().replace(b"TITLE", b"caf\xe9\xff"))
-    assert video_decoders.track(path).size == (64, 48) and video_decoders.header_duration(path) == pytest.approx(0.2)
+    assert video_decoders.read_track(path).size == (64, 48)
+    assert video_decoders.header_duration(path) == pytest.approx(0.2)
 
 
 def test_false_statements_of_length_and_rate_do_not_matter(tmp_path, made):
@@ -338,7 +339,7 @@ def test_prompts_hold_the_true_times(made, tiny_models, family):
 def test_frames_are_told_at_their_own_rate(tiny_models, tmp_path, fps, seconds):
     """ms-swift#6523: a video given as frames was always taken as two a second, and Qwen3-VL was told wrong times."""
     from tests.models.test_packing import Ask, shared
-    from vlrl.data.sources.reading import canonical
+    from vlrl.data.sources.reading import canonical_rows
 
     frames = [f"{i}.png" for i in range(4)]
     for i, name in enumerate(frames):
@@ -346,13 +347,13 @@ def test_frames_are_told_at_their_own_rate(tiny_models, tmp_path, fps, seconds):
     policy, encode = shared(tiny_models["qwen3_vl"])
     said = [{"role": "user", "content": "<video>When?"}, {"role": "assistant", "content": "2"}]
     asked = {"id": "r", "messages": said}
-    (told,) = canonical({**asked, "videos": [frames], "fps": fps})
+    (told,) = canonical_rows({**asked, "videos": [frames], "fps": fps})
     for row in ({"id": "r", "video": frames, "fps": fps, "q": "When?"}, {**told, "q": "When?"}):
         prompt = encode(Ask(), sample_from_row(row, tmp_path))
         times = video_times(policy.processor.tokenizer.decode(prompt.ids))
         assert [float(t) for t in times] == pytest.approx(seconds, abs=0.051)
     with pytest.raises(DataError, match="a video of 4 frames needs their rate: fps=None"):
-        sample_from_row(canonical({**asked, "videos": [frames]})[0], tmp_path)
+        sample_from_row(canonical_rows({**asked, "videos": [frames]})[0], tmp_path)
 
 
 def video_times(text):

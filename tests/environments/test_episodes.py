@@ -177,9 +177,9 @@ def test_commands_play_episodes_as_the_run_does(ran, tmp_path):
     mean = {k: v for k, v in result.record.items() if k.startswith("vowels")}
     assert mean == {k: v for k, v in ran.evals()[-1].items() if k in mean} and mean
     assert [len(g.rollouts[0].completion.turns) for g in result.groups] == [6, 6]
-    chosen, scope = measure.choose(config), difficulty.Scope(answers=2, limit=2)
+    chosen, scope = measure.choose(config), difficulty.MeasurementScope(answers=2, limit=2)
     with measure.ready(config, chosen) as ready:
-        found = difficulty.measured(ready, scope, tmp_path / "part", difficulty.facts(config, chosen, scope),
+        found = difficulty.measure(ready, scope, tmp_path / "part", difficulty.facts(config, chosen, scope),
                                     lambda *told: None)
     assert [len(m.rewards) for m in found] == [2, 2] and len({r for m in found for r in m.rewards}) > 1
 
@@ -288,9 +288,9 @@ def test_commands_go_on_where_a_reset_fails(tiny_models, tmp_path):
     config = configs.load(file, ["eval.samples=2"])
     (result,) = measure.measure(config, measure.choose(config))
     assert (result.record["n"], result.record["unscorable"], result.record["environment/errors"]) == (2, 1, 1)
-    chosen, scope = measure.choose(config), difficulty.Scope(answers=2, limit=2)
+    chosen, scope = measure.choose(config), difficulty.MeasurementScope(answers=2, limit=2)
     with measure.ready(config, chosen) as ready:
-        found = difficulty.measured(ready, scope, tmp_path / "part", difficulty.facts(config, chosen, scope),
+        found = difficulty.measure(ready, scope, tmp_path / "part", difficulty.facts(config, chosen, scope),
                                     lambda *told: None)
     assert [[r is None for r in m.rewards] for m in found] == [[False] * 2, [True] * 2]
     assert not any(m.left_out for m in found)

@@ -20,7 +20,7 @@ from PIL import Image
 
 from vlrl.config import load_config
 from vlrl.data import read_samples
-from vlrl.data.sources.row_index import opened
+from vlrl.data.sources.row_index import open_records
 from vlrl.tools.datasets.check import check
 from vlrl.tools.datasets.convert import convert
 from vlrl.training.build_task import make_task
@@ -67,7 +67,7 @@ def samples(path: Path, cache: Path, *settings: str) -> Any:
 
 
 def test_a_table_is_unpacked_in_small_pieces(parquet: Path, tmp_path: Path) -> None:
-    used, rows = peak(lambda: opened([parquet], tmp_path))
+    used, rows = peak(lambda: open_records([parquet], tmp_path))
     assert len(rows) == ROWS and used < 16e6, used
 
 

@@ -225,10 +225,10 @@ def test_the_gate_keeps_what_a_policy_solves_at_times(tiny_models, tmp_path):
         _, encode = load_model(config)
         engine: Any = EpisodeEngine(Scripted(task, encode, right), encode, host, config, Clock())  # pyright: ignore
         ready = Ready(config=config, task=task, prefetch=Prefetcher(encode, task, 0), engine=engine)
-        scope = difficulty.Scope(answers=4)
+        scope = difficulty.MeasurementScope(answers=4)
         facts = difficulty.facts(config, Chosen(name="x", config=config), scope)
         samples = [sampled(task, row) for row in rows]
-        measured = difficulty.measured(ready, scope, tmp_path / "part", facts, lambda *_: None, samples)
+        measured = difficulty.measure(ready, scope, tmp_path / "part", facts, lambda *_: None, samples)
     for search, names in ((Search(), [rows[1]["id"], rows[2]["id"]]), (Search(least=0.5), [rows[2]["id"]])):
         counts: Counter[str] = Counter()
         kept, refused = synthesize.gated(rows, measured, search, counts)

@@ -24,14 +24,14 @@ from vlrl.errors import ConfigError, DataError, TrainingError, VlrlError
 from vlrl.models.processing import PromptTooLong
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.tools.datasets import difficulty
-from vlrl.tools.datasets.difficulty import Places, Scope, measured
-from vlrl.tools.datasets.prompt_table import Measured, joined, summary
+from vlrl.tools.datasets.difficulty import MeasurementScope, measure
+from vlrl.tools.datasets.prompt_table import MeasuredPrompt, MeasurementFiles, joined, summary
 from vlrl.tools.evaluation.measure import Chosen, Ready
 from vlrl.tools.evaluation.votes import pass_at
 from vlrl.types import Sample
 
 TELL = lambda *_: None  # noqa: E731
-SCOPE = Scope(answers=4)
+SCOPE = MeasurementScope(answers=4)
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +62,7 @@ def facts(r, asked=SCOPE):
 
 def test_golden_pass_rates(tmp_path):
     r = ready()
-    found = measured(r, SCOPE, tmp_path / "part", facts(r), TELL)
+    found = measure(r, SCOPE, tmp_path / "part", facts(r), TELL)
     assert [m.columns()["pass_at_k"] for m in found] == [0, 0.25, 0.5, 0.75, 1, 1, 1, 1, 1, 1]
     assert found[1].columns() == {"pass_at_k": 0.25, "difficulty": 0.75, "reward_mean": 0.25, "answers_scored": 4}
     numbers = summary(found, 4)
@@ -71,7 +71,7 @@ def test_golden_pass_rates(tmp_path):
     # pass@2 of 1 of 4: 1 - 3/6, of 2 of 4: 1 - 1/6, of 3 of 4: 1
     assert numbers.pass_at == pytest.approx({"1": 0.75, "2": (0.5 + 5 / 6 + 7) / 10, "4": 0.9}, abs=1e-12)
     r.task.override_outcome(None, 2.0)
-    assert all(m.columns()["pass_at_k"] == 0 for m in measured(r, SCOPE, tmp_path / "part2", facts(r), TELL))
+    assert all(m.columns()["pass_at_k"] == 0 for m in measure(r, SCOPE, tmp_path / "part2", facts(r), TELL))
 
 
 @given(st.integers(1, 12), st.data())
@@ -85,7 +85,7 @@ def test_pass_at_k_is_the_share_of_draws_with_a_right_answer(n, data):
 
 def test_what_was_killed_goes_on_and_gives_the_same(tmp_path):
     r = ready()
-    whole = measured(r, SCOPE, tmp_path / "whole", facts(r), TELL)
+    whole = measure(r, SCOPE, tmp_path / "whole", facts(r), TELL)
     part, asked = tmp_path / "part", []
 
     def dying(prompt, i):
@@ -95,57 +95,58 @@ def test_what_was_killed_goes_on_and_gives_the_same(tmp_path):
         return answer(prompt, i)
 
     with pytest.raises(KeyboardInterrupt):
-        measured(ready(dying), SCOPE, part, facts(r), TELL)
+        measure(ready(dying), SCOPE, part, facts(r), TELL)
     with open(part, "a") as file:
         file.write('{"prompts": [{"number": 4, "id": "tr')  # half a line
     asked.clear()
     again = ready(lambda prompt, i: asked.append(prompt.text) or answer(prompt, i))
-    assert measured(again, SCOPE, part, facts(r), TELL) == whole
+    assert measure(again, SCOPE, part, facts(r), TELL) == whole
     assert asked == [str(n) for n in range(4, 10) for _ in range(4)]
     asked.clear()
-    assert measured(again, SCOPE, part, facts(r), TELL) == whole and asked == []
+    assert measure(again, SCOPE, part, facts(r), TELL) == whole and asked == []
 
 
 def test_another_measurement_does_not_go_on(tmp_path):
     r, part = ready(), tmp_path / "part"
-    short = Scope(answers=4, limit=3)
-    assert len(measured(r, short, part, facts(r, short), TELL)) == 3
-    assert len(measured(r, SCOPE, part, facts(r), TELL)) == 10  # a limit may change
+    short = MeasurementScope(answers=4, limit=3)
+    assert len(measure(r, short, part, facts(r, short), TELL)) == 3
+    assert len(measure(r, SCOPE, part, facts(r), TELL)) == 10  # a limit may change
     for other in (ready(rollout={"temperature": 0.5}), ready(curriculum={"pass_at": 1}), ready(model={"name": "y"})):
         with pytest.raises(ConfigError, match=r"a measurement with other settings:\n  (rollout|curriculum|model)"):
-            measured(other, SCOPE, part, facts(other), TELL)
+            measure(other, SCOPE, part, facts(other), TELL)
     for text in ('{"id": 1}\n', '{"facts": ' + json.dumps(facts(r)) + '}\n{"prompts": [{"number": 1}]}\n'):
         part.write_text(text)
         with pytest.raises(ConfigError, match=r"does not hold a measurement|cannot be read"):
-            measured(r, SCOPE, part, facts(r), TELL)
+            measure(r, SCOPE, part, facts(r), TELL)
 
 
 def test_prompts_that_cannot_be_asked_are_listed(tmp_path):
     r = ready()
     BAD[3] = PromptTooLong("sample 'train-3' has 900 tokens")
-    found = measured(r, SCOPE, tmp_path / "a", facts(r), TELL)
+    found = measure(r, SCOPE, tmp_path / "a", facts(r), TELL)
     numbers = summary(found, 4)
     assert numbers.left_out == [{"id": "train-3", "reason": "sample 'train-3' has 900 tokens"}]
     assert numbers.prompts == 10 and numbers.measured == 9 and sum(numbers.histogram.values()) == 9
     assert [row["id"] for row in joined([], found)[0]] == [f"train-{n}" for n in range(10) if n != 3]
     BAD[4] = DataError("broken")
     with pytest.raises(DataError, match="broken"):
-        measured(r, SCOPE, tmp_path / "b", facts(r), TELL)
+        measure(r, SCOPE, tmp_path / "b", facts(r), TELL)
     patient = ready(data={"quarantine": True})
-    assert len(summary(measured(patient, SCOPE, tmp_path / "c", facts(patient), TELL), 4).left_out) == 2
+    assert len(summary(measure(patient, SCOPE, tmp_path / "c", facts(patient), TELL), 4).left_out) == 2
     with pytest.raises(TrainingError, match="8 of 8 rollouts failed to score"):
-        measured(ready(lambda prompt, i: "-"), SCOPE, tmp_path / "d", facts(r), TELL)
+        measure(ready(lambda prompt, i: "-"), SCOPE, tmp_path / "d", facts(r), TELL)
     with pytest.raises(DataError, match="no prompt could be measured; the first, 'x': lost"):
-        difficulty.write(Places(out=tmp_path / "e.jsonl"), [], [Measured(number=0, id="x", left_out="lost")], facts(r))
+        left_out = [MeasuredPrompt(number=0, id="x", left_out="lost")]
+        difficulty.write(MeasurementFiles(out=tmp_path / "e.jsonl"), [], left_out, facts(r))
 
 
 # --- columns ----------------------------------------------------------------------------------------------------------
 
 
 def test_columns_beside_rows(tmp_path):
-    found = [Measured(number=0, id="a", passed=(True, False), rewards=(1.0, 0.0)),
-             Measured(number=1, id="b", passed=(None, True), rewards=(None, 1.0)),
-             Measured(number=2, id="c", passed=(None,), rewards=(None,))]
+    found = [MeasuredPrompt(number=0, id="a", passed=(True, False), rewards=(1.0, 0.0)),
+             MeasuredPrompt(number=1, id="b", passed=(None, True), rewards=(None, 1.0)),
+             MeasuredPrompt(number=2, id="c", passed=(None,), rewards=(None,))]
     rows = [{"id": "a", "difficulty": 0.9}, {"id": "b"}, {"id": "c", "difficulty": 0.2}, {"id": 4}]
     once, whole = joined(rows, found)
     assert whole and once == [
@@ -160,8 +161,8 @@ def test_columns_beside_rows(tmp_path):
 
 def test_a_sampler_reads_the_columns_by_id(tmp_path, caplog):
     r = ready()
-    found = measured(r, SCOPE, tmp_path / "part", facts(r), TELL)
-    places = Places(out=tmp_path / "x.difficulty.jsonl")
+    found = measure(r, SCOPE, tmp_path / "part", facts(r), TELL)
+    places = MeasurementFiles(out=tmp_path / "x.difficulty.jsonl")
     numbers, whole = difficulty.write(places, [], found[::-1], facts(r))
     assert not whole and sorted(p.name for p in tmp_path.iterdir()) == [
         "part", "x.difficulty.about.json", "x.difficulty.jsonl", "x.difficulty.png"]

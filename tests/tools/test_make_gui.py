@@ -16,7 +16,7 @@ from vlrl.environments import chromium
 from vlrl.errors import ConfigError, DataError
 from vlrl.tools.datasets.check import check
 from vlrl.tools.makers import gui as makegui
-from vlrl.tools.makers.gui import Shot, group_of, make_gui, rows_of
+from vlrl.tools.makers.gui import Screenshot, group_of, make_gui, rows_of
 
 MADE = Path(__file__).parents[1] / "data" / "gui"
 
@@ -26,7 +26,7 @@ def element(role: str, name: str, *box: float, text: bool = True) -> dict:
 
 
 def asked(*elements: dict, counts: Counter | None = None) -> set[str]:
-    rows = rows_of(Shot(b"", 400, 400, elements), "click-tab-2", random.Random(0), counts or Counter())
+    rows = rows_of(Screenshot(b"", 400, 400, elements), "click-tab-2", random.Random(0), counts or Counter())
     return {row["category"] + " " + row["instruction"] for row in rows}
 
 
@@ -43,7 +43,7 @@ def test_only_what_one_element_answers_is_asked_for():
 def test_rows_are_canonical_and_rare_names_come_first():
     elements = [element("button", name, 10, y, 80, y + 30) for y, name in enumerate(("Submit", "a", "b", "c", "d"), 2)]
     counts = Counter({"submit": 2, "d": 1, "other": 3})
-    rows = rows_of(Shot(b"", 400, 300, tuple(elements)), "click-tab-2", random.Random(0), counts)
+    rows = rows_of(Screenshot(b"", 400, 300, tuple(elements)), "click-tab-2", random.Random(0), counts)
     assert len(rows) == 3 and not any("Submit" in row["instruction"] for row in rows)
     assert counts == {"submit": 2, "d": 1, "other": 3, "a": 1, "b": 1, "c": 1}
     row = next(row for row in rows if "'b'" in row["instruction"])

@@ -20,10 +20,10 @@ from vlrl.rewards.text import parse_answer
 from vlrl.tools.datasets.check import check
 from vlrl.tools.makers import drawn_video as drawnvideo
 from vlrl.tools.makers import real_video as realvideo
-from vlrl.tools.makers.drawn_video import COLOURS, Clock
+from vlrl.tools.makers.drawn_video import COLOURS, ClipTiming
 from vlrl.tools.makers.video import encode, make, make_video
 
-CLOCK = Clock(fps=2, size=64)
+CLOCK = ClipTiming(fps=2, size=64)
 DRAWN = [(kind, turn) for kind in drawnvideo.KINDS for turn in range(4)]
 
 

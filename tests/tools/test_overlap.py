@@ -10,7 +10,7 @@ from PIL import Image
 
 from vlrl.checks.image_similarity import WINDOWS, image_signature, similar_images
 from vlrl.cli.main import main
-from vlrl.tools.datasets.overlap import of_meanings, of_texts, words
+from vlrl.tools.datasets.overlap import shared_meanings, shared_texts, words
 
 
 def drawn(number, size=(200, 160)):
@@ -81,7 +81,7 @@ def test_texts_by_words_and_ngrams():
     heldout = [("a", LONG.upper() + "!", False), ("b", "WHAT is two, plus two", False),
                ("c", "How many dogs are there?", True), ("d", changed, False), ("e", other, False),
                ("f", f"Look: {LONG}", True), ("g", "", False)]
-    found = {s.heldout: (s.train, s.kind) for s in of_texts(train, heldout)}
+    found = {s.heldout: (s.train, s.kind) for s in shared_texts(train, heldout)}
     assert found == {"a": ("1", "text"), "b": ("2", "text"), "d": ("1", "words"), "f": ("1", "text")}
     assert words("Ça, l'été — ÉTÉ?") == ["ca", "l", "ete", "ete"]
 
@@ -93,7 +93,7 @@ PARAPHRASES = json.loads((Path(__file__).parent / "paraphrases.json").read_text(
 def test_paraphrases_are_found_by_their_words_alone(column, found):
     """A question in other order with a few other words, and in wholly other words."""
     train, heldout = ([(str(i), texts[k], False) for i, texts in enumerate(PARAPHRASES)] for k in (0, column))
-    shared = of_texts(train, heldout)
+    shared = shared_texts(train, heldout)
     assert len(shared) == found and all(one.heldout == one.train and one.kind == "words" for one in shared)
 
 
@@ -136,8 +136,8 @@ def test_an_embedder_finds_what_is_said_in_other_words(embedder, tmp_path, capsy
             json.dumps({"id": f"{name}{i}", "question": text, "answer": "a", "answer_type": "text"}) + "\n"
             for i, text in enumerate(texts)))
     said = [[(f"{name}{i}", text, False) for i, text in enumerate(texts)] for name, texts in rows.items()]
-    near = {one.heldout: one for one in of_meanings(*said, embedder, 0.5)}
-    assert not any(one.heldout == "heldout0" for one in of_texts(*said))
+    near = {one.heldout: one for one in shared_meanings(*said, embedder, 0.5)}
+    assert not any(one.heldout == "heldout0" for one in shared_texts(*said))
     assert (near["heldout0"].train, near["heldout0"].kind) == ("train0", "meaning") and "heldout2" not in near
     files = [str(tmp_path / f"{name}.jsonl") for name in rows]
     assert main(["data", "overlap", *files, "--embedder", str(embedder), "--alike", "0.5"]) == 1
@@ -149,8 +149,8 @@ def test_an_embedder_finds_what_is_said_in_other_words(embedder, tmp_path, capsy
 def test_words_of_a_template_give_nothing_away():
     template = "please look at the picture and give the box of the thing that this sentence describes in pixels now "
     train = [(str(i), template + f"thing {i}", True) for i in range(20)]
-    assert of_texts(train, [("x", template + "another one", True)]) == []
-    assert of_texts(train[:2], [("x", template + "another one", True)])  # in two texts it is no template
+    assert shared_texts(train, [("x", template + "another one", True)]) == []
+    assert shared_texts(train[:2], [("x", template + "another one", True)])  # in two texts it is no template
 
 
 def test_the_command(tmp_path, capsys):

@@ -93,7 +93,7 @@ def test_what_is_pushed_is_read_by_its_name(run, tmp_path, monkeypatch):
         monkeypatch.setenv("HF_TOKEN", "hf_test")
         main(["data", "push", str(run.path), "org/rollouts", "--with-media"])
         assert served.private == {"org/rollouts": True}
-        (file,), _ = hubs.fetched(hubs.parsed("org/rollouts@train"), tmp_path / "cache")
+        (file,), _ = hubs.fetch_split(hubs.parse_hub_name("org/rollouts@train"), tmp_path / "cache")
         rows = pq.read_table(file).to_pylist()
         assert len(rows) == 6 and Image.open(io.BytesIO(rows[0]["images"][0]["bytes"])).size == (8, 6)
 
@@ -118,7 +118,7 @@ def test_pictures_and_places_are_not_pushed_unless_asked_for(run, tmp_path, monk
         assert "dry run, nothing is sent: data set org/rollouts, private" in capsys.readouterr().out
         assert served.asked == []
         main(["data", "push", str(run.path), "org/rollouts"])
-        (file,), _ = hubs.fetched(hubs.parsed("org/rollouts@train"), tmp_path / "cache")
+        (file,), _ = hubs.fetch_split(hubs.parse_hub_name("org/rollouts@train"), tmp_path / "cache")
         *_, row = rows = pq.read_table(file).to_pylist()
         assert not any(row["images"] for row in rows)
         assert json.loads(row["sample"]) == {"image": "cat.png", "note": "read from rows.jsonl"}

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import noise
 from tests.helpers import Vowels, load, settings
-from vlrl.data.media import CLOSED, Access
+from vlrl.data.media import ROOT_ONLY, MediaAccess
 from vlrl.engine.hf import HFEngine
 from vlrl.engine.vllm.episode_check import first_difference
 from vlrl.store import RunFolder
@@ -122,7 +122,7 @@ def test_what_is_not_followed_is_refused(made, body, said):
 
 def test_files_are_never_read(parts, tmp_path):
     (tmp_path / "a.png").write_bytes(b"x")
-    access = Access.of(parts[0].data.model_copy(update={"urls": ("example.com",)}))
+    access = MediaAccess.of(parts[0].data.model_copy(update={"urls": ("example.com",)}))
     for path in ("a.png", str(tmp_path / "a.png"), f"file://{tmp_path}/a.png"):
         with pytest.raises(RequestError, match="must be a data: URL"):
             read([user("x", path)], access, tmp_path)
@@ -137,7 +137,7 @@ VALUES = st.recursive(LEAVES, lambda v: st.lists(v, max_size=3) | st.dictionarie
 @hypothesis.given(st.lists(st.fixed_dictionaries({"role": LEAVES, "content": VALUES}), max_size=3) | VALUES)
 def test_any_messages_are_read_or_refused(given):
     try:
-        messages = read(given, CLOSED, Path())
+        messages = read(given, ROOT_ONLY, Path())
     except RequestError:
         return
     assert same(messages, messages) and all(contradiction(m, replace(m, parts=(*m.parts, ("text", "x"))))

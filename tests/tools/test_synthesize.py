@@ -16,7 +16,7 @@ from vlrl.curriculum.history import History
 from vlrl.curriculum.visited import write_visited
 from vlrl.data import read_rows, write_rows
 from vlrl.errors import ConfigError, DataError, TaskError
-from vlrl.tools.datasets.prompt_table import Measured
+from vlrl.tools.datasets.prompt_table import MeasuredPrompt
 from vlrl.tools.synthesis import synthesize
 from vlrl.tools.synthesis.near_duplicates import HeldOutRows, distinct
 from vlrl.tools.synthesis.proposals import Candidate, Search, propose
@@ -51,7 +51,8 @@ def candidate(id, text, category=None, number=0):
 
 
 def measured(*passed):
-    return Measured(number=0, id="x", passed=passed, rewards=tuple(None if p is None else float(p) for p in passed))
+    rewards = tuple(None if p is None else float(p) for p in passed)
+    return MeasuredPrompt(number=0, id="x", passed=passed, rewards=rewards)
 
 
 # --- candidates -------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from vlrl.checks.answers import is_mentioned, without_tag
 from vlrl.cli.main import main
 from vlrl.config.schema import Config, DataSettings
 from vlrl.data import read_samples
-from vlrl.data.row_media import media_in, unshown
+from vlrl.data.row_media import media_names, unshown_columns
 from vlrl.errors import DataError, TaskError
 from vlrl.task import Task, task_samples
 from vlrl.training.build_task import make_task
@@ -170,23 +170,23 @@ def test_what_mentions_no_tag(prompt):
 def test_columns_that_look_like_media(column, value, tmp_path):
     for name in ("there", "a b.png"):
         (tmp_path / name).write_bytes(b"x")
-    assert unshown(Sample(id="1", row={column: value}), (), (), tmp_path) == [column]
+    assert unshown_columns(Sample(id="1", row={column: value}), (), (), tmp_path) == [column]
 
 
 @pytest.mark.parametrize("column, value", [
     ("note", "See figure.png for more"), ("n", 3), ("photo", None), ("photo", "a cat"), ("text", "x.y"),
     ("question", "What is in a.png?"), ("caption", "the sign says go.to")])
 def test_columns_that_do_not(column, value, tmp_path):
-    assert not [*media_in(column, value, tmp_path)]
+    assert not [*media_names(column, value, tmp_path)]
 
 
 def test_media_that_are_shown_or_meant(tmp_path):
     shown = Media(source=tmp_path / "x" / "a.png")
     row = {"image": "x/a.png", "image_path": "./x/a.png", "meta": {"photo": "b.png"}}
-    assert unshown(Sample(id="1", row=row, media=(shown,)), ("meta",), ("image",)) == []
+    assert unshown_columns(Sample(id="1", row=row, media=(shown,)), ("meta",), ("image",)) == []
     more = Sample(id="1", row={**row, "second": "b.png"}, media=(shown,))
-    assert unshown(more, ("meta",), ("image",)) == ["second"]
-    assert unshown(Sample(id="1", row=row, media=(Media(source=IMAGE),)), ("meta",), ("image",)) == []
+    assert unshown_columns(more, ("meta",), ("image",)) == ["second"]
+    assert unshown_columns(Sample(id="1", row=row, media=(Media(source=IMAGE),)), ("meta",), ("image",)) == []
 
 
 def rows_file(folder: Path, rows: list[dict]) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vlrl.data.formats.choices import letter, options_of
+from vlrl.data.formats.choices import option_letter, options_of
 from vlrl.data.values import short
 from vlrl.errors import DataError, did_you_mean
 from vlrl.rewards.answers import one_number
@@ -46,7 +46,8 @@ def options(row: Record) -> str | None:
         return None
     try:
         answer = row["answer"]
-        letter(", ".join(map(str, answer)) if isinstance(answer, list) else answer, options_of({"options": given}))
+        answer = ", ".join(map(str, answer)) if isinstance(answer, list) else answer
+        option_letter(answer, options_of({"options": given}))
     except DataError as error:
         return str(error)
     return None

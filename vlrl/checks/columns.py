@@ -10,7 +10,7 @@ from typing import Any
 from vlrl.checks.rule import CheckedRow, Context, Found
 from vlrl.config.registry import Table
 from vlrl.data import FIELDS, MEDIA_FIELDS
-from vlrl.data.row_media import media_in
+from vlrl.data.row_media import media_names
 from vlrl.rewards.text import parse_answer
 from vlrl.task import Task
 from vlrl.task.environment import has_environment
@@ -25,8 +25,8 @@ _ELSEWHERE = frozenset((*MEDIA_FIELDS, *(
 """Fields that samplers, splits, the loop or `vlrl sft` read, or that say how others are meant."""
 _PLACED = frozenset(("boxes", "box", "points", "action"))
 """Fields that hold boxes and points."""
-_SOURCES = Table({"doubt": "vlrl.data.sources.box_forms:doubt",
-                  "is_bookkeeping": "vlrl.data.sources.lost:is_bookkeeping"})
+_SOURCES = Table({"doubt": "vlrl.data.sources.box_forms:box_doubt",
+                  "is_bookkeeping": "vlrl.data.sources.unread:is_bookkeeping"})
 _PROBED = 8
 """Rows of a task of which it is seen what is read."""
 _LISTED = 8
@@ -93,7 +93,7 @@ def _columns(row: CheckedRow) -> dict[str, Any]:
     meta = row.row.get("meta")
     both = {**(meta if isinstance(meta, Mapping) else {}), **row.row}
     return {str(k): v for k, v in both.items() if k not in _ELSEWHERE and v not in (None, "", [], {})
-            and not any(media_in(str(k), v, row.root))}  # of media that are not shown another rule tells
+            and not any(media_names(str(k), v, row.root))}  # of media that are not shown another rule tells
 
 
 # --- what a task reads ------------------------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ from typing import Any
 from PIL import Image
 
 from vlrl.checks.rule import CheckedRow
-from vlrl.data.media import drawn
-from vlrl.data.row_media import each_source
+from vlrl.data.media import as_rgb
+from vlrl.data.row_media import sources_of
 from vlrl.errors import DataError, VlrlError
 from vlrl.task import Task, task_messages
 from vlrl.types import Media, Sample
@@ -19,14 +19,14 @@ from vlrl.types import Media, Sample
 
 def content_of(media: Media) -> str:
     """Returns what tells an image or video from others, by `media_key`."""
-    return _digest([media.kind, media.start, media.end, media.fps, media.times, *map(media_key, each_source(media))])
+    return _digest([media.kind, media.start, media.end, media.fps, media.times, *map(media_key, sources_of(media))])
 
 
 def media_key(source: Any) -> str:
     """Returns what tells an image or video from others: of a drawing its pixels, of a file its beginning and size."""
     if isinstance(source, Image.Image):
         try:
-            return hashlib.sha256(f"{source.mode}{source.size}".encode() + drawn(source).tobytes()).hexdigest()
+            return hashlib.sha256(f"{source.mode}{source.size}".encode() + as_rgb(source).tobytes()).hexdigest()
         except DataError as error:  # said where it is loaded
             return str(error)
     if isinstance(source, (str, os.PathLike)) and os.path.isfile(source):

@@ -12,10 +12,10 @@ from PIL import Image
 from vlrl.checks.identity import content_of
 from vlrl.checks.rule import MediaFile
 from vlrl.config.schema import LimitsSettings
-from vlrl.data.embedded import Embedded
+from vlrl.data.embedded import EmbeddedMedia
 from vlrl.data.headers import header
-from vlrl.data.media import VideoSampling, check_pixels, load, missing
-from vlrl.data.row_media import each_source
+from vlrl.data.media import VideoSampling, check_pixels, load, missing_file
+from vlrl.data.row_media import sources_of
 from vlrl.data.values import number
 from vlrl.errors import DataError
 from vlrl.types import LoadedMedia, Media
@@ -23,7 +23,7 @@ from vlrl.types import LoadedMedia, Media
 if TYPE_CHECKING:
     from vlrl.checks.image_similarity import ImageSignature
 
-Key = tuple[Path | Embedded, str, float | None, float | None]
+Key = tuple[Path | EmbeddedMedia, str, float | None, float | None]
 """File, image or video, and the seconds that a row cuts out."""
 _FRAMES = VideoSampling(fps=1.0, max_frames=4)  # enough to see that a video decodes from its start to its end
 
@@ -33,9 +33,9 @@ def keys(media: Media) -> list[Key]:
     and for what would have to be fetched.
     """
     several = isinstance(media.source, (list, tuple))
-    named = [Path(one) if isinstance(one, str) else one for one in each_source(media)]
+    named = [Path(one) if isinstance(one, str) else one for one in sources_of(media)]
     return [(one, "image", None, None) if several else (one, media.kind, media.start, media.end) for one in named
-            if isinstance(one, (Path, Embedded))]
+            if isinstance(one, (Path, EmbeddedMedia))]
 
 
 def unopened(key: Key) -> MediaFile:
@@ -45,7 +45,7 @@ def unopened(key: Key) -> MediaFile:
 
 def exists(key: Key) -> MediaFile:
     """Returns whether the file is there."""
-    return _of(key, problem=missing(key[0]) if isinstance(key[0], Path) else "")
+    return _of(key, problem=missing_file(key[0]) if isinstance(key[0], Path) else "")
 
 
 def opened(key: Key, limits: LimitsSettings, look: bool = False) -> MediaFile:
@@ -89,11 +89,11 @@ def looked_at(key: Key, limits: LimitsSettings) -> MediaFile:
 def drawn(media: Sequence[Media], limits: LimitsSettings | None = None) -> list[MediaFile]:
     """Returns the sizes of what a task has drawn; within `limits` also whether it can be shown, and its hash."""
     return [_drawn(one, limits) for one in media
-            if any(isinstance(source, Image.Image) for source in each_source(one))]
+            if any(isinstance(source, Image.Image) for source in sources_of(one))]
 
 
 def _drawn(media: Media, limits: LimitsSettings | None) -> MediaFile:
-    size = next(source.size for source in each_source(media) if isinstance(source, Image.Image))
+    size = next(source.size for source in sources_of(media) if isinstance(source, Image.Image))
     found = MediaFile(name=f"the drawn {media.kind}", size=size)
     try:
         if limits:

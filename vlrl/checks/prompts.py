@@ -8,7 +8,7 @@ from typing import Any
 
 from vlrl.checks.rule import Found
 from vlrl.data import FIELDS, MEDIA_FIELDS
-from vlrl.data.row_media import named, unshown, unshown_problem, way_out
+from vlrl.data.row_media import named_media, unshown_advice, unshown_columns, unshown_problem
 from vlrl.task import Task, task_messages
 from vlrl.types import Sample
 
@@ -28,9 +28,9 @@ def media_problems(task: Task, sample: Sample) -> Iterator[Found]:
     if missing:
         yield Found(missing, id=sample.id)
     else:
-        for column in unshown(sample, FIELDS, MEDIA_FIELDS)[:1]:
-            yield Found(f"the prompt does not show all media of the row, {named(sample.row, column)}: "
-                          f"{way_out(column, MEDIA_FIELDS)}", id=sample.id, level="warning")
+        for column in unshown_columns(sample, FIELDS, MEDIA_FIELDS)[:1]:
+            yield Found(f"the prompt does not show all media of the row, {named_media(sample.row, column)}: "
+                          f"{unshown_advice(column, MEDIA_FIELDS)}", id=sample.id, level="warning")
     placed = [part.get("type") for m in task_messages(task, sample) if not isinstance(m["content"], str)
               for part in m["content"] if part.get("type") != "text"]
     has = [media.kind for media in sample.media]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vlrl.checks import Finding
     from vlrl.config.schema import Config
     from vlrl.task import Task
-    from vlrl.tools.datasets.check import Findings
+    from vlrl.tools.datasets.check import DataReport
     from vlrl.tools.datasets.pixel_budget import PixelBudget
     from vlrl.tools.play.preview import SamplePreview
     from vlrl.types import Sample
@@ -136,7 +136,7 @@ def _located(names: list[Path], cache: str) -> tuple[list[Path], Path | None]:
     return paths, root
 
 
-def _show_findings(file: str, findings: Findings, most: int, labels: bool) -> None:
+def _show_findings(file: str, findings: DataReport, most: int, labels: bool) -> None:
     from vlrl.checks import lines
     from vlrl.tools.datasets.check import printable
 
@@ -174,7 +174,7 @@ def _show_findings(file: str, findings: Findings, most: int, labels: bool) -> No
     typer.echo(f"{file}: {rows}")
 
 
-def _show_fields(findings: Findings) -> None:
+def _show_fields(findings: DataReport) -> None:
     from vlrl.data import FIELDS
 
     if findings.fields:

@@ -62,7 +62,7 @@ def difficulty(
     loaded = load(config, [*(settings or ()), *words])
     from vlrl.curriculum import check
     from vlrl.store.checkpoint import find
-    from vlrl.tools.datasets.prompt_table import Places, default_out, rows_for
+    from vlrl.tools.datasets.prompt_table import MeasurementFiles, default_out, rows_for
     from vlrl.training.build_task import make_task
 
     out = out or default_out(loaded, split)
@@ -79,12 +79,12 @@ def difficulty(
     chosen = choose(loaded, None if checkpoint else loaded.model.name, checkpoint)
     for warning in chosen.warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    scope, places = tool.Scope(answers=answers, split=split, limit=limit), Places(out=out)
+    scope, places = tool.MeasurementScope(answers=answers, split=split, limit=limit), MeasurementFiles(out=out)
     known = tool.facts(loaded, chosen, scope)
     if places.part.exists():
         tool.open_part(places.part, known)  # of another measurement: said before the model is loaded
     with prints_aside(), ready(chosen.config, chosen) as prepared, bars(lines=True, show=comm.is_main()) as progress:
-        measurements = tool.measured(prepared, scope, places.part, known, progress)
+        measurements = tool.measure(prepared, scope, places.part, known, progress)
     numbers, whole = comm.on_main(lambda: tool.write(places, rows, measurements, known))
     if not comm.is_main():
         return
@@ -104,9 +104,9 @@ def _check_out(out: Path, config: Config, force: bool) -> None:
     data = [Path(name) for name in (config.data.train, config.data.heldout, config.data.difficulty) if name]
     if any(os.path.realpath(out) == os.path.realpath(path) for path in data):
         raise ConfigError(f"--out {out} is a file that the config reads, and it stays as it is: name another file")
-    from vlrl.tools.datasets.prompt_table import Places
+    from vlrl.tools.datasets.prompt_table import MeasurementFiles
 
-    places = Places(out=out)
+    places = MeasurementFiles(out=out)
     beside = [] if places.part.exists() else [places.about, places.picture]  # else perhaps its own, of a killed command
     for path in (out, *beside):
         if os.path.lexists(path) and not (force and path.is_file()):
@@ -116,14 +116,14 @@ def _check_out(out: Path, config: Config, force: bool) -> None:
 def _follow(config: str, out: Path, split: str, whole: bool) -> str:
     """Returns the command that trains with the columns; "" for another split than that of training."""
     from vlrl.data import read_rows
-    from vlrl.data.sources.reading import recognised
+    from vlrl.data.sources.reading import recognised_format
 
     if split != "train":
         return ""
     config, file = shlex.quote(config), shlex.quote(str(out))
     if not whole:
         return f"vlrl train {config} data.difficulty={file} curriculum.name=rlcs"
-    foreign = any(recognised(row) not in (None, "canonical") for row in read_rows(out, "canonical"))
+    foreign = any(recognised_format(row) not in (None, "canonical") for row in read_rows(out, "canonical"))
     return f"vlrl train {config} data.train={file} curriculum.name=rlcs{' data.format=canonical' if foreign else ''}"
 
 

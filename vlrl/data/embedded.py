@@ -23,7 +23,7 @@ _BASE64 = re.compile(r"(?:/9j/|iVBORw0KGgo|R0lGOD|UklGR)[\w+/=\s]{40}")
 """How JPEG, PNG, GIF and WebP begin in base64."""
 _BEGINS = ("/9j/", "ivbo", "r0lg", "uklg", "data")  # the first four characters of these and of data URLs
 _DATA_URL = re.compile(r"data:(?:image|video)/[\w.+-]{1,80};base64,", re.IGNORECASE)
-HASHED = re.compile(r"sha256:[0-9a-f]{64}")
+MEDIA_HASH = re.compile(r"sha256:[0-9a-f]{64}")
 """What stands in a row in place of media that it held."""
 _MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"BM", b"II*\0", b"MM\0*", b"\x1aE\xdf\xa3")
 _STILL = (b"\xff\xd8\xff", b"\x89PNG", b"BM", b"II*\0", b"MM\0*")  # formats that hold one picture
@@ -32,7 +32,7 @@ _LARGE = 4096
 _STILL_NAME = re.compile(r"\.(?:png|jpe?g|bmp|tiff?|ppm)$|^data:image/(?:png|jpe?g|bmp|tiff?);", re.IGNORECASE)
 
 
-class Aside:
+class SpillFile:
     """A file without a name in a folder, for the media of rows that are all read at once; it ends with the process."""
 
     def __init__(self, folder: Path):
@@ -42,23 +42,23 @@ class Aside:
         weakref.finalize(self, os.close, self._file)
         self._end = 0
 
-    def put(self, data: bytes) -> Embedded:
+    def put(self, data: bytes) -> EmbeddedMedia:
         """Writes the bytes of one image or video. Raises OSError where there is no room."""
         begin, rest = self._end, memoryview(data)
         while rest:
             written = os.pwrite(self._file, rest, self._end)
             self._end, rest = self._end + written, rest[written:]
-        return Embedded(Place(self, begin, len(data)))
+        return EmbeddedMedia(StoredBytes(self, begin, len(data)))
 
     def read(self, begin: int, count: int) -> bytes:
         return os.pread(self._file, count, begin)
 
 
 @dataclass(frozen=True)
-class Place:
+class StoredBytes:
     """Where the bytes of an image or video lie."""
 
-    file: Aside
+    file: SpillFile
     begin: int
     count: int
 
@@ -67,10 +67,10 @@ class Place:
 
 
 @dataclass(frozen=True, eq=False)
-class Embedded:
+class EmbeddedMedia:
     """An image or video that a row holds itself; the source of a Media. Equal bytes are the same media."""
 
-    content: bytes | Place = field(repr=False)
+    content: bytes | StoredBytes = field(repr=False)
     """The bytes, or where they were put aside."""
     row: str = ""
     """Id of the row, for messages."""
@@ -89,13 +89,13 @@ class Embedded:
         return hashlib.sha256(self.data).hexdigest()
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Embedded) and self.sha256 == other.sha256
+        return isinstance(other, EmbeddedMedia) and self.sha256 == other.sha256
 
     def __hash__(self) -> int:
         return hash(self.sha256)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Embedded, (self.data, self.row)  # another process has not the file
+        return EmbeddedMedia, (self.data, self.row)  # another process has not the file
 
     def __str__(self) -> str:
         return f"sha256:{self.sha256}"
@@ -118,7 +118,7 @@ class Embedded:
                 raise DataError(re.sub(rf"(?:media file )?{re.escape(file.name)}", self.name, str(error))) from None
 
 
-def inline(text: str) -> bytes | None:
+def decode_base64(text: str) -> bytes | None:
     """Returns what base64 holds, of a data URL or bare; None for any other text. Raises DataError for a data URL of
     media that is broken.
     """
@@ -141,12 +141,12 @@ def media_item(value: Any, row: str = "") -> Any:
             raise DataError(f"an object with {', '.join(map(str, value)) or 'nothing'} holds no media: it needs "
                             "'bytes', or 'path'")
         value = data or path
-    if isinstance(value, Embedded):
-        return Embedded(value.content, row)
+    if isinstance(value, EmbeddedMedia):
+        return EmbeddedMedia(value.content, row)
     if is_pixels(value):
-        return Embedded(_netpbm(value), row)
-    data = inline(value) if isinstance(value, str) else value
-    return Embedded(bytes(data), row) if isinstance(data, (bytes, bytearray)) else value
+        return EmbeddedMedia(_netpbm(value), row)
+    data = decode_base64(value) if isinstance(value, str) else value
+    return EmbeddedMedia(bytes(data), row) if isinstance(data, (bytes, bytearray)) else value
 
 
 def video_items(value: Any, row: str = "") -> list[Any]:
@@ -183,17 +183,17 @@ def without_bytes(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [without_bytes(v) for v in value]
     if isinstance(value, (bytes, bytearray)):
-        return str(Embedded(bytes(value))) if _known(value) else f"<{len(value)} bytes>"
-    return str(value) if isinstance(value, Embedded) else value
+        return str(EmbeddedMedia(bytes(value))) if _known(value) else f"<{len(value)} bytes>"
+    return str(value) if isinstance(value, EmbeddedMedia) else value
 
 
-def put_aside(value: Any, aside: Aside) -> Any:
+def spill(value: Any, aside: SpillFile) -> Any:
     """Returns a value of a row with its media in a file: bytes, those of `{"bytes": ...}`, and base64. What is broken
     stays as it is. Raises OSError where there is no room.
     """
     if isinstance(value, str):
         try:
-            data = inline(value) if len(value) >= _LARGE and value[:4].lower() in _BEGINS else None
+            data = decode_base64(value) if len(value) >= _LARGE and value[:4].lower() in _BEGINS else None
         except DataError:
             data = None
         return value if data is None else aside.put(data)
@@ -203,9 +203,9 @@ def put_aside(value: Any, aside: Aside) -> Any:
         data = value.get("bytes")
         if isinstance(data, (bytes, bytearray)) and len(data) >= _LARGE:
             return aside.put(bytes(data))
-        return {k: put_aside(v, aside) for k, v in value.items()}
+        return {k: spill(v, aside) for k, v in value.items()}
     numbers = not isinstance(value, list) or not value or isinstance(value[0], (int, float)) or is_pixels(value)
-    return value if numbers else [put_aside(v, aside) for v in value]
+    return value if numbers else [spill(v, aside) for v in value]
 
 
 def _known(data: bytes | bytearray) -> bool:
@@ -215,17 +215,17 @@ def _known(data: bytes | bytearray) -> bool:
 
 def _short(text: str) -> str:
     try:
-        data = inline(text)
+        data = decode_base64(text)
     except DataError:
         data = b""
-    return text if data is None else str(Embedded(data))
+    return text if data is None else str(EmbeddedMedia(data))
 
 
 def _is_still(item: Any) -> bool:
     """Returns whether one of several items is a picture, so that all are the frames of one video."""
     if isinstance(item, Mapping):
         item = item.get("bytes") or item.get("path")
-    item = item.data if isinstance(item, Embedded) else item
+    item = item.data if isinstance(item, EmbeddedMedia) else item
     if isinstance(item, (bytes, bytearray)):
         return item.startswith(_STILL)
     return bool(_STILL_NAME.search(item[:200] if item[:5] == "data:" else item)) if isinstance(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from PIL import Image
 
-from vlrl.data.embedded import Embedded
+from vlrl.data.embedded import EmbeddedMedia
 from vlrl.data.media import IMAGE_FORMATS
 
 _ORIENTATION = 0x0112
@@ -24,9 +24,9 @@ class Header(NamedTuple):
     """Of EXIF: 1 = as stored, 5 to 8 = on its side."""
 
 
-def header(source: Path | bytes | Embedded) -> Header | None:
+def header(source: Path | bytes | EmbeddedMedia) -> Header | None:
     """Returns what the header of an image says; None where it is not there or cannot be read."""
-    data = source.data if isinstance(source, Embedded) else source
+    data = source.data if isinstance(source, EmbeddedMedia) else source
     try:
         with Image.open(io.BytesIO(data) if isinstance(data, bytes) else data, formats=IMAGE_FORMATS) as opened:
             width, height = opened.size

@@ -26,7 +26,7 @@ from PIL import Image, ImageFile, ImageOps, ImagePalette, UnidentifiedImageError
 from vlrl.config.registry import Table
 from vlrl.config.schema import DataSettings, LimitsSettings
 from vlrl.config.url_entries import shown
-from vlrl.data.embedded import Embedded
+from vlrl.data.embedded import EmbeddedMedia
 from vlrl.errors import DataError, VlrlError
 from vlrl.store.files import cache_folder
 from vlrl.types import LoadedMedia, Media
@@ -37,7 +37,7 @@ _READING = threading.Lock()
 """A picture that was opened and not yet read must not be read by two threads at once."""
 _DRAWN = "drawn image"
 _KINDS = Table({"video": "vlrl.data.video.loading:load_video", "clips": "vlrl.data.video.clip_cache:ClipCache",
-                "edited": "vlrl.data.media_edits:edited", "urls": "vlrl.data.sources.download:Policy"})
+                "edited": "vlrl.data.media_edits:apply_edits", "urls": "vlrl.data.sources.download:Policy"})
 """What not every row names."""
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|data:")
 
@@ -55,7 +55,7 @@ class VideoSampling:
 
 
 @dataclass(frozen=True)
-class Access:
+class MediaAccess:
     """Where media may come from besides the root of the rows."""
 
     roots: tuple[Path, ...] = ()
@@ -64,20 +64,20 @@ class Access:
     """A download.Policy; None = nothing is fetched."""
 
     @classmethod
-    def of(cls, data: DataSettings | None) -> Access:
+    def of(cls, data: DataSettings | None) -> MediaAccess:
         """Returns what the settings `data.*` allow. Raises ConfigError for entries of data.urls that are no hosts."""
-        return _access(data.media_roots, data.urls, data.cache) if data else CLOSED
+        return _access(data.media_roots, data.urls, data.cache) if data else ROOT_ONLY
 
 
-CLOSED = Access()
+ROOT_ONLY = MediaAccess()
 """The root alone."""
 
 
 @cache
-def _access(roots: tuple[str, ...], urls: bool | tuple[str, ...], cache: str) -> Access:
+def _access(roots: tuple[str, ...], urls: bool | tuple[str, ...], cache: str) -> MediaAccess:
     folders = tuple(Path(os.path.realpath(root)) for root in roots)
     policy = _KINDS["urls"](None if urls is True else urls, cache_folder(cache)) if urls else None
-    return Access(folders, policy)
+    return MediaAccess(folders, policy)
 
 
 class Clips:
@@ -93,7 +93,7 @@ class Clips:
             return self._cache
 
 
-class Elsewhere:
+class RemoteMedia:
     """The source of a Media that is fetched when it is loaded."""
 
     def fetched(self, limits: LimitsSettings) -> Path:
@@ -115,7 +115,7 @@ def load(media: Media, limits: LimitsSettings, video: VideoSampling | None = Non
         loaded = _load(media, limits, video or VideoSampling(), clips)
         return _KINDS["edited"](loaded, media.edits) if media.edits else loaded
 
-    return guarded(name_of(media.source), read)
+    return guard_read(source_name(media.source), read)
 
 
 def _load(media: Media, limits: LimitsSettings, video: VideoSampling, clips: Clips | None) -> LoadedMedia:
@@ -126,23 +126,23 @@ def _load(media: Media, limits: LimitsSettings, video: VideoSampling, clips: Cli
     if isinstance(media.source, Image.Image):
         image = _rgb(media.source, _DRAWN, limits)
         return LoadedMedia(kind="image", frames=(image,), sha256=pixel_hash([image]))
-    if isinstance(media.source, (bytes, Embedded)):
+    if isinstance(media.source, (bytes, EmbeddedMedia)):
         own = checked_bytes(media.source, limits)
         data = own.data
         return LoadedMedia(kind="image", frames=(_decode(data, own.name, limits),), sha256=own.sha256, data=data)
     path = checked_file(media.source, limits)
-    data = guarded(path, path.read_bytes)
+    data = guard_read(path, path.read_bytes)
     return LoadedMedia(kind="image", frames=(_decode(data, path, limits),), sha256=_sha256(data), path=path)
 
 
-def source(path: Any, root: Path, access: Access = CLOSED) -> Any:
+def media_source(path: Any, root: Path, access: MediaAccess = ROOT_ONLY) -> Any:
     """Returns what a row names: a file, see `resolve`, or a URL that data.urls allows; media that it holds, and a list
     of frames, likewise. Raises DataError.
     """
-    if isinstance(path, Embedded):
+    if isinstance(path, EmbeddedMedia):
         return path
     if isinstance(path, list):
-        return [source(frame, root, access) for frame in path]
+        return [media_source(frame, root, access) for frame in path]
     if access.urls and isinstance(path, str) and _URL.match(path):
         return access.urls.checked(path)
     return resolve(path, root, access.roots)
@@ -173,15 +173,15 @@ def resolve(path: str, root: Path, roots: Sequence[Path] = ()) -> Path:
 
 
 def checked_file(source: Any, limits: LimitsSettings) -> Path:
-    if isinstance(source, Elsewhere):
+    if isinstance(source, RemoteMedia):
         source = source.fetched(limits)
     if not isinstance(source, (str, os.PathLike)):
         raise DataError(f"media source of type {type(source).__name__}: give a path, a PIL image, or frames")
     _refuse_url(str(source))
     path = Path(source)
-    if problem := guarded(path, lambda: missing(path)):
+    if problem := guard_read(path, lambda: missing_file(path)):
         raise DataError(problem)
-    size = guarded(path, path.stat).st_size
+    size = guard_read(path, path.stat).st_size
     if size > limits.media_bytes:
         raise DataError(f"media file {path} has {size} bytes, more than limits.media_bytes={limits.media_bytes}")
     if size == 0:
@@ -189,8 +189,8 @@ def checked_file(source: Any, limits: LimitsSettings) -> Path:
     return path
 
 
-def checked_bytes(source: bytes | Embedded, limits: LimitsSettings) -> Embedded:
-    own = Embedded(source) if isinstance(source, bytes) else source
+def checked_bytes(source: bytes | EmbeddedMedia, limits: LimitsSettings) -> EmbeddedMedia:
+    own = EmbeddedMedia(source) if isinstance(source, bytes) else source
     if own.count > limits.media_bytes:
         raise DataError(f"{own.name}: more bytes than limits.media_bytes={limits.media_bytes}")
     if not own.count:
@@ -198,7 +198,7 @@ def checked_bytes(source: bytes | Embedded, limits: LimitsSettings) -> Embedded:
     return own
 
 
-def missing(path: str | Path) -> str:
+def missing_file(path: str | Path) -> str:
     """Returns what is wrong with the path of an image or video that is no file, "" for a file."""
     if os.path.isfile(path):  # Path.is_file raises for long names
         return ""
@@ -213,7 +213,7 @@ def _refuse_url(path: str) -> None:
                         "download it and name the file, or set data.urls to the hosts that may be asked")
 
 
-def guarded(path: Path | str, read: Any) -> Any:
+def guard_read(path: Path | str, read: Any) -> Any:
     """`read()` with what the system or a decoder raises turned into a DataError that names the file, or what else a
     text names.
     """
@@ -229,10 +229,10 @@ def guarded(path: Path | str, read: Any) -> Any:
         raise DataError(f"{name} cannot be read: {type(error).__name__}: {why}") from error
 
 
-def name_of(source: Any) -> Path | str:
+def source_name(source: Any) -> Path | str:
     if isinstance(source, (str, os.PathLike)):
         return Path(source)
-    return getattr(source, "name", "a picture in memory") if isinstance(source, Embedded) else _DRAWN
+    return getattr(source, "name", "a picture in memory") if isinstance(source, EmbeddedMedia) else _DRAWN
 
 
 def _sha256(data: bytes) -> str:
@@ -261,13 +261,13 @@ def _decode(data: bytes, path: Path | str, limits: LimitsSettings) -> Image.Imag
             check_pixels(image.size, str(path), limits)
             return _rgb(image, str(path), limits)
 
-    return guarded(path, read)
+    return guard_read(path, read)
 
 
-def drawn(image: Image.Image) -> Image.Image:
+def as_rgb(image: Image.Image) -> Image.Image:
     """Returns a picture of any mode in RGB, transparency laid over white: what is sent from one process to another,
     where a picture without a palette would break. Raises DataError for what cannot be decoded or has no colours."""
-    return guarded(_DRAWN, lambda: _converted(image, _DRAWN))
+    return guard_read(_DRAWN, lambda: _converted(image, _DRAWN))
 
 
 def _rgb(image: Image.Image, name: str, limits: LimitsSettings) -> Image.Image:

@@ -78,7 +78,7 @@ EDITS: dict[str, Callable[..., Frames]] = {"shuffle": shuffle, "noise": noise, "
 """Edits by name: (frames, *arguments) -> frames, as many."""
 
 
-def edited(loaded: LoadedMedia, edits: Sequence[Sequence[Any]]) -> LoadedMedia:
+def apply_edits(loaded: LoadedMedia, edits: Sequence[Sequence[Any]]) -> LoadedMedia:
     """Returns the media with edited frames, under a hash of its own; timestamps and metadata stay those of the places.
 
     Raises DataError for an unknown edit or arguments that do not fit.

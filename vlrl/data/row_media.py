@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from vlrl.data.embedded import HASHED, Embedded, without_bytes
+from vlrl.data.embedded import MEDIA_HASH, EmbeddedMedia, without_bytes
 from vlrl.types import Media, Sample
 
 _SUFFIX = re.compile(r"\.(jpe?g|png|webp|gif|bmp|tiff?|heic|avif|mp4|m4v|avi|mov|mkv|webm|mpe?g|ts)(\?[^\s/]*)?$", re.I)
@@ -18,35 +18,37 @@ _CALLED = re.compile(r"image|img|photo|pic|frame|screenshot|video|clip|scan", re
 _LONGEST = 1024
 
 
-def unshown(sample: Sample, known: Collection[str], fields: Collection[str], root: Path | None = None) -> list[str]:
+def unshown_columns(sample: Sample, known: Collection[str], fields: Collection[str], root: Path | None = None
+                    ) -> list[str]:
     """Returns the columns of a sample's row that hold media, or name media, which the sample does not show.
 
     `fields` are the canonical columns of media; other `known` columns, `meta` among them, may hold anything. Of a
     sample that shows media drawn or edited by its task nobody can say which they are: [] then.
     """
-    shown = [source for media in sample.media for source in each_source(media)]
-    if not all(isinstance(source, (str, os.PathLike, Embedded)) for source in shown):
+    shown = [source for media in sample.media for source in sources_of(media)]
+    if not all(isinstance(source, (str, os.PathLike, EmbeddedMedia)) for source in shown):
         return []
     names = [str(source) for source in shown]
     return [str(column) for column, value in sample.row.items() if (column in fields or column not in known)
-            and any(not _is_among(one, names) for one in media_in(str(column), value, root))]
+            and any(not _is_among(one, names) for one in media_names(str(column), value, root))]
 
 
 def unshown_problem(sample: Sample, known: Collection[str], fields: Collection[str], root: Path | None = None) -> str:
     """Returns why a sample without media cannot be meant, or "" for one that names none or shows some."""
-    columns = [] if sample.media else unshown(sample, known, fields, root)
+    columns = [] if sample.media else unshown_columns(sample, known, fields, root)
     if not columns:
         return ""
-    return f"its prompt shows no image or video, and {named(sample.row, columns[0])}: {way_out(columns[0], fields)}"
+    return (f"its prompt shows no image or video, and {named_media(sample.row, columns[0])}: "
+            f"{unshown_advice(columns[0], fields)}")
 
 
-def named(row: Mapping[str, Any], column: str) -> str:
+def named_media(row: Mapping[str, Any], column: str) -> str:
     """Returns a column with its value, shortened, as the subject of a message."""
     shown = ascii(row[column])
     return f"the column {column!r} names one ({shown if len(shown) <= 80 else shown[:77] + '...'})"
 
 
-def way_out(column: str, fields: Collection[str]) -> str:
+def unshown_advice(column: str, fields: Collection[str]) -> str:
     """Returns what to do about a column of media that no prompt shows."""
     if column in fields:
         return "the task's sample_from_row leaves it out; give the Sample its media"
@@ -54,20 +56,20 @@ def way_out(column: str, fields: Collection[str]) -> str:
             "'meta'")
 
 
-def media_in(column: str, value: Any, root: Path | None = None) -> Iterator[Any]:
+def media_names(column: str, value: Any, root: Path | None = None) -> Iterator[Any]:
     """Yields each image or video in a value of a row: paths, URLs, hashes of what it held; in lists and objects too."""
     if isinstance(value, Mapping):
         for key in ("bytes", "path", "url"):
-            yield from media_in(column, value.get(key), root)
+            yield from media_names(column, value.get(key), root)
     elif isinstance(value, (list, tuple)):
         for one in value:
-            yield from media_in(column, one, root)
+            yield from media_names(column, one, root)
     elif isinstance(name := without_bytes(value), str) and _names_media(column, name, root):
         yield name
 
 
 def _names_media(column: str, value: str, root: Path | None) -> bool:
-    if HASHED.fullmatch(value) or _INLINE.match(value):
+    if MEDIA_HASH.fullmatch(value) or _INLINE.match(value):
         return True
     if not value or len(value) > _LONGEST or "\n" in value or "\0" in value:
         return False
@@ -84,6 +86,6 @@ def _is_among(value: Any, names: Collection[str]) -> bool:
     return any(name.replace(os.sep, "/").endswith(own) for name in names)
 
 
-def each_source(media: Media) -> list[Any]:
+def sources_of(media: Media) -> list[Any]:
     """Returns the source of an image or video, or those of its frames."""
     return list(media.source) if isinstance(media.source, (list, tuple)) else [media.source]

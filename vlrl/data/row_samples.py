@@ -15,9 +15,9 @@ from typing import Any
 from vlrl.config.registry import Table
 from vlrl.data.coordinates import CONVENTIONS
 from vlrl.data.embedded import image_items, video_items, without_bytes
-from vlrl.data.media import CLOSED, Access, missing, source
-from vlrl.data.row_media import each_source, unshown_problem
-from vlrl.data.turns import check_carried, check_turns, in_order
+from vlrl.data.media import ROOT_ONLY, MediaAccess, media_source, missing_file
+from vlrl.data.row_media import sources_of, unshown_problem
+from vlrl.data.turns import check_tools, check_turns, media_in_order
 from vlrl.data.values import short
 from vlrl.errors import DataError, TaskError, VlrlError, did_you_mean
 from vlrl.rewards.boxes import is_number
@@ -40,7 +40,7 @@ FIELDS = frozenset(_FIELDS.split())
 """The canonical fields of all tasks. Others are kept where they are and gathered in `meta` as well."""
 
 
-def sample_from_row(row: Mapping[str, Any], root: Path | None = None, access: Access = CLOSED) -> Sample:
+def sample_from_row(row: Mapping[str, Any], root: Path | None = None, access: MediaAccess = ROOT_ONLY) -> Sample:
     """Returns a sample from a canonical row. Media come from `image`, `images` or `video`, unread: they lie under
     `root`, or where else `access` allows.
 
@@ -70,8 +70,8 @@ def sample_from_row(row: Mapping[str, Any], root: Path | None = None, access: Ac
         _check_values(row)
         shown = _media(row, media, root or Path.cwd(), access)
         check_turns(row, [m.kind for m in shown])
-        check_carried(row)
-        return Sample(id=sample_id, row=_weighted(clean), media=in_order(shown, row))
+        check_tools(row)
+        return Sample(id=sample_id, row=_weighted(clean), media=media_in_order(shown, row))
     except DataError as error:
         raise DataError(f"row {sample_id!r}: {error}") from None
 
@@ -105,8 +105,8 @@ def checked_sample(task: Any, row: Mapping[str, Any] | DataError, root: Path) ->
     sample = make_sample(task, row, root)
     if problem := unshown_problem(sample, FIELDS, MEDIA_FIELDS, root):
         raise DataError(f"row '{sample.id}': {problem}")
-    for path in (one for media in sample.media for one in each_source(media)):
-        if isinstance(path, Path) and (problem := missing(path)):
+    for path in (one for media in sample.media for one in sources_of(media)):
+        if isinstance(path, Path) and (problem := missing_file(path)):
             raise DataError(f"row '{sample.id}': {problem}")
     for problem in box_problems(sample.row, (sample.get("width"), sample.get("height"))):
         raise DataError(f"row '{sample.id}': {problem}")
@@ -171,22 +171,23 @@ def media_items(row: Mapping[str, Any]) -> dict[str, list[Any]]:
             for field in MEDIA_FIELDS if row.get(field) is not None}
 
 
-def _media(row: Mapping[str, Any], items: Mapping[str, list[Any]], root: Path, access: Access) -> tuple[Media, ...]:
-    images = [Media(source=source(path, root, access)) for field in ("image", "images")
+def _media(row: Mapping[str, Any], items: Mapping[str, list[Any]], root: Path, access: MediaAccess
+           ) -> tuple[Media, ...]:
+    images = [Media(source=media_source(path, root, access)) for field in ("image", "images")
               for path in items.get(field, ())]
     videos = items.get("video", ())
     return (*images, *(_video(row, path, times, root, access)
                        for path, times in zip(videos, _times(row, len(videos)), strict=True)))
 
 
-def _video(row: Mapping[str, Any], path: Any, times: Any, root: Path, access: Access) -> Media:
+def _video(row: Mapping[str, Any], path: Any, times: Any, root: Path, access: MediaAccess) -> Media:
     fps = row.get("fps") if isinstance(path, list) else None
     if isinstance(path, list):
         _VIDEO["frame_times"](len(path), fps, times)
     elif times is not None:
         raise DataError(f"frame_times={short(times)} are those of a video given as a list of frames, and the row's is "
                         "a file, which tells its own: leave them out, or move them below 'meta'")
-    return Media(kind="video", source=source(path, root, access), start=row.get("video_start"),
+    return Media(kind="video", source=media_source(path, root, access), start=row.get("video_start"),
                  end=row.get("video_end"), fps=fps, times=times)
 
 

@@ -76,7 +76,7 @@ def _check_call(row: Record, turn: Record) -> None:
         raise DataError(f"tool_calls={short(calls)} must be a list of {{\"function\": {{\"name\", \"arguments\"}}}}")
 
 
-def in_order(media: Sequence[Any], row: Record) -> tuple[Any, ...]:
+def media_in_order(media: Sequence[Any], row: Record) -> tuple[Any, ...]:
     """Returns images and videos in the order in which the texts of a row mark them; as they are where it marks none, or
     only one kind.
     """
@@ -110,7 +110,7 @@ def tools_of(tools: Any) -> list[dict[str, Any]]:
     return functions
 
 
-def check_carried(row: Record) -> None:
+def check_tools(row: Record) -> None:
     """Raises DataError for `tools` or an `environment` of another shape; says once that none reads the latter."""
     if row.get("tools") is not None:
         tools_of(row["tools"])

@@ -28,7 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.json_schema import GenerateJsonSchema
 
 from vlrl.config.registry import failure
-from vlrl.data.media import drawn
+from vlrl.data.media import as_rgb
 from vlrl.errors import DataError, TaskError, VlrlError
 from vlrl.task.environment import SUCCESS, Environment
 from vlrl.task.tool_calls import Call, calls_of
@@ -156,7 +156,7 @@ def _decoded(media: Media) -> Media:
         raise CallError(f"returned a picture of {image.width}x{image.height} pixels; at most {_MOST_PIXELS} can be "
                         "shown")
     try:
-        return replace(media, source=drawn(image))
+        return replace(media, source=as_rgb(image))
     except DataError as error:
         raise CallError(f"returned a picture that cannot be shown: {error}") from None
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from PIL import Image
 
-from vlrl.data.media import drawn
+from vlrl.data.media import as_rgb
 from vlrl.errors import DataError
 from vlrl.rewards.scalar import finite_number, truth_value
 from vlrl.types import Media, Observation, Step
@@ -44,7 +44,7 @@ def checked_observation(observation: Any) -> Observation:
 def _sendable(source: Any) -> Any:
     if isinstance(source, (list, tuple)):
         return [*map(_sendable, source)]
-    return drawn(source) if isinstance(source, Image.Image) else source
+    return as_rgb(source) if isinstance(source, Image.Image) else source
 
 
 def checked_step(step: Any) -> Step:

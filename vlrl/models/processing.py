@@ -14,7 +14,7 @@ import torch
 from vlrl.config.registry import Table
 from vlrl.config.schema import Config
 from vlrl.data import media
-from vlrl.data.embedded import Embedded
+from vlrl.data.embedded import EmbeddedMedia
 from vlrl.data.media import VideoSampling
 from vlrl.errors import ConfigError, DataError
 from vlrl.models.chat_template import ChatTemplate, parts_of
@@ -25,7 +25,7 @@ from vlrl.rewards.text import closing_tag
 from vlrl.task import Task, task_messages, tool_schemas, with_guidance
 from vlrl.types import LoadedMedia, Media, Observation, Prompt, Sample
 
-_MEDIA = Table({"edited": "vlrl.data.media_edits:edited", "clock": "vlrl.data.video.sampling:clock"})
+_MEDIA = Table({"edited": "vlrl.data.media_edits:apply_edits", "clock": "vlrl.data.video.sampling:clock"})
 _VISUALS = Table({name: f"vlrl.models.vision_cache:{name}" for name in ("processor_hash", "visuals_of")})
 _TOOLS = Table({name: f"vlrl.models.tool_prompts:{name}"
                 for name in ("in_system", "keeps_results", "results", "strips_thinking", "writes_calls")})
@@ -137,7 +137,7 @@ class Encoder:
         try:
             return media.load(one, self.config.limits, self._video, self._clips)
         except DataError as error:
-            if isinstance(one.source, (str, os.PathLike, Embedded)):
+            if isinstance(one.source, (str, os.PathLike, EmbeddedMedia)):
                 raise
             raise DataError(f"sample '{name}': {error}") from error
 

@@ -22,7 +22,7 @@ from transformers import AutoModel, AutoProcessor
 
 from vlrl.config.schema import Config
 from vlrl.config.services import ClipSettings
-from vlrl.data.media import drawn
+from vlrl.data.media import as_rgb
 from vlrl.distributed import comm
 from vlrl.errors import ConfigError
 from vlrl.models import hub
@@ -88,7 +88,7 @@ class Clip:
         """Returns [images, texts] cosines of PIL images and texts; a text that is too long is cut, as the model's own
         tokenizer does it.
         """
-        pictures = [*map(drawn, images)]
+        pictures = [*map(as_rgb, images)]
         if not pictures or not texts:
             return np.zeros((len(pictures), len(texts)), np.float32)
         shown = self._embedded([_hash(p) for p in pictures], pictures, self._of_pictures)

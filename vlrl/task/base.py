@@ -265,9 +265,9 @@ class Task:
     def sample_from_row(self, row: Mapping[str, Any], root: Path | None = None) -> Sample:
         """Returns a Sample from one row in the task's data format; media paths are resolved under `root`."""
         from vlrl.data import sample_from_row
-        from vlrl.data.media import Access
+        from vlrl.data.media import MediaAccess
 
-        return sample_from_row(row, root, Access.of(self.data))
+        return sample_from_row(row, root, MediaAccess.of(self.data))
 
     # --- what the loop calls -------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vlrl.data.sources.box_numbers import scaled
-from vlrl.data.sources.fields import Source, begin, has, meta, numbers, text
+from vlrl.data.sources.fields import RecordSource, base_fields, has, meta, numbers, text
 from vlrl.data.sources.reading import Placed
 from vlrl.data.values import number, short
 from vlrl.errors import DataError
@@ -32,9 +32,9 @@ def is_aitw(record: Record) -> bool:
     return has(record, "result_action_type", "result_action") and has(record, "instruction", "goal")
 
 
-def aitw(record: Record, source: Source) -> list[Row]:
+def aitw(record: Record, source: RecordSource) -> list[Row]:
     """Returns a step: what is to be done, the action, and its episode, which never spans two splits."""
-    row = begin(record, source)
+    row = base_fields(record, source)
     episode = {"group_key": f"episode_{record['episode_id']}"} if has(record, "episode_id") else {}
     return [{**row, "instruction": text(record, "instruction", "goal"), "action": _action(record, row),
              "platform": "mobile", **episode, **meta(record, *_USED)}]

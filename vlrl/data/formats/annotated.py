@@ -13,8 +13,8 @@ from vlrl.data.sources.fields import (
     CORNERS,
     IMAGE,
     SIDES,
-    Source,
-    begin,
+    RecordSource,
+    base_fields,
     has,
     meta,
     numbers,
@@ -39,7 +39,7 @@ def is_label_studio(record: Record) -> bool:
         isinstance(r, Mapping) and "original_width" in r for r in regions)
 
 
-def label_studio(record: Record, source: Source) -> list[Row]:
+def label_studio(record: Record, source: RecordSource) -> list[Row]:
     """Returns a row per task: rectangles, polygons (the box around them) and key points of its last annotation that
     counts.
 
@@ -52,7 +52,7 @@ def label_studio(record: Record, source: Source) -> list[Row]:
     if not has(named, *IMAGE):
         named["image"] = next((v for v in named.values() if isinstance(v, str) and re.search(
             r"\.(png|jpe?g|webp|gif|bmp|tiff?|avif)$", v, re.IGNORECASE)), None)
-    row = begin(named, source, size=False)
+    row = base_fields(named, source, size=False)
     regions = _regions(record)
     size = next((s for r in regions if (s := _original_size(r))), None) or size_of(named, row, source)
     if size:
@@ -164,7 +164,7 @@ def is_table(record: Record) -> bool:
     return known and (empty or _box_fields(record) is not None)
 
 
-def table(record: Record, source: Source) -> list[Row]:
+def table(record: Record, source: RecordSource) -> list[Row]:
     """Returns one box under common names, with a label, an expression or an instruction.
 
     [x1, y1, x2, y2], or [x, y, width, height] where the names say so; shares of the image when no number is above 1.
@@ -179,7 +179,7 @@ def table(record: Record, source: Source) -> list[Row]:
                         "ymax, or x, y, w, h from the upper left corner")
     used = (*(fields or ()), *LABEL, *NAMED, *INSTRUCTION)
     named = {k: v for k, v in record.items() if k not in (fields or ())}
-    row = begin(named, source)
+    row = base_fields(named, source)
     boxes = [_table_box(record, fields, row)] if fields else []
     words = {role: text(record, *names) for role, names in (
         ("instruction", INSTRUCTION), ("expression", NAMED)) if has(record, *names)}
@@ -228,7 +228,7 @@ def is_box_list(record: Record) -> bool:
     return has(record, *IMAGE) and (_paired(record) is not None or bool(_listed(record)))
 
 
-def box_list(record: Record, source: Source) -> list[Row]:
+def box_list(record: Record, source: RecordSource) -> list[Row]:
     """`boxes` with a list of `labels` of the same length, or `objects` that have a box and a label each.
 
     [x1, y1, x2, y2] unless `bbox_format` says xywh; shares of the image when no number is above 1.
@@ -238,7 +238,7 @@ def box_list(record: Record, source: Source) -> list[Row]:
         raise DataError(f"its {len(boxes)} boxes and labels={short(labels)} must be lists of one length, a label for "
                         "each box")
     name, entries = (_listed(record) or [("boxes" if has(record, "boxes") else "bboxes", [])])[0]
-    row = begin(record, source)
+    row = base_fields(record, source)
     layout = {k: record[k] for k in ("bbox_format", "box_format") if has(record, k)}
     if entries and not layout and isinstance(pick(record, name), Mapping):  # published sets have the one or the other
         raise DataError(f"{name}={short(record[name])} may be corners or sides: say in a field bbox_format whether its "

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vlrl.data.sources.answer_types import typed
+from vlrl.data.sources.answer_types import answer_type_of
 from vlrl.data.sources.fields import has, pick
 from vlrl.data.values import number, short
 from vlrl.errors import DataError
@@ -41,7 +41,7 @@ _ASKS_PLACE = re.compile(r"^\W*where\b|\b(?:click|tap|press|screenshot|screen|bu
                          r"point to|locate)\b", re.IGNORECASE)
 
 
-def untagged(value: Any) -> str:
+def answer_text(value: Any) -> str:
     """Returns the text of an answer, out of its last <answer> tag where it has one, else what follows its thinking."""
     said = str(value)
     inner = between(said, "<answer>", "</answer>", "last")
@@ -130,7 +130,7 @@ def _bare(options: Sequence[str]) -> list[str]:
     return list(options)
 
 
-def letter(answer: Any, options: Sequence[str]) -> str:
+def option_letter(answer: Any, options: Sequence[str]) -> str:
     """Returns the letter of the right option, said by letter ("A", "(A)", "A. cat"), by its text, or by its place from
     0.
 
@@ -138,7 +138,7 @@ def letter(answer: Any, options: Sequence[str]) -> str:
     """
     if isinstance(answer, list) and len(answer) == 1:
         answer = answer[0]
-    said = untagged(answer)
+    said = answer_text(answer)
     texts = [" ".join(option.lower().rstrip(".").split()) for option in options]
     bare = " ".join(said.lower().rstrip(".").split())
     if texts.count(bare) == 1 and not _clash(said, options):
@@ -162,12 +162,12 @@ def letter(answer: Any, options: Sequence[str]) -> str:
     return chr(ord("A") + place)
 
 
-def placed_letter(place: Any, options: Sequence[str]) -> str:
+def letter_at(place: Any, options: Sequence[str]) -> str:
     """Returns the letter of the right option, which a field of INDICES tells: a whole number is its place from 0,
     whatever the options say; else as in `letter`.
     """
     index = number(place)
-    return letter(place if index is None or index != int(index) or not 0 <= index < len(options)
+    return option_letter(place if index is None or index != int(index) or not 0 <= index < len(options)
                   else chr(ord("A") + int(index)), options)
 
 
@@ -194,25 +194,25 @@ def _of_most(answers: list[Any]) -> list[Any]:
     return ["yes" if yes > no else "no"]
 
 
-def answered(given: Any, options: Sequence[str], question: str, said: str | None = None) -> dict[str, Any]:
+def answer_fields(given: Any, options: Sequence[str], question: str, said: str | None = None) -> dict[str, Any]:
     """`answer`, `answer_type` and `options` of a row. `said` is the type that a field of the record says.
 
     Several texts are right each, the most frequent first. Raises DataError when there is no answer, or none that
     options allow.
     """
     several = list(given) if isinstance(given, list) else [given]
-    if not several or any(v is None or isinstance(v, (bool, Mapping, list)) or untagged(v) == "" for v in several):
+    if not several or any(v is None or isinstance(v, (bool, Mapping, list)) or answer_text(v) == "" for v in several):
         raise DataError(f"answer={short(given)} must be a text or a number")
     if options:
-        right = several[0] if len(several) == 1 else ", ".join(letter(v, options) for v in several)
-        return {"options": list(options), "answer": letter(right, options), "answer_type": "choice"}
-    answers = [untagged(v) if isinstance(v, str) else v for v in several]
+        right = several[0] if len(several) == 1 else ", ".join(option_letter(v, options) for v in several)
+        return {"options": list(options), "answer": option_letter(right, options), "answer_type": "choice"}
+    answers = [answer_text(v) if isinstance(v, str) else v for v in several]
     answers = _of_most(answers)
     answers = sorted(dict.fromkeys(answers), key=answers.count, reverse=True)
     if isinstance(answers[0], str) and _is_place(answers[0], question):
         raise DataError(f"its answer {short(answers[0])} is a place or an action, which no rule for questions can "
                         "score: give boxes as [x1, y1, x2, y2] in pixels, or an `action`")
-    kind = typed(answers, question, said)
+    kind = answer_type_of(answers, question, said)
     if kind == "choice":
         named = _LETTER.fullmatch(str(answers[0])) or _WITH_TEXT.fullmatch(str(answers[0]))
         return {"answer": named[1].upper(), "answer_type": kind} if named else {

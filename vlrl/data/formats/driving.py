@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from vlrl.data.formats.asked import context, heard, system_prompt
-from vlrl.data.formats.choices import untagged
-from vlrl.data.sources.fields import IMAGE, Source, begin, has, meta, pick
+from vlrl.data.formats.choices import answer_text
+from vlrl.data.formats.questions import checked_conversation, context_turns, system_prompt
+from vlrl.data.sources.fields import IMAGE, RecordSource, base_fields, has, meta, pick
 from vlrl.data.values import number, short
 from vlrl.errors import DataError, did_you_mean
 from vlrl.rewards.driving import HEADS
@@ -43,7 +43,7 @@ def is_alphadrive(record: Record) -> bool:
     return planned and (not text or given.isupper() or bool(_PLANS.search(text))) and has(record, *IMAGE, "images")
 
 
-def alphadrive(record: Record, source: Source) -> list[Row]:
+def alphadrive(record: Record, source: RecordSource) -> list[Row]:
     """`plan` from the words of the answer ("<answer>KEEP, STRAIGHT</answer>"), several of a head as a list.
 
     `speed_mps` and `navigation` come from fields of these names, else from the problem's text, which stays in `meta`.
@@ -57,20 +57,20 @@ def alphadrive(record: Record, source: Source) -> list[Row]:
         missing = next(name for name, matched in heads.items() if not matched)
         raise DataError(f"the answer {short(_answer(record))} has no word for {missing}; it needs one of "
                         f"{', '.join(HEADS[missing])}")
-    text, said = _question(record), heard(record)
+    text, said = _question(record), checked_conversation(record)
     speed, route = _speed(record, text), pick(record, "navigation", "nav", "command", "navigation_text")
     route = route if isinstance(route, str) else next(iter(_ROUTE.findall(text[:_LONGEST_TEXT])), None)
     plan = {head: matched[0] if len(matched) == 1 else matched for head, matched in heads.items()}
-    row = begin(record, source)
+    row = base_fields(record, source)
     return [{**row, "plan": plan, **({"speed_mps": speed} if speed is not None else {}),
              **({"navigation": route.strip()} if route else {}),
-             **system_prompt(record, said), **context(said, row),
+             **system_prompt(record, said), **context_turns(said, row),
              **meta(record, "conversations", "messages", "system", *_ANSWERS, *"speed_mps ego_speed speed navigation "
                     "nav command navigation_text".split())}]
 
 
 def _question(record: Record) -> str:
-    said = heard(record)
+    said = checked_conversation(record)
     return said.question if said else str(pick(record, "problem", "question", "prompt") or "")
 
 
@@ -79,9 +79,9 @@ def _unknown(words: Sequence[str]) -> str | None:
 
 
 def _answer(record: Record) -> str:
-    said = heard(record)
+    said = checked_conversation(record)
     given = (said.answer if said else "") or pick(record, *_ANSWERS)
-    return untagged(given) if isinstance(given, str) and len(given) <= 100 * _LONGEST else ""
+    return answer_text(given) if isinstance(given, str) and len(given) <= 100 * _LONGEST else ""
 
 
 def _words(answer: str) -> list[str]:

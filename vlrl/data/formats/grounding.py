@@ -8,13 +8,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vlrl.data.formats import swift
-from vlrl.data.formats.asked import context, heard, plain, question_fields, shown, system_prompt, with_media
-from vlrl.data.formats.choices import OPTIONS, answered, options_of, untagged
-from vlrl.data.formats.qa import ANSWER, PLACES, QUESTION, final, right
-from vlrl.data.formats.talk import FIELDS, Talk, conversation_fields
-from vlrl.data.sources.answer_types import of_clip
+from vlrl.data.formats.choices import OPTIONS, answer_fields, answer_text, options_of
+from vlrl.data.formats.conversations import FIELDS, Conversation, conversation_fields
+from vlrl.data.formats.qa import ANSWER, ID_FIELDS, QUESTION, final_answer, reference_answer
+from vlrl.data.formats.questions import (
+    checked_conversation,
+    context_turns,
+    media_fields,
+    question_fields,
+    system_prompt,
+    with_media,
+    without_marks,
+)
+from vlrl.data.sources.answer_types import as_video_type
 from vlrl.data.sources.box_numbers import are_shares, hull, pixels, scaled, xywh
-from vlrl.data.sources.fields import IMAGE, VIDEO, Source, begin, has, meta, named, numbers, pick, text
+from vlrl.data.sources.fields import IMAGE, VIDEO, RecordSource, base_fields, has, meta, numbers, pick, record_id, text
 from vlrl.data.values import number, short, unpacked
 from vlrl.errors import DataError
 from vlrl.types import Record, Row
@@ -47,38 +55,38 @@ def is_vlm_r1(record: Record) -> bool:
         return bool(fields)
     answer = pick(record, "solution", "answer", "ground_truth")
     return has(record, "completion") or (isinstance(answer, (str, list)) and has(record, *IMAGE) and bool(
-        _boxes_said(untagged(json.dumps(answer) if isinstance(answer, list) else answer), "")))
+        _boxes_said(answer_text(json.dumps(answer) if isinstance(answer, list) else answer), "")))
 
 
-def vlm_r1(record: Record, source: Source) -> list[Row]:
+def vlm_r1(record: Record, source: RecordSource) -> list[Row]:
     """A referring expression (the answer is one box), a detection (a list of boxes, or None) or a question.
 
     Boxes are in original pixels, or shares of the image where no number is above 1.
     """
-    record, places = swift.filled(record)
-    said = heard(record) or Talk()
+    record, places = swift.fill_marks(record)
+    said = checked_conversation(record) or Conversation()
     record = with_media(record, said)
-    question = plain(said.question)
+    question = without_marks(said.question)
     if not question:
         raise DataError("its conversation asks nothing: no turn of a human or user has a text")
     options = options_of(record)
-    answer, worked = right(said, record, options, question)
+    answer, worked = reference_answer(said, record, options, question)
     answer = json.dumps(answer) if isinstance(answer, list) and answer and not isinstance(answer[0], str) else answer
     method = str(record.get("accu_reward_method") or "").lower()
-    rest = {**worked, **system_prompt(record, said), **meta(record, *FIELDS, *ANSWER, *QUESTION, *PLACES, *VIDEO,
+    rest = {**worked, **system_prompt(record, said), **meta(record, *FIELDS, *ANSWER, *QUESTION, *ID_FIELDS, *VIDEO,
                                                             *OPTIONS, "reward_model", "system",
                                                             *(("objects",) if places else ()))}
     points = places is not None and bool(places.points)
-    boxes = [] if points else _boxes_said(untagged(answer), method) if isinstance(answer, str) else None
-    id = named(record, source, *PLACES)
+    boxes = [] if points else _boxes_said(answer_text(answer), method) if isinstance(answer, str) else None
+    id = record_id(record, source, *ID_FIELDS)
     if boxes is None:
         about = _about(record, source)
         row = _answered(record, question, answer, options, _ANSWER_TYPES.get(method))
         return [{"id": id, **about, **row, **question_fields(said.question, about, options, said.turns), **rest}]
-    row = {**begin(record, source), "id": id}
-    row |= context(said, row)
+    row = {**base_fields(record, source), "id": id}
+    row |= context_turns(said, row)
     if places and points:
-        return [{**row, **target(question), **swift.in_pixels(places, row), "boxes": [], **rest}]
+        return [{**row, **target(question), **swift.points_in_pixels(places, row), "boxes": [], **rest}]
     boxes = [{**b, "box": _in_pixels(b["box"], row, places.full if places else 1)} for b in boxes]
     if len({"label" in b for b in boxes}) > 1:
         raise DataError(f"of its {len(boxes)} boxes some have a label and some have none")
@@ -100,17 +108,17 @@ def target(words: str) -> dict[str, str]:
     return {"question": words} if _ASKS.search(words) else {"expression": words}
 
 
-def _about(record: Record, source: Source) -> dict[str, Any]:
+def _about(record: Record, source: RecordSource) -> dict[str, Any]:
     """Media of a question, and the size of its image where it can be known."""
     if has(record, *VIDEO) or not has(record, *IMAGE):
-        return shown(record, source, needed=False)
-    return {k: v for k, v in begin(record, source).items() if k != "id"}
+        return media_fields(record, source, needed=False)
+    return {k: v for k, v in base_fields(record, source).items() if k != "id"}
 
 
 def _answered(record: Record, question: str, answer: Any, options: list[str], kind: str | None) -> dict[str, Any]:
-    answer = final(answer) if isinstance(answer, str) else answer
-    row = {"answer": answer, "answer_type": kind} if kind and not options else answered(answer, options, question)
-    return of_clip(row) if has(record, *VIDEO) else row
+    answer = final_answer(answer) if isinstance(answer, str) else answer
+    row = {"answer": answer, "answer_type": kind} if kind and not options else answer_fields(answer, options, question)
+    return as_video_type(row) if has(record, *VIDEO) else row
 
 
 def _boxes_said(answer: str, method: str) -> list[Row] | None:
@@ -173,11 +181,11 @@ def is_problem_box(record: Record) -> bool:
     return isinstance(record.get("problem"), str) and has(record, *IMAGE) and any(map(_four, given))
 
 
-def problem_box(record: Record, source: Source) -> list[Row]:
+def problem_box(record: Record, source: RecordSource) -> list[Row]:
     """`problem` is the expression, or asks for it, and `solution` [x1, y1, x2, y2] in original pixels (VLM-R1's
     rec_jsons_processed, refcoco*_val.json and lisa_test.json; EasyR1)."""
-    asked = target(plain(text(record, "problem")))
-    row = begin(record, source)
+    asked = target(without_marks(text(record, "problem")))
+    row = base_fields(record, source)
     solution = _four(pick(record, "solution")) or _four(record.get("answer"))
     box = {"box": _in_pixels(numbers(solution, (4,), "solution"), row)}
     boxes = [{**box, "label": asked["expression"]}] if "expression" in asked else [box]
@@ -187,7 +195,7 @@ def problem_box(record: Record, source: Source) -> list[Row]:
 def _four(value: Any) -> list[Any] | None:
     """Returns a list of four numbers, alone or between answer tags."""
     if isinstance(value, str):
-        value = unpacked(untagged(value))
+        value = unpacked(answer_text(value))
     return value if isinstance(value, list) and len(value) == 4 and all(map(_is_number, value)) else None
 
 
@@ -197,7 +205,7 @@ def is_refcoco(record: Record) -> bool:
         has(record, "ref_id", "ann_id", "sentences", "image_id") or "question_id" in record)
 
 
-def refcoco(record: Record, source: Source) -> list[Row]:
+def refcoco(record: Record, source: RecordSource) -> list[Row]:
     """Returns one region in COCO's [x, y, width, height], in original pixels, and one row per expression that names it.
 
     Where `raw_anns` has the annotation of COCO, its bbox counts: that of the record then has corners (jxu124/refcoco).
@@ -217,7 +225,7 @@ def refcoco(record: Record, source: Source) -> list[Row]:
         record = {**record, "file_name": _coco_name(record)}
     if isinstance(record.get("file_name"), str):
         record = {**record, "file_name": _REF_NAME.sub(r"\1", record["file_name"])}
-    row = begin(record, source)
+    row = base_fields(record, source)
     rest = meta(record, *EXPRESSION, *"bbox segmentation answer question question_id raw_anns raw_image_info "
                 "raw_sentences".split())
     return [{**row, "id": row["id"] if len(names) == 1 else f"{row['id']}-{n}", "expression": name,
@@ -243,7 +251,7 @@ def is_lisa(record: Record) -> bool:
     return isinstance(record.get("shapes"), list) and has(record, "text")
 
 
-def lisa(record: Record, source: Source) -> list[Row]:
+def lisa(record: Record, source: RecordSource) -> list[Row]:
     """Returns a row per text; the box is the one around all polygons labelled `target`, in original pixels."""
     points: list[Any] = []
     for shape in record["shapes"]:
@@ -252,7 +260,7 @@ def lisa(record: Record, source: Source) -> list[Row]:
         if not _NO_TARGET.search(str(shape.get("label", "target"))):
             points += [numbers(p, (2,), "points") for p in pick(shape, "points") or []]
     texts = record["text"] if isinstance(record["text"], list) else [record["text"]]
-    row = begin(_with_image(record, source), source)
+    row = base_fields(_with_image(record, source), source)
     boxes = [hull(points)] if points else []
     rest = meta(record, "shapes", "text", "imagePath", "imageData", "imageHeight", "imageWidth")
     names = [_sentence(value) for value in texts]
@@ -260,7 +268,7 @@ def lisa(record: Record, source: Source) -> list[Row]:
              "boxes": [{"box": box, "label": name} for box in boxes], **rest} for n, name in enumerate(names, 1)]
 
 
-def _with_image(record: Record, source: Source) -> Record:
+def _with_image(record: Record, source: RecordSource) -> Record:
     """LISA names no image: it has the name of the file; labelme's imagePath is read too."""
     sizes = {"width": record.get("imageWidth"), "height": record.get("imageHeight")}
     image = pick(record, *IMAGE, "imagePath") or f"{source.id}.jpg"
@@ -274,7 +282,7 @@ def is_coco(record: Record) -> bool:
     return isinstance(record.get("images"), list) and isinstance(record.get("annotations"), list)
 
 
-def coco(record: Record, source: Source) -> list[Row]:
+def coco(record: Record, source: RecordSource) -> list[Row]:
     """Returns a row per image: `labels` are the file's categories, `boxes` the annotations, from [x, y, width, height];
     of annotations with a text (`caption`, `expression`, `sentence` ...) a row per text, which is its expression.
 
@@ -314,7 +322,7 @@ def _told(row: dict[str, Any]) -> list[Row]:
             for n, (name, boxes) in enumerate(told.items(), 1)]
 
 
-def _coco_row(image: Record, source: Source, names: Mapping[Any, str], boxes: Sequence[Record] = (),
+def _coco_row(image: Record, source: RecordSource, names: Mapping[Any, str], boxes: Sequence[Record] = (),
               **others: list[Row]) -> dict[str, Any]:
     url = str(image.get("coco_url") or "")
     named = {**image, "file_name": image.get("file_name") or url.rpartition("/")[2] or None}
@@ -322,7 +330,7 @@ def _coco_row(image: Record, source: Source, names: Mapping[Any, str], boxes: Se
     few = list(dict.fromkeys([*(b["label"] for b in boxes), *absent]))
     labels = list(dict.fromkeys(names.values())) if len(names) <= MOST_LABELS else few
     more = {"meta": others} if others else {}
-    return {**begin(named, source), "id": str(image.get("id", source.id)), "labels": labels, "boxes": list(boxes),
+    return {**base_fields(named, source), "id": str(image.get("id", source.id)), "labels": labels, "boxes": list(boxes),
             **more}
 
 

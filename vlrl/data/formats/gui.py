@@ -11,7 +11,7 @@ from typing import Any
 
 from vlrl.data.formats.grounding import is_problem_box
 from vlrl.data.sources.box_numbers import are_shares, pixels, scaled, xywh
-from vlrl.data.sources.fields import IMAGE, Source, begin, has, meta, numbers, optional, pick, text
+from vlrl.data.sources.fields import IMAGE, RecordSource, base_fields, has, meta, numbers, optional, pick, text
 from vlrl.data.sources.reading import Placed
 from vlrl.data.values import number, short, tidy, unpacked
 from vlrl.errors import DataError
@@ -31,7 +31,7 @@ def is_screenspot_pro(record: Record) -> bool:
     return has(record, "bbox") and has(record, "instruction") and has(record, "ui_type", "img_size")
 
 
-def screenspot_pro(record: Record, source: Source) -> list[Row]:
+def screenspot_pro(record: Record, source: RecordSource) -> list[Row]:
     """ScreenSpot-Pro (2504.07981): `bbox` is [x1, y1, x2, y2] in pixels; `application` never spans two splits."""
     return _element(record, source, corners=True)
 
@@ -41,7 +41,7 @@ def is_screenspot(record: Record) -> bool:
     return kind and has(record, "bbox") and has(record, "instruction")
 
 
-def screenspot(record: Record, source: Source) -> list[Row]:
+def screenspot(record: Record, source: RecordSource) -> list[Row]:
     """ScreenSpot and v2 (2401.10935, 2410.23218): `bbox` is [x, y, width, height] in pixels, or [x1, y1, x2, y2] as
     shares of the image where no number is above 1 (GUI-RCPO, and the copies on the hub).
 
@@ -73,8 +73,8 @@ def _bbox(row: dict[str, Any] | DataError) -> list[float] | None:
     return None if isinstance(row, DataError) else row.get("meta", {}).get("bbox")
 
 
-def _element(record: Record, source: Source, corners: bool) -> list[Row]:
-    row = begin(record, source)
+def _element(record: Record, source: RecordSource, corners: bool) -> list[Row]:
+    row = base_fields(record, source)
     values = numbers(record["bbox"], (4,), "bbox")
     original = {}
     if are_shares(values):
@@ -111,7 +111,7 @@ def is_unlabelled(record: Record) -> bool:
     return has(record, "instruction") and has(record, *IMAGE) and not has(record, *_ANSWERS)
 
 
-def unlabelled(record: Record, source: Source) -> list[Row]:
+def unlabelled(record: Record, source: RecordSource) -> list[Row]:
     """Returns an instruction without an answer, for region consistency (GUI-RCPO); other fields stay as they are.
 
     Raises DataError for a field that seems to hold the answer, which would be lost.
@@ -120,7 +120,7 @@ def unlabelled(record: Record, source: Source) -> list[Row]:
         raise DataError(f"it has an instruction, and neither box nor action under a known name; {field}="
                         f"{short(record[field])} seems to be the answer: say what it stands for with --columns "
                         f"(data.columns) bbox={field} or action={field}, or take it out")
-    row = begin(record, source)
+    row = base_fields(record, source)
     others = {k: v for k, v in record.items() if k not in (*IMAGE, *_OF_SCREENSPOT, "image_size", "img_size")}
     rest = {k: record[k] for k in _OF_SCREENSPOT if k in record}
     others |= {"meta": {**rest, **(record.get("meta") or {})}} if rest else {}
@@ -136,13 +136,13 @@ def is_gui_g1(record: Record) -> bool:
     return has(record, "rate") and is_problem_box(record)
 
 
-def gui_g1(record: Record, source: Source) -> list[Row]:
+def gui_g1(record: Record, source: RecordSource) -> list[Row]:
     """GUI-G1 (2505.15810): problem, solution [x1, y1, x2, y2] in pixels, and `rate`, the row's weight in the loss."""
     rate = number(record["rate"])
     if rate is None or rate < 0:
         raise DataError(f"rate={short(record['rate'])} must be a finite number of at least 0")
     match = re.search(r"instruction is:\s*(.+?)\.?\s*Report the bbox", text(record, "problem"), re.DOTALL)
-    return [{**begin(record, source), "instruction": match[1] if match else text(record, "problem"),
+    return [{**base_fields(record, source), "instruction": match[1] if match else text(record, "problem"),
              "box": pixels(numbers(record["solution"], (4,), "solution"), "solution"), "weight": rate,
              **meta(record, "problem", "solution", "rate")}]
 
@@ -151,9 +151,9 @@ def is_gui_g2(record: Record) -> bool:
     return has(record, "abs_box", "rela_box") and has(record, "instruction")
 
 
-def gui_g2(record: Record, source: Source) -> list[Row]:
+def gui_g2(record: Record, source: RecordSource) -> list[Row]:
     """GUI-G2 (2507.15846): `abs_box` in pixels or `rela_box` as shares of the image, both [x1, y1, x2, y2]."""
-    row = begin(record, source)
+    row = base_fields(record, source)
     if has(record, "abs_box"):
         box = pixels(numbers(record["abs_box"], (4,), "abs_box"), "abs_box")
     else:
@@ -171,12 +171,12 @@ def is_android_step(record: Record) -> bool:
     return isinstance(gt, Mapping) and has(gt, "action_type") and has(record, *IMAGE)
 
 
-def android_step(record: Record, source: Source) -> list[Row]:
+def android_step(record: Record, source: RecordSource) -> list[Row]:
     """Returns one step as UI-R1 (2503.21620) keeps it: `gt` has action_type and x, y, text, direction or app_name.
 
     Screenshots named after an episode share its `group_key`.
     """
-    row = begin(record, source)
+    row = base_fields(record, source)
     gt = pick(record, "gt", "action", "ground_truth", "gt_action")
     task = text(record, "task", "instruction", "step_instruction", "goal")
     box = next((numbers(r[name], (4,), name) for r in (record, gt) for name in ("bbox", "gt_bbox", "box")
@@ -207,7 +207,7 @@ def is_android_episode(record: Record) -> bool:
     return isinstance(record.get("actions"), list) and has(record, "episode_id", "goal", "step_instructions")
 
 
-def android_episode(record: Record, source: Source) -> list[Row]:
+def android_episode(record: Record, source: RecordSource) -> list[Row]:
     """Returns a row per action: `step_instructions` say what to do, `goal` what for; earlier steps are its history."""
     episode = record.get("episode_id", source.id)
     said = pick(record, "step_instructions") or []
@@ -233,9 +233,9 @@ def is_gui_r1(record: Record) -> bool:
     return has(record, "gt_action") and isinstance(record.get("gt_action"), str) and has(record, "instruction")
 
 
-def gui_r1(record: Record, source: Source) -> list[Row]:
+def gui_r1(record: Record, source: RecordSource) -> list[Row]:
     """`gt_bbox` holds a box or a point as shares of the image; negative numbers stand for none."""
-    row = begin(record, source)
+    row = base_fields(record, source)
     action: dict[str, Any] = {"type": text(record, "gt_action").lower()}
     where = numbers(record["gt_bbox"], (2, 4), "gt_bbox") if has(record, "gt_bbox") else []
     where = [] if any(v < 0 for v in where) else where

@@ -6,8 +6,9 @@ Another format is one more entry of FORMATS: a function that recognises a record
 
 from __future__ import annotations
 
-from vlrl.data.formats import aitw, driving, gui, labelled, pairs, qa, tables, talk, video, vqa
+from vlrl.data.formats import aitw, driving, gui, labelled, pairs, qa, tables, video, vqa
 from vlrl.data.formats import annotated as a
+from vlrl.data.formats import conversations as talk
 from vlrl.data.formats import grounding as g
 from vlrl.data.sources.reading import CANONICAL, Format
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from vlrl.data.formats.annotated import LABEL
 from vlrl.data.formats.grounding import MOST_LABELS
-from vlrl.data.sources.fields import IMAGE, VIDEO, Source, has, media, meta, named, pick
+from vlrl.data.sources.fields import IMAGE, VIDEO, RecordSource, has, media, meta, pick, record_id
 from vlrl.data.sources.reading import Placed
 from vlrl.data.values import short
 from vlrl.errors import DataError
@@ -26,7 +26,7 @@ def is_labelled(record: Record) -> bool:
     return not own and has(record, *IMAGE) and has(record, *LABEL, *LABELS) and not has(record, *_ASKED, *VIDEO)
 
 
-def labelled(record: Record, source: Source) -> list[Row]:
+def labelled(record: Record, source: RecordSource) -> list[Row]:
     """`label` of an image; a list of several is a row with `multi`. `labels` become those of the file, up to 100. Where
     the record tells the number of the class, or its class as one, it is kept as `class_id`.
     """
@@ -42,7 +42,7 @@ def labelled(record: Record, source: Source) -> list[Row]:
     extra: dict[str, Any] = {"split": record["split"]} if isinstance(record.get("split"), str) else {}
     number = given if type(given) is int else record.get("class_id")
     extra |= {"class_id": number} if type(number) is int else {}
-    return [{"id": named(record, source), **media(record, source), **label, **extra,
+    return [{"id": record_id(record, source), **media(record, source), **label, **extra,
              **meta(record, *LABEL, *LABELS, "split", "multi", "class_id")}]
 
 

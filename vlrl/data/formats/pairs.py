@@ -7,10 +7,10 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
-from vlrl.data.formats.asked import question_fields, shown, system_prompt, with_media
-from vlrl.data.formats.choices import untagged
-from vlrl.data.formats.talk import FIELDS, Talk, reply, talk_of
-from vlrl.data.sources.fields import IMAGE, VIDEO, Source, has, meta, named, pick, text
+from vlrl.data.formats.choices import answer_text
+from vlrl.data.formats.conversations import FIELDS, Conversation, conversation_of, read_reply
+from vlrl.data.formats.questions import media_fields, question_fields, system_prompt, with_media
+from vlrl.data.sources.fields import IMAGE, VIDEO, RecordSource, has, meta, pick, record_id, text
 from vlrl.data.values import number, short
 from vlrl.errors import DataError
 from vlrl.types import Record, Row
@@ -35,10 +35,10 @@ def is_chosen_rejected(record: Record) -> bool:
     return has(record, "chosen") and has(record, "rejected")
 
 
-def chosen_rejected(record: Record, source: Source) -> list[Row]:
+def chosen_rejected(record: Record, source: RecordSource) -> list[Row]:
     """`chosen` and `rejected` (VL-RewardBench as R1-Reward keeps it, RLAIF-V, LLaMA-Factory): which of the two stands
     first is drawn by the row's id; `answer` is the place of the chosen one, 1 or 2."""
-    id = named(record, source, *_PLACES)
+    id = record_id(record, source, *_PLACES)
     better, worse = _response(record, "chosen"), _response(record, "rejected")
     if better == worse:
         raise DataError("chosen and rejected are the same text")
@@ -54,21 +54,21 @@ def _response(record: Record, name: str) -> str:
     if isinstance(given, Mapping):
         given = [given]
     if isinstance(given, list):
-        given = reply(given).answer
+        given = read_reply(given).answer
     if not isinstance(given, str) or not given.strip():
         raise DataError(f"{name}={short(record[name])} must be a text")
     return given.strip()
 
 
-def _question(record: Record, source: Source) -> dict[str, Any]:
+def _question(record: Record, source: RecordSource) -> dict[str, Any]:
     """Returns the question of a row, what it is about, and the system prompt."""
-    ends = [reply(record[name]) for name in ("chosen", "rejected") if isinstance(record.get(name), list)]
+    ends = [read_reply(record[name]) for name in ("chosen", "rejected") if isinstance(record.get(name), list)]
     ends = [said for said in ends if said.question]
     if len(ends) > 1 and (ends[0].question, ends[0].turns) != (ends[1].question, ends[1].turns):
         raise DataError("chosen and rejected answer different questions")
-    said = (None if has(record, "question") else talk_of(record)) or next(iter(ends), Talk())
+    said = (None if has(record, "question") else conversation_of(record)) or next(iter(ends), Conversation())
     record = with_media(record, said)
-    media = shown(record, source, needed=False)
+    media = media_fields(record, source, needed=False)
     return {**media, **question_fields(said.question or text(record, *_QUESTION), media, (), said.turns),
             **system_prompt(record, said)}
 
@@ -84,7 +84,7 @@ def is_response_pair(record: Record) -> bool:
     return len(_pair(record)) == 2 and has(record, *_QUESTION) and has(record, "human_ranking", "ranking", *_BETTER)
 
 
-def response_pair(record: Record, source: Source) -> list[Row]:
+def response_pair(record: Record, source: RecordSource) -> list[Row]:
     """Returns two responses in the order of the record, and which is better: 1 or 2, A or B, "Output1", or ranks, of
     which the better one has the lower (VL-RewardBench on the hub).
     """
@@ -98,8 +98,8 @@ def response_pair(record: Record, source: Source) -> list[Row]:
     else:
         better = _better(pick(record, *_BETTER), pair)
     used = {*_LISTS, *_BETTER, "human_ranking", "ranking", *(n for names in _PAIRS for n in names)}
-    return [{"id": named(record, source, *_PLACES), **_question(record, source), "responses": pair, "answer": better,
-             **_about(record, *used)}]
+    return [{"id": record_id(record, source, *_PLACES), **_question(record, source), "responses": pair,
+             "answer": better, **_about(record, *used)}]
 
 
 def one_or_two(rows: Placed) -> Placed:
@@ -131,7 +131,7 @@ def _better(verdict: Any, pair: list[str]) -> int:
         verdict = verdict[0]
     if number(verdict) in (1, 2):
         return int(number(verdict) or 0)
-    words = untagged(verdict)
+    words = answer_text(verdict)
     if words in pair and pair[0] != pair[1]:
         return pair.index(words) + 1
     side = _SIDE.fullmatch(words)
@@ -149,7 +149,7 @@ def is_r1_reward(record: Record) -> bool:
     return has(record, "message") and has(record, "answer") and isinstance(pick(record, "message"), list)
 
 
-def r1_reward(record: Record, source: Source) -> list[Row]:
+def r1_reward(record: Record, source: RecordSource) -> list[Row]:
     """`message` (a conversation as JSON text) asks which of [Response 1] and [Response 2] is better; `answer` is
     ["<answer>2</answer>"]."""
     parts = [part for turn in pick(record, "message") if isinstance(turn, Mapping)
@@ -162,9 +162,9 @@ def r1_reward(record: Record, source: Source) -> list[Row]:
     pictures = [part["image"] for part in parts if isinstance(part.get("image"), str)]
     clips = [part["video"] for part in parts if isinstance(part.get("video"), str)]
     named_ = {**({"images": pictures} if pictures else {}), **({"video": clips[0]} if clips else {})}
-    media = shown(record if has(record, *IMAGE, *VIDEO) else named_, source, needed=False)
+    media = media_fields(record if has(record, *IMAGE, *VIDEO) else named_, source, needed=False)
     question, *pair = compared
-    return [{"id": named(record, source, *_PLACES), **media, "question": question, "responses": pair,
+    return [{"id": record_id(record, source, *_PLACES), **media, "question": question, "responses": pair,
              "answer": _better(pick(record, "answer"), pair), **meta(record, "message", "question", "answer", *VIDEO,
                                                                      *_PLACES)}]
 

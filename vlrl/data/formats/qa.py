@@ -7,20 +7,27 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vlrl.data.formats.asked import heard, plain, question_fields, shown, system_prompt, with_media
 from vlrl.data.formats.choices import (
     INDICES,
     LETTERED,
     OPTIONS,
-    answered,
-    letter,
+    answer_fields,
+    answer_text,
+    letter_at,
+    option_letter,
     options_of,
-    placed_letter,
-    untagged,
 )
-from vlrl.data.formats.talk import FIELDS, Talk
-from vlrl.data.sources.answer_types import of_clip, stated
-from vlrl.data.sources.fields import IMAGE, VIDEO, Source, begin, has, meta, named, pick, size_of, text
+from vlrl.data.formats.conversations import FIELDS, Conversation
+from vlrl.data.formats.questions import (
+    checked_conversation,
+    media_fields,
+    question_fields,
+    system_prompt,
+    with_media,
+    without_marks,
+)
+from vlrl.data.sources.answer_types import as_video_type, stated_type
+from vlrl.data.sources.fields import IMAGE, VIDEO, RecordSource, base_fields, has, meta, pick, record_id, size_of, text
 from vlrl.data.values import number, short
 from vlrl.errors import DataError
 from vlrl.types import Record, Row
@@ -29,7 +36,7 @@ QUESTION = ("question", "problem", "query", "Question", "prompt", "text", "q")
 ANSWER = ("answer", "final_answer", "solution", "ground_truth", "gt_answer", "gt", "correct_answer", "Answer",
           "direct_answers", "answers", "multiple_choice_answer", *INDICES)
 _DIRECT = tuple(name for name in ANSWER if name not in INDICES)
-PLACES = ("question_id", "sample_id", "pid", "problem_id", "qid", "uid", "ID")
+ID_FIELDS = ("question_id", "sample_id", "pid", "problem_id", "qid", "uid", "ID")
 _OTHERS = ("boxes", "box", "plan", "responses", "instruction")
 _BOXED = re.compile(r"\\boxed\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}")
 _HASHES = re.compile(r"####\s*(.+?)\s*$")
@@ -56,7 +63,7 @@ def is_problem_text(record: Record) -> bool:
     return isinstance(record.get("problem"), str) and has(record, *IMAGE) and "solution" in record
 
 
-def problem_text(record: Record, source: Source) -> list[Row]:
+def problem_text(record: Record, source: RecordSource) -> list[Row]:
     """`problem` and `solution` (Curr-ReFT's SuperCLEVR, R1-V, CLS-RL): a count, number, letter, formula or text.
 
     A text that answers what class something is of is its `label` as well.
@@ -68,12 +75,12 @@ def problem_text(record: Record, source: Source) -> list[Row]:
     if has(record, "answer") and "<answer>" not in str(solution):  # the solution is worked out, and ends in the answer
         return question_answer(record, source)
     options = options_of(record)
-    row = answered(final(solution), options, question, stated(record))
+    row = answer_fields(final_answer(solution), options, question, stated_type(record))
     value = number(row["answer"]) if row["answer_type"] in ("count", "number") else None
     counted = {"count": value} if row["answer_type"] == "count" else {}
     named_ = {"label": row["answer"]} if row["answer_type"] == "text" and _ASKS_CLASS.search(question) else {}
     row = {**row, "answer": value} if str(value) == str(row["answer"]) else row  # 3.50 stays as it is written
-    about = begin(record, source)
+    about = base_fields(record, source)
     return [{**about, **row, **question_fields(question, about, options), **counted, **named_,
              **meta(record, "problem", "solution", "problem_type", *OPTIONS)}]
 
@@ -95,19 +102,19 @@ def is_question_answer(record: Record) -> bool:
     return asks and not plain and not own and not has(record, *_OTHERS)
 
 
-def question_answer(record: Record, source: Source) -> list[Row]:
+def question_answer(record: Record, source: RecordSource) -> list[Row]:
     """Returns a question under a common name, its answer, and options if it has any; about images, a video, or a text
     alone.
 
     A worked solution counts by its \\boxed{} or what follows ####; of several answers each is right, the most frequent
     first; verl's `reward_model.ground_truth` is read. Fields that are none of these stay as they are.
     """
-    said = heard(record) or Talk(pick(record, *QUESTION))
+    said = checked_conversation(record) or Conversation(pick(record, *QUESTION))
     record, question = with_media(record, said), said.question
-    if not isinstance(question, str) or not plain(question):
+    if not isinstance(question, str) or not without_marks(question):
         raise DataError(f"question={short(question)} must be a text")
     options = options_of(record)
-    given, worked = right(said, record, options, question)
+    given, worked = reference_answer(said, record, options, question)
     texts: dict[str, Any] = {}
     if record.get("question_type") == "multi_choice" and "pid" in record:
         if options.count(given) == 1:  # MathVista's answer is a text, even where it is a letter: C, A, B
@@ -115,21 +122,22 @@ def question_answer(record: Record, source: Source) -> list[Row]:
         raw = record.get("choices")
         if isinstance(raw, list) and raw != options and all(isinstance(v, str) for v in raw):
             texts = {"choice_texts": raw}  # with letters, which its score compares too
-    row = answered(final(given) if isinstance(given, str) else given, options, question, stated(record))
+    given = final_answer(given) if isinstance(given, str) else given
+    row = answer_fields(given, options, question, stated_type(record))
     if has(record, "sample_token") and not has(record, *IMAGE, *VIDEO):
         raise DataError("it names a sample of nuScenes, and no image: add `images`, the files of its cameras")
-    media = shown(record, source, needed=False) or ({"video": source.id} if _FILM.search(source.id) else {})
-    used = {*QUESTION, *_answers(record), *PLACES, *OPTIONS, *IMAGE, *VIDEO, *LETTERED, *FIELDS, "reward_model",
+    media = media_fields(record, source, needed=False) or ({"video": source.id} if _FILM.search(source.id) else {})
+    used = {*QUESTION, *_answers(record), *ID_FIELDS, *OPTIONS, *IMAGE, *VIDEO, *LETTERED, *FIELDS, "reward_model",
             "answer_type", "image_size", "system", *(f"image_{n}" for n in range(1, 10)),
             *(("start", "end") if "video" in media else ())}
     rest = {k: v for k, v in record.items() if k not in used and v is not None and meta({k: v})}
-    row = of_clip(row) if "video" in media else row
-    return [{**_of_part(_numeric(rest), media), "id": named(record, source, *PLACES), **media, **_recorded_size(record),
-             **row, **texts, **question_fields(question, media, options, said.turns), **worked,
-             **system_prompt(record, said)}]
+    row = as_video_type(row) if "video" in media else row
+    return [{**_of_part(_numeric(rest), media), "id": record_id(record, source, *ID_FIELDS), **media,
+             **_recorded_size(record), **row, **texts,
+             **question_fields(question, media, options, said.turns), **worked, **system_prompt(record, said)}]
 
 
-def without_answer(record: Record) -> DataError | None:
+def missing_answer(record: Record) -> DataError | None:
     """Returns why a record that asks has no row, where a field for its answer is there and empty; else None."""
     empty = next((name for name in ANSWER if name in record and record[name] in (None, "", [])), None)
     if empty is None or not has(record, *QUESTION) or has(record, *ANSWER, *_OTHERS):
@@ -142,12 +150,12 @@ def refuse_two_readings(record: Record) -> None:
     """Raises DataError where two fields may ask, answer, offer options or be the images, and differ: --columns says
     which counts.
     """
-    asks = {n: plain(record[n]) for n in ("question", "problem", "query") if isinstance(record.get(n), str)}
+    asks = {n: without_marks(record[n]) for n in ("question", "problem", "query") if isinstance(record.get(n), str)}
     says = {n: str(record[n]).strip() for n in _PLAIN_ANSWERS if isinstance(record.get(n), (str, int, float))
             and not isinstance(record[n], bool) and 0 < len(str(record[n]).strip()) <= _SHORT}
     options = options_of(record) if len(says) > 1 else []
     if options:
-        says = {name: letter(text, options) for name, text in says.items()}
+        says = {name: option_letter(text, options) for name, text in says.items()}
     for role, readings in (("question", asks), ("answer", says)):
         (first, *others), texts = list(readings) or [""], [text.lower() for text in readings.values()]
         other = next((n for n, text in zip(others, texts[1:], strict=True)
@@ -167,7 +175,8 @@ def refuse_two_readings(record: Record) -> None:
                         "--columns (data.columns) images=image or images=images")
 
 
-def right(said: Talk, record: Record, options: Sequence[str], question: str) -> tuple[Any, dict[str, str]]:
+def reference_answer(said: Conversation, record: Record, options: Sequence[str], question: str
+                     ) -> tuple[Any, dict[str, str]]:
     """Returns the answer that a model's is compared with, and the row's worked `solution`, if any.
 
     A field beside a conversation is what TRL, ms-swift and verl give to the reward; the last turn of the assistant is
@@ -180,7 +189,7 @@ def right(said: Talk, record: Record, options: Sequence[str], question: str) -> 
                             f"empty turn, and no field holds the answer; known: {', '.join(ANSWER[:6])} ...")
         return said.answer if beside is None else beside, {}
     reference = beside[0] if isinstance(beside, list) and beside else beside
-    own, other = (" ".join(final(v).lower().split()) for v in (said.answer, reference))
+    own, other = (" ".join(final_answer(v).lower().split()) for v in (said.answer, reference))
     marked = own != " ".join(said.answer.lower().split()) or len(own) <= _SHORT
     if own != other and (marked or not other) and not re.search(rf"(?<!\w){re.escape(other)}(?!\w)", own):
         raise DataError(f"the assistant answers {short(own)}, and a field beside the conversation says "
@@ -193,7 +202,7 @@ def _right(record: Record, options: Sequence[str]) -> Any:
     given = _ruled(record)
     place = pick(record, *INDICES) if given is None else None
     if place is not None and options:
-        given = placed_letter(place, options)
+        given = letter_at(place, options)
     elif place is not None and not has(record, *_DIRECT):
         raise DataError(f"it tells the place {short(place)} of the right option, and no field holds the options; "
                         f"known: {', '.join(OPTIONS)}; or a field for each, such as A, B or option_0, option_1")
@@ -220,7 +229,7 @@ def _of_part(fields: dict[str, Any], media: Record) -> dict[str, Any]:
 def _recorded_size(record: Record) -> dict[str, float]:
     """Width and height where the record tells them: tasks that look for something ask for them."""
     try:
-        size = size_of(record, {}, Source())
+        size = size_of(record, {}, RecordSource())
     except DataError:  # others call other things so
         return {}
     return {"width": size[0], "height": size[1]} if size else {}
@@ -248,10 +257,10 @@ def _ruled(record: Record) -> Any:
     return pick(rule, "ground_truth") if isinstance(rule, Mapping) else None
 
 
-def final(answer: Any) -> str:
+def final_answer(answer: Any) -> str:
     """Returns the end of a worked solution; any other answer as it is, out of its tag."""
     said = str(answer)
     if "<answer>" not in said.lower():
         matches = _BOXED.findall(said[-5000:]) or _HASHES.findall(said[-1000:])
         said = matches[-1] if matches else said
-    return untagged(said)
+    return answer_text(said)

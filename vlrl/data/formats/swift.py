@@ -27,7 +27,7 @@ _FULL = {"real": 1.0, "none": 1.0, "norm1": 1.0, "norm1000": 1000.0}
 
 
 @dataclass(frozen=True)
-class Places:
+class GroundingMarks:
     """What stood in the places of an answer."""
 
     full: float
@@ -36,7 +36,7 @@ class Places:
     points: tuple[list[float], ...] = ()
 
 
-def filled(record: Record) -> tuple[Record, Places | None]:
+def fill_marks(record: Record) -> tuple[Record, GroundingMarks | None]:
     """Returns the record with names in the places of its turns, and a list of boxes as the answer; None with it where
     it has no such places. Raises DataError for places and `objects` that do not fit together.
     """
@@ -70,11 +70,11 @@ def filled(record: Record) -> tuple[Record, Places | None]:
     if isinstance(images, list) and len(images) > 1 and said:
         raise DataError(f"its boxes lie in some of its {len(images)} images (objects.image_id), and a row has boxes in "
                         "one")
-    return _spoken(record, name, turns, asked, said, answers), Places(_FULL[kind], kind == "norm1", tuple(
+    return _spoken(record, name, turns, asked, said, answers), GroundingMarks(_FULL[kind], kind == "norm1", tuple(
         one["bbox_2d"] for one in said if len(one["bbox_2d"]) == 2))
 
 
-def in_pixels(places: Places, row: Record) -> dict[str, Any]:
+def points_in_pixels(places: GroundingMarks, row: Record) -> dict[str, Any]:
     """Returns the `points` of a row in pixels."""
     size = (row["width"], row["height"]) if "width" in row else None
     scale = places.shares or places.full != 1

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vlrl.data.formats.choices import OPTIONS, answered, options_of
-from vlrl.data.sources.fields import IMAGE, Source, has, meta, named, pick, size_of, text
+from vlrl.data.formats.choices import OPTIONS, answer_fields, options_of
+from vlrl.data.sources.fields import IMAGE, RecordSource, has, meta, pick, record_id, size_of, text
 from vlrl.data.values import short
 from vlrl.errors import DataError
 from vlrl.types import Record, Row
@@ -23,13 +23,13 @@ def is_table_question(record: Record) -> bool:
     return has(record, "table") and has(record, "question") and has(record, "answer")
 
 
-def table_question(record: Record, source: Source) -> list[Row]:
+def table_question(record: Record, source: RecordSource) -> list[Row]:
     """Returns the question behind its table, with title and unit; the picture of the table where one is there."""
     question, table = text(record, "question"), _as_text(pick(record, "table"))
     title, unit = (str(record.get(name) or "").strip() for name in ("table_title", "unit"))
     asked = "\n".join(filter(None, (title, f"{table}\n", question))) + (f" (unit: {unit})" if unit else "")
-    options, id = options_of(record), named(record, source)
-    row = answered(record["answer"], options, question, _TYPES.get(str(record.get("ans_type"))))
+    options, id = options_of(record), record_id(record, source)
+    row = answer_fields(record["answer"], options, question, _TYPES.get(str(record.get("ans_type"))))
     drawn = (name.format(id) for name in _NAMES)
     image = pick(record, *IMAGE) or next((name for name in drawn if source.size(name)), None)
     shown: dict[str, Any] = {"image": source.path(image)} if isinstance(image, str) else {}

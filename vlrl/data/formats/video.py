@@ -11,21 +11,21 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from vlrl.data.formats.asked import question_fields, shown
 from vlrl.data.formats.choices import (
     INDICES,
     LETTERED,
     OPTIONS,
-    answered,
-    letter,
+    answer_fields,
+    answer_text,
+    letter_at,
+    option_letter,
     options_of,
-    placed_letter,
-    untagged,
 )
+from vlrl.data.formats.questions import media_fields, question_fields
 from vlrl.data.formats.times import clip, interval, intervals, seconds
-from vlrl.data.sources.answer_types import TYPES, stated
+from vlrl.data.sources.answer_types import TYPES, stated_type
 from vlrl.data.sources.box_numbers import are_shares, scaled, xywh
-from vlrl.data.sources.fields import VIDEO, Source, has, meta, named, numbers, pick, picture, text
+from vlrl.data.sources.fields import VIDEO, RecordSource, has, image_value, meta, numbers, pick, record_id, text
 from vlrl.data.values import number, short, unpacked
 from vlrl.errors import DataError
 from vlrl.rewards.literals import read_literal
@@ -40,9 +40,9 @@ _CLEAR = re.compile(r"[.:]\d")  # "3.1-7.5" are times; "2-5" may be a score, unl
 _ONE_OF = re.compile(r"(?:from|of|among|between|:)\s*(\[[^\[\]]{3,2000}\])")
 
 
-def _video(record: Record, source: Source, *names: str) -> Any:
+def _video(record: Record, source: RecordSource, *names: str) -> Any:
     """Returns the path of the video that one of these fields names, or the bytes that it holds."""
-    given = picture(pick(record, *names))
+    given = image_value(pick(record, *names))
     if isinstance(given, bytes):
         return given
     if not isinstance(given, str):
@@ -66,7 +66,7 @@ def is_video_r1(record: Record) -> bool:
         has(record, "data_type") or kind in TYPES)
 
 
-def video_r1(record: Record, source: Source) -> list[Row]:
+def video_r1(record: Record, source: RecordSource) -> list[Row]:
     """Returns a video or an image (`data_type`), a `problem`, and a solution of one of five types (`problem_type`)."""
     kind = str(record.get("data_type") or "video").lower()
     if kind not in ("video", "image"):
@@ -74,16 +74,16 @@ def video_r1(record: Record, source: Source) -> list[Row]:
     question = text(record, "problem")
     path = pick(record, "path")
     times = {name: record[name] for name in ("fps", "frame_times") if name in record}
-    media = shown(record if path is None else {kind: path, **times}, source)
+    media = media_fields(record if path is None else {kind: path, **times}, source)
     media = {k: v[2:] if isinstance(v, str) and v.startswith("./") else v for k, v in media.items()}
     problem_type = record.get("problem_type")
     if problem_type is not None and str(problem_type).strip().lower() not in TYPES:
         raise DataError(f"problem_type={short(problem_type)} is none of: {', '.join(TYPES)}")
     options = options_of(record)
-    row = {**answered(pick(record, "solution", "answer"), options, question, stated(record)),
+    row = {**answer_fields(pick(record, "solution", "answer"), options, question, stated_type(record)),
            **question_fields(question, media, options)}
     about = {"source": record["data_source"]} if isinstance(record.get("data_source"), str) else {}
-    return [{"id": named(record, source, "problem_id"), **media, **row, **_length(record),
+    return [{"id": record_id(record, source, "problem_id"), **media, **row, **_length(record),
              **about, **meta(record, *"problem_id problem data_type problem_type options solution answer path "
                              "data_source duration".split(), *VIDEO)}]
 
@@ -96,19 +96,19 @@ def is_seed_bench_r1(record: Record) -> bool:
         record, "negative_answers", "choice_a")
 
 
-def seed_bench_r1(record: Record, source: Source) -> list[Row]:
+def seed_bench_r1(record: Record, source: RecordSource) -> list[Row]:
     """Returns the video of the progress where there has been any, and the last frame; four options in an order drawn by
     the id.
 
     Of `negative_answers` three are drawn. Validation rows keep choice_a to choice_d in their order. Media lie as the
     release has them, in `videos/<video_source>/` and `images/<video_source>/`; `category` is the level.
     """
-    id = named(record, source, "sample_id")
+    id = record_id(record, source, "sample_id")
     draw = random.Random(f"vlrl/seed_bench_r1/{id}")
     golden = pick(record, *INDICES)
     if has(record, "choice_a"):
         options = options_of(record)
-        right = letter(record.get("answer"), options) if golden is None else placed_letter(golden, options)
+        right = option_letter(record.get("answer"), options) if golden is None else letter_at(golden, options)
     else:
         answer, wrong = text(record, "answer"), pick(record, "negative_answers")
         if not isinstance(wrong, list) or not all(isinstance(v, str) and v.strip() for v in wrong):
@@ -144,7 +144,7 @@ def is_time_r1(record: Record) -> bool:
         record, "sentence", "query", "caption", "description")
 
 
-def time_r1(record: Record, source: Source) -> list[Row]:
+def time_r1(record: Record, source: RecordSource) -> list[Row]:
     """`timestamp` [start, end] from the start of the clip. `difficulty` is the base model's tIoU in percent: 1 - it."""
     row = _grounded(record, source, _video(record, source, *VIDEO),
                     text(record, "sentence", "query", "caption", "description"),
@@ -155,7 +155,7 @@ def time_r1(record: Record, source: Source) -> list[Row]:
     hard = {} if percent is None else {"difficulty": round(1 - percent / 100, 6)}
     own = re.fullmatch(r"[^|]*\|([^|]+)\|.*", str(record.get("qid") or ""), re.DOTALL)
     about = {"source": own[1]} if own else {}
-    return [{"id": named(record, source, "qid"), **row, **hard, **about,
+    return [{"id": record_id(record, source, "qid"), **row, **hard, **about,
              **meta(record, *"qid sentence query caption description duration video_start video_end difficulty"
                     .split(), *_MOMENTS, *VIDEO)}]
 
@@ -168,17 +168,17 @@ def is_tvgbench(record: Record) -> bool:
     return "grounding" in str(record.get("question_type")) or bool(clear)
 
 
-def tvgbench(record: Record, source: Source) -> list[Row]:
+def tvgbench(record: Record, source: RecordSource) -> list[Row]:
     """`answer` "start-end" in seconds from the start of the clip, which is cut from `start` to `end` of its file."""
     row = _grounded(record, source, _video(record, source, "path", *VIDEO), text(record, "question"),
                     record.get("answer"))
     about = {"source": record.get("dataset_name"), "category": pick(record, "qsemtype")}
-    return [{"id": named(record, source, "qid"), **row, **{k: v for k, v in about.items() if isinstance(v, str)},
+    return [{"id": record_id(record, source, "qid"), **row, **{k: v for k, v in about.items() if isinstance(v, str)},
              **meta(record, *"qid path question answer start end duration question_type source dataset_name qsemtype "
                     "video_start video_end".split(), *VIDEO)}]
 
 
-def _grounded(record: Record, source: Source, video: str, question: str, when: Any) -> dict[str, Any]:
+def _grounded(record: Record, source: RecordSource, video: str, question: str, when: Any) -> dict[str, Any]:
     """Returns the fields that every row of temporal grounding has."""
     length = _length(record)
     part = clip(record, video, length.get("duration"), source.duration)
@@ -195,7 +195,7 @@ def is_captions(record: Record) -> bool:
     return isinstance(record.get("timestamps"), list) and has(record, "sentences")
 
 
-def captions(record: Record, source: Source) -> list[Row]:
+def captions(record: Record, source: RecordSource) -> list[Row]:
     """Returns a row per sentence, from `{video id: {"duration", "timestamps", "sentences"}}`; the video is `<id>.mp4`
     or the file of this name that is there.
     """
@@ -205,7 +205,7 @@ def captions(record: Record, source: Source) -> list[Row]:
         raise DataError(f"sentences={short(said)} must be a list of texts, one for each of its {len(times)} timestamps")
     if len(times) != len(said) or not said:
         raise DataError(f"it has {len(times)} timestamps and {len(said)} sentences; each sentence has one")
-    id = named(record, source)
+    id = record_id(record, source)
     return [{"id": f"{id}-{n}" if len(said) > 1 else id, "video": video,
              "question": text({"sentences": s}, "sentences"), "answer_type": "span",
              "spans": [interval(when, "timestamps")], **_length(record), "group_key": str(id),
@@ -220,7 +220,7 @@ def is_next_gqa(record: Record) -> bool:
     return has(record, *VIDEO) and has(record, *OPTIONS, "a0") and (has(record, "glue") or _glued(record) is not None)
 
 
-def next_gqa(record: Record, source: Source) -> list[Row]:
+def next_gqa(record: Record, source: RecordSource) -> list[Row]:
     """Returns a question with options, and `glue`, the intervals that show the answer; VideoChat-R1 has both in
     `solution`.
     """
@@ -229,8 +229,8 @@ def next_gqa(record: Record, source: Source) -> list[Row]:
     question = text(record, "question", "problem")
     part = clip(record, video := _video(record, source, *VIDEO), _length(record).get("duration"), source.duration)
     kind = record.get("type")
-    return [{"id": named(record, source, "qid"), "video": video, **part, "question": question, "options": options,
-             "answer": letter(solution.get("answer"), options), "answer_type": "span+choice",
+    return [{"id": record_id(record, source, "qid"), "video": video, **part, "question": question, "options": options,
+             "answer": option_letter(solution.get("answer"), options), "answer_type": "span+choice",
              "spans": intervals(glue, "glue") if glue else [], **_length(record),
              **({"category": kind} if isinstance(kind, str) else {}),
              **meta(record, *"question problem answer glue solution duration video_duration durations type qid a0 a1 "
@@ -250,9 +250,9 @@ def is_videochat_span(record: Record) -> bool:
         number(v) is not None for v in solution)
 
 
-def videochat_span(record: Record, source: Source) -> list[Row]:
+def videochat_span(record: Record, source: RecordSource) -> list[Row]:
     row = _grounded(record, source, _video(record, source, *VIDEO), text(record, "problem"), pick(record, "solution"))
-    return [{"id": named(record, source, "qid"), **row, **meta(
+    return [{"id": record_id(record, source, "qid"), **row, **meta(
         record, *"problem solution duration durations video_duration video_start video_end".split(), *VIDEO)}]
 
 
@@ -264,7 +264,7 @@ def is_got10k(record: Record) -> bool:
         pick(record, "gt", "boxes_xywh"), list)
 
 
-def got10k(record: Record, source: Source) -> list[Row]:
+def got10k(record: Record, source: RecordSource) -> list[Row]:
     """`gt`: a box per frame as shares of the picture, of frames spread evenly over the sequence.
 
     A sequence of the data set itself has `boxes_xywh`, [x, y, width, height] in pixels of each frame: of these, frames
@@ -286,7 +286,7 @@ def got10k(record: Record, source: Source) -> list[Row]:
         scaled(box, full, 1, "gt") if shares and size else box)] for box in boxes]
     object = text(record, "object", "label")
     media = {"images": chosen} if chosen else {"video": folder}
-    return [{"id": named(record, Source(folder.rpartition("/")[2] or source.id)), **media, "width": full[0],
+    return [{"id": record_id(record, RecordSource(folder.rpartition("/")[2] or source.id)), **media, "width": full[0],
              "height": full[1], "question": object, "answer_type": "track", **_length(record),
              "tracks": [{"label": object, "boxes": boxes}],
              **meta(record, "path", "object", "label", "gt", "boxes_xywh", "duration", *VIDEO)}]
@@ -312,14 +312,14 @@ def is_clip_class(record: Record) -> bool:
     return has(record, *VIDEO) and has(record, "instruction") and isinstance(record.get("answer"), str)
 
 
-def clip_class(record: Record, source: Source) -> list[Row]:
+def clip_class(record: Record, source: RecordSource) -> list[Row]:
     """Returns an instruction that lists the classes, and one of them as answer (VideoChat-R1's video quality)."""
-    question, answer = text(record, "instruction"), untagged(text(record, "answer"))
+    question, answer = text(record, "instruction"), answer_text(text(record, "answer"))
     classes = next((names for m in _ONE_OF.finditer(question) if isinstance(names := read_literal(m[1]), list)), [])
     answer = next((v for v in classes if isinstance(v, str) and v.strip().lower() == answer.lower()), answer)
     labels = {"labels": [str(v) for v in classes]} if answer in map(str, classes) else {}
     if not labels and len(classes) > 1 and all(isinstance(v, str) for v in classes):
         raise DataError(f"answer={short(answer)} is none of the classes that its instruction lists: {short(classes)}")
-    return [{"id": named(record, source, "qid"), "video": _video(record, source, *VIDEO), "question": question,
+    return [{"id": record_id(record, source, "qid"), "video": _video(record, source, *VIDEO), "question": question,
              "answer": answer, "answer_type": "text", **labels, **_length(record),
              **meta(record, "instruction", "answer", "duration", *VIDEO)}]

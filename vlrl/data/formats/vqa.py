@@ -10,7 +10,7 @@ from vlrl.data.formats.gui import screenspot
 from vlrl.data.formats.qa import question_answer
 from vlrl.data.formats.video import time_r1
 from vlrl.data.sources.box_numbers import are_shares
-from vlrl.data.sources.fields import IMAGE, Source, has, meta, named, numbers, pick, text
+from vlrl.data.sources.fields import IMAGE, RecordSource, has, meta, numbers, pick, record_id, text
 from vlrl.data.values import number, short
 from vlrl.errors import DataError
 from vlrl.types import Record, Row
@@ -29,9 +29,9 @@ def _without(record: Record, *names: str) -> dict[str, Any]:
     return {k: v for k, v in record.items() if k not in names}
 
 
-def _each(record: Record, source: Source, questions: Sequence[Mapping[str, Any]], **of_all: Any) -> list[Row]:
+def _each(record: Record, source: RecordSource, questions: Sequence[Mapping[str, Any]], **of_all: Any) -> list[Row]:
     """Returns a row for each question of one image, with ids of their own below that of the record."""
-    id = named(record, source)
+    id = record_id(record, source)
     return [row for n, asks in enumerate(questions, 1)
             for row in question_answer({**of_all, **asks, "id": asks.get("id", f"{id}-{n}")}, source)]
 
@@ -51,7 +51,7 @@ def is_statement(record: Record) -> bool:
     return spatial or (has(record, "left_image") and has(record, "right_image") and has(record, "question", "sentence"))
 
 
-def statement(record: Record, source: Source) -> list[Row]:
+def statement(record: Record, source: RecordSource) -> list[Row]:
     """Returns whether a sentence is true of an image (`caption` and `label` 1 or 0, VSR) or of two (`left_image`,
     `right_image`, NLVR2) as a yes-no question.
     """
@@ -70,7 +70,7 @@ def is_hallusion(record: Record) -> bool:
     return has(record, "gt_answer_details") and has(record, "visual_input") and has(record, "question")
 
 
-def hallusion(record: Record, source: Source) -> list[Row]:
+def hallusion(record: Record, source: RecordSource) -> list[Row]:
     """`gt_answer` is 1 for yes and 0 for no. Ids join category, subcategory, set, figure and question, which count anew
     in each.
     """
@@ -90,7 +90,7 @@ def is_natural_bench(record: Record) -> bool:
     return all(has(record, name) for name in ("Image_0", "Image_1", "Question_0", "Question_1", "Image_0_Question_0"))
 
 
-def natural_bench(record: Record, source: Source) -> list[Row]:
+def natural_bench(record: Record, source: RecordSource) -> list[Row]:
     """NaturalBench (2410.14669): each of two questions about each of two images; `group_key` keeps the four in one
     split.
     """
@@ -107,7 +107,7 @@ def is_visual7w(record: Record) -> bool:
     return isinstance(pairs, list) and bool(pairs) and isinstance(pairs[0], Mapping) and "multiple_choices" in pairs[0]
 
 
-def visual7w(record: Record, source: Source) -> list[Row]:
+def visual7w(record: Record, source: RecordSource) -> list[Row]:
     """Visual7W telling (1511.03416): `multiple_choices` are the wrong answers; the order of all four is drawn by the
     id.
     """
@@ -127,12 +127,12 @@ def is_ocr_vqa(record: Record) -> bool:
     return isinstance(asks, list) and isinstance(says, list) and bool(asks) and all(isinstance(q, str) for q in asks)
 
 
-def ocr_vqa(record: Record, source: Source) -> list[Row]:
+def ocr_vqa(record: Record, source: RecordSource) -> list[Row]:
     """OCR-VQA (ICDAR 2019): `questions` and their `answers`. Its images are kept as <id>.jpg."""
     asks, says = _listed(record, "questions"), _listed(record, "answers")
     if len(asks) != len(says):
         raise DataError(f"{len(asks)} questions and {len(says)} answers: which belongs to which cannot be told")
-    image = pick(record, *IMAGE) or source.image(named(record, source))
+    image = pick(record, *IMAGE) or source.image(record_id(record, source))
     return _each(record, source, [{"question": q, "answer": a} for q, a in zip(asks, says, strict=True)], image=image)
 
 
@@ -140,13 +140,13 @@ def is_figure_qa(record: Record) -> bool:
     return has(record, "question_string") and "answer" in record and has(record, "image_index")
 
 
-def figure_qa(record: Record, source: Source) -> list[Row]:
+def figure_qa(record: Record, source: RecordSource) -> list[Row]:
     """FigureQA (1710.07300), whose answers 1 and 0 are yes and no, and PlotQA (1909.00997); the image is
     <image_index>.png.
     """
     binary = has(record, "color1_name")
     answer = _yes_or_no(record, "answer") if binary else record["answer"]
-    id = f"{record['image_index']}-{named(record, source, 'question_id')}"
+    id = f"{record['image_index']}-{record_id(record, source, 'question_id')}"
     return question_answer({"id": id, "image": f"{record['image_index']}.png", "question": record["question_string"],
                             "answer": answer, **meta(record, "question_string", "answer", "question_id")}, source)
 
@@ -159,7 +159,7 @@ def is_visual_genome(record: Record) -> bool:
     return isinstance(regions, list) and bool(regions) and isinstance(regions[0], Mapping) and "phrase" in regions[0]
 
 
-def visual_genome(record: Record, source: Source) -> list[Row]:
+def visual_genome(record: Record, source: RecordSource) -> list[Row]:
     """Regions of Visual Genome (1602.07332): a row for each, its phrase the expression; the image is <image_id>.jpg."""
     rows = []
     for region in _listed(record, "regions"):
@@ -181,7 +181,7 @@ def is_elements(record: Record) -> bool:
         "instruction", "bbox"} <= entries[0].keys()
 
 
-def elements(record: Record, source: Source) -> list[Row]:
+def elements(record: Record, source: RecordSource) -> list[Row]:
     """Screens with several elements (OS-Atlas 2410.23218, SeeClick 2401.10935, ShowUI 2411.17465): a row for each, its
     `bbox` [left, top, right, bottom] as shares of the image.
     """
@@ -195,7 +195,7 @@ def elements(record: Record, source: Source) -> list[Row]:
             raise DataError(f"bbox={short(box)} of an element must be [left, top, right, bottom], shares of the image")
         fields = {k: v for k, v in one.items() if k in ("instruction", "bbox", "data_type")}
         rows += screenspot({**fields, **size, "img_filename": image,
-                            "id": f"{named(record, source)}-{n}"}, source)
+                            "id": f"{record_id(record, source)}-{n}"}, source)
     return rows
 
 
@@ -207,7 +207,7 @@ def is_ego4d_nlq(record: Record) -> bool:
     return has(record, "video_uid") and isinstance(clips, list)
 
 
-def ego4d_nlq(record: Record, source: Source) -> list[Row]:
+def ego4d_nlq(record: Record, source: RecordSource) -> list[Row]:
     """Returns a span of the clip for each query; the file is <clip_uid>.mp4. Queries without words, as the release has
     some, are left out.
     """

@@ -78,7 +78,7 @@ class Guess(str):
         return guess
 
 
-def stated(record: Mapping[str, Any]) -> str | None:
+def stated_type(record: Mapping[str, Any]) -> str | None:
     """Returns the answer_type that a field of a record says in words of its own; None where none does."""
     for name in _STATED_BY:
         said = str(record.get(name) or "").strip().lower()
@@ -88,18 +88,18 @@ def stated(record: Mapping[str, Any]) -> str | None:
     return None
 
 
-def typed(answers: Sequence[Any], question: str, said: str | None) -> str:
+def answer_type_of(answers: Sequence[Any], question: str, said: str | None) -> str:
     """Returns the answer_type of answers that are right each, the most frequent first: what a field `said`, or a guess.
     """
     if said in ("number", "count") and not any(quantity(str(v), True) is not None or is_code(str(v)) for v in answers):
         return Guess("text", "text", f"a field says {said}, and the answer is none")
     if said:
         return said
-    guesses = [guessed(v, question) for v in answers]
+    guesses = [guess_type(v, question) for v in answers]
     return next((guess for guess in guesses if guess.form == "code"), guesses[0])
 
 
-def guessed(answer: Any, question: str) -> Guess:
+def guess_type(answer: Any, question: str) -> Guess:
     """Returns the answer_type of one answer without options, from its form and what is asked."""
     said = western(str(answer)).strip()
     if said.lower().rstrip(".") in ("yes", "no"):
@@ -139,7 +139,7 @@ def _short(said: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Tendency:
+class AnswerTrend:
     """What most guessed answers of a file are."""
 
     letters: bool = True
@@ -148,7 +148,7 @@ class Tendency:
     yes_no: bool = False
 
     @classmethod
-    def of(cls, rows: Iterable[Any]) -> Tendency:
+    def of(cls, rows: Iterable[Any]) -> AnswerTrend:
         """Counts the guessed rows; others, and rows that are none, do not count."""
         forms = Counter(guess.form for row in rows if isinstance(row, Mapping)
                         and isinstance(guess := row.get("answer_type"), Guess))
@@ -207,7 +207,7 @@ class TypeTable:
         return sorted(self._lines.values(), key=lambda line: -line.rows)
 
 
-def settled(row: Any, tendency: Tendency, setting: str | None = None, table: TypeTable | None = None) -> Any:
+def settle_type(row: Any, tendency: AnswerTrend, setting: str | None = None, table: TypeTable | None = None) -> Any:
     """Returns a row with its answer_type settled: by `data.answer_type`, where it has no options, spans or tracks, else
     by its field, else by its guess and the file. What is no row stays. `table` counts it.
     """
@@ -236,7 +236,7 @@ def check_answer_type(name: str | None, setting: str) -> None:
         raise ConfigError(f"{setting}={name!r} is not known.{did_you_mean(name, known)} Known: {', '.join(known)}.")
 
 
-def of_clip(row: dict[str, Any]) -> dict[str, Any]:
+def as_video_type(row: dict[str, Any]) -> dict[str, Any]:
     """Returns an answer about a video by the types that video rows have: a count is a number, yes a text."""
     given: Any = row["answer_type"]
     kind = _OF_CLIP.get(given, given)

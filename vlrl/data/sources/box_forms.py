@@ -28,7 +28,7 @@ _OUTSIDE = 0.1
 """Share of boxes outside their pictures that a few wrong ones do not explain."""
 
 
-def reread(row: dict[str, Any], form: str) -> dict[str, Any]:
+def boxes_to_pixels(row: dict[str, Any], form: str) -> dict[str, Any]:
     """Returns a canonical row with its boxes and points in pixels, [x1, y1, x2, y2], where its file has them as `form`
     says; shares that its format has scaled already stay. Raises DataError where the size of its picture is not known.
     """
@@ -57,7 +57,7 @@ def reread(row: dict[str, Any], form: str) -> dict[str, Any]:
     return new | ({"box": place(row["box"])} if "box" in row else {})
 
 
-class Doubt(NamedTuple):
+class BoxDoubt(NamedTuple):
     """What the boxes of many rows seem to be."""
 
     message: str
@@ -67,7 +67,7 @@ class Doubt(NamedTuple):
     """Whether they cannot be what they are taken for."""
 
 
-def doubt(rows: Sequence[Record]) -> Doubt | None:
+def box_doubt(rows: Sequence[Record]) -> BoxDoubt | None:
     """Returns why the boxes and points of rows, read as corners in pixels, seem to be others; None where they seem
     right.
     """
@@ -89,7 +89,7 @@ def doubt(rows: Sequence[Record]) -> Doubt | None:
              f"of up to {wide:g}x{high:g} pixels"] if unit else []
     message = (f"{', and '.join(said)}: if that is what they are, set data.boxes={form} (--boxes {form}); if they are "
                "corners in pixels, data.boxes=pixels")
-    return Doubt(message, turned[0] if sides else read[0][0], unit == "norm1")
+    return BoxDoubt(message, turned[0] if sides else read[0][0], unit == "norm1")
 
 
 def _places(row: Record) -> Iterator[list[float]]:

@@ -11,16 +11,16 @@ from typing import Any
 
 from vlrl.config.paths import split_of_folder, tried
 from vlrl.config.schema import DataSettings
-from vlrl.data.media import Access
+from vlrl.data.media import MediaAccess
 from vlrl.data.row_samples import checked_sample, make_sample, repeated_id
 from vlrl.data.samples import SPLITS, BadRow, Samples, bad_row_lines
 from vlrl.data.sources import hub
-from vlrl.data.sources.answer_types import Tendency, TypeTable, settled
-from vlrl.data.sources.box_forms import doubt
-from vlrl.data.sources.fields import Source
+from vlrl.data.sources.answer_types import AnswerTrend, TypeTable, settle_type
+from vlrl.data.sources.box_forms import box_doubt
+from vlrl.data.sources.fields import RecordSource
 from vlrl.data.sources.folders import of_side, split_files
 from vlrl.data.sources.lazy_dataset import lazy_samples
-from vlrl.data.sources.reading import canonical, renamed, rows_in
+from vlrl.data.sources.reading import canonical_rows, rename_columns, rows_in
 from vlrl.errors import ConfigError, DataError
 from vlrl.store.files import cache_folder
 from vlrl.types import Sample
@@ -58,7 +58,7 @@ def read_samples(task: Any, split: str) -> Sequence[Sample]:
 
 
 def _all_samples(task: Any, split: str, files: Sequence[Path], root: Path) -> Samples:
-    data, roots = task.data, Access.of(task.data).roots
+    data, roots = task.data, MediaAccess.of(task.data).roots
     samples: list[Sample] = []
     places: dict[str, str] = {}
     bad: list[BadRow] = []
@@ -93,7 +93,7 @@ def _all_samples(task: Any, split: str, files: Sequence[Path], root: Path) -> Sa
 
 def _boxes(rows: Sequence[tuple[str, Any]], data: Any) -> str:
     """Returns what the boxes of a file with bad rows seem to be, as a line of its own; "" where nothing shows."""
-    found = doubt([row for _, row in rows if not isinstance(row, DataError)]) if data.boxes == "auto" else None
+    found = box_doubt([row for _, row in rows if not isinstance(row, DataError)]) if data.boxes == "auto" else None
     return f"\n{found.message}" if found else ""
 
 
@@ -103,10 +103,10 @@ def sample_from(task: Any, row: Mapping[str, Any], root: Path) -> Sample:
     A row whose media paths lead out of `root` gives a sample without media. Raises DataError naming the row.
     """
     data = task.data or DataSettings()
-    rows = canonical(renamed(dict(row), data.columns), data.format, Source(root=root))
+    rows = canonical_rows(rename_columns(dict(row), data.columns), data.format, RecordSource(root=root))
     if len(rows) != 1:
         raise DataError(f"the sample stands for {len(rows)} rows; give one, as `vlrl data convert` writes them")
-    row = settled(rows[0], Tendency.of(rows), data.answer_type)
+    row = settle_type(rows[0], AnswerTrend.of(rows), data.answer_type)
     try:
         return make_sample(task, row, root)
     except DataError:
@@ -134,7 +134,7 @@ def _split_files(task: Any, split: str) -> tuple[list[Path], Path]:
 
 def several(name: str) -> bool:
     """Returns whether a name is no path but stands for files: a pattern, a split of a folder, a data set of the Hub."""
-    many = glob.has_magic(name) or split_of_folder(name) or hub.parsed(name)
+    many = glob.has_magic(name) or split_of_folder(name) or hub.parse_hub_name(name)
     return not os.path.exists(name) and bool(many)
 
 
@@ -145,7 +145,7 @@ def located(name: str, cache: str = "") -> tuple[list[Path], Path | None]:
 
     Raises ConfigError, without the setting, where there is none.
     """
-    hub_name = hub.parsed(name)
+    hub_name = hub.parse_hub_name(name)
     if hub_name and hub.is_local(name):
         log.info("%s: what lies here under this name is read, not the data set of the Hub", name)
     if os.path.exists(name):
@@ -156,5 +156,5 @@ def located(name: str, cache: str = "") -> tuple[list[Path], Path | None]:
     if glob.has_magic(name) and (matches := sorted(map(Path, glob.glob(name)))):
         return matches, None
     if hub_name:
-        return hub.fetched(hub_name, cache_folder(cache))
+        return hub.fetch_split(hub_name, cache_folder(cache))
     raise ConfigError(f"this file does not exist{tried(name)}")

@@ -18,7 +18,7 @@ _SPARE = 1 << 30
 """Bytes that unpacking leaves free on the disk."""
 
 
-def derived(path: Path, cache: Path, name: str, write: Callable[[Path, Path], None]) -> Path:
+def derived_file(path: Path, cache: Path, name: str, write: Callable[[Path, Path], None]) -> Path:
     """Returns the file `name` made of this state of `path`: the kept one, else made by `write(path, temporary)`.
 
     What was made of an earlier state goes. Raises RunError when the cache cannot be written.

@@ -32,7 +32,7 @@ from urllib.parse import urljoin, urlsplit, urlunsplit
 
 from vlrl.config.schema import LimitsSettings
 from vlrl.config.url_entries import PORTS, parts, plain_host, shown
-from vlrl.data.media import Elsewhere
+from vlrl.data.media import RemoteMedia
 from vlrl.errors import DataError, RunError
 from vlrl.store.files import file_sha256, read_json, suffix_of, write_text
 
@@ -74,18 +74,18 @@ def is_public(address: Address) -> bool:
     return address.is_global and not (address.is_multicast or address.is_reserved)
 
 
-def looked_up(host: str, port: int) -> list[str]:
+def look_up_host(host: str, port: int) -> list[str]:
     """Returns every address that a name has, as text. Raises OSError."""
     entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(address[0]) for *_, address in entries))
 
 
 @dataclass(frozen=True)
-class Guard:
+class AddressGuard:
     """Which addresses may be connected to. The default is the only one that settings lead to."""
 
     permits: Callable[[Address], bool] = is_public
-    look_up: Callable[[str, int], Sequence[str]] = looked_up
+    look_up: Callable[[str, int], Sequence[str]] = look_up_host
     any_port: bool = False
     """Whether ports other than those of https and http need no entry in data.urls."""
     trusted: str | None = None
@@ -99,10 +99,10 @@ class Policy:
     hosts: tuple[str, ...] | None
     """Entries of data.urls; None = every public host, by https."""
     cache: Path
-    guard: Guard = Guard()
+    guard: AddressGuard = AddressGuard()
 
-    def checked(self, url: str) -> Remote:
-        return checked(url, self)
+    def checked(self, url: str) -> RemoteUrl:
+        return checked_url(url, self)
 
     def allows(self, scheme: str, host: str, port: int) -> bool:
         """Returns whether a host may be asked; entries are `host`, `*.host`, `host:port` and `http://host`."""
@@ -117,7 +117,7 @@ class Policy:
 
 
 @dataclass(frozen=True)
-class Remote(Elsewhere):
+class RemoteUrl(RemoteMedia):
     """A URL that a row names and that may be asked for; the source of a Media until it is loaded."""
 
     url: str = field(repr=False)
@@ -127,20 +127,20 @@ class Remote(Elsewhere):
         return shown(self.url)
 
     def fetched(self, limits: LimitsSettings) -> Path:
-        return fetched(self, limits.media_bytes, limits.url_seconds)
+        return fetched_file(self, limits.media_bytes, limits.url_seconds)
 
 
 class _Again(Exception):
     """What may go well the next time."""
 
 
-def checked(url: str, policy: Policy) -> Remote:
+def checked_url(url: str, policy: Policy) -> RemoteUrl:
     """Returns the URL, if it may be asked for. Raises DataError, which does not tell user, password and query."""
     _target(url, policy)
-    return Remote(url, policy)
+    return RemoteUrl(url, policy)
 
 
-def fetched(remote: Remote, most_bytes: int, seconds: float) -> Path:
+def fetched_file(remote: RemoteUrl, most_bytes: int, seconds: float) -> Path:
     """Returns the file with the content of a URL: the kept one, if its hash is still right, else fetched.
 
     It is named by the hash of its content. Raises DataError naming the URL, RunError when the cache cannot be written.
@@ -203,7 +203,7 @@ def _target(url: str, policy: Policy) -> _Target:
     return _Target(split.scheme, host, port, urlunsplit(("", "", split.path or "/", split.query, "")))
 
 
-def _addresses(target: _Target, url: str, guard: Guard, deadline: float) -> list[str]:
+def _addresses(target: _Target, url: str, guard: AddressGuard, deadline: float) -> list[str]:
     """Returns the addresses of a host, all of them permitted. Raises DataError."""
     result: list[Any] = []
 
@@ -231,7 +231,7 @@ def _addresses(target: _Target, url: str, guard: Guard, deadline: float) -> list
     return result[0]
 
 
-def _fetch(remote: Remote, most: int, deadline: float, entry: Path) -> Path:
+def _fetch(remote: RemoteUrl, most: int, deadline: float, entry: Path) -> Path:
     url = remote.url
     for _ in range(MOST_HOPS + 1):
         target = _target(url, remote.policy)
@@ -258,7 +258,7 @@ def _run(work: Coroutine[Any, Any, _T]) -> _T:
         return thread.submit(asyncio.run, work).result()
 
 
-async def _get(target: _Target, addresses: Sequence[str], remote: Remote, most: int, deadline: float,
+async def _get(target: _Target, addresses: Sequence[str], remote: RemoteUrl, most: int, deadline: float,
                entry: Path) -> Path | str:
     """GET from the first of these addresses that answers: the file with the body, or the place of a redirect ("" where
     it names none). All ends at the deadline, whatever the server does: httpx's own limits are per wait."""
@@ -314,7 +314,7 @@ def _context(trusted: str | None) -> ssl.SSLContext:
     return context
 
 
-async def _stored(remote: Remote, response: httpx.Response, most: int, entry: Path) -> Path:
+async def _stored(remote: RemoteUrl, response: httpx.Response, most: int, entry: Path) -> Path:
     """Writes a body into the cache, as far as it may go."""
     if response.status_code != 200:
         if response.status_code in _AGAIN:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vlrl.data.embedded import Embedded, inline, is_pixels
+from vlrl.data.embedded import EmbeddedMedia, decode_base64, is_pixels
 from vlrl.data.values import LONGEST, number, short, unpacked
 from vlrl.errors import DataError
 
@@ -37,7 +37,7 @@ _IMAGE_SUFFIXES = (".jpg", ".png", ".jpeg", ".webp")
 
 
 @dataclass(frozen=True)
-class Source:
+class RecordSource:
     """Where a record comes from: the id that its rows get when it has none, and the folder that its media lie under."""
 
     id: str = "row"
@@ -95,8 +95,8 @@ class Source:
         from vlrl.data.media import resolve
         from vlrl.data.video.decoders import header_duration
 
-        if isinstance(video, (bytes, Embedded)):
-            with (Embedded(video) if isinstance(video, bytes) else video).file() as file:
+        if isinstance(video, (bytes, EmbeddedMedia)):
+            with (EmbeddedMedia(video) if isinstance(video, bytes) else video).file() as file:
                 return header_duration(file)
         try:
             file = resolve(video, self.root or Path.cwd(), self.roots)
@@ -129,7 +129,7 @@ class Source:
         from vlrl.data.media import resolve
 
         try:
-            data = image.data if isinstance(image, Embedded) else image
+            data = image.data if isinstance(image, EmbeddedMedia) else image
             found = header(data if isinstance(data, bytes) else resolve(data, self.root or Path.cwd(), self.roots))
         except DataError:  # making the sample says what is wrong
             return None
@@ -177,7 +177,7 @@ def numbers(value: Any, counts: Sequence[int], name: str) -> list[float]:
                     + (", with a point before the decimals, not a comma" if comma else ""))
 
 
-def size_of(record: Mapping[str, Any], row: Mapping[str, Any], source: Source) -> tuple[float, float] | None:
+def size_of(record: Mapping[str, Any], row: Mapping[str, Any], source: RecordSource) -> tuple[float, float] | None:
     """Width and height as the record tells them, else from the image's header, else None.
 
     Raises DataError when what the record tells is no size.
@@ -194,29 +194,29 @@ def size_of(record: Mapping[str, Any], row: Mapping[str, Any], source: Source) -
     return source.size(row.get("image") or (images[0] if images else None))
 
 
-def begin(record: Mapping[str, Any], source: Source, *, size: bool = True) -> dict[str, Any]:
+def base_fields(record: Mapping[str, Any], source: RecordSource, *, size: bool = True) -> dict[str, Any]:
     """Returns the fields that every canonical row has: id, image or images, width and height where they can be
     known.
     """
-    row: dict[str, Any] = {"id": named(record, source), **media(record, source)}
+    row: dict[str, Any] = {"id": record_id(record, source), **media(record, source)}
     dimensions = size_of(record, row, source) if size else None
     return {**row, "width": dimensions[0], "height": dimensions[1]} if dimensions else row
 
 
-def media(record: Mapping[str, Any], source: Source) -> dict[str, Any]:
+def media(record: Mapping[str, Any], source: RecordSource) -> dict[str, Any]:
     """`image`, or `images` when there are several. Raises DataError when there is none.
 
     A picture that lies in the record itself (the `{"bytes": ...}` of parquet files) stays bytes.
     """
     given = pick(record, *IMAGE)
     several = given if isinstance(given, (list, tuple)) and not is_pixels(given) else [given]
-    paths = [source.path(picture(item)) for item in several]
+    paths = [source.path(image_value(item)) for item in several]
     if not paths or None in paths:
         raise DataError(f"no field with the path of an image; known: {', '.join(IMAGE)}")
     return {"image": paths[0]} if len(paths) == 1 else {"images": paths}
 
 
-def named(record: Mapping[str, Any], source: Source, *names: str) -> str | int:
+def record_id(record: Mapping[str, Any], source: RecordSource, *names: str) -> str | int:
     """Returns the id of a row: the record's own under `id` or one of these names, else the one of its place."""
     for name in ("id", *names):
         own = record.get(name)
@@ -237,15 +237,15 @@ def optional(record: Mapping[str, Any], **names: str) -> dict[str, Any]:
     return {field: record[name] for field, name in names.items() if has(record, name)}
 
 
-def picture(item: Any) -> Any:
+def image_value(item: Any) -> Any:
     """Returns a path or bytes out of what stands for one image; also base64, as in the tables of MMBench and in data
     URIs.
     """
-    if isinstance(item, str) and (data := inline(item)) is not None:
+    if isinstance(item, str) and (data := decode_base64(item)) is not None:
         return data
     if isinstance(item, Mapping):
         data = item.get("bytes")
-        return data if isinstance(data, bytes) and data else picture(item.get("path") or item.get("url"))
+        return data if isinstance(data, bytes) and data else image_value(item.get("path") or item.get("url"))
     return item
 
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vlrl.data.sources.fields import PLACES
-from vlrl.data.sources.json_text import parsed_line
-from vlrl.data.sources.tar_shards import row_at, scanned
+from vlrl.data.sources.json_text import parse_line
+from vlrl.data.sources.tar_shards import row_at, row_spans
 from vlrl.data.values import number, short, unpacked
 from vlrl.errors import DataError
 
@@ -105,7 +105,7 @@ def _lines(path: Path) -> Iterator[FileRecord]:
     first = next((line for line in _text_lines(path) if line.strip()), "")
     if first.lstrip()[:1] == "[":
         text = _text(path)
-        if isinstance(whole := parsed_line(text), list) and not _is_one_line(text):
+        if isinstance(whole := parse_line(text), list) and not _is_one_line(text):
             return _listed(path, whole)
     return _each_line(path, _text_lines(path))
 
@@ -113,12 +113,12 @@ def _lines(path: Path) -> Iterator[FileRecord]:
 def _each_line(path: Path, lines: Iterable[str]) -> Iterator[FileRecord]:
     for n, line in enumerate(lines, 1):
         if line.strip():
-            yield FileRecord(f"{path}:{n}", f"{path.stem}-{n}", record_of(parsed_line(line.rstrip("\n"))))
+            yield FileRecord(f"{path}:{n}", f"{path.stem}-{n}", record_of(parse_line(line.rstrip("\n"))))
 
 
 def _document(path: Path, is_record: IsRecord = lambda document: False) -> Iterable[FileRecord]:
     text = _text(path)
-    document = parsed_line(text, MOST_BYTES)
+    document = parse_line(text, MOST_BYTES)
     if isinstance(document, DataError):
         if "Extra data" in str(document) and not _is_one_line(text):  # lines under the name of a document
             return _each_line(path, text.split("\n"))
@@ -329,7 +329,7 @@ def _arrow(path: Path) -> Iterator[FileRecord]:
 def _tar(path: Path) -> Iterator[FileRecord]:
     try:
         with open(path, "rb") as file:
-            for n, (begin, end) in enumerate(scanned(path).tolist(), 1):
+            for n, (begin, end) in enumerate(row_spans(path).tolist(), 1):
                 key, record = row_at(path, file.fileno(), begin, end)
                 yield FileRecord(f"{path}, row {n}", key, record)
     except OSError as error:

@@ -51,7 +51,7 @@ class HubName:
                 f"{f'#{self.revision}' if self.revision else ''}")
 
 
-def parsed(text: str) -> HubName | None:
+def parse_hub_name(text: str) -> HubName | None:
     """Returns the parts of a Hub name; None where a text is none."""
     match = _NAME.fullmatch(text)
     return HubName(match["repo"], match["config"] or "", match["split"], match["revision"] or "") if match else None
@@ -62,7 +62,7 @@ def is_local(text: str) -> bool:
     return os.path.exists(text) or split_of_folder(text) is not None
 
 
-def fetched(name: HubName, cache: Path) -> tuple[list[Path], Path]:
+def fetch_split(name: HubName, cache: Path) -> tuple[list[Path], Path]:
     """Returns the local files of a split, or the folder of its images, and the folder that its media lie under.
 
     Raises ConfigError, without the setting, where there is no such data set, revision, configuration or split, or where
@@ -92,7 +92,7 @@ def pin(names: Iterable[str], run: Path, cache: Path, goes_on: bool) -> None:
     """Writes which commit each Hub name of a run stands for; a run that goes on keeps those it has."""
     before, commits = (read_json(run / PINS) or {}) if goes_on else {}, {}
     for text in names:
-        name = parsed(text)
+        name = parse_hub_name(text)
         try:
             if name and not is_local(text):
                 commits[text] = str(before.get(text) or commit_of(name, cache))
@@ -106,7 +106,7 @@ def pin(names: Iterable[str], run: Path, cache: Path, goes_on: bool) -> None:
 
 def pinned(text: str, run: str | Path) -> str:
     """Returns a name with the commit that the run in this folder has for it; any other text as it is."""
-    name = parsed(text) if run else None
+    name = parse_hub_name(text) if run else None
     commit = (read_json(Path(run) / PINS) or {}).get(text) if name else None
     return str(replace(name, revision=commit)) if name and isinstance(commit, str) else text
 

@@ -13,7 +13,7 @@ MOST_LINE = 16 << 20
 """Characters of one line of a .jsonl file."""
 
 
-def parsed_line(text: str, most: int = MOST_LINE) -> Any:
+def parse_line(text: str, most: int = MOST_LINE) -> Any:
     """Returns what a line of JSON says, or a DataError."""
     if len(text) > most:
         return DataError(f"a line of {len(text)} characters, more than the {most} that one row may have")

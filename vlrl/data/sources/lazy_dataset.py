@@ -11,13 +11,13 @@ import numpy as np
 
 from vlrl.config.schema import DataSettings
 from vlrl.data.embedded import without_bytes
-from vlrl.data.media import Access
+from vlrl.data.media import MediaAccess
 from vlrl.data.row_samples import checked_sample
 from vlrl.data.sequences import SampleSequence
-from vlrl.data.sources.answer_types import Tendency, settled
-from vlrl.data.sources.fields import Source
-from vlrl.data.sources.reading import check_columns, check_format, format_named, format_of, renamed, rows_as
-from vlrl.data.sources.row_index import FileRecord, Rows, bytes_of, opened
+from vlrl.data.sources.answer_types import AnswerTrend, settle_type
+from vlrl.data.sources.fields import RecordSource
+from vlrl.data.sources.reading import check_columns, check_format, format_named, format_of, rename_columns, rows_as
+from vlrl.data.sources.row_index import FileRecord, IndexedRecords, open_records, size_in_bytes
 from vlrl.errors import ConfigError, DataError
 from vlrl.store.files import cache_folder
 from vlrl.types import Sample
@@ -36,13 +36,13 @@ SPREAD = 256
 class LazySamples(SampleSequence):
     """The samples of a split, made when asked for. A bad row raises its DataError, naming file and line, each time."""
 
-    def __init__(self, task: Any, rows: Rows, split: str, root: Path, files: Sequence[Path] = ()):
+    def __init__(self, task: Any, rows: IndexedRecords, split: str, root: Path, files: Sequence[Path] = ()):
         self.files = tuple(files)
         self._task, self._rows, self._root = task, rows, root
         self._columns = task.data.columns
         self._format = _format(rows, task.data)
-        self._roots = Access.of(task.data).roots
-        self._tendency = Tendency.of(row for record in _looked_at(rows) for row in self._rows_of("", record))
+        self._roots = MediaAccess.of(task.data).roots
+        self._tendency = AnswerTrend.of(row for record in _looked_at(rows) for row in self._rows_of("", record))
         self._places = _of_side(rows.sides, split)
 
     def __len__(self) -> int:
@@ -67,15 +67,15 @@ class LazySamples(SampleSequence):
         data = self._task.data
         try:
             (row,) = self._rows_of(id, record)
-            return checked_sample(self._task, settled(row, self._tendency, data.answer_type), self._root)
+            return checked_sample(self._task, settle_type(row, self._tendency, data.answer_type), self._root)
         except DataError as error:
             way = "" if data.quarantine else " (data.quarantine=true leaves bad rows out)"
             raise DataError(f"{where}: {error}{way}") from error
 
     def _rows_of(self, id: str, record: Any) -> Sequence[Any]:
         data = self._task.data
-        source, sure = Source(id, self._root, self._roots, data.boxes), data.format != "auto"
-        return rows_as(renamed(record, self._columns), self._format, source, sure=sure)
+        source, sure = RecordSource(id, self._root, self._roots, data.boxes), data.format != "auto"
+        return rows_as(rename_columns(record, self._columns), self._format, source, sure=sure)
 
 
 def lazy_samples(task: Any, split: str, files: Sequence[Path], root: Path) -> LazySamples | None:
@@ -86,9 +86,9 @@ def lazy_samples(task: Any, split: str, files: Sequence[Path], root: Path) -> La
     data = task.data
     check_format(data.format)
     setting = "data.stream=true" if data.stream else "data.index=lazy" if data.index == "lazy" else ""
-    if data.index == "memory" or (not setting and sum(map(bytes_of, files)) < LARGE):
+    if data.index == "memory" or (not setting and sum(map(size_in_bytes, files)) < LARGE):
         return None
-    rows = opened(files, cache_folder(data.cache))
+    rows = open_records(files, cache_folder(data.cache))
     if rows is not None:
         check_columns(_looked_at(rows), data.columns, files[0])
     why = _unfit(rows, data)
@@ -104,7 +104,7 @@ def lazy_samples(task: Any, split: str, files: Sequence[Path], root: Path) -> La
     return samples
 
 
-def _unfit(rows: Rows | None, data: DataSettings) -> str:
+def _unfit(rows: IndexedRecords | None, data: DataSettings) -> str:
     """Returns why rows cannot be read one at a time; "" where they can, as far as the first tells."""
     if rows is None:
         return "files of this kind are read as a whole; .jsonl, .jsonl.gz, .parquet and .arrow are not"
@@ -113,12 +113,14 @@ def _unfit(rows: Rows | None, data: DataSettings) -> str:
         f"rows of format {name} are made of several records, or several of one, so they cannot be read one at a time")
 
 
-def _format(rows: Rows, data: DataSettings) -> str:
+def _format(rows: IndexedRecords, data: DataSettings) -> str:
     """Returns the format of all rows, as some of them tell."""
-    return data.format if data.format != "auto" else format_of([renamed(r, data.columns) for r in _looked_at(rows)])
+    if data.format != "auto":
+        return data.format
+    return format_of([rename_columns(record, data.columns) for record in _looked_at(rows)])
 
 
-def _looked_at(rows: Rows) -> list[Any]:
+def _looked_at(rows: IndexedRecords) -> list[Any]:
     """Returns _LOOKED_AT records without the media that they hold, at even distances."""
     return [without_bytes(rows[i].record) for i in range(0, len(rows), max(1, len(rows) // _LOOKED_AT))]
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from vlrl.config.registry import Table
-from vlrl.data.sources.answer_types import Tendency, TypeTable, settled
-from vlrl.data.sources.box_forms import reread
-from vlrl.data.sources.fields import Source
-from vlrl.data.sources.lost import forget, lost
+from vlrl.data.sources.answer_types import AnswerTrend, TypeTable, settle_type
+from vlrl.data.sources.box_forms import boxes_to_pixels
+from vlrl.data.sources.fields import RecordSource
 from vlrl.data.sources.records import records
+from vlrl.data.sources.unread import forget_shapes, unread_columns
 from vlrl.data.sources.whole import unique_ids
 from vlrl.data.turns import are_tools, tools_of
 from vlrl.data.values import short, unpacked
@@ -35,7 +35,7 @@ class Format:
 
     recognises: Callable[[Mapping[str, Any]], bool]
     """Whether a record has the fields of this format."""
-    rows: Callable[[Mapping[str, Any], Source], Sequence[Row]]
+    rows: Callable[[Mapping[str, Any], RecordSource], Sequence[Row]]
     """The canonical rows that a record stands for. Raises DataError."""
     together: Callable[[Placed], Placed] | None = None
     """Looks at all rows of a file: joins those of one image, tells each what all ask for."""
@@ -66,7 +66,7 @@ CANONICAL = Format(_is_canonical, lambda record, source: [dict(record)])
 _TABLES = Table({
     "formats": "vlrl.data.formats.known:FORMATS",
     "rivals": "vlrl.data.formats.known:RIVALS",
-    "unanswered": "vlrl.data.formats.qa:without_answer",
+    "unanswered": "vlrl.data.formats.qa:missing_answer",
     "shape_of": "vlrl.data.formats.shapes:shape_of",
 })
 
@@ -100,49 +100,49 @@ def rows_in(path: Path, format: str = "auto", root: Path | None = None,
     Raises DataError when the file as a whole cannot be read, ConfigError for an unknown format.
     """
     check_format(format)
-    forget()
+    forget_shapes()
     path = Path(path)
-    entries = records(path, recognised, cache)
+    entries = records(path, recognised_format, cache)
     if columns:
         check_columns([f.record for f in entries], columns, path)
-        entries = [f._replace(record=renamed(f.record, columns)) for f in entries]
+        entries = [f._replace(record=rename_columns(f.record, columns)) for f in entries]
     name = format if format != "auto" else format_of([f.record for f in entries])
     placed: Placed = []
     for where, id, record in entries:
         if shapes is not None and not isinstance(record, DataError):
-            shapes[_TABLES["shape_of"](record, name if format != "auto" else recognised(record) or name)] += 1
+            shapes[_TABLES["shape_of"](record, name if format != "auto" else recognised_format(record) or name)] += 1
         if name == "canonical" and path.suffix.lower() in (".csv", ".tsv") and not isinstance(record, DataError):
             record = {"id": id, **record} if record.keys() & _CONTENT else _unknown(record)
-        record_rows = rows_as(record, name, Source(id, root or path.parent, roots, boxes), sure=format != "auto")
+        record_rows = rows_as(record, name, RecordSource(id, root or path.parent, roots, boxes), sure=format != "auto")
         placed += [(len(placed) + n, where, row) for n, row in enumerate(record_rows)]
     placed = sorted((format_named(name).together or list)(placed), key=lambda entry: entry[0])
     if name != "canonical":
         unique_ids(path, [row for *_, row in placed], set() if taken is None else taken)
-    tendency = Tendency.of(row for *_, row in placed)
-    return [(where, settled(row, tendency, answer_type, types)) for _, where, row in placed]
+    tendency = AnswerTrend.of(row for *_, row in placed)
+    return [(where, settle_type(row, tendency, answer_type, types)) for _, where, row in placed]
 
 
 def format_of(records: Sequence[Mapping[str, Any] | DataError]) -> str:
     """Returns the format of a file: the one that most of its records are recognised as; canonical where most are of
     none.
     """
-    names = Counter(recognised(record) for record in records if not isinstance(record, DataError))
+    names = Counter(recognised_format(record) for record in records if not isinstance(record, DataError))
     known = [(name, count) for name, count in names.most_common() if name]
     return known[0][0] if known and known[0][1] >= names[None] else "canonical"
 
 
-def rows_as(record: Mapping[str, Any] | DataError, name: str, source: Source, sure: bool = False
+def rows_as(record: Mapping[str, Any] | DataError, name: str, source: RecordSource, sure: bool = False
             ) -> Sequence[Row | DataError]:
     """Returns the rows of a record of a file of format `name`; unless that is `sure`, a record of another format has
     none.
     """
     if sure or name == "canonical" or isinstance(record, DataError):
-        return canonical(record, name, source)
-    known, own = format_named(name), recognised(record)
+        return canonical_rows(record, name, source)
+    known, own = format_named(name), recognised_format(record)
     plain = {k: v for k, v in record.items() if k != "id"}  # others have ids too
     asks = (own is None or known.refuse) and any(_recognises(known, r) for r in (record, plain))
     if own == name or asks:
-        return canonical(record, name, source)
+        return canonical_rows(record, name, source)
     if own is None and (empty := _unanswered(record)):
         return [empty]
     of = f"format {own}" if own else f"no known format ({short(', '.join(record))})"  # an empty cell is no field
@@ -150,8 +150,8 @@ def rows_as(record: Mapping[str, Any] | DataError, name: str, source: Source, su
                       f"it to another file, or have all rows read in one way: data.format={name} (--format {name})")]
 
 
-def canonical(record: Mapping[str, Any] | DataError, format: str = "auto",
-              source: Source | None = None) -> Sequence[Row | DataError]:
+def canonical_rows(record: Mapping[str, Any] | DataError, format: str = "auto",
+              source: RecordSource | None = None) -> Sequence[Row | DataError]:
     """Returns the rows of a record in the named format, or in the first that recognises it; or why it has none.
 
     Raises ConfigError for an unknown format.
@@ -159,20 +159,20 @@ def canonical(record: Mapping[str, Any] | DataError, format: str = "auto",
     check_format(format)
     if isinstance(record, DataError):
         return [record]
-    name = format if format != "auto" else recognised(record) or "canonical"
+    name = format if format != "auto" else recognised_format(record) or "canonical"
     chosen, native = format_named(name), name == "canonical"
     if native and "id" not in record and (empty := _unanswered(record)):
         return [empty]
     try:
-        beside = {} if native else carried(record)
+        beside = {} if native else tools_and_environment(record)
         if chosen.refuse:
             chosen.refuse(record)
-        kept, source = {k: v for k, v in record.items() if k not in beside}, source or Source()
+        kept, source = {k: v for k, v in record.items() if k not in beside}, source or RecordSource()
         rows = chosen.rows(kept, source)
         if rows and not native:
-            left = lost(name, kept, rows, lambda less: chosen.rows(less, source))
+            left = unread_columns(name, kept, rows, lambda less: chosen.rows(less, source))
             rows = [{**row, "meta": {**row.get("meta", {}), **left}} for row in rows] if left else rows
-        return [reread({**row, **beside}, source.boxes) for row in rows] or [DataError(
+        return [boxes_to_pixels({**row, **beside}, source.boxes) for row in rows] or [DataError(
             f"it holds nothing to ask: one of its lists ({short([k for k, v in record.items() if v == []])}) is empty")]
     except DataError as error:
         return [error]
@@ -181,7 +181,7 @@ def canonical(record: Mapping[str, Any] | DataError, format: str = "auto",
                           f"{type(error).__name__}: {str(error)[:200]}")]
 
 
-def carried(record: Mapping[str, Any]) -> dict[str, Any]:
+def tools_and_environment(record: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the `tools` and the `environment` of a record in any format. Raises DataError for a tool without a name.
 
     Other things under these names (a list of words, a text) are none.
@@ -194,7 +194,7 @@ def carried(record: Mapping[str, Any]) -> dict[str, Any]:
     return {**fields, **({"environment": dict(settings)} if isinstance(settings, Mapping) and settings else {})}
 
 
-def recognised(record: Mapping[str, Any] | DataError) -> str | None:
+def recognised_format(record: Mapping[str, Any] | DataError) -> str | None:
     """Returns the name of the first format that recognises a record."""
     if isinstance(record, DataError):
         return None
@@ -237,7 +237,7 @@ def check_columns(records: Sequence[Mapping[str, Any] | DataError], columns: Map
                             f"{short(', '.join(there))}")
 
 
-def renamed(record: dict[str, Any] | DataError, columns: Mapping[str, str]) -> dict[str, Any] | DataError:
+def rename_columns(record: dict[str, Any] | DataError, columns: Mapping[str, str]) -> dict[str, Any] | DataError:
     """Returns the record with fields under the names that they stand for, without others that could stand for the
     same.
     """

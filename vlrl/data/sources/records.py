@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from vlrl.data.embedded import Aside, put_aside
+from vlrl.data.embedded import SpillFile, spill
 from vlrl.data.sources.files import FileRecord, file_records, shallow
 from vlrl.data.sources.folders import folder_records
 from vlrl.errors import DataError
@@ -30,21 +30,21 @@ def records(path: Path, is_record: Callable[[Mapping[str, Any]], Any] = lambda d
     return [one._replace(record=_light(path, shallow(one.record), aside)) for one in entries]
 
 
-def _aside(cache: str) -> Aside | None:
+def _aside(cache: str) -> SpillFile | None:
     folder = cache_folder(cache)
     try:
-        return Aside(folder)
+        return SpillFile(folder)
     except OSError as error:
         log.warning("media inside rows are held in memory, for nothing can be written to %s: %s. Name another folder "
                     "with data.cache", folder, error.strerror or error)
         return None
 
 
-def _light(path: Path, record: dict[str, Any] | DataError, aside: Aside | None) -> dict[str, Any] | DataError:
+def _light(path: Path, record: dict[str, Any] | DataError, aside: SpillFile | None) -> dict[str, Any] | DataError:
     if isinstance(record, DataError) or aside is None:
         return record
     try:
-        return put_aside(record, aside)
+        return spill(record, aside)
     except OSError as error:
         raise DataError(f"{path}: the media inside its rows do not fit beside the cache: {error.strerror or error}. "
                         "Name a larger place with data.cache (XDG_CACHE_HOME)") from None

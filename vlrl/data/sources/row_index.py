@@ -28,11 +28,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from vlrl.data.samples import side_of
-from vlrl.data.sources.derived_cache import check_room, derived
+from vlrl.data.sources.derived_cache import check_room, derived_file
 from vlrl.data.sources.files import FileRecord, class_names, named_classes, parquet_batches, record_of
 from vlrl.data.sources.folders import shards_of, split_of
-from vlrl.data.sources.json_text import MOST_LINE, parsed_line
-from vlrl.data.sources.tar_shards import row_at, scanned
+from vlrl.data.sources.json_text import MOST_LINE, parse_line
+from vlrl.data.sources.tar_shards import row_at, row_spans
 from vlrl.errors import DataError, RunError
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ _LINES = (".jsonl", ".ndjson")
 _SIDES = {None: 0, "train": 1, "heldout": 2}
 
 
-class Rows(Protocol):
+class IndexedRecords(Protocol):
     """The records of a file by number."""
 
     @property
@@ -61,39 +61,39 @@ class Rows(Protocol):
     def __getitem__(self, index: int) -> FileRecord: ...
 
 
-def opened(files: Sequence[Path], cache: Path) -> Rows | None:
+def open_records(files: Sequence[Path], cache: Path) -> IndexedRecords | None:
     """Returns the rows of files, or of folders of shards; None where one is of a kind that is read as a whole.
 
     Raises DataError when a file cannot be read.
     """
-    parts: list[Rows] = []
+    parts: list[IndexedRecords] = []
     for path in files:
         file_rows = _of_folder(path, cache) if os.path.isdir(path) else _of_file(path, cache)
         if file_rows is None:
             return None
         parts += file_rows
-    return Chain(parts)
+    return ChainedRecords(parts)
 
 
-def bytes_of(path: Path) -> int:
+def size_in_bytes(path: Path) -> int:
     """Bytes of a file, or of the shards of a folder; those of packed kinds count ten times."""
     files = [path / shard for shard in shards_of(path)] if os.path.isdir(path) else [path]
     return sum(os.stat(f).st_size * (10 if f.suffix.lower() in (".parquet", ".gz") else 1) for f in files)
 
 
-def _of_file(path: Path, cache: Path) -> list[Rows] | None:
+def _of_file(path: Path, cache: Path) -> list[IndexedRecords] | None:
     suffix = path.suffix.lower()
     inner = Path(path.stem).suffix.lower() if suffix == ".gz" else suffix
     try:
         if inner in _LINES:
-            lines = Lines(path, cache)
+            lines = LineRecords(path, cache)
             return None if lines.is_list else [lines]
         if suffix in (".arrow", ".feather"):
-            return [Batches(path, path)]
+            return [ArrowRecords(path, path)]
         if suffix == ".parquet":
             return [_parquet(path, cache)]
         if suffix == ".tar":
-            return [Members(path, cache)]
+            return [TarRecords(path, cache)]
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
     except (ValueError, NotImplementedError, EOFError) as error:  # pyarrow's errors are of these
@@ -101,16 +101,15 @@ def _of_file(path: Path, cache: Path) -> list[Rows] | None:
     return None
 
 
-def _of_folder(path: Path, cache: Path) -> list[Rows] | None:
-    shards = shards_of(path)
-    parts: list[Rows] = [Shard(shard, rows) for shard in shards for rows in _of_file(path / shard, cache) or ()]
-    return parts or None
+def _of_folder(path: Path, cache: Path) -> list[IndexedRecords] | None:
+    return [ShardRecords(shard, rows) for shard in shards_of(path)
+            for rows in _of_file(path / shard, cache) or ()] or None
 
 
-class Chain:
+class ChainedRecords:
     """Rows of several files, one after the other."""
 
-    def __init__(self, parts: Sequence[Rows]):
+    def __init__(self, parts: Sequence[IndexedRecords]):
         self._parts = parts
         self._ends = list(accumulate(map(len, parts)))
         known = any(part.sides is not None for part in parts)
@@ -125,13 +124,13 @@ class Chain:
         return self._parts[part][index - (self._ends[part - 1] if part else 0)]
 
 
-class Shard:
+class ShardRecords:
     """A file of a folder: its rows are named by it, and of the side that it, or a folder, is named after."""
 
-    def __init__(self, shard: str, rows: Rows):
+    def __init__(self, shard: str, rows: IndexedRecords):
         self._rows, self._split, self._stem = rows, split_of(shard), os.path.splitext(shard)[0]
         side = _SIDES[side_of(self._split.get("split"))]
-        self._keyed = isinstance(rows, Members)
+        self._keyed = isinstance(rows, TarRecords)
         own = rows.sides
         self.sides = own if own is not None else np.full(len(rows), side, np.int8) if side else None
 
@@ -147,12 +146,12 @@ class Shard:
 # --- JSON lines -------------------------------------------------------------------------------------------------------
 
 
-class Lines:
+class LineRecords:
     """A .jsonl file; packed ones (.jsonl.gz) are unpacked into the cache once."""
 
     def __init__(self, path: Path, cache: Path):
         self._path = path
-        plain = derived(path, cache, "rows.jsonl", _gunzip) if path.suffix.lower() == ".gz" else path
+        plain = derived_file(path, cache, "rows.jsonl", _gunzip) if path.suffix.lower() == ".gz" else path
         self._file = os.open(plain, os.O_RDONLY)  # kept: a file that is replaced meanwhile stays what it was
         weakref.finalize(self, os.close, self._file)
         self._size = os.fstat(self._file).st_size
@@ -187,7 +186,7 @@ class Lines:
                 raise RunError(f"{self._path} is not what it was when the run began: a row begins or ends elsewhere. "
                                "Files of data must not be written to while a run reads them (new ones may be moved in "
                                "their place); the same command goes on from the last checkpoint.")
-            return record_of(parsed_line(text))
+            return record_of(parse_line(text))
         except UnicodeDecodeError as error:
             return DataError(f"it is no UTF-8 text ({error.reason} at byte {error.start}). Save it as UTF-8.")
         except OSError as error:
@@ -207,7 +206,7 @@ def _cached_places(path: Path, cache: Path, name: str, scan: Callable[[Path], np
 
     try:
         for _ in range(2):
-            place = derived(path, cache, name, write)
+            place = derived_file(path, cache, name, write)
             with contextlib.suppress(ValueError, EOFError, FileNotFoundError):  # spoiled, or gone meanwhile
                 places = np.load(place, mmap_mode="r", allow_pickle=False)
                 if places.dtype == np.int64 and places.ndim == 2 and places.shape[1] == width:
@@ -275,14 +274,14 @@ def _gunzip(source: Path, target: Path) -> None:
 # --- tar --------------------------------------------------------------------------------------------------------------
 
 
-class Members:
+class TarRecords:
     """A WebDataset shard: the places of its rows are kept, a row is read by its members."""
 
     sides = None
 
     def __init__(self, path: Path, cache: Path):
         self._path = path
-        self._places = _cached_places(path, cache, "members.npy", scanned, 2)
+        self._places = _cached_places(path, cache, "members.npy", row_spans, 2)
         self._file = os.open(path, os.O_RDONLY)
         weakref.finalize(self, os.close, self._file)
 
@@ -298,7 +297,7 @@ class Members:
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 
-class Batches:
+class ArrowRecords:
     """An arrow file or stream, mapped into memory."""
 
     def __init__(self, path: Path, named: Path):
@@ -324,7 +323,7 @@ class Batches:
         return _record_at(self._path, index, self._batches[k], index - (self._ends[k - 1] if k else 0), self._classes)
 
 
-class Groups:
+class ParquetRecords:
     """A parquet file of small row groups; those used last stay decoded. Safe across threads."""
 
     def __init__(self, path: Path, file: Any):
@@ -360,25 +359,25 @@ class Groups:
         return self._groups[k]
 
 
-def _parquet(path: Path, cache: Path) -> Rows:
+def _parquet(path: Path, cache: Path) -> IndexedRecords:
     import pyarrow.parquet as pq
 
     file = pq.ParquetFile(path)
     groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
     largest = max((group.total_byte_size for group in groups), default=0)
     if largest <= _GROUP_BYTES:
-        return Groups(path, file)
+        return ParquetRecords(path, file)
     rows = max(1, _GROUP_BYTES * file.metadata.num_rows // sum(group.total_byte_size for group in groups))
     if largest >= _HUGE:
         log.warning("%s has row groups of %d MiB: to read one can take that much memory twice over, for a page is "
                     "decoded as a whole. Write the file anew with smaller ones (row_group_size=%d)", path,
                     largest >> 20, rows)
     try:
-        return Batches(derived(path, cache, "rows.arrow", _unpack), path)
+        return ArrowRecords(derived_file(path, cache, "rows.arrow", _unpack), path)
     except RunError as error:
         log.warning("%s has row groups of %d MiB, of which each row costs the decoding, and they cannot be unpacked "
                     "(%s). Write the file anew with smaller ones (row_group_size=%d)", path, largest >> 20, error, rows)
-        return Groups(path, file)
+        return ParquetRecords(path, file)
 
 
 def _unpack(source: Path, target: Path) -> None:

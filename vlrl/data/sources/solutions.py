@@ -66,7 +66,7 @@ def _solution(line: Mapping[str, Any]) -> Solution:
     return Solution(number, id, text, float(weight), rejected)
 
 
-class Solved(SampleSequence):
+class SolvedSamples(SampleSequence):
     """The samples that have a solution, one for each line; several of one sample have numbered ids."""
 
     def __init__(self, samples: Sequence[Sample], solutions: Sequence[Solution], name: str):
@@ -105,4 +105,4 @@ class Solved(SampleSequence):
 
 def with_solutions(samples: Sequence[Sample], name: str) -> Sequence[Sample]:
     """Returns the training rows that `data.solutions` names; all of them where it is empty."""
-    return Solved(samples, read_solutions(name), name) if name else samples
+    return SolvedSamples(samples, read_solutions(name), name) if name else samples

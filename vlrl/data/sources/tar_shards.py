@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vlrl.data.sources.json_text import MOST_LINE, parsed_line
+from vlrl.data.sources.json_text import MOST_LINE, parse_line
 from vlrl.data.values import short
 from vlrl.errors import DataError
 
@@ -37,7 +37,7 @@ class _Member(NamedTuple):
     size: int
 
 
-def scanned(path: Path) -> np.ndarray:
+def row_spans(path: Path) -> np.ndarray:
     """Returns [N, 2] int64: the bytes between which each row lies. Raises DataError naming the shard and the member."""
     rows: list[list[int]] = []
     last = None
@@ -87,7 +87,7 @@ def _add(record: dict[str, Any], suffix: str, data: bytes, name: str) -> None:
     except UnicodeDecodeError:
         text = None
     if kind == "json":
-        content = parsed_line(text) if text is not None else DataError("no UTF-8 text of a row")
+        content = parse_line(text) if text is not None else DataError("no UTF-8 text of a row")
         if isinstance(content, DataError):
             raise DataError(f"{name}: {content}")
         if isinstance(content, dict) and not field:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from pathlib import Path
 
-from vlrl.data.video.sampling import Clip
+from vlrl.data.video.sampling import SampledClip
 from vlrl.store.files import file_sha256
 
 _MOST_HASHES = 2**16
@@ -24,7 +24,7 @@ class ClipCache:
     def __init__(self, mib: int):
         self._room, self._used = mib << 20, 0
         self._lock = threading.Lock()
-        self._clips: OrderedDict[Hashable, Future[Clip]] = OrderedDict()
+        self._clips: OrderedDict[Hashable, Future[SampledClip]] = OrderedDict()
         self._hashes: dict[tuple[str, int, int], str] = {}
 
     def sha256(self, path: Path) -> str:
@@ -40,7 +40,7 @@ class ClipCache:
                 self._hashes[file] = digest
         return digest
 
-    def clip(self, key: Hashable, read: Callable[[], Clip]) -> Clip:
+    def clip(self, key: Hashable, read: Callable[[], SampledClip]) -> SampledClip:
         """Returns the clip of this key: kept, awaited while another thread reads it, or `read()`, whose errors are
         raised.
         """
@@ -65,7 +65,7 @@ class ClipCache:
         self._make_room(clip)
         return clip
 
-    def _make_room(self, added: Clip) -> None:
+    def _make_room(self, added: SampledClip) -> None:
         with self._lock:
             self._used += _size(added)
             for key in [k for k, future in self._clips.items() if future.done()]:
@@ -77,6 +77,6 @@ class ClipCache:
 NO_CACHE = ClipCache(0)
 
 
-def _size(clip: Clip) -> int:
+def _size(clip: SampledClip) -> int:
     """Bytes of the frames; one that is shown twice in a row is one picture."""
     return sum(w * h * 3 for w, h in {id(f): f.size for f in clip.frames}.values())

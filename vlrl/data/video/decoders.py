@@ -32,7 +32,7 @@ _INDEXED = ("mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm")
 
 
 @dataclass(frozen=True, eq=False)
-class Track:
+class VideoTrack:
     """The video stream of a file and its clock; no frame is decoded."""
 
     path: Path
@@ -49,11 +49,11 @@ class Track:
     container: str
 
 
-class Hidden(ValueError):
+class HiddenFrames(ValueError):
     """Some packets of a stream show no frame."""
 
 
-def track(path: Path) -> Track:
+def read_track(path: Path) -> VideoTrack:
     """Returns the clock of the video stream of a file. Raises DataError naming the file when it has none, or no end."""
     if not importlib.util.find_spec("av"):
         raise DataError(f"{path}: reading videos needs a decoder: pip install av")
@@ -74,7 +74,7 @@ def header_duration(path: Path) -> float | None:
         return None
 
 
-def frames_of(track: Track, indices: Sequence[int]) -> tuple[list[Image.Image], str]:
+def read_frames(track: VideoTrack, indices: Sequence[int]) -> tuple[list[Image.Image], str]:
     """Returns the frames of these ascending indices, upright and in RGB, and the decoder that made them; an index may
     repeat.
 
@@ -86,14 +86,14 @@ def frames_of(track: Track, indices: Sequence[int]) -> tuple[list[Image.Image], 
             continue
         try:
             return decoder(track, indices), name
-        except Hidden:
+        except HiddenFrames:
             raise
         except Exception as error:  # each decoder raises classes of its own
             errors.append(f"{name}: {_why(error)}")
     raise _unreadable(track.path, "; ".join(errors))
 
 
-def counted(track: Track) -> Track:
+def recount_frames(track: VideoTrack) -> VideoTrack:
     """Returns the same track by the clock of its decoded frames, one held at a time; for streams with hidden frames.
 
     Raises DataError when the frames end before the packets do.
@@ -130,7 +130,7 @@ def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
         yield container, streams[0]
 
 
-def _track(path: Path) -> Track:
+def _track(path: Path) -> VideoTrack:
     with _opened(path) as (container, stream):
         pts, keys, count, end = _packets(container, stream)
         base, declared, promised = float(stream.time_base), float(stream.average_rate or 0), stream.frames
@@ -145,7 +145,7 @@ def _track(path: Path) -> Track:
     shown = np.unique(np.array(pts, dtype=np.int64))
     times = np.round((shown - shown[0]) * base, 6)
     turned = _rotation(path) % 180 != 0
-    return Track(path, shown, np.unique(np.array(keys, dtype=np.int64)), times, _rate(times, declared),
+    return VideoTrack(path, shown, np.unique(np.array(keys, dtype=np.int64)), times, _rate(times, declared),
                  (size[1], size[0]) if turned else size, name)
 
 
@@ -197,7 +197,7 @@ def _why(error: Exception) -> str:
 # --- the frames -------------------------------------------------------------------------------------------------------
 
 
-def _by_decord(track: Track, indices: Sequence[int]) -> list[Image.Image]:
+def _by_decord(track: VideoTrack, indices: Sequence[int]) -> list[Image.Image]:
     import decord
 
     if track.container not in _INDEXED:
@@ -218,7 +218,7 @@ def _by_decord(track: Track, indices: Sequence[int]) -> list[Image.Image]:
     return [images[i] for i in indices]
 
 
-def _by_pyav(track: Track, indices: Sequence[int]) -> list[Image.Image]:
+def _by_pyav(track: VideoTrack, indices: Sequence[int]) -> list[Image.Image]:
     import av
 
     wanted = sorted({int(track.pts[i]) for i in indices})
@@ -234,7 +234,7 @@ def _by_pyav(track: Track, indices: Sequence[int]) -> list[Image.Image]:
         with _opened(track.path) as (container, stream):
             images |= _decoded(container, stream, missing)
     if missing := [p for p in wanted if p not in images]:
-        raise Hidden(f"{len(missing)} of {len(wanted)} frames are not shown")
+        raise HiddenFrames(f"{len(missing)} of {len(wanted)} frames are not shown")
     upright = images[wanted[0]].size
     images = {p: image if image.size == upright else image.resize(upright) for p, image in images.items()}
     return [images[int(track.pts[i])] for i in indices]
@@ -279,5 +279,5 @@ def _turn(frame: Any) -> int:
     return round(frame.rotation / 90) * 90
 
 
-DECODERS: dict[str, Callable[[Track, Sequence[int]], list[Image.Image]]] = {"decord": _by_decord, "pyav": _by_pyav}
+DECODERS: dict[str, Callable[[VideoTrack, Sequence[int]], list[Image.Image]]] = {"decord": _by_decord, "pyav": _by_pyav}
 """The preferred one first."""

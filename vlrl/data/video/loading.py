@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 
 from vlrl.config.schema import LimitsSettings
-from vlrl.data.embedded import Embedded
+from vlrl.data.embedded import EmbeddedMedia
 from vlrl.data.media import (
     Clips,
     VideoSampling,
     check_pixels,
     checked_bytes,
     checked_file,
-    guarded,
+    guard_read,
     load,
     pixel_hash,
 )
 from vlrl.data.video.clip_cache import NO_CACHE
-from vlrl.data.video.sampling import Clip, choose, decode
+from vlrl.data.video.sampling import SampledClip, choose, decode
 from vlrl.errors import DataError
 from vlrl.rewards.boxes import is_number
 from vlrl.types import LoadedMedia, Media
@@ -40,20 +40,20 @@ def load_video(media: Media, limits: LimitsSettings, sampling: VideoSampling, cl
     if isinstance(media.source, Sequence) and not isinstance(media.source, (str, bytes)):
         return _load_frames(media, limits, sampling)
 
-    def read(path: Path) -> Clip:
+    def read(path: Path) -> SampledClip:
         return decode(path, sampling, media.start, media.end,
                       lambda size, count: _check_frames(size, count, path, limits))
 
-    def read_embedded() -> Clip:
+    def read_embedded() -> SampledClip:
         with own.file() as path:
             return read(path)
 
-    if isinstance(media.source, (bytes, Embedded)):
+    if isinstance(media.source, (bytes, EmbeddedMedia)):
         own = checked_bytes(media.source, limits)
         clip = cache.clip((own.sha256, sampling, media.start, media.end), read_embedded)
         return replace(_video(clip, own.sha256, None), data=own.data)
     path = checked_file(media.source, limits)
-    sha256 = guarded(path, lambda: cache.sha256(path))
+    sha256 = guard_read(path, lambda: cache.sha256(path))
     return _video(cache.clip((sha256, sampling, media.start, media.end), lambda: read(path)), sha256, path)
 
 
@@ -77,7 +77,7 @@ def _load_frames(media: Media, limits: LimitsSettings, sampling: VideoSampling) 
     sha256 = pixel_hash(frames)
     if media.times is not None:  # a model is told them
         sha256 = hashlib.sha256(f"{sha256} {chosen.times}".encode()).hexdigest()
-    return _video(Clip(frames, chosen, fps, len(times), "frames"), sha256, None)
+    return _video(SampledClip(frames, chosen, fps, len(times), "frames"), sha256, None)
 
 
 def frame_times(frames: int, fps: Any, times: Any = None) -> tuple[np.ndarray, float]:
@@ -116,7 +116,7 @@ def _times_problem(times: Any, frames: int) -> str | None:
     return None
 
 
-def _video(clip: Clip, sha256: str, path: Path | None) -> LoadedMedia:
+def _video(clip: SampledClip, sha256: str, path: Path | None) -> LoadedMedia:
     metadata = {"fps": clip.fps, "total_num_frames": clip.total, "duration": clip.chosen.duration,
                 "frames_indices": clip.chosen.indices, "video_backend": clip.backend}
     return LoadedMedia(kind="video", frames=clip.frames, sha256=sha256, path=path, metadata=metadata,

@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from vlrl.data.media import VideoSampling
-from vlrl.data.video.decoders import Hidden, Track, counted, frames_of, track
+from vlrl.data.video.decoders import HiddenFrames, VideoTrack, read_frames, read_track, recount_frames
 from vlrl.errors import DataError
 from vlrl.types import LoadedMedia
 
@@ -24,7 +24,7 @@ TICKS = 1_000_000
 
 
 @dataclass(frozen=True)
-class Chosen:
+class FrameChoice:
     """Frames to take, before they are read."""
 
     indices: list[int]
@@ -36,11 +36,11 @@ class Chosen:
 
 
 @dataclass(frozen=True)
-class Clip:
+class SampledClip:
     """The frames taken from a video."""
 
     frames: tuple[Image.Image, ...]
-    chosen: Chosen
+    chosen: FrameChoice
     fps: float
     """Mean frames per second of the whole video."""
     total: int
@@ -49,7 +49,7 @@ class Clip:
 
 
 def choose(times: np.ndarray, fps: float, sampling: VideoSampling, start: float | None, end: float | None,
-           name: str) -> Chosen:
+           name: str) -> FrameChoice:
     """Returns the frames to take between `start` and `end` seconds of `times` ([frames] seconds from the first frame).
 
     They are uniform in time, first and last included. Their number is the length of the frames in the range times
@@ -71,30 +71,30 @@ def choose(times: np.ndarray, fps: float, sampling: VideoSampling, start: float 
     right = np.searchsorted(own, targets).clip(1, max(1, inside.size - 1))
     nearest = right - (targets - own[right - 1] <= own[right] - targets) if inside.size > 1 else np.zeros(count, int)
     shown = np.round((own[nearest] - low).clip(0), 6)
-    return Chosen([int(i) for i in inside[nearest]], tuple(map(float, shown)), high - low)
+    return FrameChoice([int(i) for i in inside[nearest]], tuple(map(float, shown)), high - low)
 
 
 def decode(path: Path, sampling: VideoSampling, start: float | None, end: float | None,
-           check: Callable[[tuple[int, int], int], None]) -> Clip:
+           check: Callable[[tuple[int, int], int], None]) -> SampledClip:
     """Returns the frames of a file that `choose` picks, by decord where it is installed and can be trusted, else by
     PyAV.
 
     No other frame is kept in memory. `check` sees width, height and number of frames before they are read and may
     refuse them. Raises DataError naming the file.
     """
-    video_track = track(path)
+    video_track = read_track(path)
     try:
         return _clip(video_track, sampling, start, end, check)
-    except Hidden:
-        return _clip(counted(video_track), sampling, start, end, check)
+    except HiddenFrames:
+        return _clip(recount_frames(video_track), sampling, start, end, check)
 
 
-def _clip(video_track: Track, sampling: VideoSampling, start: float | None, end: float | None,
-          check: Callable[[tuple[int, int], int], None]) -> Clip:
+def _clip(video_track: VideoTrack, sampling: VideoSampling, start: float | None, end: float | None,
+          check: Callable[[tuple[int, int], int], None]) -> SampledClip:
     chosen = choose(video_track.times, video_track.fps, sampling, start, end, str(video_track.path))
     check(video_track.size, len(chosen.indices))
-    frames, backend = frames_of(video_track, chosen.indices)
-    return Clip(tuple(frames), chosen, video_track.fps, len(video_track.times), backend)
+    frames, backend = read_frames(video_track, chosen.indices)
+    return SampledClip(tuple(frames), chosen, video_track.fps, len(video_track.times), backend)
 
 
 def clock(loaded: LoadedMedia) -> dict[str, Any]:

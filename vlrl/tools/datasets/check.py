@@ -48,7 +48,7 @@ _TEXT_SUFFIXES = tuple(suffix for suffix in READERS if suffix not in (".txt", ".
 
 
 @dataclass(frozen=True)
-class Findings:
+class DataReport:
     """What data files hold, and their problems in the order of the files."""
 
     rows: int
@@ -92,7 +92,7 @@ def check(path: Path | Sequence[Path], task: Task | None, limits: LimitsSettings
           columns: Mapping[str, str] | None = None, answer_type: str | None = None, boxes: str = "auto",
           scale: Scale | None = None, progress: Progress = no_progress, see: Callable[[Sample],
                                                                                       SamplePreview] | None = None,
-          refusal: Callable[[Size], str] = usual_refusal) -> Findings:
+          refusal: Callable[[Size], str] = usual_refusal) -> DataReport:
     """Reads every row through `task.sample_from_row` (None: the canonical fields alone) and lists every problem.
 
     Of a folder every file of rows is read, see `files_of`. Rows of held-out files (named val, test, heldout ..., or by
@@ -259,7 +259,7 @@ def _open_all(there: Sequence[Key], limits: LimitsSettings, progress: Progress, 
 # --- all rows ---------------------------------------------------------------------------------------------------------
 
 
-def _summary(rows: Sequence[_Row], files: Mapping[Key, MediaFile], pixels: PixelBudget | None) -> Findings:
+def _summary(rows: Sequence[_Row], files: Mapping[Key, MediaFile], pixels: PixelBudget | None) -> DataReport:
     plain = [row.given for row in rows if not isinstance(row.given, DataError)]
     fields = Counter(printable(name) for row in plain for name, value in row.items() if value is not None)
     counts = {name: Counter(printable(str(row[name])) for row in plain if row.get(name) is not None)
@@ -271,7 +271,7 @@ def _summary(rows: Sequence[_Row], files: Mapping[Key, MediaFile], pixels: Pixel
             contents.setdefault(file.sha256, set()).add(file.path)
     listed = [replace(f, id=printable(f.id), message=printable(f.message)) for row in rows
               for f in sorted(row.findings, key=lambda f: _ORDER.index(f.rule))]
-    return Findings(
+    return DataReport(
         rows=len(rows), bad=sum(bool(_errors(row)) for row in rows),
         problems=tuple(f for f in listed if f.level == "error"),
         warnings=tuple(f for f in listed if f.level == "warning"),

@@ -13,7 +13,7 @@ from vlrl import checks
 from vlrl.checks import CheckedRow, Context
 from vlrl.config.registry import prints_aside
 from vlrl.data import MEDIA_FIELDS, BadRow, check_suffix, json_line, make_sample, repeated_id, write_rows
-from vlrl.data.embedded import Embedded
+from vlrl.data.embedded import EmbeddedMedia
 from vlrl.data.media import IMAGE_FORMATS, resolve
 from vlrl.data.row_samples import media_items
 from vlrl.data.sources.answer_types import TypeTable
@@ -56,9 +56,9 @@ def convert(path: Path, out: Path, format: str = "auto", root: Path | None = Non
     """
     check_suffix(out)
     refuse_existing([out], force)
-    target, pictures = root or out.parent, dict[Path, Embedded]()
+    target, pictures = root or out.parent, dict[Path, EmbeddedMedia]()
 
-    def keep(item: Embedded, field: str) -> str:
+    def keep(item: EmbeddedMedia, field: str) -> str:
         file = out.with_name(f"{out.stem}_media") / f"{item.sha256[:16]}{_suffix(item.data, field)}"
         pictures[file] = item
         name = os.path.relpath(file, target)
@@ -77,7 +77,7 @@ def convert(path: Path, out: Path, format: str = "auto", root: Path | None = Non
         raise DataError(f"{bad[0].where}: {bad[0].reason} (--keep-going leaves bad rows out and lists them){doubts}")
     if not good:
         raise DataError(f"{path} has no usable row" + (f"; {bad[0].where}: {bad[0].reason}" if bad else ""))
-    rows = [moved(row, root or path.parent, target) for row in good]
+    rows = [relocated(row, root or path.parent, target) for row in good]
     for file, item in pictures.items():
         with replacing(file, sync=False) as temporary:
             temporary.write_bytes(item.data)
@@ -136,7 +136,7 @@ def usable_rows(path: Path, format: str = "auto", root: Path | None = None, task
     return good, bad
 
 
-def moved(row: UsableRow, before: Path, after: Path) -> dict[str, Any]:
+def relocated(row: UsableRow, before: Path, after: Path) -> dict[str, Any]:
     """Returns the row with media paths relative to `after` instead of `before`; one that leads out of `after` to a file
     that is not there stays as it is, for annotations whose media come later.
 
@@ -169,17 +169,17 @@ def _moved(row: UsableRow, path: str, before: Path, after: Path) -> str:
 
 def holds_media(row: Mapping[str, Any]) -> bool:
     """Returns whether a row holds images or videos itself. Raises DataError for what is neither these nor a path."""
-    return any(isinstance(one, Embedded) for items in media_items(row).values() for item in items
+    return any(isinstance(one, EmbeddedMedia) for items in media_items(row).values() for item in items
                for one in (item if isinstance(item, list) else [item]))
 
 
-def _saved(row: Mapping[str, Any], keep: Callable[[Embedded, str], str]) -> dict[str, Any]:
+def _saved(row: Mapping[str, Any], keep: Callable[[EmbeddedMedia, str], str]) -> dict[str, Any]:
     new = dict(row)
     for field, items in media_items(row).items():
         def name(item: Any, field: str = field) -> Any:
             if isinstance(item, list):
                 return [name(frame) for frame in item]
-            return keep(item, field) if isinstance(item, Embedded) else item
+            return keep(item, field) if isinstance(item, EmbeddedMedia) else item
 
         names = [name(item) for item in items]
         new[field] = names if isinstance(row[field], (list, tuple)) else names[0]

@@ -30,7 +30,7 @@ from vlrl.rollout.generate import groups_without_variants, make_group, sampling_
 from vlrl.store import plain
 from vlrl.store.files import append_line, write_text
 from vlrl.task import task_samples
-from vlrl.tools.datasets.prompt_table import COLUMNS, Measured, Places, Summary, joined, plot, summary
+from vlrl.tools.datasets.prompt_table import COLUMNS, MeasuredPrompt, MeasurementFiles, Summary, joined, plot, summary
 from vlrl.tools.evaluation.measure import Chosen, Ready, model_facts, task_facts
 from vlrl.tools.evaluation.rows import begun
 from vlrl.types import Group, Sample
@@ -43,7 +43,7 @@ _ROLLOUT = ("max_new_tokens", "temperature", "stop", "thinking_budget", "thinkin
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scope:
+class MeasurementScope:
     """What is to be measured."""
 
     answers: int = 8
@@ -53,14 +53,14 @@ class Scope:
     """Only the first so many prompts; None = all."""
 
 
-def facts(config: Config, chosen: Chosen, scope: Scope) -> dict[str, Any]:
+def facts(config: Config, chosen: Chosen, scope: MeasurementScope) -> dict[str, Any]:
     """Returns what the answers depend on, as JSON: a measurement goes on only where all of it is the same."""
     return {**task_facts(config, _ROLLOUT), "model": model_facts(config, chosen), "split": scope.split,
             "answers": scope.answers}
 
 
-def measured(ready: Ready, scope: Scope, part: Path, known: Mapping[str, Any], progress: Progress,
-             samples: Sequence[Sample] | None = None) -> list[Measured]:
+def measure(ready: Ready, scope: MeasurementScope, part: Path, known: Mapping[str, Any], progress: Progress,
+             samples: Sequence[Sample] | None = None) -> list[MeasuredPrompt]:
     """Returns every prompt of the split in order, those that could not be answered too; what `part` holds is not asked
     again.
 
@@ -74,7 +74,7 @@ def measured(ready: Ready, scope: Scope, part: Path, known: Mapping[str, Any], p
         raise ConfigError(f"task '{ready.task.name}' has no samples in split '{scope.split}'")
     count, size = min(scope.limit or len(samples), len(samples)), max(1, _TOGETHER // scope.answers)
     chunks = [range(first, min(first + size, count)) for first in range(0, count, size)]
-    by_number: dict[int, Measured] = comm.on_main(lambda: open_part(part, known))
+    by_number: dict[int, MeasuredPrompt] = comm.on_main(lambda: open_part(part, known))
     left = [chunk for chunk in chunks if not all(number in by_number for number in chunk)]
     mine = [*left[comm.rank()::comm.world()], range(0), range(0)]
     for i in range(math.ceil(len(left) / comm.world())):  # in step: a reference policy needs all processes at once
@@ -88,8 +88,8 @@ def measured(ready: Ready, scope: Scope, part: Path, known: Mapping[str, Any], p
     return [by_number[number] for number in range(count)]
 
 
-def _answer_chunk(ready: Ready, scope: Scope, samples: Sequence[Sample], numbers: Sequence[int],
-                  following: Sequence[int]) -> tuple[list[Group], list[Measured]]:
+def _answer_chunk(ready: Ready, scope: MeasurementScope, samples: Sequence[Sample], numbers: Sequence[int],
+                  following: Sequence[int]) -> tuple[list[Group], list[MeasuredPrompt]]:
     """Returns the groups of some prompts, and how each of the prompts went."""
     config, prefetch = ready.config, ready.prefetch
     wanted, soon = ({n: partial(_sample, ready, samples, n) for n in some} for some in (numbers, following))
@@ -101,7 +101,7 @@ def _answer_chunk(ready: Ready, scope: Scope, samples: Sequence[Sample], numbers
         except DataError as error:
             if not isinstance(error, PromptTooLong) and not config.data.quarantine:
                 raise
-            records.append(Measured(number=number, id=_id(sample_of), left_out=str(error)))
+            records.append(MeasuredPrompt(number=number, id=_id(sample_of), left_out=str(error)))
     prefetch.begin(soon)
     sampling = sampling_of(config.rollout, config.rollout.temperature)
     requests = [Request(prompt=prompt, n=scope.answers, sampling=sampling, key=(_STREAM, number), sample=sample)
@@ -131,30 +131,31 @@ def _id(sample_of: Callable[[], Sample]) -> str:
         return ""
 
 
-def _record(number: int, group: Group) -> Measured:
+def _record(number: int, group: Group) -> MeasuredPrompt:
     sample = group.sample
-    return Measured(number=number, id=sample.id, category=None if sample.category is None else str(sample.category),
-                    task=sample.task, passed=tuple(r.correct for r in group.rollouts), rewards=tuple(group.rewards))
+    category = None if sample.category is None else str(sample.category)
+    return MeasuredPrompt(number=number, id=sample.id, category=category, task=sample.task,
+                          passed=tuple(r.correct for r in group.rollouts), rewards=tuple(group.rewards))
 
 
 # --- the side file ----------------------------------------------------------------------------------------------------
 
 
-def open_part(part: Path, known: Mapping[str, Any]) -> dict[int, Measured]:
+def open_part(part: Path, known: Mapping[str, Any]) -> dict[int, MeasuredPrompt]:
     """Returns what a side file holds, by number; it is begun with the facts when there is none.
 
     Raises ConfigError when its facts are others, or it is no such file.
     """
     lines = begun(part, known, "a measurement", "file")
     try:
-        records = [Measured(**{**m, "passed": tuple(m["passed"]), "rewards": tuple(m["rewards"])})
+        records = [MeasuredPrompt(**{**m, "passed": tuple(m["passed"]), "rewards": tuple(m["rewards"])})
                    for line in lines for m in line.get("prompts", ())]
     except (TypeError, KeyError) as error:
         raise ConfigError(f"{part} cannot be read ({error}): remove it to start over") from None
     return {m.number: m for m in records}
 
 
-def _append(part: Path, shares: Sequence[Sequence[Measured]]) -> None:
+def _append(part: Path, shares: Sequence[Sequence[MeasuredPrompt]]) -> None:
     """Appends a line for each process's chunk: all of it or nothing."""
     for share in shares:
         if share:
@@ -164,8 +165,8 @@ def _append(part: Path, shares: Sequence[Sequence[Measured]]) -> None:
 # --- what is written --------------------------------------------------------------------------------------------------
 
 
-def write(places: Places, rows: Sequence[Mapping[str, Any]], measurements: Sequence[Measured], known: Mapping[str, Any]
-          ) -> tuple[Summary, bool]:
+def write(places: MeasurementFiles, rows: Sequence[Mapping[str, Any]], measurements: Sequence[MeasuredPrompt],
+          known: Mapping[str, Any]) -> tuple[Summary, bool]:
     """Writes rows with columns, facts and picture, each whole or not at all, and removes the side file.
 
     Returns the summary, and whether the file holds the rows of the data file or columns by id alone. Raises DataError

@@ -13,7 +13,7 @@ from vlrl.errors import ConfigError
 _BATCH = 32
 
 
-def embedded(folder: Path, texts: Sequence[str]) -> np.ndarray:
+def embed(folder: Path, texts: Sequence[str]) -> np.ndarray:
     """Returns [texts, width] unit vectors, float32: a CLIP model's text features, else the mean of the last hidden
     states over a text's tokens, as sentence encoders are used (1908.10084). Texts are cut at the model's length.
 

@@ -76,10 +76,10 @@ def overlap(train: Path, heldout: Path, *, root: Path | None = None, format: str
     known, own = (_pictures(rows, limits or LimitsSettings(), progress) for rows in sides)
     pictures = similar_images(known, own, progress)
     said = [[(row.id, _text(row), bool(row.media)) for row in rows] for rows in sides]
-    texts = of_texts(*said)
+    texts = shared_texts(*said)
     if embedder:
         given_away = {one.heldout for one in texts}
-        texts += of_meanings(said[0], [one for one in said[1] if one[0] not in given_away], embedder, alike)
+        texts += shared_meanings(said[0], [one for one in said[1] if one[0] not in given_away], embedder, alike)
     order = {row.id: i for i, row in enumerate(sides[1])}
     return Overlap(len(sides[0]), len(sides[1]), tuple(sorted([*pictures, *texts], key=lambda s: order[s.heldout])))
 
@@ -119,7 +119,8 @@ def words(text: str) -> list[str]:
     return re.findall(r"\w+", "".join(c for c in plain if not unicodedata.combining(c)))
 
 
-def of_texts(train: Sequence[tuple[str, str, bool]], heldout: Sequence[tuple[str, str, bool]]) -> list[NearDuplicate]:
+def shared_texts(train: Sequence[tuple[str, str, bool]], heldout: Sequence[tuple[str, str, bool]]
+                 ) -> list[NearDuplicate]:
     """Returns the held-out texts that are in train, each (id, text, whether a picture belongs to it).
 
     `text`: the same words, or at least half of its 13-grams in one text of train, those of a template (in more than
@@ -142,18 +143,18 @@ def of_texts(train: Sequence[tuple[str, str, bool]], heldout: Sequence[tuple[str
     return matches
 
 
-def of_meanings(train: Sequence[tuple[str, str, bool]], heldout: Sequence[tuple[str, str, bool]], embedder: Path,
+def shared_meanings(train: Sequence[tuple[str, str, bool]], heldout: Sequence[tuple[str, str, bool]], embedder: Path,
                 alike: float = ALIKE) -> list[NearDuplicate]:
     """Returns the held-out texts of 8 words and more without a picture whose vector has a cosine of at least `alike`
     with that of such a text of train, as `meaning`; each with the nearest.
     """
-    from vlrl.tools.datasets.embedder import embedded  # torch, for this alone
+    from vlrl.tools.datasets.embedder import embed  # torch, for this alone
 
     known, own = ([one for one in side if not one[2] and len(words(one[1])) >= _FEW] for side in (train, heldout))
     if not known or not own:
         return []
-    table, matches = embedded(embedder, [text for _, text, _ in known]), []
-    for (id, _, _), vector in zip(own, embedded(embedder, [text for _, text, _ in own]), strict=True):
+    table, matches = embed(embedder, [text for _, text, _ in known]), []
+    for (id, _, _), vector in zip(own, embed(embedder, [text for _, text, _ in own]), strict=True):
         cosines = table @ vector
         if (nearest := float(cosines.max())) >= alike:
             matches.append(NearDuplicate(id, known[int(cosines.argmax())][0], "meaning", min(nearest, 1.0)))

@@ -25,7 +25,7 @@ from vlrl.data.sources.folders import of_side
 from vlrl.data.sources.reading import rows_in
 from vlrl.errors import DataError
 from vlrl.store.files import replacing
-from vlrl.tools.datasets.convert import UsableRow, holds_media, moved
+from vlrl.tools.datasets.convert import UsableRow, holds_media, relocated
 from vlrl.tools.evaluation.votes import pass_at, sizes
 
 COLUMNS = {"pass_at_k": "share of the k answers that are right, in [0, 1]", "difficulty": "1 - pass_at_k",
@@ -36,7 +36,7 @@ _COLOR = "#1f5fa8"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class MeasuredPrompt:
     """How one prompt went, or why it could not be answered."""
 
     number: int
@@ -87,11 +87,11 @@ class Summary:
     """id and reason of prompts without columns."""
 
 
-def summary(measured: Sequence[Measured], answers: int) -> Summary:
+def summary(measured: Sequence[MeasuredPrompt], answers: int) -> Summary:
     """Returns the summary of prompts that were answered `answers` times each."""
     known = [m for m in measured if m.reason is None]
     estimates = {k: [pass_at(n, c, k) for c, n in (m.counts for m in known) if n >= k] for k in sizes(answers)}
-    by_category: dict[str, list[Measured]] = {}
+    by_category: dict[str, list[MeasuredPrompt]] = {}
     for m in known:
         by_category.setdefault(m.category or m.task or "none", []).append(m)
     return Summary(prompts=len(measured), measured=len(known), answers_drawn=sum(len(m.passed) for m in measured),
@@ -101,7 +101,7 @@ def summary(measured: Sequence[Measured], answers: int) -> Summary:
                    left_out=[{"id": m.id, "reason": m.reason} for m in measured if m.reason is not None])
 
 
-def _histogram(known: Sequence[Measured]) -> dict[str, int]:
+def _histogram(known: Sequence[MeasuredPrompt]) -> dict[str, int]:
     places = Counter(bins(np.array([c / n for c, n in (m.counts for m in known)])).tolist()) if known else Counter()
     return {name: places[i] for i, name in enumerate(BINS)}
 
@@ -110,7 +110,7 @@ def _histogram(known: Sequence[Measured]) -> dict[str, int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Places:
+class MeasurementFiles:
     """The files of a measurement, around that of the rows."""
 
     out: Path
@@ -162,13 +162,13 @@ def rows_for(config: Config, split: str, out: Path) -> list[dict[str, Any]]:
             if not isinstance(row, DataError) and "id" in row]
     if any(holds_media(row) for _, row in read):  # a line of JSON holds no media: columns by id instead
         return []
-    rows = [moved(UsableRow(where, str(row["id"]), row, ()), root, target) for where, row in read]
+    rows = [relocated(UsableRow(where, str(row["id"]), row, ()), root, target) for where, row in read]
     for row in rows:
         json_line(row)
     return rows
 
 
-def joined(rows: Sequence[Mapping[str, Any]], measured: Sequence[Measured]) -> tuple[list[dict[str, Any]], bool]:
+def joined(rows: Sequence[Mapping[str, Any]], measured: Sequence[MeasuredPrompt]) -> tuple[list[dict[str, Any]], bool]:
     """Returns the rows with the columns of their prompts, and True; where they are not those of the prompts, a line
     with id and columns for each prompt, and False.
     """

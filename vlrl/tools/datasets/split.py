@@ -24,12 +24,12 @@ from PIL import Image
 
 from vlrl.config.schema import LimitsSettings
 from vlrl.data import write_rows
-from vlrl.data.media import load, missing
+from vlrl.data.media import load, missing_file
 from vlrl.errors import ConfigError, DataError, did_you_mean
 from vlrl.progress import Progress, no_progress
 from vlrl.store.files import file_sha256
 from vlrl.tools.datasets.check import printable
-from vlrl.tools.datasets.convert import UsableRow, moved, refuse_existing, usable_rows
+from vlrl.tools.datasets.convert import UsableRow, refuse_existing, relocated, usable_rows
 from vlrl.types import Media
 
 FILES = ("train.jsonl", "heldout.jsonl")
@@ -83,7 +83,7 @@ def split_file(path: Path, folder: Path, heldout: float = 0.1, by: str = "group_
         raise DataError(f"{path} has no usable row")
     result = split(rows, heldout, by, seed, near_duplicates=near_duplicates, distance=distance, limits=limits,
                    progress=progress)
-    both = [[moved(row, root or path.parent, root or folder) for row in side]
+    both = [[relocated(row, root or path.parent, root or folder) for row in side]
             for side in (result.train, result.heldout)]
     for target, side in zip(targets, both, strict=True):
         write_rows(target, side)
@@ -210,7 +210,7 @@ def _fact(media: Media, row: UsableRow, near: bool, limits: LimitsSettings) -> _
         if near and media.kind == "image":
             loaded = load(media, limits)
             return _Fact(loaded.sha256, look(loaded.frames[0]))
-        if problem := missing(media.source):
+        if problem := missing_file(media.source):
             if near:
                 raise DataError(problem)
             return _Fact()

@@ -230,7 +230,8 @@ def _entries(config: Config) -> list[tuple[str, Any]]:
 
 def _hub_data(config: Config) -> list[str]:
     names = with_split([config.data, *(entry.data for entry in config.tasks)])
-    return list(dict.fromkeys(name.repo for text in names if (name := hub.parsed(text)) and not hub.is_local(text)))
+    return list(dict.fromkeys(name.repo for text in names if (name := hub.parse_hub_name(text))
+                              and not hub.is_local(text)))
 
 
 def _data(run: RunFolder, config: Config, private: PrivateWords) -> str:
@@ -245,7 +246,7 @@ def _data(run: RunFolder, config: Config, private: PrivateWords) -> str:
 def _source(text: str | None, pins: Mapping[str, Any], private: PrivateWords) -> str:
     if not text:
         return "samples of the task itself"
-    name = hub.parsed(text)
+    name = hub.parse_hub_name(text)
     if name and not hub.is_local(text):
         commit = f" at commit `{pins[text]}`" if text in pins else ""
         return f"[{name}](https://huggingface.co/datasets/{name.repo}){commit}"

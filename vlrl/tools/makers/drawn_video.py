@@ -27,7 +27,7 @@ Point = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Clock:
+class ClipTiming:
     """How a clip is sampled: frames a second, and the length of its sides in pixels."""
 
     fps: int
@@ -35,7 +35,7 @@ class Clock:
 
 
 @dataclass(frozen=True)
-class Clip:
+class LabelledClip:
     """A clip and what is asked about it: frames [n, height, width, 3] of uint8, and the fields of its row."""
 
     frames: np.ndarray
@@ -80,11 +80,11 @@ def draw(actors: Sequence[Actor], frame: int, size: int, ground: tuple[int, int,
     return np.asarray(image.reduce(_DETAIL))
 
 
-def clip(actors: Sequence[Actor], clock: Clock, rng: random.Random, **row: Any) -> Clip:
+def clip(actors: Sequence[Actor], clock: ClipTiming, rng: random.Random, **row: Any) -> LabelledClip:
     """Returns the frames of these actors on a dark ground."""
     ground = (shade := rng.randint(10, 50), shade, shade)
     frames = np.stack([draw(actors, i, clock.size, ground) for i in range(len(actors[0].path))])
-    return Clip(frames, row)
+    return LabelledClip(frames, row)
 
 
 # --- actors -----------------------------------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ def span(rng: random.Random, length: int, shortest: int = 1) -> tuple[int, int]:
     return rng.choice([(a, b) for a, b in _spans(length) if b - a >= shortest])
 
 
-def cast(rng: random.Random, count: int, frames: int) -> list[Actor]:
+def place_actors(rng: random.Random, count: int, frames: int) -> list[Actor]:
     """Actors of different colours that stand apart."""
     actors: list[Actor] = []
     for colour in rng.sample(sorted(COLOURS), count):
@@ -132,7 +132,7 @@ def _touches(actor: Actor, others: Sequence[Actor]) -> bool:
                for other in others for a, b in zip(actor.path, other.path, strict=True))
 
 
-def shown(actor: Actor, start: int, end: int) -> Actor:
+def visible_between(actor: Actor, start: int, end: int) -> Actor:
     """Returns the actor in the frames from `start` to before `end` alone."""
     return replace(actor, path=tuple(at if start <= i < end else None for i, at in enumerate(actor.path)))
 
@@ -140,10 +140,10 @@ def shown(actor: Actor, start: int, end: int) -> Actor:
 # --- kinds ------------------------------------------------------------------------------------------------------------
 
 
-def direction(rng: random.Random, turn: int, clock: Clock) -> Clip:
+def direction(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
     """Returns which way a shape moves; others stand still."""
     length, still = seconds(rng), rng.randint(0, 2)
-    hero, *others = cast(rng, 1 + still, length * clock.fps)
+    hero, *others = place_actors(rng, 1 + still, length * clock.fps)
     way = list(DIRECTIONS)[turn % 4]
     start, end = span(rng, length, 2)
     hero = moving(rng, hero, others, way, start * clock.fps, end * clock.fps)
@@ -151,14 +151,14 @@ def direction(rng: random.Random, turn: int, clock: Clock) -> Clip:
                 difficulty=0.2 * still)
 
 
-def mover(rng: random.Random, turn: int, clock: Clock) -> Clip:
+def mover(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
     """Returns which of three shapes moves."""
     hero, names, actors, times = _one_moves(rng, turn, clock)
     return clip(actors, clock, rng, **choice("Which shape moves?", names, hero.name),
                 difficulty=_short(times, len(hero.path) / clock.fps))
 
 
-def mover_when(rng: random.Random, turn: int, clock: Clock) -> Clip:
+def mover_when(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
     """Returns which of three shapes moves, and when."""
     hero, names, actors, times = _one_moves(rng, turn, clock)
     return clip(actors, clock, rng, **{**choice("Which shape moves, and when?", names, hero.name),
@@ -166,9 +166,10 @@ def mover_when(rng: random.Random, turn: int, clock: Clock) -> Clip:
                 difficulty=min(1.0, 0.3 + _short(times, len(hero.path) / clock.fps)))
 
 
-def _one_moves(rng: random.Random, turn: int, clock: Clock) -> tuple[Actor, list[str], list[Actor], tuple[int, int]]:
+def _one_moves(rng: random.Random, turn: int, clock: ClipTiming
+               ) -> tuple[Actor, list[str], list[Actor], tuple[int, int]]:
     length = seconds(rng)
-    hero, *others = cast(rng, 3, length * clock.fps)
+    hero, *others = place_actors(rng, 3, length * clock.fps)
     start, end = span(rng, length)
     hero = moving(rng, hero, others, rng.choice(list(DIRECTIONS)), start * clock.fps, end * clock.fps)
     names = [other.name for other in others]
@@ -176,24 +177,24 @@ def _one_moves(rng: random.Random, turn: int, clock: Clock) -> tuple[Actor, list
     return hero, names, [*others, hero], (start, end)
 
 
-def order(rng: random.Random, turn: int, clock: Clock) -> Clip:
+def order(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
     """Returns which of two shapes appears first."""
     length = seconds(rng)
     frames = length * clock.fps
-    pair = cast(rng, 2, frames)
+    pair = place_actors(rng, 2, frames)
     first = rng.randint(1, frames - 3)
     second = rng.randint(first + 1, frames - 1)
     names = [actor.name for actor in pair]
-    early = shown(pair[turn % 2], first, frames)
-    late = shown(pair[1 - turn % 2], second, frames)
+    early = visible_between(pair[turn % 2], first, frames)
+    late = visible_between(pair[1 - turn % 2], second, frames)
     return clip([early, late], clock, rng, **choice("Which shape appears first?", names, early.name),
                 difficulty=round(1 - (second - first) / frames, 2))
 
 
-def flashes(rng: random.Random, turn: int, clock: Clock) -> Clip:
+def flashes(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
     """Returns how many times a shape flashes white, 1 to 4 times, a frame each."""
     frames = seconds(rng) * clock.fps
-    hero, *others = cast(rng, rng.randint(1, 2), frames)
+    hero, *others = place_actors(rng, rng.randint(1, 2), frames)
     count = 1 + turn % 4
     free = rng.sample(range(frames - count), count)  # the first frame is dark, and one between two flashes
     lit = frozenset(at + i for i, at in enumerate(sorted(free), start=1))
@@ -202,10 +203,10 @@ def flashes(rng: random.Random, turn: int, clock: Clock) -> Clip:
                 answer=str(count), difficulty=0.2 * (count - 1))
 
 
-def moves(rng: random.Random, turn: int, clock: Clock) -> Clip:
+def moves(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
     """Returns when a shape moves; in every second clip another moves at another time."""
     length = seconds(rng)
-    hero, *others = cast(rng, 2, length * clock.fps)
+    hero, *others = place_actors(rng, 2, length * clock.fps)
     start, end = times = span(rng, length)
     if turn % 2:
         a, b = rng.choice([s for s in _spans(length) if s != times])
@@ -215,23 +216,23 @@ def moves(rng: random.Random, turn: int, clock: Clock) -> Clip:
                 difficulty=round(0.5 * (turn % 2) + 0.5 * _short(times, length), 2))
 
 
-def visible(rng: random.Random, turn: int, clock: Clock) -> Clip:
+def visible(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
     """Returns when a shape can be seen; in every second clip another comes and goes as well."""
     length = seconds(rng)
-    hero, *others = cast(rng, 2, length * clock.fps)
+    hero, *others = place_actors(rng, 2, length * clock.fps)
     start, end = times = span(rng, length)
     if turn % 2:
         a, b = rng.choice([s for s in _spans(length) if s != times])
-        others = [shown(others[0], a * clock.fps, b * clock.fps)]
-    return clip([*others, shown(hero, start * clock.fps, end * clock.fps)], clock, rng,
+        others = [visible_between(others[0], a * clock.fps, b * clock.fps)]
+    return clip([*others, visible_between(hero, start * clock.fps, end * clock.fps)], clock, rng,
                 **when(f"the {hero.name} is visible", *times),
                 difficulty=round(0.4 * (turn % 2) + 0.4 * _short(times, length), 2))
 
 
-def track(rng: random.Random, turn: int, clock: Clock) -> Clip:
+def track(rng: random.Random, turn: int, clock: ClipTiming) -> LabelledClip:
     """Returns where a shape is in eight frames while it goes one way and then another."""
     frames = max(seconds(rng) * clock.fps, BOXES)
-    hero, *others = cast(rng, 1 + turn % 2, frames)
+    hero, *others = place_actors(rng, 1 + turn % 2, frames)
     corners = [(rng.uniform(0.15, 0.85), rng.uniform(0.15, 0.85)) for _ in range(3)]
     knots = np.linspace(0, frames - 1, 3)
     path = zip(*(np.interp(range(frames), knots, [c[axis] for c in corners]) for axis in (0, 1)), strict=True)
@@ -265,7 +266,7 @@ def _short(times: tuple[int, int], length: float) -> float:
     return round(1 - (times[1] - times[0]) / length, 2)
 
 
-Kind = Callable[[random.Random, int, Clock], Clip]
+Kind = Callable[[random.Random, int, ClipTiming], LabelledClip]
 KINDS: dict[str, tuple[Kind, float]] = {
     "direction": (direction, 3), "mover": (mover, 3), "order": (order, 2), "flashes": (flashes, 1.5),
     "moves": (moves, 4), "visible": (visible, 3), "mover_when": (mover_when, 0.75), "track": (track, 0.75),

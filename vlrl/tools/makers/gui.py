@@ -28,6 +28,7 @@ from vlrl.environments.chromium import FLAGS, STEADY, browser_start_error, chrom
 from vlrl.errors import ConfigError, DataError
 from vlrl.progress import Progress, no_progress
 from vlrl.store.files import replacing
+from vlrl.types import Row
 
 SCALES = (2, 3, 4)
 """Screen pixels per CSS pixel; one is drawn for each screenshot."""
@@ -118,7 +119,7 @@ OTHERS = ("Click the text '{}'.", "Click on '{}'.", "Find '{}'.")
 
 
 @dataclass(frozen=True)
-class Shot:
+class Screenshot:
     """One screenshot and its elements, in screen pixels."""
 
     png: bytes
@@ -156,7 +157,7 @@ def make_gui(out: Path, seed: int = 0, samples: int = 200, *, pages: Path | None
     return {split: len(split_rows) for split, split_rows in rows.items()}
 
 
-def rows_of(shot: Shot, page: str, rng: random.Random, uses: Counter[str], often: int = 2) -> list[dict[str, Any]]:
+def rows_of(shot: Screenshot, page: str, rng: random.Random, uses: Counter[str], often: int = 2) -> list[Row]:
     """Returns canonical rows for some elements of a screenshot, each asked for in words that fit no other element of
     it.
 
@@ -176,7 +177,7 @@ def rows_of(shot: Shot, page: str, rng: random.Random, uses: Counter[str], often
     return [_row(e, shot, page, rng) for e in chosen]
 
 
-def _row(element: Mapping[str, Any], shot: Shot, page: str, rng: random.Random) -> dict[str, Any]:
+def _row(element: Mapping[str, Any], shot: Screenshot, page: str, rng: random.Random) -> dict[str, Any]:
     role, name = element["role"], element["name"]
     instruction = rng.choice(PHRASES.get(role, OTHERS)).format(name) if name else NAMELESS[role]
     return {"image": "", "width": shot.width, "height": shot.height, "instruction": instruction, "box": element["box"],
@@ -184,7 +185,7 @@ def _row(element: Mapping[str, Any], shot: Shot, page: str, rng: random.Random) 
             "group_key": group_of(page), "source": "miniwob"}
 
 
-def _fits(element: Mapping[str, Any], shot: Shot) -> bool:
+def _fits(element: Mapping[str, Any], shot: Screenshot) -> bool:
     x1, y1, x2, y2 = element["box"]
     area = (x2 - x1) * (y2 - y1) / (shot.width * shot.height)
     short = min(x2 - x1, y2 - y1) / min(shot.width, shot.height)
@@ -224,7 +225,7 @@ def _groups(pages: Sequence[Path]) -> dict[str, list[Path]]:
     return groups
 
 
-def _drawn(pages: Sequence[Path], split: str, seed: int, wanted: int, shoot: Callable[[Path, int, int], Shot]
+def _drawn(pages: Sequence[Path], split: str, seed: int, wanted: int, shoot: Callable[[Path, int, int], Screenshot]
            ) -> Iterator[tuple[dict[str, Any], bytes]]:
     """Yields `wanted` rows and their screenshots; visit n draws page, scale and content from (seed, split, n)."""
     count = empty = 0
@@ -257,7 +258,7 @@ def _save(path: Path, png: bytes) -> None:
 
 
 @contextmanager
-def _chromium(program: str | None) -> Iterator[Callable[[Path, int, int], Shot]]:
+def _chromium(program: str | None) -> Iterator[Callable[[Path, int, int], Screenshot]]:
     """Yields a function that opens a page with a seed and a scale and takes a screenshot of it."""
     program = chromium_program(program or "")
     from playwright.sync_api import Error, sync_playwright
@@ -285,7 +286,7 @@ def _context(browser: Any, scale: int) -> Any:
     return context
 
 
-def _shoot(context: Any, page: Path, seed: int, scale: int) -> Shot:
+def _shoot(context: Any, page: Path, seed: int, scale: int) -> Screenshot:
     """Returns one page, drawn with the seed while its clock stands still."""
     tab = context.new_page()
     try:
@@ -304,4 +305,4 @@ def _shoot(context: Any, page: Path, seed: int, scale: int) -> Shot:
     elements = tuple({**e, "name": ICONS.get(e["name"], e["name"]),
                       "box": [tidy((v - (x1, y1)[i % 2]) * scale) for i, v in enumerate(e["box"])]}
                      for e in result["elements"])
-    return Shot(png, (x2 - x1) * scale, (y2 - y1) * scale, elements)
+    return Screenshot(png, (x2 - x1) * scale, (y2 - y1) * scale, elements)

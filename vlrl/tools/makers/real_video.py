@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image
 
 from vlrl.errors import ConfigError
-from vlrl.tools.makers.drawn_video import Clip, Clock, choice, seconds, span, when
+from vlrl.tools.makers.drawn_video import ClipTiming, LabelledClip, choice, seconds, span, when
 
 STRIDES = (1, 2, 3)
 """Frames of the film from one frame of the clip to the next."""
@@ -76,7 +76,7 @@ def frames_of(scene: Scene, side: int) -> np.ndarray:
     return np.stack(frames)
 
 
-def excerpt(scene: Scene, rng: random.Random, count: int, clock: Clock, parts: int = 1) -> list[np.ndarray]:
+def excerpt(scene: Scene, rng: random.Random, count: int, clock: ClipTiming, parts: int = 1) -> list[np.ndarray]:
     """`parts` runs of `count` frames in the film's order, apart from one another, cut and mirrored alike."""
     whole = frames_of(scene, clock.size * 5 // 4)
     stride = rng.choice([s for s in STRIDES if count * parts * s <= len(whole)])
@@ -89,7 +89,7 @@ def excerpt(scene: Scene, rng: random.Random, count: int, clock: Clock, parts: i
     return [cut[start:start + count * stride:stride] for start in starts]
 
 
-def parts(rng: random.Random, turn: int, clock: Clock, split: str) -> Clip:
+def parts(rng: random.Random, turn: int, clock: ClipTiming, split: str) -> LabelledClip:
     """Returns two parts of one shot one after another, perhaps swapped: which is earlier in the film."""
     scene, half = rng.choice(SCENES[split]), seconds(rng) * clock.fps // 2
     pair = excerpt(scene, rng, half, clock, 2)
@@ -99,7 +99,7 @@ def parts(rng: random.Random, turn: int, clock: Clock, split: str) -> Clip:
         "The video shows two parts of one scene. Which part happened first?", choices, choices[swapped]))
 
 
-def cut(rng: random.Random, turn: int, clock: Clock, split: str) -> Clip:
+def cut(rng: random.Random, turn: int, clock: ClipTiming, split: str) -> LabelledClip:
     """Returns two shots joined: when the picture changes."""
     length = seconds(rng)
     first, second = rng.sample(SCENES[split], 2)
@@ -109,7 +109,7 @@ def cut(rng: random.Random, turn: int, clock: Clock, split: str) -> Clip:
                  answer_type="number", answer=str(at), difficulty=0.3)
 
 
-def brighter(rng: random.Random, turn: int, clock: Clock, split: str) -> Clip:
+def brighter(rng: random.Random, turn: int, clock: ClipTiming, split: str) -> LabelledClip:
     """Returns a shot that is brighter or darker for some seconds: when."""
     length, scene = seconds(rng), rng.choice(SCENES[split])
     start, end = span(rng, length)
@@ -121,7 +121,7 @@ def brighter(rng: random.Random, turn: int, clock: Clock, split: str) -> Clip:
                  difficulty=round(min(1.0, 0.25 / abs(gain - 1)), 2))
 
 
-def backwards(rng: random.Random, turn: int, clock: Clock, split: str) -> Clip:
+def backwards(rng: random.Random, turn: int, clock: ClipTiming, split: str) -> LabelledClip:
     """Returns a shot that may be played backwards."""
     scene = rng.choice(SCENES[split])
     frames = excerpt(scene, rng, seconds(rng) * clock.fps, clock)[0]
@@ -130,11 +130,11 @@ def backwards(rng: random.Random, turn: int, clock: Clock, split: str) -> Clip:
                  **choice("Is the video played backwards?", choices, choices[turn % 2]))
 
 
-def _clip(pieces: list[np.ndarray], scenes: list[Scene], **row: Any) -> Clip:
-    return Clip(np.concatenate(pieces), {**row, "group_key": "+".join(scene.name for scene in scenes)})
+def _clip(pieces: list[np.ndarray], scenes: list[Scene], **row: Any) -> LabelledClip:
+    return LabelledClip(np.concatenate(pieces), {**row, "group_key": "+".join(scene.name for scene in scenes)})
 
 
-Kind = Callable[[random.Random, int, Clock, str], Clip]
+Kind = Callable[[random.Random, int, ClipTiming, str], LabelledClip]
 KINDS: dict[str, tuple[Kind, float]] = {"parts": (parts, 1), "cut": (cut, 1.5), "brighter": (brighter, 1.5),
                                         "backwards": (backwards, 1)}
 """Category -> the function that makes a clip, and how often it is taken beside the others."""

@@ -22,7 +22,7 @@ import numpy as np
 from vlrl.errors import ConfigError
 from vlrl.progress import Progress, no_progress
 from vlrl.tools.makers import drawn_video, real_video
-from vlrl.tools.makers.drawn_video import Clip, Clock
+from vlrl.tools.makers.drawn_video import ClipTiming, LabelledClip
 from vlrl.tools.makers.making import make_rows
 
 _CODEC = {"crf": "8", "preset": "veryfast", "bf": "0", "threads": "1"}  # near lossless; no frame waits for a later one
@@ -51,8 +51,8 @@ def make_video(out: Path, seed: int = 0, samples: int = 200, *, heldout: int | N
         "every 1st to 3rd frame: " + ", ".join(f"{split} {'+'.join(scene.name for scene in scenes)}"
                                                for split, scenes in real_video.SCENES.items()),
     }
-    return make_rows(out, partial(_rows, seed=seed, clock=Clock(fps, size), chances=chances), samples, heldout, record,
-                     what="making clips", force=force, progress=progress)
+    make = partial(_rows, seed=seed, clock=ClipTiming(fps, size), chances=chances)
+    return make_rows(out, make, samples, heldout, record, what="making clips", force=force, progress=progress)
 
 
 def _chances(real: float, kinds: str | None) -> dict[str, float]:
@@ -72,7 +72,7 @@ def _chances(real: float, kinds: str | None) -> dict[str, float]:
     return chances
 
 
-def _rows(split: str, count: int, *, seed: int, clock: Clock, chances: Mapping[str, float]
+def _rows(split: str, count: int, *, seed: int, clock: ClipTiming, chances: Mapping[str, float]
           ) -> Iterator[tuple[dict[str, Any], Mapping[str, bytes]]]:
     """Yields rows and their files; row n draws its clip from (seed, split, n)."""
     turns: Counter[str] = Counter()
@@ -90,7 +90,7 @@ def _rows(split: str, count: int, *, seed: int, clock: Clock, chances: Mapping[s
         yield row, {path: encode(clip.frames, clock.fps)}
 
 
-def make(kind: str, rng: random.Random, turn: int, clock: Clock, split: str) -> Clip:
+def make(kind: str, rng: random.Random, turn: int, clock: ClipTiming, split: str) -> LabelledClip:
     """Returns a clip of a kind; the answers of successive turns differ."""
     if kind in real_video.KINDS:
         return real_video.KINDS[kind][0](rng, turn, clock, split)

@@ -23,7 +23,7 @@ from typing import Any
 import transformers
 
 from vlrl.config.schema import Config
-from vlrl.data.media import Access
+from vlrl.data.media import MediaAccess
 from vlrl.engine.base import Engine, Request, Sampling
 from vlrl.errors import DataError
 from vlrl.models import policy
@@ -50,7 +50,7 @@ class Chat:
 
     def __init__(self, engine: Engine, encode: Encoder, config: Config, name: str):
         self.engine, self.encode, self.config, self.name = engine, encode, config, name
-        self._access, self._lock, self._number = Access.of(config.data), threading.Lock(), itertools.count()
+        self._access, self._lock, self._number = MediaAccess.of(config.data), threading.Lock(), itertools.count()
 
     def models(self) -> dict[str, Any]:
         """Returns the list of models in OpenAI's form."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vlrl.data.embedded import Embedded, inline
-from vlrl.data.media import Access, source
+from vlrl.data.embedded import EmbeddedMedia, decode_base64
+from vlrl.data.media import MediaAccess, media_source
 from vlrl.errors import DataError, VlrlError
 from vlrl.types import Media
 
@@ -41,7 +41,7 @@ class Message:
         return [{"type": "text", "text": value} if kind == "text" else {"type": "image"} for kind, value in self.parts]
 
 
-def read(given: Any, access: Access, root: Path) -> list[Message]:
+def read(given: Any, access: MediaAccess, root: Path) -> list[Message]:
     """Returns messages in OpenAI's form; `access` says which hosts images may be fetched from. No file is read.
 
     Raises Refused with the place of what is none.
@@ -51,7 +51,7 @@ def read(given: Any, access: Access, root: Path) -> list[Message]:
     return [_message(one, f"messages[{i}]", access, root) for i, one in enumerate(given)]
 
 
-def _message(given: Any, place: str, access: Access, root: Path) -> Message:
+def _message(given: Any, place: str, access: MediaAccess, root: Path) -> Message:
     role, content = (given.get("role"), given.get("content")) if isinstance(given, dict) else (None, None)
     if role not in ("system", "user", "assistant"):
         raise RequestError(400, f"{place}: the role is {str(role)[:40]!r}, expected system, user or assistant (results "
@@ -73,7 +73,7 @@ def _message(given: Any, place: str, access: Access, root: Path) -> Message:
     return Message(role, tuple(parts), tuple(media))
 
 
-def _image(url: Any, where: str, access: Access, root: Path) -> Media:
+def _image(url: Any, where: str, access: MediaAccess, root: Path) -> Media:
     """Returns an image by its data: URL, or by another one where data.urls allows it."""
     if not _is_text(url) or not url.startswith(("data:", "http://", "https://")):
         raise RequestError(400, f"{where}: url must be a data: URL")
@@ -81,16 +81,16 @@ def _image(url: Any, where: str, access: Access, root: Path) -> Media:
         if not access.urls:
             raise RequestError(400, f"{where}: only data: URLs are read, as data.urls names no host that may be asked")
         try:
-            return Media(source=source(url, root, access))
+            return Media(source=media_source(url, root, access))
         except DataError as error:
             raise RequestError(400, f"{where}: {error}") from None
     try:
-        data = inline(url)
+        data = decode_base64(url)
     except DataError as error:
         raise RequestError(400, f"{where}: {error}") from None
     if data is None or not url.startswith("data:image/"):
         raise RequestError(400, f"{where}: no data: URL with an image in base64")
-    return Media(source=Embedded(data, where))
+    return Media(source=EmbeddedMedia(data, where))
 
 
 def _is_text(value: Any) -> bool:

@@ -24,7 +24,7 @@ from typing import Any, Literal
 import numpy as np
 
 from vlrl.config.schema import Config
-from vlrl.data.media import Access
+from vlrl.data.media import MediaAccess
 from vlrl.engine.base import Engine, Request
 from vlrl.errors import DataError
 from vlrl.models.packing import behind, joined
@@ -123,7 +123,7 @@ class Recorder:
                  most_open: int = 256, idle_s: float = 600.0):
         self.engine, self.encode, self.config, self.task, self.folder = engine, encode, config, task, folder
         self.most_open, self.idle_s = most_open, idle_s
-        self._access = Access.of(config.data)
+        self._access = MediaAccess.of(config.data)
         self._open: dict[str, RecordedEpisode] = {}
         self._closed: OrderedDict[str, dict[str, Any]] = OrderedDict()
         """What `get` says of the last ones, `most_open` of them."""

@@ -17,7 +17,7 @@ from vlrl.errors import DataError
 from vlrl.progress import Progress, no_progress
 from vlrl.store.files import file_sha256
 from vlrl.task import Task, task_samples
-from vlrl.tools.datasets.overlap import of_texts, text_of, words
+from vlrl.tools.datasets.overlap import shared_texts, text_of, words
 from vlrl.tools.synthesis.proposals import Candidate
 from vlrl.types import Media, Row, Sample
 
@@ -125,7 +125,7 @@ def _near_heldout(rows: Sequence[Row], heldout: HeldOutRows, task: Task, shown: 
     texts = [(row["id"], question_text(task, row), bool(_media(row))) for row in rows]
     whole = {(*words(text),) for text, with_media in heldout.texts if not with_media} - {()}
     near = {id for id, text, with_media in texts if not with_media and (*words(text),) in whole}
-    grams = of_texts([(str(i), text, True) for i, (text, _) in enumerate(heldout.texts)],
+    grams = shared_texts([(str(i), text, True) for i, (text, _) in enumerate(heldout.texts)],
                      [(id, text, True) for id, text, _ in texts])
     return near | {one.heldout for one in grams} | _shows_heldout(rows, heldout, shown)
 
@@ -149,4 +149,4 @@ def _kind(row: Mapping[str, Any]) -> tuple[str, ...]:
 def _alike(text: str, others: Sequence[str]) -> bool:
     own = words(text)
     whole = any(own and own == words(other) for other in others)
-    return whole or bool(of_texts([(str(i), other, True) for i, other in enumerate(others)], [("", text, True)]))
+    return whole or bool(shared_texts([(str(i), other, True) for i, other in enumerate(others)], [("", text, True)]))

@@ -14,7 +14,7 @@ from PIL import Image
 
 from vlrl.config.schema import Config
 from vlrl.data import MEDIA_FIELDS
-from vlrl.data.media import drawn, resolve
+from vlrl.data.media import as_rgb, resolve
 from vlrl.data.row_samples import FIELDS
 from vlrl.errors import DataError
 from vlrl.store import plain
@@ -79,7 +79,7 @@ def _written(given: Any, where: MediaLocation) -> Path:
     """Returns the file of a picture held in memory, by its content."""
     if isinstance(given, Image.Image):
         buffer = io.BytesIO()
-        drawn(given).save(buffer, "PNG")
+        as_rgb(given).save(buffer, "PNG")
         given = buffer.getvalue()
     data = getattr(given, "data", given)
     if not isinstance(data, bytes):

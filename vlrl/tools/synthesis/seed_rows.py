@@ -21,7 +21,7 @@ from vlrl.data import read_rows, readable
 from vlrl.errors import ConfigError
 from vlrl.store import plain
 from vlrl.task import Task, task_samples
-from vlrl.tools.datasets.convert import UsableRow, moved
+from vlrl.tools.datasets.convert import UsableRow, relocated
 from vlrl.tools.datasets.prompt_table import COLUMNS
 from vlrl.tools.synthesis.parents import VARIANTS, GroupOutcome, Parent, recipe, visits_in, visits_of
 from vlrl.tools.synthesis.proposals import Search
@@ -129,7 +129,7 @@ def failed(source: Path, config: Config, task: Task, where: MediaLocation) -> tu
     """
     rows = _of_run(source) if source.is_dir() else read_rows(source, "canonical")
     root = Path(config.data.root) if config.data.root else source.parent
-    never = {str(row["id"]): moved(UsableRow(str(source), str(row["id"]), row, ()), root, where.root)
+    never = {str(row["id"]): relocated(UsableRow(str(source), str(row["id"]), row, ()), root, where.root)
              for row in rows if "id" in row and row.get("pass_at_k") == 0}
     if not never:
         known = any(row.get("pass_at_k") is not None for row in rows)

@@ -31,7 +31,7 @@ from vlrl.progress import Progress
 from vlrl.store import plain
 from vlrl.store.files import append_line, read_json, write_text
 from vlrl.tools.datasets import difficulty
-from vlrl.tools.datasets.prompt_table import COLUMNS, Measured
+from vlrl.tools.datasets.prompt_table import COLUMNS, MeasuredPrompt
 from vlrl.tools.evaluation.measure import Chosen, ready, task_facts
 from vlrl.tools.evaluation.rows import begun
 from vlrl.tools.synthesis.near_duplicates import HeldOutRows, SignatureReader, distinct
@@ -129,7 +129,7 @@ def proposed(explore: Explore, search: Search, part: Path, known: Mapping[str, A
 # --- the gate ---------------------------------------------------------------------------------------------------------
 
 
-def verdict(measured: Measured, search: Search) -> str:
+def verdict(measured: MeasuredPrompt, search: Search) -> str:
     """Returns why a prompt is not kept: "never right", "always right", "outside the range", "not measured"; ""
     where it is."""
     right, scored = measured.counts
@@ -140,7 +140,7 @@ def verdict(measured: Measured, search: Search) -> str:
     return "" if search.least <= right / scored <= search.most else "outside the range"
 
 
-def gated(rows: Sequence[Row], measurements: Sequence[Measured], search: Search, counts: Counter[str]
+def gated(rows: Sequence[Row], measurements: Sequence[MeasuredPrompt], search: Search, counts: Counter[str]
           ) -> tuple[list[Row], list[Row]]:
     """Returns the rows that are kept and those that are not, with columns, these with `refused`; counts both.
 
@@ -224,11 +224,11 @@ def synthesize_prompts(config: Config, chosen: Chosen, search: Search, answers: 
     if not rows:
         raise DataError(f"none of {search.candidates:,} candidates can be tried: "
                         + ", ".join(f"{name} {count:,}" for name, count in counts.items()))
-    scope = difficulty.Scope(answers=answers, split="candidates")
+    scope = difficulty.MeasurementScope(answers=answers, split="candidates")
     attempt_facts = {**difficulty.facts(config, chosen, scope), **known}
     with ready(chosen.config, chosen) as prepared:
         samples = [make_sample(prepared.task, row, where.root) for row in rows]
-        measurements = difficulty.measured(prepared, scope, places.answers(rows), attempt_facts, progress, samples)
+        measurements = difficulty.measure(prepared, scope, places.answers(rows), attempt_facts, progress, samples)
     accepted, refused = gated(rows, measurements, search, counts)
     comm.on_main(lambda: write(places, accepted, refused, counts, attempt_facts, more))
     return Synthesis(counts=dict(counts), rows=accepted, unanswered=more.get("unanswered", 0),

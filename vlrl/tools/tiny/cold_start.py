@@ -168,10 +168,10 @@ def _clip_example(stage: Stage, seed: int, index: int, rng: random.Random) -> Ex
     from PIL import Image as pillow
 
     from vlrl.tools.makers import drawn_video
-    from vlrl.tools.makers.drawn_video import Clock
+    from vlrl.tools.makers.drawn_video import ClipTiming
 
     kind = CLIPS[index % len(CLIPS)]
-    clip = drawn_video.KINDS[kind][0](rng, index // len(CLIPS), Clock(_CLIP_FPS, _CLIP_SIZE))
+    clip = drawn_video.KINDS[kind][0](rng, index // len(CLIPS), ClipTiming(_CLIP_FPS, _CLIP_SIZE))
     row, hasty = dict(clip.row), rng.random() < stage.hasty
     if hasty and "options" in row:
         row["answer"] = "A"

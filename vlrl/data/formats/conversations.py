@@ -55,7 +55,7 @@ _SWIFT = re.compile(r"<(?:bbox|ref-object)>")
 
 
 @dataclass(frozen=True)
-class Talk:
+class Conversation:
     """A conversation up to the answer that is wanted. Texts hold <image> and <video> where media stand."""
 
     question: str = ""
@@ -70,7 +70,7 @@ class Talk:
     """`fps` or `frame_times` that they tell of a video given as frames."""
 
 
-def talk_of(record: Record) -> Talk | None:
+def conversation_of(record: Record) -> Conversation | None:
     """Returns the conversation of a record; None where it has none.
 
     Raises DataError where two fields hold different ones, and as `talk` does.
@@ -83,8 +83,8 @@ def talk_of(record: Record) -> Talk | None:
                         f"with --columns (data.columns) {first}={first} or {first}={other}")
     if conversations:
         name, turns = next(iter(conversations.items()))
-        return talk(turns, prompt=name in _REPLIES and not has(record, _REPLIES[name]))
-    return talk(_flat(record)) if conversation_fields(record) else None
+        return read_turns(turns, prompt=name in _REPLIES and not has(record, _REPLIES[name]))
+    return read_turns(_flat(record)) if conversation_fields(record) else None
 
 
 def conversation_fields(record: Record) -> list[str]:
@@ -125,14 +125,14 @@ def _flat(record: Record) -> list[Row]:
             for role, words in zip(("user", "assistant"), pair, strict=True)]
 
 
-def reply(turns: Any) -> Talk:
+def read_reply(turns: Any) -> Conversation:
     """Returns what a response says that is written as turns: those of the assistant, or the whole conversation."""
     first = turns[0] if isinstance(turns, list) and turns else None
     who = first.get("from") or first.get("role") if isinstance(first, Mapping) else None
-    return talk(turns, before="user" if _ROLES.get(str(who)) == "assistant" else None)
+    return read_turns(turns, before="user" if _ROLES.get(str(who)) == "assistant" else None)
 
 
-def talk(turns: Any, *, prompt: bool = False, before: str | None = None) -> Talk:
+def read_turns(turns: Any, *, prompt: bool = False, before: str | None = None) -> Conversation:
     """Returns what a list of turns says: the last turn of the assistant is the answer, all before the last question is
     context. A `prompt` ends with its question; `before` is who spoke before the first turn.
 
@@ -163,7 +163,7 @@ def talk(turns: Any, *, prompt: bool = False, before: str | None = None) -> Talk
     for empty in (turn for turn in said if not turn["content"] and turn["role"] in ("user", "assistant")):
         raise DataError(f"a turn of {_NAMES[empty['role']]} before its question is empty")
     times = {name: value for video in named.pop("times") for name, value in video.items()}
-    return Talk(question, answer, system, tuple(_as_assistant(turn) for turn in said), _whole(named), times)
+    return Conversation(question, answer, system, tuple(_as_assistant(turn) for turn in said), _whole(named), times)
 
 
 def _as_assistant(turn: dict[str, Any]) -> dict[str, Any]:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from vlrl.data.embedded import video_items
-from vlrl.data.formats.talk import Talk, talk_of
+from vlrl.data.formats.conversations import Conversation, conversation_of
 from vlrl.data.formats.times import clip
-from vlrl.data.sources.fields import IMAGE, VIDEO, Source, has, media, pick, picture
+from vlrl.data.sources.fields import IMAGE, VIDEO, RecordSource, has, image_value, media, pick
 from vlrl.data.values import number, short
 from vlrl.errors import DataError
 from vlrl.types import Record
@@ -21,20 +21,20 @@ _LEADING = re.compile(rf"(?:\s*{_MARK.pattern})+\s*")
 # --- what stands beside a conversation --------------------------------------------------------------------------------
 
 
-def heard(record: Record) -> Talk | None:
+def checked_conversation(record: Record) -> Conversation | None:
     """Returns the conversation of a record. Raises DataError where a field beside it asks something else."""
-    said = talk_of(record)
+    said = conversation_of(record)
     for name in ("question", "problem", "query"):
         own = record.get(name)
         if said is None or not said.question:
             break
-        if isinstance(own, str) and plain(own) not in plain(said.question):
+        if isinstance(own, str) and without_marks(own) not in without_marks(said.question):
             raise DataError(f"the field {name!r} asks {short(own)}, and its conversation {short(said.question)}: which "
                             f"one is meant? Say it with --columns (data.columns) question={name}, or leave it out")
     return said
 
 
-def system_prompt(record: Record, said: Talk | None) -> dict[str, str]:
+def system_prompt(record: Record, said: Conversation | None) -> dict[str, str]:
     """Returns the row's `system_prompt`: that of the conversation, or of the field that stands beside it. Raises
     DataError where both speak and differ.
     """
@@ -46,19 +46,19 @@ def system_prompt(record: Record, said: Talk | None) -> dict[str, str]:
     return {"system_prompt": own or beside} if own or beside else {}
 
 
-def context(said: Talk | None, media: Record) -> dict[str, Any]:
+def context_turns(said: Conversation | None, media: Record) -> dict[str, Any]:
     """Returns the row's `turns` before the question, where its own words are not the question's."""
     return {"turns": question_fields(said.question, media, (), said.turns)["turns"]} if said and said.turns else {}
 
 
-def with_media(record: Record, said: Talk) -> Record:
+def with_media(record: Record, said: Conversation) -> Record:
     """Returns the record with the media that its conversation names. Raises DataError where fields name others."""
     if not said.media:
         return record
     given = pick(record, *IMAGE) if has(record, *IMAGE) else pick(record, *VIDEO)
     several = list(given) if isinstance(given, (list, tuple)) else [given]
-    named = [local(picture(path)) for paths in said.media.values() for path in paths]
-    if given is not None and [local(picture(one)) for one in several] != named:
+    named = [without_scheme(image_value(path)) for paths in said.media.values() for path in paths]
+    if given is not None and [without_scheme(image_value(one)) for one in several] != named:
         raise DataError(f"its conversation names {short(named)} and a field beside it {short(given)}: which are shown? "
                         "Leave one out")
     for name, own in said.times.items():
@@ -69,7 +69,7 @@ def with_media(record: Record, said: Talk) -> Record:
     return {**rest, **said.media, **said.times}
 
 
-def local(path: Any) -> Any:
+def without_scheme(path: Any) -> Any:
     """Returns a path without the file:// in front that Qwen's messages have."""
     return path.removeprefix("file://") if isinstance(path, str) else path
 
@@ -77,7 +77,7 @@ def local(path: Any) -> Any:
 # --- marks in a text --------------------------------------------------------------------------------------------------
 
 
-def plain(text: str) -> str:
+def without_marks(text: str) -> str:
     """Returns a text without marks of media, for what is asked about one image whose place says nothing."""
     return re.sub(r"[ \t]{2,}", " ", _MARK.sub(" ", _LEADING.sub("", text, count=1))).strip()
 
@@ -151,7 +151,7 @@ def _several(media: Record) -> Sequence[Any]:
 # --- media ------------------------------------------------------------------------------------------------------------
 
 
-def shown(record: Record, source: Source, *, needed: bool = True) -> dict[str, Any]:
+def media_fields(record: Record, source: RecordSource, *, needed: bool = True) -> dict[str, Any]:
     """Returns what a question is about: `video` with the part of it that is shown, `image` or `images`; {} for a text
     alone, DataError where media are `needed`.
 
@@ -165,7 +165,7 @@ def shown(record: Record, source: Source, *, needed: bool = True) -> dict[str, A
             raise DataError(f"it names {len(clips)} videos; a row shows one")
         video = clips[0] if clips else None
     if video is not None:
-        path = source.video(picture(video))
+        path = source.video(image_value(video))
         shown_media = {"video": path, **clip(record, path, None, source.duration)}
         if isinstance(path, list):  # a file tells its own times
             shown_media |= _told_times(record)

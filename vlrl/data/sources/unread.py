@@ -30,13 +30,13 @@ def is_bookkeeping(name: str, value: Any) -> bool:
     return isinstance(value, (int, float)) or bool(_BOOKKEEPING.search(name))
 
 
-def forget() -> None:
+def forget_shapes() -> None:
     """Begins anew, with another file: a column of which nothing was made in one is looked at again in the next."""
     _KEPT.clear()
     _USED.clear()
 
 
-def lost(format: str, record: Record, rows: Sequence[Mapping[str, Any]], make: Make) -> dict[str, Any]:
+def unread_columns(format: str, record: Record, rows: Sequence[Mapping[str, Any]], make: Make) -> dict[str, Any]:
     """Returns the columns of a record that are in none of its `rows` and without which `make` gives the same ones,
     with their values; those of objects in lists as `annotations.caption`, with the first value.
 
@@ -47,7 +47,7 @@ def lost(format: str, record: Record, rows: Sequence[Mapping[str, Any]], make: M
         return {}
     if key not in _KEPT:
         if len(_KEPT) >= _MOST_SHAPES:
-            forget()
+            forget_shapes()
         known = {*rows[0], *(rows[0].get("meta") or {})}
         names = [k for k, v in _flat(record).items() if k not in known and not is_bookkeeping(k, v)]
         _KEPT[key] = _without_effect(record, names, rows, make)
