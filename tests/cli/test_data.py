@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tests.data.test_formats import make_video
+from vlrl.checks.image_similarity import image_signature
 from vlrl.cli.main import main
 from vlrl.data import read_rows
 from vlrl.errors import DataError, VlrlError
 from vlrl.tools.datasets import split as datasplit
 from vlrl.tools.datasets.convert import UsableRow
-from vlrl.tools.datasets.split import look, near_pairs, split
+from vlrl.tools.datasets.split import near_pairs, split
 from vlrl.types import Media
 
 
@@ -333,7 +334,7 @@ def test_near_duplicates_are_found_and_different_pictures_are_not(folder, capsys
     assert run(capsys, "check", folder / "train.jsonl")[0] == 0
     held = {r["id"][1:] for r in read_rows(folder / "heldout.jsonl")}
     assert not held & {r["id"][1:] for r in read_rows(folder / "train.jsonl")}
-    assert look(Image.new("RGB", (8, 8))) is None
+    assert image_signature("a", "", Image.new("RGB", (8, 8))).hashes is None
 
 
 def test_copies_stay_together_and_what_was_done_is_said(folder, capsys):
@@ -360,14 +361,6 @@ def test_one_group_with_nearly_everything(folder, capsys):
     code, _, err = run(capsys, "split", file, "-o", folder, "--no-near-duplicates")
     assert code == 1 and 'one group holds 9 of 10 rows' in err and 'group_key="home" is in 9 of them' in err
     assert "img/0.png is shown by 9" in err and "--by" in err and not (folder / "train.jsonl").exists()
-
-
-def test_imagehash_is_optional(folder, capsys, monkeypatch):
-    monkeypatch.setattr(datasplit.importlib.util, "find_spec", lambda name: None)
-    file = write(folder / "rows.jsonl", row("0"), row("1"))
-    code, _, err = run(capsys, "split", file, "-o", folder)
-    assert code == 1 and "pip install 'vlrl[data]'" in err and "--no-near-duplicates" in err
-    assert run(capsys, "split", file, "-o", folder, "--no-near-duplicates")[0] == 0
 
 
 # --- bad input --------------------------------------------------------------------------------------------------------

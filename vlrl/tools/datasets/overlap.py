@@ -12,7 +12,6 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,14 +19,12 @@ from typing import Any
 import numpy as np
 from scipy.sparse import csr_array
 
-from vlrl.checks.image_similarity import ImageSignature, NearDuplicate, image_signature, similar_images
+from vlrl.checks.image_similarity import NearDuplicate, similar_images
 from vlrl.config.schema import LimitsSettings
-from vlrl.data.media import load
 from vlrl.errors import DataError
 from vlrl.progress import Progress, no_progress
-from vlrl.store.files import file_sha256
 from vlrl.tools.datasets.convert import UsableRow, usable_rows
-from vlrl.types import Media
+from vlrl.tools.datasets.signatures import read_signatures
 
 KINDS = ("same", "look", "crop", "text", "words", "meaning")
 """One file; a picture that looks the same; one that is part of the other; the same text, or half of its 13-grams in one
@@ -73,7 +70,8 @@ def overlap(train: Path, heldout: Path, *, root: Path | None = None, format: str
         if bad:
             raise DataError(f"{bad[0].where}: {bad[0].reason} (vlrl data check lists every bad row)")
         sides.append(rows)
-    known, own = (_pictures(rows, limits or LimitsSettings(), progress) for rows in sides)
+    known, own = (read_signatures([(row, one) for row in rows for one in row.media], limits or LimitsSettings(),
+                                  progress) for rows in sides)
     pictures = similar_images(known, own, progress)
     said = [[(row.id, _text(row), bool(row.media)) for row in rows] for rows in sides]
     texts = shared_texts(*said)
@@ -82,32 +80,6 @@ def overlap(train: Path, heldout: Path, *, root: Path | None = None, format: str
         texts += shared_meanings(said[0], [one for one in said[1] if one[0] not in given_away], embedder, alike)
     order = {row.id: i for i, row in enumerate(sides[1])}
     return Overlap(len(sides[0]), len(sides[1]), tuple(sorted([*pictures, *texts], key=lambda s: order[s.heldout])))
-
-
-# --- pictures ---------------------------------------------------------------------------------------------------------
-
-
-def _pictures(rows: Sequence[UsableRow], limits: LimitsSettings, progress: Progress) -> list[ImageSignature]:
-    media = [(row, one) for row in rows for one in row.media]
-    pictures = []
-    pool = ThreadPoolExecutor(4)
-    try:
-        for one in pool.map(lambda pair: _picture(pair[0], pair[1], limits), media):
-            pictures.append(one)
-            progress("reading media", len(pictures), len(media))
-    finally:
-        pool.shutdown(cancel_futures=True)
-    return pictures
-
-
-def _picture(row: UsableRow, media: Media, limits: LimitsSettings) -> ImageSignature:
-    try:
-        if media.kind == "image":
-            loaded = load(media, limits)
-            return image_signature(row.id, loaded.sha256, loaded.frames[0])
-        return ImageSignature(row.id, file_sha256(media.source))
-    except (DataError, OSError) as error:
-        raise DataError(f"{row.where}: row '{row.id}': {error}") from None
 
 
 # --- texts ------------------------------------------------------------------------------------------------------------

@@ -8,36 +8,31 @@ that each category has its share there as far as groups allow. The result depend
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import math
 import os
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
+from vlrl.checks.image_similarity import WINDOWS, ImageSignature
 from vlrl.config.schema import LimitsSettings
 from vlrl.data import write_rows
-from vlrl.data.media import load, missing_file
 from vlrl.errors import ConfigError, DataError, did_you_mean
 from vlrl.progress import Progress, no_progress
-from vlrl.store.files import file_sha256
 from vlrl.tools.datasets.check import printable
 from vlrl.tools.datasets.convert import UsableRow, refuse_existing, relocated, usable_rows
-from vlrl.types import Media
+from vlrl.tools.datasets.signatures import read_signatures
 
 FILES = ("train.jsonl", "heldout.jsonl")
 MOST_DISTANCE = 16
 """Largest Hamming distance of two 64-bit hashes that may count as near; unrelated pictures lie around 32."""
 _TRIES = 8  # orders in which groups are drawn; the one closest to the wanted shares is taken
 _MOST_IN_ONE = 0.8  # share of all rows in one group above which a split says nothing
-_FLAT = 2.0  # standard deviation of grey values below which a picture has no structure to hash
 
 
 @dataclass(frozen=True)
@@ -99,16 +94,18 @@ def split(rows: Sequence[UsableRow], heldout: float = 0.1, by: str = "group_key"
     group, as are rows that show the same file, files of the same content or, with `near_duplicates`, pictures whose
     perceptual hashes differ in at most `distance` of 64 bits. A row with nothing in common with another is its own.
 
-    Raises ConfigError for values out of range and without the package imagehash, DataError when media are missing or
-    unreadable (near duplicates only) and when one group holds nearly everything.
+    Raises ConfigError for values out of range, DataError for missing or unreadable media (near duplicates only) and
+    when one group holds nearly all rows.
     """
     wanted = _wanted(heldout, len(rows))
     if not 0 <= distance <= MOST_DISTANCE:
         raise ConfigError(f"--distance {distance} must be from 0 to {MOST_DISTANCE} bits of 64")
     joined = _Groups(len(rows))
     _join_by_field(joined, rows, by)
-    facts = _facts(rows, near_duplicates, limits or LimitsSettings(), progress)
-    near = _join_media(joined, rows, facts, distance)
+    media = {one.source: (row, one) for row in rows for one in row.media}
+    windows = WINDOWS[:1] if near_duplicates else ()
+    signatures = read_signatures([*media.values()], limits or LimitsSettings(), progress, windows)
+    near = _join_media(joined, rows, dict(zip(media, signatures, strict=True)), distance)
     groups = joined.members()
     largest = max(groups, key=len)
     if len(largest) > _MOST_IN_ONE * len(rows):
@@ -118,7 +115,7 @@ def split(rows: Sequence[UsableRow], heldout: float = 0.1, by: str = "group_key"
     if not all(sides):
         raise DataError(f"no split of {len(groups)} groups has about {wanted} of {len(rows)} rows held out: the "
                         f"largest has {len(largest)}, the smallest {min(map(len, groups))}. Ask for another --heldout.")
-    unread = sum(not fact.sha256 for fact in facts.values())
+    unread = sum(not signature.sha256 for signature in signatures)
     return Split(sides[0], sides[1], wanted, len(groups), len(largest), near, unread)
 
 
@@ -178,74 +175,21 @@ def _field(row: UsableRow, by: str) -> Any:
     return meta.get(by) if value is None and isinstance(meta, dict) else value
 
 
-@dataclass(frozen=True)
-class _Fact:
-    """What is known of one media file; empty when it does not exist."""
-
-    sha256: str = ""
-    look: int | None = None
-    """Perceptual hash of a picture, 64 bits."""
-
-
-def _facts(rows: Sequence[UsableRow], near: bool, limits: LimitsSettings, progress: Progress) -> dict[Path, _Fact]:
-    media = {m.source: (m, row) for row in rows for m in row.media}
-    if near and any(m.kind == "image" for m, _ in media.values()) and not importlib.util.find_spec("imagehash"):
-        raise ConfigError("near-duplicate pictures are found with the package imagehash, which is not installed: "
-                          "pip install 'vlrl[data]', or leave them aside with --no-near-duplicates")
-    facts: dict[Path, _Fact] = {}
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        try:
-            for source, fact in zip(media, pool.map(lambda pair: _fact(pair[0], pair[1], near, limits), media.values()),
-                                    strict=True):
-                facts[source] = fact
-                progress("reading media", len(facts), len(media))
-        except BaseException:  # Ctrl-C or a bad file: those in the queue are not waited for
-            pool.shutdown(cancel_futures=True)
-            raise
-    return facts
-
-
-def _fact(media: Media, row: UsableRow, near: bool, limits: LimitsSettings) -> _Fact:
-    try:
-        if near and media.kind == "image":
-            loaded = load(media, limits)
-            return _Fact(loaded.sha256, look(loaded.frames[0]))
-        if problem := missing_file(media.source):
-            if near:
-                raise DataError(problem)
-            return _Fact()
-        return _Fact(file_sha256(media.source))
-    except (DataError, OSError) as error:
-        raise DataError(f"{row.where}: row '{row.id}': {error}") from None
-
-
-def look(image: Image.Image) -> int | None:
-    """Returns the perceptual hash of a picture (imagehash.phash, 64 bits); None for one without any structure to
-    hash.
-    """
-    import imagehash
-
-    small = image.convert("L").resize((32, 32), Image.Resampling.LANCZOS)
-    if np.asarray(small, np.float32).std() < _FLAT:
-        return None
-    bits = imagehash.phash(small).hash
-    return int.from_bytes(np.packbits(bits).tobytes(), "big")
-
-
-def _join_media(groups: _Groups, rows: Sequence[UsableRow], facts: dict[Path, _Fact], distance: int
+def _join_media(groups: _Groups, rows: Sequence[UsableRow], signatures: Mapping[Path, ImageSignature], distance: int
                 ) -> tuple[tuple[str, ...], ...]:
     """Joins rows with media in common; returns the clusters of pictures that look alike but differ."""
     shown: dict[int, list[int]] = {}
     names: dict[int, dict[str, str]] = {}
     for i, row in enumerate(rows):
         for media in row.media:
-            fact = facts[media.source]
+            signature = signatures[media.source]
             groups.mark(i, media.source)
-            if fact.sha256:
-                groups.mark(i, fact.sha256)
-            if fact.look is not None:
-                shown.setdefault(fact.look, []).append(i)
-                names.setdefault(fact.look, {}).setdefault(fact.sha256, str(media.source))
+            if signature.sha256:
+                groups.mark(i, signature.sha256)
+            if signature.hashes is not None:
+                look = int(signature.hashes[0])
+                shown.setdefault(look, []).append(i)
+                names.setdefault(look, {}).setdefault(signature.sha256, str(media.source))
     looks = sorted(shown)
     alike = _Groups(len(looks))
     for a, b in near_pairs(np.array(looks, np.uint64), distance):

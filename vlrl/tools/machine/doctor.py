@@ -85,7 +85,7 @@ def _quiet() -> Iterator[None]:
 
 # --- versions ---------------------------------------------------------------------------------------------------------
 
-_OPTIONAL = {"vllm": "fast generation on NVIDIA GPUs", "bitsandbytes": "QLoRA", "imagehash": "vlrl data split",
+_OPTIONAL = {"vllm": "fast generation on NVIDIA GPUs", "bitsandbytes": "QLoRA",
              "scikit-learn": "the digits task", "gradio": "vlrl app", "duckdb": "vlrl app",
              "tensorboard": "log.trackers", "wandb": "log.trackers", "trackio": "log.trackers",
              "mlflow": "log.trackers",
@@ -93,8 +93,7 @@ _OPTIONAL = {"vllm": "fast generation on NVIDIA GPUs", "bitsandbytes": "QLoRA", 
              "liger-kernel": "not needed: logits are computed at answers only"}
 _TRIALS = {"torch": "training", "transformers": "training", "accelerate": "training", "torchvision": "torchvision",
            "peft": "LoRA", "bitsandbytes": "QLoRA", "pillow": "images", "av": "video by PyAV",
-           "decord": "video by decord", "vllm": "engine vllm", "tensorboard": "tensorboard",
-           "imagehash": "near-duplicates"}
+           "decord": "video by decord", "vllm": "engine vllm", "tensorboard": "tensorboard"}
 """Package -> the check that uses it; every other package is imported when its version is looked up."""
 _IMPORTS = {"scikit-learn": "sklearn", "pyyaml": "yaml"}
 """Modules that are named otherwise than their package."""
@@ -195,7 +194,6 @@ def _checks(runs: Path) -> Iterator[Check]:
         Check("usable", "trackio", lambda: trials.tracker("trackio"), "missing", "pip install trackio"),
         Check("usable", "mlflow", lambda: trials.tracker("mlflow"), "missing", "pip install mlflow"),
         Check("usable", "browser app", trials.browser_app, "missing", "pip install 'vlrl[app]'"),
-        Check("usable", "near-duplicates", trials.near_duplicates, "missing", "pip install imagehash"),
         Check("traps", "torchvision", trials.torchvision, "warning"),
         Check("traps", "threads", trials.threads, "warning"),
         Check("traps", "model hub", trials.hub, "warning"),

@@ -289,18 +289,6 @@ def browser_app() -> str:
     return "duckdb answers, gradio can be imported"
 
 
-def near_duplicates() -> str:
-    import numpy as np
-    from PIL import Image
-
-    from vlrl.tools.datasets.split import look
-
-    coarse = np.random.default_rng(0).integers(0, 256, (6, 6, 3), np.uint8)
-    picture = Image.fromarray(coarse).resize((240, 240), Image.Resampling.BICUBIC)
-    one, other = look(picture), look(picture.resize((96, 96)))
-    assert one is not None and other is not None and (one ^ other).bit_count() <= 4, "a resized picture looks different"
-    return "a picture is known again (vlrl data split)"
-
 
 # --- known traps ------------------------------------------------------------------------------------------------------
 
