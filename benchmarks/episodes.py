@@ -1,16 +1,14 @@
-"""Episodes: environments that wait, environments that hang and crash, and updates on packed and padded rows.
+"""Episodes: environments that wait, environments that hang or crash, and the KV cache between turns.
 
-    python benchmarks/episodes.py arrival packing tree cache --out benchmarks/results/episodes.md     # some minutes
+    python benchmarks/episodes.py arrival cache --out benchmarks/results/episodes.md     # some minutes
     python benchmarks/episodes.py faults --out benchmarks/results/episodes.md     # 10,000 episodes
     python benchmarks/episodes.py faults --episodes 200
 
 `arrival`: 64 episodes of 6 turns, whose environments wait log-normal seconds (coefficient of variation 1), with
 environment.order=arrival and with a barrier after every turn (fixed). `faults`: groups of 8 episodes, 1 % of which hang
-and 1 % of which end their process at a random turn; actions come from a script, everything else is real. `packing`:
-update of groups of 8 episodes as one packed row and as padded rows; each measured in a process of its own. `tree`: the
-same of episodes that branch, whose first turns are in common, beside rows in which only the prompt is shared. `cache`:
-the KV cache that stays alive between turns, and prompts that are read anew. Tiny random Qwen3-VL, float32, one thread.
-A part takes its own section of the page.
+and 1 % of which end their process at a random turn; actions come from a script, everything else is real. `cache`:
+generation with the KV cache kept between turns, and without it. Tiny random Qwen3-VL, float32, one thread. Each part
+writes its own section of the page.
 """
 
 from __future__ import annotations
@@ -20,15 +18,11 @@ import math
 import os
 import platform
 import re
-import resource
-import statistics
 import sys
 import tempfile
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -41,15 +35,11 @@ import transformers
 from PIL import Image
 
 from vlrl import Environment, Media, Observation, Sample, Step, Task, config
-from vlrl.algo.advantage import grpo
 from vlrl.engine.base import Done, Request, Sampling, opened
 from vlrl.environments.episodes import EpisodeEngine
-from vlrl.models import prefix_tree
 from vlrl.rollout.generate import make_group
 from vlrl.tools.tiny import models as tiny_models
 from vlrl.training import build
-from vlrl.training.advantages import credit
-from vlrl.training.update import update
 from vlrl.types import Completion, Group, Turn
 
 GROUP, TURNS = 8, 6
@@ -249,103 +239,6 @@ def outcome(rollout: Any, fault: tuple[int, str] | None) -> str:
     return word if right else "otherwise"
 
 
-# --- updates on packed and padded rows --------------------------------------------------------------------------------
-
-SIZES = ((512, 96), (384, 192), (256, 256), (128, 384), (64, 512))
-"""Tokens of the prompt, and of an episode on average."""
-
-
-def packing(options: argparse.Namespace) -> Lines:
-    """Seconds and peak memory of an update, beside the bound by tokens."""
-    yield (f"Updates of one group of {GROUP} episodes of {TURNS} actions, with a picture in the prompt and one in an "
-           f"observation; medians of {options.rounds} rounds' own CPU seconds, in processes of their own; memory above "
-           "that of the loaded model. Episodes are 0.5 to 1.5 times as long as on average. The bound is the "
-           "quotient of the tokens that the language model reads.\n")
-    yield from ("| prompt : episode | tokens, padded / packed | bound | s, padded / packed | faster | share of the "
-                "bound | peak MiB, padded / packed |", "|---|---|---|---|---|---|---|")
-    for prompt, episode in SIZES[:options.sizes]:
-        padded, packed = (apart(updated, options.folder, layout, prompt, episode, options.rounds)
-                          for layout in ("padded", "shared"))
-        bound, faster = padded["tokens"] / packed["tokens"], padded["seconds"] / packed["seconds"]
-        yield (f"| {prompt} : {episode} | {padded['tokens']:,} / {packed['tokens']:,} | {bound:.2f} | "
-               f"{padded['seconds']:.3f} / {packed['seconds']:.3f} | {faster:.2f} | {faster / bound:.0%} | "
-               f"{padded['mib']:.0f} / {packed['mib']:.0f} |")
-
-
-def apart(work: Callable[..., dict[str, float]], *given: Any) -> dict[str, float]:
-    """Returns the result of work in a process of its own."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(work, *given).result()
-
-
-FORKS = ((0, 0, 0), (1, 1, 1), (1, 2, 3), (2, 3, 4), (3, 4, 5), (5, 5, 5))
-"""Turns before which every branch parts in two: 8 episodes in the end."""
-
-
-def tree(options: argparse.Namespace) -> Lines:
-    """Seconds and peak memory of an update on episodes that branch."""
-    yield (f"Updates of one group of {GROUP} episodes of {TURNS} actions of 64 tokens, with a picture in every "
-           "observation and a prompt of 128 tokens; every branch parts in two before each of the turns named. Medians "
-           f"of {options.rounds} rounds' own CPU seconds, in processes of their own; memory above that of the loaded "
-           "model. The bound is the quotient of the tokens that the language model reads.\n")
-    yield from ("| parts before turns | tokens: padded / prompt shared / tree | bound, of padded and of prompt shared "
-                "| s | faster than padded, than prompt shared | share of the bounds | peak MiB |",
-                "|---|---|---|---|---|---|---|")
-    for forks in FORKS[:options.sizes]:
-        rows = [apart(updated, options.folder, layout, 128, 64 * TURNS, options.rounds, forks)
-                for layout in ("padded", "prompt", "shared")]
-        bounds, faster = ([row[key] / rows[2][key] for row in rows[:2]] for key in ("tokens", "seconds"))
-        of = {key: " / ".join(f"{row[key]:{form}}" for row in rows)
-              for key, form in (("tokens", ","), ("seconds", ".3f"), ("mib", ".0f"))}
-        yield (f"| {', '.join(map(str, forks))} | {of['tokens']} | {bounds[0]:.2f}, {bounds[1]:.2f} | {of['seconds']} "
-               f"| {faster[0]:.2f}, {faster[1]:.2f} | {faster[0] / bounds[0]:.0%}, {faster[1] / bounds[1]:.0%} | "
-               f"{of['mib']} |")
-
-
-def updated(folder: str, layout: str, prompt: int, episode: int, rounds: int,
-            forks: Sequence[int] = ()) -> dict[str, float]:
-    """Returns tokens, median CPU seconds and peak MiB of updates. Layout `prompt`: nothing but the prompt is shared."""
-    if layout == "prompt":
-        prefix_tree.SHORTEST, layout = 10**9, "shared"
-    pictures = [*range(TURNS)] if forks else [0, 3]
-    parts = assembled(folder, {"pictures": pictures}, train={"lr": 1e-6, "tokens_per_batch": 10**6, "packing": layout})
-    group = played(parts, prompt, episode, forks)
-    made = parts.policy.plan([group.prompt] * GROUP, [r.completion.tokens for r in group.rollouts], parts.config.train,
-                             shown=[r.completion.shown for r in group.rollouts])
-    tokens = sum(parts.policy.pack(part, parts.config.train).tokens for part in made)
-    before, seconds = peak_mib(), []
-    for _ in range(rounds + 1):
-        begun = time.process_time()
-        update(parts.policy, parts.optimizer, [group], parts.config, 0)
-        seconds.append(time.process_time() - begun)
-    return {"tokens": tokens, "seconds": statistics.median(seconds[1:]), "mib": peak_mib() - before}
-
-
-def played(parts: build.Parts, prompt: int, episode: int, forks: Sequence[int] = ()) -> Group:
-    """Returns a credited group whose actions are random tokens; with forks, those of a branch are the same."""
-    rng, policy = np.random.default_rng(0), parts.policy
-    allowed = np.setdiff1d(np.arange(len(policy.processor.tokenizer)), [*policy.banned.tolist(), *policy.eos])
-    observed = sum(len(parts.encode.observation(Observation(f"Door {turn}."), "s")) for turn in range(1, TURNS)) + 16
-
-    def write(group: int, rollout: int, turn: int) -> tuple[str, np.ndarray]:
-        if forks:
-            branch = rollout >> sum(fork > turn for fork in forks)
-            own = np.random.default_rng((turn, branch))
-            return "open", np.append(own.choice(allowed, episode // TURNS - 1), parts.encode.end)
-        length = episode * (0.5 + rollout / (GROUP - 1)) - observed
-        return "open", np.append(rng.choice(allowed, max(1, round(length / TURNS) - 1)), parts.encode.end)
-
-    engine = scripted(parts, write)
-    (group,) = groups_of(parts, requests_for(parts, range(1), GROUP, episode, "red " * (prompt - 40)))
-    engine.close()
-    return credit([group], grpo)[0]
-
-
-def peak_mib() -> float:
-    """Returns the most memory that this process has had so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
 # --- the KV cache between turns ---------------------------------------------------------------------------------------
 
 
@@ -401,9 +294,9 @@ class Metered:
 
 # --- the page ---------------------------------------------------------------------------------------------------------
 
-PARTS = {"arrival": arrival, "faults": faults, "packing": packing, "tree": tree, "cache": cache}
+PARTS = {"arrival": arrival, "faults": faults, "cache": cache}
 TITLES = {"arrival": "Environments that wait", "faults": "Environments that hang and crash",
-          "packing": "Packed and padded updates", "tree": "Episodes that branch", "cache": "The KV cache between turns"}
+          "cache": "The KV cache between turns"}
 
 
 def section(name: str, lines: Lines, command: str) -> str:
@@ -428,9 +321,6 @@ def main() -> None:
     parser.add_argument("--step-s", type=float, default=1.0, help="environment.step_s of faults (default: 1)")
     parser.add_argument("--waiting", type=int, default=64, help="episodes of arrival (default: 64)")
     parser.add_argument("--wait-s", type=float, default=1.0, help="mean wait of arrival in seconds (default: 1)")
-    parser.add_argument("--rounds", type=int, default=7, help="timed rounds of packing and tree; one more warms up "
-                        "(default: 7)")
-    parser.add_argument("--sizes", type=int, default=len(SIZES), help="of packing and tree, so many (default: all)")
     parser.add_argument("--words", type=int, default=64, help="of an observation of cache (default: 64)")
     parser.add_argument("--out", type=Path, metavar="FILE.md", help="put the sections into this page")
     options = parser.parse_args()

@@ -1,36 +1,20 @@
-"""The update and generation of a Qwen2.5-VL-3B or 7B on one GPU: packed beside padded rows; full, LoRA, QLoRA.
-
-    pip install dashscope                                  # optional: it brings Qwen's real tokenizer
-    python benchmarks/gpu_update.py --mode lora --out gpu_lora.md      # about 5 minutes on an H100, 30 GB of disk
-    python benchmarks/gpu_update.py --mode full --out gpu_full.md
-    python benchmarks/gpu_update.py --tiny                 # the same code on a CPU, in a minute
+"""The update and generation of a Qwen2.5-VL-3B or 7B on one GPU, padded and packed; for gpu_parts.py.
 
 The model has the shape of the 3B or 7B and random weights; nothing is downloaded. Four prompts of 800 visual and 200
 text tokens with 8 answers of 400 tokens each; bfloat16, gradient checkpointing, vision tower frozen. Every side trains
-on the same given answers at its own best micro-batch size, found before the timing; the sides take turns, and medians
-with least and largest are shown. MFU is that of the useful operations (vlrl/models/flops.py: each prompt and image
-once, nothing recomputed), the same for all sides. Log-probabilities and gradient norm of every side stand beside those
-of padded rows. Generation is compared with the time in which the card can read weights and KV cache.
-
-A side that fails is reported with its error, and the others go on; each mode runs in a process of its own.
+on the same given answers at its own fastest micro-batch size, found before the timing; the sides take turns. MFU counts
+useful operations (vlrl/models/flops.py: each prompt and image once, nothing recomputed), the same for all sides.
+Generation is compared with the time in which the card can read weights and KV cache.
 """
 
 from __future__ import annotations
 
-import argparse
 import base64
-import contextlib
-import gc
 import importlib.util
 import json
 import os
-import platform
-import statistics
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -40,10 +24,8 @@ os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 import numpy as np
 import torch
-import transformers
 from PIL import Image
 
-import vlrl
 from vlrl import config
 from vlrl.config.schema import Config
 from vlrl.engine.base import Request, Sampling
@@ -51,7 +33,7 @@ from vlrl.models.attention import DEVICES
 from vlrl.models.flops import Cost, cost_model, patches_of
 from vlrl.monitoring.metrics import watching
 from vlrl.task import Task
-from vlrl.tools.machine.profiler import Peak, Recorder, device_name, peak_of, traced
+from vlrl.tools.machine.profiler import Peak, Recorder, peak_of
 from vlrl.tools.tiny import models as tiny_models
 from vlrl.tools.tiny.families import CHAT_TEMPLATE, QWEN
 from vlrl.training import build as assemble
@@ -323,12 +305,6 @@ class Bench:
                 side.seconds.append(seconds)
                 side.peak = max(side.peak, self._allocated(peak=True) - self.resident)
 
-    def operators(self, side: Side) -> str:
-        """The operators that take most of an update."""
-        assert side.config is not None
-        settings = side.config
-        return traced(lambda: self.update(settings), self.device)
-
     def decode(self, count: int) -> tuple[float, float]:
         """Tokens per second of decoding with `count` answers per prompt, prefill left out, and the most that reading
         weights, keys and values allows."""
@@ -376,76 +352,6 @@ def bandwidth(device: torch.device) -> float:
     return 2 * len(source) * rounds / record.seconds["copy"]
 
 
-# --- the report ------------------------------------------------------------------------------------------------------
-
-
-def table(bench: Bench, sides: Sequence[Side]) -> Iterator[str]:
-    """The updates in Markdown."""
-    yield ("| update | tokens per micro-batch | seconds | padded / it | tokens/s | TFLOP/s | MFU | peak GiB above "
-           "weights and optimizer | log-probability against padded: mean, largest difference | gradient norm |")
-    yield "|---|---|---|---|---|---|---|---|---|---|"
-    padded, useful = sides[0], bench.useful()
-    tokens = sum(len(g.prompt) + sum(len(r.completion.tokens) for r in g.rollouts) for g in bench.groups)
-    for side in sides:
-        if side.config is None or not side.seconds:
-            yield f"| {side.name} | failed: {side.error} | | | | | | | | |"
-            continue
-        middle = statistics.median(side.seconds)
-        ratio, gap = "", ""
-        if padded.seconds:
-            each = [a / b for a, b in zip(padded.seconds, side.seconds, strict=True)]
-            ratio = f"{statistics.median(padded.seconds) / middle:.2f} ({min(each):.2f} .. {max(each):.2f})"
-            difference = np.abs(side.logprobs - padded.logprobs)
-            gap = f"{difference.mean():.1e}, {difference.max():.1e}"
-        yield (f"| {side.name} | {side.config.train.tokens_per_batch:,} | {middle:.3f} ({min(side.seconds):.3f} .. "
-               f"{max(side.seconds):.3f}) | {ratio} | {tokens / middle:,.0f} | {useful / middle / 1e12:.3g} | "
-               f"{useful / middle / bench.peak.tflops / 1e12:.1%} | {side.peak / GIB:.2f} | {gap} | "
-               f"{side.grad_norm:.4g} |")
-
-
-def part(mode: str, size: Size, folder: Path, rounds: int) -> Iterator[str]:
-    """Lines of one mode's report, as they are found."""
-    bench = Bench(settings(mode, size, folder), size)
-    parameters = [sum(p.numel() for _, p in bench.parts.policy.trainable()),
-                  sum(p.numel() for p in bench.parts.policy.model.parameters())]
-    prompt = len(bench.groups[0].prompt)
-    yield (f"\n## {mode}\n\n{parameters[0] / 1e6:,.1f} M of {parameters[1] / 1e6:,.1f} M parameters learn; "
-           f"{size.prompts} prompts of {prompt} tokens ({size.grid[0] * size.grid[1]} visual) x {size.group} answers "
-           f"of {size.answer}; {bench.resident / GIB:.1f} GiB resident before the first update. Useful operations: "
-           f"{bench.useful() / 1e12:.3g} TFLOP ({bench.useful(per_answer=True) / 1e12:.3g} with the prompt once per "
-           f"answer). MFU over {bench.peak.tflops:.4g} TFLOP/s, {bench.peak.source}.\n")
-    sides = bench.sides()
-    for side in sides:
-        bench.choose(side)
-    working = [side for side in sides if side.config]
-    if bench.device.type == "cuda":
-        bench.resident = bench._allocated()  # with the optimizer's state
-    bench.measure(working, rounds)
-    yield from table(bench, sides)
-    yield "\n| generation, answers side by side | tokens/s | bound by memory bandwidth | share |\n|---|---|---|---|"
-    for count in size.decode:
-        with reported(f"generation of {count} answers a prompt") as failed:
-            speed, bound = bench.decode(count)
-            yield f"| {count * size.prompts} | {speed:,.0f} | {bound:,.0f} | {speed / bound:.1%} |"
-        yield from failed
-    packed = [side for side in working if side is not sides[0]]
-    if packed:
-        best = min(packed, key=lambda side: statistics.median(side.seconds))
-        with reported("the profiler") as failed:
-            yield f"\nOperators of an update, {best.name}:\n\n```\n{bench.operators(best)}\n```"
-        yield from failed
-
-
-@contextlib.contextmanager
-def reported(what: str) -> Iterator[list[str]]:
-    """A list that gets a line about an error in the body, which ends there."""
-    lines: list[str] = []
-    try:
-        yield lines
-    except Exception as error:
-        lines.append(f"\n{what} failed: {type(error).__name__}: {error}\n"[:600])
-
-
 def settings(mode: str, size: Size, folder: Path, **more: Any) -> Config:
     """lr is so small that no weight changes. more: sections in place of these."""
     return config.validate({
@@ -454,67 +360,3 @@ def settings(mode: str, size: Size, folder: Path, **more: Any) -> Config:
         "rollout": {"prompts_per_step": size.prompts, "group_size": size.group, "max_new_tokens": size.answer},
         "engine": {"batch_rollouts": max(size.decode) * size.prompts},
         "train": {"lr": 1e-12, "weight_decay": 0.0}, "algo": {"kl_coef": 0.0}, "limits": {"score_s": 0}, **more})
-
-
-def header(which: str) -> str:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True,
-                            cwd=Path(__file__).parent, check=False).stdout.strip()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    memory = f", {torch.cuda.get_device_properties(0).total_memory / GIB:.0f} GiB" if device.type == "cuda" else ""
-    return (f"# Update and generation on one device\n\n`python {' '.join(['benchmarks/gpu_update.py', *sys.argv[1:]])}`"
-            f"\n\n{device_name(device)}{memory}; torch {torch.__version__} (CUDA {torch.version.cuda}), transformers "
-            f"{transformers.__version__}, vlrl {vlrl.__version__} {commit}, Python {platform.python_version()}; "
-            f"tokenizer: {which}")
-
-
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mode", choices=list(MODES), action="append", help="only this one (default: lora and full)")
-    parser.add_argument("--size", choices=["3b", "7b"], default="3b", help="shape of Qwen2.5-VL (default: 3b)")
-    parser.add_argument("--tiny", action="store_true", help="a tiny model and short answers, on any device")
-    parser.add_argument("--rounds", type=int, default=5, help="timed rounds (default: 5)")
-    parser.add_argument("--out", type=Path, metavar="FILE.md", help="also write the report to this file")
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)  # with the model, in the process of a mode
-    args = parser.parse_args()
-    if args.rounds < 1:
-        parser.error(f"--rounds {args.rounds}: at least one round is needed")
-    return args
-
-
-def main() -> int:
-    args = arguments()
-    if not args.tiny and not torch.cuda.is_available():
-        print("error: no CUDA device is there, and on a CPU a model of 3 B parameters would take days. --tiny runs the "
-              "same code with a tiny one.", file=sys.stderr)
-        return 1
-    size = SIZES["tiny" if args.tiny else args.size]
-
-    def tell(line: str, mode: str = "a") -> None:
-        print(line, flush=True)
-        if args.out:
-            with open(args.out, mode, encoding="utf-8") as file:
-                file.write(f"{line}\n")
-
-    if args.folder:
-        for line in part(args.mode[0], size, args.folder, args.rounds):
-            tell(line)
-        return 0
-    with tempfile.TemporaryDirectory(prefix="gpu_update-") as folder:
-        started = time.perf_counter()
-        tell(header(build(Path(folder), size, torch.device("cuda" if torch.cuda.is_available() else "cpu"))), "w")
-        print(f"model written in {time.perf_counter() - started:.0f} s", flush=True)
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()  # what the processes of the modes need
-        codes = []
-        for mode in args.mode or ("lora", "full"):
-            words = ["--mode", mode, "--size", args.size, "--folder", folder, "--rounds", str(args.rounds),
-                     *["--tiny"] * args.tiny, *(["--out", str(args.out)] if args.out else [])]
-            codes.append(subprocess.run([sys.executable, __file__, *words], check=False).returncode)
-            if codes[-1]:
-                tell(f"\nmode {mode} ended with exit code {codes[-1]}; its last words are above")
-    return max(codes)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -19,8 +19,12 @@ from pathlib import Path
 
 import gpu_update as gpu
 import numpy as np
+import transformers
 
+import vlrl
+from vlrl import config
 from vlrl.engine.base import Request, Sampling
+from vlrl.tools.machine.profiler import device_name
 
 TOKENS = 64
 """Of an answer: a token of a 3B takes some 70 ms with engine=hf."""
@@ -46,7 +50,7 @@ def rows(size: gpu.Size, folder: Path, dtype: str) -> Iterator[str]:
         tree["rollout"]["minibatches"] = 2
         tree["model"]["name"] = str(folder)
         try:
-            _, stats, per_token = bench.update(gpu.config.validate(tree))
+            _, stats, per_token = bench.update(config.validate(tree))
         except Exception as error:  # a kernel that this card or build does not have
             yield f"| {dtype} | {side.name} | {type(error).__name__}: {' '.join(str(error).split())[:160]} | | | |"
             continue
@@ -64,8 +68,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         device = gpu.torch.device("cuda" if gpu.torch.cuda.is_available() else "cpu")
         which = gpu.build(Path(folder), size, device)
-        lines += [gpu.header(which).replace("# Update and generation on one device", "# Sampler against trainer")
-                  .replace("gpu_update.py", "mismatch.py"), "",
+        lines += [f"# Sampler against trainer\n\n`python {' '.join(['benchmarks/mismatch.py', *sys.argv[1:]])}`\n\n"
+                  f"{device_name(device)}; torch {gpu.torch.__version__} (CUDA {gpu.torch.version.cuda}), "
+                  f"transformers {transformers.__version__}, vlrl {vlrl.__version__}; tokenizer: {which}", "",
                   "| dtype | layout | mismatch/kl | gap_mean | gap_max | ratio |", "|---|---|---|---|---|---|"]
         for dtype in ("bfloat16", "float16", "float32"):
             for line in rows(size, Path(folder), dtype):

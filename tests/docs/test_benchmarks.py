@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import subprocess
 import sys
 from argparse import Namespace
 from dataclasses import replace
@@ -28,20 +27,9 @@ def module(name):
     return made
 
 
-@pytest.fixture
-def gpu_update():
-    return module("gpu_update")
-
-
-def test_a_missing_gpu_is_said(gpu_update, monkeypatch, capsys):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(sys, "argv", ["gpu_update.py"])
-    assert gpu_update.main() == 1
-    assert "no CUDA device" in capsys.readouterr().err
-
-
 @pytest.mark.slow
-def test_gpu_update_on_a_cpu(gpu_update, tmp_path, monkeypatch):
+def test_gpu_update_on_a_cpu(tmp_path, monkeypatch):
+    gpu_update = module("gpu_update")
     size = replace(gpu_update.TINY, packed=(2,))
     monkeypatch.setattr(gpu_update, "peak_of", lambda *_: gpu_update.Peak(0.01, "said so"))
     monkeypatch.setattr(gpu_update, "bandwidth", lambda device: 1e9)
@@ -57,29 +45,13 @@ def test_gpu_update_on_a_cpu(gpu_update, tmp_path, monkeypatch):
     bench.choose(broken)
     assert broken.config is None and "AttributeError" in broken.error
     bench.measure(sides, 1)
-    lines = [*gpu_update.table(bench, [*sides, broken])]
-    assert len(lines) == 6 and "failed: AttributeError" in lines[5]
-    for side, line in zip(sides, lines[2:], strict=False):
-        assert len(side.seconds) == 1 and line.startswith(f"| {side.name} |")
-        assert abs(side.logprobs - sides[0].logprobs).max() < 0.02  # bfloat16
+    for side in sides:
+        assert len(side.seconds) == 1 and abs(side.logprobs - sides[0].logprobs).max() < 0.02  # bfloat16
         assert side.grad_norm == pytest.approx(sides[0].grad_norm, rel=0.02)
     once = bench.useful()
     assert once < bench.useful(per_answer=True) < size.group * once
     speed, bound = bench.decode(3)
     assert speed > 0 and bound > 0
-
-
-@pytest.mark.slow
-def test_gpu_update_tiny_from_the_command_line(gpu_update, tmp_path, monkeypatch):
-    out = tmp_path / "out.md"
-    words = ["--tiny", "--mode", "full", "--rounds", "1", "--out", str(out)]
-    monkeypatch.setattr(sys, "argv", ["gpu_update.py", *words])
-    monkeypatch.setattr(subprocess, "run", forked.in_place_of_subprocess_run)
-    assert gpu_update.main() == 0
-    text = out.read_text()
-    for said in ("## full", "| padded |", "| packed, merged |", "aten::mm", torch.__version__, "MFU over"):
-        assert said in text
-    assert "failed" not in text and "exit code" not in text
 
 
 def test_gradients_are_compared_by_angle_and_norm():
@@ -122,7 +94,7 @@ def test_planted_faults_of_environments_are_counted(tmp_path):
 @pytest.mark.slow
 def test_episodes_are_measured_into_sections_of_a_page(tmp_path):
     episodes, out = module("episodes"), tmp_path / "page.md"
-    words = ["cache", "arrival", "--waiting", "4", "--wait-s", "0.02", "--rounds", "1", "--sizes", "1"]
+    words = ["cache", "arrival", "--waiting", "4", "--wait-s", "0.02"]
     forked.run([FOLDER / "episodes.py", *words, "--words", "4", "--out", out], ENV, ROOT, 600).check_returncode()
     page = out.read_text()
     places = [page.index(f"## {episodes.TITLES[name]}\n") for name in ("arrival", "cache")]
