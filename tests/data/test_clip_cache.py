@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.docs.test_benchmarks import module
+from tests.data import films
 from vlrl.config.schema import LimitsSettings
 from vlrl.data import media
 from vlrl.data.media import VideoSampling
@@ -15,7 +15,6 @@ from vlrl.data.video import loading
 from vlrl.errors import DataError
 from vlrl.types import Media
 
-films = module("video_table")
 LIMITS, SAMPLING = LimitsSettings(), VideoSampling(fps=2, max_frames=4)
 
 

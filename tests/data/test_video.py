@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.docs.test_benchmarks import module
+from tests.data import films
 from vlrl.config.schema import LimitsSettings
 from vlrl.data.media import VideoSampling, load
 from vlrl.data.row_samples import sample_from_row
@@ -21,7 +21,6 @@ from vlrl.errors import DataError
 from vlrl.types import LoadedMedia, Media
 
 LIMITS = LimitsSettings()
-films = module("video_table")
 CONSTANT, VARIABLE = "constant.mp4", "variable.mp4"
 
 

