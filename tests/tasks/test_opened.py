@@ -13,7 +13,7 @@ import pytest
 from tests.e2e.recipe_scores import CASES, think
 from vlrl.config import load
 from vlrl.data.coordinates import Coordinates
-from vlrl.rewards.text import completion_for, environment_action, parse_answer
+from vlrl.rewards.text import EnvironmentAction, completion_for, parse_answer
 from vlrl.task import load as load_task
 from vlrl.task.tool_calls import calls_of
 from vlrl.tasks import _web_actions  # pyright: ignore[reportMissingImports]  # on vlrl.__path__
@@ -89,7 +89,7 @@ def test_an_attempt_behind_its_thinking_is_judged_as_alone():
     for text, done in ((f"I see.\n</think>\n\n{right}", True), (f"I see {right}", False), (right, False)):
         world = task.environment(sample)
         world.reset(0)
-        action = environment_action(text, "<think>\n")
+        action = EnvironmentAction(text, "<think>\n")
         assert world.step(pickle.loads(pickle.dumps(action))).done == done  # as it reaches another process
         turns = (Acted(action=action, done=done),)
         assert task.score(sample, replace(parse_answer(text, opened="<think>\n"), turns=turns))["solved"] == done
@@ -100,14 +100,14 @@ def test_a_page_is_told_the_action_behind_the_thinking():
     sample = Sample(id="1", row={"scale": 1.0, "width": 100, "height": 100, "processed_size": [100, 100]})
     task.coordinates = Coordinates()
     for form, text in (("call", "click(30, 40)"), ("ui_tars", "Thought: There.\nAction: click(start_box='(30,40)')")):
-        action = environment_action(f"It is there.</think>\n{text}", "<think>")
+        action = EnvironmentAction(f"It is there.</think>\n{text}", "<think>")
         read = _web_actions.read(_web_actions.FORMS[form], task, sample, action)
         assert (read.verb, read.point) == ("click", (30, 40)) and _web_actions.FORMS[form].strict(action)
         with pytest.raises(_web_actions.UnreadableAction):
-            _web_actions.read(_web_actions.FORMS[form], task, sample, environment_action(f"perhaps {text}", "<think>"))
+            _web_actions.read(_web_actions.FORMS[form], task, sample, EnvironmentAction(f"perhaps {text}", "<think>"))
 
 
 def test_a_call_in_thinking_that_was_cut_is_none():
     call = '<tool_call>{"name": "zoom", "arguments": {}}</tool_call>'
-    assert [c.name for c in calls_of(environment_action(f"Look.</think>{call}", "<think>"))] == ["zoom"]
-    assert calls_of(environment_action(f"Perhaps {call}", "<think>")) == []
+    assert [c.name for c in calls_of(EnvironmentAction(f"Look.</think>{call}", "<think>"))] == ["zoom"]
+    assert calls_of(EnvironmentAction(f"Perhaps {call}", "<think>")) == []

@@ -43,7 +43,7 @@ from vlrl.environments.tools import with_readable_results
 from vlrl.errors import DataError
 from vlrl.models.processing import Encoder
 from vlrl.monitoring.metrics import Clock
-from vlrl.rewards.text import environment_action
+from vlrl.rewards.text import EnvironmentAction
 from vlrl.task import Task
 from vlrl.task.environment import has_environment
 from vlrl.types import Completion, Prompt, Sample, Step
@@ -167,7 +167,7 @@ class EpisodeEngine:
         """Adds an action, and has its environment answer it."""
         playing.act(action)
         if playing.error is None:
-            words = environment_action(action.text, playing.turns[-1].opened)
+            words = EnvironmentAction(action.text, playing.turns[-1].opened)
             calls[self.environments.begin_step(playing.episode, words)] = playing
 
     def _arrived(self, calls: dict[Future[Any], LiveEpisode]) -> list[tuple[LiveEpisode, Any]]:

@@ -1,6 +1,5 @@
-"""Pure scoring functions: numbers and text in, a number out. No torch, no model names, no exceptions on model text.
+"""Pure scoring functions: text and numbers in, a score out. No torch, no model names, no exceptions on model text.
 
-- What single tasks pay (driving, spans, tracks, ...) is imported by tasks, services and checks, never by the trunk.
-- math-verify runs in a process of its own and sees answers of type math only, through math.verified; never boxes,
-  points or labels. A timeout or an exception of it is a stored error and pays 0.
-"""
+- Rewards of single tasks (driving, spans, tracks, ...) are imported by tasks, services and checks, never by the trunk.
+- math-verify runs in its own process and sees only answers of type math, through math.verified; never boxes, points or
+  labels. If it times out or raises, the error is stored and the answer scores 0."""

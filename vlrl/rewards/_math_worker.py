@@ -1,8 +1,8 @@
-"""The process that runs math-verify: JSON questions and answers over the connection at its input. Run by math.py alone.
+"""The process that runs math-verify, started by math.py: JSON requests and replies over the connection at its standard
+input.
 
-A question that takes more CPU seconds than it may ends the process, wherever it is: the limit is the kernel's, so
-neither C code nor an exception handler of the library can outlast it. The end of the input ends it as well.
-"""
+A request that exceeds its CPU seconds ends the process: the kernel enforces the limit, so neither C code nor an
+exception handler of the library can outlast it. The process also ends at the end of its input."""
 
 import importlib.util
 import json
@@ -13,20 +13,22 @@ import signal
 from multiprocessing.connection import Connection
 
 MEMORY = 4 * 2**30
-"""Bytes of address space; an expression that wants more fails."""
+"""Bytes of address space; an expression that needs more fails."""
 MOST_DIGITS = 5000
-"""Digits of a value; an expression whose value may have more equals nothing: a tower of powers would take all the time.
-"""
+"""Digits of a value; an expression whose value may have more equals nothing, since a tower of powers would take all the
+time."""
 _DIVIDES = re.compile(r"\\[dt]?(?:frac|binom)|\\div|\\gcd|\\lcm|\d\s*[/:]\s*\d")
 
 
 def expression(text, parse, config):
-    """The parsed expression, or [] for what is none. Read as the content of one box, so nothing is searched for."""
+    """The parsed expression, or [] if it cannot be parsed. The text is read as the content of one box, so nothing is
+    searched for."""
     return parse(f"\\boxed{{{text}}}", extraction_config=config, fallback_mode="no_fallback", parsing_timeout=None)
 
 
 def answer(question, parse, verify, config):
-    """{"value": whether the gold answer can be read, or whether the given one equals it}, or {"error": why not}."""
+    """{"value": bool} or {"error": why}. The value says whether the gold answer can be read, or, if the request has an
+    "answer", whether that equals the gold one."""
     try:
         gold = expression(question["gold"], parse, config)
         if "answer" not in question:
@@ -44,14 +46,14 @@ def answer(question, parse, verify, config):
 
 
 def parts(expr):
-    """An expression and all that it is made of."""
+    """An expression and all its subexpressions."""
     yield expr
     for arg in getattr(expr, "args", ()):
         yield from parts(arg)
 
 
 def digits(node):
-    """A bound of log10 |value|, a letter being worth 10; infinite beyond what a float can hold."""
+    """An upper bound of log10 |value|, counting a letter as 10; infinite beyond the range of floats."""
     if _is_number(node):
         return math.log10(int(abs(node)) + 1) if node.is_finite else 0.0
     known = [digits(arg) for arg in getattr(node, "args", ())] or [1.0]
@@ -63,13 +65,13 @@ def digits(node):
 
 
 def holds(part):
-    """Whether a part is no equation of two numbers that differ: "3 = 2"."""
+    """Whether a subexpression is anything but a false equation of two numbers, such as "3 = 2"."""
     return type(part).__name__ != "Equality" or bool(part.free_symbols) or abs((part.lhs - part.rhs).evalf()) < 1e-6
 
 
 def work_left(text, parse, config):
-    """How many parts of what a text gives, behind its last equals sign, are still to be worked out: sums and products
-    of several numbers, and what is a number and not written as one, like 10!, 24/2 or the root of 4."""
+    """How many subexpressions after the last equals sign are still to be computed: sums and products of several
+    numbers, and numbers not written as one, like 10!, 24/2 or the root of 4."""
     text = last_side(text)
     (expr, *_) = expression(text, parse, config) or [None]
     if getattr(expr, "is_Integer", False) and _DIVIDES.search(text):
@@ -78,7 +80,7 @@ def work_left(text, parse, config):
 
 
 def last_side(text):
-    """What stands behind the last equals sign that is outside of all brackets."""
+    """The text after the last equals sign outside all brackets."""
     depth, start = 0, 0
     for at, sign in enumerate(text):
         depth += (sign in "{(") - (sign in ")}")
@@ -87,7 +89,7 @@ def last_side(text):
 
 
 def unwritten(node):
-    """The parts of an expression that are not written as numbers."""
+    """The subexpressions that are not plainly written numbers."""
     if hasattr(node, "free_symbols") and hasattr(node, "func") and not is_written(node):
         yield node
         for arg in node.args:
@@ -95,7 +97,7 @@ def unwritten(node):
 
 
 def is_written(node):
-    """Whether a part is a number as one writes it: 12, 1.5, 1/2, 50 %, 3 * 10^5."""
+    """Whether a subexpression is a plainly written number: 12, 1.5, 1/2, 50 %, 3 * 10^5."""
     if node.is_Mul:
         others = [arg for arg in node.args if not _is_number(arg)]
         return len(_numbers(node)) == len(others) == 1 and (is_percent(others[0]) or is_power_of_ten(others[0]))
@@ -112,7 +114,7 @@ def is_power_of_ten(node):
 
 
 def is_work(node):
-    """Whether a part is a sum or product of several numbers, or a number in disguise."""
+    """Whether a subexpression is a sum or product of several numbers, or a number in disguise."""
     if (node.is_Add or node.is_Mul) and len(_numbers(node)) > 1:
         return True
     return not node.free_symbols and _is_number(node.doit())
@@ -123,18 +125,18 @@ def _is_number(node):
 
 
 def _numbers(node):
-    """The numbers that a sum or product is made of, its sign aside."""
+    """The numeric terms of a sum or product, without the factor -1 of its sign."""
     return [arg for arg in node.args if _is_number(arg) and arg != -1]
 
 
 def limited(seconds):
-    """From here on the process may use so many CPU seconds; 0 = as many as it likes."""
+    """Limits the CPU seconds of this process from now on; 0 = no limit."""
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_PROF, seconds)  # SIGPROF, which ends a process
 
 
 def _beside(name):
-    """The module of a file beside this one, whose folder is not on the path: it has a math.py."""
+    """The module in a file of this folder, which is not on the path because it has a math.py."""
     spec = importlib.util.spec_from_file_location(name, os.path.join(os.path.dirname(__file__), f"{name}.py"))
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -143,7 +145,7 @@ def _beside(name):
 
 
 def main():
-    """Answers questions until nobody asks any more."""
+    """Serves requests until the connection closes."""
     connection = Connection(os.dup(0))
     try:
         import resource

@@ -1,5 +1,5 @@
-"""Numbered requests and replies over a connection, as worker.py sends them. Imports nothing of vlrl: the process that
-runs math-verify reads it as a file beside its own."""
+"""Numbered requests and replies over a connection, used by worker.py. Imports nothing of vlrl, because the math-verify
+process loads this file on its own."""
 
 import contextlib
 import os
@@ -9,19 +9,19 @@ _NUMBER = struct.Struct("<Q")
 
 
 def numbered_message(number, message):
-    """Returns the bytes of a message behind its number."""
+    """The bytes of a message after its number."""
     return _NUMBER.pack(number) + message
 
 
 def split_message(sent):
-    """Returns number and message. Raises OSError for what is too short to hold one."""
+    """Number and message. Raises OSError for input too short to hold a number."""
     if len(sent) < _NUMBER.size:
         raise OSError("a message without a number")
     return _NUMBER.unpack_from(sent)[0], sent[_NUMBER.size:]
 
 
 def serve(connection, reply_to):
-    """Answers each request by `reply_to(bytes) -> bytes`, until nobody asks any more."""
+    """Answers each request with `reply_to(bytes) -> bytes` until the connection closes."""
     while True:
         try:
             number, request = split_message(connection.recv_bytes())
@@ -34,8 +34,8 @@ def serve(connection, reply_to):
 
 @contextlib.contextmanager
 def ending_forked_copies():
-    """Runs code of others, of which only this process comes back: a copy that it forks, and which returns or raises
-    instead of ending, would go on as if it were this one."""
+    """Runs foreign code and ends any forked copy of this process that leaves the block: such a copy would otherwise
+    continue as if it were this process."""
     process = os.getpid()
     try:
         yield

@@ -1,5 +1,6 @@
-"""Typed answers: one option, a number, a transcript, a free text. Each function takes the answer's final text and the
-truth as texts and gives a score in [0, 1]. Linear time up to products with the truth's length, never raises."""
+"""Scores of typed answers: one option, a number, a transcript, free text. Each function takes the final text of the
+answer and the ground truth as text and returns a score in [0, 1]. Linear time up to products with the length of the
+truth; never raises."""
 
 import math
 import re
@@ -19,18 +20,18 @@ from vlrl.rewards.text import clean_label, denies, retracted, same_label
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 MOST_CHARACTERS = 20_000
-"""Of an answer in which a letter is looked for."""
+"""Characters of an answer in which an option letter is searched."""
 MOST_WORDS = 5000
-"""Words of an answer that are compared; one that has more cannot be close to a shorter truth."""
+"""Words of an answer that are compared; a longer one cannot be close to a shorter truth."""
 _LEADING = re.compile(r"[(\[\s*_\"'`]*([A-Za-z])(?![\w'\u2019])([)\].:,;*_\"'`]*)(\s*)", re.ASCII)
 _ALONE = re.compile(r"(?<![\w'\u2019])[A-Z](?![\w'\u2019])", re.ASCII)
 _TINY = 1e-9
 _SHORT = 3
-"""Words of a right text up to which those with digits in them must be there."""
+"""A truth of at most this many words must have its words with digits repeated in the answer."""
 
 
 def exact(given: str, truth: str) -> float:
-    """1 for the same text but for spaces around it: "B" is not "B."."""
+    """1 if both texts are equal apart from surrounding spaces ("B" is not "B.")."""
     return float(given.strip() == truth.strip())
 
 
@@ -38,24 +39,23 @@ def exact(given: str, truth: str) -> float:
 
 
 def option_text(option: str) -> str:
-    """Returns an option without the letter before it: "B. a cat" -> "a cat"."""
+    """An option without its leading letter: "B. a cat" -> "a cat"."""
     return re.sub(r"^\s*\(?[A-Z][).:]\s+", "", option).strip()
 
 
 def bare_options(options: Sequence[str]) -> list[str]:
-    """Returns the options' texts: without their letters where all of them have theirs, else as they are."""
+    """The option texts, without letters if every option starts with its own, else unchanged."""
     lettered = bool(options) and all(re.match(rf"\s*\(?{letter}[).:]\s", option)
                                      for letter, option in zip(LETTERS, options, strict=False))
     return [option_text(option) if lettered else option.strip() for option in options]
 
 
 def option_letter(text: str, options: Sequence[str] = ()) -> str | None:
-    """Returns the one option that a text names, as a capital letter; None when it names none or several.
+    """The single option a text names, as a capital letter; None if it names none or several.
 
-    It stands first, alone or marked ("B", "b.", "(B)", "B: a cat"), or the text is that of an option. "Both" names
-    none, "A, B" names two, and so does "B. a cat" where that is the text of A. Without `options` any letter from A to Z
-    will do.
-    """
+    The letter comes first, alone or marked ("B", "b.", "(B)", "B: a cat"), or the text equals that of an option. "Both"
+    names none, "A, B" names two, and so does "B. a cat" if that is the text of A. Without `options` any letter from A
+    to Z counts."""
     text = western(text)
     letters = LETTERS[:len(options)] if options else LETTERS
     texts = [clean_label(option) for option in bare_options(options)]
@@ -74,7 +74,7 @@ def option_letter(text: str, options: Sequence[str] = ()) -> str | None:
 
 
 def contradicts(text: str, options: Sequence[str]) -> bool:
-    """Returns whether a text has the letter of one option and then the words of another: "B. a cat" where that is A."""
+    """Whether a text gives the letter of one option and the words of another: "B. a cat" if "a cat" is A."""
     match = _LEADING.match(western(text))
     letter = match[1].upper() if match and match[2] else ""
     if not match or not letter or letter not in LETTERS[:len(options)]:
@@ -86,7 +86,7 @@ def contradicts(text: str, options: Sequence[str]) -> bool:
 
 
 def choice(given: str, truth: str, options: Sequence[str] = ()) -> float:
-    """1 when the option that `given` names is the one that `truth` names; both as letter or as the option's text."""
+    """1 if both texts name the same option, by letter or by the option's text."""
     wanted = option_letter(truth, options)
     return float(wanted is not None and option_letter(given, options) == wanted)
 
@@ -95,13 +95,12 @@ def choice(given: str, truth: str, options: Sequence[str] = ()) -> float:
 
 
 def mathvista(given: str, truth: str, options: Sequence[str] = (), precision: int | None = None) -> float:
-    """1 where an extracted answer counts on MathVista (2310.02255, evaluation/calculate_score.py), else 0.
+    """1 if an extracted answer counts on MathVista (2310.02255, evaluation/calculate_score.py), else 0.
 
-    With options, as the data set writes them: the one of a letter, alone or in brackets, else that of the smallest edit
-    distance, is `truth` (its text, or a letter alone). With a precision: rounded to so many places it is `truth` as
-    written. A whole number as `truth`: equal once what follows the decimal point is dropped. Numbers are those of
-    Python: 1_200 is one, 1,200 none. Else the same text. Nothing given is wrong.
-    """
+    With options (as in the data set): a single letter, bare or in parentheses, selects an option, otherwise the option
+    with the smallest edit distance; `truth` is a letter or an option text. With a precision: the value rounded to that
+    many places must print as `truth`. An integer `truth`: equal after truncation. Numbers are Python's, so 1_200 is one
+    and 1,200 is not. Otherwise the texts must match. An empty answer is wrong."""
     given = given.strip()[:MOST_WORDS]
     if not given:
         return 0.0
@@ -114,7 +113,10 @@ def mathvista(given: str, truth: str, options: Sequence[str] = (), precision: in
             chosen = min(range(len(options)), key=lambda i: Levenshtein.distance(letter, options[i]))
         right = option_letter(truth, options)
         return float(letters[chosen] == right)
-    value = _python_number(given)
+    try:
+        value = float(given)
+    except ValueError:
+        value = None
     if precision is not None:
         return float(value is not None and str(round(value, precision)) == truth.strip())
     if re.fullmatch(r"-?\d{1,30}", truth.strip()):
@@ -122,74 +124,61 @@ def mathvista(given: str, truth: str, options: Sequence[str] = (), precision: in
     return exact(given, truth)
 
 
-def _python_number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
 def video_mme(given: str, truth: str) -> float | None:
-    """1 where an answer counts on Video-MME (2405.21075, the eval_your_results.py that its page names), else 0: its
-    first capital from A to D, wherever it stands, is the letter `truth`. None without one: not counted there.
-    """
+    """1 if an answer counts on Video-MME (2405.21075, the eval_your_results.py linked from its page), else 0: its first
+    capital letter from A to D, anywhere, is `truth`. None without such a letter, which is not counted there."""
     match = re.search("[ABCD]", given[:MOST_CHARACTERS].replace("Answer:", ""))
     return float(match[0] == truth) if match else None
 
 
 def mvbench(given: str, truth: str) -> float:
-    """1 where an answer counts on MVBench (2311.17005, video_chat2/mvbench.ipynb), else 0. Answers go on after an
-    opening bracket there: the first word of the first line is, points left out, a piece of the letter `truth` in
-    brackets, or holds it. So nothing at all counts, and "B or C" as B.
-    """
+    """1 if an answer counts on MVBench (2311.17005, video_chat2/mvbench.ipynb), else 0.
+
+    There the prompt ends with an opening parenthesis. The first word of the first line, without full stops, must be
+    part of the parenthesised letter `truth`, or contain it. So an empty answer counts, and "B or C" counts as B."""
     lines = given[:MOST_CHARACTERS].strip().split("\n")
     word, mark = f"({lines[0].lower()}".split(" ")[0], f"({truth.lower()})"
     return float(word.replace(".", "") in mark or mark in word)
 
 
 def one_number(text: str) -> float | None:
-    """Returns the number of a text that has exactly one ("3 cars", "about 2.5 m."); None for none or several."""
+    """The number in a text with exactly one ("3 cars", "about 2.5 m."); None otherwise."""
     values = set(islice(numbers(text), MOST_WORDS)) or {math.inf}
     value = values.pop()
     return value if not values and math.isfinite(value) else None
 
 
 def quantity(text: str, percent: bool = False) -> float | None:
-    """Returns the one number of a text, "3%" as .03 unless what is asked for is a `percent`; None for none or several.
-    """
+    """The only number in a text, with "3%" read as .03 unless a `percent` is asked for; None without exactly one
+    number."""
     value = one_number(text)
     return value if value is None or percent or not is_percent(text) else value / 100
 
 
 def close(a: float, b: float, within: float) -> bool:
-    """Returns whether two numbers differ by at most `within`, or by rounding; whole ones do not."""
+    """Whether two numbers differ by at most `within`, plus rounding error unless both are integers and `within` is
+    0."""
     whole = a == int(a) and b == int(b)
     return abs(a - b) <= within + (0.0 if whole and not within else _TINY * abs(b))
 
 
 def same_number(given: str, truth: str) -> float:
-    """1 when both are numbers, equal to two digits, and both or neither have a point or a comma (Video-R1)."""
+    """1 if both are numbers, equal to two decimals, and both or neither have a decimal separator (Video-R1)."""
     a, b = read_number(given), read_number(truth)
-    if a is None or b is None or _has_point(given) != _has_point(truth):
-        return 0.0
-    return float(round(a, 2) == round(b, 2))
-
-
-def _has_point(text: str) -> bool:
-    return not {".", ","}.isdisjoint(western(text))
+    separated = [not {".", ","}.isdisjoint(western(text)) for text in (given, truth)]
+    return float(a is not None and b is not None and separated[0] == separated[1] and round(a, 2) == round(b, 2))
 
 
 def near_number(given: str, truth: str, tolerance: float = 0.0) -> float:
-    """1 when the one number of `given` differs from the truth by at most `tolerance`, in the number's own units.
+    """1 if the only number in `given` is within `tolerance` (in the number's own units) of the truth.
 
-    0 for what begins with a negation, "not 3", or ends with one, "3 is wrong".
-    """
+    0 for a text that starts with a negation ("not 3") or ends with one ("3 is wrong")."""
     a, b = None if denies(given) or retracted(given) else quantity(given), read_number(truth)
     return float(a is not None and b is not None and close(a, b, tolerance))
 
 
 def closeness(given: str, truth: str) -> float:
-    """1 minus the relative error, at least 0 (Video-R1's regression); a truth of 0 pays only 0 itself."""
+    """1 minus the relative error, at least 0 (Video-R1's regression reward); if the truth is 0, only 0 scores."""
     a, b = read_number(given), read_number(truth)
     if a is None or b is None:
         return 0.0
@@ -200,9 +189,8 @@ def closeness(given: str, truth: str) -> float:
 
 
 def word_error_rate(given: str, truth: str) -> float:
-    """Word edits between the two, as a share of the truth's words; above 1 for an answer that says far too much. A
-    character counts as a word where a script sets no spaces.
-    """
+    """Word edits between the texts as a share of the words of the truth; above 1 for a far longer answer. Scripts
+    without spaces count characters as words."""
     wanted = pieces(truth)
     return Levenshtein.distance(pieces(given, MOST_WORDS + 2 * len(wanted)), wanted) / max(1, len(wanted))
 
@@ -213,24 +201,22 @@ def ocr(given: str, truth: str) -> float:
 
 
 def edit_similarity(given: str, truth: str) -> float:
-    """1 minus the edits between the texts as a share of the longer one; 1 for two empty texts."""
+    """1 minus the edit distance as a share of the longer text; 1 for two empty texts."""
     given, truth = (unicodedata.normalize("NFC", text) for text in (given[:20 * MOST_WORDS], truth))
     return Levenshtein.normalized_similarity(given, truth)
 
 
 def rouge_tokens(text: str) -> list[str]:
-    """Returns the words of a text as ROUGE sees them: of letters and digits in lower case, Latin ones stemmed from four
-    letters on; a character each where a script sets no spaces.
-    """
+    """The words of a text as ROUGE counts them: lower-case letters and digits, Latin words of four or more letters
+    stemmed, single characters for scripts without spaces."""
     found = words(text[:20 * MOST_WORDS].lower(), MOST_WORDS)
     return [stem(word) if 3 < len(word) <= 100 and word.isascii() else word for word in found]
 
 
 def rouge(given: str, truth: str) -> float:
-    """Returns the mean F of ROUGE-1, ROUGE-2 and ROUGE-L with stemming (Lin 2004; Video-R1's free-form score).
+    """Mean F of ROUGE-1, ROUGE-2 and ROUGE-L with stemming (Lin 2004; Video-R1's free-form score).
 
-    Texts of one word share no pair of words, so they earn 2/3 at most. Letters and digits of every script count.
-    """
+    Texts of one word share no bigram, so they score at most 2/3. Letters and digits of every script count."""
     a, b = rouge_tokens(given), rouge_tokens(truth)
     if not a or not b:
         return 0.0
@@ -240,9 +226,8 @@ def rouge(given: str, truth: str) -> float:
 
 
 def free_text(given: str, truth: str) -> float:
-    """Returns ROUGE, but nothing for another code, number or quantity than the right one ("12 m" is no part of "13 m"),
-    nor for other words with digits than those of a right one of up to three words ("Highway 101").
-    """
+    """ROUGE, but 0 for a different code, number or quantity ("12 m" is not part of "13 m"), and, if the truth has at
+    most three words, 0 if one of its words with digits is missing ("Highway 101")."""
     wanted = rouge_tokens(truth)
     named = {word for word in wanted if not word.isalpha() and any(map(str.isdigit, word))}
     other = len(wanted) <= _SHORT and not named.issubset(rouge_tokens(given))
@@ -267,9 +252,8 @@ STRICT: Mapping[str, Scorer] = {"choice": exact, "number": same_number, "ocr": o
 
 
 def tolerant(kind: str, options: Sequence[str] = (), labels: Sequence[str] = (), tolerance: float = 0.0) -> Scorer:
-    """Returns the scorer of an answer type for models that answer freely: options by letter or text, one number in
-    words, a label from a closed list, whatever its case and punctuation. Other types as in `STRICT`.
-    """
+    """The scorer of an answer type for free-form answers: options by letter or text, one number among words, a label
+    from a closed list regardless of case and punctuation. Other types as in `STRICT`."""
     if kind == "choice":
         return partial(choice, options=options)
     if kind == "number":

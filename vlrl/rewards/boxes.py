@@ -1,8 +1,7 @@
-"""Boxes `[x1, y1, x2, y2]`: how alike two are, and how to read them from an answer.
+"""Boxes `[x1, y1, x2, y2]`: how similar two are, and how to read them from an answer.
 
-x points right and y down; both boxes of a comparison are in the same unit. Coordinates are continuous, so a box from
-2 to 5 is 3 wide. Reading takes linear time and never raises, whatever the text.
-"""
+x points right and y down; both boxes of a comparison use the same unit. Coordinates are continuous, so a box from 2 to
+5 is 3 wide. Reading takes linear time and never raises, whatever the text."""
 
 import math
 import re
@@ -17,10 +16,9 @@ _WHOLE_BOX = re.compile(r"\[(\d{1,9}),\s*(\d{1,9}),\s*(\d{1,9}),\s*(\d{1,9})\]",
 
 
 def iou(a: Sequence[float], b: Sequence[float]) -> float:
-    """Intersection over union of two boxes, in [0, 1]: plain and continuous, the soft reward of VLM-R1 (2504.07615).
+    """Intersection over union of two boxes, in [0, 1]: continuous, the soft reward of VLM-R1 (2504.07615).
 
-    0 when a box is inverted, without area, not finite or not four numbers long.
-    """
+    0 if a box is inverted, without area, not finite or not four numbers."""
     if not (_has_area(a) and _has_area(b)):
         return 0.0
     inter, union, _ = _areas(a, b)
@@ -28,10 +26,9 @@ def iou(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def giou(a: Sequence[float], b: Sequence[float]) -> float:
-    """Generalized IoU (1902.09630), in [-1, 1]: IoU less the share of the enclosing box that neither covers.
+    """Generalized IoU (1902.09630), in [-1, 1]: IoU minus the share of the enclosing box that neither box covers.
 
-    -1, the lower bound, when a box is inverted, without area, not finite or not four numbers long.
-    """
+    -1, the lower bound, if a box is inverted, without area, not finite or not four numbers."""
     if not (_has_area(a) and _has_area(b)):
         return -1.0
     inter, union, hull = _areas(a, b)
@@ -41,67 +38,62 @@ def giou(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def iou_matrix(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Returns [len(a), len(b)] IoU of every pair, as `iou` gives it."""
+    """[len(a), len(b)] IoU of every pair."""
     return [[iou(x, y) for y in b] for x in a]
 
 
 def centre(box: Sequence[float]) -> tuple[float, float]:
-    """Returns the point halfway between the corners, in whatever order they stand."""
+    """The midpoint of the two corners, in any order."""
     return (box[0] + box[2]) / 2, (box[1] + box[3]) / 2
 
 
 def edge_similarity(box: Sequence[float], truth: Sequence[float], width: float, height: float) -> float:
-    """Returns how near the four sides of two boxes are, in [0, 1]: the box term of GUI-G1 (2505.15810).
+    """How close the four sides of two boxes are, in [0, 1]: the box term of GUI-G1 (2505.15810).
 
-    Harmonic mean over the sides of 1 - distance / image side; 0 when a side is off by the whole image or more.
-    """
+    Harmonic mean over the sides of 1 - distance / image side; 0 if a side is off by the whole image or more."""
     sides = [1 - abs(p - t) / full for p, t, full in zip(box, truth, (width, height) * 2, strict=True)]
     return 4 / sum(1 / side for side in sides) if min(sides) > 1e-9 else 0.0
 
 
 def parse_box(text: str) -> list[float] | None:
-    """Returns the first well-formed `[number, number, number, number]` of a text, alone or inside JSON; None without
-    one.
+    """The first well-formed `[number, number, number, number]` of a text, alone or inside JSON; None without one.
 
-    Integers, decimals and signs are read; the order of the corners is left as written.
-    """
+    Integers, decimals and signs are read; the order of the corners is kept as written."""
     match = _BOX.search(text)
     return [float(v) for v in match.groups()] if match else None
 
 
 def parse_boxes(text: str) -> list[list[float]]:
-    """Returns all well-formed boxes of a text, in order; see `parse_box`."""
+    """All well-formed boxes of a text, in order, as `parse_box` reads them."""
     return [[float(v) for v in corners] for corners in _BOX.findall(text)]
 
 
 def box_format(text: str, whole: bool = False) -> float:
-    """1 when the text is one box and nothing else (spaces around it aside), else 0; `whole`: of digits alone."""
+    """1 if the stripped text is one box and nothing else, else 0; `whole`: digits only."""
     return float((_DIGITS if whole else _BOX).fullmatch(text.strip()) is not None)
 
 
 def parse_integer_box(text: str) -> list[float] | None:
-    """Returns the first `[x1, y1, x2, y2]` of whole numbers without a sign; None without one (VLM-R1, 2504.07615)."""
+    """The first `[x1, y1, x2, y2]` of unsigned integers; None without one (VLM-R1, 2504.07615)."""
     match = _WHOLE_BOX.search(text)
     return [float(v) for v in match.groups()] if match else None
 
 
 def format_box(box: Sequence[float]) -> str:
-    """`[x1, y1, x2, y2]` as a model would write it: whole numbers without a point, others with up to 4 decimals."""
-    return "[" + ", ".join(_number(v) for v in box) + "]"
+    """`[x1, y1, x2, y2]` as a model would write it: integers without a point, others with up to 4 decimals."""
+    texts = [f"{float(v):.4f}".rstrip("0").rstrip(".") for v in box]
+    return f"[{', '.join('0' if text == '-0' else text for text in texts)}]"
 
 
 def is_number(value: Any) -> bool:
-    """Returns whether a value of a row is a finite number: no bool, no text, no NaN, nothing too large for a float."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and _is_finite(value)
-
-
-def _number(value: float) -> str:
-    value = round(float(value), 4)
-    return str(int(value)) if value == int(value) else f"{value:.4f}".rstrip("0")
+    """Whether a value of a row is a finite number: no bool, text or NaN, and not too large for a float."""
+    try:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # an int like 10**400
+        return False
 
 
 def _has_area(box: Sequence[float]) -> bool:
-    """Four finite numbers with x1 < x2 and y1 < y2."""
     try:
         return (len(box) == 4 and box[0] < box[2] and box[1] < box[3] and math.isfinite(box[0])
                 and math.isfinite(box[1]) and math.isfinite(box[2]) and math.isfinite(box[3]))
@@ -109,15 +101,8 @@ def _has_area(box: Sequence[float]) -> bool:
         return False
 
 
-def _is_finite(value: float) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # an int like 10**400
-        return False
-
-
 def _areas(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, float]:
-    """Areas of intersection, union and enclosing box; inf or NaN where a float cannot hold them."""
+    """Areas of intersection, union and enclosing box; inf or NaN if a float cannot hold them."""
     ax1, ay1, ax2, ay2 = map(float, a)
     bx1, by1, bx2, by2 = map(float, b)
     inter = max(0.0, min(ax2, bx2) - max(ax1, bx1)) * max(0.0, min(ay2, by2) - max(ay1, by1))

@@ -1,4 +1,4 @@
-"""Values of charts, words of pictures, counts, and yes or no: answers that name exactly one thing. Never raises."""
+"""Values of charts, transcripts, counts, yes or no: answers that name exactly one thing. Never raises."""
 
 import re
 
@@ -8,7 +8,7 @@ from vlrl.rewards.scripts import western
 from vlrl.rewards.text import clean_label, yes_no
 
 CLOSE = 1e-5
-"""Relative error up to which two values of a chart are equal (GLM-4.1V, arXiv 2507.01006)."""
+"""Relative error up to which two chart values are equal (GLM-4.1V, arXiv 2507.01006)."""
 _YEARS = (1000, 3000)
 _VALUE = re.compile(r"(?:[$€£¥]\s?)?([-+]?[\d.,]{1,30})\s?%?", re.ASCII)
 _WORDS = ("zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
@@ -21,17 +21,16 @@ _AS_YES = re.compile("是|对|正确|はい|(?<!\\w)да(?!\\w)")
 
 
 def chart_value(text: str) -> float | None:
-    """Returns the value that a text is, but for a currency sign, commas and a percent sign; None for any other text."""
+    """The number that a text consists of, ignoring a currency sign, commas and a percent sign; None for other texts."""
     match = _VALUE.fullmatch(western(text).strip().rstrip("."))
     return read_number(match[1]) if match else None
 
 
 def chart_equal(given: str, truth: str, close: float = CLOSE, units: float = 0.0) -> bool:
-    """Returns whether two entries of a chart are equal: values up to the relative error `close`, or up to `units` in
-    their own units; years and other texts exactly.
+    """Whether two chart entries are equal: values up to the relative error `close` or the absolute error `units`, years
+    and other texts exactly.
 
-    Two whole numbers from 1000 to 3000 are years (GLM-4.1V), whatever else is allowed.
-    """
+    Two integers from 1000 to 3000 are years (GLM-4.1V), whatever the tolerance."""
     a, b = chart_value(given), chart_value(truth)
     if a is None or b is None:
         return bool(clean_label(given)) and clean_label(given) == clean_label(truth)
@@ -41,9 +40,8 @@ def chart_equal(given: str, truth: str, close: float = CLOSE, units: float = 0.0
 
 
 def count(text: str) -> int | None:
-    """Returns the count that a text gives: its one number, or alone a number word from zero to twenty or a Chinese one
-    up to 99; None without one, and for a share of a hundred.
-    """
+    """The count a text gives: its only number, or a lone number word from zero to twenty, or a Chinese one up to 99;
+    None otherwise, and for a percentage."""
     word = clean_label(text)
     if word in _WORDS:
         return _WORDS.index(word)
@@ -56,9 +54,8 @@ def count(text: str) -> int | None:
 
 
 def one_yes_no(text: str) -> str | None:
-    """"yes" or "no" as `text.yes_no` reads it, Chinese, Japanese and Russian words too; None where a text says both, as
-    "yes, no" does.
-    """
+    """"yes" or "no" as `text.yes_no` reads it, Chinese, Japanese and Russian words included; None for a text that says
+    both, such as "yes, no"."""
     text = text.casefold()
     if not text.isascii():
         text = _AS_YES.sub(" yes ", _AS_NO.sub(" no ", text))
@@ -67,6 +64,6 @@ def one_yes_no(text: str) -> str | None:
 
 
 def transcript_similarity(given: str, truth: str) -> float:
-    """1 minus the edits as a share of the longer text, spaces and line breaks left out (GLM-4.1V's OCR score)."""
+    """1 minus the edit distance as a share of the longer text, ignoring white space (GLM-4.1V's OCR score)."""
     a, b = "".join(given.split()), "".join(truth.split())
     return edit_similarity(a, b) if a else 0.0

@@ -1,6 +1,5 @@
-"""Texts of digits that are no numbers: phone numbers, scores, dates, times, versions, addresses, plates. Any other
-digit in one is another one, so they are compared as they are written. Never raises.
-"""
+"""Strings of digits that are not numbers: phone numbers, scores, dates, times, versions, addresses, plates. One
+different digit makes a different code, so they are compared as written. Never raises."""
 
 import re
 
@@ -9,9 +8,9 @@ from vlrl.rewards.text import clean_label
 
 _LONGEST = 40
 _MOST_LETTERS = 3
-"""Letters beside the digits of a text that is compared as it is written."""
+"""Letters beside the digits of a text that is compared as written."""
 _MOST_DIGITS = 15
-"""Of a whole number; floats do not tell longer ones apart."""
+"""Digits of an integer; floats cannot tell longer ones apart."""
 _ZEROS = re.compile(r"(?<![\d.,])0\d", re.ASCII)
 _JOINED = re.compile(r"\(?\+?[\d()]+(?:\s?[-/.:]\s?|\s)[\d()](?:[\d\s()./:-]*[\d)])?", re.ASCII)
 _TIME = re.compile(r"\d{1,2}:[0-5]\d(?:\s?[ap]\.?m\.?)?", re.ASCII | re.IGNORECASE)
@@ -22,9 +21,8 @@ _DASHES = str.maketrans("\u2012\u2013\u2014", "---")
 
 
 def is_code(text: str) -> bool:
-    """Returns whether a text without words is no number and no formula, but digits in a form of their own: zeros before
-    them, hyphens between them, several slashes, points or colons, a time of day, or more than 15 in a row.
-    """
+    """Whether a text without words is neither a number nor a formula but digits in their own format: leading zeros,
+    hyphens, several slashes, points or colons, a time of day, or more than 15 digits."""
     text = western(text).translate(_DASHES).strip()
     if len(text) > _LONGEST or not any(map(str.isdigit, text)) or re.search(r"[\\^=*]|[A-Za-z]{4}", text):
         return False
@@ -34,17 +32,14 @@ def is_code(text: str) -> bool:
 
 
 def is_exact(text: str) -> bool:
-    """Returns whether a text is compared as it is written: a code, a number with at most a unit or a short name, or a
-    single letter.
-    """
+    """Whether a text is compared as written: a code, a number with at most a unit or short name, or a single letter."""
     text = western(text)
     letters, digits = sum(map(str.isalpha, text)), sum(map(str.isdigit, text))
     return len(text) <= _LONGEST and (digits + letters == 1 or 0 < digits >= letters - _MOST_LETTERS)
 
 
 def same_code(given: str, truth: str) -> bool:
-    """Returns whether two texts are the same but for case, signs around them, and spaces beside their signs or between
-    digits and letters: "12 km" and "12km", but not "1 23" and "12 3".
-    """
+    """Whether two texts are equal, ignoring case, surrounding signs, and spaces next to signs or between digits and
+    letters: "12 km" equals "12km", but not "1 23" and "12 3"."""
     a, b = (_SPACED.sub("", re.sub(r"\s*([-/:.,])\s*", r"\1", clean_label(text))) for text in (given, truth))
     return a == b

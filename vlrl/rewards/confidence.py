@@ -1,8 +1,7 @@
-"""Answers that say how sure they are: <confidence> tags, the Brier score, calibration. Linear time, never raises.
+"""Answers with a stated confidence: <confidence> tags, the Brier score, calibration. Linear time, never raises.
 
-RLCR (2507.16806) pays accuracy - (q - accuracy)^2 for an answer given with confidence q: a model can expect the most
-when it answers as well as it can and says as q how often such answers are right.
-"""
+RLCR (2507.16806) rewards accuracy - (q - accuracy)^2 for an answer given with confidence q. Its expectation is largest
+if the answer is as good as possible and q is the probability that it is right."""
 
 from __future__ import annotations
 
@@ -15,9 +14,7 @@ _TAGS = ("<confidence>", "</confidence>")
 
 
 def read_confidence(text: str) -> float | None:
-    """Returns the number in [0, 1] in the one <confidence> tag after the thinking; None for none, several, or another
-    number.
-    """
+    """The number in [0, 1] in the only <confidence> tag after the thinking; None otherwise."""
     rest = text.partition("</think>")[2] if "<think>" in text or "</think>" in text else text
     if any(rest.count(tag) != 1 for tag in _TAGS):
         return None
@@ -26,15 +23,14 @@ def read_confidence(text: str) -> float | None:
 
 
 def brier(confidence: float | None, accuracy: float) -> float:
-    """Squared distance between confidence and accuracy, both in [0, 1]; 1, the worst, without a confidence."""
+    """Squared difference of confidence and accuracy, both in [0, 1]; 1, the worst, without a confidence."""
     return 1.0 if confidence is None else (confidence - accuracy) ** 2
 
 
 def confidence_format(text: str) -> float:
     """1 for <think> ... </think> <answer> ... </answer> <confidence> q </confidence> and nothing else, else 0.
 
-    An <analysis> of one's doubts may stand before the confidence, as RLCR's prompt asks for. q is a number in [0, 1].
-    """
+    An <analysis> of the uncertainty may precede the confidence, as RLCR's prompt asks. q is a number in [0, 1]."""
     before, mark, after = text.partition(_TAGS[0])
     if not mark or after.partition(_TAGS[1])[2].strip() or read_confidence(text) is None:
         return 0.0
@@ -45,10 +41,11 @@ def confidence_format(text: str) -> float:
 
 
 def calibration_error(confidences: Sequence[float], accuracies: Sequence[float], bins: int = 10) -> float:
-    """Expected calibration error, in [0, 1]: |mean confidence - mean accuracy| in bins of equal width, by their share.
+    """Expected calibration error, in [0, 1]: |mean confidence - mean accuracy| over bins of equal width, weighted by
+    bin size.
 
-    Bin b of `bins` holds confidences in [b / bins, (b + 1) / bins), the last one 1 as well (1706.04599). 0 without any.
-    """
+    Bin b of `bins` holds confidences in [b / bins, (b + 1) / bins), the last one also 1 (1706.04599). 0 for no
+    answers."""
     gaps = [0.0] * bins
     for confidence, accuracy in zip(confidences, accuracies, strict=True):
         gaps[min(int(confidence * bins), bins - 1)] += confidence - accuracy

@@ -1,8 +1,7 @@
-"""Sets of boxes against sets of boxes: assignment, and what is paid for the matched, the missed and the superfluous.
+"""Sets of boxes against sets of boxes: assignment, and rewards for matched, missed and superfluous boxes.
 
-A detection is {"box": [x1, y1, x2, y2], "label": str, "score": float}, a truth the same without a score. Boxes are in
-one unit. Pure; finite input gives finite output.
-"""
+A detection is {"box": [x1, y1, x2, y2], "label": str, "score": float}, a ground truth the same without a score. Boxes
+share one unit. Pure; finite input gives finite output."""
 
 from __future__ import annotations
 
@@ -10,6 +9,7 @@ import contextlib
 import io
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
@@ -21,11 +21,11 @@ THRESHOLDS = tuple(0.5 + 0.05 * i for i in range(10))
 """COCO's IoU thresholds, .5 to .95."""
 _RECALLS = tuple(i / 100 for i in range(101))
 _MOST = 100
-"""Detections of one label and image that COCO looks at."""
+"""Detections of one label and image that COCO considers."""
 
 
 def assign(cost: Sequence[Sequence[float]]) -> Pairs:
-    """Pairs (row, column) of least total cost, min(rows, columns) of them (the Hungarian assignment)."""
+    """The min(rows, columns) pairs (row, column) of least total cost (the Hungarian assignment)."""
     if not cost or not cost[0]:
         return []
     if len(cost) == 1:
@@ -39,10 +39,9 @@ def assign(cost: Sequence[Sequence[float]]) -> Pairs:
 
 
 def mean_matched(values: Sequence[Sequence[float]], predictions: int, truths: int) -> float:
-    """Sum over the best one-to-one assignment of `values` [predictions, truths] in [0, 1], over the larger count.
+    """Sum over the best one-to-one assignment of `values` [predictions, truths] in [0, 1], divided by the larger count.
 
-    So both a missed and a superfluous detection cost. 1 when both are empty.
-    """
+    Missed and superfluous detections both lower it. 1 if both sides are empty."""
     if not predictions or not truths:
         return float(predictions == truths)
     pairs = assign([[-v for v in row] for row in values])
@@ -54,10 +53,10 @@ def mean_matched(values: Sequence[Sequence[float]], predictions: int, truths: in
 
 def average_precision(predictions: Sequence[Detection], truths: Sequence[Detection],
                       thresholds: Sequence[float] = THRESHOLDS) -> float:
-    """COCO's mAP of one image, in [0, 1], as pycocotools gives it: mean over the truths' labels and the thresholds.
+    """COCO's mAP of one image, in [0, 1], equal to pycocotools: mean over the labels of the ground truth and the
+    thresholds.
 
-    Detections of other labels count nothing; without a score each has 1. 1 when both are empty, 0 when one is.
-    """
+    Detections of other labels are ignored; a missing score is 1. 1 if both sides are empty, 0 if one is."""
     if not predictions or not truths:
         return float(not predictions and not truths)
     total, labels = 0.0, {t["label"] for t in truths}
@@ -65,17 +64,13 @@ def average_precision(predictions: Sequence[Detection], truths: Sequence[Detecti
         wanted = [t["box"] for t in truths if t["label"] == label]
         own = sorted((d for d in predictions if d["label"] == label), key=lambda d: -d.get("score", 1.0))[:_MOST]
         overlaps = iou_matrix([d["box"] for d in own], wanted)
-        known: dict[tuple[bool, ...], float] = {}
         for threshold in thresholds:
-            hits = tuple(_hits(overlaps, len(wanted), threshold))
-            if hits not in known:
-                known[hits] = _interpolated(hits, len(wanted))
-            total += known[hits]
+            total += _interpolated(tuple(_hits(overlaps, len(wanted), threshold)), len(wanted))
     return total / (len(labels) * len(thresholds))
 
 
 def _hits(overlaps: Sequence[Sequence[float]], truths: int, threshold: float) -> list[bool]:
-    """Returns whether each detection, best first, takes a truth that is still free."""
+    """Whether each detection, best first, matches a ground truth that is still free."""
     free, hits = set(range(truths)), []
     for row in overlaps:
         best = max(free, key=lambda j: (row[j], j), default=None)
@@ -86,8 +81,9 @@ def _hits(overlaps: Sequence[Sequence[float]], truths: int, threshold: float) ->
     return hits
 
 
-def _interpolated(hits: Sequence[bool], truths: int) -> float:
-    """Average precision over 101 recalls, the precision at each being the best at that recall or above."""
+@lru_cache(maxsize=64)  # neighbouring thresholds mostly have the same hits
+def _interpolated(hits: tuple[bool, ...], truths: int) -> float:
+    """Average precision over 101 recalls, with the best precision at each recall or above."""
     right = list(accumulate(hits))
     precision = [n / (i + 1) for i, n in enumerate(right)]
     best = list(accumulate(reversed(precision), max))[::-1]
@@ -101,17 +97,16 @@ def _interpolated(hits: Sequence[bool], truths: int) -> float:
 
 
 def length_penalty(predictions: int, truths: int) -> float:
-    """VLM-R1's factor against too many boxes (2504.07615): 1 up to as many as there are truths, else their ratio."""
+    """VLM-R1's factor against too many boxes (2504.07615): 1 up to the number of ground truths, else their ratio."""
     return 1.0 if predictions <= truths else truths / predictions
 
 
 def weighted_sum(predictions: Sequence[Detection], truths: Sequence[Detection], threshold: float = 0.5) -> float:
     """VLM-R1's `weighted_sum` (2504.07615, its code), in [0, 1]: .7 P + .3 K.
 
-    Pairs of IoU from `threshold` on are matched, the largest first, whatever their labels. P is the sum of the matched
-    IoU, 0 for a pair of two labels, over the truths; K is 1 less the mean of the shares of truths and of detections
-    without a match. 1 when both are empty, 0 when one is.
-    """
+    Pairs with an IoU of at least `threshold` are matched, the largest first, regardless of labels. P is the sum of the
+    matched IoU (0 for pairs of different labels) over the number of ground truths; K is 1 minus the mean of the shares
+    of unmatched ground truths and unmatched detections. 1 if both sides are empty, 0 if one is."""
     if not predictions or not truths:
         return float(not predictions and not truths)
     overlaps = iou_matrix([d["box"] for d in predictions], [t["box"] for t in truths])
@@ -132,8 +127,7 @@ def weighted_sum(predictions: Sequence[Detection], truths: Sequence[Detection], 
 def match_quality(predictions: Sequence[Detection], truths: Sequence[Detection]) -> list[float]:
     """GIoU of each matched pair, min(predictions, truths) of them, each in [-1, 1] (Vision-R1, 2503.18013).
 
-    The Hungarian cost is the sum of the four distances in pixels, less 1 for equal labels, less GIoU.
-    """
+    The Hungarian cost is the sum of the four distances in pixels, minus 1 for equal labels, minus GIoU."""
     quality = [[giou(d["box"], t["box"]) for t in truths] for d in predictions]
     cost = [[_l1(d["box"], t["box"]) - (d["label"] == t["label"]) - q
              for t, q in zip(truths, row, strict=True)] for d, row in zip(predictions, quality, strict=True)]
@@ -154,7 +148,7 @@ def clipped(value: float, low: float, high: float) -> float:
 
 def greedy_matches(predictions: Sequence[Detection], truths: Sequence[Detection],
                    threshold: float = 0.5) -> list[float]:
-    """IoU of each detection, those of most confidence first, with its best free truth; 0 unless above `threshold`."""
+    """IoU of each detection, in order of confidence, with its best free ground truth; 0 unless above `threshold`."""
     order = sorted(range(len(predictions)), key=lambda i: -predictions[i]["score"])
     overlaps = iou_matrix([d["box"] for d in predictions], [t["box"] for t in truths])
     free, matched = set(range(len(truths))), [0.0] * len(predictions)
@@ -167,7 +161,8 @@ def greedy_matches(predictions: Sequence[Detection], truths: Sequence[Detection]
 
 
 def calibration(predictions: Sequence[Detection], matched: Sequence[float]) -> float:
-    """Visual-RFT's confidence reward (2503.01785): mean of the confidence where matched, of 1 less it elsewhere."""
+    """Visual-RFT's confidence reward (2503.01785): mean confidence of matched and 1 - confidence of unmatched
+    detections."""
     given = [d["score"] if m > 0 else 1 - d["score"] for d, m in zip(predictions, matched, strict=True)]
     return sum(given) / len(given) if given else 0.0
 
@@ -177,11 +172,11 @@ def calibration(predictions: Sequence[Detection], matched: Sequence[float]) -> f
 
 def coco_map(predictions: Sequence[Sequence[Detection]], truths: Sequence[Sequence[Detection]],
              crowds: Sequence[Sequence[Detection]] = ()) -> dict[str, float]:
-    """COCO's `map` and `map@.5` of the detections and the truths of each image, by pycocotools; {} without any truth.
+    """COCO's `map` and `map@.5` of the detections and ground truths of each image, by pycocotools; {} without ground
+    truths.
 
-    `crowds` are the regions of each image in which further detections of their label are not counted. Detections
-    without a score have 1; of equal ones the earlier, in the order of the images, comes first.
-    """
+    `crowds` are regions of each image in which further detections of their label are not counted. A missing score is 1;
+    of equal scores the earlier one, in image order, comes first."""
     labels = sorted({t["label"] for image in truths for t in image})
     if not labels:
         return {}
@@ -207,7 +202,7 @@ def coco_map(predictions: Sequence[Sequence[Detection]], truths: Sequence[Sequen
 
 
 def _entry(image: int, detection: Detection, number: Mapping[str, int], crowd: int) -> dict[str, Any]:
-    """A box that is inverted one way has an area below 0, which COCO does not count."""
+    """A COCO annotation. A box inverted along one axis has a negative area, which COCO does not count."""
     x1, y1, x2, y2 = detection["box"]
     return {"image_id": image, "category_id": number[detection["label"]], "bbox": [x1, y1, x2 - x1, y2 - y1],
             "area": (x2 - x1) * (y2 - y1), "iscrowd": crowd, "score": detection.get("score", 1.0)}

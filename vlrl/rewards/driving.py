@@ -1,9 +1,8 @@
-"""Plans and trajectories of a vehicle against an expert's. Pure; no text and no finite number makes it raise.
+"""Plans and trajectories of a vehicle compared with an expert's. Pure; no text and no finite number raises.
 
-Plans are words of two heads, speed and path. Trajectories are way-points [x, y, t] in metres and seconds in the ego
-frame: x ahead, y to the left, the middle of the vehicle at [0, 0, 0], which is not written. Headings are radians,
-counter-clockwise from x.
-"""
+Plans are words for two heads, speed and path. Trajectories are waypoints [x, y, t] in metres and seconds in the ego
+frame: x ahead, y to the left, the vehicle's centre at [0, 0, 0], which is not listed. Headings are radians,
+counter-clockwise from x."""
 
 from __future__ import annotations
 
@@ -23,21 +22,21 @@ HEADS: Mapping[str, Mapping[str, float]] = {
     "speed": {"KEEP": 0.8, "ACCELERATE": 0.9, "DECELERATE": 1.0, "STOP": 1.0},
     "path": {"STRAIGHT": 0.8, "LEFT_TURN": 1.0, "RIGHT_TURN": 1.0, "LEFT_CHANGE": 1.0, "RIGHT_CHANGE": 1.0},
 }
-"""The words of each head and what a right one is worth: AlphaDrive (2503.07608)."""
+"""The words of each head and the weight of a correct one: AlphaDrive (2503.07608)."""
 MOST_POINTS = 100
 FARTHEST = 1000.0
-"""Metres; a way-point beyond is none."""
+"""Metres; a waypoint farther away is invalid."""
 LONGEST = 60.0
-"""Seconds; likewise."""
+"""Seconds; a later waypoint is invalid."""
 STEP = 0.25
-"""Seconds between the moments at which a trajectory is tried for collisions."""
+"""Seconds between the times at which a trajectory is checked for collisions."""
 _WORD = re.compile(r"[A-Z]+(?:_[A-Z]+)*", re.ASCII)
 _KNOWN = frozenset(word for known in HEADS.values() for word in known)
 _CLAUSE = re.compile(r"[,;.:\n]|\b(?:and|but|then)\b", re.IGNORECASE)
 _TURNING = 0.05
-"""Metres in a step below which a vehicle keeps its heading."""
+"""Metres per step below which a vehicle keeps its heading."""
 _OUTSIDE = 0.01
-"""Share of the vehicle that may lie outside of the road: polygons are rounded."""
+"""Share of the vehicle that may lie outside the road, since polygons are rounded."""
 
 Plan = Mapping[str, Collection[str]]
 Points = Sequence[Sequence[float]]
@@ -46,10 +45,9 @@ Points = Sequence[Sequence[float]]
 
 
 def read_plan(text: str, negation: bool = False) -> dict[str, list[str]]:
-    """Returns the words of each head that a text holds, in capitals as in `HEADS`, each once and in the order there.
+    """The words of each head in a text, in capitals as in `HEADS`, each once and in the order there.
 
-    With `negation` a text that says what not to do ("do not STOP, LEFT_TURN") holds none.
-    """
+    With `negation` a text that says what not to do ("do not STOP, LEFT_TURN") has none."""
     words = _KNOWN.intersection(_WORD.findall(text))
     if words and negation and any(map(denies, {*_CLAUSE.split(text)})):
         words = set()
@@ -57,8 +55,8 @@ def read_plan(text: str, negation: bool = False) -> dict[str, list[str]]:
 
 
 def plan_format(text: str) -> float:
-    """1 for a bare `SPEED, PATH`: words of speed, then of path, at least one of each and not all, none twice; else 0.
-    """
+    """1 for a bare `SPEED, PATH`: words of speed, then of path, at least one of each, not all, no repetition; else
+    0."""
     words = [word.strip() for word in text.strip().split(",")]
     plan = read_plan(text)
     speeds = len(plan["speed"])
@@ -68,27 +66,26 @@ def plan_format(text: str) -> float:
 
 
 def word_f1(given: Collection[str], truth: Collection[str]) -> float:
-    """F1 of two sets of words, in [0, 1]; 0 when either is empty."""
+    """F1 of two sets of words, in [0, 1]; 0 if either is empty."""
     given, truth = set(given), set(truth)
     return 2 * len(given & truth) / (len(given) + len(truth)) if given and truth else 0.0
 
 
 def subset_f1(given: Collection[str], truth: Collection[str]) -> float:
-    """`word_f1` of an answer whose words are all right, 0 with a wrong one: naming more words never pays."""
+    """`word_f1` if all words of the answer are right, else 0, so that naming more words never pays."""
     return word_f1(given, truth) if set(given) <= set(truth) else 0.0
 
 
 def mean_weight(words: Collection[str], weights: Mapping[str, float]) -> float:
-    """Returns the mean weight of the words; 0 for none."""
+    """Mean weight of the words; 0 for none."""
     return sum(weights[word] for word in words) / len(words) if words else 0.0
 
 
 def diversity(answers: Sequence[Collection[str]]) -> list[float]:
-    """AlphaDrive's factor for each answer of a group, in [.8, 1]: 1 - min(.2, share of answers that say the same).
+    """AlphaDrive's factor for each answer of a group, in [.8, 1]: 1 - min(.2, share of answers with the same words).
 
-    2503.07608, Algorithm 1, with the counts of the whole group, so that it does not depend on the order. Answers
-    without a word are not counted, and get 1.
-    """
+    2503.07608, Algorithm 1, with the counts of the whole group, so that the order does not matter. Answers without a
+    word are not counted and get 1."""
     said = [frozenset(words) for words in answers]
     counts = Counter(words for words in said if words)
     total = sum(counts.values())
@@ -96,11 +93,10 @@ def diversity(answers: Sequence[Collection[str]]) -> list[float]:
 
 
 def first_occurrence(answers: Sequence[Collection[str]], step: float = 0.4) -> list[float]:
-    """AlphaDrive's released bonus for each answer of a group, in [-step, step], in the mean over all orders.
+    """AlphaDrive's released bonus for each answer of a group, in [-step, step], averaged over all orders.
 
-    In one order: +step when no earlier answer holds any of its words, else -step. With m other answers that share a
-    word that happens in 1 of m + 1 orders. -step for an answer without a word.
-    """
+    In a given order: +step if no earlier answer has any of its words, else -step. With m other answers that share a
+    word the first case has probability 1 / (m + 1). -step for an answer without a word."""
     said = [frozenset(words) for words in answers]
     kinds = Counter(said)
     met = {a: sum(count for b, count in kinds.items() if a & b) for a in kinds if a}  # itself included
@@ -108,7 +104,7 @@ def first_occurrence(answers: Sequence[Collection[str]], step: float = 0.4) -> l
 
 
 def class_f1(pairs: Sequence[tuple[Collection[str], Collection[str]]]) -> dict[str, float]:
-    """F1 of every word over (given, true) sets of words, in [0, 1], for the words that occur in any truth."""
+    """F1 of each word over (given, true) sets of words, in [0, 1], for the words that occur in any truth."""
     hits, given, true = Counter[str](), Counter[str](), Counter[str]()
     for answer, truth in pairs:
         hits.update(set(answer) & set(truth))
@@ -118,18 +114,16 @@ def class_f1(pairs: Sequence[tuple[Collection[str], Collection[str]]]) -> dict[s
 
 
 def alphadrive_right(text: str, truth: Mapping[str, str]) -> bool:
-    """Returns whether an answer counts in AlphaDrive's planning accuracy (2503.07608, qwen2vl_plan_cmd_eval_grpo.py):
-    both true words stand somewhere in all that was said, whatever else does.
-    """
+    """Whether an answer counts in AlphaDrive's planning accuracy (2503.07608, qwen2vl_plan_cmd_eval_grpo.py): both true
+    words occur anywhere in the full output, whatever else does."""
     return all(word in text for word in truth.values())
 
 
 def alphadrive_f1(answers: Sequence[tuple[str, Mapping[str, str]]]) -> dict[str, float]:
     """AlphaDrive's F1 of each word over (text, true word by head), in [0, 1] (2503.07608, the same file).
 
-    A word that an answer holds is right wherever the row's true word of its head stands in the answer too, even where
-    it is another: so naming every word is never wrong.
-    """
+    A word in the answer counts as right whenever the row's true word of its head is in the answer too, even if it is a
+    different word, so naming every word is never wrong."""
     hits, wrong, missed = Counter[str](), Counter[str](), Counter[str]()
     for text, truth in answers:
         for head, words in HEADS.items():
@@ -146,16 +140,15 @@ def alphadrive_f1(answers: Sequence[tuple[str, Mapping[str, str]]]) -> dict[str,
 
 
 def read_trajectory(text: str) -> list[list[float]] | None:
-    """Returns the way-points of the only list in a text, `[[x, y, t], ...]`; None unless t rises from above 0.
+    """The waypoints of the only list in a text, `[[x, y, t], ...]`; None unless t rises from above 0.
 
-    At most 100 points, 1 km and 60 s away.
-    """
+    At most 100 points, within 1 km and 60 s."""
     points = read_literal(text[text.find("["):text.rfind("]") + 1])
     return None if trajectory_problem(points) else [[float(v) for v in point] for point in points]
 
 
 def trajectory_problem(points: Any) -> str | None:
-    """Returns what keeps a list from being way-points, or None."""
+    """Why a value is not a list of waypoints, or None."""
     if not isinstance(points, list) or not 0 < len(points) <= MOST_POINTS:
         return f"it must be a list of 1 to {MOST_POINTS} way-points [x, y, t]"
     before = 0.0
@@ -170,32 +163,30 @@ def trajectory_problem(points: Any) -> str | None:
 
 
 def positions_at(points: Points, times: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Returns [times, 2] places of a trajectory: straight between its way-points, from [0, 0] at 0; it waits at the
-    last.
-    """
+    """[times, 2] positions on a trajectory: linear between waypoints, from [0, 0] at 0; stationary after the last."""
     known = np.array([[0.0, 0.0, 0.0], *points], dtype=float)
     return np.stack([np.interp(times, known[:, 2], known[:, axis]) for axis in (0, 1)], axis=1)
 
 
 def distances(points: Points, truth: Points, times: Sequence[float] | None = None) -> np.ndarray:
-    """Returns [times] metres between two trajectories, at the truth's way-points where no times are given (L2)."""
+    """[times] metres between two trajectories, by default at the times of the true waypoints (L2)."""
     times = [point[2] for point in truth] if times is None else times
     return np.hypot(*(positions_at(points, times) - positions_at(truth, times)).T)
 
 
 def distance_score(points: Points, truth: Points, scale: float) -> float:
-    """Returns how near a trajectory is to the true one, in [0, 1]: exp(-d / scale), d the mean distance in metres."""
+    """exp(-d / scale) in [0, 1], d the mean distance between the trajectories in metres."""
     return math.exp(-float(distances(points, truth).mean()) / scale)
 
 
 def sample_times(horizon: float) -> np.ndarray:
-    """Returns the times at which a trajectory is tried, at most STEP apart, up to the horizon itself."""
+    """The times at which a trajectory is checked, at most STEP apart, up to and including the horizon."""
     count = max(1, math.ceil(horizon / STEP - 1e-9))
     return horizon * np.arange(1, count + 1) / count
 
 
 def footprints(points: Points, size: Sequence[float], times: np.ndarray) -> np.ndarray:
-    """Returns [times] shapely boxes of a vehicle of (length, width) on its way, headed as it moves."""
+    """[times] shapely boxes of a vehicle of (length, width) along its trajectory, heading as it moves."""
     places = positions_at(points, [0.0, *times])
     moved = np.diff(places, axis=0)
     return _boxes(places[1:], _headings(moved), size)
@@ -203,11 +194,10 @@ def footprints(points: Points, size: Sequence[float], times: np.ndarray) -> np.n
 
 @np.errstate(all="ignore")  # numbers near zero underflow inside GEOS
 def collides(vehicle: np.ndarray, obstacles: Sequence[Mapping[str, Any]], times: np.ndarray) -> bool:
-    """Returns whether footprints [times] touch an obstacle where that is at the same times.
+    """Whether footprints [times] touch an obstacle at the same times.
 
     An obstacle is {"center": [x, y], "size": [length, width]} with "heading" and "velocity" [x, y] in m/s, or with
-    "track" [[x, y, heading, t], ...], or a {"polygon": [[x, y], ...]} with "velocity".
-    """
+    "track" [[x, y, heading, t], ...], or a {"polygon": [[x, y], ...]} with "velocity"."""
     import shapely
 
     return any(bool(shapely.intersects(vehicle, _moving(obstacle, times)).any()) for obstacle in obstacles)
@@ -215,9 +205,7 @@ def collides(vehicle: np.ndarray, obstacles: Sequence[Mapping[str, Any]], times:
 
 @np.errstate(all="ignore")
 def leaves(vehicle: np.ndarray, drivable: Sequence[Points]) -> bool:
-    """Returns whether any of the footprints lies outside of all polygons together by more than a hundredth of its
-    area.
-    """
+    """Whether any footprint has more than a hundredth of its area outside the union of the polygons."""
     import shapely
 
     road = shapely.union_all([shapely.make_valid(shapely.Polygon(polygon)) for polygon in drivable])
@@ -227,7 +215,7 @@ def leaves(vehicle: np.ndarray, drivable: Sequence[Points]) -> bool:
 
 
 def obstacle_problem(obstacle: Any) -> str | None:
-    """Returns what is wrong with an obstacle of a row, or None."""
+    """What is wrong with an obstacle of a row, or None."""
     if not isinstance(obstacle, Mapping):
         return "it must be an object with center and size, or polygon"
     velocity = obstacle.get("velocity")
@@ -248,17 +236,16 @@ def obstacle_problem(obstacle: Any) -> str | None:
 
 
 def polygon_problem(polygon: Any) -> str | None:
-    """Returns what is wrong with a polygon of a row, or None."""
+    """What is wrong with a polygon of a row, or None."""
     if not isinstance(polygon, list) or len(polygon) < 3 or not all(_vector(p, 2) for p in polygon):
         return "a polygon must be a list of at least three points [x, y]"
     return None
 
 
 def project(points: Sequence[Sequence[float]], matrix: Points) -> list[list[float]]:
-    """Ground points [x, y] of the ego frame as pixels, by a 3x3 matrix of [x, y, 1] or a 3x4 one of [x, y, 0, 1].
+    """Pixels of ground points [x, y] of the ego frame, by a 3x3 matrix of [x, y, 1] or a 3x4 one of [x, y, 0, 1].
 
-    Points behind the camera, and those more than a million pixels away, are left out.
-    """
+    Points behind the camera or more than a million pixels away are left out."""
     used = np.array(matrix, dtype=float)[:, [0, 1, -1]]
     places = np.array([[p[0], p[1], 1.0] for p in points], dtype=float).reshape(-1, 3) @ used.T
     pixels = [[float(u / w), float(v / w)] for u, v, w in places if w > 1e-6]
@@ -266,14 +253,11 @@ def project(points: Sequence[Sequence[float]], matrix: Points) -> list[list[floa
 
 
 def _vector(value: Any, count: int) -> bool:
-    """Returns whether a value is a flat list of so many usable numbers."""
     return isinstance(value, list) and len(value) == count and numbers_of(value, count) is not None
 
 
 def _headings(moved: np.ndarray) -> np.ndarray:
-    """Returns [steps] radians of steps [steps, 2]; a step that is too short keeps the heading before, 0 at the
-    start.
-    """
+    """[steps] radians of movements [steps, 2]; a shorter movement keeps the previous heading, initially 0."""
     out, heading = np.empty(len(moved)), 0.0
     for i, (dx, dy) in enumerate(moved):
         heading = math.atan2(dy, dx) if math.hypot(dx, dy) >= _TURNING else heading
@@ -282,7 +266,7 @@ def _headings(moved: np.ndarray) -> np.ndarray:
 
 
 def _boxes(centres: np.ndarray, headings: np.ndarray, size: Sequence[float]) -> np.ndarray:
-    """Returns [n] shapely polygons of boxes of (length, width)."""
+    """[n] shapely boxes of (length, width)."""
     import shapely
 
     corners = np.array([[1, 1], [-1, 1], [-1, -1], [1, -1]]) * np.array(size, dtype=float) / 2
@@ -293,7 +277,7 @@ def _boxes(centres: np.ndarray, headings: np.ndarray, size: Sequence[float]) -> 
 
 
 def _moving(obstacle: Mapping[str, Any], times: np.ndarray) -> np.ndarray:
-    """Returns [times] shapely polygons of an obstacle."""
+    """[times] shapely polygons of an obstacle."""
     import shapely
 
     if "polygon" in obstacle:

@@ -1,25 +1,22 @@
-"""Rewards of an answer beside the others of its group. Order-free: the same for the group in any order."""
+"""Rewards of an answer relative to its group. They do not depend on the order of the group."""
 
 import math
 from collections.abc import Sequence
 
 CORRECT = 0.1
-"""An answer of more accuracy than this counts as right (Video-R1)."""
+"""Accuracy above which an answer counts as right (Video-R1)."""
 _ROUNDING = 1e-12
 
 
 def temporal_bonus(ordered: Sequence[float], shuffled: Sequence[float], ratio: float = 0.8) -> list[float]:
-    """T-GRPO (2503.21776): 1 for each right answer of a group whose mean accuracy is above `ratio` times that of the
-    answers to the shuffled frames, else 0. Without answers to shuffled frames nothing is paid.
-
-    `ordered`, `shuffled`: accuracies in [0, 1].
-    """
+    """T-GRPO (2503.21776): 1 for each right answer if the group's mean accuracy exceeds `ratio` times that of the
+    answers to shuffled frames, else 0. 0 without answers to shuffled frames. Accuracies are in [0, 1]."""
     earned = bool(ordered) and bool(shuffled) and _mean(ordered) > ratio * _mean(shuffled) + _ROUNDING
     return [float(earned and accuracy > CORRECT) for accuracy in ordered]
 
 
 def length_bonus(accuracies: Sequence[float], lengths: Sequence[int], least: int = 320, most: int = 512) -> list[float]:
-    """1 for each right answer of `least` to `most` tokens in a group with two right answers or more (2503.21776)."""
+    """1 for each right answer of `least` to `most` tokens in a group with at least two right answers (2503.21776)."""
     right = [accuracy > CORRECT for accuracy in accuracies]
     return [float(good and sum(right) > 1 and least <= length <= most)
             for good, length in zip(right, lengths, strict=True)]
@@ -27,12 +24,12 @@ def length_bonus(accuracies: Sequence[float], lengths: Sequence[int], least: int
 
 def consistency_bonus(accuracies: Sequence[float], likelihoods: Sequence[float | None], margin: float = 0.01,
                       cap: float = 0.95) -> list[float]:
-    """GRPO-CARE (2506.16141): the accuracy of each answer whose own reasoning makes it likely to the reference, else 0.
+    """GRPO-CARE (2506.16141): the accuracy of each answer that its own reasoning makes likely under the reference, else
+    0.
 
-    The answers that are right and no worse than the group's mean accuracy are compared: an answer is consistent when
-    its likelihood is at least their mean less `margin`. Likelihoods, in [0, 1], count up to `cap`; None stands for an
-    answer without any tokens, which is never consistent.
-    """
+    Only right answers with at least the group's mean accuracy are compared: an answer is consistent if its likelihood
+    is at least their mean minus `margin`. Likelihoods in [0, 1] are capped at `cap`; None (an answer without tokens) is
+    never consistent."""
     mean = _mean(accuracies) - _ROUNDING if accuracies else 0.0
     chosen = {i: min(p, cap) for i, (accuracy, p) in enumerate(zip(accuracies, likelihoods, strict=True))
               if p is not None and accuracy > CORRECT and accuracy >= mean}

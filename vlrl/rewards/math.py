@@ -1,10 +1,9 @@
-"""Mathematical answers: which expression a text gives, and whether math-verify finds it equal to the right one.
+"""Mathematical answers: the expression that a text gives, and whether math-verify finds it equal to the right one.
 
-math-verify (github.com/huggingface/Math-Verify) runs in a process of its own: its time limits use signals, which work
-in the main thread only, and sympy can hang in C code on texts like a tower of powers. The process stays for the next
-question, is replaced when it hangs or dies, and ends with this one. Only qa's answers of type `math` come here, never
-boxes, points or labels: on these math-verify finds equal what is not.
-"""
+math-verify (github.com/huggingface/Math-Verify) runs in its own process: its time limits use signals, which work in the
+main thread only, and sympy can hang in C code, for example on a tower of powers. The process is reused, is replaced if
+it hangs or dies, and ends with this one. Only qa answers of type `math` come here, never boxes, points or labels,
+because math-verify equates unequal ones."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ from vlrl.errors import ConfigError
 from vlrl.rewards.worker import Worker, WorkerEnded
 
 LONGEST = 500
-"""Characters of an expression; a longer one is none."""
+"""Characters of an expression; longer texts are not expressions."""
 SECONDS = 5.0
 _PATIENCE = 60.0  # seconds beyond ten times the limit in which the process must reply, its start included
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d{1,15})(?:\.\d{1,15})?", re.ASCII)
@@ -52,12 +51,12 @@ _MARK = re.compile(r"\\boxed\{|[{}]|<\|(?:begin|end)_of_box\|>")
 
 
 class VerifierError(RuntimeError):
-    """math-verify gave no verdict: it raised, ran out of time, or its process died."""
+    """math-verify gave no verdict: it raised, timed out, or its process died."""
 
 
 def boxed(text: str) -> list[str]:
-    """What stands in each `\\boxed{...}` (braces in pairs) and `<|begin_of_box|>...<|end_of_box|>`, stripped and in
-    order; of boxes in each other the outermost. An unclosed one is none."""
+    """The stripped contents of each `\\boxed{...}` (with balanced braces) and `<|begin_of_box|>...<|end_of_box|>`, in
+    order; of nested boxes the outermost. Unclosed boxes are ignored."""
     spans: list[tuple[int, int]] = []
     opened: list[tuple[int, int]] = []  # how deep, and where each open \\boxed{ begins
     depth, token = 0, -1
@@ -81,12 +80,11 @@ def boxed(text: str) -> list[str]:
 
 
 def expression(text: str) -> str | None:
-    """Returns the one mathematical expression that a text gives, as LaTeX; None when it gives none, or more than one.
+    """The only mathematical expression in a text, as LaTeX; None if there is none or more than one.
 
-    What is boxed counts, else the one `$...$`, else a text without words as it is, else the one number among words:
-    "The answer is 12" is 12, "12 or 13 apples" is nothing. At most 500 characters. Signs such as those of 10\u221a3,
-    145\u00b0 and x\u00b2 are written as LaTeX.
-    """
+    In this order: the boxed content, the only `$...$`, a text without words as it is, the only number among words: "The
+    answer is 12" is 12, "12 or 13 apples" is None. At most 500 characters. Signs such as those of 10\u221a3, 145\u00b0
+    and x\u00b2 are converted to LaTeX."""
     text = _latex(text)
     for marked in (boxed(text), _dollars(text)):
         if marked:
@@ -101,9 +99,8 @@ def expression(text: str) -> str | None:
 
 
 def repeats(answer: str, gold: str, question: str) -> bool:
-    """Returns whether an answer is an expression with an operator that stands in the question as it is, and is not the
-    gold one to the letter: "2x+3x" is no answer to "Simplify 2x+3x".
-    """
+    """Whether an answer is an expression with an operator copied from the question, and not literally the gold one:
+    "2x+3x" does not answer "Simplify 2x+3x"."""
     said, right = ("".join(_SPACING.sub("", _latex(text)).split()) for text in (answer, gold))
     if said == right or not _OPERATOR.search(said) or len(said) > LONGEST:
         return False
@@ -117,15 +114,14 @@ def repeats(answer: str, gold: str, question: str) -> bool:
 
 
 def equal(answer: str | None, gold: str, seconds: float = SECONDS, worked_out: bool = True) -> bool:
-    """Returns whether two expressions are equal by math-verify; None equals nothing. Two plain numbers need no
-    verifier: whole ones are compared exactly, others up to a relative error of 1e-6.
+    """Whether two expressions are equal by math-verify; None equals nothing. Two plain numbers are compared without it:
+    integers exactly, others up to a relative error of 1e-6.
 
-    `worked_out`: the answer leaves no more arithmetic to be done than the gold one, so "3*4+5" and "10!" are no answers
-    where "17" and "3628800" are, and equations of numbers in it hold ("3 = 2" is not 2). False: math-verify alone.
+    `worked_out`: the answer leaves no more arithmetic undone than the gold one, so "3*4+5" and "10!" do not answer "17"
+    and "3628800", and its numeric equations hold ("3 = 2" is not 2). False: math-verify alone.
 
-    `seconds` are CPU seconds of the verifier, so a busy machine changes no verdict. Raises VerifierError when it fails
-    or takes longer, ConfigError without the library.
-    """
+    `seconds` are CPU seconds of the verifier, so that the load of the machine changes no verdict. Raises VerifierError
+    if it fails or takes longer, ConfigError if the library is missing."""
     if answer is None or len(answer) > LONGEST or len(gold) > LONGEST:
         return False
     if _NUMBER.fullmatch(answer) and _NUMBER.fullmatch(gold):
@@ -134,17 +130,13 @@ def equal(answer: str | None, gold: str, seconds: float = SECONDS, worked_out: b
     return answer == gold or verified(answer, gold, seconds, worked_out)
 
 
-def verified(answer: str, gold: str, seconds: float = SECONDS, worked_out: bool = True) -> bool:
-    """Returns the verdict of math-verify on two expressions: the one place where it is asked. Errors as in `equal`."""
-    return _verdict(gold, answer, seconds, worked_out)
-
-
 def readable(gold: str, seconds: float = SECONDS) -> bool:
-    """Returns whether math-verify can read a right answer. Errors as in `equal`."""
-    return bool(_NUMBER.fullmatch(gold)) or _verdict(gold, None, seconds)
+    """Whether math-verify can parse a right answer. Errors as in `equal`."""
+    return bool(_NUMBER.fullmatch(gold)) or verified(None, gold, seconds)
 
 
-def _verdict(gold: str, answer: str | None, seconds: float, worked_out: bool = True) -> bool:
+def verified(answer: str | None, gold: str, seconds: float = SECONDS, worked_out: bool = True) -> bool:
+    """The verdict of math-verify, or, without an answer, whether it can parse the gold one. Errors as in `equal`."""
     verdict = _remembered(gold, answer, seconds, worked_out)
     if isinstance(verdict, str):
         raise VerifierError(verdict)
@@ -153,7 +145,7 @@ def _verdict(gold: str, answer: str | None, seconds: float, worked_out: bool = T
 
 @functools.lru_cache(maxsize=50_000)
 def _remembered(gold: str, answer: str | None, seconds: float, worked_out: bool) -> bool | str:
-    """Returns the verdict, or why there is none; both are kept, so that what hangs does so once."""
+    """The verdict, or the reason why there is none; both are cached, so that a hanging comparison hangs once."""
     question = {"gold": gold, "seconds": seconds, "worked_out": worked_out}
     try:
         return _VERIFIER.ask(question | ({} if answer is None else {"answer": answer}))
@@ -162,14 +154,13 @@ def _remembered(gold: str, answer: str | None, seconds: float, worked_out: bool)
 
 
 def require_library() -> None:
-    """Raises ConfigError where math-verify is not installed."""
+    """Raises ConfigError if math-verify is not installed."""
     if importlib.util.find_spec("math_verify") is None:
         raise ConfigError("rows with answer_type=math are compared by math-verify, which is not installed: "
                           "pip install 'math-verify[antlr4_13_2]', or give them answer_type=number or text")
 
 
 def _latex(text: str) -> str:
-    """Returns a text with its mathematical signs as LaTeX."""
     if text.isascii():
         return text
     text = _ROOT.sub(lambda match: f"\\sqrt{{{match[1].strip('{}()')}}}", text)
@@ -178,7 +169,6 @@ def _latex(text: str) -> str:
 
 
 def _paired(text: str) -> bool:
-    """Returns whether every brace is closed, and none before it was opened."""
     depth = 0
     for sign in text:
         depth += (sign == "{") - (sign == "}")
@@ -188,7 +178,7 @@ def _paired(text: str) -> bool:
 
 
 def unwrapped(text: str) -> str:
-    """Returns what a text holds that is nothing but LaTeX's marks around an answer: "\\boxed{\\text{red}}" -> "red"."""
+    """The content of LaTeX wrappers around an answer: "\\boxed{\\text{red}}" -> "red"."""
     for _ in range(4):
         match = _WRAPPED.fullmatch(text.strip()) if len(text) <= 2 * LONGEST else None
         inner = next(part for part in match.groups() if part is not None) if match else "$"
@@ -199,15 +189,13 @@ def unwrapped(text: str) -> str:
 
 
 def _dollars(text: str) -> list[str]:
-    """Returns what stands between dollar signs; nothing where their number is odd ("costs $5")."""
+    """The texts between dollar signs; [] for an odd number of them ("costs $5")."""
     parts = text.replace("$$", "$").split("$")
     return [part.strip() for part in parts[1::2]] if len(parts) % 2 else []
 
 
 def _usable(text: str) -> str | None:
-    """Returns an expression that math-verify may see: short, braces in pairs, no two numbers side by side, which it
-    would add.
-    """
+    """An expression fit for math-verify (short, balanced braces, no adjacent numbers, which it would add), or None."""
     if mixed := _MIXED.fullmatch(text):
         sign, whole, above, below = mixed.groups()
         return f"{sign}{int(whole) * int(below) + int(above)}/{below}"
@@ -223,7 +211,7 @@ class _Verifier:
         self.lock, self.worker = threading.Lock(), Worker(_started)
 
     def ask(self, question: Mapping[str, Any]) -> bool:
-        """Returns the process's verdict; one question at a time, from any thread. Raises VerifierError without one."""
+        """The verdict of the process; one request at a time, from any thread. Raises VerifierError without one."""
         patience, text = 10 * question["seconds"] + _PATIENCE, question.get("answer", question["gold"])[:80]
         try:
             with self.lock:
@@ -236,15 +224,14 @@ class _Verifier:
         return reply["value"]
 
     def forget(self) -> None:
-        """In a forked process: the worker, and the lock that a thread may have held, stay the parent's."""
+        """Called in a forked process: the worker and the lock, which a thread may hold, stay the parent's."""
         self.worker.forget()
         self.__init__()
 
 
 def _started() -> tuple[Connection, subprocess.Popen[bytes]]:
-    """Returns a fresh process. It is no fork, so it shares no thread, lock or device; its hash seed is fixed, because
-    sympy's way through an expression follows it; its own session keeps Ctrl-C from it.
-    """
+    """A new process. It is not forked, so it shares no thread, lock or device; its hash seed is fixed because sympy's
+    results depend on it; its own session protects it from Ctrl-C."""
     require_library()
     mine, other = socket.socketpair()
     with other:

@@ -1,7 +1,6 @@
-"""The one reading of numbers in texts, of every script: "-2.5", "1,200", "12,5", "1/2", "\\frac{25}{2}", "3e4".
+"""Reading numbers in texts of every script: "-2.5", "1,200", "12,5", "1/2", "\\frac{25}{2}", "3e4".
 
-Every answer that is a number is read here, so that what counts as one is the same in all tasks. Never raises.
-"""
+Every numeric answer is read here, so that all tasks agree on what a number is. Never raises."""
 
 import math
 import re
@@ -22,7 +21,7 @@ _TIMES = r"[*/^\u00d7\u00b7\u00f7]"
 _BEFORE = (r"(?<![A-Za-z0-9_.])(?<![\^\u221a])(?<!\^\{)(?<!sqrt)(?<!sqrt\{)"
            + "".join(rf"(?<!\d{before}{_TIMES}{after})" for before in ("", r"\s") for after in ("", r"\s")))
 _AFTER = rf"(?![A-Za-z0-9_\^{_RAISED}]|\.\d|\s?{_TIMES}\s?[\d({{\\]|\s?(?:[\u03c0\u221a]|\\pi|\\sqrt))"
-"""What may not stand around a number: an expression is none until it is worked out."""
+"""What may not surround a number, because it would be part of an unevaluated expression."""
 _NUMBER = re.compile(rf"{_BEFORE}(?P<sign>[-+])?(?:{_PARTS}|(?P<number>{_GROUPED}|{_COMMA}|{_PLAIN})"
                      rf"(?P<power>[eE][-+]?\d{{1,2}})?){_AFTER}")
 _FRAC = re.compile(r"(?:(\d)\s*)?\\[dt]?frac\s*(?:\{\s*(\d{1,9})\s*\}\s*\{\s*(\d{1,9})\s*\}|(\d)\s*(\d))")
@@ -30,14 +29,14 @@ _PERCENT = re.compile(r"\d\s?(?:\\?%|(?:percent|per cent|pct)(?![A-Za-z]))", re.
 
 
 def numbers(text: str) -> Iterator[float]:
-    """Returns all numbers of a text that stand alone, in its order. Those beyond the range of floats are infinite, and
-    fractions that are not in lowest terms NaN: "34/2" is left to be worked out.
-    """
+    """All stand-alone numbers of a text, in order. Numbers beyond the range of floats are infinite; fractions not in
+    lowest terms are NaN, since "34/2" is still to be computed."""
     return map(_value, _NUMBER.finditer(_as_written(text)))
 
 
 def read_number(text: str) -> float | None:
-    """Returns the finite number that a text is, a full stop after it aside; None for any other text."""
+    """The finite number that a text consists of ("1,200", "-3.5", "1/2"), ignoring a final full stop; None for other
+    texts."""
     text = _as_written(text).strip()
     match = _NUMBER.fullmatch(text) or (_NUMBER.fullmatch(text[:-1]) if text.endswith(".") else None)
     value = _value(match) if match else math.nan
@@ -45,12 +44,12 @@ def read_number(text: str) -> float | None:
 
 
 def is_percent(text: str) -> bool:
-    """Returns whether a number of a text is a share of a hundred: "12 %", "12 percent"."""
+    """Whether a text has a percentage: "12 %", "12 percent"."""
     return _PERCENT.search(western(text)) is not None
 
 
 def _as_written(text: str) -> str:
-    """Returns a text with digits of other scripts as ASCII, and LaTeX's fractions as a/b."""
+    """A text with digits of other scripts as ASCII and LaTeX fractions as a/b."""
     text = western(text)
     if "frac" not in text:
         return text

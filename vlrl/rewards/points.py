@@ -7,17 +7,17 @@ _EPSILON = 1e-8
 
 
 def inside(point: Sequence[float], box: Sequence[float], strict: bool = False) -> bool:
-    """Returns whether a point lies in a box, its edges included unless `strict`."""
+    """Whether a point lies in a box; its edges count unless `strict`."""
     x, y = point
     x1, y1, x2, y2 = box
     return (x1 < x < x2 and y1 < y < y2) if strict else (x1 <= x <= x2 and y1 <= y <= y2)
 
 
 def gaussian_point(box: Sequence[float], truth: Sequence[float], scale: float = 0.5) -> float:
-    """Returns how near a box's centre is to that of the truth, in [0, 1]: GUI-G2's point reward (2507.15846).
+    """Closeness of the centre of a box to that of the ground truth, in [0, 1]: GUI-G2's point reward (2507.15846).
 
-    exp(-((dx / sx)^2 + (dy / sy)^2) / 2), where s is `scale` times the truth's side. 0 for a truth without area.
-    """
+    exp(-((dx / sx)^2 + (dy / sy)^2) / 2), where s is `scale` times the side of the ground truth. 0 for a ground truth
+    without area."""
     (mean, _), (true_mean, sigma) = _normal(box, scale), _normal(truth, scale)
     if min(sigma) <= 0:
         return 0.0
@@ -26,10 +26,9 @@ def gaussian_point(box: Sequence[float], truth: Sequence[float], scale: float = 
 
 
 def gaussian_coverage(box: Sequence[float], truth: Sequence[float], scale: float = 0.5) -> float:
-    """Returns how alike two boxes are as normal distributions, in [0, 1]: GUI-G2's coverage reward (2507.15846).
+    """Similarity of two boxes as normal distributions, in [0, 1]: GUI-G2's coverage reward (2507.15846).
 
-    The Bhattacharyya coefficient of N(centre, diag((scale * side)^2)) of both; 0 when one is inverted or without area.
-    """
+    The Bhattacharyya coefficient of N(centre, diag((scale * side)^2)) of both; 0 if one is inverted or without area."""
     (mean, sigma), (true_mean, true_sigma) = _normal(box, scale), _normal(truth, scale)
     if min(*sigma, *true_sigma) <= 0:
         return 0.0
@@ -43,9 +42,8 @@ def gaussian_coverage(box: Sequence[float], truth: Sequence[float], scale: float
 def distance_reward(point: Sequence[float], box: Sequence[float], width: float, height: float) -> float:
     """SE-GUI's dense point reward (2505.12370), in [0, 2]: 1 inside the box, plus 1 - (d / dmax)^2.
 
-    d is the distance to the box's centre in shares of the image's sides, dmax the largest of any corner of the image;
-    the second term is 0 where d > 1.
-    """
+    d is the distance to the box centre in shares of the image sides, dmax the largest distance of an image corner from
+    it; the second term is 0 if d > 1."""
     cx, cy = (box[0] + box[2]) / 2 / width, (box[1] + box[3]) / 2 / height
     distance = math.hypot(point[0] / width - cx, point[1] / height - cy)
     farthest = max(math.hypot(cx - x, cy - y) for x in (0, 1) for y in (0, 1))
@@ -54,5 +52,5 @@ def distance_reward(point: Sequence[float], box: Sequence[float], width: float, 
 
 
 def _normal(box: Sequence[float], scale: float) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Returns the mean and standard deviation on both axes; the latter is not positive for an inverted box."""
+    """Mean and standard deviation along both axes; the latter is not positive for an inverted box."""
     return ((box[0] + box[2]) / 2, (box[1] + box[3]) / 2), (scale * (box[2] - box[0]), scale * (box[3] - box[1]))

@@ -1,4 +1,4 @@
-"""Where the answers of a group agree on an image: no label is needed (GUI-RC and GUI-RCPO, 2508.05615)."""
+"""Where the answers of a group agree on an image, without any label (GUI-RC and GUI-RCPO, 2508.05615)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ Box = Sequence[float]
 
 @dataclass(frozen=True)
 class VoteGrid:
-    """How many boxes cover each cell of a grid whose lines are the boxes' own edges: exact, however large the image."""
+    """How many boxes cover each cell of a grid whose lines are the edges of the boxes: exact for any image size."""
 
     counts: np.ndarray
     """[rows, columns] boxes over a cell."""
@@ -21,19 +21,19 @@ class VoteGrid:
 
     @property
     def areas(self) -> np.ndarray:
-        """[rows, columns] pixels of a cell."""
+        """[rows, columns] area of each cell in pixels."""
         return np.outer(np.diff(self.ys), np.diff(self.xs))
 
 
 def clip_to_image(box: Box, width: float, height: float) -> tuple[int, int, int, int] | None:
-    """Returns the box in whole pixels of the image, fractions cut off; None when nothing of it is left."""
+    """The box clipped to the image, in integer pixels rounded down; None if nothing is left."""
     x1, x2 = (int(min(max(v, 0), width)) for v in (box[0], box[2]))
     y1, y2 = (int(min(max(v, 0), height)) for v in (box[1], box[3]))
     return (x1, y1, x2, y2) if x1 < x2 and y1 < y2 else None
 
 
 def count_votes(boxes: Sequence[Box]) -> VoteGrid:
-    """Votes of boxes `[x1, y1, x2, y2]` in whole pixels, each with an area; at least one."""
+    """Votes of one or more boxes `[x1, y1, x2, y2]` with positive area, in integer pixels."""
     given = np.asarray(boxes, dtype=np.int64)
     xs, ys = np.unique(given[:, [0, 2]]), np.unique(given[:, [1, 3]])
     left, right = np.searchsorted(xs, given[:, 0]), np.searchsorted(xs, given[:, 2])
@@ -45,10 +45,10 @@ def count_votes(boxes: Sequence[Box]) -> VoteGrid:
 
 
 def region_consistency(boxes: Sequence[Box | None]) -> list[float]:
-    """GUI-RCPO's reward of every box of a group, in [0, 1]: its mean vote, as a share of the largest vote anywhere.
+    """GUI-RCPO's reward of each box of a group, in [0, 1]: its mean vote as a share of the largest vote anywhere.
 
-    Boxes are in whole pixels; None (no readable box) votes for nothing and gets 0. Boxes that share nothing all get 1.
-    """
+    Boxes are in integer pixels; None (no readable box) does not vote and gets 0. Boxes that do not overlap all get
+    1."""
     known = [box for box in boxes if box is not None]
     if not known:
         return [0.0] * len(boxes)

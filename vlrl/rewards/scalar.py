@@ -1,5 +1,5 @@
-"""Numbers and truth values as others' code gives them: Python's own, numpy's, Decimal, Fraction, arrays and tensors
-without a dimension. What is a reward part in one place is one in all."""
+"""Numbers and booleans from foreign code: Python's own, numpy's, Decimal, Fraction, and arrays and tensors without a
+dimension, converted the same way everywhere."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def finite_number(value: Any) -> tuple[float | None, str | None]:
-    """Returns a finite float, or None for None; else None and what the value was."""
+    """(finite float, None); (None, None) for None; (None, description) for anything else."""
     if value is None:
         return None, None
     try:
@@ -21,13 +21,13 @@ def finite_number(value: Any) -> tuple[float | None, str | None]:
 
 
 def truth_value(value: Any) -> bool | None:
-    """Returns a truth value, which 0 and 1 are too; None for anything else, a text such as "no" among it."""
+    """A boolean, which 0 and 1 count as; None for anything else, including a text such as "no"."""
     number, _ = finite_number(value)
     return bool(number) if number in (0.0, 1.0) else None
 
 
 def displayed(value: Any) -> str:
-    """Returns a value as it may stand in a message."""
+    """A short text of a value for a message."""
     try:
         return f"{repr(value)[:60]} ({type(value).__name__})"
     except Exception:  # ValueError of an int with thousands of digits

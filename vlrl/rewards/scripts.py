@@ -7,7 +7,7 @@ from itertools import islice
 
 _UNSPACED = frozenset(("CJK", "HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA", "BOPOMOFO", "IDEOGRAPHIC", "THAI", "LAO",
                        "KHMER", "MYANMAR", "TIBETAN"))
-"""First words of the names of letters between which no spaces stand."""
+"""First words of the Unicode names of letters in scripts without spaces."""
 _SIGNS = {"\u2212": "-", "\u2010": "-", "\u2011": "-", "\ufe63": "-", "\u066b": ".", "\u066c": ",", "\u066a": "%"}
 _WORD = re.compile(r"a[m]*|w[wm]*")
 _PIECE = re.compile(r"a[m]*|[^a]+")
@@ -15,16 +15,14 @@ _LATIN = re.compile(r"[A-Za-z0-9]+")
 
 
 def western(text: str) -> str:
-    """Returns a text with decimal digits of any script, full-width signs and letters, and minus signs as in ASCII:
-    "\uff11\uff12\uff0e\uff15" -> "12.5". Raised digits stay: "10\u00b2" is not 102.
-    """
+    """A text with decimal digits of any script, full-width characters and minus signs as ASCII:
+    "\uff11\uff12\uff0e\uff15" -> "12.5". Superscript digits stay: "10\u00b2" is not 102."""
     return text if text.isascii() else "".join(map(_western, text))
 
 
 def words(text: str, most: int | None = None) -> list[str]:
-    """Returns the first words of a text: runs of letters, marks and digits of any script; where a script sets no spaces
-    between words (Chinese, Japanese, Thai ...) each character.
-    """
+    """The first `most` words of a text: runs of letters, marks and digits of any script; single characters for scripts
+    without spaces between words (Chinese, Japanese, Thai ...)."""
     if text.isascii():
         return [match[0] for match in islice(_LATIN.finditer(text), most)]
     text = unicodedata.normalize("NFC", western(text))
@@ -32,7 +30,7 @@ def words(text: str, most: int | None = None) -> list[str]:
 
 
 def pieces(text: str, most: int | None = None) -> list[str]:
-    """Returns what stands between spaces, signs included; the characters of scripts without spaces one by one."""
+    """The texts between spaces, punctuation included; single characters for scripts without spaces."""
     text = unicodedata.normalize("NFC", text)
     parts = islice(text.split(), most)
     if text.isascii():
@@ -52,9 +50,8 @@ def _western(c: str) -> str:
 
 @lru_cache(maxsize=20_000)
 def _kind(c: str) -> str:
-    """"a" for a character that is a word alone, "w" for one of a word, "m" for a mark above, below or beside one, "-"
-    for others.
-    """
+    """"a" for a character that is a word by itself, "w" for a character of a word, "m" for a combining mark, "-" for
+    others."""
     category = unicodedata.category(c)
     if category[0] == "M":
         return "m"

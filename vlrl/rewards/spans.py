@@ -1,14 +1,14 @@
-"""Time spans `[start, end]` in seconds: how alike two are, and how to read them from an answer.
+"""Time spans `[start, end]` in seconds: how similar two are, and how to read them from an answer.
 
-A span is an interval only with start < end and finite ends; anything else overlaps nothing. Reading takes linear time
-and never raises, whatever the text.
-"""
+A span is an interval only if start < end and both are finite; anything else overlaps nothing. Reading takes linear time
+and never raises, whatever the text."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Sequence
+from itertools import islice
 
 Span = Sequence[float]
 
@@ -26,11 +26,11 @@ _PAIR = re.compile(rf"\(\s{{0,9}}({_NUMBER})\s{{0,9}},\s{{0,9}}({_NUMBER})\s{{0,
 _BESIDE = re.compile(r"[\s,;.]*")
 _COMMAS = re.compile(r"(?:~(?:\s*,\s*~)*(?:\s*,)?)?\s*")
 MOST = 1000
-"""Spans of one answer that are looked at."""
+"""Spans of one answer that are read."""
 
 
 def is_span(span: Span) -> bool:
-    """Returns whether it is an interval: two finite numbers, the start before the end."""
+    """Whether a span is an interval: two finite numbers, start before end."""
     try:
         return len(span) == 2 and math.isfinite(span[0]) and math.isfinite(span[1]) and span[0] < span[1]
     except OverflowError:  # an int like 10**400
@@ -38,7 +38,7 @@ def is_span(span: Span) -> bool:
 
 
 def temporal_iou(a: Span, b: Span) -> float:
-    """Intersection over union of two intervals (tIoU), in [0, 1]; 0 when one is no interval."""
+    """Intersection over union of two intervals (tIoU), in [0, 1]; 0 if one is not an interval."""
     if not (is_span(a) and is_span(b)):
         return 0.0
     shared = min(a[1], b[1]) - max(a[0], b[0])
@@ -47,16 +47,15 @@ def temporal_iou(a: Span, b: Span) -> float:
 
 
 def boundary_iou(span: Span, truth: Span, duration: float) -> float:
-    """tIoU times the nearness of both ends, in [0, 1]: Time-R1's `tIoU (1 - |ds| / D) (1 - |de| / D)` (2503.13377).
+    """tIoU times the closeness of both ends, in [0, 1]: Time-R1's `tIoU (1 - |ds| / D) (1 - |de| / D)` (2503.13377).
 
-    `duration` D is the clip's, in seconds, above 0. An end that is off by the whole clip or more earns nothing.
-    """
+    `duration` D > 0 is the clip's, in seconds. An end that is off by the whole clip or more scores 0."""
     near = [max(0.0, 1 - abs(p - t) / duration) for p, t in zip(span, truth, strict=True)]
     return temporal_iou(span, truth) * near[0] * near[1]
 
 
 def merged(spans: Sequence[Span]) -> list[list[float]]:
-    """Returns the union of intervals as sorted intervals that do not touch; what is no interval is left out."""
+    """The union of intervals as sorted, disjoint intervals; invalid spans are dropped."""
     out: list[list[float]] = []
     for start, end in sorted((float(s[0]), float(s[1])) for s in spans if is_span(s)):
         if out and start <= out[-1][1]:
@@ -67,7 +66,7 @@ def merged(spans: Sequence[Span]) -> list[list[float]]:
 
 
 def union_iou(spans: Sequence[Span], truth: Sequence[Span]) -> float:
-    """IoU of two unions of intervals, in [0, 1]; 1 when both lists are empty (VideoChat-R1, 2504.06958)."""
+    """IoU of two unions of intervals, in [0, 1]; 1 if both lists are empty (VideoChat-R1, 2504.06958)."""
     if not spans and not truth:
         return 1.0
     if len(spans) == len(truth) == 1:
@@ -78,7 +77,7 @@ def union_iou(spans: Sequence[Span], truth: Sequence[Span]) -> float:
 
 
 def interval_precision(spans: Sequence[Span], truth: Sequence[Span]) -> float:
-    """IoP: share of the answered time that is true, in [0, 1] (NExT-GQA, 2309.01327); 1 when both lists are empty."""
+    """IoP: share of the answered time that is true, in [0, 1] (NExT-GQA, 2309.01327); 1 if both lists are empty."""
     if not spans and not truth:
         return 1.0
     shared, answered, _ = _covered(spans, truth)
@@ -86,9 +85,8 @@ def interval_precision(spans: Sequence[Span], truth: Sequence[Span]) -> float:
 
 
 def best_grounding(span: Span, truth: Sequence[Span]) -> tuple[float, float]:
-    """Returns the best IoU and the best IoP of one answered span over the true ones, in [0, 1], each by itself:
-    NExT-GQA (2309.01327). A moment, start = end, has an IoP of 1 inside a true span.
-    """
+    """The best IoU and the best IoP of one answered span over the true ones, each by itself, in [0, 1]: NExT-GQA
+    (2309.01327). A moment, start = end, has an IoP of 1 inside a true span."""
     if span[0] == span[1]:
         return 0.0, float(any(start <= span[0] <= end for start, end in truth))
     return (max((temporal_iou(span, true) for true in truth), default=0.0),
@@ -96,69 +94,66 @@ def best_grounding(span: Span, truth: Sequence[Span]) -> tuple[float, float]:
 
 
 def read_spans(text: str, most: int = MOST) -> list[list[float]]:
-    """Returns the spans of a text, in order, however written; ends as written, so one may be no interval.
+    """The spans of a text in any notation, in order; ends are kept as written, so a span may not be an interval.
 
     Seconds ("12.5", "12.5s", "12.5 seconds") or a clock ("1:02", "00:01:02.5"), joined by to, and, until, a dash or a
-    comma ("from 3 to 7", "3 - 7", "[3, 7]"), or named ({"start_time": 3, "end_time": 7}). Signs are not read.
-    """
-    return [[_seconds(start), _seconds(end)] for start, end in _spans(_ANY, text, most)]
+    comma ("from 3 to 7", "3 - 7", "[3, 7]"), or named ({"start_time": 3, "end_time": 7}). Signs are not read."""
+    return [[_seconds(match[1]), _seconds(match[2])] for match in islice(_ANY.finditer(text), most)]
 
 
 def only_spans(text: str, count: int) -> bool:
-    """Returns whether a text is so many intervals and nothing else, commas and spaces between them aside."""
+    """Whether a text is exactly `count` intervals, apart from commas and spaces between them."""
     spans = read_spans(text, count + 1)
     return len(spans) == count and all(map(is_span, spans)) and _BESIDE.fullmatch(_ANY.sub("", text)) is not None
 
 
 def last_span(text: str) -> list[float] | None:
-    """Returns the last `a to b` or `a and b` of bare seconds; None without one (VideoChat-R1 2504.06958, Time-R1
-    2503.13377).
-
-    No unit, sign or clock; any white space around the word.
-    """
-    pairs = _spans(_BARE, text, None)
-    return [float(pairs[-1][0]), float(pairs[-1][1])] if pairs else None
+    """The last `a to b` or `a and b` of bare seconds, with any white space around the word; None without one
+    (VideoChat-R1 2504.06958, Time-R1 2503.13377). No unit, sign or clock."""
+    return _last_pair(_BARE, text)
 
 
 def time_r1_span(text: str) -> list[float] | None:
-    """Returns the last `a to b` or `a and b` of a text, one space around the word, whatever stands before and after it:
-    Time-R1's reading of a whole answer, its thinking too (2503.13377, evaluate.py). None without one.
-    """
-    pairs = _SPOKEN.findall(text)
+    """The last `a to b` or `a and b` with single spaces around the word, anywhere in a text: Time-R1's reading of the
+    full output, thinking included (2503.13377, evaluate.py). None without one."""
+    return _last_pair(_SPOKEN, text)
+
+
+def _last_pair(pattern: re.Pattern[str], text: str) -> list[float] | None:
+    pairs = pattern.findall(text)
     return [float(pairs[-1][0]), float(pairs[-1][1])] if pairs else None
 
 
 def hull_iou(span: Span, truth: Span) -> float:
-    """IoU of two intervals from their ends, in [0, 1]: what both cover over what they reach across (2503.13377)."""
+    """Intersection over hull of two intervals, in [0, 1], computed from their ends (2503.13377)."""
     shared, hull = min(span[1], truth[1]) - max(span[0], truth[0]), max(span[1], truth[1]) - min(span[0], truth[0])
     return max(0.0, shared) / hull if 0 < hull < math.inf else 0.0
 
 
 def span_list(text: str) -> list[list[float]] | None:
-    """Returns the spans of a text that is `[(s, e), ...]` and nothing else, each with s <= e; None for any other text.
+    """The spans of a text that is `[(s, e), ...]` and nothing else, each with s <= e; None for any other text.
 
-    At most 1,000; `[]` is an empty list (VideoChat-R1's <glue>, 2504.06958).
-    """
+    At most 1,000; `[]` is an empty list (VideoChat-R1's <glue>, 2504.06958)."""
     text = text.strip()
     if not (text.startswith("[") and text.endswith("]")) or "~" in text:
         return None
-    spans = [[float(a), float(b)] for a, b in _spans(_PAIR, text, MOST + 1)]
+    spans = [[float(match[1]), float(match[2])] for match in islice(_PAIR.finditer(text), MOST + 1)]
     framed = _COMMAS.fullmatch(_PAIR.sub("~", text[1:-1]).lstrip()) is not None
     return spans if framed and len(spans) <= MOST and all(s <= e for s, e in spans) else None
 
 
 def format_time(seconds: float) -> str:
-    """Returns seconds as they are, without an exponent and with up to 12 decimals: 3, 12.5."""
+    """Seconds without an exponent and with up to 12 decimals: 3, 12.5."""
     return f"{seconds:.12f}".rstrip("0").rstrip(".")
 
 
 def format_span(span: Span) -> str:
-    """`start to end`, in seconds; read again it is the same span."""
+    """`start to end` in seconds, which reads back as the same span."""
     return f"{format_time(span[0])} to {format_time(span[1])}"
 
 
 def _covered(a: Sequence[Span], b: Sequence[Span]) -> tuple[float, float, float]:
-    """Returns seconds in both unions, in the first and in the second."""
+    """Seconds in both unions, in the first and in the second."""
     first, second = merged(a), merged(b)
     shared, i, j = 0.0, 0, 0
     while i < len(first) and j < len(second):
@@ -171,17 +166,8 @@ def _covered(a: Sequence[Span], b: Sequence[Span]) -> tuple[float, float, float]
 
 
 def _seconds(text: str) -> float:
-    """"62.5" and "1:02.5" alike."""
+    """Seconds of "62.5" or "1:02.5"."""
     total = 0.0
     for part in text.split(":"):
         total = total * 60 + float(part)
     return total
-
-
-def _spans(pattern: re.Pattern[str], text: str, most: int | None) -> list[tuple[str, str]]:
-    out: list[tuple[str, str]] = []
-    for match in pattern.finditer(text):
-        out.append((match[1], match[2]))
-        if len(out) == most:
-            break
-    return out

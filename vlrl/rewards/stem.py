@@ -1,4 +1,4 @@
-"""Porter's stemmer with NLTK's extensions, the one that ROUGE is published with. Linear time, whatever the word."""
+"""Porter's stemmer with NLTK's extensions, the one ROUGE was published with. Linear time, whatever the word."""
 
 import re
 from functools import lru_cache
@@ -18,14 +18,13 @@ _SYLLABLE = re.compile("v+c+")
 
 @lru_cache(maxsize=20_000)
 def stem(word: str) -> str:
-    """Returns the stem of a lower-case word of letters and digits: "running" -> "run" (Porter 1980, as in NLTK)."""
+    """The stem of a lower-case word of letters and digits: "running" -> "run" (Porter 1980, as in NLTK)."""
     if word in _IRREGULAR:
         return _IRREGULAR[word]
     if len(word) <= 2:
         return word
-    for step in (_plural, _past, _final_y, _step_2, _step_3, _step_4, _final_e, _final_l):
-        word = step(word)
-    return word
+    word = _replaced(_step_2(_final_y(_past(_plural(word)))), _STEP_3)
+    return _final_l(_final_e(_step_4(word)))
 
 
 def _shape(word: str) -> str:
@@ -41,7 +40,7 @@ def _measure(word: str) -> int:
 
 
 def _short_end(word: str) -> bool:
-    """Ends in consonant, vowel, consonant other than w, x and y; or is a vowel and a consonant."""
+    """Whether a word ends in consonant, vowel, consonant other than w, x and y, or is a vowel and a consonant."""
     shape = _shape(word)
     return (shape[-3:] == "cvc" and word[-1] not in "wxy") or shape == "vc"
 
@@ -75,7 +74,7 @@ def _final_y(word: str) -> str:
 
 
 def _replaced(word: str, table: dict[str, str]) -> str:
-    """Returns the first suffix of the table that the word has, replaced where a syllable is left before it."""
+    """A word with its first suffix in the table replaced, if a syllable is left before it."""
     for suffix, replacement in table.items():
         if word.endswith(suffix):
             before = word[:-len(suffix)]
@@ -89,10 +88,6 @@ def _step_2(word: str) -> str:
     if word.endswith("logi"):
         return word[:-1] if _measure(word[:-3]) > 0 else word
     return _replaced(word, _STEP_2)
-
-
-def _step_3(word: str) -> str:
-    return _replaced(word, _STEP_3)
 
 
 def _step_4(word: str) -> str:

@@ -1,9 +1,8 @@
-"""One step on a screen as the authors of benchmarks score it: places, texts and types, each by one published rule.
+"""One step on a screen as the authors of benchmarks score it: positions, texts and types, each by one published rule.
 
-Points are [x, y], boxes [x1, y1, x2, y2]; `places` are in thousandths of the screen's sides unless said otherwise. An
-action is {"type": str, "point": place or None, "text": str}. Pure; finite input never raises, texts take linear time up
-to products with the right text's length.
-"""
+Points are [x, y], boxes [x1, y1, x2, y2], in thousandths of the screen sides unless stated otherwise. An action is
+{"type": str, "point": point or None, "text": str}. Pure; finite input never raises, and texts take linear time up to
+products with the length of the right text."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ Place = Sequence[float]
 CLICKS = ("click", "tap", "left_click", "long_press")
 _TYPED = ("type", "input_text")
 _REACH = 0.14
-"""Of the screen's sides: how far a click may lie from its target (Android in the Wild, 2307.10088)."""
+"""Share of the screen sides by which a click may miss its target (Android in the Wild, 2307.10088)."""
 _NUMBERS = re.compile(r"-?\d+\.?\d*")
 _QWEN_BOX = re.compile(r"<box>\((\d+),(\d+)\),\((\d+),(\d+)\)</box>")
 _KIND = re.compile(r"'action':\s*'(\w+)'")
@@ -40,10 +39,9 @@ _LONGEST = 20_000
 
 
 def screenspot_point(text: str) -> list[float] | None:
-    """Returns the point of an answer in shares of the screen, as SeeClick reads it for ScreenSpot (2401.10935,
-    process_utils.py): its only two numbers, the middle of its only four, or with "box" in it that of Qwen-VL's box of
-    thousandths. None for any other text.
-    """
+    """The point of an answer in shares of the screen, as SeeClick reads it for ScreenSpot (2401.10935,
+    process_utils.py): its only two numbers, the centre of its only four, or, if it contains "box", the centre of
+    Qwen-VL's box in thousandths. None for any other text."""
     text = text[:_LONGEST]
     if "box" in text:
         match = _QWEN_BOX.search(text)
@@ -59,12 +57,11 @@ def screenspot_point(text: str) -> list[float] | None:
 
 
 def os_atlas_step(right: Action, given: Action | None) -> dict[str, float]:
-    """Returns `type` and `step` of one step, 0 or 1, as OS-Atlas evaluates AndroidControl (2410.23218,
-    evaluation_unify.py). Points are in whole thousandths, without their sign.
+    """`type` and `step` of one step, 0 or 1, as OS-Atlas evaluates AndroidControl (2410.23218, evaluation_unify.py).
+    Points are in integer thousandths, their sign ignored.
 
-    Of a text or the name of an app the first word is compared, in brackets as the authors' answers have it: `[milk]` is
-    not `[milk`, the first word of "milk bread". Any other argument must be the same to the letter.
-    """
+    Of a text or app name the first word is compared, in brackets as the authors' answers have it: `[milk]` is not
+    `[milk`, the first word of "milk bread". Any other argument must match literally."""
     if given is None or _first(given["type"]) != _first(right["type"]):
         return {"type": 0.0, "step": 0.0}
     wanted, said = (str(action.get("text") or "") for action in (right, given))
@@ -86,10 +83,9 @@ def _first(text: Any) -> str:
 
 
 def gui_r1_action(text: str) -> dict[str, Any]:
-    """Returns what GUI-R1's inference (2504.10458) reads in the first <answer>: the first `'action': 'word'`, the first
-    `'input_text': '...'` ("no input text" without one), and the last `[x, y]` of whole numbers on the first line that
-    has one between braces ([0, 0] without). Type None: nothing to read.
-    """
+    """What GUI-R1's inference (2504.10458) reads in the first <answer>: the first `'action': 'word'`, the first
+    `'input_text': '...'` ("no input text" without one), and the last `[x, y]` of integers on the first line that has
+    one between braces ([0, 0] without). The type is None if there is nothing to read."""
     body, closed, _ = text[:_LONGEST].partition("<answer>")[2].partition("</answer>")
     body = body.strip() if closed else ""
     kind, said = _KIND.search(body), _TEXT.search(body)
@@ -109,7 +105,7 @@ def _braced(body: str) -> list[int]:
 
 
 def _closes(body: str, at: int) -> bool:
-    """Returns whether a brace closes on the rest of the line, or on the next one that is not empty."""
+    """Whether a brace closes on the rest of the line, or on the next non-blank line."""
     end = body.find("\n", at)
     rest = body[at:] if end < 0 else body[at:end]
     if "}" in rest:
@@ -118,12 +114,11 @@ def _closes(body: str, at: int) -> bool:
 
 
 def gui_r1_step(right: Action, given: Action, size: Sequence[float]) -> dict[str, float]:
-    """Returns `type` of one step, and `step` of one with a place or a text, 0 or 1, as GUI-R1 evaluates AndroidControl,
+    """`type` of one step, and `step` of one with a position or text, 0 or 1, as GUI-R1 evaluates AndroidControl,
     GUI-Act and GUI-Odyssey (2504.10458, eval_omni.py). Points are in pixels of a screen of `size` (width, height).
 
-    A place within 14 % of the sides, or a text with a word F1 of .5, counts whatever the type. Of two single words one
-    may hold the other.
-    """
+    A position within 14 % of the sides or a text with a word F1 of .5 counts, whatever the type. Of two single words
+    one may contain the other."""
     scores = {"type": float(given["type"] == right["type"])}
     if right["type"] in (*CLICKS, "moveto", "doubleclick", "rightclick"):
         dx, dy = ((t - g) / side for t, g, side in zip(right["point"], given["point"], size, strict=True))
@@ -145,13 +140,12 @@ def _word_f1(a: str, b: str) -> float:
 
 
 def odyssey_step(right: Action, given: Action | None, box: Place | None = None) -> dict[str, float]:
-    """Returns `type` and `step` (its action matching score) of one step, 0 or 1, and of typed texts `text`, as
-    GUI-Odyssey evaluates itself (2406.08451, GUIOdyssey_action_matching.py).
+    """`type` and `step` (its action matching score) of one step, 0 or 1, and `text` of typed texts, as GUI-Odyssey
+    evaluates itself (2406.08451, GUIOdyssey_action_matching.py).
 
-    A click counts in the `box` of its element or within 14 % of its point; a text where one holds the other, the empty
-    one too, or half of their letters stay; of texts what stands before a colon. A place that cannot be read counts as
-    the right type, whatever it is.
-    """
+    A click counts in the `box` of its element or within 14 % of its point; a text if one contains the other (also the
+    empty one) or their edit similarity is at least one half; texts are cut at a colon. An unreadable position counts as
+    the right type, whatever it is."""
     if given is None:
         return {"type": 0.0, "step": 0.0}
     kind, wanted = str(given["type"]).strip(), str(right["type"]).strip()
@@ -179,9 +173,8 @@ def _near(point: Place, right: Place, box: Place | None) -> bool:
 
 
 def squad_f1(given: str, truth: str) -> float:
-    """F1 of the two texts' words, in [0, 1]: lower case, without punctuation and articles, each as often as it stands
-    (SQuAD, 1606.05250). Of texts without a word 1 where both have none.
-    """
+    """F1 of the words of two texts, in [0, 1]: lower case, without punctuation and articles, with multiplicity (SQuAD,
+    1606.05250). 1 for two texts without words, 0 if one has none."""
     a, b = (Counter(_ARTICLES.sub(" ", text[:_LONGEST].lower().translate(_PUNCTUATION)).split())
             for text in (given, truth))
     if not a or not b:
@@ -190,13 +183,12 @@ def squad_f1(given: str, truth: str) -> float:
 
 
 def gui_act_step(right: Action, given: Action | None, elements: Sequence[Place] = ()) -> dict[str, float]:
-    """Returns `type`, `step` (its success rate), 0 or 1, and `score` in [0, 1] of one step, as GUI-Act evaluates itself
+    """`type` and `step` (its success rate), 0 or 1, and `score` in [0, 1] of one step, as GUI-Act evaluates itself
     (GUICourse, 2406.11317, eval_single_action.py). Taps are in shares of the sides, with three digits; boxes in pixels.
 
-    A click hits the element whose number is `right["element"]`: that of `elements` which has the best IoU with the
-    answer's box, if that is above .1, else the nearest one to its middle. Texts need an F1 above .5, scrolls and swipes
-    the direction. Types that GUI-Act does not have are never right.
-    """
+    A click hits the element number `right["element"]`: that of `elements` with the best IoU with the answered box if
+    above .1, else the one nearest to its centre. Texts need an F1 above .5, scrolls and swipes the direction. Types
+    unknown to GUI-Act are always wrong."""
     if given is None or given["type"] != right["type"]:
         return {"type": 0.0, "step": 0.0, "score": 0.0}
     step, score = _act(right, given, elements)
@@ -226,9 +218,8 @@ def _act(right: Action, given: Action, elements: Sequence[Place]) -> tuple[bool,
 
 
 def element_of(box: Place, elements: Sequence[Place]) -> int:
-    """Returns the number of the element that GUI-Act takes a box for: best IoU above .1, else nearest to the box's
-    middle; the first of equals, -1 without elements.
-    """
+    """The index of the element that GUI-Act assigns to a box: best IoU above .1, else nearest to the box centre; the
+    first of equals, -1 without elements."""
     overlaps = [iou(box, element) for element in elements]
     if max(overlaps, default=0.0) > 0.1:
         return overlaps.index(max(overlaps))

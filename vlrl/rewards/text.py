@@ -18,7 +18,7 @@ _AROUND = (_SPACE + "\"'`()[]{}<>*_,;:!?\u2018\u2019\u201c\u201d\u201e\u00ab\u00
            "\u0964\u3001\u3002\u300c\u300d\u300e\u300f\u3010\u3011\uff0c\uff01\uff1f\uff1a\uff1b")
 _DASHES = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2014\u2212"), "-")
 _RAISED = re.compile(r"(?<=\d)(?=[\u00b2\u00b3\u00b9\u2070\u2074-\u2079])")
-"""Where a raised digit follows a number, which NFKC would put on the line: 10\u00b2 is not 102."""
+"""The position between a number and a superscript digit, which NFKC would put on the line: 10\u00b2 is not 102."""
 _YES = re.compile(r"(?<![a-z])(?:yes|true|correct)(?![a-z])")
 _NO = re.compile(r"(?<![a-z])(?:no|false|incorrect)(?![a-z])")
 _NOT = re.compile(r"(?<![a-z])(?:not|isn't|n't)\s{1,9}(?:yes|true|correct)(?![a-z])")
@@ -47,15 +47,14 @@ _UNSURE = re.compile(r"(?:(?<!\w)(?:not|cannot)|n['\u2019]t)\s{1,9}(?:know|sure|
 
 
 def extract_tag(text: str, tag: str, which: Literal["first", "last"] = "first") -> str | None:
-    """Returns the content of the first or last `<tag>...</tag>`, as written; None when no such pair is closed.
+    """The content of the first or last `<tag>...</tag>`, as written; None if no such pair is closed.
 
-    Pairs are read from the left and do not overlap: a pair ends at the first closing tag after its opening tag.
-    """
+    Pairs are read from the left and do not overlap: a pair ends at the first closing tag after its opening tag."""
     return between(text, f"<{tag}>", f"</{tag}>", which)
 
 
 def between(text: str, opening: str, closing: str, which: Literal["first", "last"] = "first") -> str | None:
-    """Returns what stands between an opening and a closing mark, as `extract_tag` reads tags."""
+    """The text between an opening and a closing mark, as `extract_tag` reads tags."""
     content, at = None, 0
     while (start := text.find(opening, at)) >= 0:
         start += len(opening)
@@ -69,19 +68,17 @@ def between(text: str, opening: str, closing: str, which: Literal["first", "last
 
 
 def answer_tag(text: str, which: Literal["first", "last"] = "first") -> str | None:
-    """Returns the content of the first or last `<answer>` that stands after the thinking; None without one.
+    """The content of the first or last `<answer>` after the thinking; None without one.
 
-    What a <think> holds is never an answer, an <answer> in it neither.
-    """
+    Nothing inside <think> is an answer, not even an <answer> tag."""
     return extract_tag(text.partition("</think>")[2] if "</think>" in text else text, "answer", which)
 
 
 def think_answer_format(text: str) -> float:
-    """1 when the text is `<think>...</think> <answer>...</answer>` and nothing else, else 0.
+    """1 if the text is `<think>...</think> <answer>...</answer>` and nothing else, else 0.
 
     Each of the four tags must occur exactly once (DeepSeek-R1's format, 2501.12948, with the tags counted: the bare
-    regular expression also accepts several blocks inside each other).
-    """
+    regular expression also accepts several nested blocks)."""
     text = text.strip()
     if any(text.count(tag) != 1 for tag in _TAGS) or not (text.startswith(_TAGS[0]) and text.endswith(_TAGS[3])):
         return 0.0
@@ -90,11 +87,10 @@ def think_answer_format(text: str) -> float:
 
 
 def think_answer_within(text: str, content: Callable[[str], bool] | None = None) -> float:
-    """1 when `<think>...</think> <answer>...</answer>` stands somewhere in the text, else 0.
+    """1 if `<think>...</think> <answer>...</answer>` occurs somewhere in the text, else 0.
 
-    Text before and after is allowed; each of the four tags must occur exactly once. `content` may ask more of what the
-    answer tag holds.
-    """
+    Text before and after is allowed; each of the four tags must occur exactly once. `content` may further test the
+    content of the answer tag."""
     if any(text.count(tag) != 1 for tag in _TAGS):
         return 0.0
     at = [text.find(tag) for tag in _TAGS]
@@ -104,7 +100,7 @@ def think_answer_within(text: str, content: Callable[[str], bool] | None = None)
 
 
 def closing_tag(opened: str) -> str:
-    """Returns the closing tag of the thinking that a prompt has opened, "</think>" of "<think>"; "" for none."""
+    """The closing tag of the thinking that a prompt has opened: "</think>" for "<think>"; "" if none is open."""
     for match in reversed([*_OPENING.finditer(opened)]):
         closing = f"{match[1]}/{match[2]}{match[3]}"
         if closing not in opened[match.end():]:
@@ -113,11 +109,10 @@ def closing_tag(opened: str) -> str:
 
 
 def scored_text(text: str, opened: str = "") -> str:
-    """Returns what is scored of an answer: what the prompt `opened`, which the model went on from, and its own text.
+    """The text that is scored: what the prompt `opened`, which the model continued, and the completion.
 
-    A block that the prompt has closed again, such as an empty <think>, is left out in front of a block of the same
-    name, which stands in its place, and of an answer that does not begin with a tag or a box: that has no form.
-    """
+    A block that the prompt also closed, such as an empty <think>, is left out before a block of the same name, which
+    replaces it, and before an answer that does not start with a tag or a box, which has no such format."""
     if not opened or closing_tag(opened):
         return opened + text
     blocks = [match[0] for match in _OPENING.finditer(opened)]
@@ -126,10 +121,10 @@ def scored_text(text: str, opened: str = "") -> str:
 
 
 def completion_for(text: str, opened: str = "") -> str:
-    """Returns what a model has to write behind what its prompt `opened` for a given answer, such as the perfect one.
+    """The completion that gives an answer, such as the perfect one, after what the prompt `opened`.
 
-    A beginning that both have is left out; an answer without it, and without its closing tag, first closes the block.
-    """
+    A common beginning is dropped; if the answer has neither that nor the closing tag, the open block is closed
+    first."""
     closing, given = closing_tag(opened), text.lstrip()
     for begun in filter(None, (opened.strip(), closing.replace("/", "", 1))):
         if given.startswith(begun):
@@ -139,13 +134,12 @@ def completion_for(text: str, opened: str = "") -> str:
 
 
 def parse_answer(text: str, n_tokens: int = 0, truncated: bool = False, step: int = 0, opened: str = "") -> Answer:
-    """Returns an answer with its parts: `reasoning` and `final`, both stripped. `text` is what the model wrote, the
-    answer's own is that with what its prompt `opened`, see `scored_text`.
+    """An Answer with `reasoning` and `final`, both stripped. `text` is the completion; the text of the answer also has
+    what the prompt `opened`, see `scored_text`.
 
-    `reasoning` is the first closed <think>, or what stands before a </think> that the prompt opened. `final` is the
-    last closed <answer> after the thinking, else the text after the last </think>, else the whole text; thinking that
-    was opened and never closed is all reasoning, so nothing in it can pay.
-    """
+    `reasoning` is the first closed <think>, or everything before a </think> that the prompt opened. `final` is the last
+    closed <answer> after the thinking, else the text after the last </think>, else the full text; thinking that was
+    opened and never closed is all reasoning, so that nothing in it can be rewarded."""
     written, text = text, scored_text(text, opened)
     before, closed, after = text.rpartition("</think>")
     reasoning = extract_tag(text, "think")
@@ -160,36 +154,29 @@ def parse_answer(text: str, n_tokens: int = 0, truncated: bool = False, step: in
 
 
 class EnvironmentAction(str):
-    """An action as its environment is told it: what the prompt has `opened`, and then what the model wrote."""
+    """A completion as an environment receives it, see `scored_text`; `opened` is its part from the prompt."""
 
     opened: str
 
     def __new__(cls, text: str, opened: str = "") -> Self:
-        action = super().__new__(cls, text)
-        action.opened = opened
+        whole = scored_text(text, opened)
+        action = super().__new__(cls, whole)
+        action.opened = whole.removesuffix(text)
         return action
 
 
-def environment_action(text: str, opened: str = "") -> EnvironmentAction:
-    """Returns an action as its environment is told it, see `scored_text`."""
-    whole = scored_text(text, opened)
-    return EnvironmentAction(whole, whole.removesuffix(text))
-
-
 def said(answer: Answer | str) -> str:
-    """Returns the text of an answer, or of an action that an environment is told, for forms without thinking: without
-    the thinking that its prompt has opened, "" where that never ends. What the model opens itself stays.
-    """
+    """The text of an answer, or of an environment action, for formats without thinking: without the thinking that the
+    prompt has opened, "" if that never ends. Thinking that the model opens itself stays."""
     opened: str = getattr(answer, "opened", "")
     closing, text = closing_tag(opened), str(answer.text if isinstance(answer, Answer) else answer).removeprefix(opened)
     return text.partition(closing)[2].lstrip() if closing else text
 
 
 def clean_label(text: str) -> str:
-    """Returns a label without what does not count: case, surrounding quotes, brackets and punctuation, extra spaces.
+    """A label without case, surrounding quotes, brackets and punctuation, and extra spaces.
 
-    Signs that tell labels apart (`C++` and `C#`, `-5` and `5`) stay.
-    """
+    Signs that distinguish labels (`C++` and `C#`, `-5` and `5`) stay."""
     if not text.isascii():
         text = unicodedata.normalize("NFKC", _RAISED.sub("^", western(text))).translate(_DASHES)
     plain = text.lstrip(_AROUND).rstrip(_AROUND + ".") or text.strip(_SPACE)
@@ -197,32 +184,31 @@ def clean_label(text: str) -> str:
 
 
 def same_label(a: str, b: str) -> bool:
-    """Returns whether two labels are equal after `clean_label`."""
+    """Whether two labels are equal after `clean_label`."""
     return clean_label(a) == clean_label(b)
 
 
 def number(text: str) -> float | None:
-    """Returns the first number of a text that stands alone ("3", "-2.5", "1,200"); None without one, and where it is
-    one that is not worked out ("x2", "3D", "3^2" are none).
-    """
+    """The first stand-alone number of a text ("3", "-2.5", "1,200"); None without one, or if it is part of an
+    expression or a word ("x2", "3D", "3^2")."""
     value = next(numbers(text), math.nan)
     return value if math.isfinite(value) else None
 
 
 def yes_no(text: str) -> str | None:
-    """"yes" or "no": the first word of either kind, yes-like ones (yes, true, correct) before no-like ones.
+    """"yes" or "no": the first matching word, yes-like words (yes, true, correct) before no-like ones.
 
-    Words only, so "unknown" says nothing; "not correct" and "not true" say no. Curr-ReFT (2503.07065), that mended.
-    """
+    Whole words only, so "unknown" says nothing; "not correct" and "not true" say no. Curr-ReFT (2503.07065), with these
+    corrections."""
     text = _NOT.sub(" no ", text.casefold())
     return "yes" if _YES.search(text) else "no" if _NO.search(text) else None
 
 
 def choice_letters(text: str, letters: str = "ABCDE") -> str:
-    """Returns the options that a text names, in its order and each once, joined by commas: "B,D"; "" for none.
+    """The options a text names, in its order and each once, joined by commas: "B,D"; "" for none.
 
-    A letter counts when it stands alone; a small one only where the text has nothing else, so an article is none.
-    """
+    A letter counts if it stands alone; a lower-case one only if the text has nothing else, so that an article is
+    none."""
     named = [m[0] for m in _ALONE.finditer(text) if m[0] in letters]
     if not named and not _OTHER_WORDS.search(text):
         named = [m[0].upper() for m in _SMALL.finditer(text) if m[0].upper() in letters]
@@ -230,11 +216,10 @@ def choice_letters(text: str, letters: str = "ABCDE") -> str:
 
 
 def token_f1(a: str, b: str, contained: bool = False) -> float:
-    """F1 of the two texts' sets of words, in [0, 1], whatever their case; 1 for two empty texts.
+    """F1 of the word sets of two texts, in [0, 1], ignoring case; 1 for two empty texts.
 
-    Of two single words one may hold the other. With `contained` that counts as equal, one letter too (GUI-R1,
-    2504.10458); else it counts the F1 of their letters, and one letter counts nothing.
-    """
+    Of two single words one may contain the other. With `contained` that counts as equal, even for one letter (GUI-R1,
+    2504.10458); otherwise it scores the F1 of their letters, and a single letter scores 0."""
     first, second = set(a.casefold().split()), set(b.casefold().split())
     if not first or not second:
         return float(first == second)
@@ -249,31 +234,29 @@ def token_f1(a: str, b: str, contained: bool = False) -> float:
 
 
 def denies(text: str) -> bool:
-    """Returns whether a text begins by saying what is not so: "not a cat", "It isn't C", "do not STOP", "no cat"."""
+    """Whether a text starts with a negation: "not a cat", "It isn't C", "do not STOP", "no cat"."""
     return _DENIES.match(text) is not None
 
 
 def clauses(text: str) -> list[str]:
-    """Returns the parts of a text between its commas, stops and words such as "but" and "so"."""
+    """The parts of a text between commas, full stops and words such as "but" and "so"."""
     return _CLAUSE.split(text)
 
 
 def negates(clause: str) -> bool:
-    """Returns whether a clause says that something is not so: "is not there", "is wrong", "no"; "no doubt" does not."""
+    """Whether a clause negates something: "is not there", "is wrong", "no"; "no doubt" does not."""
     return _NOT_SO.search(_CERTAIN.sub(" ", clause)) is not None
 
 
 def retracted(text: str) -> bool:
-    """Returns whether a text ends by saying that what it said is not right: "3 is wrong"."""
+    """Whether a text ends by retracting what it said: "3 is wrong"."""
     return _REVOKED.search(text[-100:]) is not None
 
 
 def says_none(text: str) -> bool:
-    """Returns whether a text says that nothing is there, without any number: "none", "No Objects", "[]", "the cat is
-    absent".
+    """Whether a text says that nothing is there, without any number: "none", "No Objects", "[]", "the cat is absent".
 
-    Other words, broken JSON and single signs say nothing of the kind, and "I do not know" neither.
-    """
+    Other words, broken JSON, single signs and "I do not know" do not."""
     text = text.strip().casefold()
     if any(c.isdigit() for c in text) or _UNSURE.search(text):
         return False
@@ -281,11 +264,8 @@ def says_none(text: str) -> bool:
 
 
 def answer_text(text: str) -> str:
-    """Returns what an answer says, its thinking left out: the first <answer> tag, an unclosed one too, else all that
-    remains.
-
-    "" for thinking that never ends.
-    """
+    """The answer without the thinking: the first <answer> tag, even an unclosed one, else the rest of the text. "" for
+    thinking that never ends."""
     tagged = answer_tag(text)
     if tagged is not None:
         return tagged.strip()
@@ -296,6 +276,6 @@ def answer_text(text: str) -> str:
 
 
 def answer_offset(text: str) -> int:
-    """Returns where the final answer of a text begins, its tag included; 0 for a text that is nothing else."""
+    """Where the final answer of a text starts, including its tag; 0 if the text is nothing else."""
     tag = text.rfind("<answer>")
     return tag if tag >= 0 else max(text.rfind(parse_answer(text).final), 0)

@@ -1,14 +1,13 @@
-"""What a judge is asked and what it says: fields of a JSON reply, and text of others shown so that it stays text. Pure.
+"""Questions to a judge and its replies: fields of a JSON reply, and untrusted text quoted so that it stays text. Pure.
 
     fields = {"verdict": ("yes", "no"), "score": (1, 10)}
-    schema(fields)                                          # JSON schema of such a reply
-    read_fields('... {"verdict": "yes", "score": 7}', fields)   # {"verdict": "yes", "score": 7}; None = not readable
-    quoted("answer", text)                                  # text between marks that it cannot close
+schema(fields)                                          # JSON schema of such a reply
+read_fields('... {"verdict": "yes", "score": 7}', fields)   # {"verdict": "yes", "score": 7}; None = not readable
+quoted("answer", text)                                  # text between marks that it cannot close
 
-What is judged was written by a model that is paid for the verdict, so it may hold "give me 1.0", tags of a chat
+The judged text was written by a model that is rewarded for the verdict, so it may contain "give me 1.0", tags of a chat
 template or a verdict of its own. `quoted` puts it between marks that are a hash of the text itself, which the text
-therefore cannot hold, and takes the force from control tokens and signs that do not show.
-"""
+therefore cannot contain, and breaks control tokens and invisible characters."""
 
 from __future__ import annotations
 
@@ -21,29 +20,29 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 Fields = Mapping[str, Sequence[str] | tuple[float, float]]
-"""Name -> the texts that are allowed, or the lowest and the highest number."""
+"""Name -> the allowed texts, or the lowest and the highest number."""
 
 MOST_SHOWN = 8000
 """Characters of a text that a judge is shown; of a longer one the beginning and the end."""
 _CONTROL = re.compile(r"<\|([^|<>\n]{1,60})\|>|\[(/?)INST\]|<(/?)(s|bos|eos|start_of_turn|end_of_turn)>|<<(/?)SYS>>")
 _HIDDEN = ("Cf", "Cc", "Cs", "Co", "Cn")
-"""Unicode classes of signs that do not show: format, control, surrogate, private use, unassigned."""
+"""Unicode categories of invisible characters: format, control, surrogate, private use, unassigned."""
 
 
 def is_range(allowed: Sequence[Any]) -> bool:
-    """Returns whether a field is a number between two others."""
+    """Whether a field is a number in a range."""
     return len(allowed) == 2 and not any(isinstance(value, str) for value in allowed)
 
 
 def schema(fields: Fields) -> dict[str, Any]:
-    """Returns the JSON schema of a reply with these fields and no others."""
+    """The JSON schema of a reply with exactly these fields."""
     each = {name: {"type": "number", "minimum": allowed[0], "maximum": allowed[1]} if is_range(allowed) else
             {"type": "string", "enum": list(allowed)} for name, allowed in fields.items()}
     return {"type": "object", "properties": each, "required": list(fields), "additionalProperties": False}
 
 
 def reply_format(fields: Fields) -> str:
-    """Returns what a question says of the reply it wants."""
+    """The sentence of a question that asks for such a reply."""
     each = ", ".join(f'"{name}": ' + (f"a number from {allowed[0]:g} to {allowed[1]:g}" if is_range(allowed) else
                                       " or ".join(f'"{value}"' for value in allowed))
                      for name, allowed in fields.items())
@@ -51,9 +50,8 @@ def reply_format(fields: Fields) -> str:
 
 
 def read_fields(text: str, fields: Fields) -> dict[str, Any] | None:
-    """Returns the fields of the last JSON object in a text that is none of another one; None where it lacks one, or
-    has another value than is allowed. A thinking part before `</think>` is passed over.
-    """
+    """The fields of the last top-level JSON object in a text; None if a field is missing or has a value that is not
+    allowed. Thinking before `</think>` is skipped."""
     entries = last_object(text.rpartition("</think>")[2])
     if entries is None:
         return None
@@ -75,7 +73,7 @@ def _allowed(value: Any, allowed: Sequence[Any]) -> Any:
 
 
 def last_object(text: str) -> dict[str, Any] | None:
-    """Returns the last whole JSON object of a text, none that lies in another one."""
+    """The last complete top-level JSON object of a text."""
     decoder, at, last = json.JSONDecoder(), 0, None
     while (at := text.find("{", at)) >= 0:
         try:
@@ -88,9 +86,8 @@ def last_object(text: str) -> dict[str, Any] | None:
 
 
 def canonical_verdict(text: str, fields: Fields | None = None) -> str:
-    """Returns what two replies have in common that say the same: their fields, else their last number of the form
-    1.0, else the text itself.
-    """
+    """A form in which equivalent replies are equal: their fields, else their last number of the form 1.0, else the
+    text."""
     if fields:
         return json.dumps(read_fields(text, fields), sort_keys=True)
     numbers = re.findall(r"(?<![\d.])-?\d+\.\d+(?![\d.])", text)
@@ -98,9 +95,8 @@ def canonical_verdict(text: str, fields: Fields | None = None) -> str:
 
 
 def sanitized(text: str, most: int = MOST_SHOWN) -> str:
-    """Returns a text as a judge may see it: control tokens of chat templates broken, signs that do not show left out,
-    and of one that is longer than `most` characters its beginning and its end.
-    """
+    """A text as a judge may see it: control tokens of chat templates broken, invisible characters removed, and longer
+    than `most` characters cut in the middle."""
     text = "".join(c for c in text if c in "\n\t" or unicodedata.category(c) not in _HIDDEN)
     text = _CONTROL.sub(lambda match: match[0].replace("<", "< ").replace("[", "[ "), text)
     if len(text) <= most:
@@ -110,7 +106,7 @@ def sanitized(text: str, most: int = MOST_SHOWN) -> str:
 
 
 def quoted(name: str, text: str, most: int = MOST_SHOWN) -> str:
-    """Returns a text between marks such as <answer-3f2a9c41d0e8> that it does not hold, and cannot have foreseen."""
+    """A text between marks such as <answer-3f2a9c41d0e8> that it does not contain and could not have predicted."""
     text, salt = sanitized(text, most), ""
     while (mark := hashlib.sha256((salt + text).encode("utf-8", "replace")).hexdigest()[:12]) in text:
         salt += "+"

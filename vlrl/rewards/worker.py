@@ -1,17 +1,16 @@
-"""A process that answers one request at a time and is killed, with all that it started, when it takes too long.
+"""A process that answers one request at a time and is killed, with everything it started, when it takes too long.
 
     worker = Worker(start)                                  # start() -> (connection, the process or its id)
-    reply = worker.ask(request, lambda: (progress, seconds))
-    serve(connection, reply_to)                             # in the process: bytes -> bytes, until nobody asks any more
+reply = worker.ask(request, lambda: (progress, seconds))
+serve(connection, reply_to)                             # in the process: bytes -> bytes, until the connection closes
 
-Requests and replies carry a number, so that a reply is that of its request and of no other. Only the process itself
-replies: a copy of it, which code that forks and returns leaves behind, ends where it would.
+Requests and replies are numbered, so that a reply is matched to its request. Only the process itself replies: a copy
+that foreign code forks and returns from is ended.
 
-The scorer of tasks and the verifier of mathematical answers use it. The library pebble (5.2.3) was measured for both
-and does not do: what a killed worker had started lives on, a limit counts from the request and not from the last
-progress, a task must be picklable or forked after torch has started its threads, and a call costs 0.2 to 0.4 ms where
-this one takes 0.05. It restarts as fast (0.01 s forked, 0.2 s spawned) and takes a memory limit as an initializer.
-"""
+Task scoring and the verifier of mathematical answers use it. The library pebble (5.2.3) was measured for both and does
+not fit: children of a killed worker live on, a limit counts from the request and not from the last progress, a task
+must be picklable or forked after torch has started its threads, and a call costs 0.2 to 0.4 ms where this one takes
+0.05. It restarts as fast (0.01 s forked, 0.2 s spawned) and takes a memory limit as an initializer."""
 
 from __future__ import annotations
 
@@ -32,15 +31,15 @@ _log = logging.getLogger(__name__)
 
 
 class WorkerEnded(Exception):
-    """The process ended without an answer."""
+    """The process ended without a reply."""
 
 
 class WorkerHung(WorkerEnded):
-    """The process took too long, and was killed."""
+    """The process took too long and was killed."""
 
 
 class Worker:
-    """One process, started when it is first asked, and again after it was killed or ended."""
+    """One process, started at the first request and again after it was killed or ended."""
 
     def __init__(self, start: Callable[[], tuple[Connection, subprocess.Popen[bytes] | int]]):
         self._start = start
@@ -53,8 +52,8 @@ class Worker:
         """Of the last request, and of the last one that has its reply."""
 
     def ask(self, request: bytes, patience: Callable[[], tuple[object, float]]) -> bytes:
-        """Returns its reply. `patience` gives what it is at, and the seconds that this may take; they count from when
-        the former last changed. Raises Killed or Hung, and then the next request starts another process."""
+        """The reply to a request. `patience` gives the current progress and the seconds allowed since it last changed.
+        Raises WorkerEnded or WorkerHung, after which the next request starts a new process."""
         try:
             while self._connection and self._connection.poll(0):  # nothing was asked: it has ended, or replies late
                 self._reply()
@@ -77,7 +76,7 @@ class Worker:
             raise
 
     def _reply(self) -> bytes | None:
-        """Returns what has come; None for what belongs to another request."""
+        """The received reply; None if it belongs to another request."""
         assert self._connection
         number, reply = split_message(self._connection.recv_bytes())
         if number == self._number != self._answered:
@@ -88,7 +87,7 @@ class Worker:
         return None
 
     def kill(self) -> None:
-        """Ends the process and what it has started, if there is one."""
+        """Kills the process and everything it started, if it is running."""
         process, connection = self.process, self._connection
         self.process = self._connection = None
         if connection and process:
@@ -100,7 +99,7 @@ class Worker:
                 process.wait()
 
     def forget(self) -> None:
-        """In a forked process: the worker stays the parent's."""
+        """Called in a forked process: the worker stays the parent's."""
         process, connection = self.process, self._connection
         self.process = self._connection = None
         if connection:
@@ -110,7 +109,7 @@ class Worker:
 
 
 def _await(connection: Connection, patience: Callable[[], tuple[object, float]]) -> None:
-    """Returns once there is something to read."""
+    """Waits until there is something to read."""
     at, seconds = patience()
     quiet, then = 0.0, time.monotonic()
     while not connection.poll(tick := min(_TICK_S, seconds / 4)):

@@ -15,7 +15,7 @@ from vlrl.config.schema import Config, RolloutSettings
 from vlrl.curriculum import Draw
 from vlrl.engine.base import Done, Engine, Request, Sampling
 from vlrl.monitoring.metrics import Clock
-from vlrl.rewards.text import environment_action, parse_answer
+from vlrl.rewards.text import EnvironmentAction, parse_answer
 from vlrl.rollout.overlap import OverlappedWork
 from vlrl.rollout.partial import PartialGroup, in_one_step, last_part
 from vlrl.task import Task, task_target
@@ -369,7 +369,7 @@ def _acted(completion: Completion) -> tuple[Acted, ...]:
         if turn.role == "assistant":
             after = after or Turn(start=turn.end, end=turn.end)
             shown = tuple(media[name] for name in after.media)
-            out.append(Acted(action=environment_action(turn.text, turn.opened), observation=after.text, media=shown,
+            out.append(Acted(action=EnvironmentAction(turn.text, turn.opened), observation=after.text, media=shown,
                              parts=turn.parts or {}, state=turn.state, done=bool(turn.done), error=turn.error))
     return tuple(out)
 

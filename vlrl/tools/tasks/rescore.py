@@ -21,7 +21,7 @@ import numpy as np
 
 from vlrl.config.registry import prints_aside
 from vlrl.errors import RunError
-from vlrl.rewards.text import environment_action, parse_answer
+from vlrl.rewards.text import EnvironmentAction, parse_answer
 from vlrl.store import RunFolder
 from vlrl.task import Task, fill
 from vlrl.task.scoring import score_group, without_score
@@ -219,7 +219,7 @@ def _answer(row: Mapping[str, Any]) -> Answer:
 def _acted(turns: Sequence[Mapping[str, Any]], opened: str) -> tuple[Acted, ...]:
     """Returns the actions of an episode; pictures of their observations are left out."""
     after = [*(t["text"] or "" for t in turns[1:]), ""]
-    return tuple(Acted(action=environment_action(t["text"] or "", opened), observation=shown,
+    return tuple(Acted(action=EnvironmentAction(t["text"] or "", opened), observation=shown,
                        parts=dict(t["parts"] or ()), state=t["state"], done=bool(t["done"]), error=t["error"])
                  for t, shown in zip(turns, after, strict=True) if t["role"] == "assistant")
 
