@@ -61,10 +61,10 @@ class EpisodeReward:
 
 
 def number(value: Any, what: str) -> float:
-    """Returns a finite_number number, of numpy too; None counts as 0. Raises Wrong."""
+    """Returns a finite number, of numpy too; None counts as 0. Raises Wrong."""
     result, problem = finite_number(value)
     if problem:
-        raise ProtocolError(f"its {what} is {str(value)[:60]!r}, no finite_number number")
+        raise ProtocolError(f"its {what} is {str(value)[:60]!r}, no finite number")
     return 0.0 if result is None else result
 
 

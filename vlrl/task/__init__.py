@@ -1,11 +1,10 @@
 """The contract of a task, mixtures of tasks, and scoring of completions. No torch.
 
-- A task knows no model name and no engine. It works in pixels of the original image; `self.coordinates` stands between
-  it and the model.
-- Whatever asks or scores a sample goes through `task.of(sample)`; a mixture's sample has its label in `task` and in its
-  id (`label/id`).
-- `task.combine=auto` is the task's or recipe's own way, mostly the sum.
-"""
+- A task knows neither a model name nor an engine. It works in pixels of the original image; `self.coordinates` converts
+  from and to the units of the model.
+- Whatever asks or scores a sample goes through `task.of(sample)`; the label of a mixture's sample is in its `task` and
+  in its id (`label/id`).
+- `task.combine=auto` is the default of the task or recipe, mostly the sum."""
 
 from vlrl.task.base import Task, fill, setting_names
 from vlrl.task.combine import Weight

@@ -1,15 +1,14 @@
 """The Task contract: one file with a prompt, data and rewards; no torch, no model name.
 
     class CountCircles(Task):
-        most: int = 6                                           # a knob: `task.most=9`
-        prompt = "How many circles? Put the number in <answer></answer>."
-        rewards = {"correct": 1.0, "format": 0.1}               # part -> weight; `task.rewards.format=0`
-        def samples(self, split): ...                           # a sequence of Sample
-        def score(self, sample, answer): ...                    # raw parts
-        def oracle(self, sample): ...                           # a perfect answer
+most: int = 6                                           # a knob: `task.most=9`
+prompt = "How many circles? Put the number in <answer></answer>."
+rewards = {"correct": 1.0, "format": 0.1}               # part -> weight; `task.rewards.format=0`
+def samples(self, split): ...                           # a sequence of Sample
+def score(self, sample, answer): ...                    # raw parts
+def oracle(self, sample): ...                           # a perfect answer
 
-`vlrl.task.load` gives an instance, the functions of `task/asked.py` call it and check what it returns.
-"""
+`vlrl.task.load` gives an instance, the functions of `task/asked.py` call it and check what it returns."""
 
 from __future__ import annotations
 
@@ -31,32 +30,33 @@ from vlrl.task.environment import SUCCESS, Environment
 from vlrl.types import Answer, Parts, Sample, Variant
 
 _OUTCOMES = ("accuracy", "correct")
-"""Reward parts that are a task's outcome by their name, where it says nothing else."""
+"""Reward parts that are the task's outcome by their name, unless the task defines one."""
 _OF_EVERY_TASK = ("rewards", "coordinates", "parts", "combine")
-"""Settings below `task` that are no attributes of a task."""
+"""Settings below `task` that are not attributes of a task."""
 _MEDIA_MARK = re.compile(r"<(?:image|video)>")
 
 
 class Task:
-    """Base of every task. Annotated class attributes are settings (`task.<name>=value`), checked against their type."""
+    """Base of every task. Annotated class attributes are settings (`task.<name>=value`), validated against their
+    type."""
 
     name: ClassVar[str] = ""
     prompt: str = ""
-    """May hold {field} placeholders, filled from the row by plain substitution."""
+    """May contain {field} placeholders, replaced by the text of the row's field."""
     prompts: tuple[str, ...] = ()
-    """Several templates instead of one; each visit to a sample draws one."""
+    """Several templates instead of one; one is drawn at each visit to a sample."""
     system: str = ""
     """System prompt; empty = the model's default."""
     rewards: ClassVar[Mapping[str, Weight]] = {}
     """Part -> weight in the reward."""
     outcome: ClassVar[Mapping[str, float]] = {}
-    """What makes an answer correct: reward part -> the least raw value; with several, all of them. {} = the part
-    named accuracy or correct, else that of the largest default weight (the first of equal ones), from 0.5 on.
-    `curriculum.part` and `curriculum.pass_at` override it."""
+    """What makes an answer correct: reward part -> minimum raw value; all of them must be reached. {} = 0.5 of the part
+    named accuracy or correct, else of the part with the largest default weight (the first of equals). `curriculum.part`
+    and `curriculum.pass_at` override it."""
     lives_outside: ClassVar[bool] = False
-    """Whether it is nothing without `environment.name`."""
+    """Whether it needs an environment from `environment.name`."""
     needs: ClassVar[Collection[str]] = frozenset()
-    """Services that score_group is to be given, of services.SERVICES: a set, or {service: the parts that need it}."""
+    """Services that score_group needs, of services.SERVICES: a set, or {service: the parts that need it}."""
 
     def __init__(self, **settings: Any):
         cls = type(self)
@@ -80,9 +80,8 @@ class Task:
 
     @classmethod
     def _weights(cls, settings: dict[str, Any]) -> dict[str, Weight]:
-        """Takes `rewards` out of the settings. A task whose tools are called for it has the part of their success when
-        its settings name it.
-        """
+        """Takes `rewards` out of the settings. A task whose tools are called on its behalf also has the part
+        `tool_success` if its settings name it."""
         given, known = settings.pop("rewards", {}), cls.rewards_for(settings)
         called = cls.tools is not Task.tools and cls.environment is Task.environment
         return checked_weights({**known, SUCCESS: 0.0} if called and SUCCESS in given else known, given)
@@ -90,16 +89,15 @@ class Task:
     # --- what a task author writes -------------------------------------------------------------------------------
 
     def samples(self, split: str) -> Sequence[Sample]:
-        """Returns the samples of a split ("train", "heldout", ...); the same for the same (split, self.seed).
+        """The samples of a split ("train", "heldout", ...); the same for the same (split, self.seed).
 
-        The default reads the file of `data.<split>`.
-        """
+        The default reads the file of `data.<split>`."""
         from vlrl.data import read_samples
 
         return read_samples(self, split)
 
     def score(self, sample: Sample, answer: Answer) -> Parts:
-        """Raw reward parts of one answer. Model text must never make it raise."""
+        """Raw reward parts of one answer. Must not raise on any model text."""
         return {}
 
     def score_group(self, sample: Sample, answers: Sequence[Answer], services: Any) -> list[Parts]:
@@ -107,17 +105,17 @@ class Task:
         return []
 
     def readings(self, service: str, sample: Sample, answers: Sequence[Answer]) -> Sequence[Any]:
-        """Returns what the service "policy_logprobs" or "reference_logprobs" is to read of a group before it is scored,
-        where the task needs it: answers, or a services.Reading of a text in place of what one says."""
+        """What the service "policy_logprobs" or "reference_logprobs" evaluates for a group before it is scored:
+        answers, or a services.Reading with a text in place of an answer's own."""
         return answers
 
     def oracle(self, sample: Sample) -> str | None:
-        """Returns a perfect answer, or None when the sample has no label."""
+        """A perfect answer, or None if the sample has no label."""
         return None
 
     def pair(self, sample: Sample) -> tuple[str, str] | None:
-        """Returns a better and a worse answer to a sample, of which a reward model learns (docs/services.md); None
-        where there are none. The default is the row's `chosen` and `rejected`."""
+        """A better and a worse answer to a sample, to train a reward model (docs/services.md), or None. The default is
+        the row's `chosen` and `rejected`."""
         better, worse = sample.get("chosen"), sample.get("rejected")
         return (better, worse) if isinstance(better, str) and isinstance(worse, str) else None
 
@@ -127,72 +125,71 @@ class Task:
         return ()
 
     def guidance(self, sample: Sample, answers: Sequence[Answer]) -> str | None:
-        """Returns what a second attempt is told behind the question (algo.guided), where all first `answers` were
-        wrong: a plan, a hint, what was wrong; None = there is no second attempt. The default is the first of the row's
-        `hints`. The same for the same arguments; evaluations never ask."""
+        """A text appended to the question for a second attempt (algo.guided), if all first `answers` were wrong: a
+        plan, a hint, the mistake; None = no second attempt. The default is the first of the row's `hints`. The same for
+        the same arguments; evaluations never ask."""
         hints = sample.get("hints")
         return hints[0] if isinstance(hints, (list, tuple)) and hints else None
 
     def environment(self, sample: Sample) -> Environment | None:
-        """Returns a new environment in which the model acts over several turns; None = one answer. The default is that
-        of `environment.name`.
+        """A new environment in which the model acts over several turns; None = one answer. The default is that of
+        `environment.name`.
 
         Without an own `score` the parts of an episode are the sums of its turns' parts."""
         return self.outside.environment(self, sample) if self.outside else None
 
     def tools(self, sample: Sample) -> Sequence[Callable[..., Any]]:
         """Functions with typed arguments and a docstring, or a `vlrl.Tool` each, which the model may call over several
-        turns; () = none. They are made anew for each episode, and an answer without a call ends it.
+        turns; () = none. Called anew for each episode; an answer without a call ends it.
 
-        With an own `environment` they are only shown to the model: its `step` gets the calls as text."""
+        With an own `environment` they are only shown to the model, and its `step` gets the calls as text."""
         return self.outside.tools() if self.outside else ()
 
     def oracle_actions(self, sample: Sample) -> Sequence[str] | None:
-        """Returns the actions of a perfect episode, as `vlrl sft` and `vlrl tasks check` play them; None where they are
-        not known."""
+        """The actions of a perfect episode, which `vlrl sft` and `vlrl tasks check` play; None if unknown."""
         return None
 
     best_parts: ClassVar[Mapping[str, float]] = MappingProxyType({})
-    """Part -> the most that it can be, where that is not 1."""
+    """Part -> its maximum, where that is not 1."""
 
     knobs: Mapping[str, tuple[float, float]] = MappingProxyType({})
-    """Of a task that can make training samples at any difficulty: name -> (lowest, highest)."""
+    """For a task that can generate training samples at any difficulty: name -> (lowest, highest)."""
 
     def generate(self, index: int, knobs: Mapping[str, float]) -> Sample:
-        """Returns a training sample made with these knobs; the same for the same (index, knobs, self.seed)."""
+        """A training sample with these knobs; the same for the same (index, knobs, self.seed)."""
         raise NotImplementedError(f"task '{self.name}' has knobs, but no generate()")
 
     def propose(self, number: int, parent: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
-        """Returns the row of a new training prompt, as `sample_from_row` reads it, for `vlrl data synthesize`: found by
-        exploring, or a variation of `parent`, the row of a prompt at which a model fails. None where this try found
-        nothing, DataError where it went wrong. The same for the same arguments and self.seed.
+        """The row of a new training prompt for `vlrl data synthesize`, in the format of `sample_from_row`: found by
+        exploring, or a variation of `parent`, the row of a prompt that the model fails. None if this attempt found
+        nothing, DataError if it failed. The same for the same arguments and self.seed.
 
         The row has `generator` and `verifier`, texts that say how it was made and what checks it, and what is asked in
-        a field that says so (`instruction`, `question` ...)."""
+        a descriptive field (`instruction`, `question` ...)."""
         raise NotImplementedError(f"task '{self.name}' proposes no prompts")
 
     written_fields: ClassVar[Collection[str]] = ("question", "instruction", "expression", "caption", "text", "problem",
                                                  "options", "answer")
     """Fields of a row that a generator behind a server may write for a new prompt (`vlrl data synthesize --endpoint`);
-    what it writes as the answer only says of which kind the answer is."""
+    of an answer it writes only the type is used."""
 
     def solved(self, row: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Returns a row that a generator wrote with the answer that the task works out itself from what is asked; None
-        where it cannot, and answers of a teacher have to agree. DataError for a row that asks nothing that has one."""
+        """A generated row with the answer that the task itself computes from the question; None if it cannot, so that
+        answers of a teacher have to agree. DataError for a row whose question has no answer."""
         return None
 
     def answered(self, row: Mapping[str, Any], parsed: Any) -> Mapping[str, Any] | None:
-        """Returns the row with a teacher's answer, as `parse` reads it, for the right one; None where it is none."""
+        """The row with a teacher's answer, as `parse` reads it, as the right one; None if it is unusable."""
         usable = isinstance(parsed, (str, int, float)) and not isinstance(parsed, bool) and parsed != ""
         return {**row, "answer": parsed} if "answer" in row and usable else None
 
     def placeholders(self, row: Mapping[str, Any]) -> Mapping[str, str]:
-        """Returns texts that templates may hold and that are made from other fields of the row."""
+        """Texts for templates that are made from other fields of the row."""
         return {}
 
     stage_fields: ClassVar[Collection[str]] = ()
-    """Fields of samples that a stage of curriculum.name=staged may set in training, for what help the environment or
-    the prompt gives. Evaluations see the sample as it is."""
+    """Fields of training samples that a stage of curriculum.name=staged may set, for the help that the environment or
+    the prompt gives. Evaluations use the sample unchanged."""
 
     # --- what a task may change ----------------------------------------------------------------------------------
 
@@ -208,7 +205,7 @@ class Task:
 
     @classmethod
     def combine_for(cls, settings: Mapping[str, Any]) -> str:
-        """Returns what `task.combine=auto` stands for under these settings."""
+        """The meaning of `task.combine=auto` under these settings."""
         return "sum"
 
     def messages(self, sample: Sample) -> list[dict[str, Any]]:
@@ -224,15 +221,15 @@ class Task:
         return [*system, *turns, {"role": "user", "content": content_of(sample, text, kinds)}]
 
     def parse(self, sample: Sample, answer: Answer) -> Any:
-        """Returns the answer as JSON-able data, for the viewer and the logs; None when there is none."""
+        """The answer as JSON-able data, for the viewer and the logs; None if there is none."""
         return answer.final
 
     def target(self, sample: Sample) -> Any:
-        """Returns what `parse` is compared with, JSON-able."""
+        """The JSON-able value that `parse` is compared with."""
         return sample.get("target", sample.get("answer"))
 
     def correct(self, sample: Sample, answer: Answer, parts: Parts) -> bool | None:
-        """Returns whether an answer with these raw parts is correct, by `outcome`; None where that is not known.
+        """Whether an answer with these raw parts is correct, by `outcome`; None if unknown.
 
         This, and no reward, is what objectives, curricula, difficulty, evaluations and the app mean by correct."""
         return reaches(self.criterion, parts)
@@ -242,28 +239,26 @@ class Task:
         return {}
 
     def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """Numbers that need a whole split. A record has sample, answer, parsed, target, parts, reward."""
+        """Numbers that need all samples of a split. A record has sample, answer, parsed, target, parts, reward."""
         return {}
 
     def overlay(self, sample: Sample, parsed: Any) -> list[dict[str, Any]]:
         """Marks for the viewer, of the parsed answer and of the target: {"kind", "at", "label", "role"} each.
 
-        Kinds, in original pixels and in seconds from the start of the clip: "box" at [x1, y1, x2, y2], "point" at
-        [x, y], "path" at [[x, y], ...], "span" at [start, end], "track" at [[seconds, box], ...]; null seconds where
-        the boxes of a track go one by one with the frames. The role is "answer" or "target". "media", if given, is
-        the number of the image or video that a mark lies on; 0 = the first.
-        """
+        Kinds, in original pixels and in seconds from the start of the clip: "box" at [x1, y1, x2, y2], "point" at [x,
+        y], "path" at [[x, y], ...], "span" at [start, end], "track" at [[seconds, box], ...]; null seconds if the boxes
+        of a track correspond to the frames one by one. The role is "answer" or "target". "media", if given, is the
+        index of the image or video that a mark lies on; 0 = the first."""
         return []
 
     def cheats(self, sample: Sample) -> Mapping[str, str | None]:
-        """Returns name -> an answer that must not pay, beside those that `vlrl tasks check` tries on every task.
+        """Name -> an answer that must not be rewarded, beside those that `vlrl tasks check` tries on every task.
 
-        None under the name of one of those drops it: there it is an honest answer.
-        """
+        None under the name of one of those drops it, for a task in which it is an honest answer."""
         return {}
 
     def sample_from_row(self, row: Mapping[str, Any], root: Path | None = None) -> Sample:
-        """Returns a Sample from one row in the task's data format; media paths are resolved under `root`."""
+        """A Sample from one row in the task's data format; media paths are resolved under `root`."""
         from vlrl.data import sample_from_row
         from vlrl.data.media import MediaAccess
 
@@ -272,17 +267,17 @@ class Task:
     # --- what the loop calls -------------------------------------------------------------------------------------
 
     def of(self, sample: Sample) -> Task:
-        """Returns the task that asks and scores a sample: this one; in a mixture, that of the sample."""
+        """The task that asks and scores a sample: this one, or in a mixture that of the sample."""
         return self
 
     @property
     def members(self) -> tuple[Task, ...]:
-        """This task; of a mixture, its tasks."""
+        """This task, or the tasks of a mixture."""
         return (self,)
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Of a mixture, what its tasks are called; else ()."""
+        """The labels of a mixture's tasks; () for a single task."""
         return ()
 
     @property
@@ -290,28 +285,26 @@ class Task:
         return tuple(self.prompts) or (self.prompt,)
 
     def template(self, sample: Sample, visit: int) -> str:
-        """Returns the template of this visit: the first on visit 0 of an evaluation, else drawn by sample and visit."""
+        """The template of this visit: the first on visit 0 of an evaluation, else drawn by sample and visit."""
         key = f"{self.seed}/{sample.id}/{visit}".encode("utf-8", "backslashreplace")
         return self.templates[zlib.crc32(key) % len(self.templates)]
 
     def weights_at(self, step: int) -> dict[str, float]:
-        """Returns the weight of every part at a step."""
+        """The weight of every part at a step."""
         return {part: weight_at(w, step) for part, w in self.weights.items()}
 
     def combine(self, parts: Mapping[str, float], weights: Mapping[str, float]) -> float:
-        """Returns the reward of one answer, by `task.combine`. A task may override it, and is then combined in no other
-        way.
-        """
+        """The reward of one answer, by `task.combine`. A task that overrides it is combined in no other way."""
         return self._combine(parts, weights)
 
     def turns_count(self, parts: Mapping[str, float]) -> bool:
-        """Returns whether the turns of an episode with these raw parts are paid for their own: not where the gate of
-        `task.combine` is shut."""
+        """Whether the turns of an episode with these raw parts are rewarded; not if the gate of `task.combine` is
+        closed."""
         return self._gate(parts)
 
     def override_outcome(self, part: str | None, least: float | None) -> None:
-        """Has an answer count as correct from `least` of a part on. None stands for the task's own part, and for its
-        own threshold, which is 0.5 for other parts.
+        """Makes an answer correct from `least` of a part on. None stands for the task's own part, and for its own
+        threshold, which is 0.5 for other parts.
 
         A task without that part keeps its own, with `least`."""
         if part in self.weights:
@@ -320,7 +313,7 @@ class Task:
             self.criterion, self.overridden = dict.fromkeys(self.criterion, least), True
 
     def by_rule(self) -> Self:
-        """The task with what its own rule calls correct, which `override_outcome` does not change."""
+        """A copy whose correctness follows the task's own rule, whatever `override_outcome` has set."""
         rule = copy.copy(self)
         rule.criterion, rule.overridden = self._own_criterion, False
         return rule
@@ -343,14 +336,14 @@ class Task:
 
 
 def usual_outcome(rewards: Mapping[str, Weight]) -> dict[str, float]:
-    """Returns what makes an answer correct where a task with these parts does not say it; see Task.outcome."""
+    """The default outcome of a task with these parts; see Task.outcome."""
     weights = {part: weight_at(w, 0) for part, w in rewards.items()}
     named = next((part for part in _OUTCOMES if part in weights), None)
     return {named or max(weights, key=lambda part: weights[part]): 0.5} if weights else {}
 
 
 def reaches(criterion: Mapping[str, float], parts: Parts) -> bool | None:
-    """Returns whether raw parts reach every threshold of a criterion; None where one of these parts has no value."""
+    """Whether raw parts reach every threshold of a criterion; None if one of these parts has no value."""
     values = [(parts.get(part), least) for part, least in criterion.items()]
     if not values or any(value is None for value, _ in values):
         return None
@@ -358,18 +351,16 @@ def reaches(criterion: Mapping[str, float], parts: Parts) -> bool | None:
 
 
 def fill(template: str, row: Mapping[str, Any]) -> str:
-    """Replaces each {field} that the row, or its `meta`, has by its text; other braces, those of the texts too, stay as
-    they are.
-    """
+    """Replaces each {field} that the row or its `meta` has by its text; other braces stay, including those in the
+    texts."""
     meta = row.get("meta")
     beside = meta if isinstance(meta, Mapping) else {}
     return re.sub(r"\{([^{}]*)\}", lambda match: str(row.get(match[1], beside.get(match[1], match[0]))), template)
 
 
 def content_of(sample: Sample, text: str, kinds: Sequence[str]) -> list[dict[str, Any]]:
-    """Returns the content parts of a prompt: its text, and media of these kinds where the row's question marks them,
-    else before.
-    """
+    """The content parts of a prompt: its text, with media of these kinds where the row's question marks them, else
+    first."""
     marks = len(_MEDIA_MARK.findall(str(sample.get("question") or "")))
     if marks and len(_MEDIA_MARK.findall(text)) == marks == len(kinds):
         return _marked(text, list(kinds))
@@ -377,9 +368,7 @@ def content_of(sample: Sample, text: str, kinds: Sequence[str]) -> list[dict[str
 
 
 def _marked(text: str, kinds: list[str]) -> list[dict[str, Any]]:
-    """Returns the content parts of a text; media, of which it takes the first from `kinds`, stand where it marks
-    them.
-    """
+    """The content parts of a text; each mark takes the next medium from `kinds`."""
     first, *rest = _MEDIA_MARK.split(text)
     content: list[dict[str, Any]] = [{"type": "text", "text": first}]
     for piece in rest:
@@ -388,7 +377,7 @@ def _marked(text: str, kinds: list[str]) -> list[dict[str, Any]]:
 
 
 def setting_names(cls: type[Task]) -> list[str]:
-    """Returns the task's own settings and those of every task: what may stand after `task.`, apart from rewards."""
+    """The settings of a task class and of every task: the names allowed after `task.`, except rewards."""
     names = {n for c in cls.__mro__ if issubclass(c, Task) for n, v in vars(c).items()
              if not n.startswith("_") and not callable(v) and not isinstance(v, (property, classmethod, staticmethod))}
     return sorted(names - {"name", "rewards", "outcome", "lives_outside", "needs", "knobs", "best_parts",

@@ -1,17 +1,16 @@
 """How the parts of an answer become its reward: `task.combine`. No torch.
 
     sum                     the weighted sum of all parts
-    product                 the product of the weighted parts
-    gate:format             the other parts count only where `format` is above 0
-    gate:accuracy>=0.8      the same from 0.8 on: the gated accumulation of G-RA
-    tool_star:format,accuracy,tools     -1, 0 or the weighted sum: by format, then by accuracy
-    max:rule,judge          the larger of the two weighted parts, and the weighted rest
-    my_rules.py:reward      anyone's own function (parts, weights) -> float
+product                 the product of the weighted parts
+gate:format             the other parts count only if `format` is above 0
+gate:accuracy>=0.8      the same from 0.8 on: the gated accumulation of G-RA
+tool_star:format,accuracy,tools     -1, 0 or the weighted sum: by format, then by accuracy
+max:rule,judge          the larger of the two weighted parts, plus the weighted rest
+my_rules.py:reward      an own function (parts, weights) -> float
 
-A part of weight 0 is left out of products and maxima. A part that an answer does not have (a variant's, or one that
-needs an absent service) is left out too; a gate that is not there stands open. Where a gate is shut, the turns of an
-episode are paid nothing either.
-"""
+A part of weight 0 is left out of products and maxima. So is a part that an answer does not have (a variant's, or one
+that needs an absent service); a gate on a missing part is open. If a gate is closed, the turns of an episode earn
+nothing either."""
 
 from __future__ import annotations
 
@@ -38,41 +37,38 @@ Combine = Callable[[Numbers, Numbers], float]
 
 
 def weighted(parts: Numbers, weights: Numbers) -> dict[str, float]:
-    """Weight times value of every part."""
     return {name: weights[name] * value for name, value in parts.items() if name in weights}
 
 
 def total(parts: Numbers, weights: Numbers) -> float:
-    """Returns the weighted sum."""
+    """The weighted sum."""
     return sum(weighted(parts, weights).values())
 
 
 def product(parts: Numbers, weights: Numbers) -> float:
-    """Returns the product of the weighted parts; 0 without any."""
+    """The product of the weighted parts; 0 without any."""
     counted = [value for name, value in weighted(parts, weights).items() if weights[name]]
     return math.prod(counted) if counted else 0.0
 
 
 def gate(parts: Numbers, weights: Numbers, condition: str) -> float:
-    """Returns the weighted sum where the part of a condition is above 0 ("format"), or has at least a value
-    ("accuracy>=0.8"), else what that part itself pays.
+    """The weighted sum if the part of a condition is above 0 ("format") or reaches a value ("accuracy>=0.8"), else the
+    weighted value of that part alone.
 
-    With reward parts of turns it is gated reward accumulation, G-RA (arXiv 2508.10548): they add up only where the
-    outcome reaches a threshold.
-    """
+    With reward parts of turns this is gated reward accumulation, G-RA (arXiv 2508.10548): they accumulate only if the
+    outcome reaches a threshold."""
     part, _ = read_condition(condition)
     return total(parts if open_gate(parts, condition) else {part: parts[part]}, weights)
 
 
 def open_gate(parts: Numbers, *conditions: str) -> bool:
-    """Returns whether the parts meet every condition; one of a part that is not there is met."""
+    """Whether the parts meet every condition; a condition on a missing part is met."""
     return all(part not in parts or (parts[part] > 0 if least is None else parts[part] >= least)
                for part, least in map(read_condition, conditions))
 
 
 def read_condition(text: str) -> tuple[str, float | None]:
-    """Returns the part, and the least value that opens a gate; None = anything above 0. Raises ValueError when that is
-    no finite number."""
+    """The part of a gate and its minimum; None = anything above 0. Raises ValueError if that is not a finite number."""
     part, mark, least = (piece.strip() for piece in text.partition(">="))
     if mark and not math.isfinite(float(least)):
         raise ValueError(f"{least} is no finite number")
@@ -80,12 +76,11 @@ def read_condition(text: str) -> tuple[str, float | None]:
 
 
 def tool_star(parts: Numbers, weights: Numbers, form: str, right: str, tools: str) -> float:
-    """Returns -1 times the weight of `form` where that is not above 0; else 0 where `right` is not; else the weighted
-    sum of the others, `tools` never below 0.
+    """-1 times the weight of `form` if that is not above 0; else 0 if `right` is not; else the weighted sum of the
+    others, with `tools` never below 0.
 
     The hierarchical reward of Tool-Star (arXiv 2505.16410) section 3.3, with weights of 1 and 0.1 on `tools`, which is
-    1 where several tools were used: -1, 0, or max(accuracy + 0.1, accuracy).
-    """
+    1 if several tools were used: -1, 0, or max(accuracy + 0.1, accuracy)."""
     if not open_gate(parts, form):
         return -weights.get(form, 0.0)
     if not open_gate(parts, right):
@@ -95,7 +90,7 @@ def tool_star(parts: Numbers, weights: Numbers, form: str, right: str, tools: st
 
 
 def largest(parts: Numbers, weights: Numbers, *names: str) -> float:
-    """Returns the largest of the weighted parts `names`, plus the weighted sum of the others."""
+    """The largest of the weighted parts `names`, plus the weighted sum of the others."""
     values = weighted(parts, weights)
     rivals = [values.pop(name) for name in names if weights.get(name) and name in values]
     return max(rivals, default=0.0) + sum(values.values())
@@ -104,16 +99,14 @@ def largest(parts: Numbers, weights: Numbers, *names: str) -> float:
 COMBINE: dict[str, tuple[Callable[..., float], int, int | None]] = {
     "sum": (total, 0, 0), "product": (product, 0, 0), "gate": (gate, 1, 1), "max": (largest, 2, None),
     "tool_star": (tool_star, 3, 3)}
-"""Ways to combine by name, and how many parts they name: at least, at most."""
+"""Combinations by name, with the minimum and maximum number of parts in their argument."""
 GATES = {"gate": 1, "tool_star": 2}
-"""Of those that gate, how many of the parts they name are conditions."""
+"""How many of the parts named by a gating combination are conditions."""
 _EXAMPLES = {"gate": "gate:format", "max": "max:rule,judge", "tool_star": "tool_star:format,accuracy,tools"}
 
 
 def make_combine(given: str, known: Collection[str]) -> Combine:
-    """Returns the function that `task.combine` stands for. Raises ConfigError for a name or a part that is not
-    `known`.
-    """
+    """The function that `task.combine` stands for. Raises ConfigError for an unknown name or a part not in `known`."""
     head = given.partition(":")[0]
     if head not in COMBINE:
         return resolve("task.combine", given, COMBINE)
@@ -130,7 +123,8 @@ def make_combine(given: str, known: Collection[str]) -> Combine:
 
 
 def make_gate(given: str) -> Callable[[Numbers], bool]:
-    """Returns whether an answer's parts leave the gate of a `task.combine` open; always, of one that gates nothing."""
+    """A function that tells whether an answer's parts leave the gate of a `task.combine` open; always, without a
+    gate."""
     return partial(_opened, _names(given)[:GATES.get(given.partition(":")[0], 0)])
 
 
@@ -159,7 +153,7 @@ def _combined(function: Callable[..., float], names: Collection[str], parts: Num
 
 
 def weight_at(weight: Weight, step: int) -> float:
-    """Returns a weight, or the value at `step` of the line through [[step, weight], ...]."""
+    """A weight, or the value at `step` of the line through [[step, weight], ...]."""
     if isinstance(weight, (int, float)):
         return float(weight)
     import numpy as np

@@ -1,12 +1,11 @@
 """Environments: what a model acts in over several turns. No torch, no model name.
 
     class Maze(Task):
-        def environment(self, sample): return MazeEnvironment(sample)
+def environment(self, sample): return MazeEnvironment(sample)
 
     class MazeEnvironment(Environment):
-        def reset(self, seed): return Observation("Find the door.", [Media(source=self.draw())])
-        def step(self, action): return Step(Observation("A wall."), {"progress": 0.0}, state=self.place)
-"""
+def reset(self, seed): return Observation("Find the door.", [Media(source=self.draw())])
+def step(self, action): return Step(Observation("A wall."), {"progress": 0.0}, state=self.place)"""
 
 from __future__ import annotations
 
@@ -17,40 +16,39 @@ from vlrl.errors import ConfigError
 from vlrl.types import Observation, Step
 
 SUCCESS = "tool_success"
-"""Reward part of a turn with calls, where the task's rewards name it: 1 when all of them succeeded, else 0."""
+"""Reward part of a turn with calls, if the task's rewards name it: 1 if all calls succeeded, else 0."""
 
 
 class Environment:
-    """One episode's world. It lives in a process of its own, and only what it returns leaves that process."""
+    """The world of one episode. It lives in its own process, and only its return values leave that process."""
 
     def reset(self, seed: int) -> Observation:
-        """Returns what follows the task's own messages; may be empty. The same for the same sample and seed."""
+        """The first observation, which follows the task's own messages; may be empty. The same for the same sample and
+        seed."""
         return Observation()
 
     def step(self, action: str) -> Step:
-        """Returns what an action does. Model text must never make it raise."""
+        """The result of an action. Must not raise on any model text."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Frees what it holds. Called once, also after an error."""
+        """Releases its resources. Called once, also after an error."""
 
 
 def has_environment(task: Any) -> bool:
-    """Returns whether the task, or one of a mixture, has environments or tools, its own or those of
-    `environment.name`."""
+    """Whether the task, or one of a mixture, has environments or tools, its own or those of `environment.name`."""
     return any(member.outside is not None for member in task.members) or has_own_environment(task)
 
 
 def has_own_environment(task: Any) -> bool:
-    """Returns whether the class of the task, or of one of a mixture, writes environments or tools."""
+    """Whether the class of the task, or of one of a mixture, defines environments or tools."""
     return any({"environment", "tools"} & vars(c).keys() for member in task.members for c in type(member).__mro__[:-1]
                if c.__module__ != "vlrl.task.base")
 
 
 def check_unattached(task: Any, settings: EnvironmentSettings) -> None:
-    """Raises ConfigError for a task that needs an environment from outside where `environment.name` is empty, and for
-    options without a name.
-    """
+    """Raises ConfigError for a task that needs an external environment if `environment.name` is empty, and for options
+    without a name."""
     homeless = next((one for one in task.members if one.lives_outside), None)
     if homeless:
         raise ConfigError(f"task '{homeless.name}' acts in an environment from outside, and environment.name is "

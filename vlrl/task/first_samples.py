@@ -1,4 +1,4 @@
-"""The first samples of a split, as evaluations and checks take them. No torch."""
+"""The first samples of a split, for evaluations and checks. No torch."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from vlrl.types import Sample
 
 
 def first_samples(task: Task, split: str, count: int) -> list[Sample]:
-    """Returns the first `count` samples of a split, with the templates of their task in turn. ConfigError when it is
-    empty.
-    """
+    """The first `count` samples of a split, cycling through the templates of each task. ConfigError if it is empty."""
     samples = task_samples(task, split)
     if len(samples) == 0:
         raise ConfigError(f"task '{task.name}' has no samples in split '{split}'")

@@ -1,12 +1,11 @@
-"""A process that forks others, kept from before torch has started its threads.
+"""A process that forks others, started before torch has started its threads.
 
-    fork_server = Keeper(work)                           # before the model is loaded
-    connection, process = fork_server.start("norm1000")  # work(connection, "norm1000") runs in a new process
+    server = ForkServer(work)                       # before the model is loaded
+connection, process = server.start("norm1000")  # work(connection, "norm1000") runs in a new process
 
-A process with the threads and locks of torch must not be forked, so one that has none of them yet is kept, asleep, with
-the task and its samples as they were then. They are shared by the fork and never sent. With it, or with the process
-that it was forked from, ends all that its processes have started, in sessions of their own too.
-"""
+A process with the threads and locks of torch must not be forked, so a sleeping one without them is kept, with the task
+and its samples as they were at that time; the fork shares them, and they are never sent. When it or the process that
+created it ends, so does everything its processes have started, even in their own sessions."""
 
 from __future__ import annotations
 
@@ -29,20 +28,20 @@ from vlrl.monitoring.signals import STOPS
 
 Work = Callable[[Connection, str], None]
 MOST_PRINTED = 2**20
-"""Characters that the code of a task may print, to each stream of a process."""
+"""Characters that task code may print to each stream of a process."""
 _ENDING = signal.SIGRTMIN + 3 if sys.platform == "linux" else signal.SIGTERM
-"""Asks a fork_server to end, with all below it; none that asks a run to stop (signals.STOPS)."""
+"""Asks a fork server to end with all its descendants; none of the signals that stop a run (signals.STOPS)."""
 _END_S = 10.0
 _PDEATHSIG, _SUBREAPER = 1, 36
-"""Options of prctl: the signal at the death of the parent; orphans below a process become its own children."""
+"""Options of prctl: the signal at the death of the parent; orphaned descendants become children of this process."""
 
 
 class ForkServerLost(ChildProcessError):
-    """A fork_server has ended, so nothing can be started."""
+    """A fork server has ended, so nothing can be started."""
 
 
 class ForkServer:
-    """Forks a process for `work` whenever it is asked; linux only."""
+    """Forks a process for `work` on request; linux only."""
 
     def __init__(self, work: Work):
         self._control, other = socket.socketpair()
@@ -57,8 +56,8 @@ class ForkServer:
         other.close()
 
     def start(self, text: str) -> tuple[Connection, int]:
-        """Returns the connection to a new process, which works with that line of text, and its id. Raises
-        KeeperGone."""
+        """The connection to a new process, which runs `work` with this line of text, and its id. Raises
+        ForkServerLost."""
         mine, other = socket.socketpair()
         with other, self._lock, contextlib.suppress(ConnectionError, BrokenPipeError):
             reply = b""
@@ -71,7 +70,7 @@ class ForkServer:
         return Connection(mine.detach()), int.from_bytes(reply, "little")
 
     def close(self) -> None:
-        """Ends it, and all that it and its processes have started."""
+        """Ends it with everything that it and its processes have started."""
         if self.process:
             self._control.close()
             with contextlib.suppress(OSError):
@@ -85,7 +84,7 @@ class ForkServer:
 
 
 def _alone(call: Callable[..., Any], *given: Any) -> None:
-    """All that a forked process does; it runs nothing that the parent has for its own end."""
+    """Runs `call` as the only code of a forked process, then exits without the parent's exit handlers."""
     code = 1
     try:
         call(*given)
@@ -107,7 +106,7 @@ def _die_with(parent: int, number: int = signal.SIGKILL) -> None:
 
 
 def _end(*_: Any) -> None:
-    """Ends what is below this process, whose orphans have become its own children, and then it."""
+    """Kills all descendants of this process, whose orphans have become its children, and exits."""
     me, until = psutil.Process(), time.monotonic() + _END_S / 2
     while (below := me.children(recursive=True)) and time.monotonic() < until:
         for process in below:
@@ -118,7 +117,7 @@ def _end(*_: Any) -> None:
 
 
 def _keep(theirs: socket.socket, control: socket.socket, work: Work, parent: int) -> None:
-    """Forks a process whenever it is asked, until nobody can ask any more."""
+    """Forks a process for each request until the control socket closes."""
     theirs.close()
     signal.signal(_ENDING, _end)
     _die_with(parent, _ENDING)
@@ -147,9 +146,8 @@ def _keep(theirs: socket.socket, control: socket.socket, work: Work, parent: int
 
 
 def _reap(workers: set[int]) -> None:
-    """Lets the orphans that have ended go. Workers stay until the next is asked for: an id that may still be killed is
-    nobody else's.
-    """
+    """Reaps orphans that have ended. Workers stay until the next request, so that an id that may still be killed is not
+    reused."""
     for process in psutil.Process().children():
         if process.pid not in workers:
             with contextlib.suppress(ChildProcessError):
@@ -167,7 +165,7 @@ def _begin(work: Work, connection: Connection, text: str, parent: int) -> None:
 
 
 class _Printed:
-    """A stream that takes MOST_PRINTED characters and leaves out the rest, which it says."""
+    """A stream that passes MOST_PRINTED characters and drops the rest, with a note."""
 
     def __init__(self, stream: TextIO):
         self._stream, self._left = stream, MOST_PRINTED

@@ -1,8 +1,7 @@
-"""What a task says of its samples: its methods are called here, and what they return is checked.
+"""Calls of a task's methods, with their results validated.
 
-Tasks are anyone's code: whatever they raise, and whatever has the wrong form, is a TaskError that names the task, the
-method and the sample.
-"""
+Tasks are foreign code: whatever they raise or return in the wrong format becomes a TaskError that names the task, the
+method and the sample."""
 
 from __future__ import annotations
 
@@ -20,11 +19,10 @@ _TOOLS = Table({"schemas": "vlrl.environments.tools:schemas"})
 
 
 def task_samples(task: Task, split: str) -> Sequence[Sample]:
-    """Returns the samples of a split, as a sequence; with data.own_samples=false the rows of `data.<split>` where a
-    task would make its own, and of the training split with data.solutions those that it names.
+    """The samples of a split as a sequence. data.own_samples=false uses the rows of `data.<split>` instead of the
+    task's own samples; data.solutions filters the training split by the solutions in that file.
 
-    Raises TaskError when `samples` fails or gives anything else, ConfigError when it leaves a file of rows unread.
-    """
+    Raises TaskError if `samples` fails or returns something else, ConfigError if the task ignores a file of rows."""
     replaced = task.data is not None and not task.data.own_samples and not task.labels
     if replaced:
         reset_reads(task, split)
@@ -49,7 +47,7 @@ def task_samples(task: Task, split: str) -> Sequence[Sample]:
 
 
 def _sequence(samples: Any) -> Sequence[Sample]:
-    """Returns what has a length and places as it is, a generator as a tuple."""
+    """A value with length and indexing unchanged, a generator as a tuple."""
     if not isinstance(samples, (str, bytes, Mapping, type)):
         if hasattr(samples, "__len__") and hasattr(samples, "__getitem__"):
             return samples
@@ -59,8 +57,8 @@ def _sequence(samples: Any) -> Sequence[Sample]:
 
 
 def generated(task: Task, index: int, knobs: Mapping[str, float]) -> Sample:
-    """Returns the sample that a task makes, with its `knobs` in the row. Raises TaskError when `generate` fails or
-    gives anything else."""
+    """A sample made by `generate`, with its `knobs` in the row. Raises TaskError if `generate` fails or returns
+    something else."""
     try:
         sample = task.generate(index, knobs)
     except VlrlError:
@@ -73,10 +71,9 @@ def generated(task: Task, index: int, knobs: Mapping[str, float]) -> Sample:
 
 
 def task_messages(task: Task, sample: Sample) -> list[dict[str, Any]]:
-    """Returns the chat messages of a sample, and in the last one what its environment showed first.
+    """The chat messages of a sample, the last one followed by the first observation of its environment.
 
-    Raises TaskError when `messages` fails or gives anything else.
-    """
+    Raises TaskError if `messages` fails or returns something else."""
     task = task.of(sample)
     messages = _call(task, "messages", sample)
     wrong = [m for m in messages if not _is_message(m)] if isinstance(messages, (list, tuple)) else [messages]
@@ -87,16 +84,15 @@ def task_messages(task: Task, sample: Sample) -> list[dict[str, Any]]:
 
 
 def tool_schemas(task: Task, sample: Sample) -> list[dict[str, Any]]:
-    """Returns the schemas of a sample's tools, as chat templates take them; [] without any. Raises TaskError when
-    `tools` fails, gives anything else or a name twice.
-    """
+    """The schemas of a sample's tools in the format of chat templates; [] without tools. Raises TaskError if `tools`
+    fails, returns something else or repeats a name."""
     task = task.of(sample)
     none = task.outside is None and getattr(task.tools, "__func__", None) is Task.tools
     return [] if none else _TOOLS["schemas"](task, sample)
 
 
 def with_guidance(messages: Sequence[dict[str, Any]], guidance: str) -> list[dict[str, Any]]:
-    """Returns chat messages with a text behind what the last one says."""
+    """Chat messages with a text appended to the last one."""
     *before, last = messages
     content = [{"type": "text", "text": last["content"]}] if isinstance(last["content"], str) else [*last["content"]]
     text = "\n\n" + guidance
@@ -115,9 +111,7 @@ def _opened(messages: list[dict[str, Any]], opening: Observation | None) -> list
 
 
 def task_oracle(task: Task, sample: Sample) -> str | None:
-    """Returns the perfect answer to a sample. Raises TaskError when `oracle` fails or gives anything but a text or
-    None.
-    """
+    """The perfect answer to a sample, or None. Raises TaskError if `oracle` fails or returns something else."""
     text = _call(task, "oracle", sample)
     if text is not None and not isinstance(text, str):
         raise TaskError(f"task '{task.name}': oracle of sample '{sample.id}' gave {type(text).__name__}, expected the "
@@ -131,9 +125,8 @@ def given_answer(task: Task, sample: Sample) -> str | None:
 
 
 def task_oracle_actions(task: Task, sample: Sample) -> list[str]:
-    """Returns the actions of a perfect episode; [] = not known. Raises TaskError when `oracle_actions` fails or gives
-    no texts.
-    """
+    """The actions of a perfect episode; [] if unknown. Raises TaskError if `oracle_actions` fails or returns anything
+    but texts."""
     actions = _call(task, "oracle_actions", sample) or ()
     if not isinstance(actions, (list, tuple)) or not all(isinstance(text, str) for text in actions):
         raise TaskError(f"task '{task.name}': oracle_actions of sample '{sample.id}' gave {str(actions)[:80]!r}, "
@@ -142,7 +135,7 @@ def task_oracle_actions(task: Task, sample: Sample) -> list[str]:
 
 
 def task_target(task: Task, sample: Sample) -> Any:
-    """Returns what the parsed answer is compared with. Raises TaskError when `target` fails."""
+    """The target that the parsed answer is compared with. Raises TaskError if `target` fails."""
     return _call(task, "target", sample)
 
 
@@ -166,7 +159,7 @@ def _is_message(message: Any) -> bool:
 
 
 def check_shape(task: Task, parts: Any, method: str) -> None:
-    """Raises TaskError when what `method` returned is not a mapping with names as keys."""
+    """Raises TaskError unless the result of `method` is a mapping with string keys."""
     if not isinstance(parts, Mapping):
         raise TaskError(f"task '{task.name}': {method} returned {type(parts).__name__}, expected {{part: number}}")
     odd = [name for name in parts if not isinstance(name, str)]
@@ -176,7 +169,7 @@ def check_shape(task: Task, parts: Any, method: str) -> None:
 
 
 def check_parts(task: Task, parts: Mapping[str, Any]) -> None:
-    """Raises TaskError when `score` returned other parts than `rewards` names."""
+    """Raises TaskError if the parts that `score` returned are not those that `rewards` names."""
     check_shape(task, parts, "score")
     unknown, missing = set(parts) - set(task.weights), set(task.weights) - set(parts)
     if unknown:

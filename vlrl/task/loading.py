@@ -18,7 +18,7 @@ _OF_A_NOTEBOOK = (" It is code of a notebook or script, which no other process h
 
 
 def notebook_warning(name: str) -> str:
-    """Returns a warning for a task of the code that runs as `__main__`; "" for any other."""
+    """A warning for a task defined in code that runs as `__main__`; "" for any other."""
     location, _, attribute = name.partition(":")
     return f"task.name={name}: vlrl eval, score and app cannot load it.{_OF_A_NOTEBOOK.format(attribute)}" \
         if location == "__main__" else ""
@@ -26,11 +26,10 @@ def notebook_warning(name: str) -> str:
 
 def load(name: str, settings: Mapping[str, Any] | None = None,
          change: Callable[[type[Task]], type[Task]] = lambda cls: cls) -> Task:
-    """Returns a task by built-in name, `module:Class` or `path/file.py:Class`, with its own settings applied; `change`
-    makes another class of the one that was found.
+    """A task by built-in name, `module:Class` or `path/file.py:Class`, with its own settings applied; `change` maps the
+    class found to the one instantiated.
 
-    Raises ConfigError when there is no such task or setting.
-    """
+    Raises ConfigError for an unknown task or setting."""
     cls = change(load_class(name))
     try:
         return cls(**dict(settings or {}))
@@ -41,7 +40,7 @@ def load(name: str, settings: Mapping[str, Any] | None = None,
 
 
 def load_class(name: str) -> type[Task]:
-    """Returns the class behind a task name; see `load`."""
+    """The class behind a task name; see `load`."""
     location, _, attribute = name.partition(":")
     if location.endswith(".py"):
         module = _imported(lambda: file_module(Path(location)), name)
@@ -61,7 +60,7 @@ def load_class(name: str) -> type[Task]:
 
 
 def builtin_names() -> list[str]:
-    """Returns names of the tasks that come with vlrl."""
+    """Names of the tasks that come with vlrl."""
     folder = registry.module("vlrl.tasks").__path__
     return sorted(m.name for m in pkgutil.iter_modules(folder) if not m.name.startswith("_"))
 
@@ -79,7 +78,7 @@ def _import(location: str, name: str):
 
 
 def _imported(run: Callable[[], Any], name: str) -> Any:
-    """Returns the result of `run`, which imports anyone's code; ConfigError with file and line when that fails."""
+    """The result of `run`, which imports foreign code; ConfigError with file and line if that fails."""
     try:
         return run()
     except MissingFile as error:

@@ -1,8 +1,8 @@
 """Several tasks at once (`tasks:`): one Task to the rest of the run, each sample asked and scored by its own. No torch.
 
     mixture = Mixture({"digits": load("digits"), "scenes": load("grounding", {"drawn": True})})
-    samples = mixture.samples("train")              # digits, scenes, digits, scenes ... until each is at its end
-    mixture.of(samples[1]).name                     # "scenes"
+samples = mixture.samples("train")              # digits, scenes, digits, scenes ... until each is exhausted
+mixture.of(samples[1]).name                     # "scenes"
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from vlrl.types import Answer, Parts, Sample, Variant
 
 
 class Interleaved(SampleSequence):
-    """The samples of labelled sequences in turn, a, b, a, b, ...; those of the longer ones are what remains at the end.
+    """The samples of labelled sequences in turn, a, b, a, b, ...; the longer ones continue after the others are
+    exhausted.
 
-    Nothing is copied: place i is found by arithmetic. A sample bears its label in `task`, and its id is `label/id`.
-    """
+    Nothing is copied: indices are computed. The label of a sample is in its `task`, and its id is `label/id`."""
 
     def __init__(self, samples: Mapping[str, Sequence[Sample]]):
         self.labels = tuple(samples)
@@ -67,14 +67,14 @@ class Interleaved(SampleSequence):
         return with_label(self._samples[self.labels.index(label)][own], label)
 
     def locate(self, place: int) -> tuple[str, int]:
-        """Returns the label of a place, and the place in that label's own samples."""
+        """The label of an index, and the index within that label's own samples."""
         first, round, going = self._stretches[bisect_right(self._firsts, place) - 1]
         further, turn = divmod(place - first, len(going))
         return self.labels[going[turn]], round + further
 
     @property
     def tasks(self) -> list[str]:
-        """[N] the label of every place; no sample is made."""
+        """[N] the label of every index, without making a sample."""
         ends = [*self._firsts[1:], self._size]
         parts = [np.tile(np.array(going), (end - first) // len(going))
                  for (first, _, going), end in zip(self._stretches, ends, strict=True)]
@@ -82,12 +82,12 @@ class Interleaved(SampleSequence):
 
 
 def with_label(sample: Sample, label: str) -> Sample:
-    """Returns a task's own sample as one of a mixture."""
+    """A task's own sample as one of a mixture."""
     return replace(sample, id=f"{label}/{sample.id}", task=label)
 
 
 class Mixture(Task):
-    """Labelled tasks as one. Whatever concerns a sample is asked of the task that its `Sample.task` names."""
+    """Labelled tasks as one. Whatever concerns a sample is delegated to the task that its `Sample.task` names."""
 
     def __init__(self, tasks: Mapping[str, Task]):
         super().__init__()
@@ -107,14 +107,14 @@ class Mixture(Task):
         return tuple(self.tasks)
 
     def of(self, sample: Sample) -> Task:
-        """Returns the task of a sample. Raises DataError when it names none of these."""
+        """The task of a sample. Raises DataError if it names none of these."""
         if sample.task not in self.tasks:
             raise DataError(f"sample {sample.id!r}: task={sample.task[:100]!r} is none of this config's tasks."
                             f"{did_you_mean(sample.task[:100], self.tasks)} Its labels: {', '.join(self.tasks)}")
         return self.tasks[sample.task]
 
     def each(self, change: Callable[[str, Task], Task]) -> Mixture:
-        """Returns a mixture of `change(label, task)` of every task."""
+        """A mixture of `change(label, task)` of every task."""
         changed = Mixture({label: change(label, task) for label, task in self.tasks.items()})
         changed.seed, changed.data = self.seed, self.data
         return changed
@@ -123,7 +123,7 @@ class Mixture(Task):
         return self.each(lambda _, task: copy.copy(task))
 
     def samples(self, split: str) -> Interleaved:
-        """Returns those of every task in turn. Raises ConfigError naming the task that has none."""
+        """Those of every task in turn. Raises ConfigError naming a task without samples."""
         if split not in self._turns:
             self._turns[split] = Interleaved({label: _own_samples(i, task, split)
                                         for i, (label, task) in enumerate(self.tasks.items())})
@@ -133,9 +133,8 @@ class Mixture(Task):
         return self._turns[split]
 
     def generate(self, index: int, knobs: Mapping[str, float]) -> Sample:
-        """Returns a sample of the task at this place of the training split, by its own knobs, `<label>/<knob>`; one of
-        its plain samples where it has none.
-        """
+        """A sample of the task at this index of the training split, by its own knobs, `<label>/<knob>`; a plain sample
+        of a task without knobs."""
         label, own = self.samples("train").locate(index)
         if not self.tasks[label].knobs:
             return self.samples("train")[index]
@@ -143,7 +142,7 @@ class Mixture(Task):
         return with_label(generated(self.tasks[label], own, mine), label)
 
     def weights_at(self, step: int) -> dict[str, float]:
-        """Returns the parts of all tasks; of one that several have, the weight of the first."""
+        """The parts of all tasks; the weight of a shared part is that of the first task."""
         return {part: w for task in reversed(self.members) for part, w in task.weights_at(step).items()}
 
     def template(self, sample: Sample, visit: int) -> str:
@@ -195,7 +194,7 @@ class Mixture(Task):
 
 
 def _called(task: Task, label: str) -> Task:
-    """Returns the task under its label, by which messages and stored rollouts name it; `name` is a class variable."""
+    """The task under its label, which messages and stored rollouts use as its name."""
     vars(task)["name"] = label
     return task
 
@@ -212,7 +211,7 @@ def _own_samples(place: int, task: Task, split: str) -> Sequence[Sample]:
 
 
 def require_one_task(task: Task, what: str) -> Task:
-    """Returns the task, if it is one. Raises ConfigError for a mixture, which `what` cannot take."""
+    """The task, unless it is a mixture. Raises ConfigError for a mixture, which `what` cannot take."""
     if isinstance(task, Mixture):
         raise ConfigError(f"{what} takes one task, and this config has several: {', '.join(task.labels)}. Add "
                           f"task={task.labels[0]} to take that one alone")

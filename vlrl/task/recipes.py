@@ -1,12 +1,11 @@
-"""Recipes: how a published system asks, what it pays, and what a perfect answer looks like. `task.recipe` chooses one.
+"""Recipes: how a published system asks, what it rewards, and its perfect answers. `task.recipe` chooses one.
 
     class Grounding(RecipeTask):
-        _recipes = {"vlm_r1_rec": Recipe(prompt=..., rewards={"accuracy": 1.0, "format": 1.0}, ...)}
-        recipe: str = "vlm_r1_rec"
+_recipes = {"vlm_r1_rec": Recipe(prompt=..., rewards={"accuracy": 1.0, "format": 1.0}, ...)}
+recipe: str = "vlm_r1_rec"
 
-The functions of a recipe take the task first: it has the settings and the coordinates. docs/write-a-task.md shows
-one of one's own, `task.recipe=my_recipe.py:strict`.
-"""
+The functions of a recipe take the task first: it has the settings and the coordinates. docs/write-a-task.md shows how
+to write your own, `task.recipe=my_recipe.py:strict`."""
 
 from __future__ import annotations
 
@@ -26,40 +25,40 @@ Box = Sequence[float]
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """One way to ask and to pay."""
+    """A prompt with its reading and scoring of answers."""
 
     prompt: str
     rewards: Mapping[str, Weight]
     """Part -> weight."""
     read: Callable[[Any, Sample, Answer], Any]
-    """What the answer says, JSON-able and in original pixels; None for nothing readable."""
+    """The content of the answer, JSON-able and in original pixels; None if it cannot be read."""
     score: Callable[[Any, Sample, Answer], Parts]
     """Raw parts of one answer."""
     target: Callable[[Any, Sample], Any]
-    """What `read` should give."""
+    """The value that `read` should return."""
     oracle: Callable[[Any, Sample], str | None]
-    """A perfect answer, or None where there is none."""
+    """A perfect answer, or None."""
     write: Callable[[Any, Sample, Sequence[Box]], str] | None = None
-    """A well-formed answer with boxes in original pixels, for cheats; None where answers are no boxes."""
+    """A well-formed answer with boxes in original pixels, for cheats; None if answers are not boxes."""
     group: Callable[[Any, Sample, Sequence[Answer], Any], list[Parts]] | None = None
     """Parts that compare the answers of a group; the last argument is the services of `Task.score_group`."""
     needs: Collection[str] = frozenset()
-    """Services that `group` asks for, as `Task.needs` names them."""
+    """Services that `group` needs, as in `Task.needs`."""
     variants: Callable[[Any, Sample, int, int], Sequence[Variant]] | None = None
     """Further answers with other media, as `Task.variants` gives them."""
     problem: Callable[[Any, Mapping[str, Any]], str | None] | None = None
-    """What this recipe misses in a row, or None."""
+    """What this recipe lacks in a row, or None."""
     best_parts: Mapping[str, float] = field(default_factory=dict)
-    """Part -> the most that it can be, where that is not 1."""
+    """Part -> its maximum, where that is not 1."""
     asked: str = ""
-    """How to ask a row that brings its own `question` in place of what to find: it, and how to answer."""
+    """The prompt of a row that has its own `question` instead of the name of something to find."""
     asks: bool = False
-    """Rows may have a question and its answer instead of the boxes of a grounding row."""
+    """Whether rows may have a question and its answer instead of the boxes of a grounding row."""
     system: str = ""
     outcome: Mapping[str, float] = field(default_factory=dict)
-    """What makes an answer correct, as `Task.outcome`: part -> the least raw value."""
+    """What makes an answer correct, as `Task.outcome`: part -> minimum raw value."""
     correct: Callable[[Any, Sample, Answer], bool | None] | None = None
-    """Whether an answer is correct, where no values of parts say so."""
+    """Whether an answer is correct, if the values of parts do not tell."""
 
 
 class RecipeTask(Task):
@@ -109,12 +108,12 @@ class RecipeTask(Task):
         return replace(sample, row=self.filled(sample.row))
 
     def filled(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the row with those texts of `placeholders` that a template asks for."""
+        """The row with the `placeholders` that a template uses."""
         return {**row, **{name: text for name, text in self.placeholders(row).items()
                           if any(f"{{{name}}}" in template for template in self.templates)}}
 
     def problem(self, row: Mapping[str, Any]) -> str | None:
-        """Returns what is wrong with a row under any recipe, or None."""
+        """What is wrong with a row under any recipe, or None."""
         return None
 
     def score(self, sample: Sample, answer: Answer) -> Parts:
@@ -137,7 +136,7 @@ class RecipeTask(Task):
         return self.used.oracle(self, sample)
 
     def cheats(self, sample: Sample) -> Mapping[str, str | None]:
-        """Boxes that need no look at the picture: a tiny one, the whole image, a hundred, one a hundred times."""
+        """Boxes that need no look at the image: a tiny one, the whole image, a hundred, one a hundred times."""
         width, height, write = sample.get("width"), sample.get("height"), self.used.write
         if not width or not height or write is None:
             return {}
@@ -155,9 +154,7 @@ def blind_boxes(width: float, height: float) -> dict[str, list[list[float]]]:
 
 
 def in_model_units(task: Task, sample: Sample, place: Box, whole: bool = False) -> list[float]:
-    """Returns a box or point of the row as the model is to write it; `whole`: rounded, unless the convention is
-    0..1.
-    """
+    """A box or point of the row as the model is to write it; `whole`: rounded, unless the convention is 0..1."""
     written = task.coordinates.from_original(sample, place)
     return [round(v) for v in written] if whole and whole_units(task, sample) else written
 
@@ -166,11 +163,11 @@ shown = in_model_units  # the former name, which recipes of users may import
 
 
 def whole_units(task: Task, sample: Sample) -> bool:
-    """Returns whether the row's convention counts in whole units; 0..1 does not."""
+    """Whether the row's coordinate convention counts in integers; 0..1 does not."""
     edge = task.coordinates.from_original(sample, [sample["width"], sample["height"]])
     return edge[0] > 1 or edge[1] > 1
 
 
 def pixels(task: Task, sample: Sample, place: Box | None) -> list[float] | None:
-    """Returns a box or point as the model wrote it, in original pixels; None stays None."""
+    """A box or point as the model wrote it, in original pixels; None stays None."""
     return task.coordinates.to_original(sample, place) if place else None

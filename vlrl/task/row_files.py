@@ -1,7 +1,7 @@
-"""Which of data.train and data.heldout a task asks for: rows beside samples of its own would be left unread in silence.
+"""Which of data.train and data.heldout a task reads: rows that a task ignores in favour of its own samples are an
+error.
 
-What counts is that `samples` looks at the setting, so a task may read its file in whatever way it likes.
-"""
+What counts is that `samples` accesses the setting, so a task may read its file in any way."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _FILES = ("train", "heldout")
 
 
 class RowFiles(DataSettings):
-    """`data.*` as a task has it; knows which of its files were asked for."""
+    """`data.*` as a task has it; records which of its files were accessed."""
 
     _requested: set[str] = PrivateAttr(default_factory=set)
     _own: Collection[str] = PrivateAttr(default=_FILES)
 
     @classmethod
     def of(cls, data: DataSettings, own: Collection[str] = _FILES) -> RowFiles:
-        """`own`: the settings that are for this task alone; of a mixture, others are what its tasks have in common."""
+        """`own`: the splits set for this task alone; in a mixture, the others are shared by its tasks."""
         files = cls(**data.model_dump())
         files._own = own
         return files
@@ -35,29 +35,27 @@ class RowFiles(DataSettings):
         return super().__getattribute__(name)
 
     def reset_reads(self, split: str) -> None:
-        """Forgets that the file of a split was asked for: what an earlier call read says nothing of the next."""
+        """Forgets earlier accesses to the file of a split."""
         self._requested.discard(split)
 
     def unread_file(self, split: str) -> str:
-        """Returns the file of a split that no one has asked for; "" where there is none."""
+        """The file of a split that was not accessed; "" if there is none."""
         return vars(self).get(split, "") if split in _FILES and split not in self._requested else ""
 
 
 def unread_file(task: Any, split: str) -> str:
-    """Returns the file of `data.<split>` that a task did not look at when it gave its samples; "" where there is
-    none.
-    """
+    """The file of `data.<split>` that a task did not access for its samples; "" if there is none."""
     return task.data.unread_file(split) if isinstance(task.data, RowFiles) else ""
 
 
 def reset_reads(task: Any, split: str) -> None:
-    """Has `unread` count from now on."""
+    """Makes `unread_file` count from now on."""
     if isinstance(task.data, RowFiles):
         task.data.reset_reads(split)
 
 
 def refuse_unread_file(task: Any, split: str) -> None:
-    """Raises ConfigError where a task makes its own samples of a split, beside rows that are meant for it alone."""
+    """Raises ConfigError if a task makes its own samples of a split despite rows given for it alone."""
     file = unread_file(task, split)
     if file and split in task.data._own:
         raise unread_file_error(f"task '{task.name}' makes", split, file)

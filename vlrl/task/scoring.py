@@ -1,4 +1,4 @@
-"""Completions -> reward parts, under every safety the Task contract promises. No torch."""
+"""Completions -> reward parts, with all the guarantees of the Task contract. No torch."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from vlrl.types import Answer, Parts, Sample, StepValues
 
 _MOST_MARKS = 1000
 LARGEST = 1e12
-"""Of a part or reward; squares and sums of larger ones leave the range of the numbers that a GPU computes with."""
+"""Largest part or reward; squares and sums of larger ones exceed the number range of a GPU."""
 _watch: Callable[[int], str | None] | None = None
-"""Told before a task's code is called for so many answers; a text that comes back is stored as the error instead."""
+"""Called with the number of answers before task code runs; a text it returns is stored as the error instead."""
 
 
 @contextmanager
 def watching(watch: Callable[[int], str | None]) -> Iterator[None]:
-    """`watch` is told of every call of a task's code, and may refuse it; see subprocess_scorer.py."""
+    """Calls `watch` before each call of task code, which it may refuse; see subprocess_scorer.py."""
     global _watch
     before, _watch = _watch, watch
     try:
@@ -38,20 +38,20 @@ def watching(watch: Callable[[int], str | None]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class AnswerScore:
-    """One answer's parts, reward and outcome; `error` says why a part or the reward has no value."""
+    """Parts, reward and outcome of one answer; `error` says why a part or the reward has no value."""
 
     parts: Parts
     reward: float | None
     parsed: Any = None
     error: str | None = None
     correct: bool | None = None
-    """What Task.correct says; None where the answer is unscorable."""
+    """The result of Task.correct; None if the answer is unscorable."""
     steps: tuple[tuple[int, float], ...] = ()
-    """Of the first part that is given by steps: where each ends, in characters of the completion, and its value."""
+    """For the first part given by steps: the end of each in characters of the completion, and its value."""
 
 
 MarkedScores = list[tuple[AnswerScore, list[Any] | None]]
-"""Scored answers with what task.overlay draws of them."""
+"""Scores, each with the marks that task.overlay draws."""
 
 
 def score_group(task: Task, sample: Sample, answers: Sequence[Answer], step: int,
@@ -59,11 +59,9 @@ def score_group(task: Task, sample: Sample, answers: Sequence[Answer], step: int
     """Scores the answers to one sample. Without `services` there are no answers of variants either, and parts that need
     a service are left out.
 
-    None as a part makes the rollout unscorable (reward None); so do, with an `error`, a part that is no finite number
-    and a scorer that raises: 0 could be the best reward of the group. Raises TaskError when what the scorers
-    return has the wrong shape, or parts and `rewards` do not name the same things: that is the task's bug, not the
-    model's.
-    """
+    None as a part makes the rollout unscorable (reward None). So do, with an `error`, a part that is not a finite
+    number and a scorer that raises, since 0 could be the best reward of the group. Raises TaskError if the scorers
+    return the wrong shape, or parts and `rewards` differ in names: that is a bug of the task, not of the model."""
     if not answers:
         return []
     task = task.of(sample)
@@ -87,17 +85,15 @@ def score_group(task: Task, sample: Sample, answers: Sequence[Answer], step: int
 
 def score_all(task: Task, sample: Sample, answers: Sequence[Answer], others: Sequence[Answer], step: int,
               services: Services) -> tuple[MarkedScores, dict[str, float]]:
-    """Returns the answers of a group and then those aside, each with its marks (see score_group, score_alone,
-    overlay_marks), and the weight of every part.
-    """
+    """The scores of a group's answers and then of the `others`, each with its marks (see score_group, score_alone,
+    overlay_marks), and the weight of every part."""
     task, _ = without_absent_parts(task, sample, answers, services)
     scored = [*score_group(task, sample, answers, step, services), *score_alone(task, sample, others, step)]
     return [(s, overlay_marks(task, sample, s.parsed)) for s in scored], task.of(sample).weights_at(step)
 
 
 def score_alone(task: Task, sample: Sample, answers: Sequence[Answer], step: int) -> list[AnswerScore]:
-    """Scores answers that are in no group, those of a variant: with the parts of `score`; score_group's are left out.
-    """
+    """Scores answers outside any group, such as those of a variant, with the parts of `score` only."""
     task = task.of(sample)
     weights = task.weights_at(step)
     out = []
@@ -110,9 +106,8 @@ def score_alone(task: Task, sample: Sample, answers: Sequence[Answer], step: int
 
 
 def _own_parts(task: Task, sample: Sample, answer: Answer) -> Any:
-    """Returns what `score` says; with an environment, over the sums of the episode's turns, where a part that a turn
-    does not name counts 0.
-    """
+    """The result of `score`; with an environment, merged over the sums of the turns' parts, a part missing in a turn
+    counting 0."""
     own = task.score(sample, answer)
     if not has_environment(task) or not isinstance(own, Mapping):
         return own
@@ -121,7 +116,7 @@ def _own_parts(task: Task, sample: Sample, answer: Answer) -> Any:
 
 
 def without_score(scored: AnswerScore, error: str | None) -> AnswerScore:
-    """Returns the scores without a value where the environment failed: its errors are never paid."""
+    """The score without a value if the environment failed, since such an episode is never rewarded."""
     if error is None:
         return scored
     reason = error if error.startswith("reset:") else f"environment: {error}"
@@ -129,18 +124,15 @@ def without_score(scored: AnswerScore, error: str | None) -> AnswerScore:
 
 
 def overlay_marks(task: Task, sample: Sample, parsed: Any) -> list[Any] | None:
-    """Returns what `task.overlay` draws of a parsed answer and of the target, at most 1,000 marks; None when it
-    fails.
-    """
+    """The marks of `task.overlay` for a parsed answer and the target, at most 1,000; None if it fails."""
     marks, error = _guarded(lambda: list(itertools.islice(task.overlay(sample, parsed), _MOST_MARKS)))
     return None if error else marks
 
 
 def sample_metrics(task: Task, sample: Sample, answer: Answer, parts: Parts) -> tuple[dict[str, float], str | None]:
-    """Returns the finite numbers among `task.metrics`, and the first thing that was wrong with it.
+    """The finite numbers in `task.metrics`, and the first problem with it.
 
-    None stands for "not measured here" and is left out without an error.
-    """
+    None stands for "not measured here" and is left out without an error."""
     metrics, error = _guarded(lambda: task.metrics(sample, answer, parts))
     if error is None and not isinstance(metrics, Mapping):
         error = f"returned {type(metrics).__name__}, expected {{name: number}}"
@@ -190,13 +182,13 @@ def _finish(task: Task, sample: Sample, answer: Answer, parts: Parts | None, err
 
 
 def _steps(steps: StepValues, answer: Answer) -> tuple[tuple[int, float], ...]:
-    """Returns where each step ends in the completion, which begins behind what its prompt has opened, and its value."""
+    """The end of each step in the completion, which starts after what its prompt opened, and its value."""
     ends = (max(0, end - len(answer.opened)) for end in steps.ends)
     return tuple(zip(ends, steps.values, strict=False))
 
 
 def _correct(task: Task, sample: Sample, answer: Answer, parts: Parts) -> tuple[bool | None, str | None]:
-    """Returns what the task says, or the settings in its place."""
+    """The verdict of the task, or of the settings that override it."""
     if task.overridden:
         return reaches(task.criterion, parts), None
     correct, problem = _guarded(lambda: task.correct(sample, answer, parts))
@@ -204,7 +196,7 @@ def _correct(task: Task, sample: Sample, answer: Answer, parts: Parts) -> tuple[
 
 
 def _combined(task: Task, parts: dict[str, float], weights: dict[str, float]) -> tuple[float | None, str | None]:
-    """Returns the reward, or None and why."""
+    """The reward, or None and the reason."""
     given, problem = _guarded(lambda: task.combine(parts, weights))
     if problem is None:
         value, problem = finite_number(given)
@@ -214,18 +206,16 @@ def _combined(task: Task, parts: dict[str, float], weights: dict[str, float]) ->
 
 
 def _too_large(values: Mapping[str, float]) -> str | None:
-    """Returns why the first of these values cannot be averaged, or None."""
+    """Why the first of these values cannot be averaged, or None."""
     name = next((name for name, value in values.items() if abs(value) > LARGEST), None)
     return None if name is None else (f"{name} was {values[name]:g}, beyond the {LARGEST:g} up to which means and "
                                       "variances of rewards can be computed")
 
 
 def _guarded(call: Any, answers: int = 1) -> tuple[Any, str | None]:
-    """Returns the call's result, or the error it raised as text; a TaskError is the author's to mend and passes
-    through.
+    """The result of a call, or the error it raised as text; a TaskError is for the author to fix and passes through.
 
-    The call deals with so many `answers`, which decides how long it may take.
-    """
+    The call handles `answers` answers, which determines how long it may take."""
     refused = _watch(answers) if _watch else None
     if refused:
         return None, refused

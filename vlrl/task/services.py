@@ -1,11 +1,10 @@
-"""What the loop hands to `Task.score_group` beside the answers: answers of variants, and services by name. No torch.
+"""What `Task.score_group` gets beside the answers: answers of variants, and services by name. No torch.
 
     def score_group(self, sample, answers, services):
-        shuffled = services.variants.get("shuffled", ())        # answers that were drawn with other media
-            sure = services.reference_logprobs(answers)             # a service; the task names it in `needs`
+shuffled = services.variants.get("shuffled", ())        # answers that were drawn with other media
+sure = services.reference_logprobs(answers)             # a service; the task names it in `needs`
 
-A service that is not there raises AbsentService; `"judge" in services` asks first.
-"""
+A service that is not available raises AbsentService; `"judge" in services` asks first."""
 
 from __future__ import annotations
 
@@ -27,84 +26,80 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """What a policy is to find likely: a text in place of what an answer finally says."""
+    """A text whose likelihood is evaluated in place of the final answer of a completion."""
 
     answer: Answer | None
-    """None = none: the text stands right behind the prompt, in a tag of its own, without any reasoning."""
+    """None: the text directly follows the prompt, in its own tag, without any reasoning."""
     text: str
 
 
 Key = tuple[int | None, str | None]
-"""Number of an answer in its group, and the text in place of its own; see Reading."""
+"""Index of an answer in its group, and the text in place of its own; see Reading."""
 GroupLogprobs = Mapping[str, Mapping[Key, np.ndarray]]
-"""Log-probabilities [t] of what was read for a group, by service."""
+"""Log-probabilities [t] of the readings of a group, by service."""
 
 
 class Logprobs(Protocol):
-    """`services.policy_logprobs` and `services.reference_logprobs`: how likely the policy that is trained, or its
-    reference (algo.reference), finds what answers say."""
+    """`services.policy_logprobs` and `services.reference_logprobs`: the likelihood of answers under the trained policy
+    or its reference (algo.reference)."""
 
     def __call__(self, readings: Sequence[Answer | Reading]) -> list[np.ndarray]:
-        """Returns [t] log-probabilities at temperature 1 of the tokens of each answer's last <answer> content, or of
-        the text in its place; empty where there is none. Takes what `Task.readings` gave for the group, in any order
-        and number: without an own one these are its answers.
-        """
+        """[t] log-probabilities at temperature 1 of the tokens of each answer's last <answer> content, or of the text
+        in its place; empty if there is none. Takes any of the readings that `Task.readings` gave for the group, by
+        default its answers, in any order and number."""
         ...
 
 
 LOGPROBS = ("policy_logprobs", "reference_logprobs")
-"""The services that are read in a pass over all groups before these are scored."""
+"""The services that are evaluated in one pass over all groups before scoring."""
 
 
 @dataclass(frozen=True)
 class ServiceContext:
-    """For what something is asked."""
+    """The split and step that a request to a service belongs to."""
 
     split: str = ""
     step: int = 0
     policy_step: int = 0
-    """Completed steps of the weights that wrote what is judged."""
+    """Completed steps of the weights that wrote the judged text."""
 
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """What a judge is asked, beside a plain text: with pictures, or for a reply in JSON.
+    """A question to a judge with more than plain text: with images, or for a reply in JSON.
 
-    Example: `Question("Is it a cat?", sample.media, {"verdict": ("yes", "no")})`.
-    """
+    Example: `Question("Is it a cat?", sample.media, {"verdict": ("yes", "no")})`."""
 
     text: str
     media: Sequence[Media] = ()
     """Shown before the text; a video as its frames."""
     fields: Fields | None = None
-    """What the reply must say (rewards/verdicts.py); one that does not is asked for again."""
+    """Fields that the reply must have (rewards/verdicts.py); otherwise it is asked again."""
 
 
 class Judge(Protocol):
     """`services.judge`: a model that answers questions about answers."""
 
     def __call__(self, questions: Sequence[str | Question]) -> list[str | None]:
-        """Returns the text it gives to each question; None where there is none, or none that says what `fields` asks
-        for. What rests on None is unscorable, and neither right nor wrong.
-        """
+        """The reply to each question; None without a reply, or without one that has the `fields`. Parts that depend on
+        None are unscorable, and neither right nor wrong."""
         ...
 
 
 class Clip(Protocol):
-    """`services.clip`: how well pictures and texts fit."""
+    """`services.clip`: how well images and texts match."""
 
     def __call__(self, images: Sequence[Any], texts: Sequence[str]) -> np.ndarray:
-        """Returns [images, texts] cosines; images are PIL images."""
+        """[images, texts] cosines of PIL images with texts."""
         ...
 
 
 class RewardModel(Protocol):
-    """`services.reward_model`: how good a model that was trained for it finds answers."""
+    """`services.reward_model`: scores of answers by a model trained for it."""
 
     def __call__(self, question: str, media: Sequence[Media], answers: Sequence[str]) -> list[tuple[float, ...] | None]:
-        """Returns of each answer the scores of all models (services.reward_model.name), on whatever scale they have;
-        None where one of them has none, and what rests on it is unscorable.
-        """
+        """For each answer the scores of all models (services.reward_model.name), on their own scales; None if one of
+        them has no score, so that parts that depend on it are unscorable."""
         ...
 
 
@@ -114,24 +109,24 @@ SERVICES: Mapping[str, type] = {**dict.fromkeys(LOGPROBS, Logprobs), "judge": Ju
 
 
 FAILED = "service: "
-"""How the error of a rollout begins that a service did not answer."""
+"""How the error of a rollout starts if a service did not answer."""
 _ABSENT = Table({"without": "vlrl.services.missing:without_unserved_parts",
                  "served": "vlrl.services.missing:served_task"})
-"""What makes do without services that a task needs and a run does not have."""
+"""Handling of services that a task needs and a run does not have."""
 
 
 class AbsentService(TaskError, AttributeError):
-    """A service was asked for that is not there."""
+    """A requested service is not available."""
 
 
 @dataclass(frozen=True, eq=False)
 class Services:
-    """What `score_group` is given. Attributes besides `variants` are services of SERVICES."""
+    """The argument of `score_group`. Attributes besides `variants` are services of SERVICES."""
 
     variants: Mapping[str, Sequence[Answer]] = field(default_factory=dict)
     """Answers drawn with other media, by the name of their Variant; a missing name = none were made."""
     given: Mapping[str, Any] = field(default_factory=dict)
-    """The services that are there, by name."""
+    """The available services, by name."""
 
     def __contains__(self, name: str) -> bool:
         return name in self.given
@@ -145,7 +140,7 @@ class Services:
 
 
 def reading_key(reading: Answer | Reading, group: Sequence[Answer]) -> Key:
-    """Returns what is to be read. Raises TaskError where it is of no answer of the group."""
+    """The key of a reading. Raises TaskError if its answer is not in the group."""
     answer, text = (reading.answer, reading.text) if isinstance(reading, Reading) else (reading, None)
     places = [i for i, one in enumerate(group) if one is answer]
     if answer is not None and not places:
@@ -155,7 +150,7 @@ def reading_key(reading: Answer | Reading, group: Sequence[Answer]) -> Key:
 
 
 def precomputed_logprobs(name: str, group: Sequence[Answer], values: Mapping[Key, np.ndarray]) -> Logprobs:
-    """Returns a service of log-probabilities, as computed for the answers of a group before it is scored."""
+    """A service of log-probabilities that returns values computed for a group before it is scored."""
 
     def logprobs(readings: Sequence[Answer | Reading]) -> list[np.ndarray]:
         keys = [reading_key(one, group) for one in readings]
@@ -169,11 +164,11 @@ def precomputed_logprobs(name: str, group: Sequence[Answer], values: Mapping[Key
 
 
 class GroupServices(Protocol):
-    """The services of `services.*` as one group has them."""
+    """The services of `services.*` for one group."""
 
     @property
     def turn(self) -> AbstractContextManager[Any]:
-        """Held while a task's code runs, and not while it waits for a server: groups wait side by side."""
+        """Held while task code runs, and released while it waits for a server, so that groups wait concurrently."""
         ...
 
     @property
@@ -181,22 +176,22 @@ class GroupServices(Protocol):
 
     @property
     def problem(self) -> str | None:
-        """Why what rests on a service has no value, as the `error` of a rollout; None where all replied."""
+        """Why parts that depend on a service have no value, as the `error` of a rollout; None if all replied."""
         ...
 
 
 class RunServices(Protocol):
-    """The services of `services.*` that a run has and its task needs, on one process (vlrl/services/service_set.py)."""
+    """The services of `services.*` that a run has and its task needs, in one process (vlrl/services/provided.py)."""
 
     @property
     def threads(self) -> int:
-        """Groups that are scored side by side."""
+        """Number of groups scored concurrently."""
         ...
 
     def at(self, place: ServiceContext) -> GroupServices: ...
 
     def metrics(self, split: str, step: int, times: bool = True) -> dict[str, float]:
-        """Returns what was asked for a split up to a step, over all processes, and forgets it."""
+        """Statistics of the requests of a split up to a step, over all processes; resets them."""
         ...
 
     def close(self) -> None: ...
@@ -204,25 +199,23 @@ class RunServices(Protocol):
 
 def without_absent_parts(task: Task, sample: Sample, answers: Sequence[Answer],
                          services: Services) -> tuple[Task, list[str]]:
-    """Returns the task less the parts that it cannot give without the services it `needs`, and their names.
+    """The task without the parts whose services in `needs` are absent, and the names of those parts.
 
-    A task that needs nothing, or nothing that is absent, stays as it is; of a mixture it is the sample's.
-    """
+    A task that needs nothing absent is returned unchanged; of a mixture it is the sample's."""
     task = task.of(sample)
     served = all(name in services for name in task.needs)
     return (task, []) if served else _ABSENT["without"](task, sample, answers, services)
 
 
 def served(task: Task, available: Collection[str], samples: Sequence[Sample]) -> Task:
-    """Returns the task, or each of a mixture, less the parts that weigh nothing and need a service that is not
-    `available`. Raises ConfigError for such a part that has a weight.
-    """
+    """The task, or each of a mixture, without the parts of weight 0 that need a service not in `available`. Raises
+    ConfigError for such a part with a weight."""
     lacking = any(set(one.needs) - set(available) for one in task.members)
     return _ABSENT["served"](task, available, samples) if lacking else task
 
 
 def parts_needing(task: Task, service: str) -> Collection[str] | None:
-    """Returns the parts that need a service; None where the task does not say which."""
+    """The parts that need a service; None if the task does not say which."""
     if service not in task.needs:
         return ()
     return task.needs[service] if isinstance(task.needs, Mapping) else None

@@ -1,12 +1,11 @@
-"""A task's code in a process of its own, which is ended when it hangs (limits.score_s).
+"""Task code in its own process, which is killed if it hangs (limits.score_s).
 
-    scorer = Scorer(make, seconds)      # before the model is loaded: forks the process that forks the others
-    scorer.settle("norm1000")           # make("norm1000") is the task, called in the process that scores
-    scorer(task, sample, answers, others, step, services)       # as scoring.score_all
+    scorer = SubprocessScorer(make, seconds)      # before the model is loaded: starts the fork server
+scorer.set_convention("norm1000")             # make("norm1000") is the task, called in the process that scores
+scorer(task, sample, answers, others, step, services)       # as scoring.score_all
 
-fork_server.py forks the process, whose task and samples are those of the start. Only what cannot be sent (a sample with
-objects that cannot be pickled, a service) is scored in the training process, as it is without a limit.
-"""
+fork_server.py forks the process, with the task and samples of the start. Only what cannot be sent (a sample with
+objects that cannot be pickled, a service) is scored in the training process, without a limit."""
 
 from __future__ import annotations
 
@@ -27,22 +26,21 @@ from vlrl.types import Answer, Sample
 
 GroupScores = tuple[MarkedScores, dict[str, float]]
 _PLACE = struct.Struct("qq")
-"""What stands in the shared memory: how many calls of the task's code were begun, and the answers of the last one."""
+"""Content of the shared memory: the number of calls of task code begun, and the answers of the last one."""
 _START_S = 60.0
-"""Seconds beyond the limit for what comes before the first call."""
+"""Seconds added to the limit before the first call."""
 _log = logging.getLogger(__name__)
 
 
 class GroupAbandoned(Exception):
-    """A group is given up: why."""
+    """Scoring of a group was abandoned, with the reason."""
 
 
 class SubprocessScorer:
-    """Scores groups in a process that is ended when one call takes longer than `seconds` for each of its answers.
+    """Scores groups in a process that is killed if one call takes longer than `seconds` for each of its answers.
 
-    Of a call that hangs, or ends its process, the answer (of score_group: every answer of the group) has the reward 0
-    and an `error`; everything else is as without.
-    """
+    For a call that hangs or ends its process, the answer (for score_group: every answer of the group) gets reward 0 and
+    an `error`; everything else is scored as usual."""
 
     def __init__(self, make: Callable[[str], Task], seconds: float):
         self.seconds, self._lock = seconds, threading.Lock()
@@ -88,9 +86,8 @@ class SubprocessScorer:
                          "%s", why)
 
     def _scored(self, request: bytes, sample: Sample) -> GroupScores | str | None:
-        """Returns the scores; None, or why they could not be sent, where they are to be found in this process. Raises
-        GivenUp when the task hangs even where nothing of it should be called any more.
-        """
+        """The scores; None, or the reason why they could not be sent, if they must be computed in this process. Raises
+        GroupAbandoned if the task hangs even though nothing of it should be called any more."""
         refused: dict[int, str] = {}
         with self._lock:
             while True:
@@ -108,9 +105,7 @@ class SubprocessScorer:
                 refused[place] = f"TimeoutError: {why}" if hung else f"ChildProcessError: {why}"
 
     def _patience(self) -> tuple[tuple[int, int], float]:
-        """Returns which call of the task's code was begun last and for how many answers, and the seconds that it may
-        take.
-        """
+        """The last call of task code begun with its number of answers, and the seconds it may take."""
         begun, answers = _PLACE.unpack_from(self._place)
         return (begun, answers), self.seconds * max(answers, 1) + (0 if begun else _START_S)
 
@@ -119,7 +114,7 @@ class SubprocessScorer:
 
 
 def _work(connection: Connection, task: Task, place: mmap.mmap) -> None:
-    """Scores what it is sent, until nobody sends any more."""
+    """Scores requests until the connection closes."""
     def reply(sent: bytes) -> bytes:
         refused, request = pickle.loads(sent)  # of the training process
         return _reply(task, refused, request, place)
@@ -128,9 +123,8 @@ def _work(connection: Connection, task: Task, place: mmap.mmap) -> None:
 
 
 def _reply(task: Task, refused: Mapping[int, str], request: bytes, place: mmap.mmap) -> bytes:
-    """Returns the pickled scores, or None pickled: what is raised is met again in the training process, where it is
-    seen. A text instead says why the scores cannot be sent.
-    """
+    """The pickled scores. A pickled None if scoring raised, which is then repeated in the training process, where it is
+    reported; a pickled text if the scores cannot be sent."""
     begun = 0
 
     def watch(answers: int) -> str | None:

@@ -1,4 +1,4 @@
-"""Calls of tools as a model writes them: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`. No torch."""
+"""Tool calls as a model writes them: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`. No torch."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from typing import Any
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 MOST_CALLS = 8
-"""Calls of one action that are run; the others are refused."""
+"""Calls of one action that are run; further ones are refused."""
 _MOST_CALL = 20_000
 """Characters of a call."""
 _MOST_NESTED = 20
-"""Lists and objects inside each other in the arguments of a call."""
+"""Nesting depth of the arguments of a call."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call as it was written."""
+    """A parsed call."""
 
     name: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     error: str = ""
-    """What is wrong with how it was written; empty = nothing."""
+    """What is wrong with its syntax; empty = nothing."""
 
 
 def calls_of(text: str) -> list[Call]:
-    """Returns the calls of an action in order, `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` each; what
-    stands before `</think>` is none, and neither is anything in thinking that never ends. Beyond MOST_CALLS one more
-    stands for all others, with an error."""
+    """The calls of an action in order, `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` each. Text before
+    `</think>` is ignored, and so is everything in thinking that never ends. One call with an error stands for all calls
+    beyond MOST_CALLS."""
     _, closed, said = text.rpartition("</think>")
     _, *pieces = said.split(OPEN) if closed or "<think>" not in text else ("",)
     calls = [_call(piece) for piece in pieces[:MOST_CALLS]]
@@ -69,7 +69,7 @@ def _nests(value: Any, levels: int) -> bool:
 
 
 def from_json(text: str | bytes) -> Any:
-    """Returns what JSON says, whose numbers are all finite. Raises ValueError, and RecursionError."""
+    """Parsed JSON whose numbers are all finite. Raises ValueError and RecursionError."""
     return json.loads(text, parse_float=_finite, parse_constant=_finite)
 
 

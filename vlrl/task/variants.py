@@ -1,4 +1,4 @@
-"""Variants of a sample: further answers drawn with other media, as `Task.variants` asks for them. No torch."""
+"""Variants of a sample: further answers drawn with other media, as requested by `Task.variants`. No torch."""
 
 from __future__ import annotations
 
@@ -22,16 +22,15 @@ _TAKEN = (GREEDY, *VARIANTS)
 
 
 def has_variants(task: Task) -> bool:
-    """Returns whether the task, or one of a mixture, says anything of variants."""
+    """Whether the task, or one of a mixture, overrides `variants`."""
     return any(getattr(one.variants, "__func__", None) is not Task.variants for one in task.members)
 
 
 def variants_of(task: Task, sample: Sample, n: int, step: int) -> list[Variant]:
-    """Returns the variants of a sample in a group of `n`, those without answers left out.
+    """The variants of a sample in a group of `n`, without empty ones.
 
-    Raises TaskError when `variants` fails or gives anything else, names two alike, or leaves the group without an
-    answer to the sample as it is.
-    """
+    Raises TaskError if `variants` fails, returns something else, repeats a name, or leaves the group without an answer
+    to the original sample."""
     try:
         variants = list(task.variants(sample, n, step))
     except VlrlError:
@@ -45,20 +44,19 @@ def variants_of(task: Task, sample: Sample, n: int, step: int) -> list[Variant]:
 
 
 def with_media_of(sample: Sample, variant: Variant) -> Sample:
-    """Returns the sample with the variant's media."""
+    """The sample with the variant's media."""
     return replace(sample, media=tuple(variant.media))
 
 
 def same_pixels(shown: Prompt, plain: Prompt) -> bool:
-    """Returns whether a variant shows the very pixels of the sample, as a clip of one frame in another order does.
-    Answers to it beside the group would tell nothing, and are not drawn.
-    """
+    """Whether a variant shows exactly the pixels of the sample, as a one-frame clip in another order does. Its answers
+    beside the group would add nothing, and are not drawn."""
     pixels = [[[frame.tobytes() for frame in media.frames] for media in prompt.media] for prompt in (shown, plain)]
     return bool(plain.media) and pixels[0] == pixels[1]
 
 
 def trained_count(variants: Sequence[Variant]) -> int:
-    """Returns how many answers of a group are those of variants."""
+    """How many answers of a group are those of trained variants."""
     return sum(v.n for v in variants if v.trained)
 
 
