@@ -115,7 +115,7 @@ def playing(config: Config, folder: Path) -> Iterator[Play]:
     """Yields what plays episodes with the engine of the config; its environments end with it."""
     task = Rooms()
     environments = Environments(lambda convention: task, config.environment)  # before the model is loaded
-    environments.settle("original")
+    environments.set_convention("original")
     policy = policies.load(config, Accelerator(cpu=True))
     encode = Encoder(policy.processor, policy.family, policy.positions, config)
     inner = make_engine(config, policy, folder / "engine", episodes=True)

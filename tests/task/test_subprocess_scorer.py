@@ -81,7 +81,7 @@ class Odd(Task):
 @pytest.fixture
 def scorer():
     made = SubprocessScorer(lambda convention: Odd(), 1.0)
-    made.settle("norm1000")
+    made.set_convention("norm1000")
     yield made
     made.close()
 

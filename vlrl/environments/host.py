@@ -82,7 +82,7 @@ class Environments:
         self._workers = [self._worker() for _ in range(settings.workers if self._fork_server else 1)]
         self._queues = [ThreadPoolExecutor(1, thread_name_prefix="environments") for _ in self._workers]
 
-    def settle(self, convention: str) -> None:
+    def set_convention(self, convention: str) -> None:
         """How the model writes boxes, which is known once it is loaded."""
         self._convention = convention
 

@@ -1,7 +1,7 @@
 """Plans checked against lists of constraints: process rewards from "each one" to "all of them". Pure; never raises.
 
     parts = levels({"commonsense": [True, False], "hard": [True]})
-# {"commonsense_micro": .5, "commonsense_macro": 0, "hard_micro": 1, "hard_macro": 1, "pass": 0}
+    # {"commonsense_micro": .5, "commonsense_macro": 0, "hard_micro": 1, "hard_macro": 1, "pass": 0}
 
 Planner-R1 (2509.25779) rewards their weighted sum if the plan can be read, with weights in three stages: all parts,
 then the macro parts and `pass`, then `pass` alone (`task.rewards.hard_micro=[[0, 1], [100, 1], [101, 0]]`)."""

@@ -1,9 +1,9 @@
 """Questions to a judge and its replies: fields of a JSON reply, and untrusted text quoted so that it stays text. Pure.
 
     fields = {"verdict": ("yes", "no"), "score": (1, 10)}
-schema(fields)                                          # JSON schema of such a reply
-read_fields('... {"verdict": "yes", "score": 7}', fields)   # {"verdict": "yes", "score": 7}; None = not readable
-quoted("answer", text)                                  # text between marks that it cannot close
+    schema(fields)                                          # JSON schema of such a reply
+    read_fields('... {"verdict": "yes", "score": 7}', fields)   # {"verdict": "yes", "score": 7}; None = not readable
+    quoted("answer", text)                                  # text between marks that it cannot close
 
 The judged text was written by a model that is rewarded for the verdict, so it may contain "give me 1.0", tags of a chat
 template or a verdict of its own. `quoted` puts it between marks that are a hash of the text itself, which the text

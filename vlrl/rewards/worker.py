@@ -1,8 +1,8 @@
 """A process that answers one request at a time and is killed, with everything it started, when it takes too long.
 
     worker = Worker(start)                                  # start() -> (connection, the process or its id)
-reply = worker.ask(request, lambda: (progress, seconds))
-serve(connection, reply_to)                             # in the process: bytes -> bytes, until the connection closes
+    reply = worker.ask(request, lambda: (progress, seconds))
+    serve(connection, reply_to)                             # in the process: bytes -> bytes, until it closes
 
 Requests and replies are numbered, so that a reply is matched to its request. Only the process itself replies: a copy
 that foreign code forks and returns from is ended.

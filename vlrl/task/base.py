@@ -1,14 +1,14 @@
 """The Task contract: one file with a prompt, data and rewards; no torch, no model name.
 
     class CountCircles(Task):
-most: int = 6                                           # a knob: `task.most=9`
-prompt = "How many circles? Put the number in <answer></answer>."
-rewards = {"correct": 1.0, "format": 0.1}               # part -> weight; `task.rewards.format=0`
-def samples(self, split): ...                           # a sequence of Sample
-def score(self, sample, answer): ...                    # raw parts
-def oracle(self, sample): ...                           # a perfect answer
+        most: int = 6                                           # a setting: `task.most=9`
+        prompt = "How many circles? Put the number in <answer></answer>."
+        rewards = {"correct": 1.0, "format": 0.1}               # part -> weight; `task.rewards.format=0`
+        def samples(self, split): ...                           # a sequence of Sample
+        def score(self, sample, answer): ...                    # raw parts
+        def oracle(self, sample): ...                           # a perfect answer
 
-`vlrl.task.load` gives an instance, the functions of `task/asked.py` call it and check what it returns."""
+`vlrl.task.load` makes an instance; the functions of `task/interface.py` call it and validate its results."""
 
 from __future__ import annotations
 

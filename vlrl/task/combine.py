@@ -1,12 +1,12 @@
 """How the parts of an answer become its reward: `task.combine`. No torch.
 
     sum                     the weighted sum of all parts
-product                 the product of the weighted parts
-gate:format             the other parts count only if `format` is above 0
-gate:accuracy>=0.8      the same from 0.8 on: the gated accumulation of G-RA
-tool_star:format,accuracy,tools     -1, 0 or the weighted sum: by format, then by accuracy
-max:rule,judge          the larger of the two weighted parts, plus the weighted rest
-my_rules.py:reward      an own function (parts, weights) -> float
+    product                 the product of the weighted parts
+    gate:format             the other parts count only if `format` is above 0
+    gate:accuracy>=0.8      the same from 0.8 on: the gated accumulation of G-RA
+    tool_star:format,accuracy,tools     -1, 0 or the weighted sum: by format, then by accuracy
+    max:rule,judge          the larger of the two weighted parts, plus the weighted rest
+    my_rules.py:reward      an own function (parts, weights) -> float
 
 A part of weight 0 is left out of products and maxima. So is a part that an answer does not have (a variant's, or one
 that needs an absent service); a gate on a missing part is open. If a gate is closed, the turns of an episode earn

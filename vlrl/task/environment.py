@@ -1,11 +1,11 @@
 """Environments: what a model acts in over several turns. No torch, no model name.
 
     class Maze(Task):
-def environment(self, sample): return MazeEnvironment(sample)
+        def environment(self, sample): return MazeEnvironment(sample)
 
     class MazeEnvironment(Environment):
-def reset(self, seed): return Observation("Find the door.", [Media(source=self.draw())])
-def step(self, action): return Step(Observation("A wall."), {"progress": 0.0}, state=self.place)"""
+        def reset(self, seed): return Observation("Find the door.", [Media(source=self.draw())])
+        def step(self, action): return Step(Observation("A wall."), {"progress": 0.0}, state=self.place)"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A process that forks others, started before torch has started its threads.
 
     server = ForkServer(work)                       # before the model is loaded
-connection, process = server.start("norm1000")  # work(connection, "norm1000") runs in a new process
+    connection, process = server.start("norm1000")  # work(connection, "norm1000") runs in a new process
 
 A process with the threads and locks of torch must not be forked, so a sleeping one without them is kept, with the task
 and its samples as they were at that time; the fork shares them, and they are never sent. When it or the process that

@@ -5,7 +5,8 @@ method and the sample."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,18 @@ from vlrl.types import Observation, Sample
 _TOOLS = Table({"schemas": "vlrl.environments.tools:schemas"})
 
 
+@contextmanager
+def task_code(task: Task, call: str) -> Iterator[None]:
+    """Turns whatever the code of a task raises in the block, apart from a VlrlError, into a TaskError naming the call.
+    """
+    try:
+        yield
+    except VlrlError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise TaskError(f"task '{task.name}': {call} failed: {failure(error)}") from error
+
+
 def task_samples(task: Task, split: str) -> Sequence[Sample]:
     """The samples of a split as a sequence. data.own_samples=false uses the rows of `data.<split>` instead of the
     task's own samples; data.solutions filters the training split by the solutions in that file.
@@ -26,18 +39,13 @@ def task_samples(task: Task, split: str) -> Sequence[Sample]:
     replaced = task.data is not None and not task.data.own_samples and not task.labels
     if replaced:
         reset_reads(task, split)
-    try:
+    with task_code(task, f"samples({split!r})"):
         samples = _sequence(Task.samples(task, split) if replaced and split == "train" else task.samples(split))
         if replaced and unread_file(task, split):
             samples = _sequence(Task.samples(task, split))
         refuse_unread_file(task, split)
-    except VlrlError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise TaskError(f"task '{task.name}': samples({split!r}) failed: {failure(error)}") from error
-    drawn = not isinstance(samples, (list, tuple))  # made when asked for, so not looked at here
-    wrong = "" if drawn else next((type(s).__name__ for s in samples if not isinstance(s, Sample)), "")
-    if wrong:
+    made = samples if isinstance(samples, (list, tuple)) else ()  # others are made on access
+    if wrong := next((type(s).__name__ for s in made if not isinstance(s, Sample)), ""):
         raise TaskError(f"task '{task.name}': samples({split!r}) holds {wrong}, expected a sequence of Sample")
     if split == "train" and task.data is not None and task.data.solutions:
         from vlrl.data import with_solutions
@@ -59,12 +67,8 @@ def _sequence(samples: Any) -> Sequence[Sample]:
 def generated(task: Task, index: int, knobs: Mapping[str, float]) -> Sample:
     """A sample made by `generate`, with its `knobs` in the row. Raises TaskError if `generate` fails or returns
     something else."""
-    try:
+    with task_code(task, f"generate({index}, {dict(knobs)})"):
         sample = task.generate(index, knobs)
-    except VlrlError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise TaskError(f"task '{task.name}': generate({index}, {dict(knobs)}) failed: {failure(error)}") from error
     if not isinstance(sample, Sample):
         raise TaskError(f"task '{task.name}': generate returned {type(sample).__name__}, expected a Sample")
     return replace(sample, row={**sample.row, "knobs": dict(knobs)})
@@ -94,8 +98,7 @@ def tool_schemas(task: Task, sample: Sample) -> list[dict[str, Any]]:
 def with_guidance(messages: Sequence[dict[str, Any]], guidance: str) -> list[dict[str, Any]]:
     """Chat messages with a text appended to the last one."""
     *before, last = messages
-    content = [{"type": "text", "text": last["content"]}] if isinstance(last["content"], str) else [*last["content"]]
-    text = "\n\n" + guidance
+    content, text = _content(last), "\n\n" + guidance
     if content and content[-1].get("type") == "text":
         text = content.pop()["text"] + text
     return [*before, {**last, "content": [*content, {"type": "text", "text": text}]}]
@@ -105,9 +108,13 @@ def _opened(messages: list[dict[str, Any]], opening: Observation | None) -> list
     if opening is None or not (opening.text or opening.media) or not messages:
         return messages
     *before, last = messages
-    content = [{"type": "text", "text": last["content"]}] if isinstance(last["content"], str) else last["content"]
-    return [*before, {**last, "content": [*content, *({"type": m.kind} for m in opening.media),
+    return [*before, {**last, "content": [*_content(last), *({"type": m.kind} for m in opening.media),
                                           {"type": "text", "text": opening.text}]}]
+
+
+def _content(message: Mapping[str, Any]) -> list[Any]:
+    content = message["content"]
+    return [{"type": "text", "text": content}] if isinstance(content, str) else [*content]
 
 
 def task_oracle(task: Task, sample: Sample) -> str | None:
@@ -141,12 +148,8 @@ def task_target(task: Task, sample: Sample) -> Any:
 
 def _call(task: Task, method: str, sample: Sample) -> Any:
     task = task.of(sample)
-    try:
+    with task_code(task, f"{method} of sample '{sample.id}'"):
         return getattr(task, method)(sample)
-    except VlrlError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise TaskError(f"task '{task.name}': {method} of sample '{sample.id}' failed: {failure(error)}") from error
 
 
 def _is_message(message: Any) -> bool:

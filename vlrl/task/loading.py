@@ -45,7 +45,7 @@ def load_class(name: str) -> type[Task]:
     if location.endswith(".py"):
         module = _imported(lambda: file_module(Path(location)), name)
     elif attribute or "." in location:
-        module = _import(location, name)
+        module = _imported(lambda: registry.module(location), name)
     else:
         module = _builtin(location)
     task_class = getattr(module, attribute, None) if attribute else _only_task(module, name)
@@ -71,10 +71,6 @@ def _builtin(name: str):
         raise ConfigError(f"task.name={name!r}: no built-in task of that name.{near} Built in: "
                           f"{', '.join(builtin_names())}; your own: path/file.py:Class or module:Class.")
     return _imported(lambda: registry.module(f"vlrl.tasks.{name}"), name)
-
-
-def _import(location: str, name: str):
-    return _imported(lambda: registry.module(location), name)
 
 
 def _imported(run: Callable[[], Any], name: str) -> Any:

@@ -1,8 +1,8 @@
 """Several tasks at once (`tasks:`): one Task to the rest of the run, each sample asked and scored by its own. No torch.
 
     mixture = Mixture({"digits": load("digits"), "scenes": load("grounding", {"drawn": True})})
-samples = mixture.samples("train")              # digits, scenes, digits, scenes ... until each is exhausted
-mixture.of(samples[1]).name                     # "scenes"
+    samples = mixture.samples("train")              # digits, scenes, digits, scenes ... until each is exhausted
+    mixture.of(samples[1]).name                     # "scenes"
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vlrl.errors import ConfigError, DataError, VlrlError, did_you_mean
 from vlrl.task.base import Task
 from vlrl.task.interface import generated, task_samples
 from vlrl.task.row_files import unread_file, unread_file_error
-from vlrl.types import Answer, Parts, Sample, Variant
+from vlrl.types import Answer, Sample
 
 
 class Interleaved(SampleSequence):
@@ -145,52 +145,22 @@ class Mixture(Task):
         """The parts of all tasks; the weight of a shared part is that of the first task."""
         return {part: w for task in reversed(self.members) for part, w in task.weights_at(step).items()}
 
-    def template(self, sample: Sample, visit: int) -> str:
-        return self.of(sample).template(sample, visit)
-
-    def messages(self, sample: Sample) -> list[dict[str, Any]]:
-        return self.of(sample).messages(sample)
-
-    def score(self, sample: Sample, answer: Answer) -> Parts:
-        return self.of(sample).score(sample, answer)
-
-    def score_group(self, sample: Sample, answers: Sequence[Answer], services: Any) -> list[Parts]:
-        return self.of(sample).score_group(sample, answers, services)
-
     def readings(self, service: str, sample: Sample, answers: Sequence[Answer]) -> Sequence[Any]:
         return self.of(sample).readings(service, sample, answers)
-
-    def oracle(self, sample: Sample) -> str | None:
-        return self.of(sample).oracle(sample)
-
-    def pair(self, sample: Sample) -> tuple[str, str] | None:
-        return self.of(sample).pair(sample)
-
-    def variants(self, sample: Sample, n: int, step: int) -> Sequence[Variant]:
-        return self.of(sample).variants(sample, n, step)
-
-    def guidance(self, sample: Sample, answers: Sequence[Answer]) -> str | None:
-        return self.of(sample).guidance(sample, answers)
-
-    def parse(self, sample: Sample, answer: Answer) -> Any:
-        return self.of(sample).parse(sample, answer)
-
-    def target(self, sample: Sample) -> Any:
-        return self.of(sample).target(sample)
-
-    def metrics(self, sample: Sample, answer: Answer, parts: Parts) -> dict[str, float]:
-        return self.of(sample).metrics(sample, answer, parts)
-
-    def overlay(self, sample: Sample, parsed: Any) -> list[dict[str, Any]]:
-        return self.of(sample).overlay(sample, parsed)
-
-    def cheats(self, sample: Sample) -> Mapping[str, str | None]:
-        return self.of(sample).cheats(sample)
 
     def summarize(self, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         """`<label>/<name>`, of each task over its own records."""
         return {f"{label}/{name}": value for label, task in self.tasks.items()
                 for name, value in task.summarize([r for r in records if r["task"] == label]).items()}
+
+
+def _delegated(method: str) -> Callable[..., Any]:
+    return lambda self, sample, *given: getattr(self.of(sample), method)(sample, *given)
+
+
+for _method in ("template", "messages", "score", "score_group", "oracle", "pair", "variants", "guidance", "parse",
+                "target", "metrics", "overlay", "cheats"):
+    setattr(Mixture, _method, _delegated(_method))
 
 
 def _called(task: Task, label: str) -> Task:

@@ -1,8 +1,8 @@
 """Recipes: how a published system asks, what it rewards, and its perfect answers. `task.recipe` chooses one.
 
     class Grounding(RecipeTask):
-_recipes = {"vlm_r1_rec": Recipe(prompt=..., rewards={"accuracy": 1.0, "format": 1.0}, ...)}
-recipe: str = "vlm_r1_rec"
+        _recipes = {"vlm_r1_rec": Recipe(prompt=..., rewards={"accuracy": 1.0, "format": 1.0}, ...)}
+        recipe: str = "vlm_r1_rec"
 
 The functions of a recipe take the task first: it has the settings and the coordinates. docs/write-a-task.md shows how
 to write your own, `task.recipe=my_recipe.py:strict`."""

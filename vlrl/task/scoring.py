@@ -95,13 +95,12 @@ def score_all(task: Task, sample: Sample, answers: Sequence[Answer], others: Seq
 def score_alone(task: Task, sample: Sample, answers: Sequence[Answer], step: int) -> list[AnswerScore]:
     """Scores answers outside any group, such as those of a variant, with the parts of `score` only."""
     task = task.of(sample)
-    weights = task.weights_at(step)
-    out = []
+    weights, out = task.weights_at(step), []
     for answer in answers:
         own, error = _guarded(lambda a=answer: _own_parts(task, sample, a))
         if error is None:
             check_shape(task, own, "score")
-        out.append(_finish(task, sample, answer, own if error is None else None, error, weights))
+        out.append(_finish(task, sample, answer, own, error, weights))
     return out
 
 
@@ -176,23 +175,13 @@ def _finish(task: Task, sample: Sample, answer: Answer, parts: Parts | None, err
     if reward is None or problem:
         small = {name: value if abs(value) <= LARGEST else None for name, value in known.items()}
         return AnswerScore(small, None, parsed, error or problem)
-    correct, problem = _correct(task, sample, answer, clean)
+    correct, problem = (reaches(task.criterion, clean), None) if task.overridden else _guarded(
+        lambda: task.correct(sample, answer, clean))
     steps = next((given for given in parts.values() if isinstance(given, StepValues)), None)
-    return AnswerScore(clean, reward, parsed, error or problem, correct, _steps(steps, answer) if steps else ())
-
-
-def _steps(steps: StepValues, answer: Answer) -> tuple[tuple[int, float], ...]:
-    """The end of each step in the completion, which starts after what its prompt opened, and its value."""
-    ends = (max(0, end - len(answer.opened)) for end in steps.ends)
-    return tuple(zip(ends, steps.values, strict=False))
-
-
-def _correct(task: Task, sample: Sample, answer: Answer, parts: Parts) -> tuple[bool | None, str | None]:
-    """The verdict of the task, or of the settings that override it."""
-    if task.overridden:
-        return reaches(task.criterion, parts), None
-    correct, problem = _guarded(lambda: task.correct(sample, answer, parts))
-    return None if correct is None else bool(correct), problem and f"correct: {problem}"
+    ends = (max(0, end - len(answer.opened)) for end in steps.ends) if steps else ()  # behind what the prompt opened
+    return AnswerScore(clean, reward, parsed, error or (problem and f"correct: {problem}"),
+                       None if correct is None else bool(correct),
+                       tuple(zip(ends, steps.values, strict=False)) if steps else ())
 
 
 def _combined(task: Task, parts: dict[str, float], weights: dict[str, float]) -> tuple[float | None, str | None]:

@@ -1,8 +1,8 @@
 """What `Task.score_group` gets beside the answers: answers of variants, and services by name. No torch.
 
     def score_group(self, sample, answers, services):
-shuffled = services.variants.get("shuffled", ())        # answers that were drawn with other media
-sure = services.reference_logprobs(answers)             # a service; the task names it in `needs`
+        shuffled = services.variants.get("shuffled", ())        # answers that were drawn with other media
+        sure = services.reference_logprobs(answers)             # a service; the task names it in `needs`
 
 A service that is not available raises AbsentService; `"judge" in services` asks first."""
 

@@ -1,8 +1,8 @@
 """Task code in its own process, which is killed if it hangs (limits.score_s).
 
     scorer = SubprocessScorer(make, seconds)      # before the model is loaded: starts the fork server
-scorer.set_convention("norm1000")             # make("norm1000") is the task, called in the process that scores
-scorer(task, sample, answers, others, step, services)       # as scoring.score_all
+    scorer.set_convention("norm1000")             # make("norm1000") is the task, called in the process that scores
+    scorer(task, sample, answers, others, step, services)       # as scoring.score_all
 
 fork_server.py forks the process, with the task and samples of the start. Only what cannot be sent (a sample with
 objects that cannot be pickled, a service) is scored in the training process, without a limit."""
@@ -49,7 +49,7 @@ class SubprocessScorer:
         self.fork_server = ForkServer(lambda connection, convention: _work(connection, make(convention), self._place))
         self.worker = Worker(lambda: self.fork_server.start(self._convention))
 
-    def settle(self, convention: str) -> None:
+    def set_convention(self, convention: str) -> None:
         """How the model writes boxes, which is known once it is loaded."""
         self._convention = convention
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from vlrl.config.registry import failure
 from vlrl.config.sections import VARIANTS
-from vlrl.errors import TaskError, VlrlError
+from vlrl.errors import TaskError
 from vlrl.task.base import Task
+from vlrl.task.interface import task_code
 from vlrl.types import Media, Prompt, Sample, Variant
 
 GREEDY = "greedy"
@@ -31,12 +31,8 @@ def variants_of(task: Task, sample: Sample, n: int, step: int) -> list[Variant]:
 
     Raises TaskError if `variants` fails, returns something else, repeats a name, or leaves the group without an answer
     to the original sample."""
-    try:
+    with task_code(task, f"variants of sample '{sample.id}'"):
         variants = list(task.variants(sample, n, step))
-    except VlrlError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise TaskError(f"task '{task.name}': variants of sample '{sample.id}' failed: {failure(error)}") from error
     problem = next((p for v in variants if (p := _problem(v, sample))), None) or _together(variants, n)
     if problem:
         raise TaskError(f"task '{task.name}': variants of sample '{sample.id}' {problem}")
@@ -44,7 +40,6 @@ def variants_of(task: Task, sample: Sample, n: int, step: int) -> list[Variant]:
 
 
 def with_media_of(sample: Sample, variant: Variant) -> Sample:
-    """The sample with the variant's media."""
     return replace(sample, media=tuple(variant.media))
 
 
@@ -78,8 +73,7 @@ def _problem(variant: Any, sample: Sample) -> str | None:
 
 def _together(variants: Sequence[Variant], n: int) -> str | None:
     names = [v.name for v in variants]
-    twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
-    if twice is not None:
+    if twice := next((name for i, name in enumerate(names) if name in names[:i]), None):
         return f"name '{twice}' twice"
     if trained_count(variants) >= n:
         return (f"are to be trained with {trained_count(variants)} answers, which leaves none of "

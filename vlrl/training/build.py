@@ -131,7 +131,7 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
         model = policy.load(config, accelerator, checkpoint)
         settle_coordinates(data.task, config, model.family.coordinates)
         for process in filter(None, (scorer, environments)):
-            process.settle(model.family.coordinates)
+            process.set_convention(model.family.coordinates)
         clock, encode = Clock(), Encoder(model.processor, model.family, model.positions, config)
         if generates:
             warnings += comm.on_main(lambda: _CHECKS["opened"](data.task, data.samples, config, encode.opened)) or ()
