@@ -21,7 +21,7 @@ from vlrl.store import plain
 from vlrl.task import Task, builtin_names, load_class, task_messages, task_samples, task_target
 from vlrl.task.combine import COMBINE
 from vlrl.task.scoring import overlay_marks
-from vlrl.tools.play.preview import words_of
+from vlrl.tools.play.preview import message_text
 from vlrl.training import build_task
 from vlrl.types import LoadedMedia, Media, Sample
 
@@ -202,7 +202,7 @@ class Tasks:
         own = config.model
         frames = VideoSampling(own.video_fps, own.video_max_frames, own.video_min_frames)
         loaded = tuple(media.load(m, config.limits, frames) for m in sample.media)
-        words = words_of(task_messages(task, sample), "" if len(loaded) < 2 else "[{kind} {number}] ")
+        words = message_text(task_messages(task, sample), "" if len(loaded) < 2 else "[{kind} {number}] ")
         marks = [plain(mark) for mark in overlay_marks(task, sample, None) or ()
                  if isinstance(mark, Mapping) and mark.get("role") == "target"]
         return SamplePreview(place, len(samples), sample, words, loaded, task_target(task, sample), tuple(marks))

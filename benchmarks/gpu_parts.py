@@ -65,7 +65,7 @@ def doctor(result: Result, tiny: bool) -> None:
     from vlrl.tools.machine.doctor import examine
 
     for finding in examine():
-        result.add(check=f"{finding.group}: {finding.name}", verdict=finding.verdict, detail=finding.detail,
+        result.add(check=finding.rule.replace("/", ": ", 1), verdict=finding.level, detail=finding.message,
                    fix=finding.fix)
 
 
@@ -201,7 +201,7 @@ def updates(result: Result, tiny: bool, size: str, mode: str) -> None:
         result.add(side="EasyR1, published: full, 8 H100, Geometry3K, its own count", MFU=PEER[size])
         result.write(about=f"{shape.prompts} prompts of {len(run.groups[0].prompt)} tokens x {shape.group} answers of "
                            f"{shape.answer}; random weights. MFU of useful operations, each prompt once per group. "
-                           "plan: the estimates of `vlrl plan`, memory without CUDA's own.")
+                           "plan: memory by `vlrl plan`, without CUDA's own.")
         for count in shape.decode if mode == "lora" else ():
             speed, limit = run.decode(count)
             result.add(side=f"hf engine, {count * shape.prompts} answers at once", **{
@@ -220,13 +220,12 @@ def _side(run: Any, side: Any, padded: Any) -> dict[str, Any]:
     seconds = statistics.median(side.seconds)
     tokens = sum(len(g.prompt) + sum(len(r.completion.tokens) for r in g.rollouts) for g in run.groups)
     gap = float(np.abs(side.logprobs - padded.logprobs).max()) if padded.config else float("nan")
-    plan = gpu_step.planned(side.config, len(run.groups[0].prompt), run.size, run.peak.tflops)
+    plan = gpu_step.planned(side.config, len(run.groups[0].prompt), run.size)
     memory = {}
     if run.device.type == "cuda":
         peak, expected = run.resident + side.peak, plan.memory.resident + plan.memory.training
         memory = {"peak GiB": peak / GIB, "plan: GiB": expected / GIB, "GiB / plan": peak / expected}
     return {"side": side.name, "tokens per micro-batch": side.config.train.tokens_per_batch, "seconds": seconds,
-            "plan: s": plan.seconds["updating"], "s / plan": seconds / plan.seconds["updating"],
             "tokens/s": round(tokens / seconds), "MFU": f"{run.useful() / seconds / run.peak.tflops / 1e12:.1%}",
             "log-probability against padded, at most": gap, **memory}
 
@@ -311,14 +310,14 @@ def trl(result: Result, tiny: bool) -> None:
 
 
 def plan(result: Result, tiny: bool) -> None:
-    """A whole step with engine hf against the estimates of `vlrl plan`."""
+    """A whole step with engine hf, and its memory against the estimate of `vlrl plan`."""
     import gpu_step
     import gpu_update as bench
 
     if not tiny:
         _need_cuda()
-    result.write(about=f"Engine hf, micro-batches of one group. {_TIMED} The estimates are arithmetic at assumed "
-                       "shares of the card's promise; `the rest` is the update with media, encoding and scores.")
+    result.write(about=f"Engine hf, micro-batches of one group. {_TIMED} `the rest` is the update with media, "
+                       "encoding and scores.")
     wrong = []
     for size, modes in (("tiny", ("lora",)),) if tiny else (("3b", ("lora", "full")), ("7b", ("lora",))):
         shape = bench.SIZES[size]
@@ -328,7 +327,7 @@ def plan(result: Result, tiny: bool) -> None:
                 step = gpu_step.Step("vlrl", mode, size, shape.group, folder)
                 found, expected = step.measured(100), gpu_step.planned(step.config(prompt), prompt, shape)
                 more = gpu_step.beside(found, expected) if "error" not in found else {
-                    "plan: s": expected.step, "plan: GiB": expected.peak / GIB}
+                    "plan: GiB": expected.peak / GIB}
                 result.add(**{**gpu_step.row(step, found), "side": f"{size}, {mode}"}, **more)
                 wrong += [f"{size}, {mode}: {found['error']}"] if "error" in found else []
     if wrong:

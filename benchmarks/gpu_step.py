@@ -9,7 +9,6 @@ vlrl's engine `hf` does. A step is everything from reading the images to the new
 
 from __future__ import annotations
 
-import functools
 import json
 import resource
 import statistics
@@ -30,7 +29,7 @@ from vlrl.config.schema import Config
 from vlrl.monitoring.metrics import watching
 from vlrl.tools.machine.gpu_specs import Card, card_of
 from vlrl.tools.machine.plan import Plan, plan
-from vlrl.tools.machine.profiler import Recorder, device_name, peak_of
+from vlrl.tools.machine.profiler import Recorder, device_name
 
 TIMED = 2
 """Steps after the one that warms up."""
@@ -99,18 +98,16 @@ def prepare(folder: Path, size: bench.Size) -> int:
     return samples[0]["tokens"]
 
 
-def planned(config: Config, prompt: int, size: bench.Size, tflops: float | None = None) -> Plan:
+def planned(config: Config, prompt: int, size: bench.Size) -> Plan:
     """Returns what `vlrl plan` says of a config on this machine's card."""
-    return plan(config, 1, card(tflops), prompt_tokens=prompt, visual_tokens=size.grid[0] * size.grid[1])
+    return plan(config, 1, card(), prompt_tokens=prompt, visual_tokens=size.grid[0] * size.grid[1])
 
 
-@functools.cache
-def card(tflops: float | None) -> Card:
-    """Returns this machine's card; where it is of no data sheet, by its measured speed (None: measured here)."""
+def card() -> Card:
+    """This machine's card, or one of 80 GiB where it has no data sheet."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     known = card_of(device_name(device)) if device.type == "cuda" else None
-    return known or Card(device_name(device), tflops or peak_of(device, torch.bfloat16).tflops,
-                         bench.bandwidth(device) / 1e9, 80)
+    return known or Card(device_name(device), 1.0, 80)
 
 
 def row(step: Step, found: dict[str, Any]) -> dict[str, Any]:
@@ -124,15 +121,10 @@ def row(step: Step, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def beside(found: dict[str, Any], expected: Plan) -> dict[str, Any]:
-    """Returns the columns that hold `vlrl plan`'s estimates and measured / estimate."""
-    step, gib = statistics.median(found["seconds"]), expected.peak / bench.GIB
-    generating = sum(expected.seconds.get(name, 0.0) for name in ("reading prompts", "writing answers"))
-    updating = step - found["generating"]
-    return {"plan: s": expected.step, "measured / plan": step / expected.step,
-            "generating: s": found["generating"], "plan: generating": generating,
-            "generating / plan": found["generating"] / generating,
-            "the rest: s": updating, "plan: updating": expected.seconds["updating"],
-            "the rest / plan": updating / expected.seconds["updating"],
+    """The columns that hold the parts of a step, `vlrl plan`'s estimate of memory and measured / estimate."""
+    gib = expected.peak / bench.GIB
+    return {"generating: s": found["generating"],
+            "the rest: s": statistics.median(found["seconds"]) - found["generating"],
             "plan: GiB": gib, "GiB / plan": found["gib"] / gib}
 
 

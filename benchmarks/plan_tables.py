@@ -1,4 +1,4 @@
-"""Writes the tables of memory and seconds in docs/: what `vlrl plan` says. No other place has figures of memory.
+"""Writes the tables of memory in docs/: the estimates of `vlrl plan`. No other place has figures of memory.
 
     python benchmarks/plan_tables.py
 
@@ -65,10 +65,10 @@ def matrix() -> Iterator[Sequence[str]]:
 
 def commands(rows: dict[str, str]) -> Iterator[Sequence[str]]:
     """Yields a row for each command."""
-    yield "", "command", "GiB at the worst moment", "seconds of a step"
+    yield "", "command", "peak GiB"
     for name, words in rows.items():
         plan = told(words)
-        yield name, f"`vlrl plan {words}`", f"{gib(plan)} of {plan['gib']:g}", f"{plan['step_s']:.3g}"
+        yield name, f"`vlrl plan {words}`", f"{gib(plan)} of {plan['gib']:g}"
 
 
 def gib(plan: dict[str, Any]) -> str:

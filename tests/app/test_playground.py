@@ -30,7 +30,7 @@ from vlrl.errors import ConfigError
 from vlrl.models.model_config import embedded
 from vlrl.rewards.boxes import iou
 from vlrl.store import checkpoint
-from vlrl.tools.play.preview import words_of
+from vlrl.tools.play.preview import message_text
 
 TINY = "embedded/tiny-qwen3-vl"
 EMBEDDED = [TINY, f"{TINY}-episodes"]
@@ -205,8 +205,8 @@ def test_a_sample_is_shown_with_its_target_on_the_picture(root):
 def test_pictures_of_a_question_with_several_are_numbered():
     images = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "before, "}, {"type": "video"},
                                            {"type": "text", "text": "after"}]}]
-    assert words_of(images) == "<image>before, <video>after"
-    assert words_of(images, "[{kind} {number}] ") == "[image 1] before, [video 2] after"
+    assert message_text(images) == "<image>before, <video>after"
+    assert message_text(images, "[{kind} {number}] ") == "[image 1] before, [video 2] after"
 
 
 # --- answers ---------------------------------------------------------------------------------------------------------

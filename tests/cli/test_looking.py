@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from rich.panel import Panel
 
+from vlrl.checks.finding import Finding
 from vlrl.cli.main import main
 from vlrl.monitoring.progress import Progress
 from vlrl.store import RunFolder
 from vlrl.tools.experiments import status
 from vlrl.tools.experiments.report import summary_table
 from vlrl.tools.experiments.status import read
-from vlrl.tools.machine import doctor
-from vlrl.tools.machine import machine_checks as trials
+from vlrl.tools.machine import doctor, machine_checks
 from vlrl.tools.run import Run
 
 # holds the lock of a run folder and reports as a training run does, until it is killed or told to end
@@ -204,26 +204,31 @@ def test_bad_input(tmp_path, capsys, monkeypatch, words, code, says):
 
 @pytest.mark.slow
 def test_what_works_here_is_tried():
-    found = {f"{f.group}/{f.name}": f for f in doctor.examine()}
-    assert not [f for f in found.values() if f.verdict == "error" or f.detail.startswith("does not work")]
-    for name in ("images", "training", "LoRA", "video by PyAV", "bfloat16"):
-        assert found[f"usable/{name}"].verdict == "ok", found[f"usable/{name}"]
-    assert found["usable/training"].detail.startswith("one step of the embedded model on ")
-    assert found["versions/torch"].detail[0].isdigit() and "GiB free" in found["devices/memory"].detail
-    assert all(f.fix for f in found.values() if f.verdict == "missing")
+    found = {f.rule: f for f in doctor.examine()}
+    assert not [f for f in found.values() if f.level == "error" or f.message.startswith("does not work")]
+    for name in ("training", "video by PyAV", "bfloat16"):
+        assert found[f"usable/{name}"].level == "ok", found[f"usable/{name}"]
+    assert found["usable/training"].message.startswith("one step of the embedded model on ")
+    assert found["versions/torch"].message[0].isdigit() and "GiB free" in found["devices/memory"].message
+    assert all(f.fix for f in found.values() if f.level == "missing")
+
+
+def only(monkeypatch, folder, *names):
+    chosen = [check for check in doctor.checks(folder) if check.name in names]
+    monkeypatch.setattr(doctor, "checks", lambda runs: chosen)
 
 
 def test_doctor_prints_json_and_fails_only_when_nothing_can_run(tmp_path, capsys, monkeypatch):
-    light = {"python", "torch", "vllm", "memory", "disk", "images", "video by PyAV", "video by decord"}
-    checks = [check for check in doctor._checks(tmp_path) if check.name in light]
-    monkeypatch.setattr(doctor, "_checks", lambda runs: checks)
+    light = {"versions/python", "versions/torch", "versions/vllm", "devices/memory", "devices/disk",
+             "usable/video by PyAV", "usable/video by decord"}
+    only(monkeypatch, tmp_path, *light)
     good = doctor.examine(tmp_path)
-    assert {f.name: f.verdict for f in good} | {"vllm": "ok"} == dict.fromkeys(light, "ok")
+    assert {f.rule: f.level for f in good} | {"versions/vllm": "ok"} == dict.fromkeys(light, "ok")
     assert main(["doctor", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["ok"] and {"group", "name", "verdict", "detail", "fix"} == set(told["findings"][0])
-    bad = doctor.Finding("usable", "training", "error", "does not work", "pip install torch")
-    monkeypatch.setattr(doctor, "examine", lambda runs, tell: [*good, bad])
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["ok"] and {"group", "name", "verdict", "detail", "fix"} == set(printed["findings"][0])
+    bad = Finding(rule="usable/training", level="error", message="does not work", fix="pip install torch")
+    monkeypatch.setattr(doctor, "examine", lambda runs, progress: [*good, bad])
     assert main(["doctor"]) == 1
     out = capsys.readouterr().out
     assert "FAIL" in out and "training cannot run: fix training first" in out and "pip install torch" in out
@@ -235,33 +240,32 @@ def test_a_version_is_ok_only_when_its_package_works(tmp_path, monkeypatch):
 
     monkeypatch.setattr(av, "open", lambda *args, **more: 1 / 0)
     monkeypatch.setitem(sys.modules, "scipy", None)
-    checks = [c for c in doctor._checks(tmp_path) if c.name in ("av", "scipy", "rapidfuzz", "video by PyAV")]
-    monkeypatch.setattr(doctor, "_checks", lambda runs: checks)
-    found = {f.name: f for f in doctor.examine(tmp_path)}
-    assert found["av"].verdict == "warning" and found["rapidfuzz"].verdict == "ok" and found["scipy"].verdict == "error"
-    assert re.search(r"^\d.*, but video by PyAV: does not work: ZeroDivisionError", found["av"].detail)
+    only(monkeypatch, tmp_path, "versions/av", "versions/scipy", "versions/rapidfuzz", "usable/video by PyAV")
+    found = {f.rule.partition("/")[2]: f for f in doctor.examine(tmp_path)}
+    assert [found[name].level for name in ("av", "rapidfuzz", "scipy")] == ["warning", "ok", "error"]
+    assert re.search(r"^\d.*, but video by PyAV: does not work: ZeroDivisionError", found["av"].message)
     assert found["av"].fix == "pip install --force-reinstall av"
 
 
-def test_a_check_that_fails_says_how_to_mend_it(tmp_path, monkeypatch):
-    def checked(run, verdict: doctor.Verdict = "missing"):
-        return doctor._run(doctor.Check("usable", "x", run, verdict, "pip install x"))
+def test_a_check_that_fails_names_the_fix(tmp_path, monkeypatch):
+    def checked(run, level="missing"):
+        return doctor.run_check(doctor.Check("usable/x", run, level, "pip install x"))
 
     gone = checked(lambda: doctor.importlib.import_module("no_such_package_anywhere"))
-    assert (gone.verdict, gone.fix) == ("missing", "pip install x")
-    assert gone.detail == "no_such_package_anywhere is not installed"
+    assert (gone.level, gone.fix) == ("missing", "pip install x")
+    assert gone.message == "no_such_package_anywhere is not installed"
     broken = checked(lambda: str(1 / 0), "error")
-    assert broken.verdict == "error" and "ZeroDivisionError" in broken.detail
-    assert checked(lambda: sys.exit("no GPU")).detail == "does not work: SystemExit: no GPU"
-    monkeypatch.setattr(trials, "LEAST_DISK", 2**60)
-    monkeypatch.setattr(trials, "usable_cpus", lambda: 0.5)
-    for run in (lambda: trials.disk(tmp_path / "a" / "b"), trials.threads):
+    assert broken.level == "error" and "ZeroDivisionError" in broken.message
+    assert checked(lambda: sys.exit("no GPU")).message == "does not work: SystemExit: no GPU"
+    monkeypatch.setattr(machine_checks, "LEAST_DISK", 2**60)
+    monkeypatch.setattr(machine_checks, "usable_cpus", lambda: 0.5)
+    for run in (lambda: machine_checks.disk(tmp_path / "a" / "b"), machine_checks.threads):
         trap = checked(run)
-        assert trap.verdict == "warning" and trap.fix != "pip install x"
-    need = next(need for name, (need, _) in doctor._requirements().items() if name == "torch")
+        assert trap.level == "warning" and trap.fix != "pip install x"
+    need = next(need for name, (need, _) in doctor.requirements().items() if name == "torch")
     monkeypatch.setattr(doctor.importlib.metadata, "version", lambda name: "1.0")
-    old = checked(lambda: doctor._version("torch", need))
-    assert old.verdict == "warning" and f"1.0 is outside what vlrl asks for ({need.specifier})" in old.detail
+    old = checked(lambda: doctor.version_of("torch", need))
+    assert old.level == "warning" and f"1.0 is outside the range that vlrl requires ({need.specifier})" in old.message
 
 
 @pytest.mark.parametrize("width", ["1", "3", "4"])

@@ -160,7 +160,7 @@ def test_leaks_go_by_split_of_the_row_before_the_name_of_the_file():
             ("heldout", "h:2", {}, ["y", "x"]), ("heldout", "h:3", {}, ["y"]), (None, "n", {"group_key": 1}, ["x"])]
     rows = [CheckedRow(where=where, row=row, side=side, files=[MediaFile(name=name, path=name) for name in names])
             for side, where, row, names in rows]
-    assert {found.row: found.message.partition(" in t")[0] for found in leaks(rows, Context())} == {
+    assert {n: message.partition(" in t")[0] for n, message in leaks(rows, Context())} == {
         1: "group_key='1' is", 2: "its image or video is"}
 
 

@@ -14,7 +14,7 @@ from vlrl.data import turns as row_turns
 from vlrl.data.sources.reading import canonical_rows
 from vlrl.errors import DataError
 from vlrl.task import Task, builtin_names, load, task_messages
-from vlrl.tools.play.preview import words_of
+from vlrl.tools.play.preview import message_text
 from vlrl.tools.tasks.score_rows import score_row
 from vlrl.types import Media, Sample
 
@@ -131,9 +131,9 @@ def test_turns_and_tools_outlive_conversion_and_are_scored(tmp_path, capsys):
 
 def test_the_words_of_a_prompt_say_whose_they_are_and_where_media_stand():
     task = plain()
-    assert words_of(task_messages(task, task.sample_from_row(ROW))) == (
+    assert message_text(task_messages(task, task.sample_from_row(ROW))) == (
         "system: Be brief.\nuser: <image>Colour?\nassistant: red\nuser: And <image>?")
-    assert words_of(task_messages(task, task.sample_from_row({"id": 1, "image": "a.png", "question": "Who?"}))) == (
+    assert message_text(task_messages(task, task.sample_from_row({"id": 1, "image": "a.png", "question": "Who?"}))) == (
         "<image>Who?")
 
 

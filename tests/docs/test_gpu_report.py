@@ -125,7 +125,6 @@ def test_a_step_stands_beside_its_plan(parts, tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_step.subprocess, "run", forked.in_place_of_subprocess_run)
     _, part = run(parts, tmp_path, "plan")
     (row,) = part["rows"]
-    assert row["measured / plan"] == pytest.approx(row["s a step"] / row["plan: s"])
     assert row["generating: s"] + row["the rest: s"] == pytest.approx(row["s a step"]) and row["GiB / plan"] > 0
 
 

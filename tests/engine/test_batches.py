@@ -28,9 +28,8 @@ from vlrl.monitoring.metrics import Clock
 from vlrl.rollout.generate import RolloutGenerator
 from vlrl.rollout.group_source import GroupSource
 from vlrl.rollout.overlap import OverlappedWork
-from vlrl.tools.machine.batch_shapes import _compared, compare
 from vlrl.tools.machine.plan import architecture
-from vlrl.types import Completion, Prompt
+from vlrl.types import Prompt
 
 SAMPLING = Sampling(max_new_tokens=5)
 
@@ -324,28 +323,3 @@ def test_a_scripted_engine_tells_all_but_the_last():
     ScriptedEngine(lambda prompt, i: "x").generate([Request(prompt=prompt, n=2, sampling=SAMPLING)] * 3,
                                                    lambda i, completions: seen.append((i, len(completions))))
     assert seen == [(0, 2), (1, 2)]
-
-
-# --- batch shapes ----------------------------------------------------------------------------------------------------
-
-
-def test_answers_are_compared_at_two_batch_shapes(parts):
-    policy, _, requests = parts
-    found = compare(policy, requests, (64, 3), seed=4)
-    assert [(c.request, c.index) for c in found] == [(i, k) for i, r in enumerate(requests) for k in range(r.n)]
-    assert sum(c.place is None for c in found) >= len(found) - 1 and max(c.drift for c in found) < 2e-5
-
-
-def test_the_first_differing_token_is_named():
-    def done(tokens, logprobs):
-        n = len(tokens)
-        return Completion(tokens=np.array(tokens), logprobs=np.array(logprobs, np.float32), loss_mask=np.ones(n, bool),
-                          text="", finish_reason="stop")
-
-    a, b = done([5, 6, 7, 9], [-1.0, -2.0, -3.0, -4.0]), done([5, 6, 8], [-1.0, -2.5, -4.25])
-    found = _compared(2, 1, a, b)
-    assert (found.place, found.tokens, found.logprobs, found.gap, found.drift) == (2, (7, 8), (-3.0, -4.25), 1.25, 0.5)
-    assert str(found) == ("request 2, answer 1: token 2 is 7 or 8, log-probabilities -3.0000 and -4.2500 (gap 1.2e+00);"
-                          " those before it within 5.0e-01")
-    same = _compared(0, 0, a, a)
-    assert (same.place, same.gap, same.drift) == (None, None, 0.0) and "the same" in str(same)

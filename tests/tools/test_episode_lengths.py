@@ -85,15 +85,11 @@ def test_a_plan_counts_turns():
     single, four = plan.plan(config, 1, H100), plan.plan(config, 1, H100, observed=SEEN)
     assert four.episode == SEEN.length(config.episode, 64) and single.episode is None
     assert four.peak > single.peak
-    # four actions, each before a longer KV cache than that of one answer
-    assert four.seconds["writing answers"] > 4 * single.seconds["writing answers"]
-    assert four.seconds["reading prompts"] > 3 * config.rollout.group_size * single.seconds["reading prompts"]
-    assert four.seconds["updating"] > single.seconds["updating"]
     lines = "\n".join(plan.render(four))
-    assert "episodes of 556 tokens in 4 turns, 64 an action and 192 visual in 3 pictures" in lines
+    assert "episodes of 556 tokens in 4 turns, 64 an action and 192 visual in 3 images" in lines
     assert "played with the perfect actions" in lines and "answers of 64" in "\n".join(plan.render(single))
     one = plan.plan(configs.load(TINY, [*small, "episode.max_turns=1"]), 1, H100, observed=SEEN)
-    assert one.seconds == single.seconds and one.memory.training == single.memory.training
+    assert one.memory.training == single.memory.training
 
 
 @pytest.mark.slow

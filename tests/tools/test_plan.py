@@ -1,4 +1,4 @@
-"""`vlrl plan`: its arithmetic by hand, what it says of released models, and that its advice holds."""
+"""`vlrl plan`: its arithmetic by hand, its parameter counts of released models, and that its advice holds."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from vlrl import config as configs
 from vlrl.cli.main import main
 from vlrl.tools.machine import memory, plan
 from vlrl.tools.machine import plan_advice as planadvice
-from vlrl.tools.machine.gpu_specs import CARDS, Card, card_of
+from vlrl.tools.machine.gpu_specs import CARDS, card_of
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 THREE, SEVEN = (str(CONFIGS / "models" / f"qwen2_5_vl_{size}.yaml") for size in ("3b", "7b"))
@@ -85,44 +85,8 @@ def test_answers_side_by_side_by_hand():
     assert found.side_by_side == int((0.15 * 80 * GIB - weights - 1.5 * GIB) // (36_864 * (1536 / 8 + 512)))
 
 
-@pytest.mark.slow
-def test_seconds_by_hand():
-    card = Card("slow", tflops=1.0, bandwidth=1.0, gib=80)
-    config = configs.load(THREE, [*WORDS, "engine=vllm", "engine.max_seqs=256", "model.gradient_checkpointing=false"])
-    found = plan.plan(config, 1, card)
-    weights = found.parameters[1] * 2
-    # 32 prompts x 8 answers in one round, each token reads the weights and the KV cache of 256 answers
-    written = 512 * (weights + 256 * (1536 + 256) * 36_864) / (1e9 * 0.6)
-    assert found.side_by_side == 256
-    assert found.seconds["writing answers"] == pytest.approx(written, rel=1e-9)
-    # twice as many operations a second: half the time; the writing stays
-    faster = plan.plan(config, 1, Card("fast", tflops=2.0, bandwidth=1.0, gib=80))
-    for name, ratio in (("updating", 0.5), ("reading prompts", 0.5), ("writing answers", 1.0)):
-        assert faster.seconds[name] / found.seconds[name] == pytest.approx(ratio)
-    again = plan.plan(configs.load(THREE, [*WORDS, "engine=vllm"]), 1, card)  # the preset checkpoints gradients
-    assert found.seconds["updating"] < again.seconds["updating"] < 1.6 * found.seconds["updating"]
-
-
-def test_more_gpus_take_less_time_and_the_same_memory_each():
-    one, eight = made(THREE), made(THREE, gpus=8)
-    assert eight.peak == one.peak
-    assert eight.seconds["updating"] == pytest.approx(one.seconds["updating"] / 8)
-    assert eight.seconds["writing answers"] < one.seconds["writing answers"]
-
-
-def test_shorter_answers_take_less_time():
-    assert made(THREE, answer_tokens=100).step < made(THREE).step
-    assert made(THREE, prompt_tokens=400, visual_tokens=256).seconds["updating"] < made(THREE).seconds["updating"]
-
-
-def test_further_passes_take_more_time():
-    base = made(THREE).seconds["updating"]
-    assert made(THREE, ("rollout.updates=2",)).seconds["updating"] > 2 * base
-    assert made(THREE, ("algo.kl_coef=0.01",)).seconds["updating"] > base
-    critic = ("algo.critic={}", "algo.advantage=gae")  # its pass finds old log-probabilities too
-    assert made(THREE, critic).seconds["updating"] > base
-    several = made(THREE, ("rollout.minibatches=2",)).seconds["updating"]
-    assert made(THREE, (*critic, "rollout.minibatches=2")).seconds["updating"] == several
+def test_more_gpus_take_the_same_memory_each():
+    assert made(THREE, gpus=8).peak == made(THREE).peak
 
 
 def test_shards_by_hand():
@@ -260,10 +224,10 @@ def run(capsys, *words):
 @pytest.mark.slow
 def test_the_command_says_whether_it_fits(capsys):
     code, out, _ = run(capsys, THREE, *WORDS, "--gpus", "8", "--gpu-memory", "80")
-    assert code == 0 and "of 80: fits" in out and "8 x H100" in out and "engine.name=hf" in out
+    assert code == 0 and "of 80: fits" in out and "8 x H100" in out
     code, out, _ = run(capsys, THREE, *WORDS, "--gpu-memory", "8", "--json")
     found = json.loads(out)
-    assert code == 1 and not found["fits"] and found["peak"] > 8 * GIB and found["step_s"] > 0
+    assert code == 1 and not found["fits"] and found["peak"] > 8 * GIB
     assert all(change["fits"] and change["peak"] <= 8 * GIB for change in found["changes"])
 
 

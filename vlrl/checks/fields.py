@@ -18,55 +18,61 @@ from vlrl.data.row_fields import (
 )
 from vlrl.data.values import number, short
 from vlrl.rewards.boxes import is_number
-from vlrl.types import Record
 
+Row = Mapping[str, Any]
 LATE = 0.1
-"""Share of the duration by which a span may end after it: published annotations do, by up to a tenth."""
+"""Share of the duration by which a span may end after it: spans of published annotations do, by up to a tenth."""
 SLACK = 1.0
-"""Seconds by which a told duration may differ from the file's."""
-_POSITIVE = ("duration", "fps")
-_TEXTS = ("question", "instruction", "expression")
-_SHOWN = {"expression": "image", "boxes": "image", "box": "image", "action": "image", "label": "image",
-          "plan": "image", "trajectory": "image", "spans": "video", "tracks": "video"}
-"""Field -> the kind of media without which it says nothing."""
+"""Seconds by which a row's `duration` may differ from the file's."""
+_SHOWN_IN = {"expression": "image", "boxes": "image", "box": "image", "action": "image", "label": "image",
+             "plan": "image", "trajectory": "image", "spans": "video", "tracks": "video"}
+"""Field -> the kind of media that it refers to."""
 
 
-def field_problems(row: Record) -> Iterator[str]:
-    """Yields each thing that is wrong with the fields that a row has; fields it has not are left to its task."""
+def field_problems(row: Row) -> Iterator[str]:
+    """Everything wrong with the fields of a row; missing fields are reported by the task."""
     for name in _CHECKS:
         if row.get(name) is not None and (problem := _CHECKS[name](row)):
             yield problem
 
 
-def _text(name: str) -> Callable[[Record], str | None]:
-    def find(row: Record) -> str | None:
+def _text_check(name: str) -> Callable[[Row], str | None]:
+    def check(row: Row) -> str | None:
         good = isinstance(row[name], str) and row[name].strip()
         return None if good else f"{name}={short(row[name])} must be a text that is not empty"
 
-    return find
+    return check
 
 
-def unseen_problem(row: Record) -> str | None:
-    """Returns what is wrong with a row that names no image or video, and has a field that needs one; None for
-    nothing.
-    """
-    field = next((name for name in _SHOWN if row.get(name) is not None), None)
+def unseen_problem(row: Row) -> str | None:
+    """What is wrong with a row that has no image or video, and a field that refers to one; None where nothing is."""
+    field = next((name for name in _SHOWN_IN if row.get(name) is not None), None)
     if field is None or any(row.get(name) for name in MEDIA_FIELDS):
         return None
-    return f"{field}={short(row[field])} is about {_SHOWN[field]}s, and the row names none: give it {_SHOWN[field]!r}"
+    kind = _SHOWN_IN[field]
+    return f"{field}={short(row[field])} is about {kind}s, and the row names none: give it {kind!r}"
 
 
-def _label(row: Record) -> str | None:
-    label, labels = row["label"], row.get("labels")
+def _is_label(value: Any) -> bool:
+    return isinstance(value, (str, int)) and not isinstance(value, bool)
+
+
+def _label(row: Row) -> str | None:
+    label = row["label"]
     several = label if isinstance(label, list) else [label]
-    if not several or not all(isinstance(v, (str, int)) and not isinstance(v, bool) and str(v).strip()
-                              for v in several):
+    if not several or not all(_is_label(v) and str(v).strip() for v in several):
         return f"label={short(label)} must be a text, or with `multi` a list of texts"
-    return label_problem(several, labels)
+    return label_problem(several, row.get("labels"))
 
 
-def span_problem(row: Record) -> str | None:
-    """Returns what is wrong with the `spans` of a row, or None."""
+def _labels(row: Row) -> str | None:
+    labels = row["labels"]
+    good = isinstance(labels, list) and all(map(_is_label, labels))
+    return None if good else f"labels={short(labels)} must be a list of texts"
+
+
+def span_problem(row: Row) -> str | None:
+    """What is wrong with the `spans` of a row; None where nothing is."""
     spans, duration = row["spans"], number(row.get("duration"))
     if problem := spans_problem(spans):
         return problem
@@ -76,10 +82,11 @@ def span_problem(row: Record) -> str | None:
     return None
 
 
-def length_problem(row: Record, clip: float, name: str, start: float | None = None, end: float | None = None
+def length_problem(row: Row, clip: float, name: str, start: float | None = None, end: float | None = None
                    ) -> str | None:
-    """Returns what the end of a clip, its `duration` or, where none is told, the `spans` of a row say against what is
-    shown: `clip` seconds of the file, cut from `start` to `end`.
+    """Whether the end of a clip, its `duration` or (without one) its `spans` contradict the file.
+
+    clip: seconds of the file `name` that are shown, from `start` to `end`. Returns the contradiction, or None.
     """
     duration, start = number(row.get("duration")), start or 0.0
     if end is not None and end - start > clip + max(SLACK, LATE * clip):
@@ -91,43 +98,37 @@ def length_problem(row: Record, clip: float, name: str, start: float | None = No
     return None
 
 
-def _tracks(row: Record) -> str | None:
+def _tracks(row: Row) -> str | None:
     if problem := tracks_problem(row["tracks"]):
         return problem
     boxes = [{"box": box} for track in row["tracks"] for box in track["boxes"] if box is not None]
     return next(box_problems({"boxes": boxes}, (row.get("width"), row.get("height"))), None)
 
 
-def _boxes(row: Record) -> str | None:
-    boxes = row["boxes"]
-    if isinstance(boxes, list) and all(isinstance(b, Mapping) and _is_box(b.get("box")) for b in boxes):
-        return None
-    return f"boxes={short(boxes)} must be a list of {{\"box\": [x1, y1, x2, y2]}}; empty when nothing is to be found"
-
-
 def _is_box(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 4 and all(map(is_number, value))
 
 
-def _labels(row: Record) -> str | None:
-    labels = row["labels"]
-    if isinstance(labels, list) and all(isinstance(v, (str, int)) and not isinstance(v, bool) for v in labels):
+def _boxes(row: Row) -> str | None:
+    boxes = row["boxes"]
+    if isinstance(boxes, list) and all(isinstance(b, Mapping) and _is_box(b.get("box")) for b in boxes):
         return None
-    return f"labels={short(labels)} must be a list of texts"
+    return f"boxes={short(boxes)} must be a list of {{\"box\": [x1, y1, x2, y2]}}; empty where nothing is to be found"
 
 
 _CHECKS = Table({
-    **{name: _text(name) for name in _TEXTS},
-    **{name: lambda row, name=name: positive_problem(name, row[name]) for name in _POSITIVE},
-    "label": _label, "answer_type": "vlrl.checks.answer_fields:answer_type",
-    "options": "vlrl.checks.answer_fields:options", "spans": span_problem,
+    **{name: _text_check(name) for name in ("question", "instruction", "expression")},
+    **{name: lambda row, name=name: positive_problem(name, row[name]) for name in ("duration", "fps")},
+    "label": _label, "answer_type": "vlrl.checks.answer_fields:answer_type_problem",
+    "options": "vlrl.checks.answer_fields:options_problem", "spans": span_problem,
     "video_end": lambda row: cut_problem(row.get("video_start") or 0, row["video_end"]), "tracks": _tracks,
-    "plan": "vlrl.checks.route_fields:plan", "trajectory": "vlrl.checks.route_fields:trajectory",
+    "plan": "vlrl.checks.route_fields:plan_problem",
+    "trajectory": "vlrl.checks.route_fields:trajectory_field_problem",
     "responses": lambda row: responses_problem(row["responses"], 1 if row.get("answer") is None else row["answer"]),
     "boxes": _boxes, "labels": _labels,
     "box": lambda row: None if _is_box(row["box"]) else f"box={short(row['box'])} must be [x1, y1, x2, y2] in pixels",
 })
-"""Field -> what is wrong with a row that has it; only rows with such a field import what lies elsewhere."""
+"""Field -> what is wrong with a row that has it. Modules named by text are imported only for rows with such a field."""
 
 
 def _rule(name: str) -> Callable[[CheckedRow, Context], Iterator[str]]:

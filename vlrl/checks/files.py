@@ -1,4 +1,4 @@
-"""Rules of many rows together: what occurs twice, and what is in train and held out too."""
+"""Rules of many rows together: repeated ids, and rows that are in train and held out too."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from vlrl.checks.identity import asked
-from vlrl.checks.rule import CheckedRow, Context, Found
+from vlrl.checks.identity import prompt_digest
+from vlrl.checks.rule import CheckedRow, Context
 from vlrl.data import MEDIA_FIELDS, repeated_id
 from vlrl.data.samples import side_of
 from vlrl.data.values import short
-from vlrl.task import Task
 from vlrl.task.environment import has_environment
 
 _NOT_ASKED = (*MEDIA_FIELDS, "id", "original_id", "split", "source", "category", "difficulty", "weight", "meta",
               "group_key")
-"""Fields that say nothing of what a row asks."""
-_SAID = {"row": ("what it asks", "what is held out must not be trained on: take it out of one of the two"),
-         "group": ("group_key={}", "a group stays on one side"),
-         "media": ("its image or video", "`vlrl data split` keeps them on one side")}
+"""Fields that are no part of the question."""
+_LEAKS = {"row": ("what it asks", "what is held out must not be trained on: take it out of one of the two"),
+          "group": ("group_key={}", "a group stays on one side"),
+          "media": ("its image or video", "`vlrl data split` keeps them on one side")}
+"""Kind of leak -> what is in both splits, and the way out."""
 
 
 def side(path: Path, split: object) -> str | None:
@@ -29,57 +29,57 @@ def side(path: Path, split: object) -> str | None:
     return stated or next((name for word in words if (name := side_of(word))), None)
 
 
-def ids_twice(rows: Sequence[CheckedRow], context: Context) -> Iterator[Found]:
-    """Yields the rows of a file whose id an earlier one has."""
+def repeated_ids(rows: Sequence[CheckedRow], context: Context) -> Iterator[tuple[int, str]]:
+    """Rows whose id an earlier row of their file has."""
     first: dict[Path, dict[str, str]] = {}
     for n, row in enumerate(rows):
         if row.id and (problem := repeated_id(first.setdefault(row.path, {}), row.id, row.where)):
-            yield Found(problem, row=n)
+            yield n, problem
 
 
-def leaks(rows: Sequence[CheckedRow], context: Context) -> Iterator[Found]:
-    """Yields the held-out rows that are not unseen: what they ask, their `group_key` or one of their media is in train
-    too; media by content where that was read, else by path.
+def leaks(rows: Sequence[CheckedRow], context: Context) -> Iterator[tuple[int, str]]:
+    """Held-out rows whose question, `group_key` or media are in train too; media by content, or by path where the
+    content was not read.
     """
-    trained: dict[Any, CheckedRow] = {}
+    task, trained = context.task, dict[tuple[str, str], CheckedRow]()
     for row in rows:
         if row.side == "train":
-            for key in _marks(row):
-                trained.setdefault(key, row)
+            for mark in _marks(row):
+                trained.setdefault(mark, row)
     for n, row in enumerate(rows):
-        if row.side == "heldout":
-            for key in _marks(row):
-                if key in trained and (key[0] != "row" or _asks_as(row, trained[key], context.task)):
-                    yield _leak(n, row, key[0], trained[key].where)
-                    break
+        for mark in _marks(row) if row.side == "heldout" else ():
+            other = trained.get(mark)
+            # rows of the same fields may differ in prompt, e.g. where a prompt shows the split or the id
+            if other and (mark[0] != "row" or task is None or prompt_digest(task, row) == prompt_digest(task, other)):
+                yield n, _leak(row, mark[0], other.where)
+                break
 
 
-def _asks_as(row: CheckedRow, other: CheckedRow, task: Task | None) -> bool:
-    """Returns whether two rows of the same fields have the same prompt: one may show the split, or the id."""
-    return task is None or asked(task, row) == asked(task, other)
-
-
-def same_prompts(rows: Sequence[CheckedRow], context: Context) -> Iterator[Found]:
-    """Yields the held-out rows that the model sees as one of train, whatever else they say."""
+def same_prompts(rows: Sequence[CheckedRow], context: Context) -> Iterator[tuple[int, str]]:
+    """Held-out rows whose prompt and media are those of a row in train, whatever else the rows hold."""
     if (task := context.task) is None:
         return
     trained: dict[str, str] = {}
     for n, row in sorted(enumerate(rows), key=lambda one: one[1].side != "train"):
-        if row.side is None or row.sample is None or has_environment(task.of(row.sample)):  # which shows more than that
+        if row.side is None or row.sample is None or has_environment(task.of(row.sample)):  # which shows more
             continue
         if row.side == "train":
-            trained.setdefault(asked(task, row), row.where)
-        elif not any(f.kind == "leak" for f in row.findings) and (key := asked(task, row)) and key in trained:
-            yield _leak(n, row, "row", trained[key])
+            trained.setdefault(prompt_digest(task, row), row.where)
+        elif not _has_leak(row) and (key := prompt_digest(task, row)) and key in trained:
+            yield n, _leak(row, "row", trained[key])
 
 
-def _leak(n: int, row: CheckedRow, kind: str, where: str) -> Found:
-    what, way = _SAID[kind]
-    return Found(f"{what.format(short(row.row.get('group_key')))} is in train too, in {where}; {way}", row=n)
+def _leak(row: CheckedRow, kind: str, where: str) -> str:
+    what, way_out = _LEAKS[kind]
+    return f"{what.format(short(row.row.get('group_key')))} is in train too, in {where}; {way_out}"
 
 
-def look_alikes(rows: Sequence[CheckedRow], context: Context) -> Iterator[Found]:
-    """Yields the held-out rows of which a picture looks like one in train: resized, or saved anew."""
+def _has_leak(row: CheckedRow) -> bool:
+    return any(f.kind == "leak" for f in row.findings)
+
+
+def look_alikes(rows: Sequence[CheckedRow], context: Context) -> Iterator[tuple[int, str]]:
+    """Held-out rows with an image that looks like one in train, e.g. resized or compressed again."""
     shown = {side: {file.sha256: (row, file.look) for row in rows if row.side == side
                     for file in row.files if file.look} for side in ("train", "heldout")}
     own = [look for sha, (_, look) in shown["heldout"].items() if sha not in shown["train"]]
@@ -90,19 +90,18 @@ def look_alikes(rows: Sequence[CheckedRow], context: Context) -> Iterator[Found]
     near = {one.heldout: one for one in similar_images([look for _, look in shown["train"].values()], own)}
     for n, row in enumerate(rows):
         one = next((near[f.sha256] for f in row.files if row.side == "heldout" and f.sha256 in near), None)
-        if one and not any(f.kind == "leak" for f in row.findings):
-            where = shown["train"][one.train][0].where
-            yield Found(f"its image looks like one in train, in {where} (likeness {one.likeness:.2f}), resized or "
-                        "saved anew: look at both; `vlrl data split` keeps such pictures on one side, `vlrl data "
-                        "overlap` finds crops too", row=n)
+        if one and not _has_leak(row):
+            yield n, (f"its image looks like one in train, in {shown['train'][one.train][0].where} (likeness "
+                      f"{one.likeness:.2f}), resized or compressed again: compare the two; `vlrl data split` keeps "
+                      "such images on one side, `vlrl data overlap` finds crops too")
 
 
 def _marks(row: CheckedRow) -> Iterator[tuple[str, str]]:
-    """Yields what one row alone, or rows of one side alone, may have."""
-    asked = {name: value for name, value in row.row.items() if name not in _NOT_ASKED}
-    if asked and len(row.contents) >= len(row.sample.media if row.sample else ()):  # all that it shows is known
-        yield "row", repr((row.contents, sorted(asked.items(), key=lambda item: item[0])))
+    """(kind, value) pairs that must not occur on both sides."""
+    question: dict[str, Any] = {name: value for name, value in row.row.items() if name not in _NOT_ASKED}
+    if question and len(row.media_ids) >= len(row.sample.media if row.sample else ()):  # all its media are known
+        yield "row", repr((row.media_ids, sorted(question.items(), key=lambda item: item[0])))
     if row.row.get("group_key") is not None:
         yield "group", str(row.row["group_key"])
-    for one in row.contents:
+    for one in row.media_ids:
         yield "media", one

@@ -1,4 +1,4 @@
-"""What makes two samples the same."""
+"""What makes two samples the same: digests of media, prompts and whole samples."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from vlrl.task import Task, task_messages
 from vlrl.types import Media, Sample
 
 
-def content_of(media: Media) -> str:
-    """Returns what tells an image or video from others, by `media_key`."""
-    return _digest([media.kind, media.start, media.end, media.fps, media.times, *map(media_key, sources_of(media))])
+def media_digest(media: Media) -> str:
+    """Identifies an image or video by its sources (`source_digest`) and the part of it that is shown."""
+    return _digest([media.kind, media.start, media.end, media.fps, media.times,
+                    *map(source_digest, sources_of(media))])
 
 
-def media_key(source: Any) -> str:
-    """Returns what tells an image or video from others: of a drawing its pixels, of a file its beginning and size."""
+def source_digest(source: Any) -> str:
+    """Identifies one source of an image or video: a drawing by its pixels, a file by its first MiB and its size."""
     if isinstance(source, Image.Image):
         try:
             return hashlib.sha256(f"{source.mode}{source.size}".encode() + as_rgb(source).tobytes()).hexdigest()
-        except DataError as error:  # said where it is loaded
+        except DataError as error:  # reported where it is loaded
             return str(error)
     if isinstance(source, (str, os.PathLike)) and os.path.isfile(source):
         with open(source, "rb") as file:  # enough to tell files apart, cheap for videos
@@ -35,31 +36,28 @@ def media_key(source: Any) -> str:
     return repr(source)
 
 
-def asked(task: Task, row: CheckedRow) -> str:
-    """Returns what the model sees of a row, "" where that is not known: its media by content where that was read, else
-    by path.
-    """
+def prompt_digest(task: Task, row: CheckedRow) -> str:
+    """Identifies what the model sees of a row: its messages and media. "" where the media are not known."""
     sample = row.sample
-    if sample is None or len(row.contents) < len(sample.media):
+    if sample is None or len(row.media_ids) < len(sample.media):
         return ""
-    shown = [(file.sha256 or file.path, file.start, file.end) for file in row.files]
+    media = [(file.sha256 or file.path, file.start, file.end) for file in row.files]
     try:
-        return _digest([task_messages(task, sample), shown])
-    except VlrlError:  # another rule says so
+        return _digest([task_messages(task, sample), media])
+    except VlrlError:  # another rule reports it
         return ""
 
 
 def _digest(value: Any) -> str:
-    text = json.dumps(value, sort_keys=True, default=repr)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=repr).encode()).hexdigest()
 
 
 def fingerprint(task: Task, sample: Sample) -> str:
-    """Tells two samples apart: id, row, media and messages."""
-    return _digest([sample.id, sample.row, task.messages(sample), *map(content_of, sample.media)])
+    """Identifies a sample: id, row, media and messages."""
+    return _digest([sample.id, sample.row, task.messages(sample), *map(media_digest, sample.media)])
 
 
-def other_sample(when: str) -> str:
-    """Returns what is said of a sample that is another one `when` it is asked for again."""
+def unstable_sample(when: str) -> str:
+    """The message about a task whose sample changes `when` it is asked for again."""
     return (f"the sample is another one {when}: draw from random.Random of (self.seed, split, index), never from a "
             "shared generator, hash() or a set")

@@ -1,4 +1,4 @@
-"""Pictures that look the same: resized, recompressed or cropped ones of each other."""
+"""Near duplicates among images: resized, recompressed and cropped copies, by perceptual hashes and correlation."""
 
 from __future__ import annotations
 
@@ -13,40 +13,42 @@ from scipy.ndimage import map_coordinates
 
 from vlrl.progress import Progress, no_progress
 
-_SIDE = 96  # of the grey thumbnail that is kept of a picture
-_GRID = 32  # points a side at which two pictures are compared
-_FLAT = 2.0  # standard deviation of grey values below which a picture has no structure to compare
-_NEAR = 14  # bits of 64 in which hashes may differ for two pictures to be looked at
-_ALIKE = 0.95  # least correlation of grey values of pictures that count as the same
+_SIDE = 96  # pixels on a side of the grey thumbnail of an image
+_GRID = 32  # points on a side at which two images are compared
+_FLAT = 2.0  # standard deviation of grey values below which an image has too little structure to compare
+_NEAR = 14  # of 64 bits: largest Hamming distance of hashes for two images to be correlated
+_ALIKE = 0.95  # least correlation of the grey values of duplicates
 Window = tuple[float, float, float, float]
-"""Part of a picture: left, top, width and height as shares."""
+"""Part of an image: left, top, width and height as shares of its size."""
 
 
 class NearDuplicate(NamedTuple):
-    """One held-out row that a row of train gives away; the surest reason, and the most alike row."""
+    """A held-out row and the most similar row of train, found by the most certain kind of comparison."""
 
     heldout: str
-    """Its id, as `train`."""
+    """Id of the row."""
     train: str
+    """Id of the row."""
     kind: str
+    """same (bytes), look, crop, text, words or meaning."""
     likeness: float
     """In [0, 1]: correlation of grey values, share of n-grams, or cosine of words or of embedded texts."""
 
 
 @dataclass(frozen=True, eq=False)
 class ImageSignature:
-    """One image or video of a row."""
+    """What is compared of one image or video of a row."""
 
     id: str
     sha256: str
     grey: np.ndarray | None = None
-    """[_SIDE, _SIDE] of an image, whatever its shape; None for a video."""
+    """[_SIDE, _SIDE] grey values of an image of any shape; None for a video."""
     hashes: np.ndarray | None = None
-    """[windows] uint64 perceptual hashes of the parts WINDOWS, the whole first; None without any structure."""
+    """[windows] uint64 perceptual hashes of WINDOWS; None for an image without structure."""
 
 
 def _windows() -> list[Window]:
-    """(left, top, width, height) as shares: the whole, and what a crop might have left of it."""
+    """The whole image, and the parts of it that a crop may have left."""
     windows = [(0.0, 0.0, 1.0, 1.0)]
     for width, height in itertools.product((0.9, 0.75, 0.6), repeat=2):
         steps = [np.linspace(0, 1 - size, round((1 - size) / 0.12) + 2) for size in (width, height)]
@@ -59,14 +61,14 @@ _COSINES = np.cos(np.pi * np.arange(8)[:, None] * (np.arange(_GRID) + 0.5) / _GR
 
 
 def image_signature(id: str, sha256: str, image: Image.Image, windows: Sequence[Window] = WINDOWS) -> ImageSignature:
-    """Returns what is kept of an image to compare it; with the first of WINDOWS alone, as a whole."""
+    """The signature of an image; with only the first of WINDOWS it cannot be found in crops."""
     grey = np.asarray(image.convert("L").resize((_SIDE, _SIDE), Image.Resampling.LANCZOS), np.float32)
     return ImageSignature(id, sha256, grey, None if grey.std() < _FLAT else _hashes(_sampled(grey, np.array(windows))))
 
 
 def _hashes(values: np.ndarray) -> np.ndarray:
-    """Returns [windows] uint64 of grey values [windows, points]: which of the 64 lowest frequencies of the cosine
-    transform are above their median, as imagehash.phash.
+    """[windows] uint64 of grey values [windows, points]: one bit for each of the 64 lowest frequencies of the cosine
+    transform that is above their median, as in imagehash.phash.
     """
     low = _COSINES @ values.reshape(-1, _GRID, _GRID) @ _COSINES.T
     bits = low.reshape(len(low), 64) > np.median(low.reshape(len(low), 64), axis=1, keepdims=True)
@@ -75,10 +77,10 @@ def _hashes(values: np.ndarray) -> np.ndarray:
 
 def similar_images(train: Sequence[ImageSignature], heldout: Sequence[ImageSignature],
                    progress: Progress = no_progress) -> list[NearDuplicate]:
-    """Returns the held-out pictures that are in train: the same bytes; grey values that correlate by at least 0.95 as a
-    whole (`look`), or of a part of either with the whole of the other (`crop`).
+    """Finds held-out images that are in train too, at most one match each.
 
-    Only pairs are correlated of which some hash differs in at most 14 of 64 bits.
+    Kinds: `same` bytes; `look`, a correlation of at least 0.95 between the whole images; `crop`, the same between a
+    part of one and the whole other. Only pairs are correlated that have a hash within 14 of 64 bits.
     """
     same = {one.sha256: one.id for one in reversed(train)}
     hashed = [one for one in train if one.hashes is not None]
@@ -87,7 +89,7 @@ def similar_images(train: Sequence[ImageSignature], heldout: Sequence[ImageSigna
     matches: dict[str, NearDuplicate] = {}
     for done, own in enumerate(heldout):
         if done % 20 == 0:
-            progress("comparing pictures", done, len(heldout))
+            progress("comparing images", done, len(heldout))
         if own.sha256 in same:
             best = NearDuplicate(own.id, same[own.sha256], "same", 1.0)
         else:
@@ -100,13 +102,13 @@ def similar_images(train: Sequence[ImageSignature], heldout: Sequence[ImageSigna
 def _alike(own: ImageSignature, train: Sequence[ImageSignature], known: np.ndarray) -> Iterator[NearDuplicate]:
     if own.hashes is None or own.grey is None or not len(train):
         return
-    inside = np.bitwise_count(known ^ own.hashes[0])  # parts of train against the whole, and the other way round
+    inside = np.bitwise_count(known ^ own.hashes[0])  # parts of images of train against the whole held-out one
     outside = np.stack([np.bitwise_count(known[:, 0] ^ part) for part in own.hashes], axis=1)
     for distance, turned in ((inside, False), (outside, True)):
-        for place in np.flatnonzero(distance.min(axis=1) <= _NEAR).tolist():
-            other = train[place]
+        for n in np.flatnonzero(distance.min(axis=1) <= _NEAR).tolist():
+            other = train[n]
             assert other.grey is not None
-            window = WINDOWS[int(distance[place].argmin())]
+            window = WINDOWS[int(distance[n].argmin())]
             part, whole = (own.grey, other.grey) if turned else (other.grey, own.grey)
             likeness, window = _correlation(part, whole, window)
             if likeness >= _ALIKE:
@@ -114,9 +116,8 @@ def _alike(own: ImageSignature, train: Sequence[ImageSignature], known: np.ndarr
                 yield NearDuplicate(own.id, other.id, kind, min(likeness, 1.0))
 
 
-def _correlation(part: np.ndarray, whole: np.ndarray, window: Window
-                 ) -> tuple[float, Window]:
-    """Returns the largest correlation of `whole` with a window of `part` near to the one given, and that window."""
+def _correlation(part: np.ndarray, whole: np.ndarray, window: Window) -> tuple[float, Window]:
+    """The largest correlation of `whole` with a window of `part` near the given one, and that window."""
     wanted = _centred(_sampled(whole, np.array([[0.0, 0.0, 1.0, 1.0]])))[0]
     best, at = -1.0, np.array(window)
     for step in (0.06, 0.03, 0.015, 0.0075):
@@ -131,7 +132,7 @@ def _correlation(part: np.ndarray, whole: np.ndarray, window: Window
 
 
 def _sampled(grey: np.ndarray, windows: np.ndarray) -> np.ndarray:
-    """Returns [windows, points] grey values on an even grid inside each window [windows, 4]."""
+    """[windows, points] grey values on a regular grid inside each window [windows, 4]."""
     at = (np.arange(_GRID) + 0.5) / _GRID
     x = (windows[:, :1] + windows[:, 2:3] * at) * _SIDE - 0.5
     y = (windows[:, 1:2] + windows[:, 3:4] * at) * _SIDE - 0.5

@@ -11,7 +11,7 @@ from vlrl.data.row_media import unshown_problem
 from vlrl.rewards.boxes import is_number
 
 _SIDES = ("width", "height")
-_PLACES = ("boxes", "box", "points", "action", "tracks")
+_BOX_FIELDS = ("boxes", "box", "points", "action", "tracks")
 
 
 def not_shown(row: CheckedRow, context: Context) -> Iterator[str]:
@@ -24,7 +24,7 @@ def not_shown(row: CheckedRow, context: Context) -> Iterator[str]:
 def unusable(row: CheckedRow, context: Context) -> Iterator[str]:
     """Files that are missing, broken or above a limit."""
     for file in row.files:
-        if file.problem and not any("video_end=" in f.message for f in row.findings):  # a cut that holds no frame
+        if file.problem and not any("video_end=" in f.message for f in row.findings):  # a cut without a frame
             yield file.problem
 
 
@@ -33,32 +33,32 @@ def other_size(row: CheckedRow, context: Context) -> Iterator[str]:
     size, stated = row.files[0].size if row.files else None, tuple(row.row.get(side) for side in _SIDES)
     if size and all(map(is_number, stated)) and stated != size:
         yield (f"width and height say {stated[0]}x{stated[1]} pixels, {row.files[0].name} is {size[0]}x{size[1]} (EXIF "
-               "orientation applied), and boxes and points count in the picture as it is shown: correct the row, or "
+               "orientation applied), and boxes and points refer to the image as it is shown: correct the row, or "
                "save the file without its orientation")
 
 
 def refused(row: CheckedRow, context: Context) -> Iterator[str]:
-    """Images of a size that no prompt can hold."""
+    """Images of a size that the model's processor refuses."""
     for file in row.files:
         problem = context.refusal(file.size) if file.size else ""
         if problem:
-            yield f"{file.name}: {problem}: crop it or fill it up, or leave the row out"
+            yield f"{file.name}: {problem}: crop or pad it, or leave the row out"
 
 
 def turned(row: CheckedRow, context: Context) -> Iterator[str]:
-    """Boxes and points in a photo that is shown turned: nobody can see in which of the two frames they count."""
+    """Boxes and points in a photo with an EXIF orientation: they may refer to the stored or to the shown image."""
     file = row.files[0] if row.files else None
-    if file is None or file.orientation == 1 or not file.size or not any(row.row.get(name) for name in _PLACES):
+    if file is None or file.orientation == 1 or not file.size or not any(row.row.get(name) for name in _BOX_FIELDS):
         return
     if any(f.rule == "size" for f in row.findings):
         return
     yield (f"{file.name} is shown turned, as its EXIF orientation {file.orientation} says: {file.size[0]}x"
-           f"{file.size[1]} pixels, and boxes and points are read in that picture. Look at one; if they were drawn on "
-           "the picture as it is stored, save the files without the orientation")
+           f"{file.size[1]} pixels, and boxes and points are read in that image. Look at one; if they were drawn on "
+           "the image as it is stored, save the files without the orientation")
 
 
 def other_length(row: CheckedRow, context: Context) -> Iterator[str]:
-    """A duration or span against how long the video lasts."""
+    """A duration or span that does not fit the duration of the video."""
     for file in row.files:
         if file.seconds and not any(f.kind in ("row", "field") for f in row.findings):
             problem = length_problem(row.row, file.seconds, file.name, file.start, file.end)
@@ -67,8 +67,8 @@ def other_length(row: CheckedRow, context: Context) -> Iterator[str]:
 
 
 def boxes(row: CheckedRow, context: Context) -> Iterator[str]:
-    """Boxes and points with corners swapped, or outside of the image."""
+    """Boxes and points with swapped corners, or outside of the image."""
     size = row.files[0].size if row.files else None
     for problem in box_problems(row.row, size or tuple(row.row.get(side) for side in _SIDES)):
-        if not any(problem.partition(" must ")[0] in f.message for f in row.findings):  # the task may have said so
+        if not any(problem.partition(" must ")[0] in f.message for f in row.findings):  # the task may report it too
             yield problem

@@ -1,98 +1,83 @@
-"""Looking at the media that rows name: whether they are there, what their headers say, or all of them."""
+"""The media of rows: whether files exist, what their headers say, or all that reading them shows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from PIL import Image
 
-from vlrl.checks.identity import content_of
-from vlrl.checks.rule import MediaFile
+from vlrl.checks.identity import media_digest
+from vlrl.checks.rule import CheckedRow, MediaFile
 from vlrl.config.schema import LimitsSettings
 from vlrl.data.embedded import EmbeddedMedia
 from vlrl.data.headers import header
 from vlrl.data.media import VideoSampling, check_pixels, load, missing_file
 from vlrl.data.row_media import sources_of
+from vlrl.data.sequences import where
 from vlrl.data.values import number
 from vlrl.errors import DataError
-from vlrl.types import LoadedMedia, Media
-
-if TYPE_CHECKING:
-    from vlrl.checks.image_similarity import ImageSignature
+from vlrl.types import Media, Sample
 
 Key = tuple[Path | EmbeddedMedia, str, float | None, float | None]
-"""File, image or video, and the seconds that a row cuts out."""
+"""File, kind (image or video), and the start and end of the part that a row selects, in seconds."""
 _FRAMES = VideoSampling(fps=1.0, max_frames=4)  # enough to see that a video decodes from its start to its end
 
 
-def keys(media: Media) -> list[Key]:
-    """Returns what is opened once: the file, or each frame of a video given as pictures; [] for what a task has drawn,
-    and for what would have to be fetched.
-    """
-    several = isinstance(media.source, (list, tuple))
-    named = [Path(one) if isinstance(one, str) else one for one in sources_of(media)]
-    return [(one, "image", None, None) if several else (one, media.kind, media.start, media.end) for one in named
+def file_keys(media: Media) -> list[Key]:
+    """The files of an image or video: one, or one per frame. Empty for drawn images and for media to be downloaded."""
+    frames = isinstance(media.source, (list, tuple))
+    sources = [Path(one) if isinstance(one, str) else one for one in sources_of(media)]
+    return [(one, "image", None, None) if frames else (one, media.kind, media.start, media.end) for one in sources
             if isinstance(one, (Path, EmbeddedMedia))]
 
 
-def unopened(key: Key) -> MediaFile:
-    """Returns the name of a file that is not looked for."""
-    return _of(key)
+def unread_file(key: Key, **facts: object) -> MediaFile:
+    """A file that is not looked at, with what is known of it."""
+    path, _, start, end = key
+    return MediaFile(name=path.name, path=str(path), start=start, end=end, **facts)  # pyright: ignore
 
 
-def exists(key: Key) -> MediaFile:
-    """Returns whether the file is there."""
-    return _of(key, problem=missing_file(key[0]) if isinstance(key[0], Path) else "")
+def check_exists(key: Key) -> MediaFile:
+    """A file that is only checked to exist."""
+    return unread_file(key, problem=missing_file(key[0]) if isinstance(key[0], Path) else "")
 
 
-def opened(key: Key, limits: LimitsSettings, look: bool = False) -> MediaFile:
-    """Returns what reading an image, or some frames of a video, shows; with `look` how the image compares with others.
-    """
+def read_media(key: Key, limits: LimitsSettings, look: bool = False) -> MediaFile:
+    """Reads an image, or some frames of a video; `look` adds the signature by which images are compared."""
     path, kind, start, end = key
     try:
         loaded = load(Media(source=path, kind="video" if kind == "video" else "image", start=start, end=end), limits,
                       _FRAMES)
     except DataError as error:
-        return _of(key, problem=str(error))
-    head = header(path) if kind == "image" else None
-    shown = _look(loaded) if look and kind == "image" else None
-    return _of(key, size=loaded.size, sha256=loaded.sha256, seconds=number(loaded.metadata.get("duration")),
-               orientation=head.orientation if head else 1, look=shown)
+        return unread_file(key, problem=str(error))
+    head, shown = header(path) if kind == "image" else None, None
+    if look and kind == "image":
+        from vlrl.checks.image_similarity import WINDOWS, image_signature
+
+        shown = image_signature(loaded.sha256, loaded.sha256, loaded.frames[0], WINDOWS[:1])
+    return unread_file(key, size=loaded.size, sha256=loaded.sha256, seconds=number(loaded.metadata.get("duration")),
+                       orientation=head.orientation if head else 1, look=shown)
 
 
-def _look(loaded: LoadedMedia) -> ImageSignature:
-    from vlrl.checks.image_similarity import WINDOWS, image_signature
-
-    return image_signature(loaded.sha256, loaded.sha256, loaded.frames[0], WINDOWS[:1])
-
-
-def looked_at(key: Key, limits: LimitsSettings) -> MediaFile:
-    """Returns what the header of an image says; one that cannot be read is opened for the reason. A video is only
-    looked for.
-    """
-    found = exists(key)
+def read_header(key: Key, limits: LimitsSettings) -> MediaFile:
+    """Reads the header of an image; one without a readable header is read in full. A video is only checked to exist."""
+    found = check_exists(key)
     if found.problem or key[1] == "video":
         return found
     head = header(key[0])
     if head is None:
-        return opened(key, limits)
+        return read_media(key, limits)
     try:
         check_pixels(head.size, str(key[0]), limits)
     except DataError as error:
-        return _of(key, problem=str(error))
-    return _of(key, size=head.size, orientation=head.orientation)
-
-
-def drawn(media: Sequence[Media], limits: LimitsSettings | None = None) -> list[MediaFile]:
-    """Returns the sizes of what a task has drawn; within `limits` also whether it can be shown, and its hash."""
-    return [_drawn(one, limits) for one in media
-            if any(isinstance(source, Image.Image) for source in sources_of(one))]
+        return unread_file(key, problem=str(error))
+    return unread_file(key, size=head.size, orientation=head.orientation)
 
 
 def _drawn(media: Media, limits: LimitsSettings | None) -> MediaFile:
+    """An image or video that the task has drawn: its size, and within `limits` whether it can be shown and its hash."""
     size = next(source.size for source in sources_of(media) if isinstance(source, Image.Image))
     found = MediaFile(name=f"the drawn {media.kind}", size=size)
     try:
@@ -100,9 +85,40 @@ def _drawn(media: Media, limits: LimitsSettings | None) -> MediaFile:
             load(media, limits, _FRAMES)
     except DataError as error:
         return replace(found, problem=str(error))
-    return replace(found, sha256=content_of(media)) if limits else found
+    return replace(found, sha256=media_digest(media)) if limits else found
 
 
-def _of(key: Key, **facts: object) -> MediaFile:
-    path, _, start, end = key
-    return MediaFile(name=path.name, path=str(path), start=start, end=end, **facts)  # pyright: ignore
+# --- samples as rows --------------------------------------------------------------------------------------------------
+
+
+def checked_row(samples: Sequence[Sample], n: int, split: str) -> CheckedRow:
+    """The sample number `n` of a split as a row to be checked, or the reason why its row cannot be read.
+
+    Ids of samples that code makes are unique over all splits, those of rows within one.
+    """
+    at = where(samples, n)
+    row = CheckedRow(where=at or f"samples({split!r})[{n}]", row={}, path=Path(split if at else ""),
+                     side="train" if split == "train" else "heldout")
+    try:
+        return with_sample(row, samples[n])
+    except DataError as error:  # a row that is read only now
+        row.error = str(error).removeprefix(f"{row.where}: ")
+        return row
+
+
+def with_sample(row: CheckedRow, sample: Sample) -> CheckedRow:
+    """Puts a sample into a row, and returns the row."""
+    row.sample, row.row, row.id = sample, sample.row, sample.id
+    return row
+
+
+def with_files(row: CheckedRow, look_at: Callable[[Key], MediaFile], limits: LimitsSettings | None = None
+               ) -> CheckedRow:
+    """Adds what `look_at` returns for each file of the sample, and drawn media (within `limits`, whether they can be
+    shown); returns the row.
+    """
+    media = row.sample.media if row.sample else ()
+    row.files = [*(look_at(key) for one in media for key in file_keys(one)),
+                 *(_drawn(one, limits) for one in media
+                   if any(isinstance(source, Image.Image) for source in sources_of(one)))]
+    return row

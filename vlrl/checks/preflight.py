@@ -1,8 +1,10 @@
-"""Data and task before a run: what would train on nonsense in silence stops it, with the row and the way out.
+"""Checks of data and task before a run: faults that would silently spoil training stop it, with the row and the way
+out.
 
 The cheap rules of vlrl.checks are applied to the first rows and a seeded sample of the others, by the headers of their
-files, and some answers to the first samples are scored: without model, processor and torch. `vlrl train`, `--dry-run`
-and `vlrl eval` share this and say one line a rule; `vlrl data check` and `vlrl tasks check` look at everything.
+files, and some answers to the first samples are scored; all without model, processor and torch. `vlrl train`,
+`--dry-run` and `vlrl eval` share this and print one line per rule; `vlrl data check` and `vlrl tasks check` check
+everything.
 """
 
 from __future__ import annotations
@@ -17,9 +19,8 @@ from vlrl import checks
 from vlrl.checks import CheckedRow, Context, Finding
 from vlrl.checks.answers import OracleScore, original_pixels
 from vlrl.checks.finding import shorten
-from vlrl.checks.media_files import looked_at, unopened
-from vlrl.checks.rule import Size, usual_refusal
-from vlrl.checks.samples import look, row_at
+from vlrl.checks.media_files import checked_row, read_header, unread_file, with_files
+from vlrl.checks.rule import Size, default_refusal
 from vlrl.checks.tasks import TaskSamples, task_findings
 from vlrl.config.registry import prints_aside
 from vlrl.config.schema import Config
@@ -32,24 +33,25 @@ from vlrl.task import Task, task_samples
 from vlrl.types import Sample
 
 FIRST = 4
-"""Samples of each task that are looked at in full; of several prompt templates at least one each."""
+"""Samples of each task that are checked in full; with several prompt templates at least one each."""
 OTHERS = 256
-"""Rows of each split, beside the first, whose fields and headers are looked at."""
-_QUICK = 2.0  # seconds in which the held-out samples were made, where those for training are made twice
+"""Further rows of each split whose fields and headers are checked."""
+_QUICK = 2.0
+"""Seconds for making the samples of all splits; where it takes longer, they are not made again to be compared."""
 COMPARED = 20_000
-"""Rows of each split that are at hand and are compared with one another."""
+"""Rows of each split in memory that are compared with one another."""
 
 
 @prints_aside()
 def check(task: Task, samples: Sequence[Sample], config: Config, scored: bool = True, *,
           goes_on: bool = False) -> list[str]:
-    """Checks the training samples of a task, or of each task of a mixture, and those held out; returns the warnings.
+    """Checks the training samples of a task (or of each task of a mixture) and the held-out ones; returns the warnings.
 
-    `scored` = False leaves out what concerns rewards, for supervised fine-tuning. With `run.checks=warn` everything is
-    a warning; with `data.quarantine` what is wrong with some of the samples alone is one, and so is what is wrong with
-    rows of a run that `goes_on`.
+    `scored=False` skips the rules of rewards, for supervised fine-tuning. All findings are warnings with
+    `run.checks=warn`; findings of rows are with `goes_on`, for a run that is resumed; and with `data.quarantine` those
+    of some samples only.
 
-    Raises TaskError listing what stops the run.
+    Raises TaskError listing the errors that stop the run.
     """
     findings: list[Finding] = []
     begun = time.monotonic()
@@ -57,52 +59,60 @@ def check(task: Task, samples: Sequence[Sample], config: Config, scored: bool = 
     again = _again(task, samples, quick=time.monotonic() - begun < _QUICK)
     for own, firsts in _by_task(task, samples, config.data.quarantine):
         mine = [sample for sample in again if task.of(sample) is own]
-        seen = TaskSamples(own, firsts, config.limits, scored, mine if len(mine) == len(firsts) else ())
-        found = list(dict.fromkeys(task_findings(seen, at_start=True)))
-        findings += _spared(found, len(firsts)) if config.data.quarantine else found
+        of_task = TaskSamples(own, firsts, config.limits, scored, mine if len(mine) == len(firsts) else ())
+        found = list(dict.fromkeys(task_findings(of_task, at_start=True)))
+        bad = {f.id for f in found if f.level == "error"}
+        if config.data.quarantine and "" not in bad and len(bad) < len(firsts):
+            found = _as_warnings(found)
+        findings += found
     rows = row_findings(task, splits, config)
-    return _settled([*findings, *([replace(f, level="warning") for f in rows] if goes_on else rows)], config)
+    return _stop_or_warn([*findings, *(_as_warnings(rows) if goes_on else rows)], config)
 
 
 @prints_aside()
 def check_splits(task: Task, config: Config) -> list[str]:
-    """Checks the rows of what is evaluated alone, likewise."""
+    """Checks the rows of the evaluated splits only; returns the warnings. Raises TaskError as `check`."""
     train = {"train": task_samples(task, "train")} if "train" in config.eval.splits else {}
-    return _settled(row_findings(task, {**train, **_heldout(task, config)}, config), config)
+    return _stop_or_warn(row_findings(task, {**train, **_heldout(task, config)}, config), config)
 
 
-def _settled(findings: Sequence[Finding], config: Config) -> list[str]:
+def _as_warnings(findings: Sequence[Finding]) -> list[Finding]:
+    return [replace(f, level="warning") for f in findings]
+
+
+def _stop_or_warn(findings: Sequence[Finding], config: Config) -> list[str]:
     stops = [f for f in findings if f.level == "error" and config.run.checks == "stop"]
     if stops:
-        raise TaskError("\n".join([*_lines(stops), "If this is meant, run.checks=warn goes on all the same."]))
+        raise TaskError("\n".join([*_lines(stops),
+                                   "If this is intended, run.checks=warn starts the run all the same."]))
     return _lines(findings)
 
 
 @prints_aside()
 def check_opened(task: Task, samples: Sequence[Sample], config: Config, opened: str) -> list[str]:
-    """Returns a warning for each task that pays its perfect answer less where the chat template has `opened` it."""
+    """A warning for each task whose perfect answer earns less after `opened`, with which the chat template begins."""
     warnings = []
     for own, firsts in _by_task(task, samples, config.data.quarantine) if opened else ():
-        visit = TaskSamples(own, firsts[:1], config.limits).visits[0]
-        if visit.oracle is None:
+        prompted = TaskSamples(own, firsts[:1], config.limits).prompted[0]
+        if prompted.oracle is None:
             continue
         try:
             with original_pixels(own):
-                parts = OracleScore(own, visit.shown, visit.oracle)
-                alone, less = parts.reward(visit.oracle), parts.reward(visit.oracle, opened)
-        except (Exception, SystemExit):  # a task's own code, of which `check` has told
+                parts = OracleScore(own, prompted.scored, prompted.oracle)
+                alone, less = parts.reward(prompted.oracle), parts.reward(prompted.oracle, opened)
+        except (Exception, SystemExit):  # a task's own code; `check` reports it
             continue
         if less < alone - 1e-6:
             warnings.append(
-                f"task '{own.name}': the chat template begins every answer with {opened!r}; behind it the perfect "
-                f"answer {shorten(completion_for(visit.oracle, opened))} earns {less:.3g}, and {alone:.3g} without. "
-                "Its `score` reads a form that has no such beginning: read answer.final or rewards.text.said(answer), "
-                "or choose another beginning with model.chat_template_kwargs, such as {enable_thinking: false}")
+                f"task '{own.name}': the chat template begins every answer with {opened!r}; after it the perfect "
+                f"answer {shorten(completion_for(prompted.oracle, opened))} earns {less:.3g}, and {alone:.3g} without. "
+                "Its `score` reads a format without that beginning: read answer.final or rewards.text.said(answer), or "
+                "choose another beginning with model.chat_template_kwargs, such as {enable_thinking: false}")
     return warnings
 
 
 def _heldout(task: Task, config: Config) -> dict[str, Sequence[Sample]]:
-    """Returns the samples of each split of eval.splits but train; an evaluation says why there are none."""
+    """The samples of each split of eval.splits except train; splits that cannot be read are left to the evaluation."""
     splits: dict[str, Sequence[Sample]] = {}
     for split in config.eval.splits if config.eval.samples else ():
         with suppress(VlrlError):
@@ -115,7 +125,7 @@ def _heldout(task: Task, config: Config) -> dict[str, Sequence[Sample]]:
 
 
 def _by_task(task: Task, samples: Sequence[Sample], quarantine: bool) -> Iterator[tuple[Task, list[Sample]]]:
-    """Yields each task with its first samples; those of a mixture take turns at its beginning."""
+    """Each task with its first samples; a mixture begins with one sample of each task in turn."""
     firsts: dict[int, tuple[Task, list[Sample]]] = {}
     for i in range(min(len(samples), FIRST * len(task.members))):
         try:
@@ -130,62 +140,50 @@ def _by_task(task: Task, samples: Sequence[Sample], quarantine: bool) -> Iterato
 
 
 def _again(task: Task, samples: Sequence[Sample], quick: bool) -> list[Sample]:
-    """Returns the first samples as they are when asked for again: of a list where making another is `quick`; [] for
-    rows of files.
-    """
+    """The first samples made a second time, from a new list where making it is `quick`; [] for rows of files."""
     own, listed = type(task).samples is not Task.samples, isinstance(samples, (list, tuple))
     if not own or isinstance(samples, Samples) or (listed and not quick):
         return []
     with suppress(VlrlError):
-        once_more = task_samples(task, "train") if listed else samples
-        return [once_more[i] for i in range(min(len(once_more), FIRST * len(task.members)))]
+        second = task_samples(task, "train") if listed else samples
+        return [second[i] for i in range(min(len(second), FIRST * len(task.members)))]
     return []
-
-
-def _spared(findings: Sequence[Finding], count: int) -> list[Finding]:
-    """Returns findings as warnings where they are of some of `count` samples alone."""
-    bad = {f.id for f in findings if f.level == "error"}
-    spared = "" not in bad and len(bad) < count
-    return [replace(f, level="warning") if spared else f for f in findings]
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
 def row_findings(task: Task, splits: Mapping[str, Sequence[Sample]], config: Config) -> list[Finding]:
-    """Returns what the cheap rules say of the rows of some splits; of samples that code makes, of the first."""
-    refusal = image_refusal(config.model, usual_refusal)
-    rows: list[CheckedRow] = []
-    for split, samples in splits.items():
-        rows += _rows(task, split, samples, config, refusal)
+    """Findings of the cheap rules for the rows of some splits; of samples that code makes only the first are
+    checked.
+    """
+    refusal = image_refusal(config.model, default_refusal)
+    rows = [row for split, samples in splits.items() for row in _rows(task, split, samples, config, refusal)]
     checks.file_findings(rows, Context(task=task, limits=config.limits), at_start=True)
-    spared = config.data.quarantine
-    return [replace(f, level="warning") if spared else f for row in rows for f in row.findings]
+    found = [f for row in rows for f in row.findings]
+    return _as_warnings(found) if config.data.quarantine else found
 
 
 def _rows(task: Task, split: str, samples: Sequence[Sample], config: Config, refusal: Callable[[Size], str]
           ) -> Iterator[CheckedRow]:
-    """Yields the rows of a split that are looked at, and, of rows at hand, others that are compared alone."""
+    """The rows of a split that are checked, and rows in memory that are only compared with others."""
     count = len(samples)
     others = min(count, OTHERS) if count and where(samples, 0) is not None else 0
-    looked = {*range(min(count, FIRST * len(task.members))), *random.Random(config.seed).sample(range(count), others)}
-    at_hand = range(0, count, max(1, -(-count // COMPARED))) if isinstance(samples, (list, tuple, Samples)) else ()
-    for place in sorted({*looked, *at_hand}):
-        row = row_at(samples, place, split)
-        if place in looked:
+    checked = {*range(min(count, FIRST * len(task.members))), *random.Random(config.seed).sample(range(count), others)}
+    compared = range(0, count, max(1, -(-count // COMPARED))) if isinstance(samples, (list, tuple, Samples)) else ()
+    for n in sorted({*checked, *compared}):
+        row = checked_row(samples, n, split)
+        if n in checked:
             own = task.of(row.sample) if row.sample else task
-            look(row, lambda key: looked_at(key, config.limits), config.limits)
+            with_files(row, lambda key: read_header(key, config.limits), config.limits)
             checks.row_findings(row, Context(task=own, limits=config.limits, refusal=refusal), at_start=True)
         else:
-            look(row, unopened)
+            with_files(row, unread_file)
         yield row
 
 
-# --- words ------------------------------------------------------------------------------------------------------------
-
-
 def _lines(findings: Sequence[Finding]) -> list[str]:
-    """Returns a line a rule: the first sample or row that has it, and how many more."""
+    """One line per rule: the first sample or row that breaks it, and how many more do."""
     of_tasks: dict[tuple[str, str], list[Finding]] = {}
     of_rows = []
     for finding in findings:
@@ -193,10 +191,7 @@ def _lines(findings: Sequence[Finding]) -> list[str]:
             of_tasks.setdefault((finding.where, finding.rule), []).append(finding)
         else:
             of_rows.append(finding)
-    return [*map(_task_line, of_tasks.values()), *checks.lines(of_rows)]
-
-
-def _task_line(same: Sequence[Finding]) -> str:
-    first, more = same[0], len(same) - 1
-    return (f"{first.where}: {first.said.removeprefix(f'{first.where}: ')}"
-            + (f" (and {more} more of the first samples)" if more else ""))
+    lines = [f"{first.where}: {first.details.removeprefix(f'{first.where}: ')}"
+             + (f" (and {len(others)} more of the first samples)" if others else "")
+             for first, *others in of_tasks.values()]
+    return [*lines, *checks.finding_lines(of_rows)]

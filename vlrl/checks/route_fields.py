@@ -1,16 +1,16 @@
-"""Rules of where a vehicle goes: `plan` and `trajectory` of a row."""
+"""Rules of where a vehicle goes: the fields `plan` and `trajectory`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from vlrl.data.values import short
 from vlrl.errors import did_you_mean
 from vlrl.rewards.driving import HEADS, trajectory_problem
-from vlrl.types import Record
 
 
-def plan(row: Record) -> str | None:
+def plan_problem(row: Mapping[str, Any]) -> str | None:
     given = row["plan"]
     if not isinstance(given, Mapping):
         return f"plan={short(given)} must be {{\"speed\": ..., \"path\": ...}}"
@@ -24,6 +24,6 @@ def plan(row: Record) -> str | None:
     return None
 
 
-def trajectory(row: Record) -> str | None:
+def trajectory_field_problem(row: Mapping[str, Any]) -> str | None:
     problem = trajectory_problem(row["trajectory"])
     return f"trajectory={short(row['trajectory'])}: {problem}" if problem else None

@@ -1,7 +1,8 @@
 """Rules of a task by a few of its samples: what `score` gives to perfect and other answers, and the prompts.
 
-A rule of scope "task" is `find(seen: Seen)` and yields Found: `seen.task`, `seen.visits` (its samples under its
-templates in turn) and `seen.trials` (what some answers to them got) are what it looks at.
+A rule of scope "task" is `find(samples: TaskSamples)` and yields findings. It looks at `samples.task`,
+`samples.prompted` (the samples under the task's templates in turn) and `samples.trials` (what some answers to them
+earned).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,9 +26,9 @@ from vlrl.checks.answers import (
     part_weights,
 )
 from vlrl.checks.finding import Finding, shorten
-from vlrl.checks.identity import fingerprint, other_sample
+from vlrl.checks.identity import fingerprint, unstable_sample
 from vlrl.checks.prompts import media_problems, placeholder_problems, prompt_text
-from vlrl.checks.rule import Found, Rule
+from vlrl.checks.rule import Rule
 from vlrl.config.schema import LimitsSettings
 from vlrl.data import media as loader
 from vlrl.data.media import VideoSampling
@@ -38,13 +39,13 @@ from vlrl.task.scoring import AnswerScore, score_group
 from vlrl.types import Sample
 
 BOUND = 10.0
-"""Largest size of a part that its task does not name in `best_parts`."""
+"""Largest magnitude of a part that its task does not name in `best_parts`."""
 SECONDS = 5.0
-"""After so long no further answers are tried: a slow `score` delays a run by that alone."""
-_MOST_VISITS = 8
-_TRIED = 4
+"""Time after which no further answers are tried, so that a slow `score` does not delay a run any longer."""
+_MOST_PROMPTED = 8
+_MOST_SCORED = 4
 _ANSWERS = ("", "junk", "1", "<answer>2</answer>", "<think>I look.</think><answer>no</answer>", "\\boxed{B}")
-_FRAMES = VideoSampling(fps=1.0, max_frames=2)  # for a clip's width and height
+_FRAMES = VideoSampling(fps=1.0, max_frames=2)  # for the width and height of a clip
 
 
 @dataclass(frozen=True)
@@ -54,22 +55,22 @@ class PromptedSample:
     sample: Sample
     prompt: str
     """Text of its messages."""
-    shown: Sample
-    """The sample as scoring gets it, with the size of its picture."""
+    scored: Sample
+    """The sample as scoring gets it, with the size of its image."""
     oracle: str | None
-    """Its perfect answer, in original pixels; None where it is not known, or nothing is scored."""
+    """Its perfect answer, in original pixels; None where it is not known, or the task does not score."""
     error: str = ""
-    """Why there is no prompt, picture or perfect answer."""
+    """Why there is no prompt, image or perfect answer."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What one answer to one sample got, asked twice."""
+    """One answer to one sample, scored twice."""
 
-    visit: PromptedSample
+    prompted: PromptedSample
     text: str
     first: AnswerScore
-    again: AnswerScore
+    second: AnswerScore
 
 
 @dataclass(frozen=True)
@@ -80,75 +81,71 @@ class TaskSamples:
     samples: Sequence[Sample]
     limits: LimitsSettings
     scored: bool = True
-    """False leaves out what concerns rewards."""
+    """False skips the rules of rewards."""
     again: Sequence[Sample] = ()
-    """The samples once more, as far as they were asked for again."""
+    """The same samples, made a second time; () where they were not."""
     every: bool = False
     """Each sample under each template, instead of a few under the templates in turn."""
 
     @cached_property
-    def visits(self) -> list[PromptedSample]:
+    def prompted(self) -> list[PromptedSample]:
         """The samples under the task's templates."""
         templates = self.task.templates
-        count = min(max(len(self.samples), len(templates)), _MOST_VISITS) if self.samples else 0
+        count = min(max(len(self.samples), len(templates)), _MOST_PROMPTED) if self.samples else 0
         in_turn = zip(cycle(templates), cycle(self.samples), range(count), strict=False)
         pairs = product(templates, self.samples) if self.every else ((t, sample) for t, sample, _ in in_turn)
-        return [self._visit(replace(sample, prompt=template)) for template, sample in pairs]
+        return [self._prompted(replace(sample, prompt=template)) for template, sample in pairs]
 
-    def _visit(self, sample: Sample) -> PromptedSample:
+    def _prompted(self, sample: Sample) -> PromptedSample:
         try:
             text = prompt_text(task_messages(self.task, sample))
             if not self.rewarded:
                 return PromptedSample(sample, text, sample, None)
             with original_pixels(self.task):
-                shown = sized(sample, self.limits)
-                return PromptedSample(sample, text, shown, task_oracle(self.task, shown))
+                scored = with_media_size(sample, self.limits)
+                return PromptedSample(sample, text, scored, task_oracle(self.task, scored))
         except VlrlError as error:
             return PromptedSample(sample, "", sample, None, str(error))
 
     @property
-    def sound(self) -> list[PromptedSample]:
-        return [visit for visit in self.visits if not visit.error]
+    def valid(self) -> list[PromptedSample]:
+        return [one for one in self.prompted if not one.error]
 
     @property
     def rewarded(self) -> bool:
-        """Whether answers are scored, by the task alone."""
-        return self.scored and is_scored(self.task) and not has_environment(self.task)
+        """Whether the task alone scores single answers."""
+        return self.scored and has_score(self.task) and not has_environment(self.task)
 
     @cached_property
     def trials(self) -> list[Trial]:
-        """What perfect and other answers get, as far as SECONDS reach."""
+        """Scores of perfect and other answers, as many as SECONDS allow."""
         begun, trials = time.monotonic(), list[Trial]()
-        with original_pixels(self.task), warnings.catch_warnings(), suppress(VlrlError):  # which the oracle's rule says
+        with original_pixels(self.task), warnings.catch_warnings(), suppress(VlrlError):  # the oracle's rule reports it
             warnings.simplefilter("ignore")
-            for visit in self.sound[:_TRIED] if self.rewarded else ():
-                for text in _answers(visit):
+            for one in self.valid[:_MOST_SCORED] if self.rewarded else ():
+                for text in _answers_to(one):
                     if trials and time.monotonic() - begun > SECONDS:
                         return trials
-                    first, again = (score_group(self.task, visit.shown, [answer_of(text)], 0)[0] for _ in range(2))
-                    trials.append(Trial(visit, text, first, again))
+                    first, second = (score_group(self.task, one.scored, [answer_of(text)], 0)[0] for _ in range(2))
+                    trials.append(Trial(one, text, first, second))
         return trials
 
 
-def _answers(visit: PromptedSample) -> list[str]:
-    """Returns the perfect answer, answers that are none, and what the fields of the row say."""
-    values = [str(v) for v in visit.shown.row.values() if isinstance(v, (str, int, float)) and len(str(v)) < 50][:6]
-    own = [visit.oracle] if visit.oracle is not None else []
+def _answers_to(prompted: PromptedSample) -> list[str]:
+    """The perfect answer, wrong answers, and the values of the row's fields."""
+    values = [str(v) for v in prompted.scored.row.values()
+              if isinstance(v, (str, int, float)) and len(str(v)) < 50][:6]
+    own = [prompted.oracle] if prompted.oracle is not None else []
     return list(dict.fromkeys([*own, *_ANSWERS, *values, *(f"<answer>{v}</answer>" for v in values)]))
 
 
-def pays_turns(task: Task) -> bool:
-    """Returns whether it has environments, whose turns have reward parts."""
-    return type(task).environment is not Task.environment or task.outside is not None
-
-
-def is_scored(task: Task) -> bool:
-    """Returns whether it has a score of its own."""
+def has_score(task: Task) -> bool:
+    """Whether a task has a `score` or `score_group` of its own."""
     return type(task).score is not Task.score or type(task).score_group is not Task.score_group
 
 
-def sized(sample: Sample, limits: LimitsSettings) -> Sample:
-    """Returns the sample with width and height of its first media, as scoring gets it, where its row has none."""
+def with_media_size(sample: Sample, limits: LimitsSettings) -> Sample:
+    """The sample with the width and height of its first media in its row, as scoring gets it."""
     if not sample.media or {"width", "height"} <= sample.row.keys():
         return sample
     width, height = loader.load(sample.media[0], limits, _FRAMES).size
@@ -158,136 +155,132 @@ def sized(sample: Sample, limits: LimitsSettings) -> Sample:
 # --- rules ------------------------------------------------------------------------------------------------------------
 
 
-def _nothing_paid(seen: TaskSamples) -> Iterator[Found]:
-    task = seen.task
-    if not seen.scored or pays_turns(task):
+def _no_reward(samples: TaskSamples) -> Iterator[Finding]:
+    task = samples.task
+    rewards_turns = type(task).environment is not Task.environment or task.outside is not None
+    if not samples.scored or rewards_turns:
         return
-    if not is_scored(task):
-        yield Found("it has no `score`, so every reward is 0 and nothing is learned: write score(self, sample, answer) "
-                    "-> {part: number}, and name the parts in `rewards`")
+    if not has_score(task):
+        yield Finding(message="it has no `score`, so every reward is 0 and nothing is learned: write score(self, "
+                      "sample, answer) -> {part: number}, and name the parts in `rewards`")
     elif type(task).combine is Task.combine and not any(part_weights(task).values()):
         listed = f"every part has the weight 0 ({', '.join(task.weights)})" if task.weights else "`rewards` is empty"
-        yield Found(f"{listed}, so every reward is 0 and nothing is learned: give a part a weight in `rewards`, or "
-                    "with task.rewards.<part>=1")
+        yield Finding(message=f"{listed}, so every reward is 0 and nothing is learned: give a part a weight in "
+                      "`rewards`, or with task.rewards.<part>=1")
 
 
-def _media(seen: TaskSamples) -> Iterator[Found]:
-    for visit in seen.sound:
-        yield from media_problems(seen.task, visit.sample)
+def _media(samples: TaskSamples) -> Iterator[Finding]:
+    for one in samples.valid:
+        yield from media_problems(samples.task, one.sample)
 
 
-def _prompt(seen: TaskSamples) -> Iterator[Found]:
-    for visit in seen.sound:
-        yield from placeholder_problems(seen.task, visit.sample, visit.prompt)
+def _prompt(samples: TaskSamples) -> Iterator[Finding]:
+    for one in samples.valid:
+        yield from placeholder_problems(samples.task, one.sample, one.prompt)
 
 
-def _oracle(seen: TaskSamples) -> Iterator[Found]:
-    for visit in seen.visits:
-        if visit.error:
-            yield Found(visit.error, id=visit.sample.id)
-        elif visit.oracle is not None:
-            yield from _guarded(seen, visit, lambda v=visit: oracle_problems(seen.task, v.shown, v.oracle or ""))
+def _oracle(samples: TaskSamples) -> Iterator[Finding]:
+    for one in samples.prompted:
+        if one.error:
+            yield Finding(message=one.error, id=one.sample.id)
+        elif one.oracle is not None:
+            try:
+                with original_pixels(samples.task):
+                    found = list(oracle_problems(samples.task, one.scored, one.oracle))
+            except VlrlError as error:
+                found = [Finding(message=str(error), id=one.sample.id)]
+            yield from found
 
 
-def _tag(seen: TaskSamples) -> Iterator[Found]:
-    for visit in seen.sound:
-        if (text := visit.oracle) is not None:
-            with original_pixels(seen.task):
+def _tag(samples: TaskSamples) -> Iterator[Finding]:
+    for one in samples.valid:
+        if (text := one.oracle) is not None:
+            with original_pixels(samples.task):
                 try:
-                    reward = OracleScore(seen.task, visit.shown, text).reward
-                except (Exception, SystemExit):  # of the task's code: the rule before says so
+                    reward = OracleScore(samples.task, one.scored, text).reward
+                except (Exception, SystemExit):  # of the task's code: the oracle's rule reports it
                     continue
-                yield from list(format_problems(reward, visit.shown, text, visit.prompt))
+                yield from list(format_problems(reward, one.scored, text, one.prompt))
 
 
-def _guarded(seen: TaskSamples, visit: PromptedSample, find: Callable[[], Iterator[Found]]) -> list[Found]:
-    try:
-        with original_pixels(seen.task):
-            return list(find())
-    except VlrlError as error:
-        return [Found(str(error), id=visit.sample.id)]
+def _changing_samples(samples: TaskSamples) -> Iterator[Finding]:
+    for first, again in zip(samples.samples, samples.again, strict=False):
+        with suppress(VlrlError):  # of messages: another rule reports it
+            if fingerprint(samples.task, first) != fingerprint(samples.task, again):
+                yield Finding(message=unstable_sample("when it is asked for again"), id=first.id)
 
 
-def _other_samples(seen: TaskSamples) -> Iterator[Found]:
-    for first, again in zip(seen.samples, seen.again, strict=False):
-        with suppress(VlrlError):  # of messages: another rule says so
-            if fingerprint(seen.task, first) != fingerprint(seen.task, again):
-                yield Found(other_sample("when it is asked for again"), id=first.id)
+def _changing_scores(samples: TaskSamples) -> Iterator[Finding]:
+    for one in samples.trials:
+        if problem := changing_score(one.first.parts, one.second.parts):
+            yield Finding(message=problem, id=one.prompted.sample.id, text=shorten(one.text))
 
 
-def _drawn_scores(seen: TaskSamples) -> Iterator[Found]:
-    for one in seen.trials:
-        if problem := drawn_score(one.first.parts, one.again.parts):
-            yield Found(problem, id=one.visit.sample.id, text=shorten(one.text))
+def changing_score(first: Any, second: Any) -> str:
+    """What is wrong with a score that gives one answer two different sets of parts; "" where they are equal."""
+    return "" if repr(first) == repr(second) else (
+        f"the same answer got {first} and then another score, {second}: a random reward teaches nothing, and no run "
+        "can be repeated")
 
 
-def drawn_score(first: Any, again: Any) -> str:
-    """Returns why the parts that one answer got twice differ, or ""."""
-    return "" if repr(first) == repr(again) else (
-        f"the same answer got {first} and then another score, {again}: a reward that is drawn teaches nothing, and no "
-        "run can be repeated")
-
-
-def _unreadable(seen: TaskSamples) -> Iterator[Found]:
-    rewards = [t.first for t in seen.trials]
+def _unreadable(samples: TaskSamples) -> Iterator[Finding]:
+    rewards = [t.first for t in samples.trials]
     if rewards and all(r.reward is None and r.error is None for r in rewards):
         names = ", ".join(name for name, value in rewards[0].parts.items() if value is None)
-        yield Found(f"`score` gives None ({names}) for each of {len(rewards)} answers tried, the perfect one included "
-                    "where it is known: no reward has a value and nothing is learned. None means that an answer cannot "
-                    "be judged; give 0.0 for a wrong one", id=seen.trials[0].visit.sample.id)
+        yield Finding(message=f"`score` gives None ({names}) for each of {len(rewards)} answers tried, the perfect one "
+                      "included where it is known: no reward has a value and nothing is learned. None means that an "
+                      "answer cannot be judged; give 0.0 for a wrong one", id=samples.trials[0].prompted.sample.id)
 
 
-def _constant(seen: TaskSamples) -> Iterator[Found]:
-    if seen.task.needs or type(seen.task).score_group is not Task.score_group:  # which compare, or ask others
+def _constant(samples: TaskSamples) -> Iterator[Finding]:
+    task, trials = samples.task, samples.trials
+    if task.needs or type(task).score_group is not Task.score_group:  # parts that compare answers, or ask services
         return
-    rewards = {t.first.reward for t in seen.trials}
-    if len(seen.trials) > 1 and len(rewards) == 1 and (value := next(iter(rewards))) is not None:
-        known = any(t.text == t.visit.oracle for t in seen.trials)
-        paid = [name for name, weight in part_weights(seen.task).items() if weight > 0]
-        if known or all(t.first.parts.get(name) for t in seen.trials for name in paid):  # else all may be wrong
-            yield Found(f"each of {len(seen.trials)} different answers earns {value:g}: a reward that is always the "
-                        "same teaches nothing", id=seen.trials[0].visit.sample.id, text=shorten(seen.trials[-1].text))
+    rewards = {t.first.reward for t in trials}
+    if len(trials) > 1 and len(rewards) == 1 and (value := next(iter(rewards))) is not None:
+        oracle_tried = any(t.text == t.prompted.oracle for t in trials)
+        paid = [name for name, weight in part_weights(task).items() if weight > 0]
+        if oracle_tried or all(t.first.parts.get(name) for t in trials for name in paid):  # else all may be wrong
+            yield Finding(message=f"each of {len(trials)} different answers earns {value:g}: a reward that is always "
+                          "the same teaches nothing", id=trials[0].prompted.sample.id, text=shorten(trials[-1].text))
 
 
-def _range(seen: TaskSamples) -> Iterator[Found]:
-    for one in seen.trials:
+def _range(samples: TaskSamples) -> Iterator[Finding]:
+    for one in samples.trials:
         for name, value in one.first.parts.items():
-            problem = range_problem(seen.task, name, value)
-            if problem:
-                yield Found(problem, id=one.visit.sample.id, text=shorten(one.text))
+            if problem := range_problem(samples.task, name, value):
+                yield Finding(message=problem, id=one.prompted.sample.id, text=shorten(one.text))
 
 
 def range_problem(task: Task, name: str, value: Any) -> str:
-    """Returns why a finite part is out of its range, or ""."""
+    """Why a part is out of its range; "" where it is not, or the part is None or not finite."""
     if value is None or not math.isfinite(value):
         return ""
     best = task.best_parts.get(name)
     if best is not None and value > best + 1e-6:
-        return f"part '{name}' is {value:g}, more than the {best:g} that `best_parts` says"
+        return f"part '{name}' is {value:g}, more than its maximum {best:g} in `best_parts`"
     if best is None and abs(value) > BOUND:
         return (f"part '{name}' is {value:g}: a part must stay within -{BOUND:g} and {BOUND:g} whatever the text, or "
-                "`best_parts` say what is the most")
+                "`best_parts` must give its maximum")
     return ""
 
 
 TASK_RULES: tuple[Rule, ...] = (
-    Rule(name="task", scope="task", find=_nothing_paid),
+    Rule(name="task", scope="task", find=_no_reward),
     Rule(name="media", scope="task", find=_media),
     Rule(name="prompt", scope="task", find=_prompt),
     Rule(name="oracle", scope="task", find=_oracle),
     Rule(name="tag", scope="task", find=_tag),
-    Rule(name="deterministic/samples", scope="task", find=_other_samples, start="warning"),
-    Rule(name="deterministic", scope="task", find=_drawn_scores, start="warning"),
+    Rule(name="deterministic/samples", scope="task", find=_changing_samples, start="warning"),
+    Rule(name="deterministic", scope="task", find=_changing_scores, start="warning"),
     Rule(name="unreadable", scope="task", find=_unreadable, start="warning"),
     Rule(name="constant", scope="task", find=_constant, start="warning"),
     Rule(name="parts", scope="task", find=_range, start="warning"),
 )
 
 
-def task_findings(seen: TaskSamples, *, at_start: bool = False) -> Iterator[Finding]:
-    """Yields what the rules say of a task."""
+def task_findings(samples: TaskSamples, *, at_start: bool = False) -> Iterator[Finding]:
+    """Applies the rules of tasks."""
     for rule in TASK_RULES:
-        for found in rule.find(seen):
-            level = found.level or (at_start and rule.start) or rule.level
-            yield Finding(rule=rule.name, level=level, message=found.message, id=found.id, text=found.text,
-                          where=f"task '{seen.task.name}'")
+        for found in rule.find(samples):
+            yield rule.finding(found, at_start, f"task '{samples.task.name}'", found.id)

@@ -68,7 +68,7 @@ def check(
     together: what is in a held-out file and in a train file is a problem of the former. Changes nothing. Exits with 1
     if a row is bad.
     """
-    from vlrl.checks.rule import usual_refusal
+    from vlrl.checks.rule import default_refusal
     from vlrl.config.schema import LimitsSettings
     from vlrl.tools.datasets.check import check as run
 
@@ -95,7 +95,7 @@ def check(
                        columns=pairs_of(columns) or (settled.data.columns if settled else None), scale=scale,
                        progress=progress, answer_type=settled.data.answer_type if settled else None,
                        boxes=form_of(boxes or (settled.data.boxes if settled else None)),
-                       see=_view(settled, task) if show else None, refusal=refusal or usual_refusal)
+                       see=_view(settled, task) if show else None, refusal=refusal or default_refusal)
     if json:
         emit({"file": ", ".join(map(str, files)), **asdict(findings), "problems": _plain(findings.problems),
               "warnings": _plain(findings.warnings)})
@@ -115,9 +115,9 @@ def _view(config: Config | None, task: Task | None) -> Callable[[Sample], Sample
     from vlrl.config.schema import LimitsSettings
 
     if config is None or task is None:
-        from vlrl.tools.play.preview import outline
+        from vlrl.tools.play.preview import preview_without_task
 
-        return lambda sample: outline(LimitsSettings(), sample)
+        return lambda sample: preview_without_task(LimitsSettings(), sample)
     from vlrl.tools.machine.dryrun import see
 
     return lambda sample: see(config, task, sample)
@@ -137,13 +137,13 @@ def _located(names: list[Path], cache: str) -> tuple[list[Path], Path | None]:
 
 
 def _show_findings(file: str, findings: DataReport, most: int, labels: bool) -> None:
-    from vlrl.checks import lines
+    from vlrl.checks import finding_lines
     from vlrl.tools.datasets.check import printable
 
-    listed = lines(findings.problems)
+    listed = finding_lines(findings.problems)
     for line in listed[:most or None]:
         typer.echo(printable(line))
-    for line in lines(findings.warnings):
+    for line in finding_lines(findings.warnings):
         typer.echo(printable(f"warning: {line}"))
     if 0 < most < len(listed):
         typer.echo(f"... and {len(listed) - most:,} more (--max 0 lists all)")

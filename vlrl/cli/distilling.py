@@ -89,7 +89,7 @@ def distill(
                        price_in=price_in, price_out=price_out)
     tool.check(loaded, order, places)
     with prints_aside(), bars(lines=True) as progress:
-        summary = tool.distilled(loaded, server, order, places, progress)
+        summary = tool.distill_answers(loaded, server, order, places, progress)
     follow = f"vlrl sft {shlex.quote(config)} data.solutions={shlex.quote(str(out))}"
     if as_json:
         emit({"file": str(out), "drawn": str(places.drawn), "about": str(places.about), **summary, "next": follow})

@@ -14,8 +14,8 @@ from vlrl.cli.common import AsJson, emit, examples
 from vlrl.errors import ConfigError
 
 if TYPE_CHECKING:
+    from vlrl.checks.finding import Finding
     from vlrl.tools.experiments.status import Status
-    from vlrl.tools.machine.doctor import Finding
 
 _COLORS = {"running": "green", "starting": "green", "finished": "blue", "stale": "yellow", "interrupted": "yellow",
            "failed": "red", "dead": "red"}
@@ -216,9 +216,9 @@ def doctor(
                     ] = Path("runs"),
     json: AsJson = False,
 ) -> None:
-    """Find out what works on this machine by trying it: versions, devices, training, video, LoRA, trackers, traps.
+    """Find out what works on this machine by trying it: versions, devices, a training step, video, vLLM.
 
-    For what is missing it prints the command that brings it. Nothing is sent over the network. Exits with 1 only if
+    For what is missing it prints the command that installs it. Nothing is sent over the network. Exits with 1 only if
     training cannot run at all.
     """
     import sys
@@ -227,12 +227,14 @@ def doctor(
 
     from vlrl.tools.machine.doctor import examine
 
-    console = Console(file=sys.stderr)  # fixed now: while a check runs, standard error is set aside
+    console = Console(file=sys.stderr)  # fixed now: standard error is redirected while a check runs
     with console.status("looking") as status:
-        findings = examine(runs, lambda name: status.update(f"trying {name}"))
-    failed = [f.name for f in findings if f.verdict == "error"]
+        findings = examine(runs, lambda name, *_: status.update(f"trying {name}"))
+    failed = [_names(f)[1] for f in findings if f.level == "error"]
     if json:
-        emit({"ok": not failed, "findings": [asdict(f) for f in findings]})
+        names = "group", "name", "verdict", "detail", "fix"
+        emit({"ok": not failed, "findings": [
+            dict(zip(names, (*_names(f), f.level, f.message, f.fix), strict=True)) for f in findings]})
     else:
         _show_doctor(findings)
         words = f"training cannot run: fix {', '.join(failed)} first" if failed else "training can run"
@@ -241,17 +243,23 @@ def doctor(
         raise typer.Exit(1)
 
 
+def _names(finding: Finding) -> tuple[str, str]:
+    group, _, name = finding.rule.partition("/")
+    return group, name
+
+
 def _show_doctor(findings: Sequence[Finding]) -> None:
     from rich.console import Console
     from rich.text import Text
 
     console, group = Console(highlight=False), ""
     for finding in findings:
-        if finding.group != group:
-            group = finding.group
+        own, name = _names(finding)
+        if own != group:
+            group = own
             console.print(Text(group, "bold"))
-        mark, color = _MARKS[finding.verdict]
-        line = Text.assemble("  ", (f"{mark:<5}", color), f"{finding.name:<17} {finding.detail}")
+        mark, color = _MARKS[finding.level]
+        line = Text.assemble("  ", (f"{mark:<5}", color), f"{name:<17} {finding.message}")
         console.print(line, soft_wrap=True)
-        if finding.fix and finding.verdict != "ok":
+        if finding.fix and finding.level != "ok":
             console.print(Text(f"{'':<25}{finding.fix}", "dim"), soft_wrap=True)

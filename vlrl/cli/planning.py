@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 EXAMPLES = examples(
     "vlrl plan configs/models/qwen2_5_vl_7b.yaml task=grounding --gpus 8 --gpu-memory 80",
     "vlrl plan configs/models/qwen2_5_vl_7b.yaml task=grounding model.lora.rank=0 engine=vllm --gpus 8",
-    "vlrl plan configs/models/qwen2_5_vl_3b.yaml task=grounding --card 'RTX 4090' --answer-tokens 150")
+    "vlrl plan configs/models/qwen2_5_vl_3b.yaml task=grounding --card 'RTX 4090'")
 
 
 def register(app: typer.Typer) -> None:
@@ -27,24 +27,21 @@ def register(app: typer.Typer) -> None:
 
 def plan(
     config: ConfigPath, settings: Words = None,
-    gpus: Annotated[int, typer.Option(min=1, help="GPUs that learn; those of servers come on top.")] = 1,
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs that train; those of servers come on top.")] = 1,
     gpu_memory: Annotated[float | None, typer.Option(min=1, help="GiB of each; by default the card's.",
                                                      show_default=False)] = None,
-    card: Annotated[str, typer.Option(help="Name of the GPU, for its speed.")] = "H100",
+    card: Annotated[str, typer.Option(help="Name of the GPU.")] = "H100",
     prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of a prompt, visual ones included; by "
                                                       "default an image of model.max_pixels and 256 of text.",
                                                       show_default=False)] = None,
     visual_tokens: Annotated[int | None, typer.Option(min=0, help="Those of its image or video.",
                                                       show_default=False)] = None,
-    answer_tokens: Annotated[int | None, typer.Option(min=1, help="Mean length of an answer, or of an action "
-                                                      "of an episode, for the seconds; by default "
-                                                      "rollout.max_new_tokens.", show_default=False)] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Estimate memory, step time and what to change: does a config fit on these GPUs?
+    """Estimate memory: does a config fit on these GPUs, and what would make it fit?
 
-    Nothing is loaded but the shape of the model; those of common releases are built in. Exit code 0 when it fits, 1
-    when it does not. `vlrl train CONFIG --dry-run` measures the prompts of the data, for --prompt-tokens. A few
+    Only the shape of the model is read; those of common releases are built in. Exit code 0 when it fits, 1 when it does
+    not. `vlrl train CONFIG --dry-run` measures the prompts of the data, for --prompt-tokens. A few
     episodes of a task with an environment are played, to see how much they show.
     """
     from vlrl.tools.machine import plan as tool
@@ -53,12 +50,12 @@ def plan(
 
     chosen = card_of(card)
     if chosen is None:
-        raise ConfigError(f"--card {card!r} is not known; known are {', '.join(c.name for c in CARDS)}. Take one that "
-                          "is as fast, and its memory with --gpu-memory")
+        raise ConfigError(f"--card {card!r} is not known; known are {', '.join(c.name for c in CARDS)}. Name any of "
+                          "them, and give the memory with --gpu-memory")
     words = list(settings or ())
     loaded = load(config, words)
     keywords: dict[str, Any] = {"prompt_tokens": prompt_tokens, "visual_tokens": visual_tokens,
-                                "answer_tokens": answer_tokens, "observed": tool.observe(loaded)}
+                                "observed": tool.observe(loaded)}
     result = tool.plan(loaded, gpus, chosen, gpu_memory, **keywords)
     remedies = [] if result.fits else plan_advice.changes(config, words, result, **keywords)
     if as_json:
@@ -70,7 +67,7 @@ def plan(
 
 
 def _plain(plan: Plan) -> dict[str, Any]:
-    return {**asdict(plan), "fits": plan.fits, "tight": plan.tight, "step_s": plan.step}
+    return {**asdict(plan), "fits": plan.fits, "tight": plan.tight}
 
 
 def _print(plan: Plan, remedies: list[Change]) -> None:

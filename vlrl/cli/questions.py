@@ -54,7 +54,7 @@ def show_question(console: Console, task: Task, question: Question, title: str) 
 
 
 def show_media(console: Console, media: Sequence[QuestionMedia]) -> None:
-    """Prints where pictures can be opened, and in a terminal with colours a small one."""
+    """Prints where images and videos can be opened."""
     from rich.text import Text
 
     for shown in media:
@@ -62,20 +62,6 @@ def show_media(console: Console, media: Sequence[QuestionMedia]) -> None:
         console.print(Text(f"{shown.kind}  {size}  {printable(shown.path or shown.problem)}"), soft_wrap=True)
         if shown.problem and shown.path:
             console.print(Text(printable(shown.problem), "red"), soft_wrap=True)
-        if shown.frame is not None and console.is_terminal and console.color_system in ("256", "truecolor"):
-            _preview(console, shown.frame)
-
-
-def _preview(console: Console, frame: Any) -> None:
-    from rich.text import Text
-
-    from vlrl.tools.play.questions import half_blocks
-
-    for line in half_blocks(frame, min(64, console.width), 20):
-        text = Text()
-        for above, below in line:
-            text.append("▀", f"rgb({','.join(map(str, above))}) on rgb({','.join(map(str, below))})")
-        console.print(text)
 
 
 def print_parts(console: Console, judged: ScoredAnswer) -> None:

@@ -177,7 +177,7 @@ def _run(config: str, loaded: Any, wanted: Any, order: WriterSettings | None, ch
     for warning in chosen.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     with prints_aside(), bars(lines=True, show=comm.is_main()) as progress:
-        outcome = tool.synthesized(loaded, chosen, search, answers, places, progress, order)
+        outcome = tool.synthesize_prompts(loaded, chosen, search, answers, places, progress, order)
     if comm.is_main():
         follow = f"vlrl train {shlex.quote(config)} data.train={shlex.quote(str(places.out))} data.own_samples=false"
         if as_json:

@@ -12,7 +12,7 @@ from typing import Any
 from vlrl.checks.answers import answer_of
 from vlrl.checks.finding import shorten
 from vlrl.checks.prompts import prompt_text
-from vlrl.checks.tasks import drawn_score, range_problem
+from vlrl.checks.tasks import changing_score, range_problem
 from vlrl.data import coordinates
 from vlrl.data.coordinates import Coordinates
 from vlrl.rewards.scalar import finite_number
@@ -62,7 +62,7 @@ def _scored(task: Task, sample: Sample, answer: Answer, findings: Findings) -> f
         parts, seconds = timed(lambda: task.score(sample, answer), SLOW)
         if seconds > SLOW:
             raise TooSlow
-        if problem := drawn_score(parts, task.score(sample, answer)):
+        if problem := changing_score(parts, task.score(sample, answer)):
             findings.add("deterministic", problem, sample.id, answer.text)
         parts = _with_group_parts(task, sample, answer, parts)
         if not task.needs:  # else parts come from services that are not here

@@ -21,10 +21,9 @@ from typing import Any
 from vlrl import checks
 from vlrl.checks import CheckedRow, Context, MediaFile
 from vlrl.checks.answers import original_pixels
-from vlrl.checks.identity import fingerprint, media_key, other_sample
-from vlrl.checks.media_files import Key, opened, unopened
-from vlrl.checks.samples import look, of_sample, row_at
-from vlrl.checks.tasks import TaskSamples, sized, task_findings
+from vlrl.checks.identity import fingerprint, source_digest, unstable_sample
+from vlrl.checks.media_files import Key, checked_row, read_media, unread_file, with_files, with_sample
+from vlrl.checks.tasks import TaskSamples, task_findings, with_media_size
 from vlrl.config.registry import FILE_MODULE
 from vlrl.config.schema import DataSettings, LimitsSettings
 from vlrl.errors import ConfigError, TaskError, VlrlError
@@ -95,7 +94,7 @@ def _taken(samples: Sequence[Sample], count: int, findings: Findings, split: str
     taken = []
     for place in places(len(samples), count):
         with findings.guard("samples", f"samples({split!r})[{place}]"):
-            row = row_at(samples, place, split)
+            row = checked_row(samples, place, split)
             if not row.error and not (isinstance(row.id, str) and row.id):
                 findings.add("samples", f"samples({split!r})[{place}] is id={row.id!r}, expected a Sample whose id is "
                              "a text")
@@ -122,7 +121,7 @@ def _generated(task: Task, findings: Findings) -> list[CheckedRow]:
     taken: list[CheckedRow] = []
     for index, knobs in _spots(task):
         with findings.guard("knobs", place := f"generate({index}, {knobs})"):
-            taken.append(of_sample(CheckedRow(where=place, row={}, side="train"), generated(task, index, knobs)))
+            taken.append(with_sample(CheckedRow(where=place, row={}, side="train"), generated(task, index, knobs)))
     return taken if len(taken) == len(_spots(task)) else []
 
 
@@ -142,7 +141,7 @@ def _check_json(sample: Sample, findings: Findings) -> None:
 
 def _sized(sample: Sample) -> Sample:
     with suppress(VlrlError):  # found before
-        return sized(sample, _LIMITS)
+        return with_media_size(sample, _LIMITS)
     return sample
 
 
@@ -155,11 +154,12 @@ def _apply_rules(task: Task, splits: Mapping[str, Sequence[Sample]], chosen: Map
     rows: list[CheckedRow] = []
     for split, looked in chosen.items():
         for row in looked:
-            look(row, _opened, _LIMITS)
+            with_files(row, _opened, _LIMITS)
             checks.row_findings(row, Context(task=task, limits=_LIMITS), at_start=True)
         samples = splits.get(split, ())
         others = set(places(len(samples), WIDE)) - set(places(len(samples), count))
-        rows += [*looked, *(look(row_at(samples, place, split), _told_apart, _LIMITS) for place in sorted(others))]
+        rows += [*looked, *(with_files(checked_row(samples, place, split), _told_apart,
+                                       _LIMITS) for place in sorted(others))]
     checks.file_findings(rows, Context(task=task, limits=_LIMITS))
     sound = [row.sample for looked in chosen.values() for row in looked
              if row.sample and not any(f.level == "error" for f in row.findings)]
@@ -168,11 +168,11 @@ def _apply_rules(task: Task, splits: Mapping[str, Sequence[Sample]], chosen: Map
 
 
 def _opened(key: Key) -> MediaFile:
-    return replace(opened(key, _LIMITS), sha256=media_key(key[0]))
+    return replace(read_media(key, _LIMITS), sha256=source_digest(key[0]))
 
 
 def _told_apart(key: Key) -> MediaFile:
-    return replace(unopened(key), sha256=media_key(key[0]))
+    return replace(unread_file(key), sha256=source_digest(key[0]))
 
 
 # --- the same every time ----------------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ def _check_repeatable(task: Task, chosen: Mapping[str, list[Sample]], places_of:
         for split, samples in chosen.items():
             for sample, a, b in zip(samples, first[split], other[split], strict=True):
                 if a != b:
-                    findings.add("deterministic", other_sample(what), sample.id)
+                    findings.add("deterministic", unstable_sample(what), sample.id)
                     return False
         return True
 

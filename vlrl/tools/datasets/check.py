@@ -20,8 +20,8 @@ from typing import Any
 from vlrl import checks
 from vlrl.checks import CheckedRow, Context, Finding
 from vlrl.checks.files import side
-from vlrl.checks.media_files import Key, exists, keys, opened
-from vlrl.checks.rule import MediaFile, Size, usual_refusal
+from vlrl.checks.media_files import Key, check_exists, file_keys, read_media
+from vlrl.checks.rule import MediaFile, Size, default_refusal
 from vlrl.config.registry import prints_aside
 from vlrl.config.schema import LimitsSettings
 from vlrl.data import MEDIA_FIELDS, make_sample, sample_from_row
@@ -92,7 +92,7 @@ def check(path: Path | Sequence[Path], task: Task | None, limits: LimitsSettings
           columns: Mapping[str, str] | None = None, answer_type: str | None = None, boxes: str = "auto",
           scale: Scale | None = None, progress: Progress = no_progress, see: Callable[[Sample],
                                                                                       SamplePreview] | None = None,
-          refusal: Callable[[Size], str] = usual_refusal) -> DataReport:
+          refusal: Callable[[Size], str] = default_refusal) -> DataReport:
     """Reads every row through `task.sample_from_row` (None: the canonical fields alone) and lists every problem.
 
     Of a folder every file of rows is read, see `files_of`. Rows of held-out files (named val, test, heldout ..., or by
@@ -120,7 +120,7 @@ def check(path: Path | Sequence[Path], task: Task | None, limits: LimitsSettings
     for done, row in enumerate(rows):
         if done % 1000 == 0:
             progress("checking rows", done, len(rows))
-        row.files = [files[key] for one in row.media for key in keys(one) if key in files]
+        row.files = [files[key] for one in row.media for key in file_keys(one) if key in files]
         checks.row_findings(row, context)
     checks.file_findings(rows, context)
     pixels = pixel_budget([row.given for row in rows if isinstance(row.given, dict)], scale)
@@ -236,18 +236,18 @@ def _coordinates(row: Mapping[str, Any]) -> list[Any]:
 def _files(rows: Sequence[_Row], limits: LimitsSettings, progress: Progress, media: bool, allow_missing: bool
            ) -> dict[Key, MediaFile]:
     """Returns what is known of each file that rows name."""
-    named = dict.fromkeys(key for row in rows for one in row.media for key in keys(one))
-    there = [key for key in named if not allow_missing or not exists(key).problem]
+    named = dict.fromkeys(key for row in rows for one in row.media for key in file_keys(one))
+    there = [key for key in named if not allow_missing or not check_exists(key).problem]
     sides = {row.side for row in rows if row.media}
     look = {"train", "heldout"} <= sides and len(there) <= COMPARED
-    return _open_all(there, limits, progress, look) if media else {key: exists(key) for key in there}
+    return _open_all(there, limits, progress, look) if media else {key: check_exists(key) for key in there}
 
 
 def _open_all(there: Sequence[Key], limits: LimitsSettings, progress: Progress, look: bool) -> dict[Key, MediaFile]:
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         files: dict[Key, MediaFile] = {}
         try:
-            for key, file in zip(there, pool.map(lambda key: opened(key, limits, look), there), strict=True):
+            for key, file in zip(there, pool.map(lambda key: read_media(key, limits, look), there), strict=True):
                 files[key] = file
                 progress("opening media", len(files), len(there))
         except BaseException:  # Ctrl-C: those in the queue are not waited for

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from vlrl.checks.rule import usual_refusal
+from vlrl.checks.rule import default_refusal
 from vlrl.config.schema import Config
 from vlrl.errors import VlrlError
 from vlrl.models.image_sizes import image_refusal
@@ -85,8 +85,8 @@ def refusal_of(config: Config) -> Callable[[tuple[int, int]], str]:
     try:
         family_convention(config.model.name)  # raises when the model is not here, and no network is asked
     except (VlrlError, OSError, ValueError, ImportError):
-        return usual_refusal
-    return image_refusal(config.model, usual_refusal)
+        return default_refusal
+    return image_refusal(config.model, default_refusal)
 
 
 def _processor_scale(config: Config) -> Scale:

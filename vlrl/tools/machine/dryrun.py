@@ -45,12 +45,12 @@ from vlrl.tools.machine import memory, needs
 from vlrl.tools.play import episodes as acting
 from vlrl.tools.play.episode_lengths import PLAYED, EpisodeLength, ObservationStats, counted, measure
 from vlrl.tools.play.preview import (
-    NOT_KNOWN,
+    UNKNOWN,
     MediaFacts,
     SamplePreview,
     convention_of,
-    oracle_of,
     preview_without_model,
+    scored_oracle,
 )
 from vlrl.training import inert
 from vlrl.training.build import check_trackers
@@ -327,7 +327,7 @@ def see(config: Config, task: Task, sample: Sample) -> SamplePreview:
         family_convention(config.model.name)
         return show(config, task, sample, open_model(config, task)[1])
     except (ConfigError, OSError, ImportError):
-        return replace(preview_without_model(config.limits, task, sample), coordinates=NOT_KNOWN)
+        return replace(preview_without_model(config.limits, task, sample), coordinates=UNKNOWN)
 
 
 def show(config: Config, task: Task, sample: Sample, encode: Encoder | None) -> SamplePreview:
@@ -346,7 +346,7 @@ def show(config: Config, task: Task, sample: Sample, encode: Encoder | None) -> 
                            loss_mask=np.ones(len(tokens), bool), text=text, finish_reason="stop")
         (rollout,) = make_group(task, group.sample, prompt, [given], group_id="0", split="train", step=0).rollouts
         scored = AnswerScore(rollout.parts, rollout.reward, rollout.parsed, rollout.error)
-        oracle = oracle_of(task, text, len(tokens), scored, prompt.opened)
+        oracle = scored_oracle(task, text, len(tokens), scored, prompt.opened)
     sizes, tokens = dict(enumerate(prompt.processed_sizes)), dict(enumerate(prompt.visual_tokens))
     described = [MediaFacts(kind=m.kind, original=m.size, frames=len(m.frames), processed=sizes.get(i),
                             tokens=tokens.get(i))

@@ -182,7 +182,7 @@ def estimate(config: Config, model_config: Any, prompt_tokens: int | None = None
     activations, block = _activations(config, model_config, blocks, batch, batch.prompts * patches + answers * shown,
                                       size)
     text = model_config.get_text_config()
-    rows, prompts = _generation_rows(config)
+    rows, prompts = generation_rows(config)
     read, patches_read = prompt, patches  # of one that is read at once
     if episode:
         prompts, read, patches_read = rows, prompt + episode.tokens, patches + shown
@@ -337,7 +337,7 @@ def _activations(config: Config, model_config: Any, blocks: Sequence[_Block], ba
 # --- generation ------------------------------------------------------------------------------------------------------
 
 
-def _generation_rows(config: Config) -> tuple[int, int]:
+def generation_rows(config: Config) -> tuple[int, int]:
     """Returns answers written side by side, and their prompts, at most; auto counts as on a device with memory for
     all.
     """

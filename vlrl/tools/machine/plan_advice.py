@@ -1,6 +1,6 @@
-"""What would make a plan that does not fit fit: settings to change, each tried by planning again.
+"""Settings that make a plan fit, each found by planning again.
 
-    for change in changes("config.yaml", words, found):
+    for change in changes("config.yaml", words, result):
         print(change.words, change.plan.peak)
 """
 
@@ -18,22 +18,28 @@ from vlrl.tools.machine import memory
 from vlrl.tools.machine.memory import GIB
 from vlrl.tools.machine.plan import Plan, plan
 
+Try = Callable[[Sequence[str]], Plan | None]
+"""The plan with further settings; None where they are refused."""
+
 
 @dataclass(frozen=True)
 class Change:
-    """Settings that would make a plan fit."""
+    """Settings that make a plan fit, and the plan with them."""
 
     words: tuple[str, ...]
     plan: Plan
 
 
 def changes(path: str, words: Sequence[str], before: Plan, **keywords: Any) -> list[Change]:
-    """Returns what would make a plan that does not fit fit: each change that does alone, else some that do together.
+    """Every change that alone makes a plan fit; where there is none, one combination of changes that does, or [].
 
-    path, words: those of the config. asked: the keywords of `plan`.
+    path, words: file and overrides of the config. keywords: those of `plan`.
     """
     def tried(more: Sequence[str]) -> Plan | None:
-        return _tried(path, [*words, *more], before, keywords)
+        try:
+            return plan(configs.load(path, [*words, *more]), before.gpus, before.card, before.gib, **keywords)
+        except ConfigError:
+            return None
 
     candidates = list(_candidates(configs.load(path, words), before.gpus))
     alone: list[Change] = []
@@ -41,25 +47,27 @@ def changes(path: str, words: Sequence[str], before: Plan, **keywords: Any) -> l
         known = any(set(change.words) < set(candidate) for change in alone)
         if not known and (attempt := tried(candidate)) and attempt.fits:
             alone.append(Change(tuple(candidate), attempt))
-    if alone:
-        return alone
-    together: list[str] = []
+    return alone or _combined(candidates, tried)
+
+
+def _combined(candidates: Sequence[Sequence[str]], tried: Try) -> list[Change]:
+    """Adds one candidate after the other until the plan fits, then removes those that are not needed."""
+    words: list[str] = []
     for candidate in candidates:
-        taken = {word.split("=")[0] for word in together}
+        taken = {word.split("=")[0] for word in words}
         fresh = [word for word in candidate if word.split("=")[0] not in taken]
         # another engine has other settings
-        remaining = [word for word in together if not any(word.startswith(f"{new.split('=')[0]}.") for new in fresh)]
-        attempt = tried([*remaining, *fresh])
+        kept = [word for word in words if not any(word.startswith(f"{new.split('=')[0]}.") for new in fresh)]
+        attempt = tried([*kept, *fresh])
         if attempt is None or not fresh:
             continue
-        together = [*remaining, *fresh]
+        words = [*kept, *fresh]
         if attempt.fits:
-            return [_least(together, attempt, tried)]
+            return [_minimal(words, attempt, tried)]
     return []
 
 
-def _least(words: list[str], best: Plan, tried: Callable[[Sequence[str]], Plan | None]) -> Change:
-    """Returns the change without what is not needed."""
+def _minimal(words: list[str], best: Plan, tried: Try) -> Change:
     for word in list(words):
         fewer = [other for other in words if other != word]
         without = tried(fewer)
@@ -68,15 +76,8 @@ def _least(words: list[str], best: Plan, tried: Callable[[Sequence[str]], Plan |
     return Change(tuple(words), best)
 
 
-def _tried(path: str, words: Sequence[str], before: Plan, keywords: dict[str, Any]) -> Plan | None:
-    try:
-        return plan(configs.load(path, words), before.gpus, before.card, before.gib, **keywords)
-    except ConfigError:
-        return None
-
-
 def _candidates(config: Config, gpus: int) -> Iterator[list[str]]:
-    """Changes worth a look, those that cost least first."""
+    """Changes to try, the least costly first."""
     engine, model = config.engine, config.model
     if engine.name == "vllm" and not engine.sleep:
         yield ["engine.sleep=true"]
@@ -100,15 +101,15 @@ def _candidates(config: Config, gpus: int) -> Iterator[list[str]]:
         yield ["model.lora.quantize=nf4"]
     if engine.name != "vllm_server":
         yield ["engine=vllm_server"]
-        yield ["engine=vllm_server", "engine.memory=0.9"]  # its GPU is its own
+        yield ["engine=vllm_server", "engine.memory=0.9"]  # a server's GPU does nothing else
     if (model.max_pixels or memory.IMAGE_PIXELS) > 401408:
         yield ["model.max_pixels=401408"]
 
 
 def render_changes(advice: Sequence[Change]) -> list[str]:
-    """Returns what would make it fit, in lines."""
+    """The advice as lines of text."""
     if not advice:
-        return ["nothing that was tried makes it fit: more or larger GPUs, or a smaller model"]
-    head = "each of these alone makes it fit:" if len(advice) > 1 or len(advice[0].words) == 1 else "together these do:"
-    return [head, *(f"  {' '.join(c.words):<56}{c.plan.peak / GIB:>8.2f} GiB, {c.plan.step:,.1f} s a step"
-                    for c in advice)]
+        return ["nothing that was tried makes it fit: use more or larger GPUs, or a smaller model"]
+    head = ("each of these alone makes it fit:" if len(advice) > 1 or len(advice[0].words) == 1 else
+            "these together make it fit:")
+    return [head, *(f"  {' '.join(c.words):<56}{c.plan.peak / GIB:>8.2f} GiB" for c in advice)]

@@ -1,4 +1,4 @@
-"""How long the episodes of a task can be: a few are played, and the settings say how often the model acts.
+"""How long the episodes of a task can be, by the limits in the settings and by observations of a few played episodes.
 
     observed = measure(config, task, host, counted(encode))     # None: the task has no environment
     length = observed.length(config.episode, config.rollout.max_new_tokens)
@@ -25,12 +25,12 @@ from vlrl.types import Observation, Sample, Step
 PLAYED = 4
 """Episodes that are played."""
 CHARACTERS = 3.0
-"""Of a token of text, where no tokenizer is at hand."""
+"""Assumed characters per token of text, without a tokenizer."""
 TEMPLATE = 10
-"""Tokens that a chat template writes around an observation, where none is at hand."""
+"""Assumed tokens of a chat template around an observation, without a processor."""
 
 Count = Callable[[Observation], tuple[int, int]]
-"""Returns tokens of an observation, and how many of them are visual."""
+"""(tokens, visual tokens) of an observation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,41 +39,41 @@ class EpisodeLength:
 
     turns: int
     tokens: int
-    """Of all actions and observations, ..."""
+    """All tokens of actions and observations."""
     visual: int
-    """... those of pictures alone, ..."""
+    """Visual tokens among them."""
     written: int
-    """... and those of the actions."""
+    """Tokens of actions among them."""
     pictures: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class ObservationStats:
-    """What the observations of some played episodes hold: means, rounded up."""
+    """Observations of some played episodes: means over all of them, rounded up."""
 
     episodes: int
     observations: int
     oracle: bool
-    """Whether oracle_actions was played; else empty actions."""
+    """Whether the actions were those of oracle_actions; else they were empty."""
     tokens: int
     visual: int
     pictures: int
     failed: str = ""
-    """Why an episode could not go on."""
+    """Why an episode failed."""
 
     def length(self, limits: EpisodeSettings, action: int) -> EpisodeLength:
-        """Returns the longest episode of actions of `action` tokens, as episodes are ended by their limits."""
+        """The longest episode within `limits` whose actions have `action` tokens each."""
         tokens = visual = written = pictures = turns = 0
         while True:
-            said = max(1, min(action, limits.max_tokens - tokens))
-            turns, tokens, written = turns + 1, tokens + said, written + said
+            own = max(1, min(action, limits.max_tokens - tokens))
+            turns, tokens, written = turns + 1, tokens + own, written + own
             over = tokens + self.tokens >= limits.max_tokens or pictures + self.pictures > limits.max_media
             if turns >= limits.max_turns or over:
                 return EpisodeLength(turns=turns, tokens=tokens, visual=visual, written=written, pictures=pictures)
             tokens, visual, pictures = tokens + self.tokens, visual + self.visual, pictures + self.pictures
 
     def words(self) -> str:
-        """Returns what was measured, and what is assumed."""
+        """The measurement in words."""
         played = "the perfect actions of oracle_actions" if self.oracle else "empty actions"
         failed = f"; an episode failed: {self.failed}" if self.failed else ""
         return (f"observations of {self.tokens:,} tokens ({self.visual:,} visual), the mean of {self.observations} in "
@@ -81,14 +81,14 @@ class ObservationStats:
 
 
 def measure(config: Config, task: Task, host: Environments, count: Count) -> ObservationStats:
-    """Plays the first episodes of the training split and returns what they showed.
+    """Plays the first episodes of the training split and measures their observations.
 
-    Raises DataError when none shows anything.
+    Raises DataError where no environment gives an observation after an action.
     """
     shown: list[tuple[int, int, int]] = []
     oracle, failed, played = False, "", 0
-    for place, sample in enumerate(islice(task_samples(task, "train"), PLAYED)):
-        begun = opened(config, host, sample, place)
+    for n, sample in enumerate(islice(task_samples(task, "train"), PLAYED)):
+        begun = opened(config, host, sample, n)
         if begun.opening is None:
             continue
         actions = oracle_actions(task, begun)
@@ -105,7 +105,7 @@ def measure(config: Config, task: Task, host: Environments, count: Count) -> Obs
 
 
 def _played(config: Config, host: Environments, sample: Sample, actions: Any) -> tuple[list[Step], str]:
-    """Returns what actions, or empty ones, led to, and why an episode could not go on."""
+    """The steps that actions (None: empty ones) led to, and why the episode failed, or ""."""
     assert sample.environment_seed is not None
     episode, steps = host.open(sample, sample.environment_seed), list[Step]()
     try:
@@ -125,7 +125,7 @@ def _played(config: Config, host: Environments, sample: Sample, actions: Any) ->
 
 
 def counted(encode: Encoder) -> Count:
-    """Returns a count by the model's own processor."""
+    """Counts by the model's own processor."""
     def count(observation: Observation) -> tuple[int, int]:
         prompt = encode.observation(observation, "an observation")
         return len(prompt), sum(prompt.visual_tokens)
@@ -134,8 +134,8 @@ def counted(encode: Encoder) -> Count:
 
 
 def estimated(config: Config, side: int) -> Count:
-    """Returns a count without a processor: characters of the text, and pixels of pictures over those of a visual token
-    of `side` pixels."""
+    """Counts without a processor: by characters of the text, and by pixels of images, `side` squared per visual token.
+    """
     def count(observation: Observation) -> tuple[int, int]:
         most = min(config.episode.max_pixels or math.inf, config.model.max_pixels or math.inf)
         visual = 0
@@ -149,6 +149,6 @@ def estimated(config: Config, side: int) -> Count:
 
 
 def as_answers(config: Config, length: EpisodeLength) -> Config:
-    """Returns a config whose answers are as long as an episode, for arithmetic that counts answers."""
+    """The config with answers as long as an episode, for arithmetic that counts answers."""
     rollout = config.rollout.model_copy(update={"max_new_tokens": length.tokens})
     return config.model_copy(update={"rollout": rollout})

@@ -1,4 +1,4 @@
-"""Episodes of `vlrl play`: the actions of a person, what the environment makes of them, and their score. No model.
+"""Episodes of `vlrl play`: a person's actions, the environment's observations, and the score. No model.
 
     with environments(config, task) as host:
         episode = Acting(config, task, host, sample, folder)
@@ -24,13 +24,13 @@ from vlrl.errors import TaskError, VlrlError
 from vlrl.rewards.text import parse_answer
 from vlrl.task import Task
 from vlrl.task.environment import has_environment
-from vlrl.tools.play.questions import Question, QuestionMedia, ScoredAnswer, ask, judge_answer, media_shown
+from vlrl.tools.play.questions import Question, QuestionMedia, ScoredAnswer, ask, judge_answer, media_files
 from vlrl.types import Acted, Sample
 
 
 @contextmanager
 def environments(config: Config, task: Task) -> Iterator[Environments | None]:
-    """Gives what runs the environments of a task, ended afterwards; None where it has none."""
+    """The environments of a task, closed afterwards; None where the task has none."""
     host = Environments(lambda convention: task, config.environment) if has_environment(task) else None
     try:
         yield host
@@ -41,11 +41,11 @@ def environments(config: Config, task: Task) -> Iterator[Environments | None]:
 
 @dataclass(frozen=True)
 class PlayedTurn:
-    """An action, and what it led to."""
+    """An action and the observation that it led to."""
 
     acted: Acted
     media: tuple[QuestionMedia, ...] = ()
-    """Of the observation, as files."""
+    """Media of the observation, as files."""
     seconds: float = 0.0
     info: Any = None
 
@@ -60,7 +60,7 @@ class PlayedEpisode:
         self.question: Question = ask(task, opened, config.limits, folder)
         self.turns: list[PlayedTurn] = []
         self.ended = ""
-        """Why nothing can follow: stop (its environment ended it), a limit (turns, media) or error; "" = it goes on."""
+        """Why the episode has ended: stop (by its environment), a limit (turns, media) or error; "" = it has not."""
         self._episode = host.open(opened, opened.environment_seed)
         error = opened.reset_error
         if error is None:
@@ -75,13 +75,13 @@ class PlayedEpisode:
         return self.turns[-1].acted.error if self.turns else None
 
     def act(self, action: str) -> PlayedTurn:
-        """Returns what an action led to; the episode may have ended with it."""
+        """Plays one turn, which may end the episode."""
         (step,) = self.host.step([self._episode], [action])
         if isinstance(step, EnvironmentFailure):
             self.ended = "error"
             turned = PlayedTurn(Acted(action=action, error=step.reason), seconds=self._episode.seconds)
         else:
-            media = media_shown(step.observation.media, self._media_limits, self.folder, f"turn-{len(self.turns) + 1}-")
+            media = media_files(step.observation.media, self._media_limits, self.folder, f"turn-{len(self.turns) + 1}-")
             state = None if step.state is None else str(step.state)
             acted = Acted(action=action, observation=step.observation.text, media=tuple(step.observation.media),
                           parts=dict(step.parts), state=state, done=step.done)
@@ -98,7 +98,7 @@ class PlayedEpisode:
         return "media" if sum(len(t.media) for t in self.turns) > self.limits.max_media else ""
 
     def judged(self) -> ScoredAnswer:
-        """Returns the score of the episode as it is, as training would score it."""
+        """The score of the episode so far, as training would score it."""
         acted = tuple(t.acted for t in self.turns)
         text = acted[-1].action if acted else ""
         answer = replace(parse_answer(text, truncated=self.ended != "stop"), turns=acted)
@@ -109,16 +109,16 @@ class PlayedEpisode:
         self.host.close_episodes([self._episode])
 
 
-def opened(config: Config, host: Environments, sample: Sample, place: int) -> Sample:
-    """Returns the sample at a place with what its environment shows first, or why it cannot be reset; as it is where it
-    has none.
+def opened(config: Config, host: Environments, sample: Sample, n: int) -> Sample:
+    """Sample number `n` with the first observation of its environment, or the reason why the reset failed; unchanged
+    where it has no environment.
     """
-    return host.opened(sample, int(np.random.SeedSequence([config.seed, 8, place]).generate_state(1)[0]))
+    return host.opened(sample, int(np.random.SeedSequence([config.seed, 8, n]).generate_state(1)[0]))
 
 
 @prints_aside()
 def oracle_actions(task: Task, sample: Sample) -> list[str] | None:
-    """Returns the actions of a perfect episode; None where the task knows none. Raises TaskError."""
+    """The actions of a perfect episode; None where the task has none. Raises TaskError."""
     task = task.of(sample)
     try:
         actions = task.oracle_actions(sample)
@@ -136,6 +136,6 @@ def oracle_actions(task: Task, sample: Sample) -> list[str] | None:
 
 @prints_aside()
 def tool_lines(task: Task, sample: Sample) -> list[str]:
-    """Returns the tools of a sample, a line each: name, arguments and what it does."""
+    """One line for each tool of a sample: name, arguments and description."""
     schemas = [tool.schema["function"] for tool in task_tools(task, sample)]
     return [f"{s['name']}({', '.join(s['parameters'].get('properties', {}))}): {s['description']}" for s in schemas]

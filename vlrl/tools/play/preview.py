@@ -1,4 +1,4 @@
-"""A sample on its way to the model, as `--dry-run` and `vlrl data check` show it. Imports no torch."""
+"""A sample as the model sees it, for `--dry-run` and `vlrl data check`. Imports no torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ from vlrl.task import Task, task_messages, task_oracle, task_target
 from vlrl.task.scoring import AnswerScore, score_group
 from vlrl.types import Parts, Sample
 
+_QUESTION_FIELDS = ("question", "expression", "instruction")
+"""Canonical fields that hold the question; the first one that a row has is shown."""
+_TARGET_FIELDS = ("answer", "boxes", "box", "action", "label", "plan", "spans", "tracks", "labels")
+"""Canonical fields that hold the ground truth, likewise."""
 _ROUNDING = 1e-6
+UNKNOWN = "auto: the model family's, not known without the model"
+"""Convention of coordinates where the model's family is not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,14 +41,14 @@ class ScoredOracle:
     """The task's perfect answer, scored as the model's answers are."""
 
     answer: str
-    """As the model writes it: without what its prompt `opened`."""
+    """As the model writes it, without what the chat template has `opened`."""
     tokens: int | None
-    """With the end token."""
+    """The end token included."""
     parts: Parts
     weights: dict[str, float]
     reward: float | None
     best: float
-    """The sum of the positive weights: the reward of parts in [0, 1]."""
+    """The reward where every part of positive weight is at its maximum."""
     error: str | None = None
     opened: str = ""
     """What the chat template begins the answer with."""
@@ -54,7 +60,7 @@ class ScoredOracle:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplePreview:
-    """One sample on its way to the model. Without a model only what the task itself says is known."""
+    """One sample as the model sees it; without a model, what the task alone tells of it."""
 
     id: str
     text: str
@@ -62,7 +68,7 @@ class SamplePreview:
     tokens: int | None
     media: tuple[MediaFacts, ...]
     coordinates: str
-    """The convention in which boxes are written; empty where no task asks."""
+    """The convention of boxes; "" where no task asks for any."""
     target: Any = None
     oracle: ScoredOracle | None = None
 
@@ -72,67 +78,57 @@ class SamplePreview:
 
 
 def preview_without_model(limits: LimitsSettings, task: Task, sample: Sample) -> SamplePreview:
-    """Returns what can be said of a sample without a model; boxes in original pixels when its family is not known."""
+    """A sample as the task renders it; boxes in original pixels where the model's family is not known."""
     convention = convention_of(task, sample)
-    if convention == NOT_KNOWN:
+    if convention == UNKNOWN:
         task.coordinates = Coordinates()
     loaded = [media.load(m, limits) for m in sample.media]
     if loaded:
         width, height = loaded[0].size
         sample = replace(sample, row={"width": width, "height": height, **sample.row})
     text = task_oracle(task, sample)
-    oracle = None
-    if text is not None:
-        oracle = oracle_of(task, text, None, score_group(task, sample, [parse_answer(text)], 0)[0])
-    return SamplePreview(id=sample.id, text=words_of(task_messages(task, sample)), tokens=None, coordinates=convention,
-                 media=tuple(MediaFacts(kind=m.kind, original=m.size, frames=len(m.frames)) for m in loaded),
-                 target=task_target(task, sample), oracle=oracle)
+    oracle = None if text is None else scored_oracle(
+        task, text, None, score_group(task, sample, [parse_answer(text)], 0)[0])
+    return SamplePreview(
+        id=sample.id, text=message_text(task_messages(task, sample)), tokens=None, coordinates=convention,
+        media=tuple(MediaFacts(kind=m.kind, original=m.size, frames=len(m.frames)) for m in loaded),
+        target=task_target(task, sample), oracle=oracle)
 
 
-ASKS = ("question", "expression", "instruction")
-"""Canonical fields that say what is asked, the first that a row has."""
-ANSWERS = ("answer", "boxes", "box", "action", "label", "plan", "spans", "tracks", "labels")
-"""Canonical fields that an answer is compared with, the first that a row has."""
+def preview_without_task(limits: LimitsSettings, sample: Sample) -> SamplePreview:
+    """A row's own question and ground truth, where no task is given."""
+    task = Task()
+    task.prompt = next((f"{{{name}}}" for name in _QUESTION_FIELDS if sample.get(name) is not None), "")
+    target = next((sample[name] for name in _TARGET_FIELDS if sample.get(name) is not None), None)
+    return replace(preview_without_model(limits, task, sample), coordinates="", target=target)
 
 
-def outline(limits: LimitsSettings, sample: Sample) -> SamplePreview:
-    """Returns what a row alone says of its prompt: its own words without those of a task, which nobody named."""
-    plain = Task()
-    plain.prompt = next((f"{{{name}}}" for name in ASKS if sample.get(name) is not None), "")
-    said = preview_without_model(limits, plain, sample)
-    target = next((sample[name] for name in ANSWERS if sample.get(name) is not None), None)
-    return replace(said, coordinates="", target=target)
-
-
-def oracle_of(task: Task, text: str, tokens: int | None, scored: AnswerScore, opened: str = "") -> ScoredOracle:
+def scored_oracle(task: Task, text: str, tokens: int | None, scored: AnswerScore, opened: str = "") -> ScoredOracle:
+    """The perfect answer `text` with its score and the best possible reward."""
     weights = {part: weight for part, weight in task.weights_at(0).items() if part in scored.parts}
     best = task.combine({part: (w > 0) * task.best_parts.get(part, 1.0) for part, w in weights.items()}, weights)
     return ScoredOracle(answer=text, tokens=tokens, parts=scored.parts, weights=weights, reward=scored.reward,
-                        best=best,
-                  error=scored.error, opened=opened)
-
-
-NOT_KNOWN = "auto: the model family's, not known without the model"
+                        best=best, error=scored.error, opened=opened)
 
 
 def convention_of(task: Task, sample: Sample) -> str:
+    """The convention in which boxes of a sample are written, or UNKNOWN."""
     try:
         return sample.get("coordinates") or task.coordinates.convention
     except TaskError:
-        return NOT_KNOWN
+        return UNKNOWN
 
 
-def words_of(messages: Sequence[Any], place: str = "<{kind}>") -> str:
-    """Returns the texts of messages with `place` where media stand ({kind}, {number} from 1); of several messages,
-    whose each is.
+def message_text(messages: Sequence[Any], media_mark: str = "<{kind}>") -> str:
+    """The text of chat messages, with `media_mark` ({kind}, {number} from 1) in the position of media; of several
+    messages each begins with its role.
     """
     count = itertools.count(1)
 
-    def words(part: Mapping[str, Any]) -> str:
-        return part["text"] if "text" in part else place.format(kind=part["type"], number=next(count))
+    def text_of(part: Mapping[str, Any]) -> str:
+        return part["text"] if "text" in part else media_mark.format(kind=part["type"], number=next(count))
 
-    said = [(m["role"], [{"type": "text", "text": m["content"]}] if isinstance(m["content"], str) else m["content"])
-            for m in messages]
-    whose = len(said) > 1
-    return "\n".join((f"{role}: " if whose else "") + "".join(map(words, content))
-                     for role, content in said)
+    contents = [(m["role"], [{"type": "text", "text": m["content"]}] if isinstance(m["content"], str) else
+                 m["content"]) for m in messages]
+    return "\n".join((f"{role}: " if len(contents) > 1 else "") + "".join(map(text_of, content))
+                     for role, content in contents)
