@@ -16,7 +16,7 @@ from vlrl.errors import VlrlError
 from vlrl.models import model_config
 from vlrl.store import checkpoint
 from vlrl.store.files import read_json
-from vlrl.store.lock import ticking
+from vlrl.store.lock import repeating
 
 from . import AppError
 from .library import Library
@@ -184,7 +184,7 @@ def load(config: Config, weights: int, tell: Callable[[float], None]) -> Policy:
     transformers.logging.disable_progress_bar()
     process = psutil.Process()
     before = process.memory_info().rss
-    with ticking(0.2, lambda: tell(min(0.95, max(0, process.memory_info().rss - before) / max(weights, 1)))):
+    with repeating(0.2, lambda: tell(min(0.95, max(0, process.memory_info().rss - before) / max(weights, 1)))):
         return policy.load(config, make_accelerator(config))
 
 

@@ -264,7 +264,7 @@ def differences(whole: Path, other: Path) -> list[str]:
         return RunFolder(run).rollouts(split=split).to_pylist()
 
     looks: dict[str, Callable[[Path], Any]] = {
-        "checkpoints": checkpoints, "best": lambda run: checkpoint.marked(run / "checkpoints"),
+        "checkpoints": checkpoints, "best": lambda run: checkpoint.best_record(run / "checkpoints"),
         "metrics.jsonl": lambda run: lines(run, "metrics.jsonl"), "eval.jsonl": lambda run: lines(run, "eval.jsonl"),
         "rollouts": lambda run: answers(run, None), "eval-rollouts": lambda run: answers(run, "heldout")}
     return [name for name, look in looks.items() if repr(look(whole)) != repr(look(other))]

@@ -59,7 +59,7 @@ class LoadedMedia:
         """Original width and height in pixels."""
         return self.frames[0].size
 
-    def again(self) -> Media:
+    def as_media(self) -> Media:
         """Returns media that are read as these frames, at these times."""
         return Media(kind=self.kind, source=self if self.kind == "video" else self.frames[0])
 
@@ -99,7 +99,7 @@ class Step:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Acted:
+class PastAction:
     """One action of an episode, and what its environment made of it."""
 
     action: str

@@ -14,10 +14,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vlrl.media import Acted as Acted
 from vlrl.media import LoadedMedia as LoadedMedia
 from vlrl.media import Media as Media
 from vlrl.media import Observation as Observation
+from vlrl.media import PastAction as PastAction
 from vlrl.media import Step as Step
 
 Record = Mapping[str, Any]
@@ -101,7 +101,7 @@ class Variant:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Inserted:
+class InsertedObservation:
     """Where an observation with media stands among tokens, start..stop, and what it adds to their media."""
 
     start: int
@@ -140,7 +140,7 @@ class Prompt:
     """The same media as units of the feature cache (models/vision_cache.py); empty without one."""
     opened: str = ""
     """The end of its text, where the chat template has begun the answer, such as "<think>"."""
-    inserted: tuple[Inserted, ...] = ()
+    inserted: tuple[InsertedObservation, ...] = ()
     """Observations with media that were joined to it, in order."""
 
     def __len__(self) -> int:
@@ -265,7 +265,7 @@ class Answer:
     step: int = 0
     variant: str = ""
     """Name of the Variant that it was drawn with; empty for the sample as it is."""
-    turns: tuple[Acted, ...] = ()
+    turns: tuple[PastAction, ...] = ()
     """All actions of an episode; `text` is the last one."""
     opened: str = ""
     """The beginning of `text` that stood in the prompt, such as "<think>"."""

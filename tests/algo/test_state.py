@@ -51,7 +51,7 @@ def test_a_reference_that_moves(tiny_models, model):
                       algo={"kl_coef": 0.1, "reference": {"name": "reset", "every": 2}})
     policy, encode = load(values)
     policy.keep_reference(str(folder))
-    policy.free_reference()
+    policy.start_moving_reference()
     groups, optimizer, algorithm = credited_groups(policy, encode, values), make_optimizer(policy, values), None
     algorithm = Algorithm(values)
     kls = []

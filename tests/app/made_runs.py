@@ -365,7 +365,7 @@ def write(path: Path, kind: str = "boxes", *, steps: int = 4, prompts: int = 4, 
         _evaluate(run, kind, steps, 0.3 + gain, seed)
     run.heartbeat({**beat, "step": steps, "state": state, "reward": 0.5})
     if state == "running":  # this process holds it
-        files.write_text(path / "run.lock", json.dumps(lock.myself()))
+        files.write_text(path / "run.lock", json.dumps(lock.this_process()))
     return run
 
 

@@ -216,14 +216,14 @@ def test_light_commands_import_no_torch():
 def test_an_unreachable_hub_is_asked_once(monkeypatch, caplog):
     from huggingface_hub import constants
 
-    hub._settle.cache_clear()
+    hub._check_hub.cache_clear()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    hub.settle("some/model")
-    hub.settle("other/model")
+    hub.check_hub("some/model")
+    hub.check_hub("other/model")
     assert constants.HF_HUB_OFFLINE and len(caplog.records) == 1
     assert "the model hub http://127.0.0.1:9 cannot be reached" in caplog.text
-    hub._settle.cache_clear()
+    hub._check_hub.cache_clear()
 
 
 def test_packages_of_another_environment_are_not_the_users_code(tmp_path):

@@ -17,7 +17,7 @@ from vlrl.errors import ConfigError
 from vlrl.methods.preferences.dpo import preference_config
 from vlrl.store import RunFolder
 from vlrl.training.resume import refuse_other_settings
-from vlrl.training.sft import supervised
+from vlrl.training.sft import supervised_config
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -26,7 +26,7 @@ def runs_of(found: Config) -> Iterator[tuple[str, Config]]:
     """Yields what may run with some settings."""
     for name, own in [("", found), *((stage.name, own) for stage, own in stages_of(found))]:
         yield name, own
-        yield f"{name} sft", supervised(own)
+        yield f"{name} sft", supervised_config(own)
         yield f"{name} dpo", preference_config(own, Named(name="dpo"))
 
 
@@ -76,7 +76,7 @@ def test_values_of_python():
 
 def test_a_supervised_run_without_evaluations_goes_on(tmp_path):
     words = [f"run.dir={tmp_path}", "model.name=m", "eval.samples=0", "services.reference=start"]
-    own = supervised(load(CONFIGS / "preference/reward_model.yaml", words))
+    own = supervised_config(load(CONFIGS / "preference/reward_model.yaml", words))
     RunFolder(tmp_path).create(dump(own), own.seed)
     assert refuse_other_settings(RunFolder(tmp_path), own) == own
 

@@ -56,7 +56,7 @@ def test_every_frame_is_shown_at_its_own_time(gaps, first, wanted, most, start):
     assert loaded.timestamps == pytest.approx(shown, abs=1.1e-3)  # a frame a millisecond before `start` belongs to it
     assert start is not None or loaded.timestamps == tuple(np.round(shown, 6))
     assert [f.getpixel((0, 0))[0] for f in loaded.frames] == loaded.metadata["frames_indices"]
-    assert load(loaded.again(), LIMITS) is loaded
+    assert load(loaded.as_media(), LIMITS) is loaded
     assert load(clip(np.array(times), start=start), LIMITS, sampling).sha256 == loaded.sha256
 
 
@@ -68,7 +68,7 @@ def test_even_times_are_those_of_their_rate_and_others_have_another_hash():
     one, other = ([Observation(media=[replace(clip([0, 1]), source=drawn(2), times=t)])] for t in ([0, 1], [0, 2]))
     assert fingerprint(*one) != fingerprint(*other)
     (image,) = drawn(1)
-    assert load(load(Media(source=image), LIMITS).again(), LIMITS).frames == (image,)
+    assert load(load(Media(source=image), LIMITS).as_media(), LIMITS).frames == (image,)
 
 
 BAD = [

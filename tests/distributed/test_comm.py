@@ -33,11 +33,11 @@ def test_gloos_threads_are_at_rest_when_a_process_has_left_its_group():
 def test_two_quiet_looks_are_awaited(monkeypatch, looks, taken):
     """A thread that asks for the interpreter sleeps too, but not at two looks with a pause between."""
     left = iter(looks)
-    monkeypatch.setattr(comm, "_states", lambda prefix: next(left))
+    monkeypatch.setattr(comm, "_thread_states", lambda prefix: next(left))
     comm._await_gloo()
     assert len([*left]) == len(looks) - taken
 
 
 def test_busy_threads_are_not_awaited_for_ever(monkeypatch):
-    monkeypatch.setattr(comm, "_states", lambda prefix: "R")
+    monkeypatch.setattr(comm, "_thread_states", lambda prefix: "R")
     comm._await_gloo(seconds=0.05)

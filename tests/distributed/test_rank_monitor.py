@@ -6,8 +6,8 @@ import os
 import pytest
 from torch import distributed
 
-from vlrl.distributed.place import Here
-from vlrl.distributed.rank_monitor import RollCall, describe_missing
+from vlrl.distributed.position import RankPosition
+from vlrl.distributed.rank_monitor import RankMonitor, describe_missing
 
 
 def record(beat=1, count=5, waits=True, place="step 3, train", ended=None):
@@ -48,7 +48,7 @@ def test_a_rank_that_never_began_and_a_long_list():
 
 
 def test_a_place_is_step_phase_and_collective():
-    here = Here()
+    here = RankPosition()
     here.at("step 12")
     here.phases.append("train")
     assert str(here) == "step 12, train"
@@ -65,7 +65,7 @@ def test_what_tcp_says_of_a_host_that_it_has_given_up(monkeypatch, code, given_u
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     server = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     monkeypatch.setenv("MASTER_PORT", str(server.port))
-    call = RollCall(Here(), 0, 1, 60)
+    call = RankMonitor(RankPosition(), 0, 1, 60)
 
     class Broken:
         def set(self, key, value):
@@ -74,5 +74,5 @@ def test_what_tcp_says_of_a_host_that_it_has_given_up(monkeypatch, code, given_u
     call.close()
     assert not call._thread.is_alive()
     call._writing = Broken()
-    call.tell()
+    call.publish()
     assert call._cut is given_up

@@ -40,7 +40,7 @@ def main(how: str) -> None:
     make_accelerator(settings("nowhere", limits={"collective_s": LIMIT}))
     comm.gather(0)
     comm.here.at("step 7")
-    with comm.explained(), comm.within("train"):
+    with comm.transport_errors(), comm.within("train"):
         if how == "patient":
             saved = comm.on_main(lambda: time.sleep(2 * LIMIT) or "saved", "saving")
             os.write(1, f"{saved} {comm.rank()} {comm.here.count}\n".encode())  # whole lines: both write to one pipe

@@ -23,7 +23,8 @@ class Whole(Recorder):
     """Also of sharded gradients."""
 
     def step(self, closure=None):
-        self.steps.append({n: comm.whole(p.grad).clone() for n, p in self.policy.trainable() if p.grad is not None})
+        self.steps.append({name: comm.full_tensor(p.grad).clone() for name, p in self.policy.trainable()
+                           if p.grad is not None})
 
 
 def main(folder: str, out: str, how: str = "dealt", more: str = "{}") -> None:

@@ -12,7 +12,7 @@ from PIL import Image
 from vlrl.config import validate
 from vlrl.distributed import comm
 from vlrl.models import shards
-from vlrl.models.token_text import Texts
+from vlrl.models.token_text import TokenTexts
 from vlrl.rollout.group_source import GroupSource
 from vlrl.store import checkpoint
 from vlrl.task import Task
@@ -51,7 +51,7 @@ class StoredEngine:
 
     def __init__(self, engine):
         self.policy, self.engine = engine.policy, engine
-        self._texts = Texts(engine.policy)
+        self._texts = TokenTexts(engine.policy)
         left_out = {*engine.policy.banned.tolist(), *engine.policy.eos}
         self._ids = [i for i in range(len(engine.policy.processor.tokenizer)) if i not in left_out]
 
@@ -78,7 +78,7 @@ class Stored(GroupSource):
 
 def resave(config, path: Path) -> None:
     """Loads a checkpoint and saves it again, into the run folder of the config."""
-    config = shards.launched(config)
+    config = shards.settle_sharding(config)
     parts = assemble(config, make_accelerator(config), path)
     shards.load_optimizer(parts.policy, parts.optimizer, checkpoint.load_state(path)["optimizer"])
     state = shards.state(parts.policy, {"optimizer": parts.optimizer.state_dict()})

@@ -67,7 +67,8 @@ time.sleep(1000)
 """
 RANK = """
 import time
-from vlrl.distributed import place, rank_monitor
+from vlrl.distributed import rank_monitor
+from vlrl.distributed import position as place
 rank_monitor.GRACE = 1
 here = place.Here()
 rank_monitor.RollCall(here, 1, 2, 100000)

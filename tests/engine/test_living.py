@@ -10,7 +10,7 @@ from tests.conftest import SAMPLES, TWO, noise
 from tests.helpers import Vowels, load, settings
 from vlrl.engine.base import CacheSlot, Request, Sampling
 from vlrl.engine.hf import HFEngine
-from vlrl.models.packing import joined
+from vlrl.models.packing import join_prompts
 from vlrl.types import Media, Observation
 
 TURNS, GROUP = 4, 3
@@ -50,7 +50,7 @@ def play(policy, encode, alive, most=None, read=None):
             one = [c for group in groups for c in group][i:i + 1]
             for continued in one:
                 continued.observed = shown
-            asked.append(Request(prompt=joined(whole, shown), n=1, sampling=sampling, key=(7, i, turn),
+            asked.append(Request(prompt=join_prompts(whole, shown), n=1, sampling=sampling, key=(7, i, turn),
                                  continues=tuple(one)))
         if read is not None:
             read.append(sum(len(c.cache.ids) if c.cache else 0 for group in groups for c in group))

@@ -20,7 +20,7 @@ from vlrl.engine.stop_rules import StopRules
 from vlrl.errors import ConfigError
 from vlrl.evaluation.evaluate import evaluate
 from vlrl.models.packing import pack, pieces_of
-from vlrl.models.token_text import Texts
+from vlrl.models.token_text import TokenTexts
 from vlrl.rollout.generate import make_group, sampling_of
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.training.advantages import credit
@@ -32,7 +32,7 @@ PLAIN = Sampling(max_new_tokens=24)
 @pytest.fixture(scope="module")
 def parts(tiny_models):
     policy, encode = load(settings(tiny_models["qwen3_vl"]))
-    return policy, encode(Vowels(), SAMPLES["text"]), Texts(policy)
+    return policy, encode(Vowels(), SAMPLES["text"]), TokenTexts(policy)
 
 
 def generate(parts, *samplings, n=6, rows=64):

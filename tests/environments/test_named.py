@@ -17,7 +17,7 @@ from vlrl.task.environment import Environment, check_unattached, has_environment
 from vlrl.task.mixture import Mixture
 from vlrl.task.scoring import score_group
 from vlrl.training.build_task import make_task
-from vlrl.types import Acted, Sample, Step
+from vlrl.types import PastAction, Sample, Step
 
 ICE = {"is_slippery": False, "actions": ["left", "down", "right", "up"]}
 WAY = "down down right down right right".split()
@@ -139,7 +139,7 @@ def test_the_perfect_way_earns_one_and_a_wrong_one_none():
             for action in way:
                 (step,) = host.step([episode], [action])
                 assert isinstance(step, Step)
-                turns.append(Acted(action=action, parts=step.parts, state=step.state, done=step.done))
+                turns.append(PastAction(action=action, parts=step.parts, state=step.state, done=step.done))
             answer = parse_answer(way[-1])
             (scored,) = score_group(task, sample, [replace(answer, turns=tuple(turns))], 0)
             assert (scored.reward, scored.correct, turns[-1].done) == (reward, reward == 1, True)
@@ -166,7 +166,7 @@ def test_rows_of_a_file(tmp_path):
                   "task.instruction=Go up.")
     one, two = task.samples("train")
     assert (one["instruction"], one["seed"], two["instruction"]) == ("Climb.", 4, "Go up.")
-    turn = Acted(action="7", parts={"return": 0.0})
+    turn = PastAction(action="7", parts={"return": 0.0})
     for text, success in (("<answer> 7 </answer>", 1.0), ("8", 0.0)):
         answer = parse_answer(text)
         scored = score_group(task, two, [replace(answer, turns=(turn,))], 0)

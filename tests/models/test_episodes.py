@@ -9,7 +9,7 @@ from PIL import Image
 
 from tests.conftest import SAMPLES, TWO
 from tests.helpers import Vowels, load, settings
-from vlrl.models.packing import joined, make_batch, pieces_of
+from vlrl.models.packing import join_prompts, make_batch, pieces_of
 from vlrl.types import Media, Observation
 
 RED, TALL = Image.new("RGB", (96, 64), "red"), Image.effect_noise((64, 128), 40).convert("RGB")
@@ -32,7 +32,7 @@ def episode(encode, prompt, observations, seed):
         tokens.append(action)
         if observation:
             shown = encode.observation(observation, "s")
-            whole = joined(whole, shown)
+            whole = join_prompts(whole, shown)
             tokens.append(shown.ids)
     return np.concatenate(tokens), whole
 
@@ -95,7 +95,7 @@ def tail(prompt, whole, encode, observations):
     media = [encode.observation(o, "s") for o in observations]
     after = media[0]
     for more in media[1:]:
-        after = joined(after, more)
+        after = join_prompts(after, more)
     p = len(prompt)
     return replace(after, ids=whole.ids[p:], raw_ids=whole.raw_ids[p:], positions=whole.positions[:, p:],
                    aligned={k: v[p:] for k, v in whole.aligned.items()})

@@ -191,7 +191,7 @@ def whole(policy: Policy, batch, temperature):
 def assert_like_the_model(policy, batch, monkeypatch, tolerance=1e-6):
     """Values and gradients with a chunk of a few tokens are those of the model's logits."""
     vocabulary, rows = policy.base.config.get_text_config().vocab_size, []
-    monkeypatch.setattr(logprobs, "_WHOLE", set())
+    monkeypatch.setattr(logprobs, "_RUN_WHOLE", set())
     monkeypatch.setattr(token_stats, "__defaults__", (None, 4 * vocabulary * 5))
     layer = policy.base.get_output_embeddings()
     with layer.register_forward_hook(lambda _, __, out: rows.append(out.shape[:-1].numel())):
@@ -268,7 +268,7 @@ def test_what_a_model_does_with_its_logits(tiny_models, monkeypatch, change, kno
     changed(policy, change)
     rows = assert_like_the_model(policy, batch, monkeypatch)
     assert (max(rows) <= 5) == known
-    assert (type(policy.base) in logprobs._WHOLE) != known
+    assert (type(policy.base) in logprobs._RUN_WHOLE) != known
 
 
 def test_a_model_without_a_known_output_layer(tiny_models, monkeypatch):

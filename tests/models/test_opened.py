@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 from jinja2 import Environment
 
-from vlrl.models.opened import opened_in, turn_beginning
+from vlrl.models.template_opening import opened_in, turn_beginning
 
 THINK = "<think>\n"
 EMPTY = "<think>\n\n</think>\n\n"

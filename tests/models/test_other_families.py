@@ -16,7 +16,7 @@ from vlrl.engine.base import Request, Sampling
 from vlrl.engine.hf import HFEngine
 from vlrl.errors import ConfigError
 from vlrl.models import logprobs
-from vlrl.models.families import FAMILIES, family_of, notice
+from vlrl.models.families import FAMILIES, family_of, unknown_family_notice
 from vlrl.models.packing import pack, pieces_of
 from vlrl.models.processing import Encoder
 from vlrl.training.update import make_optimizer, update
@@ -103,7 +103,7 @@ def test_padded_rows_equal_the_models_own_forward(scene):
         logits[:, policy.banned] = -torch.inf
         expected = torch.log_softmax(logits, -1).gather(1, torch.from_numpy(answer)[:, None])[:, 0]
         assert (logps - expected).abs().max() <= 1e-5 * expected.abs().max()
-    assert type(policy.base) not in logprobs._WHOLE  # its output layer runs in chunks
+    assert type(policy.base) not in logprobs._RUN_WHOLE  # its output layer runs in chunks
 
 
 def test_greedy_equals_plain_generate(scene):
@@ -237,4 +237,4 @@ def test_a_run_says_that_its_family_is_in_no_table(tmp_path, capsys):
     said = " ".join("".join(capsys.readouterr()).split())
     assert said.count("model type 'gemma3' is in no table of vlrl: rows are padded") == 1
     assert "asked for as norm1000 (task.coordinates); the loss is the same" in said
-    assert notice(FAMILIES["qwen3_vl"]) == ""
+    assert unknown_family_notice(FAMILIES["qwen3_vl"]) == ""

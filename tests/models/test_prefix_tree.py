@@ -14,7 +14,7 @@ from tests.models.test_episodes import OBSERVATIONS, RED, episode, values
 from tests.models.test_packing import assert_equal
 from vlrl.config import validate
 from vlrl.models import prefix_tree
-from vlrl.models.packing import behind, joined, make_batch, pieces_of
+from vlrl.models.packing import continuation, join_prompts, make_batch, pieces_of
 from vlrl.models.prefix_tree import Node, tree_of
 from vlrl.types import Media, Observation
 
@@ -115,9 +115,9 @@ def forked(encode, prompt, first, rest):
         whole, shown = trunk, []
         for observation in observations:
             shown.append(encode.observation(observation, "s"))
-            whole = joined(whole, shown[-1]).followed_by(np.append(rng.choice(words, 3 + seed), encode.end))
+            whole = join_prompts(whole, shown[-1]).followed_by(np.append(rng.choice(words, 3 + seed), encode.end))
         common = [encode.observation(o, "s") for o in first]
-        made.append(behind(whole, prompt, [*common, *shown]))
+        made.append(continuation(whole, prompt, [*common, *shown]))
     return made
 
 

@@ -13,7 +13,7 @@ from tests.helpers import Vowels, load, settings
 from tests.models.test_episodes import values
 from vlrl.environments.tools import Tool
 from vlrl.errors import DataError
-from vlrl.models.packing import joined, make_batch, pieces_of
+from vlrl.models.packing import join_prompts, make_batch, pieces_of
 from vlrl.models.processing import Encoder
 from vlrl.types import Media, Observation, Sample
 
@@ -123,7 +123,7 @@ def test_another_picture_in_a_result_changes_log_probabilities(tiny):
     found = []
     for picture in (RED, Image.new("RGB", (96, 64), "blue")):
         after = encode.observation(Observation.of_results([Observation("See.", [Media(source=picture)])]), "s")
-        whole = joined(prompt.followed_by(words), after).followed_by(words)
+        whole = join_prompts(prompt.followed_by(words), after).followed_by(words)
         tail = whole.ids[len(prompt):]
         shown = after.__class__(**{**vars(after), "ids": tail, "raw_ids": tail,
                                    "positions": whole.positions[:, len(prompt):],

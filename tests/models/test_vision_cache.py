@@ -15,7 +15,7 @@ from tests.training.test_loop import start
 from vlrl.config import validate
 from vlrl.errors import ConfigError
 from vlrl.models.packing import make_batch, pieces_of
-from vlrl.models.vision_cache import FeatureCache, Features, Visual, make_cache, visuals_of
+from vlrl.models.vision_cache import FeatureCache, Features, VisualInput, make_cache, visuals_of
 from vlrl.training.update import make_optimizer, update
 from vlrl.types import LoadedMedia, Media, Sample
 
@@ -95,7 +95,7 @@ def test_the_least_recently_used_leave():
     cache = FeatureCache(limit=16 * 10)
     for key in (b"a", b"b"):
         cache._keep(key, features(4))
-    cache._features(SimpleNamespace(device="cpu"), Visual("image", b"a", {}))
+    cache._features(SimpleNamespace(device="cpu"), VisualInput("image", b"a", {}))
     cache._keep(b"c", features(3))
     assert list(cache._entries) == [b"a", b"c"] and cache.used == 16 * 7
     cache._keep(b"d", features(11))  # larger than the whole cache

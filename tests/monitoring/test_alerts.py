@@ -11,7 +11,7 @@ from vlrl import config
 from vlrl.config.alerts import AlertSettings
 from vlrl.errors import ConfigError
 from vlrl.monitoring import alerts as alerts_module
-from vlrl.monitoring.alerts import RULES, Alerts, watched
+from vlrl.monitoring.alerts import RULES, Alerts, resolved_alerts
 
 
 class Server(ThreadingHTTPServer):
@@ -146,8 +146,8 @@ def test_a_part_that_is_never_paid_is_told(tmp_path):
 
 def test_given_answers_have_no_rules_on_rewards():
     base = {"task": "x", "model": {"name": "x"}}
-    assert watched(config.validate(base)) == AlertSettings(mismatch_above=1e-4, mismatch_gap_above=0.1)
-    given = watched(config.validate({**base, "algo": {"loss": {"name": "supervised"}}}))
+    assert resolved_alerts(config.validate(base)) == AlertSettings(mismatch_above=1e-4, mismatch_gap_above=0.1)
+    given = resolved_alerts(config.validate({**base, "algo": {"loss": {"name": "supervised"}}}))
     assert given.entropy_drop is None is given.constant_rewards and given.heldout_drop == 0.1
 
 

@@ -87,7 +87,7 @@ def sent(name, folder, start=0):
     accelerator.init_trackers("vlrl", {"train.lr": 0.1}, trackers.options(folder, start))
     run = accelerator.get_tracker(name, unwrap=True)
     if name == "mlflow":
-        trackers.remember(folder, run.info.run_id)
+        trackers.note_mlflow_run(folder, run.info.run_id)
     for step in (start, start + 1):
         accelerator.log({"reward/mean": 0.25 * step}, step=step)
     send(name, run, group_view([group()], 1, start + 1), "groups", start + 1)

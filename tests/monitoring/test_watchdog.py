@@ -9,7 +9,8 @@ import time
 import pytest
 import torch.distributed as distributed
 
-from vlrl.distributed import comm, place, rank_monitor
+from vlrl.distributed import comm, rank_monitor
+from vlrl.distributed import position as place
 from vlrl.monitoring import metrics
 from vlrl.monitoring.watchdog import Stuck, Watchdog
 
@@ -109,11 +110,11 @@ def test_a_rank_that_waits_for_others_says_for_whom(tmp_path, monkeypatch):
     server = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(server.port))
-    here, there = place.Here(), place.Here()
+    here, there = place.RankPosition(), place.RankPosition()
     there.at("step 3")
-    calls = [rank_monitor.RollCall(one, rank, 2, 1800) for rank, one in enumerate((here, there))]
+    calls = [rank_monitor.RankMonitor(one, rank, 2, 1800) for rank, one in enumerate((here, there))]
     monkeypatch.setattr(comm, "here", here)
-    monkeypatch.setattr(comm, "_calls", calls[0])
+    monkeypatch.setattr(comm, "_monitor", calls[0])
     here.at("step 3")
     here.enter("gathering values")
     with pytest.raises(Stuck, match=r"'train' began: rank 0 waited \d+ s in step 3: gathering values .* for rank 1 "

@@ -10,7 +10,7 @@ from vlrl.data.media import load
 from vlrl.rewards.verdicts import MOST_SHOWN, quoted
 from vlrl.services.data_urls import data_urls
 from vlrl.services.judged_episodes import MOST_PICTURES, MOST_PIXELS, judge_view
-from vlrl.types import Acted, Answer
+from vlrl.types import Answer, PastAction
 
 
 class Doors(Task):
@@ -22,7 +22,7 @@ def picture(grey, side=4):
 
 
 def episode(count, text="It is stuck.", side=4):
-    turns = [Acted(action=f"push {i}", observation=f"{text} {i}", media=(picture(i, side),)) for i in range(count)]
+    turns = [PastAction(action=f"push {i}", observation=f"{text} {i}", media=(picture(i, side),)) for i in range(count)]
     return Answer(text="pull", final="pull", turns=tuple(turns))
 
 

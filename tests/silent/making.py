@@ -9,7 +9,7 @@ from vlrl.types import Completion, Group, Prompt, Rollout, Sample
 
 
 def preference(rewards, lengths=None, correct=None, parts=None, **settings):
-    """Credit.teaches of one group with these rewards, under these settings."""
+    """Credit.has_signal of one group with these rewards, under these settings."""
     config = configs.validate({"task": {"name": "grounding"}, "model": {"name": "x"},
                                "rollout": {"max_new_tokens": 10}, **settings})
     def completion(n):
@@ -25,4 +25,4 @@ def preference(rewards, lengths=None, correct=None, parts=None, **settings):
                      for i, (done, reward) in enumerate(zip(written, rewards, strict=True)))
     group = Group(id="g", split="train", sample=Sample(id="1", row={}), prompt=prompt, rollouts=rollouts, task="t",
                   weights=dict.fromkeys(rollouts[0].parts, 1.0), target=None)
-    return Credit(Algorithm(config), config).teaches(group)
+    return Credit(Algorithm(config), config).has_signal(group)

@@ -20,7 +20,7 @@ from vlrl.errors import DataError
 from vlrl.services.judged_parts import judge
 from vlrl.task.scoring import score_group
 from vlrl.task.services import Services
-from vlrl.types import Acted, Answer
+from vlrl.types import Answer, PastAction
 
 
 class World(Environment):
@@ -123,7 +123,7 @@ def test_a_judge_of_an_episode_sees_its_turns_and_their_pictures():
     class Plain(Task):
         prompt, rewards = "Open the door.", {"judge": 1.0}
 
-    turns = (Acted(action="push", observation="It is stuck.", media=(picture,)), Acted(action="pull"))
+    turns = (PastAction(action="push", observation="It is stuck.", media=(picture,)), PastAction(action="pull"))
     judge(Plain(), Sample(id="a"), [Answer(text="pull", final="pull", turns=turns)],
           Services({}, {"judge": replies}))
     (question,) = asked

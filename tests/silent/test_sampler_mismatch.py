@@ -14,10 +14,10 @@ def run_config(**more):
 
 
 def told(tmp_path, line, config=None):
-    from vlrl.monitoring.alerts import watched
+    from vlrl.monitoring.alerts import resolved_alerts
 
     said = []
-    alerts = Alerts(watched(config) if config else AlertSettings(), tmp_path, said.append)
+    alerts = Alerts(resolved_alerts(config) if config else AlertSettings(), tmp_path, said.append)
     for step in range(3):
         alerts.check({"step": step, **FINE, "reward/mean": 0.1 * step})
     alerts.check({"step": 3, **FINE, **line})

@@ -165,12 +165,12 @@ def test_the_newest_is_that_of_the_last_step_whatever_its_name_is(tmp_path):
     for step in (999_999, 1_000_000):
         checkpoint.save(tmp_path, step, model, {}, keep=2)
     assert checkpoint.latest(tmp_path).step == 1_000_000
-    assert [checkpoint.step_of(path) for path in checkpoint.whole(tmp_path)] == [999_999, 1_000_000]
+    assert [checkpoint.step_of(path) for path in checkpoint.complete_checkpoints(tmp_path)] == [999_999, 1_000_000]
 
 
 def test_states_of_several_parts_are_joined():
     live = trainer_state.view({"algorithm": {"reference": torch.ones(2)}, "optimizer": {"lr": 0.5}})
-    joined = trainer_state.joined(live, trainer_state.freeze({"algorithm": {"kl_coef": torch.tensor(3.0)}}))
+    joined = trainer_state.merge(live, trainer_state.freeze({"algorithm": {"kl_coef": torch.tensor(3.0)}}))
     names = {name: f"state.algorithm.{name}" for name in ("reference", "kl_coef")}
     assert joined.tree == {"optimizer": {"lr": 0.5}, "algorithm": {k: {"$tensor": v} for k, v in names.items()}}
     assert {name: t.tolist() for name, t in joined.tensors.items()} == {
@@ -257,7 +257,7 @@ def test_a_manifest_of_anything_is_passed_over(tmp_path, manifest):
     for full in (False, True):
         found = checkpoint.latest(tmp_path, full)
         assert found.step == 1 and "step-000002 is damaged" in found.warnings[0]
-    assert checkpoint.pace(tmp_path)
+    assert checkpoint.write_speed(tmp_path)
 
 
 def test_a_checkpoint_that_was_moved_away_and_linked_stays_where_it_is(tmp_path):

@@ -56,7 +56,7 @@ def test_lock_is_let_go_after_an_error_and_does_not_nest(tmp_path):
     ({}, False), ({"process": "another start of this pid"}, True), ({"pid": 2**22 + 1}, True),
     ({"host": "another-host", "pid": 1}, False), (None, True), ({"system": "an earlier boot"}, True)])
 def test_whose_lock_counts(tmp_path, change, taken):
-    text = "" if change is None else json.dumps(lock.myself() | change)
+    text = "" if change is None else json.dumps(lock.this_process() | change)
     (tmp_path / "run.lock").write_text(text)
     os.utime(tmp_path / "run.lock", (0, 0))  # silent for long
     if taken:
@@ -89,7 +89,7 @@ def test_a_lock_of_another_container_of_the_same_name_is_no_dead_process(tmp_pat
     try:
         assert process.stdout.readline() == "held\n"
         other = json.loads((tmp_path / "run.lock").read_text())
-        assert other["pid"] == 1 and other["host"] == lock.myself()["host"]
+        assert other["pid"] == 1 and other["host"] == lock.this_process()["host"]
         assert lock.owner_lives(other) is None
         words = r"in use by process 1 .*sign of life was \d+ s ago.*if that process is gone, delete"
         with pytest.raises(RunError, match=words), RunFolder(tmp_path).lock():
@@ -148,7 +148,7 @@ def test_a_run_whose_folder_is_gone_writes_no_more(tmp_path, fate, words):
         if fate == "vanished":
             shutil.rmtree(folder.path)
         else:
-            (folder.path / "run.lock").write_text(json.dumps(lock.myself() | {"pid": 7}))
+            (folder.path / "run.lock").write_text(json.dumps(lock.this_process() | {"pid": 7}))
         for write in (lambda: folder.append_metrics({"step": 1}), lambda: folder.append_eval({"step": 1}),
                       lambda: folder.write_rollouts(1, 0, [])):
             with pytest.raises(RunError, match=words):
@@ -161,9 +161,9 @@ def test_a_run_whose_folder_is_gone_writes_no_more(tmp_path, fate, words):
 
 def test_a_lock_that_was_just_made_anew_is_not_taken_away(tmp_path):
     """What a second taker finds when the first was faster."""
-    mine, stale = json.dumps(lock.myself()), lock.myself() | {"pid": 2**22 + 1}
+    mine, stale = json.dumps(lock.this_process()), lock.this_process() | {"pid": 2**22 + 1}
     (tmp_path / "run.lock").write_text(mine)
-    lock._take_away(tmp_path / "run.lock", stale)
+    lock._remove_stale(tmp_path / "run.lock", stale)
     assert (tmp_path / "run.lock").read_text() == mine and len(os.listdir(tmp_path)) == 1
 
 
@@ -174,12 +174,12 @@ def test_a_lock_that_another_host_has_just_made_is_not_written_over(tmp_path, mo
     exists = Path.exists
     monkeypatch.setattr(Path, "exists", lambda self: self != path and exists(self))
     with pytest.raises(RunError, match="in use by process 7 on another-host since noon"):
-        lock._claim(path, lock.myself(), False)
+        lock._claim(path, lock.this_process(), False)
     assert path.read_text() == other
 
 
 def test_of_many_takers_of_a_stale_lock_one_wins(tmp_path):
-    (tmp_path / "run.lock").write_text(json.dumps(lock.myself() | {"pid": 2**22 + 1}))
+    (tmp_path / "run.lock").write_text(json.dumps(lock.this_process() | {"pid": 2**22 + 1}))
     code = HOLD.replace("time.sleep(600)", "sys.stdin.read()")
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     takers = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], **pipes) for _ in range(4)]

@@ -21,7 +21,7 @@ from vlrl.task.scoring import score_group
 from vlrl.task.services import Services, served
 from vlrl.testing.texts import hostile_texts
 from vlrl.training.build_task import make_task
-from vlrl.types import Acted
+from vlrl.types import PastAction
 
 pytest.importorskip("highway_env")
 from vlrl.tasks._drive_world import Decision, World  # pyright: ignore[reportMissingImports]  # on vlrl.__path__
@@ -48,7 +48,7 @@ def played(task, sample, actions):
 
 def scored(task, sample, actions, services=None):
     _, steps = played(task, sample, actions)
-    turns = tuple(Acted(action=a, media=tuple(s.observation.media), parts=s.parts, done=s.done)
+    turns = tuple(PastAction(action=a, media=tuple(s.observation.media), parts=s.parts, done=s.done)
                   for a, s in zip(actions, steps, strict=False))
     answer = replace(parse_answer(turns[-1].action), turns=turns)
     return score_group(task, sample, [answer], 0, services)[0]

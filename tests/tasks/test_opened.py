@@ -19,7 +19,7 @@ from vlrl.task.tool_calls import calls_of
 from vlrl.tasks import _web_actions  # pyright: ignore[reportMissingImports]  # on vlrl.__path__
 from vlrl.tools.tasks.score_rows import score_row
 from vlrl.training.build_task import make_task
-from vlrl.types import Acted, Sample
+from vlrl.types import PastAction, Sample
 
 BEGINNINGS = ("<think>", "<think>\n", "<think>\n\n</think>\n\n")
 
@@ -91,7 +91,7 @@ def test_an_attempt_behind_its_thinking_is_judged_as_alone():
         world.reset(0)
         action = EnvironmentAction(text, "<think>\n")
         assert world.step(pickle.loads(pickle.dumps(action))).done == done  # as it reaches another process
-        turns = (Acted(action=action, done=done),)
+        turns = (PastAction(action=action, done=done),)
         assert task.score(sample, replace(parse_answer(text, opened="<think>\n"), turns=turns))["solved"] == done
 
 

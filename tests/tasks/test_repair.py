@@ -14,7 +14,7 @@ from vlrl.rewards.text import parse_answer
 from vlrl.task import load
 from vlrl.task.scoring import score_group
 from vlrl.tasks.repair import WORDS, JudgedAttempt, level  # pyright: ignore[reportMissingImports]  # on vlrl.__path__
-from vlrl.types import Acted
+from vlrl.types import PastAction
 
 
 def repair(**given) -> Any:
@@ -35,7 +35,7 @@ def played(task, sample, actions):
 
 def scored(task, sample, actions):
     steps = played(task, sample, actions)
-    turns = tuple(Acted(action=a, parts=s.parts) for a, s in zip(actions, steps, strict=False))
+    turns = tuple(PastAction(action=a, parts=s.parts) for a, s in zip(actions, steps, strict=False))
     return score_group(task, sample, [replace(parse_answer(turns[-1].action), turns=turns)], 0)[0]
 
 
@@ -60,8 +60,9 @@ def test_a_second_attempt_after_a_message():
     assert result.correct and result.reward == pytest.approx(second) and second > first
     paid = scored(repair(rewards={"improvement": 2.0}), sample, [wrong, right])
     assert paid.reward == pytest.approx(second + 2 * (second - first))
-    assert task.metrics(sample, replace(parse_answer(right), turns=(Acted(action=wrong), Acted(action=right))),
-                        result.parts) == {"attempts": 2.0, "repaired": 1.0}
+    turns = (PastAction(action=wrong), PastAction(action=right))
+    metrics = task.metrics(sample, replace(parse_answer(right), turns=turns), result.parts)
+    assert metrics == {"attempts": 2.0, "repaired": 1.0}
 
 
 def test_the_reward_is_that_of_the_other_task():

@@ -16,7 +16,7 @@ from vlrl.task.services import Services
 from vlrl.tasks import _web_actions as actions  # pyright: ignore[reportMissingImports]
 from vlrl.tasks import _web_environment  # pyright: ignore[reportMissingImports]
 from vlrl.tasks._web_page import Action  # pyright: ignore[reportMissingImports]
-from vlrl.types import Acted, Sample
+from vlrl.types import PastAction, Sample
 
 
 def web(convention: str = "norm1000", **given) -> Any:
@@ -182,7 +182,7 @@ def test_settings_that_cannot_act_are_refused(given, why):
 def episode(*turns) -> Any:
     """An answer of turns, each a pair of success and format; the page's own reward is half of success."""
     ended = {None: {}, 0.0: {"success": 0.0, "page": 0.0}, 1.0: {"success": 1.0, "page": 0.5}}
-    acted = tuple(Acted(action="x", parts={"format": form, **ended[won]}) for won, form in turns)
+    acted = tuple(PastAction(action="x", parts={"format": form, **ended[won]}) for won, form in turns)
     return replace(parse_answer("x"), turns=acted)
 
 
@@ -202,7 +202,7 @@ def test_unread_actions_are_those_that_the_environment_says():
     """And none of which only the page speaks."""
     task = web(pages=("click-test",))
     shown = [f"{_web_environment.UNREAD}: why.", "", f"The page said: {_web_environment.UNREAD}", ""]
-    acted = tuple(Acted(action="x", observation=text) for text in shown)
+    acted = tuple(PastAction(action="x", observation=text) for text in shown)
     found = task.metrics(task.samples("train")[0], replace(parse_answer("x"), turns=acted), {})
     assert found == {"unread": 0.25, "turns": 4.0}
 

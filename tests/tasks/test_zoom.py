@@ -12,7 +12,7 @@ from vlrl.task import load
 from vlrl.task.scoring import score_all
 from vlrl.task.services import Services
 from vlrl.tasks import _zoom_scenes as scenes  # pyright: ignore[reportMissingImports]
-from vlrl.types import Acted, Media
+from vlrl.types import Media, PastAction
 
 
 def zoom(**settings) -> Any:
@@ -117,7 +117,7 @@ def test_a_frame_of_a_clip():
 def rewarded(task, sample, *actions):
     """The reward of an episode; `+` before an action: the tool showed something."""
     picture = (Media(source=sample.media[0].source),)
-    turns = tuple(Acted(action=a.lstrip("+"), media=picture if a.startswith("+") else ()) for a in actions)
+    turns = tuple(PastAction(action=a.lstrip("+"), media=picture if a.startswith("+") else ()) for a in actions)
     answer = replace(parse_answer(turns[-1].action), turns=turns)
     ((scored, _),), _ = score_all(task, sample, [answer], [], 0, Services({}, {}))
     return scored.reward

@@ -7,7 +7,7 @@ import pytest
 
 from vlrl.app.library import Library
 from vlrl.cli.main import main
-from vlrl.store.lock import myself
+from vlrl.store.lock import this_process
 from vlrl.tools.experiments import status
 from vlrl.tools.stages.stage_list import StageList, read_stages
 
@@ -47,9 +47,9 @@ def test_it_is_one_run_with_its_stages(staged, capsys):
 
 
 def test_states(staged):
-    (staged / "run.lock").write_text(json.dumps(myself()))  # this process works on it, between two stages
+    (staged / "run.lock").write_text(json.dumps(this_process()))  # this process works on it, between two stages
     assert status.read(staged).state == "running"
-    (staged / "run.lock").write_text(json.dumps({**myself(), "pid": 2**22 - 1, "started": 1}))
+    (staged / "run.lock").write_text(json.dumps({**this_process(), "pid": 2**22 - 1, "started": 1}))
     stage_beat = staged / "own" / "round-01" / "heartbeat.json"
     stage_beat.write_text(json.dumps({**json.loads(stage_beat.read_text()), "state": "running"}))
     assert status.read(staged).state == "dead"

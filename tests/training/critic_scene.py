@@ -46,7 +46,7 @@ class Recorder(torch.optim.SGD):
         self.steps = []
 
     def step(self, closure=None):
-        self.steps.append({n: comm.whole(p.grad).clone() for n, p in self.named if p.grad is not None})
+        self.steps.append({n: comm.full_tensor(p.grad).clone() for n, p in self.named if p.grad is not None})
 
 
 def learned(policy, groups, config, step=0):

@@ -19,7 +19,7 @@ from vlrl.errors import RunError
 from vlrl.monitoring import trackers
 from vlrl.store import checkpoint
 from vlrl.training import loop, session
-from vlrl.training.checkpointing import Saver, expected, fits
+from vlrl.training.checkpointing import Saver, estimate, fits_in_memory
 from vlrl.training.run_checkpoints import RunCheckpoints
 from vlrl.training.update import make_optimizer
 
@@ -95,7 +95,7 @@ def test_what_is_written_is_what_was_there_when_it_began(policy, tmp_path):
 
 
 def test_where_memory_is_short_training_waits(policy, tmp_path, monkeypatch):
-    assert fits(policy, {})
+    assert fits_in_memory(policy, {})
     monkeypatch.setattr("psutil.virtual_memory", lambda: type("Memory", (), {"available": 1000}))
     saver = Saver(tmp_path, SaveSettings())
     saver.begin(3, policy, {})  # there is not even a thread
@@ -107,7 +107,7 @@ def test_a_copy_needs_its_size_and_a_quarter(monkeypatch, free, fit):
     """Weights of 8 bytes and moments of 80."""
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=free))
     small = SimpleNamespace(shards=None, trainable=lambda: [("w", torch.zeros(2))])
-    assert fits(small, {"optimizer": {"state": {0: (torch.zeros(10, dtype=torch.float64), 3)}}}) == fit
+    assert fits_in_memory(small, {"optimizer": {"state": {0: (torch.zeros(10, dtype=torch.float64), 3)}}}) == fit
 
 
 def test_an_error_in_the_background_ends_the_run_at_the_next_step(tiny_models, tmp_path, monkeypatch):
@@ -142,9 +142,9 @@ def test_the_best_is_kept_beside_the_newest(tmp_path):
     assert names() == ["best.json", "step-000001", "step-000003"]
     assert checkpoint.find(tmp_path / "best").step == 1 and checkpoint.latest(tmp_path).step == 3
     checkpoint.mark_best(tmp_path, 3, {"value": 0.6}, 1)
-    assert names() == ["best.json", "step-000003"] and checkpoint.marked(tmp_path)["value"] == 0.6
+    assert names() == ["best.json", "step-000003"] and checkpoint.best_record(tmp_path)["value"] == 0.6
     save(2)  # the run was started over from before: its best is of a past that is gone
-    assert names() == ["step-000002"] and checkpoint.marked(tmp_path) == {}
+    assert names() == ["step-000002"] and checkpoint.best_record(tmp_path) == {}
     with pytest.raises(RunError, match="not a folder"):
         checkpoint.find(tmp_path / "best")
 
@@ -157,12 +157,12 @@ def test_a_run_keeps_its_best(tiny_models, tmp_path):
     best = max(evals, key=lambda e: e["vowels"])
     found = checkpoint.find(folder.checkpoints / "best")
     assert found.step == best["step"] and checkpoint.problems(found.path) == []
-    assert checkpoint.marked(folder.checkpoints) == {
+    assert checkpoint.best_record(folder.checkpoints) == {
         "step": best["step"], "metric": "vowels", "value": best["vowels"], "split": "heldout"}
     assert {p.name for p in folder.checkpoints.glob("step-*")} == {"step-000004", found.path.name}
     (folder.checkpoints / "best.json").unlink()  # killed after the evaluation, before the mark
     start(tmp_path, tiny_models["qwen3_vl"], *words)  # nothing is left to do
-    assert (checkpoint.marked(folder.checkpoints) != {}) == (best["step"] == 4)
+    assert (checkpoint.best_record(folder.checkpoints) != {}) == (best["step"] == 4)
     with pytest.raises(RunError, match=r"save.best='length' is no metric of eval.jsonl; those of heldout are .*vowels"):
         start(tmp_path, tiny_models["qwen3_vl"], *words, "save.best=length")
 
@@ -244,13 +244,13 @@ def test_a_step_that_takes_longer_than_the_grace_is_given_up(tiny_models, tmp_pa
 
 
 def test_expected_seconds(tmp_path):
-    assert expected(tmp_path, 3_000_000) == "3.0 MB"
+    assert estimate(tmp_path, 3_000_000) == "3.0 MB"
     checkpoint.save(tmp_path, 1, lambda path: (path / "model.safetensors").write_bytes(bytes(10_000)), {}, 1)
     path = tmp_path / "step-000001" / "manifest.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "seconds": 0.001}))
-    size, speed = checkpoint.pace(tmp_path)
+    size, speed = checkpoint.write_speed(tmp_path)
     assert size > 10_000 and speed == pytest.approx(1000 * size)
-    assert expected(tmp_path, int(9e9)).startswith("9.00 GB, about 0:1")
+    assert estimate(tmp_path, int(9e9)).startswith("9.00 GB, about 0:1")
 
 
 # --- trackers and clocks ----------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from vlrl.store import checkpoint
 from vlrl.training import inert
 from vlrl.training.advantages import Credit
 from vlrl.training.loop import train
-from vlrl.training.sft import supervised
+from vlrl.training.sft import supervised_config
 from vlrl.training.update import NonFinite, make_optimizer, update
 
 FAMILY = "qwen3_vl"
@@ -192,7 +192,7 @@ def test_deepspeed_is_refused(kind):
 
 def test_a_model_whose_hidden_states_are_not_known_is_refused(made, monkeypatch):
     policy, groups, folder = made
-    monkeypatch.setattr(logprobs, "_WHOLE", {type(policy.base)})
+    monkeypatch.setattr(logprobs, "_RUN_WHOLE", {type(policy.base)})
     with pytest.raises(ConfigError, match=r"the hidden states of .* cannot be told.*algo.critic=null"):
         with_values(policy, groups, Algorithm(other(folder)))
 
@@ -207,7 +207,7 @@ def test_an_own_advantage_that_teaches_the_critic_nothing_is_refused(made, tmp_p
 
 
 def test_supervised_runs_have_no_critic():
-    assert supervised(settings("m", algo=CRITIC)).algo.critic is None
+    assert supervised_config(settings("m", algo=CRITIC)).algo.critic is None
 
 
 @pytest.mark.parametrize("words, found", [

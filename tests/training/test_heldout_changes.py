@@ -57,7 +57,7 @@ def test_a_change_is_marked_and_no_gain_taken_across_it(tmp_path, change, words,
     assert [line.get("changed") for line in lines] == [None, None, names, None]
     (steps,) = {gain.steps for gain in gains(RunFolder(tmp_path / "run")) if gain.split == "heldout"}
     assert steps == ((2, 3) if names else (0, 3))
-    best = checkpoint.marked(tmp_path / "run" / "checkpoints")
+    best = checkpoint.best_record(tmp_path / "run" / "checkpoints")
     assert best["step"] >= (2 if names else 1)
 
 

@@ -8,11 +8,11 @@ from tests.conftest import TWO
 from tests.helpers import load as load_policy
 from vlrl import config as configs
 from vlrl.models.packing import make_batch, pieces_of
-from vlrl.models.shards import launched
+from vlrl.models.shards import settle_sharding
 from vlrl.store import checkpoint
 from vlrl.training.build import assemble, make_accelerator
 from vlrl.training.heldout_loss import heldout_loss
-from vlrl.training.sft import SupervisedSource, supervised, train
+from vlrl.training.sft import SupervisedSource, supervised_config, train
 from vlrl.training.update import update
 
 TASK = '''
@@ -40,7 +40,7 @@ class Sums(Task):
 
 def settings(folder, model, **more):
     (folder / "sums.py").write_text(TASK)
-    return launched(supervised(configs.validate({
+    return settle_sharding(supervised_config(configs.validate({
         "steps": 1, "task": f"{folder}/sums.py:Sums", "run": {"dir": str(folder / "run"), "checks": "warn"},
         "model": {"name": str(model), "train": ["language"]}, "curriculum": "sequential",
         "rollout": {"prompts_per_step": 2, "max_new_tokens": 4}, "train": {"lr": 1e-3, "max_grad_norm": 1e9},
@@ -94,7 +94,7 @@ def test_the_checkpoint_of_the_lowest_loss_is_kept(tiny_models, tmp_path):
             "eval": {"every": 1, "samples": 6}, "log": {"samples_every": 0}}
     session = train(settings(tmp_path, tiny_models[TWO[0]], **more))
     losses = {line["step"]: line["loss"] for line in session.folder.evals()}
-    marked = checkpoint.marked(session.folder.checkpoints)
+    marked = checkpoint.best_record(session.folder.checkpoints)
     best = min((1, 2, 3), key=losses.__getitem__)
     assert marked["metric"] == "loss" and marked["step"] == best and best != max((1, 2, 3), key=losses.__getitem__)
     assert checkpoint.find(session.folder.checkpoints / "best").path.name == f"step-{best:06d}"

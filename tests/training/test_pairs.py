@@ -28,7 +28,7 @@ from vlrl.task.services import ServiceContext, Services
 from vlrl.tools.hub.export import export
 from vlrl.training.build_task import make_task
 from vlrl.training.loop import train as train_loop
-from vlrl.training.sft import supervised, train
+from vlrl.training.sft import supervised_config, train
 from vlrl.training.update import make_optimizer, update
 from vlrl.types import Media
 
@@ -70,7 +70,7 @@ def groups_of(policy, encode, count=5):
 
 @pytest.fixture(scope="module")
 def made(tiny_models):
-    config = supervised(settings(tiny_models[FAMILY], algo={"loss": "bradley_terry"}))
+    config = supervised_config(settings(tiny_models[FAMILY], algo={"loss": "bradley_terry"}))
     policy, encode = load(config)
     torch.manual_seed(5)
     torch.nn.init.normal_(policy.head.layer.weight, std=0.3)
@@ -134,7 +134,7 @@ def test_what_does_not_go_together(tmp_path, tiny_models):
     config = config_of(tmp_path, tiny_models[FAMILY])
     with pytest.raises(ConfigError, match=r"algo\.loss=bradley_terry learns from pairs.*vlrl sft"):
         train_loop(config)
-    assert supervised(config).save.best == "accuracy"
+    assert supervised_config(config).save.best == "accuracy"
     with pytest.raises(ConfigError, match=r"train\.sharding=zero2 does not go with algo\.loss=bradley_terry"):
         check(config.model_copy(update={"train": config.train.model_copy(update={"sharding": "zero2"})}))
 

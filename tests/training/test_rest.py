@@ -9,20 +9,20 @@ import torch
 from vlrl.config.schema import SaveSettings
 from vlrl.errors import RunError
 from vlrl.store import checkpoint
-from vlrl.store.lock import Unlocked
+from vlrl.store.lock import NoLock
 from vlrl.training import emergency_checkpoint
 from vlrl.training.checkpointing import Saver
-from vlrl.training.emergency_checkpoint import Rest
+from vlrl.training.emergency_checkpoint import EmergencyCheckpoint
 
 
 class Scene:
     """Two steps are completed, the rollouts of the second are on disk, and three prompts were drawn."""
 
     def __init__(self, path):
-        self.path, self.drawn, self.lock = path, 3, Unlocked()
+        self.path, self.drawn, self.lock = path, 3, NoLock()
         self.weight = torch.nn.Parameter(torch.tensor([2.0]))
         self.optimizer = torch.optim.SGD([self.weight], lr=1.0, momentum=0.5)
-        policy = SimpleNamespace(shards=None, away=False, updating=False, save=self.save,
+        policy = SimpleNamespace(shards=None, swapped=False, updating=False, save=self.save,
                                  trainable=lambda: [("w", self.weight)],
                                  copied_weights=lambda: {"w": self.weight.detach().clone()}, copied_head=dict,
                                  scaler=SimpleNamespace(state_dict=lambda: {"scale": 8.0}))
@@ -32,7 +32,7 @@ class Scene:
                                 source=SimpleNamespace(at_rest=lambda: ({"drawn": self.drawn}, None)))
         self.saver = Saver(path / "checkpoints", config.save)
         self.saver.start()
-        self.rest = Rest(parts, path, self.lock, self.saver, 2)
+        self.rest = EmergencyCheckpoint(parts, path, self.lock, self.saver, 2)
         self.wrote(1)
 
     def save(self, path, weights=None, head=None):
@@ -55,7 +55,7 @@ class Scene:
         return getattr(error, "__notes__", [])
 
     def steps(self):
-        return [checkpoint.step_of(path) for path in checkpoint.whole(self.saver.folder)]
+        return [checkpoint.step_of(path) for path in checkpoint.complete_checkpoints(self.saver.folder)]
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_half_an_update_is_not_saved(scene):
 
 
 def test_weights_that_are_others_for_the_time_being_are_not_saved(scene):
-    scene.rest.parts.policy.away = True
+    scene.rest.parts.policy.swapped = True
     assert "could not be restored" in scene.end()[0] and scene.steps() == []
 
 

@@ -75,7 +75,7 @@ def test_completed_steps_without_a_checkpoint_are_not_started_over(made, damage,
     damage(made)
     before = tree(made)
     with pytest.raises(RunError, match=r"no whole checkpoint.*Nothing was changed.*resume=never"):
-        resume.found(made, settings(made.path, *words))
+        resume.find_checkpoint(made, settings(made.path, *words))
     assert tree(made) == before
 
 
@@ -84,19 +84,19 @@ def test_what_was_never_saved_is_begun_again_and_said(tmp_path):
     folder.heartbeat({"step": 1, "saved": 0, "state": "running"})
     folder.append_metrics({"step": 0})
     (tmp_path / "checkpoints" / ".tmp-step-000002-77").mkdir(parents=True)  # killed while the first was written
-    latest = resume.found(folder, own)
+    latest = resume.find_checkpoint(folder, own)
     assert latest.path is None and "step 0 of" in latest.warnings[0] and "had not been saved" in latest.warnings[0]
     with pytest.raises(RunError, match="resume=never"):
-        resume.found(folder, settings(tmp_path, "resume=must"))
+        resume.find_checkpoint(folder, settings(tmp_path, "resume=must"))
 
 
 def test_an_empty_folder_is_a_new_run(tmp_path):
-    assert resume.found(RunFolder(tmp_path), settings(tmp_path)) == (None, ())
+    assert resume.find_checkpoint(RunFolder(tmp_path), settings(tmp_path)) == (None, ())
     RunFolder(tmp_path).heartbeat({"step": 0, "state": "running"})  # of a start that ended before its first step
     RunFolder(tmp_path).append_eval({"step": 0, "split": "heldout"})
-    assert resume.found(RunFolder(tmp_path), settings(tmp_path)) == (None, ())
+    assert resume.find_checkpoint(RunFolder(tmp_path), settings(tmp_path)) == (None, ())
     with pytest.raises(RunError, match=r"holds no whole checkpoint\. Start with resume=auto"):
-        resume.found(RunFolder(tmp_path), settings(tmp_path, "resume=must"))
+        resume.find_checkpoint(RunFolder(tmp_path), settings(tmp_path, "resume=must"))
 
 
 def lines(name, keep):
@@ -117,7 +117,7 @@ def lines(name, keep):
 ], ids=lambda value: value or "-" if isinstance(value, str) else "")
 def test_what_is_missing_at_a_resume_is_said(made, damage, said):
     damage(made)
-    latest = resume.found(made, settings(made.path))
+    latest = resume.find_checkpoint(made, settings(made.path))
     assert latest.path and (not latest.warnings if not said else said in " ".join(latest.warnings))
 
 
@@ -126,14 +126,14 @@ def test_a_checkpoint_of_another_run_is_refused(made, tmp_path):
     checkpoint.save(made.checkpoints, 4, lambda path: (path / "model.safetensors").write_bytes(b"o"), {}, 9,
                     config.lasting(other))
     with pytest.raises(RunError, match=r"step-000004 is of another run:\n  seed: 9 -> 0\n.*resume=never"):
-        resume.found(made, settings(made.path))
+        resume.find_checkpoint(made, settings(made.path))
 
 
 def test_a_checkpoint_of_before_goes_on(made):
     """It says nothing of its settings."""
     path = made.checkpoints / "step-000004" / "manifest.json"
     path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "settings"}))
-    assert resume.found(made, settings(made.path)).step == 4
+    assert resume.find_checkpoint(made, settings(made.path)).step == 4
 
 
 def test_settings_that_a_newer_version_has_are_no_difference(made):

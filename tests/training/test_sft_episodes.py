@@ -7,10 +7,10 @@ from tests.conftest import TWO
 from tests.environments import acting
 from vlrl import config as configs
 from vlrl.errors import DataError
-from vlrl.models.packing import joined
-from vlrl.models.shards import launched
+from vlrl.models.packing import join_prompts
+from vlrl.models.shards import settle_sharding
 from vlrl.training.build import assemble, make_accelerator
-from vlrl.training.sft import SupervisedSource, supervised, train
+from vlrl.training.sft import SupervisedSource, supervised_config, train
 
 
 def settings(folder, model, **more):
@@ -24,7 +24,8 @@ def settings(folder, model, **more):
 
 @pytest.fixture(scope="module", params=[TWO[0], pytest.param(TWO[1], marks=pytest.mark.slow)])
 def given(request, tiny_models, tmp_path_factory):
-    config = launched(supervised(settings(tmp_path_factory.mktemp("given") / "run", tiny_models[request.param])))
+    folder = tmp_path_factory.mktemp("given") / "run"
+    config = settle_sharding(supervised_config(settings(folder, tiny_models[request.param])))
     parts = assemble(config, make_accelerator(config), make_source=SupervisedSource)
     yield parts, parts.source.next_groups(2, 0)
     parts.engine.close()
@@ -42,7 +43,7 @@ def test_a_demonstration_is_what_a_rollout_would_be(given):
             whole, sampled = whole.followed_by(tokens), np.append(sampled, np.ones(len(tokens), bool))
             if not step.done:
                 shown = parts.encode.observation(step.observation, "s")
-                whole, sampled = joined(whole, shown), np.append(sampled, np.zeros(len(shown), bool))
+                whole, sampled = join_prompts(whole, shown), np.append(sampled, np.zeros(len(shown), bool))
         completion, p = rollout.completion, len(group.prompt)
         assert np.array_equal(completion.tokens, whole.ids[p:]) and np.array_equal(completion.loss_mask, sampled)
         assert np.array_equal(completion.shown.positions, whole.positions[:, p:])
@@ -67,7 +68,7 @@ def test_actions_are_learned(tiny_models, tmp_path):
     ({"task": {"actions": ()}}, "give the task oracle_actions"),
     ({"task": {"fault": "raise"}}, "its environment failed under action 2 of oracle_actions: step: .*KeyError")])
 def test_a_demonstration_that_cannot_be_played_says_why(tiny_models, tmp_path, more, message):
-    config = launched(supervised(settings(tmp_path / "run", tiny_models["qwen3_vl"], **more)))
+    config = settle_sharding(supervised_config(settings(tmp_path / "run", tiny_models["qwen3_vl"], **more)))
     parts = assemble(config, make_accelerator(config), make_source=SupervisedSource)
     try:
         with pytest.raises(DataError, match=message):

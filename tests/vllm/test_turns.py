@@ -12,7 +12,7 @@ from PIL import Image
 from benchmarks.episodes_exact import FAMILIES, MODES, SYNCS, per_turn, playing, settings
 from tests.conftest import TWO
 from vlrl.engine.vllm.episode_check import describe_position, first_difference, turn_gaps
-from vlrl.models.packing import joined
+from vlrl.models.packing import join_prompts
 from vlrl.types import Completion, Media, Observation, Sample, Turn
 
 EXACT = 1e-5
@@ -52,7 +52,7 @@ def with_media(completion, encode, change):
     media = {m.sha256: Media(source=m.frames[0]) for m in completion.observed_media}
     shown = [encode.observation(Observation(t.text, [media[name] for name in t.media]), "s")
              for t in completion.turns if t.role == "observation" and t.start < t.end]
-    after = reduce(joined, change(*shown))
+    after = reduce(join_prompts, change(*shown))
     return replace(completion, shown=replace(completion.shown, media=after.media, mm=after.mm))
 
 
@@ -204,7 +204,7 @@ def test_a_clip_that_an_observation_shows_is_read_again_as_it_was(tiny_models, t
     turns = (Turn(start=0, end=len(action), text="yes"),
              Turn(start=len(action), end=len(action) + len(piece), role="observation", text="And now?",
                   media=tuple(m.sha256 for m in piece.media)))
-    tokens, whole = np.concatenate([action, piece.ids]), joined(prompt.followed_by(action), piece)
+    tokens, whole = np.concatenate([action, piece.ids]), join_prompts(prompt.followed_by(action), piece)
     shown = replace(whole, ids=tokens, positions=whole.positions[:, len(prompt):])
     episode = Completion(tokens=tokens, logprobs=np.zeros(len(tokens), np.float32), turns=turns, text="yes",
                          loss_mask=np.arange(len(tokens)) < len(action), finish_reason="stop", episode_id="e",

@@ -135,7 +135,7 @@ class Algorithm:
             policy.head.load_state_dict(state[policy.head.key])
         self.nonfinite = int(state.get("nonfinite", {}).get("steps", 0))
         for name, weight in state.get("reference", {}).items():
-            comm.fill(policy.moving_reference[name], weight)
+            comm.copy_into_shard(policy.moving_reference[name], weight)
 
 
 def _check_given(advantage: Bound, config: Config) -> None:

@@ -139,9 +139,9 @@ def sft(
                           "away (stages=[])")
     if dry_run:
         from vlrl.cli import dryrun
-        from vlrl.training.sft import supervised
+        from vlrl.training.sft import supervised_config
 
-        dryrun.run(supervised(loaded), as_json)
+        dryrun.run(supervised_config(loaded), as_json)
         return
     if as_json:
         raise typer.BadParameter("goes with --dry-run; a run writes JSON to metrics.jsonl and eval.jsonl of its folder",

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from vlrl.curriculum.history import History
 from vlrl.data.samples import readable
 from vlrl.store import utf8
-from vlrl.store.files import opened, replacing
+from vlrl.store.files import open_regular, replacing
 from vlrl.types import Sample
 
 _NAMES = {"index": pa.int32(), "sample_id": pa.string(), "category": pa.string(), "task": pa.string()}
@@ -51,7 +51,7 @@ def _named(path: Path, visited: np.ndarray, samples: Sequence[Sample]) -> pa.Tab
 def _written(path: Path, visited: np.ndarray) -> pa.Table:
     """Returns what an earlier file says of visited prompts; nothing where it cannot be read."""
     try:
-        with opened(path) as file:
+        with open_regular(path) as file:
             table = pq.read_table(file, columns=list(_NAMES)).cast(pa.schema(_NAMES))
     except (OSError, ValueError, pa.ArrowException):
         return pa.schema(_NAMES).empty_table()

@@ -18,44 +18,44 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from vlrl.distributed.place import Here
+from vlrl.distributed.position import RankPosition
 from vlrl.errors import RankError, VlrlError
 
 if TYPE_CHECKING:
-    from vlrl.distributed.rank_monitor import RollCall
+    from vlrl.distributed.rank_monitor import RankMonitor
 
-here = Here()
+here = RankPosition()
 """Where this process is: its step, phase and collective."""
-_calls: RollCall | None = None
+_monitor: RankMonitor | None = None
 _lost: RankError | None = None
 
 
 def watch(limit: float) -> None:
     """Has every rank tell where it is, so that one that waits for `limit` seconds can say for whom."""
-    global _calls
-    if world() > 1 and _calls is None:
-        from vlrl.distributed.rank_monitor import RollCall  # of several processes alone
+    global _monitor
+    if world() > 1 and _monitor is None:
+        from vlrl.distributed.rank_monitor import RankMonitor  # of several processes alone
 
-        _calls = RollCall(here, rank(), world(), limit)
+        _monitor = RankMonitor(here, rank(), world(), limit)
 
 
-def waits_for() -> str:
+def describe_wait() -> str:
     """In which collective this process waits, and for which ranks; "" in none. For any thread; takes some seconds."""
-    return _calls.waits(time.monotonic() - here.since) if _calls is not None and here.doing else ""
+    return _monitor.describe_wait(time.monotonic() - here.since) if _monitor is not None and here.doing else ""
 
 
 @atexit.register
 def leave() -> None:
     """Ends the process group; a process that exits with one may abort in the threads of its transport."""
-    global _calls, _lost
-    if _calls is not None:
-        _calls.close()
+    global _monitor, _lost
+    if _monitor is not None:
+        _monitor.close()
     if active() and not (_lost and "nccl" in dist.get_backend_config()):  # whose end waits for the others
         gloo = "gloo" in dist.get_backend_config()
         dist.destroy_process_group()
         if gloo:
             _await_gloo()
-    _calls = _lost = None
+    _monitor = _lost = None
 
 
 def _await_gloo(seconds: float = 5.0) -> None:
@@ -65,10 +65,10 @@ def _await_gloo(seconds: float = 5.0) -> None:
     end, quiet = time.monotonic() + seconds, 0
     while quiet < 2 and time.monotonic() < end:  # twice, as one may have asked for the interpreter just now
         time.sleep(0.01)
-        quiet = 0 if "R" in _states("pt_gloo") else quiet + 1
+        quiet = 0 if "R" in _thread_states("pt_gloo") else quiet + 1
 
 
-def _states(prefix: str) -> str:
+def _thread_states(prefix: str) -> str:
     """The states (R: runs or is about to, S: sleeps) of this process's threads of that name; of none but on Linux."""
     states = ""
     for file in Path("/proc/self/task").glob("*/stat"):
@@ -92,16 +92,16 @@ def within(phase: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def explained() -> Iterator[None]:
+def transport_errors() -> Iterator[None]:
     """Errors of collectives that are not made here (FSDP's) become RankError; the others hear of any other error."""
     began = time.monotonic()
     try:
         yield
     except Exception as error:
-        if _calls is not None and _lost is None:
-            if not isinstance(error, VlrlError) and _of_the_transport(error):
+        if _monitor is not None and _lost is None:
+            if not isinstance(error, VlrlError) and _is_transport_error(error):
                 raise _broken(error, min(time.monotonic() - began, time.monotonic() - here.since)) from error
-            _calls.end(error)
+            _monitor.end(error)
         raise
 
 
@@ -114,7 +114,7 @@ def _collective(doing: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if _calls is None or isinstance(error, (VlrlError, torch.OutOfMemoryError)):
+        if _monitor is None or isinstance(error, (VlrlError, torch.OutOfMemoryError)):
             raise
         raise _broken(error, time.monotonic() - here.since) from error
     finally:
@@ -124,13 +124,13 @@ def _collective(doing: str) -> Iterator[None]:
 def _broken(error: Exception, waited: float) -> RankError:
     """Returns what takes the place of a transport's error; the last thing that the others hear of this rank."""
     global _lost
-    assert _calls is not None
-    _lost = _calls.error(waited, f"{dist.get_backend()}: {str(error).splitlines()[0][:200]}")
-    _calls.end(_lost)
+    assert _monitor is not None
+    _lost = _monitor.error(waited, f"{dist.get_backend()}: {str(error).splitlines()[0][:200]}")
+    _monitor.end(_lost)
     return _lost
 
 
-def _of_the_transport(error: Exception) -> bool:
+def _is_transport_error(error: Exception) -> bool:
     text = str(error).lower()
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and any(
         word in text for word in ("gloo", "nccl", "closed by peer", "reset by peer")))
@@ -189,38 +189,38 @@ def on_main(call: Callable[[], Any], doing: str = "") -> Any:
                 result = call()
         except Exception as caught:  # raised again below, on every rank
             error = caught
-    if doing and _calls is not None:
-        _patiently(_calls, doing)
+    if doing and _monitor is not None:
+        _wait_patiently(_monitor, doing)
     result, error = broadcast((result, error))
     if error is not None:
         raise error
     return result
 
 
-def ended(error: BaseException, last: Callable[[], Any]) -> None:
+def end_by_error(error: BaseException, last: Callable[[], Any]) -> None:
     """This rank ends by an error and calls `last`; others that end too wait for rank 0's as long as it lives."""
-    if _calls is not None:
-        _calls.end(error)
+    if _monitor is not None:
+        _monitor.end(error)
     try:
         last()
     finally:
-        if _calls is not None and is_main():
-            _calls.leave()
-    if _calls is not None and _lost is None and not is_main():
-        _calls.await_left()
+        if _monitor is not None and is_main():
+            _monitor.leave()
+    if _monitor is not None and _lost is None and not is_main():
+        _monitor.await_left()
 
 
-def alike(value: str) -> bool:
+def all_ended_alike(value: str) -> bool:
     """In `last` of `ended`: whether every rank ends by an error, with the same value and after the same collectives,
     those that are not made here included; then more of them can be made."""
-    if _calls is None or _lost is not None:
+    if _monitor is None or _lost is not None:
         return False
     group: Any = dist.distributed_c10d._get_default_group()
     sequence_number = group._get_sequence_number_for_group()
-    return _calls.all_ended(f"{value} {sequence_number}")
+    return _monitor.all_ended(f"{value} {sequence_number}")
 
 
-def _patiently(calls: RollCall, doing: str) -> None:
+def _wait_patiently(calls: RankMonitor, doing: str) -> None:
     """The others wait until rank 0 gets here, without a time-out as long as it gives signs of life."""
     global _lost
     if is_main():
@@ -287,7 +287,7 @@ def barrier() -> None:
             dist.barrier()
 
 
-def whole(value: torch.Tensor) -> torch.Tensor:
+def full_tensor(value: torch.Tensor) -> torch.Tensor:
     """Returns the tensor of which each rank holds a shard; any other as it is. Called on every rank."""
     if not isinstance(value, DTensor):
         return value
@@ -295,7 +295,7 @@ def whole(value: torch.Tensor) -> torch.Tensor:
         return value.full_tensor()
 
 
-def fill(target: torch.Tensor, value: torch.Tensor) -> None:
+def copy_into_shard(target: torch.Tensor, value: torch.Tensor) -> None:
     """Copies a whole tensor into `target`, of which each rank may hold a shard (of one dimension, as FSDP cuts it)."""
     if isinstance(target, DTensor):
         (placement,) = target.placements

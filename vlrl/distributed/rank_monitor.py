@@ -22,7 +22,7 @@ from typing import TypeVar
 import torch.distributed as dist
 
 from vlrl.distributed import launcher_guard
-from vlrl.distributed.place import GRACE, Here
+from vlrl.distributed.position import GRACE, RankPosition
 from vlrl.errors import RankError
 from vlrl.store import lock
 from vlrl.types import Record
@@ -41,17 +41,17 @@ _NAMED = 8
 T = TypeVar("T")
 
 
-class RollCall:
+class RankMonitor:
     """The records of all ranks in the launcher's store; see the head of the file.
 
     `limit` is limits.collective_s. Needs the variables that every launcher sets: MASTER_ADDR and MASTER_PORT.
     """
 
-    def __init__(self, here: Here, rank: int, world: int, limit: float):
+    def __init__(self, here: RankPosition, rank: int, world: int, limit: float):
         self.here, self.rank, self.world, self.limit = here, rank, world, limit
         self.address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         self._prefix = f"vlrl/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"  # the store outlives a restart
-        owner = lock.myself()
+        owner = lock.this_process()
         self._owner = {key: owner[key] for key in ("pid", "host", "system", "process")}
         self._beat, self._ended = 0, None
         self._cut = False
@@ -60,13 +60,13 @@ class RollCall:
         self._patience = 0
         self._launcher = launcher_guard.find()
         self._closed = threading.Event()
-        self.tell()
+        self.publish()
         self._thread = threading.Thread(target=self._live, name="roll call", daemon=True)
         self._thread.start()
 
     # --- own record -----------------------------------------------------------------------------------------------
 
-    def tell(self) -> None:
+    def publish(self) -> None:
         """Writes this rank's record. The store gives no answer to that, so it takes microseconds."""
         self._beat += 1
         here = self.here
@@ -82,13 +82,13 @@ class RollCall:
         if self._ended is None:
             text = f"{type(error).__name__}: {error}".split("\n")[0][:300] if error else "it came to its end"
             self._ended = {"why": text, "follows": isinstance(error, RankError)}
-            self.tell()
+            self.publish()
 
     def leave(self) -> None:
         """On rank 0, after `end`: all is done that the others may wait for."""
         if self._ended is not None:
             self._ended["left"] = True
-            self.tell()
+            self.publish()
 
     def close(self) -> None:
         """Ends the thread; the record stays."""
@@ -98,7 +98,7 @@ class RollCall:
 
     def _live(self) -> None:
         while not self._closed.wait(BEAT):
-            self.tell()
+            self.publish()
             waited = time.monotonic() - self.here.since
             limit = GRACE if self._cut else math.inf if self.here.patient else self.limit + GRACE
             if self.here.doing and waited > limit:
@@ -116,13 +116,13 @@ class RollCall:
 
     def error(self, waited: float, cause: str) -> RankError:
         """Returns who is missing where this rank waits, or waited; takes some seconds to hear who still lives."""
-        return RankError(f"{self.waits(waited)}. The last checkpoint is intact: start the same command again on every "
-                         f"host. If a rank only takes long, raise limits.collective_s={self.limit:g}. ({cause})")
+        return RankError(f"{self.describe_wait(waited)}. The last checkpoint is intact: start the same command again "
+                         f"on every host. If a rank is only slow, raise limits.collective_s={self.limit:g}. ({cause})")
 
-    def waits(self, waited: float) -> str:
+    def describe_wait(self, waited: float) -> str:
         """Returns the same in words: "rank 0 waited 60 s in step 3: gathering values (...) for rank 1 (...)"."""
         place, count = str(self.here), self.here.count
-        self.tell()
+        self.publish()
         before = self._records()
         if before is not None:
             time.sleep(2.5 * BEAT)
@@ -163,7 +163,7 @@ class RollCall:
         """After `end`: whether all ranks have ended at the same place; waits some seconds for them to come."""
         assert self._ended is not None
         self._ended["at"] = place
-        self.tell()
+        self.publish()
         end = time.monotonic() + 5 * BEAT
         while time.monotonic() < end:
             records = self._records()

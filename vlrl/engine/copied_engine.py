@@ -42,7 +42,7 @@ class CopiedEngine(HFEngine):
         own = dict(self.policy.model.named_parameters())
         with torch.no_grad():
             for name, weight in policy.trainable():
-                own[name].copy_(comm.whole(weight))
+                own[name].copy_(comm.full_tensor(weight))
 
     def generate(self, requests: Sequence[Request], done: Done | None = None,
                  watch: Watch | None = None) -> list[list[Completion]]:
@@ -64,7 +64,7 @@ def copy_policy(policy: Policy) -> Policy:
     """Returns a policy with weights, a processor and a feature cache of its own; none of it learns."""
     other: Any = with_own_processor(policy)
     other.model = copy.deepcopy(policy.model).requires_grad_(False)
-    other.features = policy.features and policy.features.another()
+    other.features = policy.features and policy.features.empty_copy()
     return other
 
 

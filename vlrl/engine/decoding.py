@@ -10,7 +10,7 @@ import torch
 
 from vlrl.engine.base import Sampling
 from vlrl.errors import NotFiniteError
-from vlrl.models.token_text import Texts
+from vlrl.models.token_text import TokenTexts
 from vlrl.types import Completion
 
 
@@ -34,7 +34,7 @@ class DecodingBatch:
     `begun` [R] is what a row wrote before, None for nothing; it goes on from there.
     """
 
-    def __init__(self, sampling: Sequence[Sampling], draws: np.ndarray, texts: Texts,
+    def __init__(self, sampling: Sequence[Sampling], draws: np.ndarray, texts: TokenTexts,
                  begun: Sequence[Completion | None]):
         self._texts, device = texts, texts.device
         self._limit = torch.tensor([s.max_new_tokens for s in sampling], device=device)

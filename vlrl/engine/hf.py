@@ -38,7 +38,7 @@ from vlrl.models.finite import not_finite
 from vlrl.models.oom import release, short_of_memory
 from vlrl.models.packing import aligned_inputs, media_inputs, to_device
 from vlrl.models.policy import Policy
-from vlrl.models.token_text import Texts
+from vlrl.models.token_text import TokenTexts
 from vlrl.monitoring.metrics import phase
 from vlrl.types import Completion, Prompt, Turn
 
@@ -62,7 +62,7 @@ class HFEngine:
         self.capacity = room if batch_rollouts == "auto" else Capacity(rows=batch_rollouts)
         self.living = TurnCaches(room.total / 2 // room.token)
         """Of episodes; the other half is for the batch."""
-        self._texts = Texts(policy)
+        self._texts = TokenTexts(policy)
 
     def sync(self, policy: Policy, step: int) -> None:
         """Shares the weights; where they are sharded, each process gathers all of them."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from vlrl.engine.base import Sampling
-from vlrl.models.token_text import Texts
+from vlrl.models.token_text import TokenTexts
 
 CLOSING = "</think>"
 
@@ -18,7 +18,7 @@ CLOSING = "</think>"
 class StopRules:
     """The rules of one batch of R rows, whose `tokens` [R, N] hold the first `begun` [R] of each row."""
 
-    def __init__(self, sampling: Sequence[Sampling], tokens: torch.Tensor, begun: torch.Tensor, texts: Texts):
+    def __init__(self, sampling: Sequence[Sampling], tokens: torch.Tensor, begun: torch.Tensor, texts: TokenTexts):
         self._sampling, self._texts = sampling, texts
         stops = tuple(dict.fromkeys(stop for s in sampling for stop in s.stop))
         self._may_end = texts.ending(stops) if stops else None

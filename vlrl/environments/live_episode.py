@@ -11,7 +11,7 @@ import numpy as np
 from vlrl.engine.base import ACTION, CacheSlot, Request
 from vlrl.environments.host import EnvironmentFailure, HostedEpisode
 from vlrl.environments.validation import same
-from vlrl.models.packing import behind, joined
+from vlrl.models.packing import continuation, join_prompts
 from vlrl.types import Completion, LoadedMedia, Observation, Prompt, Step, Turn
 
 
@@ -52,7 +52,7 @@ class LiveEpisode:
         window, written = self.base_request.prompt.followed_by(np.array([self.end])), self.written
         ends = [slice(a.end, b.start) for a, b in itertools.pairwise(t for t in self.turns if t.role == "observation")]
         for place in range(turn - last, turn):
-            window = joined(window, self.shown[place])
+            window = join_prompts(window, self.shown[place])
             if place < turn - 1:
                 window = window.followed_by(written[ends[place]])
         return window
@@ -104,7 +104,7 @@ class LiveEpisode:
         start, before = len(self.written), self.before
         self._append(self.whole.followed_by(action.tokens), action.logprobs, action.loss_mask)
         if self.last is not None:
-            self.windows.append(behind(before.followed_by(action.tokens), self.base_request.prompt,
+            self.windows.append(continuation(before.followed_by(action.tokens), self.base_request.prompt,
                                        self.shown[-self.last:]))
         self.turns.append(Turn(start=start, end=len(self.written), text=action.text, opened=before.opened,
                                error=self.error, prompt_ids=None if self.last is None else tuple(before.ids.tolist())))
@@ -126,7 +126,7 @@ class LiveEpisode:
         start = len(self.written)
         if not ended:
             n = len(shown)
-            self._append(joined(self.whole, shown), np.zeros(n, np.float32), np.zeros(n, bool))
+            self._append(join_prompts(self.whole, shown), np.zeros(n, np.float32), np.zeros(n, bool))
             self.shown.append(shown)
             self.continued.observed = shown
         self.observed_media += shown.media
@@ -147,7 +147,8 @@ class LiveEpisode:
             text="\n\n".join(texts), finish_reason=reason, turns=tuple(self.turns), error=self.error,
             episode_id=_episode_id(self.base_request, self.index),
             observed_media=tuple(self.observed_media),
-            shown=behind(self.whole, self.base_request.prompt, self.shown) if self.shown and not self.windows else None,
+            shown=(continuation(self.whole, self.base_request.prompt, self.shown)
+                   if self.shown and not self.windows else None),
             windows=tuple(self.windows))
 
     def _append(self, whole: Prompt, logprobs: np.ndarray, sampled: np.ndarray) -> None:

@@ -52,7 +52,7 @@ class Level:
 
 
 @dataclass(frozen=True, eq=False)
-class Runs:
+class RowRuns:
     """A row by its runs, which fill it."""
 
     each: Lengths
@@ -60,12 +60,12 @@ class Runs:
     """From the prompts down."""
 
     @staticmethod
-    def of(layout: Layout, device: torch.device) -> Runs:
+    def of(layout: Layout, device: torch.device) -> RowRuns:
         by_depth: dict[int, list[Run]] = {}
         for run, over in zip(layout.row, layout.above, strict=True):
             if run[0] + run[1] < run[2]:
                 by_depth.setdefault(len(over), []).append(run)
-        return Runs(Lengths.of([n for _, n, _ in layout.row], device),
+        return RowRuns(Lengths.of([n for _, n, _ in layout.row], device),
                     tuple(_level(by_depth[depth], device) for depth in sorted(by_depth)))
 
 
@@ -104,7 +104,7 @@ class Varlen(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, runs: Runs,
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, runs: RowRuns,
                 scale: float | None) -> torch.Tensor:
         out, lse = _flash([q, k, v], runs.each, runs.each, scale, causal=True)
         for level in runs.levels:
@@ -134,7 +134,7 @@ class Varlen(torch.autograd.Function):
 
 
 def varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float | None) -> torch.Tensor:
-    return Varlen.apply(q, k, v, layout.kept(Runs.of, q.device), scale)
+    return Varlen.apply(q, k, v, layout.kept(RowRuns.of, q.device), scale)
 
 
 # --- FlexAttention ---------------------------------------------------------------------------------------------------

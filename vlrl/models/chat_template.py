@@ -57,7 +57,7 @@ _BEFORE = {"user": (), "system": (), "developer": (), "tool": ("user", "assistan
 
 
 @contextlib.contextmanager
-def limited(seconds: float) -> Iterator[None]:
+def time_limit(seconds: float) -> Iterator[None]:
     """Raises TimeoutError in what takes longer, in the main thread: a template is code, and need not end."""
     if threading.current_thread() is not threading.main_thread():
         yield

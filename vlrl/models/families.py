@@ -169,7 +169,7 @@ def _text_after_media(positions: np.ndarray, types: torch.Tensor | None) -> np.n
     return out
 
 
-def agree(model: Any, processor: Any) -> None:
+def sync_tilings(model: Any, processor: Any) -> None:
     """Tells the model what it shares with its processor and the limits may have changed: the tilings of an image."""
     pinpoints = getattr(processor.image_processor, "image_grid_pinpoints", None)
     if pinpoints and hasattr(model.config, "image_grid_pinpoints"):
@@ -271,7 +271,7 @@ def _vision_tokens(config: Any) -> dict[str, int]:
             and re.fullmatch(r"(boi|eoi|.*(image|video|vision|img).*)_token_(id|index)", key)}
 
 
-def notice(family: Family) -> str:
+def unknown_family_notice(family: Family) -> str:
     """Returns what a user should know of a family that is in no table; empty for one that is."""
     if family.known:
         return ""

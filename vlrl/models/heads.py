@@ -37,7 +37,7 @@ class Learning(Protocol):
 
 
 @dataclass(frozen=True)
-class Plain:
+class HeadSettings:
     """A head that learns together with the model."""
 
     lr: float
@@ -87,6 +87,6 @@ class RewardHead(Head):
     @classmethod
     def of(cls, weights: Mapping[str, torch.Tensor], device: torch.device) -> RewardHead:
         """Returns the head with weights that `save` wrote."""
-        head = cls(weights["layer.weight"].shape[1], Plain(0.0), device)
+        head = cls(weights["layer.weight"].shape[1], HeadSettings(0.0), device)
         head.load_state_dict(dict(weights))
         return head.requires_grad_(False)

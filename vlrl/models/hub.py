@@ -10,17 +10,17 @@ log = logging.getLogger(__name__)
 _PATIENCE_S = 10
 
 
-def settle(name: str) -> None:
+def check_hub(name: str) -> None:
     """Before a model `name` is loaded: works offline, from the local cache, where the hub does not answer.
 
     Left to itself huggingface_hub asks for each of a model's files six times, with pauses that add up to minutes.
     """
     if not os.path.isdir(name):
-        _settle()
+        _check_hub()
 
 
 @cache
-def _settle() -> None:
+def _check_hub() -> None:
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session
 

@@ -15,13 +15,13 @@ from vlrl.config.schema import ModelSettings
 from vlrl.errors import ConfigError, VlrlError, did_you_mean
 from vlrl.models import hub
 from vlrl.models.attention import ATTENTION
-from vlrl.models.chat_template import ChatTemplate, limited
+from vlrl.models.chat_template import ChatTemplate, time_limit
 from vlrl.models.families import Family, family_of
 from vlrl.models.finite import check_finite
 from vlrl.models.model_config import embedded
 from vlrl.models.pixel_limits import set_pixel_limits
-from vlrl.models.saving import settle_generation
-from vlrl.store.aligned_memory import own_weights
+from vlrl.models.saving import drop_unused_sampling
+from vlrl.store.aligned_memory import align_weights
 from vlrl.store.files import read_json
 
 _GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"}
@@ -53,7 +53,7 @@ def load_processor(settings: ModelSettings, family: Family) -> Any:
     """Returns the HF processor of a model with the pixel limits of the settings."""
     from transformers import AutoProcessor
 
-    with explained(f"model.name={settings.name!r}"):
+    with loading_errors(f"model.name={settings.name!r}"):
         processor = AutoProcessor.from_pretrained(resolve(settings.name), trust_remote_code=False)
     check_processor(processor, settings.name, family)
     _check_template_options(processor, settings)
@@ -67,7 +67,7 @@ def check_processor(processor: Any, name: str, family: Family) -> None:
     if lacks:
         raise ConfigError(f"model.name={name!r}: its processor has no {' and no '.join(lacks)}. Save the processor of "
                           "the original model beside the weights (AutoProcessor...save_pretrained).")
-    with limited(_TEMPLATE_S):
+    with time_limit(_TEMPLATE_S):
         problem = ChatTemplate(processor, family.template).problem("user")
     if problem:
         raise ConfigError(f"model.name={name!r}: no chat template that can be used: {problem.rstrip('.')}. Copy "
@@ -100,7 +100,7 @@ def template_variables(processor: Any) -> set[str]:
 def resolve(name: str) -> str:
     """Returns a model's folder or hub name; `embedded/...` is a model shipped with the package."""
     if not name.startswith("embedded/"):
-        hub.settle(name)
+        hub.check_hub(name)
         return name
     return str(embedded(name))
 
@@ -128,7 +128,7 @@ def load_model(source: str | Path, dtype: torch.dtype, what: str = "", quantized
     """
     name = str(source)
     what = what or f"model.name={name!r}"
-    with explained(what):
+    with loading_errors(what):
         base = adapter_base(name)
         if base is None:
             return _load_whole(name, dtype, what, quantized, device)
@@ -153,10 +153,10 @@ def _load_whole(name: str, dtype: torch.dtype, what: str, quantized: Quantized |
         raise ConfigError(f"{what} lacks weights that its config asks for: {', '.join(wrong[:3])}{more}. They would be "
                           "random; give a folder that holds the whole model.")
     check_finite(model, what)
-    settle_generation(model, name)
-    keep_layout(model)
+    drop_unused_sampling(model, name)
+    forbid_repacking(model)
     if device is None or device.type == "cpu":
-        own_weights(model)
+        align_weights(model)
     model.name_or_path = model.config.name_or_path = name  # what an adapter names as its base; not a path in a package
     return model
 
@@ -170,7 +170,7 @@ def _attention(name: str) -> str | None:
 
 
 @contextlib.contextmanager
-def explained(what: str) -> Iterator[None]:
+def loading_errors(what: str) -> Iterator[None]:
     """Turns whatever the libraries raise for a model that is absent or broken into one line."""
     try:
         yield
@@ -194,7 +194,7 @@ def compute_dtype(settings: ModelSettings) -> torch.dtype:
     return getattr(torch, settings.dtype)
 
 
-def keep_layout(model: Any) -> None:
+def forbid_repacking(model: Any) -> None:
     """Forbids bitsandbytes to repack weights for generation on CPUs with AVX512-BF16.
 
     Its fused kernel has no backward pass, and the weights would stay repacked in training.

@@ -78,7 +78,7 @@ class Head:
         return self.layer is not None and any(p.requires_grad for p in self.layer.parameters())
 
 
-_WHOLE: set[type] = set()
+_RUN_WHOLE: set[type] = set()
 """Classes of models that do with their logits what is not known here."""
 
 
@@ -90,7 +90,7 @@ def answer_states(model: Any, base: Any, inputs: Mapping[str, Any]) -> tuple[tor
     returned, with a Head that leaves them as they are.
     """
     layer = base.get_output_embeddings()
-    if layer is not None and type(base) not in _WHOLE:
+    if layer is not None and type(base) not in _RUN_WHOLE:
         states: list[torch.Tensor] = []
         passed: list[torch.Tensor] = []
 
@@ -108,7 +108,7 @@ def answer_states(model: Any, base: Any, inputs: Mapping[str, Any]) -> tuple[tor
             for known in (None, cap):
                 if _same(_capped(passed[0], known), logits):
                     return states[0], Head(logits.shape[-1], layer, known)
-        _WHOLE.add(type(base))
+        _RUN_WHOLE.add(type(base))
     logits = model(**inputs).logits
     return logits, Head(logits.shape[-1])
 
@@ -161,7 +161,7 @@ def _chunk(hidden: torch.Tensor, targets: torch.Tensor, head: Head, banned: torc
     if beside is not None:
         with torch.no_grad():
             given = (*given, _logits(*beside, banned, temperature, head.vocabulary))
-    return *_Selected.apply(logits, targets, banned), *(statistic(*given) for statistic in more.values())
+    return *_TargetLogprobs.apply(logits, targets, banned), *(statistic(*given) for statistic in more.values())
 
 
 def _logits(hidden: torch.Tensor, head: Head, banned: torch.Tensor, temperature: float,
@@ -201,7 +201,7 @@ class _Directions(torch.autograd.Function):
         return (grads[0][:, None] * directions).to(directions.dtype), *(None,) * 5
 
 
-class _Selected(torch.autograd.Function):
+class _TargetLogprobs(torch.autograd.Function):
     """(float32 logits [n, V], targets [n], banned ids) -> log-probabilities of the targets and entropies.
 
     The exponentials are computed once and in place, and nothing of the size of the logits is kept but themselves.

@@ -47,7 +47,7 @@ def each_batch(policy: Policy, batches: Sequence[Any], work: Callable[[int], Non
     """
     b = cuts = 0
     while b < len(batches):
-        reason = _tried(work, b)
+        reason = _run_or_reason(work, b)
         if reason is None:
             b += 1
             continue
@@ -65,7 +65,7 @@ def each_batch(policy: Policy, batches: Sequence[Any], work: Callable[[int], Non
     return cuts
 
 
-def _tried(work: Callable[[int], None], b: int) -> str | None:
+def _run_or_reason(work: Callable[[int], None], b: int) -> str | None:
     """Returns what the allocator said when memory did not suffice; None when the work is done."""
     try:
         work(b)

@@ -25,8 +25,8 @@ import torch
 from vlrl.models import cost as balance
 from vlrl.models.attention import Layout, Run
 from vlrl.models.cost import Cost
-from vlrl.models.prefix_tree import Tree, cut, tree_of
-from vlrl.types import Completion, Inserted, Prompt
+from vlrl.models.prefix_tree import Tree, slice_prompt, tree_of
+from vlrl.types import Completion, InsertedObservation, Prompt
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +65,7 @@ class Piece:
     def parts(self) -> list[Prompt]:
         """The prompt and what its answers show, in the order of a shared row: whose media are read, one by one."""
         pairs = [(self.shown[node.answer], node) for node in self.tree.nodes] if self.shown else []
-        return [self.prompt, *(cut(one, node.start, node.stop) for one, node in pairs if one is not None)]
+        return [self.prompt, *(slice_prompt(one, node.start, node.stop) for one, node in pairs if one is not None)]
 
     def take(self, places: Sequence[int]) -> Piece:
         """Returns the piece with those of its answers alone."""
@@ -87,7 +87,7 @@ class Piece:
 
 
 @dataclass(frozen=True, eq=False)
-class Repeated:
+class SharedTokens:
     """U computed tokens that are N answer tokens, as some are of several answers."""
 
     targets: torch.Tensor
@@ -114,7 +114,7 @@ class Batch:
     """Tokens computed by the language model, padding included."""
     observed: bool = False
     """Whether observations are among the answer tokens, which may hold ids that cannot be sampled."""
-    shared: Repeated | None = None
+    shared: SharedTokens | None = None
     """Where answers share tokens: `columns` and `select` are then those of the U tokens that are computed."""
 
     def to(self, device: torch.device) -> Batch:
@@ -232,7 +232,7 @@ def _shared(pieces: Sequence[Piece], attention: str) -> Batch:
     answers, columns, shared = _answers(pieces), _joined_ids(before), None
     if any(piece.tree.shared for piece in pieces):
         first, index = np.unique(_joined_ids(own).numpy(), return_index=True, return_inverse=True)[1:]
-        columns, shared = columns[first], Repeated(answers["targets"][first], torch.from_numpy(index))
+        columns, shared = columns[first], SharedTokens(answers["targets"][first], torch.from_numpy(index))
     return Batch(inputs=inputs, columns=columns, select=None, **answers, tokens=offset, shared=shared)
 
 
@@ -327,10 +327,11 @@ def media_inputs(prompts: Sequence[Prompt]) -> dict[str, Any]:
     if visuals := tuple(v for p in prompts for v in p.visuals):
         return {"visuals": visuals}
     names = dict.fromkeys(name for p in prompts for name in p.mm)
-    return {name: _joined(name, [t for p in prompts if name in p.mm for t in _each(p.mm[name])]) for name in names}
+    return {name: _concatenated(name, [t for p in prompts if name in p.mm for t in _each(p.mm[name])])
+            for name in names}
 
 
-def joined(first: Prompt, more: Prompt) -> Prompt:
+def join_prompts(first: Prompt, more: Prompt) -> Prompt:
     """Returns a prompt that goes on with another one behind it, whose positions count from its own beginning."""
     names = dict.fromkeys([*first.aligned, *more.aligned])
     beside = {name: np.concatenate([p.aligned.get(name, np.full(len(p), p.aligned_answer.get(name, 0)))
@@ -344,10 +345,10 @@ def joined(first: Prompt, more: Prompt) -> Prompt:
                    **{name: getattr(first, name) + getattr(more, name) for name in media})
 
 
-def behind(whole: Prompt, prompt: Prompt, observations: Sequence[Prompt]) -> Prompt:
+def continuation(whole: Prompt, prompt: Prompt, observations: Sequence[Prompt]) -> Prompt:
     """Returns what follows a prompt in the whole that began with it, with the media of the observations there."""
     p = len(prompt)
-    media = functools.reduce(joined, observations) if observations else replace(
+    media = functools.reduce(join_prompts, observations) if observations else replace(
         prompt, mm={}, media=(), processed_sizes=(), visual_tokens=(), visuals=())
     return replace(media, ids=whole.ids[p:], raw_ids=whole.ids[p:], positions=whole.positions[:, p:],
                    aligned={name: values[p:] for name, values in whole.aligned.items()},
@@ -355,17 +356,19 @@ def behind(whole: Prompt, prompt: Prompt, observations: Sequence[Prompt]) -> Pro
                                   if part.start >= p))
 
 
-def _inserted(observation: Prompt, start: int) -> tuple[Inserted, ...]:
+def _inserted(observation: Prompt, start: int) -> tuple[InsertedObservation, ...]:
+    if not observation.mm:
+        return ()
     rows = {name: len(tensor) for name, tensor in observation.mm.items() if isinstance(tensor, torch.Tensor)}
-    return (Inserted(start=start, stop=start + len(observation), rows=rows, visuals=len(observation.visuals)),
-            ) if observation.mm else ()
+    stop = start + len(observation)
+    return (InsertedObservation(start=start, stop=stop, rows=rows, visuals=len(observation.visuals)),)
 
 
 def _each(tensor: torch.Tensor | tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     return tensor if isinstance(tensor, tuple) else (tensor,)
 
 
-def _joined(name: str, tensors: Sequence[torch.Tensor]) -> torch.Tensor | tuple[torch.Tensor, ...]:
+def _concatenated(name: str, tensors: Sequence[torch.Tensor]) -> torch.Tensor | tuple[torch.Tensor, ...]:
     sides = [max(side) for side in zip(*(t.shape[1:] for t in tensors), strict=True)]
     if all(list(t.shape[1:]) == sides for t in tensors):
         return torch.cat(list(tensors))

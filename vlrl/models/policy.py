@@ -22,12 +22,12 @@ from vlrl.distributed import comm
 from vlrl.errors import ConfigError
 from vlrl.models import attention, shards
 from vlrl.models import cost as balance
-from vlrl.models.families import Family, agree, family_in
+from vlrl.models.families import Family, family_in, sync_tilings
 from vlrl.models.flops import Cost, cost_model, patches_of
 from vlrl.models.loading import ADAPTERS, Quantized, choose_trained, compute_dtype, load_model, load_processor
 from vlrl.models.logprobs import Head, Statistic, TokenStats, answer_states, token_stats
 from vlrl.models.packing import Batch, Piece, make_batch, pieces_of, plan, with_idle
-from vlrl.models.saving import write_parts
+from vlrl.models.saving import write_model
 from vlrl.types import Prompt
 
 if TYPE_CHECKING:  # few runs learn a head
@@ -67,8 +67,8 @@ class Policy:
         """Of a model that is sharded over processes."""
         self._reference: Any = None
         self.moving_reference: dict[str, torch.Tensor] = {}
-        """The trained weights of a reference that moves, by their names in the policy; see `free_reference`."""
-        self.away = False
+        """The trained weights of a reference that moves, by their names in the policy; see `start_moving_reference`."""
+        self.swapped = False
         """Whether weights are others than the learned ones for the time being, which come back."""
         self.updating = False
         """Whether weights or reference may be others than after the last completed step."""
@@ -171,14 +171,14 @@ class Policy:
             stats = token_stats(hidden, head, targets, self.banned, temperature, more, beside=other)
         if never is not None:  # placeholders of media, which have no probability
             stats = replace(stats, logprobs=stats.logprobs.masked_fill(never, 0.0))
-        stats = replace(stats, states=_known(hidden, head, self.base)) if states else stats
+        stats = replace(stats, states=_hidden_states(hidden, head, self.base)) if states else stats
         return stats if batch.shared is None else stats.at(batch.shared.index)
 
     def states(self, batch: Batch) -> torch.Tensor:
         """Returns [N, H] what enters the output layer, of each answer token the state before it."""
         batch = batch.to(self.device)
         with self.autocast():
-            states = _known(*self._states(batch, self.model), self.base)
+            states = _hidden_states(*self._states(batch, self.model), self.base)
         return states if batch.shared is None else states.index_select(0, batch.shared.index)
 
     def _states(self, batch: Batch, model: Any) -> tuple[torch.Tensor, Head]:
@@ -200,7 +200,7 @@ class Policy:
     @torch.no_grad()
     def reference_logprobs(self, batch: Batch, temperature: float) -> torch.Tensor:
         """Returns [N] log-probabilities under the reference: the disabled adapter, or the frozen copy of
-        `keep_reference`, or what `free_reference` made of them.
+        `keep_reference`, or what `start_moving_reference` made of them.
         """
         if self.lora and self.moving_reference:
             with self._as_reference():
@@ -219,12 +219,12 @@ class Policy:
             return
         place = next(self.model.parameters()).device  # not on the device yet where it is to be sharded
         model = load_model(source, torch.float32, device=place) if source else copy.deepcopy(self.model)
-        agree(model, self.processor)
+        sync_tilings(model, self.processor)
         for theirs, own in zip(model.parameters(), self.model.parameters(), strict=True):
             theirs.data = theirs.data.to(own.dtype)
         self._reference = model.requires_grad_(False).eval().to(place)
 
-    def free_reference(self) -> None:
+    def start_moving_reference(self) -> None:
         """Lets the reference move from now on, by writes to `moving_reference`: under LoRA it is a second adapter,
         that of now. After `keep_reference`.
         """
@@ -256,13 +256,13 @@ class Policy:
                 self.moving_reference[name].copy_(own)
 
         gathered = self.shards is not None and self.shards.gathered
-        self.away = True
+        self.swapped = True
         swap()
         try:
             yield
         finally:
             swap()
-            self.away = False
+            self.swapped = False
             if gathered:
                 self.gather()
 
@@ -292,7 +292,7 @@ class Policy:
         more: dict[str, Any] = {"save_embedding_layers": False} if self.lora else {}
         if weights is not None:
             more["state_dict"] = dict(weights)
-        write_parts(self.model, self.processor, folder, **more)
+        write_model(self.model, self.processor, folder, **more)
         if self.quantized:
             self.quantized.write(folder)
         if head := head or self.copied_head():
@@ -335,7 +335,7 @@ class Policy:
         models = [getattr(_unwrapped(m), "model", m) for m in (self.model, self._reference) if m is not None]
         calls = [(m, name) for m in models for name in _FEATURES if hasattr(m, name)]
         for model, name in calls:
-            setattr(model, name, _remembered(name, getattr(model, name), outputs))
+            setattr(model, name, _memoized(name, getattr(model, name), outputs))
         try:
             yield
         finally:
@@ -357,7 +357,7 @@ _FEATURES = ("get_image_features", "get_video_features")
 """What models of transformers call the pass through vision tower and merger."""
 
 
-def _remembered(name: str, call: Callable[..., Any], outputs: dict[Any, Any]) -> Callable[..., Any]:
+def _memoized(name: str, call: Callable[..., Any], outputs: dict[Any, Any]) -> Callable[..., Any]:
     """Returns `call`, which returns what it returned (or `outputs` has of another model) for the very same
     arguments.
     """
@@ -370,7 +370,7 @@ def _remembered(name: str, call: Callable[..., Any], outputs: dict[Any, Any]) ->
     return remembered
 
 
-def _known(hidden: torch.Tensor, head: Head, base: Any) -> torch.Tensor:
+def _hidden_states(hidden: torch.Tensor, head: Head, base: Any) -> torch.Tensor:
     """Returns the hidden states; raises ConfigError where they are logits."""
     if head.layer is None:
         raise ConfigError(f"the hidden states of {type(base).__name__} before its output layer cannot be told, and the "
@@ -399,12 +399,12 @@ def load(config: Config, accelerator: Accelerator, checkpoint: Path | None = Non
                        quantized=quantized, device=accelerator.device)
     family = family_in(model)
     processor = load_processor(settings, family)
-    agree(model, processor)
+    sync_tilings(model, processor)
     features = _CACHES["features"](settings, model, family) if settings.feature_cache_mib else None
     choose_trained(model, family, settings, dtype)
     if not full:
         model = ADAPTERS["add"](model, family, settings, checkpoint)
-    if not shards.wanted(config):  # shards go there one at a time
+    if not shards.is_sharded(config):  # shards go there one at a time
         model.to(accelerator.device)
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})

@@ -94,16 +94,16 @@ class _Grower:
     def _common(self, a: int, b: int) -> int:
         """Returns how many tokens two answers begin with in common."""
         n = min(len(self.answers[a]), len(self.answers[b]))
-        n = _until(self.answers[a][:n] != self.answers[b][:n])
+        n = _first_true(self.answers[a][:n] != self.answers[b][:n])
         one, other = self.shown[a], self.shown[b]
-        return n if one is None and other is None else same_shown(one, other, n)
+        return n if one is None and other is None else common_prefix(one, other, n)
 
 
-def same_shown(a: Prompt | None, b: Prompt | None, n: int) -> int:
+def common_prefix(a: Prompt | None, b: Prompt | None, n: int) -> int:
     """Returns how many of the first n tokens, whose ids are the same, have the same positions and media too."""
-    if a is None or b is None or not (_known(a) and _known(b)):
+    if a is None or b is None or not (_rows_known(a) and _rows_known(b)):
         return 0
-    n = _until((a.positions[:, :n] != b.positions[:, :n]).any(0))
+    n = _first_true((a.positions[:, :n] != b.positions[:, :n]).any(0))
     for one, other in zip((*a.inserted, None), (*b.inserted, None), strict=False):
         begins = min((part.start for part in (one, other) if part), default=n)
         if begins >= n:
@@ -114,7 +114,7 @@ def same_shown(a: Prompt | None, b: Prompt | None, n: int) -> int:
     return n
 
 
-def cut(shown: Prompt, start: int, stop: int) -> Prompt:
+def slice_prompt(shown: Prompt, start: int, stop: int) -> Prompt:
     """Returns tokens start..stop of what follows a prompt, with the media of the observations inside; none may be cut.
     """
     if start == 0 and stop == len(shown):
@@ -139,7 +139,7 @@ def media_of(shown: Prompt, start: int, stop: int) -> Mapping[str, torch.Tensor]
     return out
 
 
-def _known(shown: Prompt) -> bool:
+def _rows_known(shown: Prompt) -> bool:
     """Returns whether it is known which rows of the media tensors belong to which observation."""
     rows = {name: sum(part.rows.get(name, 0) for part in shown.inserted) for name in shown.mm}
     return all(isinstance(tensor, torch.Tensor) and len(tensor) == rows[name] for name, tensor in shown.mm.items())
@@ -149,6 +149,6 @@ def _same(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def _until(differs: np.ndarray) -> int:
+def _first_true(differs: np.ndarray) -> int:
     """Returns the place of the first True, or the length."""
     return int(differs.argmax()) if differs.any() else len(differs)

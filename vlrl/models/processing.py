@@ -20,7 +20,7 @@ from vlrl.errors import ConfigError, DataError
 from vlrl.models.chat_template import ChatTemplate, parts_of
 from vlrl.models.families import Family
 from vlrl.models.loading import template_variables
-from vlrl.models.opened import opened_in, turn_beginning
+from vlrl.models.template_opening import opened_in, turn_beginning
 from vlrl.rewards.text import closing_tag
 from vlrl.task import Task, task_messages, tool_schemas, with_guidance
 from vlrl.types import LoadedMedia, Media, Observation, Prompt, Sample

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from vlrl.errors import RunError, VlrlError
-from vlrl.store.files import of_the_disk
+from vlrl.store.files import is_disk_error
 
 _SAMPLED = ("temperature", "top_p", "top_k", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
 _log = logging.getLogger(__name__)
 
 
-def settle_generation(model: Any, name: str) -> None:
+def drop_unused_sampling(model: Any, name: str) -> None:
     """Takes out of a model's generation config what says how to sample where it does not say to sample at all.
 
     transformers reads such a file, leaves these settings without effect, and refuses to save them.
@@ -38,31 +38,31 @@ def settle_generation(model: Any, name: str) -> None:
             setattr(config, one, None)
 
 
-def write_parts(model: Any, processor: Any, folder: Path, **options: Any) -> None:
+def write_model(model: Any, processor: Any, folder: Path, **options: Any) -> None:
     """Writes a model or adapter and its processor into a folder. Raises RunError that says which of them cannot be
     saved; OSError, or what else of_the_disk knows, where the disk is at fault.
     """
-    with _named("the model's config, generation config or weights"):
+    with _save_errors("the model's config, generation config or weights"):
         model.save_pretrained(folder, safe_serialization=True, **options)
-    with _named("its tokenizer and processor"):
+    with _save_errors("its tokenizer and processor"):
         processor.save_pretrained(folder)
 
 
 @contextlib.contextmanager
-def _named(what: str) -> Iterator[None]:
+def _save_errors(what: str) -> Iterator[None]:
     try:
         yield
     except (VlrlError, OSError, MemoryError):
         raise
     except Exception as error:  # whatever the libraries raise for what they cannot write
-        if of_the_disk(error):
+        if is_disk_error(error):
             raise
         lines = " ".join(str(error).split())[:600]
         raise RunError(f"model.name: {what} cannot be saved: {type(error).__name__}: {lines}. Correct that file of the "
                        "model's folder, or copy it anew from the original model") from error
 
 
-def try_in(place: Path | None, write: Callable[[Path], None]) -> None:
+def try_writing(place: Path | None, write: Callable[[Path], None]) -> None:
     """Lets `write` fill a folder below `place` (None: among temporary files), and removes it. Raises RunError."""
     try:
         if place:
@@ -73,7 +73,7 @@ def try_in(place: Path | None, write: Callable[[Path], None]) -> None:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     except Exception as error:
-        if not of_the_disk(error):
+        if not is_disk_error(error):
             raise
         why = getattr(error, "strerror", None) or error
         raise RunError(f"run.dir: nothing can be saved in {place}: {why}. Free space there, fix "

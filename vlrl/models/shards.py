@@ -86,7 +86,7 @@ def engine_of(shards: Shards | None) -> Any:
     return shards if shards is not None and shards.steps else None
 
 
-def wanted(config: Config, *kinds: str) -> bool:
+def is_sharded(config: Config, *kinds: str) -> bool:
     """Whether this process is one of several among which the model is to be sharded, in one of the ways `kinds`."""
     return config.train.sharding in (kinds or SHARDED) and comm.world() > 1
 
@@ -98,7 +98,7 @@ def backend(config: Config, device: str) -> str | None:
     return "cuda:nccl,cpu:gloo" if device == "cuda" and config.train.cpu_offload else None
 
 
-def launched(config: Config, environ: MutableMapping[str, str] = os.environ) -> Config:
+def settle_sharding(config: Config, environ: MutableMapping[str, str] = os.environ) -> Config:
     """Returns the config with train.sharding=auto settled by what `accelerate launch` asks for; see sharding.launch.
 
     Raises ConfigError where the launcher asks for what is not done, or for other than the settings say.

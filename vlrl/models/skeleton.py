@@ -8,7 +8,7 @@ import torch
 
 from vlrl.config.schema import ModelSettings
 from vlrl.models.families import Family, family_in, family_of
-from vlrl.models.loading import ADAPTERS, adapter_base, choose_trained, explained, resolve
+from vlrl.models.loading import ADAPTERS, adapter_base, choose_trained, loading_errors, resolve
 
 
 def skeleton(settings: ModelSettings, config: Any = None) -> tuple[Any, Family]:
@@ -23,7 +23,7 @@ def skeleton(settings: ModelSettings, config: Any = None) -> tuple[Any, Family]:
     name = settings.name
     if settings.lora.rank and config is None:
         ADAPTERS["refuse_second"](settings)
-    with explained(f"model.name={name!r}"):
+    with loading_errors(f"model.name={name!r}"):
         while config is None and (base := adapter_base(name)):
             name = base
         config = config or AutoConfig.from_pretrained(resolve(name), trust_remote_code=False)

@@ -11,7 +11,7 @@ from vlrl.errors import ConfigError
 from vlrl.models.policy import Policy
 
 
-class Texts:
+class TokenTexts:
     """A policy's tokenizer, and what was found out about its tokens; kept from batch to batch."""
 
     def __init__(self, policy: Policy):

@@ -31,7 +31,7 @@ _PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
 _GRIDS = {"image": "image_grid_thw", "video": "video_grid_thw"}
 
 
-class Visual:
+class VisualInput:
     """What the vision tower takes at once: one image or video, or all of a prompt where they cannot be told apart.
 
     Not a dataclass: `packing.to_device` leaves its tensors where they are, for most of them are never needed.
@@ -73,14 +73,14 @@ class FeatureCache:
         self._entries: OrderedDict[bytes, Features] = OrderedDict()
         self._lookups = self._hits = 0
 
-    def outputs(self, model: Any, visuals: Sequence[Visual]) -> dict[str, Any]:
+    def outputs(self, model: Any, visuals: Sequence[VisualInput]) -> dict[str, Any]:
         """Returns `mm_encoder_outputs` of a forward pass over these visuals in the order of its text. `model` is
         without PEFT's wrapper; called under the policy's autocast.
         """
         by_kind: dict[str, list[Features]] = {}
         for visual in visuals:
             by_kind.setdefault(visual.kind, []).append(self._features(model, visual))
-        return {kind: _together(parts) for kind, parts in by_kind.items()}
+        return {kind: _concatenated(parts) for kind, parts in by_kind.items()}
 
     def metrics(self) -> dict[str, float]:
         """Returns the share of visuals whose features were there, since the last call and over all processes."""
@@ -88,14 +88,14 @@ class FeatureCache:
         self._lookups = self._hits = 0
         return {"feature_cache/hit_frac": hits / lookups if lookups else 0.0}
 
-    def another(self) -> FeatureCache:
+    def empty_copy(self) -> FeatureCache:
         """Returns an empty one of the same size."""
         return FeatureCache(self.limit)
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def _features(self, model: Any, visual: Visual) -> Features:
+    def _features(self, model: Any, visual: VisualInput) -> Features:
         self._lookups += 1
         cached = self._entries.get(visual.key)
         if cached is not None:
@@ -129,7 +129,7 @@ def processor_hash(processor: Any) -> str:
 
 
 def visuals_of(family: Family, processed_by: str, mm: Mapping[str, torch.Tensor],
-               media: Sequence[LoadedMedia]) -> tuple[Visual, ...]:
+               media: Sequence[LoadedMedia]) -> tuple[VisualInput, ...]:
     """Returns the visuals of one prompt: its media tensors `mm` cut at the media, where patch grids tell where they
     end.
     """
@@ -143,7 +143,7 @@ def visuals_of(family: Family, processed_by: str, mm: Mapping[str, torch.Tensor]
             parts = [([m], {pixels: p, grid: g}) for m, p, g in zip(shown, cut, mm[grid].split(1), strict=True)]
         else:
             parts = [(media, {k: v for k, v in mm.items() if k.endswith("_videos") == (kind == "video")})]
-        out += [Visual(kind, _key(kind, processed_by, m, inputs), inputs) for m, inputs in parts]
+        out += [VisualInput(kind, _key(kind, processed_by, m, inputs), inputs) for m, inputs in parts]
     return tuple(out)
 
 
@@ -156,7 +156,7 @@ def _key(kind: str, processed_by: str, media: Sequence[LoadedMedia], inputs: Map
 
 @torch.inference_mode(False)  # generation runs in it, and what is kept enters a graph later
 @torch.no_grad()
-def _computed(model: Any, visual: Visual) -> Features:
+def _computed(model: Any, visual: VisualInput) -> Features:
     inputs = {k: v.to(model.device) for k, v in visual.inputs.items()}
     encode = model.get_image_features if visual.kind == "image" else model.get_video_features
     training = model.training
@@ -171,7 +171,7 @@ def _computed(model: Any, visual: Visual) -> Features:
                     tuple(tuple(layer) for layer in deepstack))
 
 
-def _together(parts: Sequence[Features]) -> Any:
+def _concatenated(parts: Sequence[Features]) -> Any:
     """Returns one output of the tower as if it had seen the visuals side by side."""
     pooled: Any = tuple(t for p in parts for t in p.pooled)
     if not parts[0].listed:

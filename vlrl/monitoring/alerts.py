@@ -24,11 +24,11 @@ from vlrl.config.alerts import AlertSettings
 from vlrl.config.algo import SUPERVISED
 from vlrl.config.registry import Table
 from vlrl.config.schema import Config
-from vlrl.monitoring.mismatch import expected
+from vlrl.monitoring.mismatch import expected_mismatch
 from vlrl.store import plain
 from vlrl.store.files import append_line
 
-_WEBHOOK = Table({"open": "vlrl.monitoring.webhook:opened"})
+_WEBHOOK = Table({"open": "vlrl.monitoring.webhook:open_webhook"})
 
 
 @dataclass(frozen=True)
@@ -124,12 +124,13 @@ class Alerts:
         return {name: breach for name, breach in checked.items() if breach}
 
 
-def watched(config: Config) -> AlertSettings:
+def resolved_alerts(config: Config) -> AlertSettings:
     """Returns `alerts.*` with what auto stands for; for supervised training without the rules on rewards, entropies and
     samplers: its answers are given.
     """
     settings = config.alerts
-    limits = {name: expected(config, what) for name, what in (("mismatch_above", "kl"), ("mismatch_gap_above", "gap"))
+    kinds = {"mismatch_above": "kl", "mismatch_gap_above": "gap"}
+    limits = {name: expected_mismatch(config, kind) for name, kind in kinds.items()
               if getattr(settings, name) == "auto"}
     if config.algo.loss.name in SUPERVISED:
         limits |= dict.fromkeys(("reward_drop", "constant_rewards", "zero_variance_above", "entropy_below",

@@ -20,13 +20,13 @@ _watch: Callable[[str], Any] | None = None
 _life = (0, "start")
 
 
-def alive(name: str = "start") -> None:
+def sign_of_life(name: str = "start") -> None:
     """Gives a sign of life to the watchdog (watchdog.py)."""
     global _life
     _life = (_life[0] + 1, name)
 
 
-def life() -> tuple[int, str]:
+def last_sign_of_life() -> tuple[int, str]:
     """Returns the number and name of the last sign of life."""
     return _life
 
@@ -34,7 +34,7 @@ def life() -> tuple[int, str]:
 def phase(name: str) -> Any:
     """`with phase("decode"): ...` marks a part of a step for the profiler (tools/machine/profiler.py) and the watchdog;
     costs next to nothing without one."""
-    alive(name)
+    sign_of_life(name)
     return contextlib.nullcontext() if _watch is None else _watch(name)
 
 
@@ -68,7 +68,7 @@ class Clock:
             with phase(name), comm.within(name):
                 yield
         finally:
-            alive(f"after {name}")
+            sign_of_life(f"after {name}")
             spent, inner = time.perf_counter() - start, self._inner.pop()
             self._inner[-1] += spent
             self.seconds[name] = self.seconds.get(name, 0.0) + spent - inner
@@ -83,7 +83,7 @@ class Clock:
         out, self.spans = self.spans, []
         return out
 
-    def beside(self, name: str, seconds: float) -> None:
+    def add_parallel(self, name: str, seconds: float) -> None:
         """Counts seconds of another thread as a phase, and not in the phase that they ran beside."""
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
         self._inner[-1] += seconds
@@ -105,7 +105,7 @@ def group_metrics(groups: Sequence[Group], labels: Sequence[str] = ()) -> dict[s
     Of each task that was drawn also `<label>/reward/...`, `<label>/groups/zero_variance_frac`, and of every one
     `<label>/share`, that of the groups.
     """
-    rows = [row for part in comm.gather([_facts(g) for g in groups]) for row in part]
+    rows = [row for part in comm.gather([_group_values(g) for g in groups]) for row in part]
     if not rows:
         return {}
     lengths = np.array([n for row in rows for n in row["lengths"]])
@@ -138,7 +138,7 @@ def _rewards(rows: Sequence[dict]) -> dict[str, float]:
     return out
 
 
-def _facts(group: Group) -> dict:
+def _group_values(group: Group) -> dict:
     rollouts = group.plain
     names = dict.fromkeys(name for r in rollouts for name in r.parts)
     begun = [r for r in rollouts if r.completion.begun]

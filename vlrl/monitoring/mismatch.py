@@ -22,11 +22,11 @@ _ROUNDED = {"kl": 0.02, "gap": 5.0}
 """16 bits or 4-bit weights: a mean |g| of .02 is usual, a mixture of experts has more."""
 
 
-def expected(config: Config, what: str) -> float | None:
+def expected_mismatch(config: Config, what: str) -> float | None:
     """The largest `mismatch/kl` ("kl") or `mismatch/gap_max` ("gap") that rounding explains; None where the two differ
     on purpose: answers of older or other weights, dropout, log-probabilities among a part of the tokens.
     """
-    on_purpose = (samples_other_weights(config), drops_out(config), config.engine.renormalises)
+    on_purpose = (samples_with_other_weights(config), uses_dropout(config), config.engine.renormalises)
     return None if any(on_purpose) else (_FLOAT32 if computes_in_float32(config) else _ROUNDED)[what]
 
 
@@ -38,26 +38,26 @@ def computes_in_float32(config: Config) -> bool:
     return exact and engine in (None, "float32") and not merged
 
 
-def samples_other_weights(config: Config) -> bool:
+def samples_with_other_weights(config: Config) -> bool:
     """Whether answers, or parts of them, may be of weights that are not those at the start of the update."""
     return bool(config.asynchronous.max_staleness or config.rollout.step_tokens
                 or any(settings.other_weights for _, settings in active(config)))
 
 
-def drops_out(config: Config) -> bool:
+def uses_dropout(config: Config) -> bool:
     """Whether the update computes with dropout."""
     return bool(config.model.lora.rank and config.model.lora.dropout)
 
 
-def same_without_dropout(config: Config) -> bool:
+def same_logprobs_without_dropout(config: Config) -> bool:
     """Whether the engine's log-probabilities are those of the trainer without dropout at the start of the update, up to
     the rounding of float32."""
-    return computes_in_float32(config) and config.engine.name == "hf" and not samples_other_weights(config)
+    return computes_in_float32(config) and config.engine.name == "hf" and not samples_with_other_weights(config)
 
 
 def samples_as_it_trains(config: Config) -> bool:
     """Whether they are those that the update begins with."""
-    return same_without_dropout(config) and not drops_out(config)
+    return same_logprobs_without_dropout(config) and not uses_dropout(config)
 
 
 def check_mismatch(metrics: Mapping[str, float], config: Config, step: int) -> None:

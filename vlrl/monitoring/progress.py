@@ -71,7 +71,7 @@ class Progress:
         elif not self.console.is_terminal and (done % self.every == 0 or done == self.total):
             self.print(f"step {done}/{self.total}  {line}")
 
-    def busy(self, what: str, done: int, total: int) -> None:
+    def busy(self, what: str, done: float, total: int) -> None:
         """Shows in the bar how far something inside a step is, such as an evaluation."""
         self._bar.update(self._task, line=f"{what} {done}/{total}")
 

@@ -59,7 +59,7 @@ class StopSignals:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGHUP:
-            leave_terminal()
+            detach_terminal()
         if self._since is None:
             self._since = time.monotonic()
             if number != signal.SIGINT:
@@ -94,7 +94,7 @@ def as_interrupt() -> Iterator[None]:
 
     def stop(number: int, frame: FrameType | None) -> None:
         if number == signal.SIGHUP:
-            leave_terminal()
+            detach_terminal()
         begun.append(number)
         if len(begun) == 1 or number == signal.SIGINT:
             raise KeyboardInterrupt
@@ -113,13 +113,13 @@ def _heeded() -> list[int]:
     return [n for n in STOPS if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
 
 
-def to_terminal(text: str) -> None:
+def write_to_terminal(text: str) -> None:
     """Straight to the terminal, if it is still there: a signal may fall into the middle of a print."""
     with contextlib.suppress(OSError):
         os.write(2, text.encode())
 
 
-def leave_terminal() -> None:
+def detach_terminal() -> None:
     """Has what this process prints go nowhere, where it went to a terminal: one that was closed refuses it, and the
     error would end the run before it is saved. Files and pipes are kept."""
     nowhere = os.open(os.devnull, os.O_RDWR)

@@ -38,13 +38,13 @@ def options(folder: Path, start: int) -> dict[str, dict[str, Any]]:
             "mlflow": {"run_id": known} if known else {"run_name": f"{folder.name}-{name}"}}
 
 
-def remember(folder: Path, mlflow_run: str) -> None:
+def note_mlflow_run(folder: Path, mlflow_run: str) -> None:
     """Notes in tracker.json the name that MLflow gave the run."""
     path = folder / "tracker.json"
     write_text(path, json.dumps({**(read_json(path) or {}), "mlflow": mlflow_run}) + "\n")
 
 
-def sign(metric: str) -> int:
+def direction(metric: str) -> int:
     """Returns 1 where more of a metric of eval.jsonl is better, -1 where less is: the loss on given answers."""
     return -1 if metric == "loss" else 1
 
@@ -67,7 +67,7 @@ def best_of(evals: Sequence[Mapping[str, Any]], split: str, metric: str) -> Mapp
         raise RunError(f"save.best={metric!r} is no metric of eval.jsonl; those of {split} are {', '.join(names)}")
     values = [(line, line.get(metric)) for line in lines if line.get("step")]
     known = [(line, value) for line, value in values if isinstance(value, (int, float)) and math.isfinite(value)]
-    return max(known, key=lambda pair: sign(metric) * pair[1])[0] if known else None
+    return max(known, key=lambda pair: direction(metric) * pair[1])[0] if known else None
 
 
 def flat_settings(settings: Config) -> dict[str, Any]:

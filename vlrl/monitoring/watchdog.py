@@ -49,7 +49,7 @@ class Watchdog:
         if self.seconds:
             if self._main:
                 self._before = signal.signal(_SIGNAL, self._raise)
-            metrics.alive()
+            metrics.sign_of_life()
             self._thread.start()
         return self
 
@@ -65,9 +65,9 @@ class Watchdog:
         raise Stuck(self._message)
 
     def _watch(self) -> None:
-        tick, quiet, last, then = min(_TICK_S, self.seconds / 4), 0.0, metrics.life(), time.monotonic()
+        tick, quiet, last, then = min(_TICK_S, self.seconds / 4), 0.0, metrics.last_sign_of_life(), time.monotonic()
         while not self._ended.wait(tick):
-            now, life = time.monotonic(), metrics.life()
+            now, life = time.monotonic(), metrics.last_sign_of_life()
             # a process that was stopped for hours (SIGSTOP) was not stuck
             quiet = 0.0 if life != last else quiet + min(now - then, 2 * tick)
             last, then = life, now
@@ -86,7 +86,7 @@ class Watchdog:
             where = f"The stacks of all threads are in {path}"
         except OSError as error:
             where = f"The stacks could not be written to {path} ({error.strerror})"
-        waits = comm.waits_for()
+        waits = comm.describe_wait()
         waiting = f": {waits}" if waits else ""
         self._message = (f"nothing has happened for more than limits.stuck_s={self.seconds:g} seconds since the phase "
                          f"'{phase}' began{waiting}. {where}; the same command goes on from the last checkpoint. Where "
@@ -94,9 +94,9 @@ class Watchdog:
         if self._main:
             signal.pthread_kill(threading.main_thread().ident or 0, _SIGNAL)
             while not self._ended.wait(GRACE_S):
-                if metrics.life() == life:
+                if metrics.last_sign_of_life() == life:
                     break
-                life = metrics.life()  # a checkpoint is being written
+                life = metrics.last_sign_of_life()  # a checkpoint is being written
             else:
                 return
         last = threading.Thread(target=self._farewell, daemon=True)

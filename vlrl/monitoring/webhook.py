@@ -22,7 +22,7 @@ _AT_THE_END_S = 10.0
 """Seconds that a run waits at its end for the webhook."""
 
 
-def opened(settings: AlertSettings, say: Callable[[str], None]) -> Webhook:
+def open_webhook(settings: AlertSettings, say: Callable[[str], None]) -> Webhook:
     """The webhook of `alerts.webhook`. Raises ConfigError where it names a variable that has no URL."""
     return Webhook(_address(settings.webhook), settings.webhook_timeout_s, say)
 

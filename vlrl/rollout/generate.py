@@ -30,7 +30,7 @@ from vlrl.task.services import (
     precomputed_logprobs,
 )
 from vlrl.task.variants import GREEDY, KEPT, trained_count
-from vlrl.types import Acted, Answer, Completion, Group, Prompt, Rollout, Sample, Turn, Variant
+from vlrl.types import Answer, Completion, Group, PastAction, Prompt, Rollout, Sample, Turn, Variant
 
 
 @dataclass(frozen=True, eq=False)
@@ -362,15 +362,16 @@ def answer_of(completion: Completion, prompt: Prompt, step: int, variant: str = 
     return replace(answer, variant=variant, turns=turns) if variant or turns else answer
 
 
-def _acted(completion: Completion) -> tuple[Acted, ...]:
-    media = {m.sha256: m.again() for m in completion.observed_media}
+def _acted(completion: Completion) -> tuple[PastAction, ...]:
+    media = {m.sha256: m.as_media() for m in completion.observed_media}
     out = []
     for turn, after in itertools.zip_longest(completion.turns, completion.turns[1:]):
         if turn.role == "assistant":
             after = after or Turn(start=turn.end, end=turn.end)
             shown = tuple(media[name] for name in after.media)
-            out.append(Acted(action=EnvironmentAction(turn.text, turn.opened), observation=after.text, media=shown,
-                             parts=turn.parts or {}, state=turn.state, done=bool(turn.done), error=turn.error))
+            out.append(PastAction(action=EnvironmentAction(turn.text, turn.opened), observation=after.text,
+                                  media=shown, parts=turn.parts or {}, state=turn.state, done=bool(turn.done),
+                                  error=turn.error))
     return tuple(out)
 
 

@@ -57,7 +57,7 @@ class OverlappedWork(Generic[T]):
                     self.begin(i, value)
             finished = [self._begun[i].result() for i in range(len(values))]
             waited = time.perf_counter() - start
-        self._clock.beside(self._phase, max(self._spent - waited, 0.0))
+        self._clock.add_parallel(self._phase, max(self._spent - waited, 0.0))
         return finished
 
     def _timed(self, i: int, value: Any) -> T:

@@ -72,7 +72,7 @@ class Clip:
         """There is nothing to close."""
 
     def _loaded(self, name: str) -> tuple[Any, Any]:
-        hub.settle(name)
+        hub.check_hub(name)
         try:
             model = AutoModel.from_pretrained(name, dtype=torch.float32)
             processor = AutoProcessor.from_pretrained(name)

@@ -18,7 +18,7 @@ from vlrl.distributed import comm
 from vlrl.errors import TaskError, TrainingError
 from vlrl.models.processing import Encoder
 from vlrl.models.reference import Reference
-from vlrl.models.token_text import Texts
+from vlrl.models.token_text import TokenTexts
 from vlrl.rewards.text import completion_for
 from vlrl.rollout.generate import UnscoredGroup, answer_of, with_image_size
 from vlrl.task import Task
@@ -46,7 +46,7 @@ class Likelihoods:
     def __init__(self, reference: Reference, encode: Encoder, task: Task):
         self.reader, self.encode, self.task = reference, encode, task
         self.services = tuple(name for name in LOGPROBS if name in task.needs)
-        self._decode = Texts(reference.policy).decode
+        self._decode = TokenTexts(reference.policy).decode
         self._read: dict[str, list[int]] = {}
 
     def __call__(self, visits: Sequence[UnscoredGroup], split: str, step: int) -> list[GroupLogprobs]:

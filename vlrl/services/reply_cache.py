@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from vlrl.store.files import append_line, fsync, writing
+from vlrl.store.files import append_line, disk_errors, fsync
 from vlrl.task.services import ServiceContext
 
 
@@ -101,7 +101,7 @@ class ReplyCache:
             self._open = True
             return
         data = (line + "\n").encode()
-        with writing(self._path), open(self._path, "ab", buffering=0) as file:
+        with disk_errors(self._path), open(self._path, "ab", buffering=0) as file:
             size = file.tell()
             if file.write(data) != len(data):
                 os.truncate(self._path, size)

@@ -27,7 +27,7 @@ from vlrl.config.services import RewardModelSettings
 from vlrl.distributed import comm
 from vlrl.errors import ConfigError, DataError
 from vlrl.models import hub, loading
-from vlrl.models.families import agree, family_of
+from vlrl.models.families import family_of, sync_tilings
 from vlrl.models.heads import HEAD, RewardHead
 from vlrl.models.policy import Policy
 from vlrl.models.processing import Encoder
@@ -134,7 +134,7 @@ class HeadScorer:
         model = loading.load_model(folder, dtype, f"services.reward_model.name={str(folder)!r}", device=device)
         family = family_of(model.config)
         processor = loading.load_processor(settings, family)
-        agree(model, processor)
+        sync_tilings(model, processor)
         accelerator: Any = SimpleNamespace(device=device)
         self._policy = Policy(model.requires_grad_(False).to(device).eval(), processor, family, accelerator, dtype)
         self._head = RewardHead.of(load_file(folder / HEAD), device)
@@ -166,7 +166,7 @@ class ClassifierScorer:
         self._keep, self._device = settings.keep, device
         self._batch = settings.batch or (32 if device.type == "cuda" else 1)
         self._known: OrderedDict[str, float] = OrderedDict()
-        hub.settle(name)
+        hub.check_hub(name)
         try:
             model, report = AutoModelForSequenceClassification.from_pretrained(
                 name, dtype=torch.float32, use_safetensors=True, output_loading_info=True)

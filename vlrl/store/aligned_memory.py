@@ -14,13 +14,13 @@ import torch
 _Module = TypeVar("_Module", bound=torch.nn.Module)
 
 
-def own(tensor: torch.Tensor) -> torch.Tensor:
+def aligned_copy(tensor: torch.Tensor) -> torch.Tensor:
     """Returns a copy in memory of its own, of the same strides; on other devices than CPUs the tensor itself."""
     return tensor.detach().clone() if tensor.device.type == "cpu" else tensor
 
 
-def own_weights(model: _Module) -> _Module:
+def align_weights(model: _Module) -> _Module:
     """Returns the model, each of its parameters and buffers moved to memory of its own; what is tied stays tied."""
     for tensor in (*model.parameters(), *model.buffers()):
-        tensor.data = own(tensor.data)
+        tensor.data = aligned_copy(tensor.data)
     return model

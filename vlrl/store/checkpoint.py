@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from vlrl.errors import RunError, VlrlError
 from vlrl.store import trainer_state
-from vlrl.store.files import file_sha256, fsync, of_the_disk, read_json, read_small, write_text
+from vlrl.store.files import file_sha256, fsync, is_disk_error, read_json, read_small, write_text
 from vlrl.store.trainer_state import STATE, State
 
 MANIFEST = "manifest.json"
@@ -78,7 +78,7 @@ def save(folder: Path, step: int, write: Callable[[Path], None], state: Mapping[
     except VlrlError:
         raise
     except Exception as error:
-        if not of_the_disk(error):
+        if not is_disk_error(error):
             raise
         raise _failed(folder, target, temporary, error) from error
     finally:
@@ -111,12 +111,12 @@ def _swap_in(temporary: Path, target: Path) -> None:
 
 
 def _prune(folder: Path, step: int, keep: int) -> None:
-    best = marked(folder).get("step")
+    best = best_record(folder).get("step")
     if best is not None and best > step:
         (folder / f"{BEST}.json").unlink()
-    earlier = [path for path in named(folder) if step_of(path) <= step]
+    earlier = [path for path in all_checkpoints(folder) if step_of(path) <= step]
     whole = [path for path in earlier if not problems(path, full=False)]
-    for path in named(folder):
+    for path in all_checkpoints(folder):
         spared = path in whole[:keep] or step_of(path) == best
         if (not spared and path in whole) or step_of(path) > step:
             _remove(path)
@@ -163,19 +163,19 @@ def mark_best(folder: Path, step: int, record: Mapping[str, Any], keep: int) -> 
     It is kept beside the `keep` newest until another one is marked. Raises RunError when the disk is full.
     """
     write_text(folder / f"{BEST}.json", json.dumps({"step": step, **record}, indent=1) + "\n")
-    newest = next(iter(named(folder)), None)
+    newest = next(iter(all_checkpoints(folder)), None)
     _prune(folder, step_of(newest) if newest else step, keep)
 
 
-def marked(folder: Path) -> dict[str, Any]:
+def best_record(folder: Path) -> dict[str, Any]:
     """Returns what `mark_best` wrote; {} without."""
     best = read_json(folder / f"{BEST}.json") or {}
     return best if isinstance(best.get("step"), int) else {}
 
 
-def pace(folder: Path) -> tuple[int, float] | None:
+def write_speed(folder: Path) -> tuple[int, float] | None:
     """(bytes of the newest checkpoint, bytes per second at which it was written); None without any."""
-    for path in named(folder):
+    for path in all_checkpoints(folder):
         manifest = read_json(path / MANIFEST) or {}
         seconds, files = manifest.get("seconds"), manifest.get("files")
         if isinstance(seconds, (int, float)) and seconds > 0 and isinstance(files, dict):
@@ -195,7 +195,7 @@ def find(path: Path) -> NewestCheckpoint:
     Raises RunError when there is none, or when one is damaged.
     """
     if path.name == BEST and not os.path.lexists(path) and (path.parent / f"{BEST}.json").exists():
-        path = path.parent / f"step-{marked(path.parent).get('step', 0):06d}"
+        path = path.parent / f"step-{best_record(path.parent).get('step', 0):06d}"
     if not os.path.isdir(path):  # Path.is_dir raises for a name that is too long
         raise RunError(f"{str(path)!r} is not a folder: name a run folder, or a checkpoint in its checkpoints/")
     if (path / "checkpoints").is_dir():
@@ -228,7 +228,7 @@ def latest(folder: Path, full: bool = False) -> NewestCheckpoint:
     Files are checked by size; with `full`, as before a resume, by sha256 too. Changes nothing on the disk.
     """
     passed = []
-    for path in named(folder):
+    for path in all_checkpoints(folder):
         wrong = problems(path, full)
         if not wrong:
             return NewestCheckpoint(path, tuple(f"checkpoint {damaged} is damaged ({why}); falling back to the one "
@@ -237,9 +237,9 @@ def latest(folder: Path, full: bool = False) -> NewestCheckpoint:
     return NewestCheckpoint(None, tuple(f"checkpoint {damaged} is damaged ({why})" for damaged, why in passed))
 
 
-def whole(folder: Path) -> list[Path]:
+def complete_checkpoints(folder: Path) -> list[Path]:
     """Returns every checkpoint whose files are there with their sizes, by step."""
-    return [path for path in reversed(named(folder)) if not problems(path, full=False)]
+    return [path for path in reversed(all_checkpoints(folder)) if not problems(path, full=False)]
 
 
 def problems(path: Path, full: bool = True) -> list[str]:
@@ -265,7 +265,7 @@ def problems(path: Path, full: bool = True) -> list[str]:
     return findings
 
 
-def named(folder: Path) -> list[Path]:
+def all_checkpoints(folder: Path) -> list[Path]:
     """Returns every checkpoint, whole or not, newest first, one that had stepped aside for a killed save included."""
     paths = [p for p in folder.glob("step-*") if _NAME.fullmatch(p.name)]
     aside = [p for p in folder.glob(".old-step-*") if not (folder / p.name.removeprefix(".old-")).exists()]

@@ -43,7 +43,7 @@ _PACKAGES = ("vlrl", "torch", "torchvision", "transformers", "accelerate", "peft
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
+def disk_errors(path: Path) -> Iterator[None]:
     """Turns a failure of the disk into a RunError that names the path and the way out."""
     try:
         yield
@@ -58,7 +58,7 @@ def writing(path: Path) -> Iterator[None]:
                        f"permissions of {there}.") from error
 
 
-def of_the_disk(error: Exception) -> bool:
+def is_disk_error(error: Exception) -> bool:
     """Returns whether writing failed, not the code; safetensors and tokenizers raise exceptions of their own for it."""
     words = ("no space left", "os error", "i/o error", "disk quota")
     return isinstance(error, OSError) or any(w in str(error).lower() for w in words)
@@ -72,7 +72,7 @@ def replacing(path: Path, sync: bool = True) -> Iterator[Path]:
     """
     writer = f"{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}"  # hosts may share the folder
     temporary = path.with_name(f".{path.name}.{writer}.tmp")
-    with writing(path):
+    with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield temporary
@@ -104,7 +104,7 @@ def write_text(path: Path, text: str, sync: bool = True) -> None:
 def append_line(path: Path, line: str) -> None:
     """Adds one line, all of it or nothing; half a line that a killed process left stands alone."""
     data = (line + "\n").encode()
-    with writing(path):
+    with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "a+b", buffering=0) as file:
             _refuse_special(file.fileno(), path)
@@ -118,7 +118,7 @@ def append_line(path: Path, line: str) -> None:
             os.fsync(file.fileno())
 
 
-def opened(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BinaryIO:
     """Opens a file for reading. Raises OSError for a pipe or a device (a link to /dev/zero), which may have no end."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -137,7 +137,7 @@ def _refuse_special(descriptor: int, path: Path) -> None:
 def read_small(path: Path, most: int = 64 << 20) -> bytes:
     """Returns the content of a file of settings or of what a run says of itself. Raises OSError for one of more bytes,
     and as `opened`."""
-    with opened(path) as file:
+    with open_regular(path) as file:
         content = file.read(most + 1)
     if len(content) > most:
         raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
@@ -148,7 +148,7 @@ def read_lines(path: Path, start: int = 0) -> Iterator[tuple[bytes, int]]:
     """Yields (line with its end, its bytes in the file) from a place on. Of a line above MOST_LINE bytes only the end
     is given, after a "#". Raises OSError as `opened`.
     """
-    with opened(path) as file:
+    with open_regular(path) as file:
         file.seek(start)
         while line := file.readline(MOST_LINE):
             length = len(line)
@@ -202,7 +202,7 @@ def cache_folder(name: str = "") -> Path:
     return Path(home, "vlrl").absolute()
 
 
-def set_aside(path: Path) -> None:
+def move_aside(path: Path) -> None:
     """Moves what an earlier run left in a folder into a folder beside it; nothing is deleted."""
     left = [p for p in path.iterdir() if p.name != "run.lock"]
     if not left:

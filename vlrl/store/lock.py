@@ -28,7 +28,7 @@ from uuid import uuid4
 import psutil
 
 from vlrl.errors import RunError
-from vlrl.store.files import read_json, writing
+from vlrl.store.files import disk_errors, read_json
 
 BEAT_S = 15.0
 """Seconds between signs of life."""
@@ -63,7 +63,7 @@ class Lock:
                        "checkpoint.")
 
 
-class Unlocked(Lock):
+class NoLock(Lock):
     """Of a folder that nobody asked to hold: it is always there."""
 
     owned = True  # type: ignore[assignment]
@@ -80,20 +80,20 @@ def lock(path: Path, steal: bool = False) -> Iterator[Lock]:
     is taken over. So is one that gives no sign of life for SILENT_S seconds, where its owner cannot be looked up but
     had this host's name (this host before it was started anew, another container), and with `steal` any host's.
     """
-    acquired = Lock(path, myself())
-    with writing(path):
+    acquired = Lock(path, this_process())
+    with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with _guarded(path.parent):
             _claim(path, acquired.owner, steal)
     try:
-        with ticking(BEAT_S, lambda: _beat(acquired)):
+        with repeating(BEAT_S, lambda: _beat(acquired)):
             yield acquired
     finally:
-        _let_go(acquired)
+        _release(acquired)
 
 
 @contextmanager
-def ticking(every_s: float, call: Callable[[], None]) -> Iterator[None]:
+def repeating(every_s: float, call: Callable[[], None]) -> Iterator[None]:
     """Calls again and again from another thread while the block runs."""
     ended = threading.Event()
 
@@ -110,7 +110,7 @@ def ticking(every_s: float, call: Callable[[], None]) -> Iterator[None]:
         thread.join()
 
 
-def _let_go(acquired: Lock) -> None:
+def _release(acquired: Lock) -> None:
     """A lock that cannot be removed, as on a disk that has become read-only, is taken over by the next run of this
     host: what ended this one is to be seen."""
     try:
@@ -148,7 +148,7 @@ def _claim(path: Path, owner: Mapping[str, Any], steal: bool) -> None:
             lives = _shows_life(path, other or {})
         if lives is not False:
             raise RunError(_in_use(path, other or {}, steal))
-        _take_away(path, other)
+        _remove_stale(path, other)
     try:
         with open(path, "x", encoding="utf-8") as file:  # O_EXCL: also another host cannot claim it a second time
             json.dump(owner, file)
@@ -158,7 +158,7 @@ def _claim(path: Path, owner: Mapping[str, Any], steal: bool) -> None:
         raise RunError(_in_use(path, read_json(path) or {}, steal)) from None
 
 
-def _take_away(path: Path, stale: Mapping[str, Any] | None) -> None:
+def _remove_stale(path: Path, stale: Mapping[str, Any] | None) -> None:
     """Removes a dead owner's lock, and none that another process has just made in its place."""
     aside = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
     with suppress(FileNotFoundError):  # somebody else was faster; open("x") decides
@@ -223,7 +223,7 @@ def owner_lives(owner: Mapping[str, Any]) -> bool | None:
     return _started(owner.get("pid")) == owner.get("process")
 
 
-def myself() -> dict[str, Any]:
+def this_process() -> dict[str, Any]:
     """This process as an owner."""
     return {"pid": os.getpid(), "host": socket.gethostname(), "system": _system(), "process": _started(os.getpid()),
             "since": time.strftime("%Y-%m-%d %H:%M:%S %z"), "command": sys.argv}

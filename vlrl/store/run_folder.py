@@ -31,7 +31,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vlrl.store.files import append_line, environment, read_json, read_lines, replacing, write_text
-from vlrl.store.lock import Lock, Unlocked, lock
+from vlrl.store.lock import Lock, NoLock, lock
 from vlrl.store.media_files import MediaFiles
 from vlrl.store.plain_json import json_text
 from vlrl.store.rollout_rows import ROLLOUT_FILE, SCHEMA, read_rollouts, rollout_table, split_name
@@ -51,7 +51,7 @@ class RunFolder:
         self.path = Path(path)
         self.notes: list[str] = []
         self._media = MediaFiles(self.path, media)
-        self._lock: Lock = Unlocked()
+        self._lock: Lock = NoLock()
 
     @property
     def checkpoints(self) -> Path:
@@ -78,7 +78,7 @@ class RunFolder:
             with lock(self.path / "run.lock", steal) as self._lock:
                 yield self._lock
         finally:
-            self._lock = Unlocked()
+            self._lock = NoLock()
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         """One line of metrics.jsonl, on disk when this returns; NaN and infinities become null."""

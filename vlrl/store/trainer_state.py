@@ -34,7 +34,7 @@ def view(state: Mapping[str, Any]) -> State:
     return State(_encode(state, tensors, "state"), tensors)
 
 
-def joined(*states: State) -> State:
+def merge(*states: State) -> State:
     """Returns the state of several parts; a dictionary that several have is joined too."""
     tree: dict[str, Any] = {}
     for state in states:
@@ -66,10 +66,10 @@ def read(path: Path) -> dict[str, Any]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    from vlrl.store.aligned_memory import own
+    from vlrl.store.aligned_memory import aligned_copy
 
     try:
-        tensors = {name: own(tensor) for name, tensor in load_file(path / TENSORS).items()}
+        tensors = {name: aligned_copy(tensor) for name, tensor in load_file(path / TENSORS).items()}
     except SafetensorError as error:
         raise ValueError(error) from error
     return decode(json.loads((path / STATE).read_bytes()), tensors)

@@ -26,7 +26,7 @@ from vlrl.task.scoring import AnswerScore, score_group
 from vlrl.task.tool_calls import CLOSE, OPEN
 from vlrl.testing.findings import Findings
 from vlrl.testing.texts import hostile_texts
-from vlrl.types import Acted, Observation, Sample, Step
+from vlrl.types import Observation, PastAction, Sample, Step
 
 STEP_S = 10.0
 """Seconds that a step may take."""
@@ -138,8 +138,9 @@ def play(host: Environments, task: Task, sample: Sample, actions: Sequence[str],
     finally:
         for failed in filter(None, host.close_episodes([episode])):
             findings.add("close", failed.reason, sample.id)
-    turns = tuple(Acted(action=action, observation=s.observation.text, media=tuple(s.observation.media), parts=s.parts,
-                        state=s.state, done=s.done) for action, s in zip(actions, steps, strict=False))
+    turns = tuple(PastAction(action=action, observation=s.observation.text, media=tuple(s.observation.media),
+                             parts=s.parts, state=s.state, done=s.done)
+                  for action, s in zip(actions, steps, strict=False))
     if not turns:
         return PlayedEpisode(first)
     answer = replace(parse_answer(turns[-1].action), turns=turns)

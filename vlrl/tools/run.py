@@ -96,7 +96,7 @@ class Run:
     @property
     def checkpoints(self) -> list[Path]:
         """Lists the whole checkpoints by step."""
-        return checkpoint.whole(self._folder.checkpoints)
+        return checkpoint.complete_checkpoints(self._folder.checkpoints)
 
     @property
     def last(self) -> Path | None:
@@ -106,7 +106,7 @@ class Run:
     @property
     def best(self) -> Path | None:
         """Names the checkpoint of the best evaluation (save.best); None where none is marked or it is gone."""
-        step = checkpoint.marked(self._folder.checkpoints).get("step")
+        step = checkpoint.best_record(self._folder.checkpoints).get("step")
         return next((path for path in self.checkpoints if checkpoint.step_of(path) == step), None)
 
     @property

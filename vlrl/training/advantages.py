@@ -26,7 +26,7 @@ from vlrl.distributed import comm
 from vlrl.errors import ConfigError, VlrlError, did_you_mean
 from vlrl.models.policy import Policy
 from vlrl.models.reference import Reference
-from vlrl.models.token_text import Texts
+from vlrl.models.token_text import TokenTexts
 from vlrl.task import Task
 from vlrl.task.variants import GREEDY
 from vlrl.types import Completion, Group, Rollout, Turn
@@ -62,7 +62,7 @@ class Credit:
                 groups = method.read(self.policy, groups, step)
         read = self._plan if "plans" in needs else None
         cut = self._steps if "steps" in needs else None
-        own = [_facts(g, needs, kl[i] if kl else None, self.task, read, cut) for i, g in enumerate(groups)]
+        own = [_group_values(g, needs, kl[i] if kl else None, self.task, read, cut) for i, g in enumerate(groups)]
         gathered = [own] if all("local" in f.requires for f in functions) else comm.gather(own)
         everyone = sorted((f for part in gathered for f in part), key=lambda f: f.id)
         credits = comm.together(lambda: self._credits(everyone, step))
@@ -74,7 +74,7 @@ class Credit:
             self._metrics |= method.credited(out)
         return out
 
-    def teaches(self, group: Group) -> bool | None:
+    def has_signal(self, group: Group) -> bool | None:
         """Whether the shaped rewards of a group give any of its answers an advantage. An advantage over the whole step
         is taken to: where what it reads, rewards or parts, differs. None where what a method reads first, or
         a shaping over the whole step, decides.
@@ -83,7 +83,7 @@ class Credit:
         needs = frozenset[str]().union(*(f.requires for f in (*shaping, advantage)))
         if any(m.overrides("read") for m in self.algorithm.methods) or not all("local" in f.requires for f in shaping):
             return None
-        s = self._shaped(_scores([_facts(group, needs, None, self.task, self._plan if "plans" in needs else None,
+        s = self._shaped(_scores([_group_values(group, needs, None, self.task, self._plan if "plans" in needs else None,
                                          self._steps if "steps" in needs else None)],
                                  self.config.rollout.max_new_tokens, 0.0, 0, self.config.seed))
         if "local" in advantage.requires:
@@ -92,7 +92,8 @@ class Credit:
             torch.where(s.rewards.isnan(), torch.nan, s.parts[name]) for name in s.part_weights]
         return any(len({*values[~values.isnan()].tolist()}) > 1 for values in read)
 
-    def _credits(self, everyone: Sequence[_Facts], step: int) -> dict[tuple[str, int], tuple[Any, Any, bool, float]]:
+    def _credits(self, everyone: Sequence[_GroupValues], step: int
+                 ) -> dict[tuple[str, int], tuple[Any, Any, bool, float]]:
         """Advantage, targets of a head, whether it is trained on, and shaped reward of each rollout, by group and
         place in it."""
         if not everyone:
@@ -117,7 +118,7 @@ class Credit:
             s = replace(s, rewards=_applied(f"algo.shaping.{i}", shape, s))
         return s
 
-    def _advantages(self, s: Scores, everyone: Sequence[_Facts]
+    def _advantages(self, s: Scores, everyone: Sequence[_GroupValues]
                     ) -> tuple[Sequence[float | np.ndarray], Sequence[np.ndarray | None]]:
         """Returns advantages, and targets of a head, of all rollouts."""
         if self.reference and not s.kl:
@@ -139,7 +140,7 @@ class Credit:
         if not rollout.steps:
             return []
         assert self.policy, "steps are found by the tokenizer of a policy"
-        tokens, decode = rollout.completion.tokens, Texts(self.policy).decode
+        tokens, decode = rollout.completion.tokens, TokenTexts(self.policy).decode
         places = range(len(tokens) + 1)
         ends = [bisect_left(places, end, key=lambda k: len(decode(tokens[:k]))) for end, _ in rollout.steps]
         return [*zip([0, *ends], ends, (value for _, value in rollout.steps), strict=False)]
@@ -165,7 +166,7 @@ class Credit:
                            for a, b in zip(sampled, reference, strict=True)])
         return [[next(log_ratios) for _ in g.rollouts] for g in groups]
 
-    def _measure(self, own: Sequence[_Facts], shaped: Sequence[float]) -> None:
+    def _measure(self, own: Sequence[_GroupValues], shaped: Sequence[float]) -> None:
         self._metrics = {}
         if self.algorithm.shaping:
             known = [r for r in shaped if not math.isnan(r)]
@@ -178,7 +179,8 @@ class Credit:
 
 def credit(groups: Sequence[Group], advantage: Any, task: Task | None = None) -> list[Group]:
     """Returns the groups of this process with a function's advantage on every rollout, with no shaping and no KL."""
-    s = _scores([_facts(g, frozenset({"tokens", "texts", "turns", *GIVEN}), None, task) for g in groups], 0, 0.0, 0)
+    needs = frozenset({"tokens", "texts", "turns", *GIVEN})
+    s = _scores([_group_values(g, needs, None, task) for g in groups], 0, 0.0, 0)
     advantages = iter(np.asarray(a) for a in advantage(s))
     return [replace(g, rollouts=tuple(_credited(r, next(advantages), None, True) for r in g.rollouts)) for g in groups]
 
@@ -187,7 +189,7 @@ def credit_alone(group: Group, advantage: Bound, batch: Bound, step: int, seed: 
     """Returns a group credited on its own, outside of any step, with what `batch` leaves out marked as not trained.
     Raises ConfigError, naming the settings of `section`, where a function fails, or gives tokens different ones.
     """
-    s = _scores([_facts(group, advantage.requires | batch.requires, None, None)], 0, 0.0, step, seed)
+    s = _scores([_group_values(group, advantage.requires | batch.requires, None, None)], 0, 0.0, step, seed)
     credited = _applied(f"{section}.advantage", advantage, s)
     if not isinstance(credited, torch.Tensor):
         raise ConfigError(f"{section}.advantage={advantage.name!r} gives tokens of an answer different advantages, and "
@@ -198,7 +200,7 @@ def credit_alone(group: Group, advantage: Bound, batch: Bound, step: int, seed: 
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Facts:
+class _GroupValues:
     """What the functions look at of one group; rollouts in order."""
 
     id: str
@@ -221,12 +223,13 @@ class _Facts:
     texts: Sequence[str] = ()
 
 
-def _facts(group: Group, needs: frozenset[str], kl: Sequence[np.ndarray] | None, task: Task | None,
-           plan: Plan | None = None, cut: Callable[[Rollout], list[tuple[int, int, float]]] | None = None) -> _Facts:
+def _group_values(group: Group, needs: frozenset[str], kl: Sequence[np.ndarray] | None, task: Task | None,
+                  plan: Plan | None = None, cut: Callable[[Rollout], list[tuple[int, int, float]]] | None = None,
+                  ) -> _GroupValues:
     """Returns the arrays that no function requires are left out: they would travel between processes."""
     rollouts, masks = group.rollouts, [r.completion.loss_mask for r in group.rollouts]
     greedy = next((r.reward for r in group.aside if r.variant == GREEDY), None)
-    return _Facts(
+    return _GroupValues(
         id=group.id, task=group.task, weights=dict(group.weights), greedy=_number(greedy),
         rewards=[_number(r.reward) for r in rollouts], lengths=[float(_written(r.completion)) for r in rollouts],
         truncated=[r.completion.truncated for r in rollouts], parts=[dict(r.parts) for r in rollouts],
@@ -270,7 +273,7 @@ def _written(completion: Completion) -> int:
     return earlier + int(completion.loss_mask[start:].sum())
 
 
-def _scores(groups: Sequence[_Facts], max_length: int, kl_coef: float, step: int, seed: int = 0) -> Scores:
+def _scores(groups: Sequence[_GroupValues], max_length: int, kl_coef: float, step: int, seed: int = 0) -> Scores:
     names = sorted({g.task for g in groups})
     parts = sorted({name for g in groups for p in g.parts for name in p})
     sizes = torch.tensor([len(g.rewards) for g in groups])

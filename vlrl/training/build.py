@@ -27,7 +27,7 @@ from vlrl.config.registry import Table
 from vlrl.config.schema import Config
 from vlrl.curriculum import horizon
 from vlrl.distributed import comm
-from vlrl.distributed.place import GRACE
+from vlrl.distributed.position import GRACE
 from vlrl.engine.base import Engine
 from vlrl.errors import ConfigError
 from vlrl.models import policy, shards
@@ -122,11 +122,11 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
     if config.asynchronous.max_staleness and make_source is GroupSource:
         make_source = _AHEAD["source"]
     generates, algorithm = make_source.generates, _algorithm(config, algorithm, make_source)
-    _quieten()
+    _silence_transformers()
     seed_everything(config.seed)
     data = _read(config, algorithm, generates)
     with contextlib.ExitStack() as opened:
-        scorer, environments, services = _beside(config, data, generates, opened)
+        scorer, environments, services = _make_helpers(config, data, generates, opened)
         warnings = _warnings(config, data, generates, services, checkpoint)
         model = policy.load(config, accelerator, checkpoint)
         settle_coordinates(data.task, config, model.family.coordinates)
@@ -146,7 +146,7 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
             method.start(Run(task, model, encode, data.samples, engine, answering.score, services))
         credit = Credit(algorithm, config, model, task)
         source = make_source(answering, encode, data.sampler, data.samples, prefetch, data.prompts,
-                             _measures(data.sampler, model, config, task, prefetch), progress, credit.teaches)
+                             _measures(data.sampler, model, config, task, prefetch), progress, credit.has_signal)
         parts = Parts(config, task, model, encode, prefetch, engine, source, credit, optimizer_of(model, config),
                       algorithm, clock, scorer, warnings)
         opened.pop_all()  # from here on the run closes them
@@ -154,7 +154,7 @@ def assemble(config: Config, accelerator: Accelerator, checkpoint: Path | None =
 
 
 @dataclass(frozen=True, eq=False)
-class _Data:
+class _RunData:
     """What a run learns from; nothing is loaded for it."""
 
     task: Task
@@ -181,14 +181,14 @@ def _algorithm(config: Config, algorithm: Algorithm | None, make_source: type[Gr
     return algorithm
 
 
-def _quieten() -> None:
+def _silence_transformers() -> None:
     """What transformers says comes once, from the main process."""
     if not comm.is_main():
         transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
 
 
-def _read(config: Config, algorithm: Algorithm, generates: bool) -> _Data:
+def _read(config: Config, algorithm: Algorithm, generates: bool) -> _RunData:
     """The task, its samples and what draws them. Raises ConfigError where the run cannot learn from them."""
     task = make_task(config)
     samples = task_samples(task, "train")
@@ -209,10 +209,11 @@ def _read(config: Config, algorithm: Algorithm, generates: bool) -> _Data:
     partial.refuse_episodes(config, task)
     for method in algorithm.methods:
         method.check(task, samples, generates)
-    return _Data(task, samples, offered, prompts, sampler)
+    return _RunData(task, samples, offered, prompts, sampler)
 
 
-def _beside(config: Config, data: _Data, generates: bool, opened: contextlib.ExitStack) -> tuple[Any, Any, Any]:
+def _make_helpers(config: Config, data: _RunData, generates: bool, opened: contextlib.ExitStack
+                  ) -> tuple[Any, Any, Any]:
     """What works beside the model, each None where the run has none: scorer, environments and services."""
     makers = ((make_scorer, generates), (make_environments, True), (make_services, generates))
     made = []
@@ -223,7 +224,7 @@ def _beside(config: Config, data: _Data, generates: bool, opened: contextlib.Exi
     return made[0], made[1], made[2]
 
 
-def _warnings(config: Config, data: _Data, generates: bool, services: Any, checkpoint: Path | None) -> list[str]:
+def _warnings(config: Config, data: _RunData, generates: bool, services: Any, checkpoint: Path | None) -> list[str]:
     """What the checks of the first samples and the services find, on the main process; they may raise."""
     found = comm.on_main(lambda: _CHECKS["start"](data.served(), data.samples, config, scored=generates,
                                                   goes_on=checkpoint is not None), "checking data and task")
@@ -236,7 +237,7 @@ def _keep_reference(config: Config, model: Policy, algorithm: Algorithm, likelih
     if algorithm.needs_reference and not reads:
         model.keep_reference(config.model.name)
     if algorithm.moves_reference and (algorithm.needs_reference or reads):
-        model.free_reference()
+        model.start_moving_reference()
 
 
 def _engine(config: Config, model: Policy, encode: Encoder, environments: Any, apart: bool, clock: Clock,
@@ -284,12 +285,12 @@ def make_scorer(config: Config, task: Task, ready: Callable[[], Task]) -> Subpro
     """
     if not config.limits.score_s or sys.platform != "linux":
         return None
-    return SubprocessScorer(_settled(config, task, ready), config.limits.score_s)
+    return SubprocessScorer(_task_maker(config, task, ready), config.limits.score_s)
 
 
 def make_environments(config: Config, task: Task, ready: Callable[[], Task]) -> Any:
     """What runs the environments of a task, as `ready` gives it; None where it has none."""
-    return _EPISODES["host"](_settled(config, task, ready), config.environment) if has_environment(task) else None
+    return _EPISODES["host"](_task_maker(config, task, ready), config.environment) if has_environment(task) else None
 
 
 def make_services(config: Config, task: Task, ready: Callable[[], Task]) -> Any:
@@ -297,7 +298,7 @@ def make_services(config: Config, task: Task, ready: Callable[[], Task]) -> Any:
     return _SERVICES["provided"](config, task) if {*config.services.given} & {*task.needs} else None
 
 
-def _settled(config: Config, task: Task, ready: Callable[[], Task]) -> Callable[[str], Task]:
+def _task_maker(config: Config, task: Task, ready: Callable[[], Task]) -> Callable[[str], Task]:
     """The task in another process, by the model's convention of coordinates."""
     def make(convention: str) -> Task:
         settle_coordinates(task, config, convention)
@@ -308,16 +309,16 @@ def _settled(config: Config, task: Task, ready: Callable[[], Task]) -> Callable[
 
 def shard(model: Policy, encode: Encoder, config: Config) -> None:
     """Shards the policy where `train.sharding` asks for it and there are several processes."""
-    if shards.wanted(config):
+    if shards.is_sharded(config):
         model.idle = encode(_Idle(), _Idle.sample)
-    if shards.wanted(config, "fsdp2"):  # DeepSpeed shares the model out together with its optimizer
+    if shards.is_sharded(config, "fsdp2"):  # DeepSpeed shares the model out together with its optimizer
         shards.KINDS["fsdp2"](model, model.idle, config.train)
 
 
 def optimizer_of(model: Policy, config: Config) -> torch.optim.Optimizer:
     """Returns the optimizer of a policy, which DeepSpeed shares out with it where `train.sharding` asks for that."""
     optimizer = make_optimizer(model, config)
-    return shards.KINDS["zero"](model, optimizer, config) if shards.wanted(config, "zero2", "zero3") else optimizer
+    return shards.KINDS["zero"](model, optimizer, config) if shards.is_sharded(config, "zero2", "zero3") else optimizer
 
 
 class _Idle(Task):

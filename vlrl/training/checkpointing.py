@@ -25,7 +25,7 @@ import torch
 
 from vlrl.config.schema import SaveSettings
 from vlrl.models.policy import Policy
-from vlrl.monitoring.metrics import alive
+from vlrl.monitoring.metrics import sign_of_life
 from vlrl.monitoring.progress import duration
 from vlrl.store import checkpoint, trainer_state
 
@@ -62,7 +62,7 @@ class Saver:
         """
         self.wait()
         self.last = step
-        if not (self.settings.background and fits(policy, state)):
+        if not (self.settings.background and fits_in_memory(policy, state)):
             self._noting(partial(self._save, step, partial(policy.save, weights=weights), state))
             return
         self._submit(self._job(step, policy, trainer_state.freeze(state)))
@@ -74,10 +74,10 @@ class Saver:
         Written if `ready` says so then. False, and nothing begun, where memory is short, a save is under way or
         save.background is off.
         """
-        if self.busy or not self.settings.background or not fits(policy, state):
+        if self.busy or not self.settings.background or not fits_in_memory(policy, state):
             return False
         self.last = step
-        job = self._job(step, policy, trainer_state.joined(trainer_state.freeze(state), frozen))
+        job = self._job(step, policy, trainer_state.merge(trainer_state.freeze(state), frozen))
         self._submit(lambda: job() if ready() else None)
         return True
 
@@ -141,7 +141,7 @@ class Saver:
     def _live(self) -> None:
         """Waits, with signs of life for the watchdog."""
         while self.busy:
-            alive("save")
+            sign_of_life("save")
             concurrent.futures.wait(self._waiting, timeout=1.0)
 
     def _noting(self, job: Callable[[], object]) -> None:
@@ -179,16 +179,16 @@ def _bytes(value: Any) -> int:
     return sum(_bytes(item) for item in items)
 
 
-def fits(policy: Policy, state: Mapping[str, Any]) -> bool:
+def fits_in_memory(policy: Policy, state: Mapping[str, Any]) -> bool:
     """Returns whether a copy of the weights and the state fits into the memory that is free on this host."""
     if policy.shards:
         return False  # shards of other processes are not here
     return psutil.virtual_memory().available > _ROOM * size_of(policy, state)
 
 
-def expected(folder: Path, size: int) -> str:
+def estimate(folder: Path, size: int) -> str:
     """`1.2 GB, about 9 s`: what a save takes by the speed of the newest checkpoint; the size alone before the first."""
-    pace = checkpoint.pace(folder)
+    pace = checkpoint.write_speed(folder)
     known = max(size, pace[0]) if pace else size
     text = f"{known / 1e9:.2f} GB" if known > 1e8 else f"{known / 1e6:.1f} MB"
     if not pace:

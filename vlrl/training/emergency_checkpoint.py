@@ -37,7 +37,7 @@ class NotSaved(Exception):
     """Why the completed steps cannot be saved."""
 
 
-class Rest:
+class EmergencyCheckpoint:
     """What is needed to save the completed steps of a run at any moment. The main process saves; the others tell with
     it what they hold of sharded weights."""
 
@@ -98,7 +98,7 @@ class Rest:
         """
         if self.parts.policy.updating:
             return "the update of the next one had begun to change the weights"
-        if self.parts.policy.away:
+        if self.parts.policy.swapped:
             return "the weights were others for the time being, and could not be restored"
         return ""
 
@@ -107,7 +107,7 @@ class Rest:
         policy = self.parts.policy
         if not policy.shards:
             return None, {}
-        if not comm.alike(f"{self.done} {self.problem()}"):
+        if not comm.all_ended_alike(f"{self.done} {self.problem()}"):
             raise NotSaved("each process holds a part of the weights, and they ended at different places")
         if problem := self.problem():
             raise NotSaved(problem)
@@ -124,12 +124,12 @@ class Rest:
         if self._frozen is None:
             self.keep()
         assert self._frozen is not None
-        state = trainer_state.joined(trainer_state.view(live or self._live()), self._frozen)
+        state = trainer_state.merge(trainer_state.view(live or self._live()), self._frozen)
         if self._ahead:
             source_state = self._ahead(patience)
             if source_state is None:
                 raise NotSaved("answers drawn ahead of them were not whole, or are with other processes")
-            state = trainer_state.joined(state, trainer_state.freeze({"source": source_state}))
+            state = trainer_state.merge(state, trainer_state.freeze({"source": source_state}))
         if not self._written(_ROLLOUTS_S if comm.world() > 1 else 0.0):
             raise NotSaved(f"the rollouts of step {self.done - 1} are not on disk")
         self.saver.save_last(self.done, self.parts.policy, state, weights)

@@ -21,7 +21,7 @@ from vlrl.config.schema import Config
 from vlrl.config.sections import active
 from vlrl.curriculum import SAMPLERS
 from vlrl.curriculum.filters import KEEP
-from vlrl.monitoring.mismatch import drops_out, same_without_dropout, samples_as_it_trains
+from vlrl.monitoring.mismatch import same_logprobs_without_dropout, samples_as_it_trains, uses_dropout
 from vlrl.task import Task
 from vlrl.task.combine import weight_at
 
@@ -112,11 +112,11 @@ def reference(run: Run) -> Iterator[Inert]:
     algo, config, named = run.config.algo, run.config, run.config.algo.reference
     same = (named.name == "reset" and named.options.get("every", 100) == 1) or (
         named.name == "ema" and named.options.get("every", 10) == 1 and named.options.get("decay") == 0)
-    flat = algo.kl.name != "k1" and ":" not in algo.kl.name and not drops_out(config)
+    flat = algo.kl.name != "k1" and ":" not in algo.kl.name and not uses_dropout(config)
     if algo.kl_coef and same and algo.kl_in == "loss" and config.rollout.one_update and flat:
         yield Inert("algo.kl_coef", algo.kl_coef, "the reference is set to the policy after every step, which has one "
                     "optimizer step, and there the KL has no gradient; raise rollout.minibatches")
-    if algo.kl_coef and same and algo.kl_in == "reward" and same_without_dropout(config):
+    if algo.kl_coef and same and algo.kl_in == "reward" and same_logprobs_without_dropout(config):
         yield Inert("algo.kl_coef", algo.kl_coef, "the reference is set to the policy after every step, and "
                     "algo.kl_in=reward compares it with the weights that sampled, which are the same; set "
                     "algo.kl_in=loss, or algo.reference.every")

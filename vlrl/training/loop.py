@@ -6,7 +6,7 @@ from vlrl.algo.algorithm import Algorithm
 from vlrl.config.schema import Config
 from vlrl.distributed import comm
 from vlrl.models.cost import share_out
-from vlrl.models.shards import launched
+from vlrl.models.shards import settle_sharding
 from vlrl.monitoring.metrics import group_metrics
 from vlrl.monitoring.mismatch import check_mismatch
 from vlrl.rollout.error_limits import check_errors, refuse_stale
@@ -23,10 +23,10 @@ def train(config: Config, make_source: type[GroupSource] = GroupSource,
     The same seed gives the same weights, bit for bit on a CPU, whether or not the run was killed and resumed in
     between: every random draw has a stream named by the seed and what it is for.
     """
-    config = launched(config)
+    config = settle_sharding(config)
     accelerator = make_accelerator(config)
     algorithm = Algorithm(config)
-    with make_session(config, accelerator) as session, comm.explained():
+    with make_session(config, accelerator) as session, comm.transport_errors():
         parts = session.resume(assemble(config, accelerator, session.checkpoint, make_source, algorithm,
                                         session.progress.busy))
         policy, source, clock = parts.policy, parts.source, parts.clock

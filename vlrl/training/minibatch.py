@@ -33,54 +33,53 @@ from vlrl.types import Completion, Group, Rollout
 
 
 @dataclass(frozen=True, eq=False)
-class Trained:
-    """A training row of an optimizer step: a rollout, or one turn of an episode whose history is cut. T tokens."""
+class TrainingRow:
+    """One row of an optimizer step, T tokens: a rollout, or one turn of an episode whose history is cut."""
 
     number: int
-    """Place of its rollout among all those of the update."""
+    """Index of its rollout among all rollouts of the update."""
     unit: int
-    """Number of its rollout in the optimizer step."""
-    place: int
-    """Number of its group in the optimizer step."""
+    """Index of its rollout in the optimizer step."""
+    group_index: int
+    """Index of its group in the optimizer step."""
     group: Group
     rollout: Rollout
     row: Completion
-    """Its tokens: those of the rollout, or of one window (packing.training_rows)."""
-    own: slice
-    """Place of its last tokens in the rollout's."""
+    """The rollout's completion, or one window of it (packing.training_rows)."""
+    span: slice
+    """The rollout's tokens that the row ends with."""
     mask: np.ndarray
-    """[T] bool, trained tokens."""
+    """[T] bool, tokens that are trained on."""
     texts: Sequence[str]
-    """[T] of each token; empty where no function reads them."""
+    """[T] decoded tokens; empty unless a function needs them."""
 
     @property
     def name(self) -> str:
-        """For messages."""
         return f"group {self.group.id} (sample {self.group.sample.id!r})"
 
     @property
     def advantage(self) -> float | np.ndarray:
         """A scalar, or [T]."""
         value = self.rollout.advantage
-        return value if np.ndim(value) == 0 else self.of(np.asarray(value))
+        return value if np.ndim(value) == 0 else self.from_rollout(np.asarray(value))
 
-    def of(self, values: np.ndarray | None) -> np.ndarray | float:
-        """Returns what this row has of [T] values of its rollout, 0 on the tokens before its own; NaN for None."""
+    def from_rollout(self, values: np.ndarray | None) -> np.ndarray | float:
+        """The row's slice of per-token values of its rollout, 0 on the history before it; NaN for None."""
         if values is None:
             return math.nan
-        return np.pad(values[self.own], (len(self.mask) - (self.own.stop - self.own.start), 0))
+        return np.pad(values[self.span], (len(self.mask) - (self.span.stop - self.span.start), 0))
 
-    def kept(self, name: str) -> np.ndarray | float:
-        """Returns what this row has of Rollout.per_token; NaN where that has no such name."""
-        return self.of(self.rollout.per_token.get(name))
+    def per_token(self, name: str) -> np.ndarray | float:
+        """The row's slice of `Rollout.per_token[name]`; NaN where it is missing."""
+        return self.from_rollout(self.rollout.per_token.get(name))
 
-    def among(self, whole: np.ndarray | None, values: np.ndarray) -> np.ndarray:
-        """Returns the rollout's values with those of this row [T, ...] in their places; 0 where there are none yet."""
+    def into_rollout(self, whole: np.ndarray | None, values: np.ndarray) -> np.ndarray:
+        """Writes the row's values [T, ...] into those of its rollout, which start as zeros (None)."""
         if self.row is self.rollout.completion:
             return values
         if whole is None:
             whole = np.zeros((len(self.rollout.completion.tokens), *values.shape[1:]), values.dtype)
-        whole[self.own] = values[len(values) - (self.own.stop - self.own.start):]
+        whole[self.span] = values[len(values) - (self.span.stop - self.span.start):]
         return whole
 
 
@@ -107,7 +106,7 @@ class MicroBatch:
 class Minibatch:
     """The rollouts of one optimizer step on this process, packed. R rollouts."""
 
-    rollouts: Sequence[Trained]
+    rollouts: Sequence[TrainingRow]
     """Their rows; those of a rollout stand side by side, and never in different micro-batches."""
     batches: list[MicroBatch]
     pack: Callable[[Sequence[Piece]], Batch]
@@ -119,7 +118,7 @@ class Minibatch:
     """What the objective made of the whole step: numbers, or values of all tokens, rollout after rollout."""
 
     @property
-    def firsts(self) -> list[Trained]:
+    def firsts(self) -> list[TrainingRow]:
         """[R] the first row of each rollout."""
         return [*{t.unit: t for t in reversed(self.rollouts)}.values()][::-1]
 
@@ -146,37 +145,37 @@ class Minibatch:
                 for function, values in self.prepared.items()}
 
 
-Numbered = tuple[int, Group, Rollout]
+NumberedRollout = tuple[int, Group, Rollout]
 """A rollout with its group and its place among all rollouts of the update."""
 
 
-def split(groups: Sequence[Group], count: int) -> list[list[Numbered]]:
+def split(groups: Sequence[Group], count: int) -> list[list[NumberedRollout]]:
     """Returns the rollouts of each optimizer step; it may have none on a process with few groups."""
     steps = optimizer_steps([g.id for g in groups], count)
     rollouts = [(step, g, r) for step, g in zip(steps, groups, strict=True) for r in g.rollouts]
     return [[(i, g, r) for i, (step, g, r) in enumerate(rollouts) if step == n] for n in range(count)]
 
 
-def make_minibatch(policy: Policy, part: Sequence[Numbered], config: Config, texts: bool = False,
+def make_minibatch(policy: Policy, part: Sequence[NumberedRollout], config: Config, texts: bool = False,
                    together: bool = False) -> Minibatch:
     """Packs the rollouts of one optimizer step; with `together` those of a group stay in one micro-batch. Called on
     every process.
     """
     drop, read = config.algo.mask_truncated, policy.processor.tokenizer.batch_decode
     places = {name: i for i, name in enumerate(dict.fromkeys(g.id for _, g, _ in part))}
-    rollouts = [Trained(i, unit, places[g.id], g, r, row, own,
+    rollouts = [TrainingRow(i, unit, places[g.id], g, r, row, own,
                         row.loss_mask & (r.trained and not (drop and r.completion.truncated)),
                         read([[t] for t in row.tokens.tolist()]) if texts else ())
                 for unit, (i, g, r) in enumerate(part) for own, row in training_rows(r.completion)]
     planned = policy.plan([t.rollout.train_prompt or t.group.prompt for t in rollouts],
                           [t.row.tokens for t in rollouts], config.train, policy.most_tokens,
-                          [t.row.shown for t in rollouts], [t.place if together else t.unit for t in rollouts])
+                          [t.row.shown for t in rollouts], [t.group_index if together else t.unit for t in rollouts])
     pack = partial(policy.pack, settings=config.train)
     batches = [MicroBatch(pieces, pack(pieces)) for pieces in planned]
     names = policy.head.reads if policy.head else ()
     tokens, sequences, *known = comm.total(
         float(sum(t.mask.sum() for t in rollouts)), float(len({t.unit for t in rollouts if t.mask.any()})),
-        *(float(sum((t.mask & ~np.isnan(t.kept(name))).sum() for t in rollouts)) for name in names))
+        *(float(sum((t.mask & ~np.isnan(t.per_token(name))).sum() for t in rollouts)) for name in names))
     return Minibatch(rollouts, batches, pack, tokens, sequences, dict(zip(names, known, strict=True)))
 
 
@@ -219,7 +218,7 @@ def _take_old(part: Minibatch) -> bool:
     if any(t.rollout.old_logprobs is None for t in part.rollouts):
         return False
     for micro in part.batches:
-        old_logprobs = [np.zeros(0, np.float32), *(part.rollouts[r].of(part.rollouts[r].rollout.old_logprobs)
+        old_logprobs = [np.zeros(0, np.float32), *(part.rollouts[r].from_rollout(part.rollouts[r].rollout.old_logprobs)
                                                    for r in micro.order)]
         micro.old = torch.from_numpy(np.concatenate(old_logprobs))
     return True
@@ -280,12 +279,12 @@ def _inputs(part: Minibatch, order: Sequence[int], ids: torch.Tensor, stats: Tok
         with np.errstate(over="ignore"):  # a huge reward becomes infinite, and is caught before the optimizer step
             return torch.from_numpy(flat.astype(kind)).to(ids.device)
 
-    def per_token(value: Callable[[Trained], Any], kind: Any = np.float32) -> torch.Tensor:  # [N]
+    def per_token(value: Callable[[TrainingRow], Any], kind: Any = np.float32) -> torch.Tensor:  # [N]
         return tensor([np.broadcast_to(value(t), len(t.mask)) for t in (part.rollouts[r] for r in order)], kind)
 
     firsts, units = part.firsts, np.array([t.unit for t in part.rollouts], np.int64)
 
-    def per_rollout(value: Callable[[Trained], Any], kind: Any = np.float32) -> torch.Tensor:  # [R]
+    def per_rollout(value: Callable[[TrainingRow], Any], kind: Any = np.float32) -> torch.Tensor:  # [R]
         return tensor([[value(t) for t in firsts]], kind)
 
     old = stats.logprobs.detach() if old is None else old.to(ids.device)
@@ -303,28 +302,28 @@ def _inputs(part: Minibatch, order: Sequence[int], ids: torch.Tensor, stats: Tok
         tokens=per_token(lambda t: t.row.tokens, np.int64) if tokens else None,
         turns=per_token(_places, np.int64) if "turns" in algorithm.objective.requires else None,
         texts=[text for r in order for text in part.rollouts[r].texts], known=part.known,
-        per_token={name: per_token(partial(Trained.kept, name=name)) for name in part.known},
+        per_token={name: per_token(partial(TrainingRow.per_token, name=name)) for name in part.known},
         rewards=per_rollout(lambda t: np.nan if t.rollout.reward is None else t.rollout.reward),
         outcome=per_rollout(lambda t: bool(t.rollout.correct), np.bool_),
-        group=per_rollout(lambda t: t.place, np.int64),
+        group=per_rollout(lambda t: t.group_index, np.int64),
         difficulty=per_rollout(lambda t: _number(t.group.sample.difficulty)),
         variants={name: per_rollout(partial(_is_variant, name), np.bool_) for name in (
             what.removeprefix("variant:") for what in algorithm.objective.requires if what.startswith("variant:"))},
         identity=per_rollout(lambda t: _identity(t.rollout), np.int64))
 
 
-def _is_variant(name: str, row: Trained) -> bool:
+def _is_variant(name: str, row: TrainingRow) -> bool:
     """Whether it is an answer of a variant that was sampled under another prompt."""
     return row.rollout.variant == name and row.rollout.train_prompt is not None
 
 
-def _places(row: Trained) -> np.ndarray:
+def _places(row: TrainingRow) -> np.ndarray:
     """Returns [T] the place of each token's action in its episode, -1 between actions; 0 of a plain answer."""
     actions = row.rollout.completion.actions
     places = np.full(len(row.rollout.completion.tokens), -1 if actions else 0)
     for place, action in enumerate(actions):
         places[action.start:action.end] = place
-    return np.pad(places[row.own], (len(row.mask) - (row.own.stop - row.own.start), 0), constant_values=-1)
+    return np.pad(places[row.span], (len(row.mask) - (row.span.stop - row.span.start), 0), constant_values=-1)
 
 
 def _identity(rollout: Rollout) -> int:

@@ -20,7 +20,7 @@ from vlrl.store.checkpoint import NewestCheckpoint
 _WAY = "choose another run.dir, or start over with resume=never (the old run is kept beside)."
 
 
-def found(folder: RunFolder, settings: Config) -> NewestCheckpoint:
+def find_checkpoint(folder: RunFolder, settings: Config) -> NewestCheckpoint:
     """Returns the checkpoint to go on from, with what is to be said of it and of the folder; changes nothing.
 
     Raises RunError where it is of a run with other settings, and where completed steps have none.
@@ -47,13 +47,13 @@ def _completed(folder: RunFolder) -> int:
     steps = [line.get("step", 0) + 1 for line in folder.metrics()]
     steps += [line.get("step", 0) for line in folder.evals()]
     steps += [covered.stop for _, covered, _ in folder.rollout_files("rollouts")]
-    steps += [checkpoint.step_of(path) for path in checkpoint.named(folder.checkpoints)]
-    steps += [folder.last_heartbeat().get("step", 0), checkpoint.marked(folder.checkpoints).get("step", 0)]
+    steps += [checkpoint.step_of(path) for path in checkpoint.all_checkpoints(folder.checkpoints)]
+    steps += [folder.last_heartbeat().get("step", 0), checkpoint.best_record(folder.checkpoints).get("step", 0)]
     return max((step for step in steps if isinstance(step, int)), default=0)
 
 
 def _never_saved(folder: RunFolder) -> bool:
-    left = checkpoint.named(folder.checkpoints) or checkpoint.marked(folder.checkpoints)
+    left = checkpoint.all_checkpoints(folder.checkpoints) or checkpoint.best_record(folder.checkpoints)
     return not left and folder.last_heartbeat().get("saved") == 0
 
 

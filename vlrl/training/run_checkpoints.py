@@ -48,7 +48,7 @@ class RunCheckpoints:
         parts = self.parts
         state = {"source": parts.source.state_dict(), "scaler": parts.policy.scaler.state_dict(),
                  "algorithm": parts.algorithm.state_dict(parts.policy)}
-        comm.on_main(lambda: saving.try_in(self.folder.checkpoints, lambda folder: self._write_but_weights(
+        comm.on_main(lambda: saving.try_writing(self.folder.checkpoints, lambda folder: self._write_but_weights(
             folder, state)), "trying what a save writes")
 
     def _write_but_weights(self, folder: Path, state: Mapping[str, Any]) -> None:

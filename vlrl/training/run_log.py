@@ -14,7 +14,7 @@ from vlrl.data.samples import parts_of
 from vlrl.distributed import comm
 from vlrl.models.token_text import tokenizer_file
 from vlrl.monitoring import trackers
-from vlrl.monitoring.alerts import Alerts, watched
+from vlrl.monitoring.alerts import Alerts, resolved_alerts
 from vlrl.monitoring.metrics import peak_gib
 from vlrl.monitoring.progress import Progress
 from vlrl.store import RunFolder, comparable, files
@@ -43,9 +43,9 @@ class RunLog:
             accelerator.init_trackers(self.config.log.project, trackers.flat_settings(self.config), options)
             if comm.is_main() and "mlflow" in self.config.log.trackers:
                 run: Any = accelerator.get_tracker("mlflow", unwrap=True)
-                trackers.remember(folder.path, run.info.run_id)
-        self._alerts = Alerts(watched(self.config), folder.path, progress.print, folder.metrics(),
-                              _paid(parts.task)) if comm.is_main() else None
+                trackers.note_mlflow_run(folder.path, run.info.run_id)
+        self._alerts = Alerts(resolved_alerts(self.config), folder.path, progress.print, folder.metrics(),
+                              _paid_parts(parts.task)) if comm.is_main() else None
 
     def append(self, line: Mapping[str, float]) -> None:
         """Writes the metrics of a step, and why prompts were left out; prints the first reasons."""
@@ -74,7 +74,7 @@ class RunLog:
         """Alerts when the last evaluation is a fall, of the reward where save.best is a metric that is to fall."""
         best = self.config.save.best or "reward/mean"
         evals = comparable(self.folder.evals())
-        self.track(self.alerts.evaluated(evals, best if trackers.sign(best) > 0 else "reward/mean"), done)
+        self.track(self.alerts.evaluated(evals, best if trackers.direction(best) > 0 else "reward/mean"), done)
 
     def track_evaluation(self, record: Mapping[str, Any]) -> None:
         """Hands an evaluation to the trackers."""
@@ -127,7 +127,7 @@ class RunLog:
             self.folder.write_tokenizer(text)
 
 
-def measured(step: int, metrics: Mapping[str, float], parts: Parts) -> tuple[dict[str, float], Sequence[Any]]:
+def step_line(step: int, metrics: Mapping[str, float], parts: Parts) -> tuple[dict[str, float], Sequence[Any]]:
     """Returns the line of metrics.jsonl of a step, and the spans of its phases; begins to measure the next one."""
     times, spans, features = parts.clock.take(), parts.clock.take_spans(), parts.policy.features
     work = metrics.get("tokens/prompt", 0.0) + metrics.get("tokens/completion", 0.0)
@@ -136,7 +136,7 @@ def measured(step: int, metrics: Mapping[str, float], parts: Parts) -> tuple[dic
             "memory/peak_gib": peak_gib()}, spans
 
 
-def _paid(task: Task) -> list[str]:
+def _paid_parts(task: Task) -> list[str]:
     """The reward parts that can be above 0 and are paid then."""
     return sorted({part for one in task.members for part, weight in one.weights_at(0).items()
                    if weight > 0 and one.best_parts.get(part, 1.0) > 0})

@@ -21,13 +21,13 @@ from vlrl.distributed import comm
 from vlrl.errors import RunError, TrainingError
 from vlrl.evaluation.evaluate import evaluate, evaluation_line
 from vlrl.evaluation.measured import basis, changed
-from vlrl.models import families, learning
+from vlrl.models import families, trained_parts
 from vlrl.monitoring.progress import Progress
-from vlrl.monitoring.signals import StopSignals, to_terminal
+from vlrl.monitoring.signals import StopSignals, write_to_terminal
 from vlrl.monitoring.watchdog import Watchdog
 from vlrl.rollout.error_limits import check_errors
 from vlrl.store import RunFolder, checkpoint, files
-from vlrl.store.lock import Lock, Unlocked
+from vlrl.store.lock import Lock, NoLock
 from vlrl.store.run_folder import PINS
 from vlrl.store.writer import BackgroundWriter
 from vlrl.task.loading import notebook_warning
@@ -35,9 +35,9 @@ from vlrl.training import checkpointing, inert, resume
 from vlrl.training.build import Parts
 from vlrl.training.build_engine import remove_engine_folder
 from vlrl.training.checkpointing import Saver
-from vlrl.training.emergency_checkpoint import Rest
+from vlrl.training.emergency_checkpoint import EmergencyCheckpoint
 from vlrl.training.run_checkpoints import RunCheckpoints
-from vlrl.training.run_log import RunLog, measured
+from vlrl.training.run_log import RunLog, step_line
 from vlrl.training.update import PerToken
 from vlrl.types import Group
 
@@ -69,10 +69,10 @@ class Session:
         self._writer = BackgroundWriter()
         self._saver = Saver(self.folder.checkpoints, settings.save, config.lasting(settings))
         self._signals = StopSignals(self._interrupt, settings.save.grace, self._tell)
-        self._rest: Rest | None = None
+        self._emergency: EmergencyCheckpoint | None = None
         """From the first step on."""
         self._ending = False
-        self._lock: Lock = Unlocked()
+        self._lock: Lock = NoLock()
         self._state, self._step_s = "running", 0.0
 
     # --- beginning and end ---------------------------------------------------------------------------------------
@@ -97,8 +97,8 @@ class Session:
         self._lock = self._stack.enter_context(self.folder.lock(self.config.run.steal_lock))
         with self._closing_on_error():
             if self.config.resume == "never":
-                files.set_aside(self.folder.path)
-            latest = resume.found(self.folder, self.config)
+                files.move_aside(self.folder.path)
+            latest = resume.find_checkpoint(self.folder, self.config)
             # without a checkpoint nothing says that an earlier evaluation was of this model and these settings
             self.folder.truncate(latest.step, evaluated=latest.path is not None)
             self._pin_sources(goes_on=latest.path is not None)
@@ -141,13 +141,15 @@ class Session:
         self._stack.callback(self._log.close)
         if comm.is_main():
             self._saver.start()
-        self._rest = Rest(parts, self.folder.path, self._lock, self._saver, self.start)
+        self._emergency = EmergencyCheckpoint(parts, self.folder.path, self._lock, self._saver, self.start)
         policy, learns = parts.policy, parts.policy.trainable()
         trained = sum(getattr(p, "ds_numel", p.numel()) for _, p in learns)
         say(f"{self.folder.path}: {self.config.task_name} with {self.config.model.name}, {trained:,} trained "
             f"parameters on {comm.world()} x {policy.device.type}")
-        say(f"{'an adapter learns' if policy.lora else 'learns'}: {learning.by_part(learns, policy.family)}")
-        for notice in (families.notice(policy.family), learning.unread(learns, policy.family, policy.base.config)):
+        counts = trained_parts.parameters_by_part(learns, policy.family)
+        say(f"{'an adapter learns' if policy.lora else 'learns'}: {counts}")
+        for notice in (families.unknown_family_notice(policy.family),
+                       trained_parts.unused_layers(learns, policy.family, policy.base.config)):
             if notice:
                 say(notice)
         names = [self.config.task.name, *(entry.name for entry in self.config.tasks)]
@@ -190,7 +192,7 @@ class Session:
                 self._tell(f"\nThe checkpoint that is being written is finished first; {again} ends at once.\n")
             self._end_writing(self._writer, "the rollouts of the last step are")
             if error is not None:
-                comm.ended(error, lambda: self._rest.end(error) if self._rest else None)
+                comm.end_by_error(error, lambda: self._emergency.end(error) if self._emergency else None)
             self._end_writing(self._saver, "a checkpoint that was being written is")
             if comm.is_main():
                 self._beat()
@@ -218,13 +220,13 @@ class Session:
 
     def log(self, step: int, metrics: Mapping[str, float], groups: Sequence[Group]) -> None:
         """One line of metrics.jsonl; progress, heartbeat and trackers."""
-        line, spans = measured(step, metrics, self.parts)
+        line, spans = step_line(step, metrics, self.parts)
         self._step_s = line["time/total_s"]
         if comm.is_main():
             self._log.append(line)
         self.done = step + 1
-        if self._rest:
-            self._rest.completed(self.done)
+        if self._emergency:
+            self._emergency.completed(self.done)
         if comm.is_main():
             alerts = self._log.show(line, spans, groups)
             self._beat(reward=line.get("reward/mean"))
@@ -241,8 +243,8 @@ class Session:
     def interrupted(self) -> bool:
         """Returns whether Ctrl-C was pressed on any process; the step it fell into is completed."""
         stopped = any(comm.gather(self._stop.is_set()))
-        if self._rest and comm.is_main():
-            self._rest.keep()
+        if self._emergency and comm.is_main():
+            self._emergency.keep()
         return stopped
 
     @contextlib.contextmanager
@@ -319,7 +321,7 @@ class Session:
 
     def _tell(self, text: str) -> None:
         if comm.is_main():
-            to_terminal(text)
+            write_to_terminal(text)
 
     def _interrupt(self, number: int) -> None:
         """The first signal. Between two lines of anything: no lock may be taken here."""
@@ -332,9 +334,9 @@ class Session:
             self._tell(f"\n{name}: the run ends. Press again to stop at once.\n")
             return
         optimizer = {"optimizer": self.parts.optimizer.state_dict()}
-        cost = checkpointing.expected(self.folder.checkpoints, checkpointing.size_of(self.parts.policy, optimizer))
+        cost = checkpointing.estimate(self.folder.checkpoints, checkpointing.size_of(self.parts.policy, optimizer))
         limit = "" if number == signal.SIGINT else f" within {self.config.save.grace:g} s"
-        if self._rest and self._step_s >= _LONG_S and self._rest.begin():
+        if self._emergency and self._step_s >= _LONG_S and self._emergency.begin():
             says = f"saving the {self.done} completed steps at once ({cost}); the step in flight goes on{limit}"
         else:
             says = f"finishing this step{limit}, then saving ({cost})"

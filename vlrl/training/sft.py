@@ -45,10 +45,10 @@ _SOURCES = Table({PAIRS: "vlrl.methods.preferences.source:PairSource"})
 
 def train(config: Config) -> Session:
     """Runs `config.steps` supervised steps of rollout.prompts_per_step samples; see loop.train."""
-    return train_loop(supervised(config), _SOURCES.get(config.algo.loss.name, SupervisedSource))
+    return train_loop(supervised_config(config), _SOURCES.get(config.algo.loss.name, SupervisedSource))
 
 
-def supervised(config: Config) -> Config:
+def supervised_config(config: Config) -> Config:
     """Returns the settings of a supervised run: those of an RL run, with cross-entropy as its objective, or with the
     loss of pairs where algo.loss names it.
     """

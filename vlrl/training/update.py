@@ -166,10 +166,10 @@ def _accumulate(policy: Policy, part: Minibatch, algorithm: Algorithm, config: C
 
             meter.halved += apart(policy, one, _weights(policy))
         elif not alone:
-            meter.halved += _joined(policy, one, anew)
+            meter.halved += _accumulate_pass(policy, one, anew)
 
 
-def _joined(policy: Policy, one: Pass, anew: Callable[[], None]) -> int:
+def _accumulate_pass(policy: Policy, one: Pass, anew: Callable[[], None]) -> int:
     """Forward and backward of a pass whose gradient is added as it comes to what is there, which `anew` makes again
     where a micro-batch is halved; returns how many were.
     """
@@ -235,7 +235,7 @@ def _clipped(policy: Policy, optimizer: torch.optim.Optimizer, limit: float, sum
         comm.sum_gradients([*weights, *head])
     policy.scaler.unscale_(optimizer)  # of the sum: every process sees the same overflow and keeps the same scale
     norm, own = (torch.nn.utils.clip_grad_norm_(of, limit) for of in (weights, head))
-    return float(comm.whole(norm)), float(own)
+    return float(comm.full_tensor(norm)), float(own)
 
 
 def _weights(policy: Policy) -> list[torch.nn.Parameter]:
@@ -355,7 +355,7 @@ class _Meter:
         for key, tokens in fresh.items():
             pieces = tokens.detach().cpu().split([len(t.mask) for t in rollouts])
             for t, piece in zip(rollouts, pieces, strict=True):
-                self.per_token[key][t.number] = t.among(self.per_token[key][t.number], piece.numpy())
+                self.per_token[key][t.number] = t.into_rollout(self.per_token[key][t.number], piece.numpy())
 
     def summary(self, config: Config, rate: float) -> dict[str, float]:
         """Step metrics over all processes."""

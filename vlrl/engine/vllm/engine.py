@@ -82,7 +82,7 @@ class VLLMEngine:
         dtype = getattr(torch, settings.dtype) if settings.dtype else None
         encode = Encoder(policy.processor, policy.family, policy.positions, config)
         self._proof = SyncCheck.of(encode, settings.proof, dtype, episodes)
-        with _explained(config, "start"), _bystander(), comm.explained():
+        with _explained(config, "start"), _bystander(), comm.transport_errors():
             self.llm: Any = start(policy, config, folder / "model", self.max_model_len)
         from vlrl.engine.vllm.sync import WeightSync
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from vlrl.models.packing import joined, pack, pieces_of
+from vlrl.models.packing import join_prompts, pack, pieces_of
 from vlrl.models.policy import Policy
 from vlrl.models.processing import Encoder
 from vlrl.types import Completion, Observation, Prompt, Turn
@@ -106,12 +106,12 @@ def _structure(encode: Encoder, prompt: Prompt, completion: Completion) -> Itera
     for turn in completion.turns:
         before, whole, piece = whole, whole.followed_by(tokens[at:turn.end]), None
         if turn.role == "observation" and turn.start < turn.end:
-            media = [loaded[name].again() for name in turn.media if name in loaded]
+            media = [loaded[name].as_media() for name in turn.media if name in loaded]
             observation = Observation(turn.text, media)
             piece = encode.observation(Observation.of_results([observation]) if calls else observation,
                                        prompt.sample_id)
             if not calls or len(calls) == 1:
-                whole = joined(before.followed_by(tokens[at:turn.start]), piece)
+                whole = join_prompts(before.followed_by(tokens[at:turn.start]), piece)
             elif shown is not None:
                 whole = replace(whole, positions=np.concatenate([before.positions, shown.positions[:, at:turn.end]], 1))
         calls = turn.calls

@@ -19,7 +19,7 @@ from vlrl.engine.stop_rules import CLOSING
 from vlrl.engine.vllm.episode_check import describe_position
 from vlrl.errors import ConfigError, TrainingError
 from vlrl.models.policy import Policy
-from vlrl.models.token_text import Texts
+from vlrl.models.token_text import TokenTexts
 from vlrl.types import Completion, LoadedMedia, Prompt, Turn
 
 HOTTEST = 2.0
@@ -34,7 +34,7 @@ class SamplingRules:
 
     banned: tuple[int, ...]
     eos: frozenset[int]
-    texts: Texts
+    texts: TokenTexts
     top_p: float = 1.0
     top_k: int = -1
     bias: float = API_BIAS
@@ -44,7 +44,7 @@ class SamplingRules:
     @classmethod
     def of(cls, policy: Policy, top_p: float = 1.0, top_k: int = -1, bias: float = API_BIAS) -> SamplingRules:
         """Returns those of a policy."""
-        return cls(tuple(policy.banned.tolist()), frozenset(policy.eos), Texts(policy), top_p, top_k, bias)
+        return cls(tuple(policy.banned.tolist()), frozenset(policy.eos), TokenTexts(policy), top_p, top_k, bias)
 
     def ending(self, stops: tuple[str, ...]) -> np.ndarray:
         """Returns [V] bool: tokens that may complete a stop string."""

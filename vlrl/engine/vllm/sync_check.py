@@ -67,7 +67,7 @@ class SyncCheck:
         if episodes:
             later = encode.observation(Observation("And in this one?", [Media(source=image.rotate(90, expand=True))]),
                                        "proof")
-            prompt = packing.joined(prompt.followed_by(answer), later)
+            prompt = packing.join_prompts(prompt.followed_by(answer), later)
         return cls(prompt, answer, tolerance, encode(task, Sample(id="proof text")), dtype)
 
     def allowed(self, policy: Policy) -> float:

@@ -36,7 +36,7 @@ _TRIES = 64
 
 def check(config: Config, task: Task, samples: Sequence[Sample]) -> None:
     """Raises ConfigError where algo.demonstrations could show nothing, or gradients cannot be told apart."""
-    if shards.wanted(config):
+    if shards.is_sharded(config):
         raise ConfigError(f"algo.demonstrations measures its gradient beside that of the answers, and train.sharding="
                           f"{config.train.sharding} has them summed by shards: set train.sharding=none, or "
                           "algo.demonstrations=null")

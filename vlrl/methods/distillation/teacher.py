@@ -8,8 +8,8 @@ from typing import Any
 from vlrl.config.registry import Table
 from vlrl.config.schema import Config
 from vlrl.errors import ConfigError
-from vlrl.models.families import agree
-from vlrl.models.loading import adapter_base, explained, load_model, resolve
+from vlrl.models.families import sync_tilings
+from vlrl.models.loading import adapter_base, load_model, loading_errors, resolve
 from vlrl.models.policy import Policy
 from vlrl.store.checkpoint import model_folder
 
@@ -58,7 +58,7 @@ def _read(what: str, name: str) -> tuple[str, Any]:
     """Returns the model type and the processor of a model; those of its base model where it is an adapter."""
     from transformers import AutoConfig, AutoProcessor
 
-    with explained(what):
+    with loading_errors(what):
         name = model_folder(name)
         while base := adapter_base(name):
             name = base
@@ -89,7 +89,7 @@ def connect(config: Config, policy: Policy) -> Any:
 def load(config: Config, policy: Policy) -> Any:
     """Returns the teacher's model, frozen, whole on every process, in the type that the policy computes in."""
     model = load_model(model_folder(_name(config)), policy.dtype, setting_text(config), device=policy.device)
-    agree(model, policy.processor)
+    sync_tilings(model, policy.processor)
     return model.requires_grad_(False).eval().to(policy.device)
 
 

@@ -70,7 +70,7 @@ class Forgetting:
         self.policy.scatter()
         parameters = [p for _, p in self.policy.trainable()]
         weights = [p.detach().clone() for p in parameters]
-        self.policy.away = True
+        self.policy.swapped = True
         try:
             with phase("forget"):
                 self._gradients(answers, step, temperature)
@@ -81,7 +81,7 @@ class Forgetting:
                 for parameter, weight in zip(parameters, weights, strict=True):
                     parameter.grad = None
                     parameter.copy_(weight)
-            self.policy.away = False
+            self.policy.swapped = False
 
     def _due(self, answers: Sequence[tuple[Prompt, Sequence[Completion]]]) -> bool:
         """Returns whether there is anything to forget: -log p of a sampled token estimates the entropy."""
@@ -113,7 +113,7 @@ class Forgetting:
         """Against the gradient, by rollout.forget.lr per weight in root mean square; none where it is not finite."""
         comm.sum_gradients(parameters)
         used = [p for p in parameters if p.grad is not None]
-        norm = float(comm.whole(torch.nn.utils.get_total_norm([p.grad for p in used if p.grad is not None])))
+        norm = float(comm.full_tensor(torch.nn.utils.get_total_norm([p.grad for p in used if p.grad is not None])))
         if not used or norm == 0 or not math.isfinite(norm):
             return
         size = self.settings.lr * math.sqrt(sum(p.numel() for p in used)) / norm

@@ -26,7 +26,7 @@ from vlrl.models.logprobs import answer_states
 from vlrl.models.packing import Batch, Piece, plan
 from vlrl.models.policy import Policy
 from vlrl.models.processing import PromptTooLong
-from vlrl.models.token_text import Texts
+from vlrl.models.token_text import TokenTexts
 from vlrl.monitoring.metrics import phase
 from vlrl.progress import Progress
 from vlrl.rollout.prefetch import Prefetcher
@@ -43,7 +43,7 @@ class Angles:
 
     def __init__(self, policy: Policy, config: Config, task: Task, prefetch: Prefetcher):
         self.policy, self.config, self.task, self.prefetch = policy, config, task, prefetch
-        self._decode = Texts(policy).decode
+        self._decode = TokenTexts(policy).decode
 
     def __call__(self, samples: Sequence[Sample], places: np.ndarray,
                  progress: Progress) -> np.ndarray:

@@ -24,7 +24,7 @@ from vlrl.rollout.group_source import GroupSource
 from vlrl.rollout.partial import PartialGroup
 from vlrl.training.loop import train as train_loop
 from vlrl.training.session import Session
-from vlrl.training.sft import supervised
+from vlrl.training.sft import supervised_config
 from vlrl.types import Group, Rollout
 
 
@@ -49,7 +49,7 @@ def preference_config(config: Config, dpo: Named) -> Config:
     """Returns the settings of such a run: those of a supervised one, with the preference as its only gradient."""
     algo = AlgoSettings.model_validate({"advantage": "dr_grpo", "loss": "reinforce", "guided": {"loss": dpo},
                                         "aggregation": config.algo.aggregation})
-    return derived(supervised(config), algo=algo)
+    return derived(supervised_config(config), algo=algo)
 
 
 def _rejected(accepted: AcceptedDraw) -> AcceptedDraw:

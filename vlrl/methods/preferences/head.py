@@ -9,7 +9,7 @@ import torch
 from vlrl.config.algo import HEAD_LR
 from vlrl.config.schema import Config
 from vlrl.methods.preferences.loss import pair_loss
-from vlrl.models.heads import Plain, RewardHead
+from vlrl.models.heads import HeadSettings, RewardHead
 
 
 class PairHead(RewardHead):
@@ -26,6 +26,6 @@ class PairHead(RewardHead):
 def of_run(config: Config, width: int, device: torch.device) -> PairHead:
     """Returns the head of a run."""
     options = config.algo.loss.options
-    head = PairHead(width, Plain(options.get("head_lr", HEAD_LR)), device)
+    head = PairHead(width, HeadSettings(options.get("head_lr", HEAD_LR)), device)
     head.centre = float(options.get("centre", 0.0))
     return head

@@ -24,7 +24,7 @@ from vlrl.methods.replay.rules import DRAWS, RULES, SCHEDULES
 from vlrl.models import shards
 from vlrl.models.policy import Policy
 from vlrl.models.processing import Encoder
-from vlrl.models.token_text import Texts, tokenizer_file
+from vlrl.models.token_text import TokenTexts, tokenizer_file
 from vlrl.rollout.generate import Score, make_group
 from vlrl.store import utf8
 from vlrl.task import Task
@@ -63,7 +63,7 @@ class ReplayFunctions:
 
 def check(config: Config, task: Task) -> None:
     """Raises ConfigError where algo.stored could learn nothing, or gradients cannot be told apart."""
-    if shards.wanted(config):
+    if shards.is_sharded(config):
         raise ConfigError(f"algo.stored measures its gradient beside that of the answers, and train.sharding="
                           f"{config.train.sharding} has them summed by shards: set train.sharding=none, or "
                           "algo.stored=null")
@@ -123,7 +123,7 @@ class ReplaySampler:
     def buffer(self) -> RolloutBuffer:
         """On the main process."""
         settings, policy, run = self.settings, self.policy, Path(self.config.run.dir)
-        texts, end = Texts(policy), policy.eos
+        texts, end = TokenTexts(policy), policy.eos
         limits = RowLimits(vocabulary=policy.base.config.get_text_config().vocab_size,
                         banned=frozenset(policy.banned.tolist()), most_tokens=self.config.rollout.max_new_tokens,
                         decode=lambda ids: texts.decode(ids[:-1] if ids[-1] in end else ids), most_gap=settings.max_gap)

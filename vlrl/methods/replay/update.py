@@ -15,7 +15,7 @@ from vlrl.distributed import comm
 from vlrl.methods.replay.rules import ReplayBatch, apply_keep
 from vlrl.models.oom import each_batch
 from vlrl.models.policy import Policy
-from vlrl.training.minibatch import Minibatch, Numbered, make_minibatch, split
+from vlrl.training.minibatch import Minibatch, NumberedRollout, make_minibatch, split
 from vlrl.types import Group
 
 
@@ -87,7 +87,7 @@ def make_passes(policy: Policy, groups: Sequence[Group], algorithm: Objectives, 
     return [_pass(policy, part, algorithm, rule, step) for part in split(groups, count)]
 
 
-def _pass(policy: Policy, numbered: Sequence[Numbered], algorithm: Objectives, rule: Bound,
+def _pass(policy: Policy, numbered: Sequence[NumberedRollout], algorithm: Objectives, rule: Bound,
           step: int) -> ReplayPass | None:
     settings = _settings(algorithm)
     part = make_minibatch(policy, numbered, algorithm.config)
@@ -165,7 +165,7 @@ def replay_batch(part: Minibatch, order: Sequence[int],
         answer=flat([np.full(len(t.mask), t.unit) for t in rows], np.int64),
         advantages=each(lambda t: t.rollout.advantage), rewards=each(lambda t: np.nan if t.rollout.reward is None
                                                                      else t.rollout.reward),
-        correct=each(lambda t: bool(t.rollout.correct), np.bool_), group=each(lambda t: t.place, np.int64),
+        correct=each(lambda t: bool(t.rollout.correct), np.bool_), group=each(lambda t: t.group_index, np.int64),
         weights=each(lambda t: t.group.sample.weight), gain=each(lambda t: 0.0),
         kept=each(lambda t: t.mask.any() and t.rollout.reward is not None, np.bool_))
 

@@ -19,7 +19,7 @@ from vlrl.methods.second_attempts.loss import RetryBatch
 from vlrl.methods.second_attempts.members import second_attempts
 from vlrl.models.packing import training_rows
 from vlrl.models.policy import Policy
-from vlrl.training.minibatch import MicroBatch, Minibatch, Trained
+from vlrl.training.minibatch import MicroBatch, Minibatch, TrainingRow
 from vlrl.types import Group, Rollout
 
 
@@ -72,11 +72,11 @@ def make_pass(policy: Policy, part: Minibatch, algorithm: Objectives, loss: Boun
     groups = [*{id(t.group): t.group for t in part.rollouts}.values()]
     compared = "failures" in loss.requires
     pairs = [(g, r, other) for g in groups for r, other in _pairs(g, config.algo.mask_truncated)]
-    rows = [Trained(unit, unit, place, g, r, row, own, row.loss_mask, ())
+    rows = [TrainingRow(unit, unit, place, g, r, row, own, row.loss_mask, ())
             for unit, (g, second, failure) in enumerate(pairs)
             for place, r in enumerate([second, failure] if compared else [second])
             for own, row in training_rows(r.completion)]
-    tokens, attempts = comm.total(float(sum(t.mask.sum() for t in rows if t.place == 0)), float(len(pairs)))
+    tokens, attempts = comm.total(float(sum(t.mask.sum() for t in rows if t.group_index == 0)), float(len(pairs)))
     if not attempts:
         return None
     pack = partial(policy.pack, settings=config.train)
@@ -101,7 +101,7 @@ def retry_batch(part: Minibatch, micro: MicroBatch, logprobs: torch.Tensor, refe
     compared with went apart when memory did not suffice."""
     rows, device = [part.rollouts[r] for r in micro.order], logprobs.device
     units = [*dict.fromkeys(t.unit for t in rows)]
-    if compared and any({t.place for t in rows if t.unit == unit} != {0, 1} for unit in units):
+    if compared and any({t.group_index for t in rows if t.unit == unit} != {0, 1} for unit in units):
         raise TrainingError("out of memory in the update of a second attempt and the failure that algo.guided.loss "
                             "compares it with: lower train.tokens_per_batch, or set algo.guided.loss=sft.")
 
@@ -110,7 +110,7 @@ def retry_batch(part: Minibatch, micro: MicroBatch, logprobs: torch.Tensor, refe
 
     return RetryBatch(
         logprobs=logprobs, reference=reference, mask=flat([t.mask for t in rows], np.float32),
-        second=flat([np.full(len(t.mask), t.place == 0) for t in rows], np.bool_),
+        second=flat([np.full(len(t.mask), t.group_index == 0) for t in rows], np.bool_),
         pair=flat([np.full(len(t.mask), units.index(t.unit)) for t in rows], np.int64),
         weights=torch.tensor([next(t.group.sample.weight for t in rows if t.unit == unit) for unit in units],
                              dtype=torch.float32, device=device),

@@ -14,13 +14,13 @@ from vlrl.models.adapters.layers import adapted_layers
 from vlrl.models.adapters.quantization import Quantization, dequantized
 from vlrl.models.families import Family
 from vlrl.models.finite import check_finite
-from vlrl.models.loading import adapter_base, explained, load_model, resolve
-from vlrl.store.aligned_memory import own, own_weights
+from vlrl.models.loading import adapter_base, load_model, loading_errors, resolve
+from vlrl.store.aligned_memory import align_weights, aligned_copy
 
 
 def refuse_second(settings: ModelSettings) -> None:
     """Raises ConfigError when an adapter is to be trained on top of another."""
-    with explained(f"model.name={settings.name!r}"):
+    with loading_errors(f"model.name={settings.name!r}"):
         base = adapter_base(settings.name)
     if base:
         raise ConfigError(
@@ -51,7 +51,7 @@ def add(model: Any, family: Family, settings: ModelSettings, checkpoint: Path | 
             config.target_modules = sorted(config.target_modules)
     for _, parameter in peft.named_parameters():
         if parameter.requires_grad:
-            parameter.data = own(parameter.data.float())
+            parameter.data = aligned_copy(parameter.data.float())
     return peft
 
 
@@ -72,4 +72,4 @@ def load(name: str, base: str, dtype: torch.dtype, what: str, device: torch.devi
         warnings.filterwarnings("error", message="Found missing adapter keys")
         adapted = PeftModel.from_pretrained(model, resolve(name))
     check_finite(adapted, what)
-    return adapted.merge_and_unload() if merge else own_weights(adapted)
+    return adapted.merge_and_unload() if merge else align_weights(adapted)

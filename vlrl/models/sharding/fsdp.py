@@ -25,7 +25,7 @@ from vlrl.models.sharding.checkpoints import Checkpointed
 from vlrl.types import Prompt
 
 
-class Layers(Checkpointed):
+class FSDPShards(Checkpointed):
     """The sharded models of a policy: its own first, then its reference, if that is another (shards.Shards)."""
 
     steps = False
@@ -58,23 +58,23 @@ class Layers(Checkpointed):
         """As Checkpointed.leaf."""
         if not isinstance(value, DTensor):
             return value
-        tensor = comm.whole(value.detach())
+        tensor = comm.full_tensor(value.detach())
         return tensor.cpu() if comm.is_main() else None
 
     def load(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         """As Shards.load."""
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        parts = {i: {name: _part(value, parameters[i]) for name, value in of.items()}
+        parts = {i: {name: _own_shard(value, parameters[i]) for name, value in of.items()}
                  for i, of in state["state"].items()}
         optimizer.load_state_dict({**state, "state": parts})
 
 
-def _part(value: Any, parameter: torch.Tensor) -> Any:
+def _own_shard(value: Any, parameter: torch.Tensor) -> Any:
     """Returns what belongs to this process's shard of a parameter; what is not as large as that, as it is."""
     if not isinstance(parameter, DTensor) or not isinstance(value, torch.Tensor) or value.shape != parameter.shape:
         return value
     own = torch.zeros_like(parameter.detach())
-    comm.fill(own, value)
+    comm.copy_into_shard(own, value)
     return own
 
 
@@ -91,10 +91,10 @@ def shard(policy: Policy, idle: Prompt, settings: TrainSettings | None = None) -
         raise ConfigError(f"train.sharding=fsdp2 needs torch 2.13, and this is {torch.__version__}: install that, or "
                           "set train.sharding=none")
     models = [m for m in (policy.model, policy._reference) if m is not None]
-    policy.shards = Layers([_sharded(model, policy, settings) for model in models])
+    policy.shards = FSDPShards([_sharded(model, policy, settings) for model in models])
     policy.scatter()
     if policy.moving_reference:
-        policy.free_reference()  # its tensors have become shards
+        policy.start_moving_reference()  # its tensors have become shards
     policy.idle = idle
 
 

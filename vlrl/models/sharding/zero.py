@@ -26,12 +26,12 @@ from vlrl.models.logprobs import TokenStats
 from vlrl.models.policy import Policy
 from vlrl.models.sharding.checkpoints import Checkpointed
 
-_AVERAGES = ("exp_avg", "exp_avg_sq")
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 BUCKET = 2**26
 """Numbers of gradients that are summed at once."""
 
 
-class _Called(torch.nn.Module):
+class _PassModule(torch.nn.Module):
     """The model for DeepSpeed, which wants all that a pass computes to happen within one call."""
 
     def __init__(self, model: torch.nn.Module):
@@ -96,7 +96,7 @@ class Zero(Checkpointed):
 
     def leaf(self, value: Any) -> Any:
         """As Checkpointed.leaf."""
-        return value.whole() if isinstance(value, Average) else value
+        return value.whole() if isinstance(value, ShardedMoment) else value
 
     def load(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         """As Shards.load, with the ZeroOptimizer of these shards."""
@@ -126,7 +126,7 @@ class Zero(Checkpointed):
 
 
 @dataclass(frozen=True, eq=False)
-class Average:
+class ShardedMoment:
     """One of AdamW's averages of one weight, of which each process has a part."""
 
     optimizer: ZeroOptimizer
@@ -169,7 +169,7 @@ class ZeroOptimizer:
         flats = [flat for flat in self.zero.flats() if flat in self.inner.state]
         parameters = [p for group in self.groups for p in group] if flats else []
         return {"state": {i: {"step": self.inner.state[flats[0]]["step"].clone(),
-                              **{name: Average(self, p, name) for name in _AVERAGES}}
+                              **{name: ShardedMoment(self, p, name) for name in _MOMENTS}}
                           for i, p in enumerate(parameters)}, "param_groups": groups}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -181,10 +181,10 @@ class ZeroOptimizer:
         step = next(iter(state["state"].values()))["step"]
         for flat in self.zero.flats():
             self.inner.state[flat] = {"step": step.clone().to(flat.device),
-                                      **{name: torch.zeros_like(flat) for name in _AVERAGES}}
+                                      **{name: torch.zeros_like(flat) for name in _MOMENTS}}
         for i, parameter in enumerate(p for group in self.groups for p in group):
             part = self.zero.fragment(parameter)
-            for name in _AVERAGES if part and i in state["state"] else ():
+            for name in _MOMENTS if part and i in state["state"] else ():
                 flat, there, here = part  # type: ignore[misc]
                 self.inner.state[flat][name][there] = state["state"][i][name].flatten()[here].to(flat.device)
 
@@ -211,7 +211,7 @@ def start(policy: Policy, optimizer: torch.optim.Optimizer, config: Config) -> A
     groups = [list(group["params"]) for group in optimizer.param_groups]
     if policy._reference is not None:
         policy._reference.to(policy.device)
-    engine = deepspeed.initialize(model=_Called(policy.model), optimizer=optimizer, config={
+    engine = deepspeed.initialize(model=_PassModule(policy.model), optimizer=optimizer, config={
         "train_micro_batch_size_per_gpu": 1, "managed_gradient_accumulation": False, "steps_per_print": None,
         "gradient_clipping": config.train.max_grad_norm, "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,

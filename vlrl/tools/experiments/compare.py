@@ -154,7 +154,7 @@ def _settled(one: Side, split: str) -> Side:
     """Returns the side with the number of its step."""
     files = RunFolder(one.folder).rollout_files("eval-rollouts")
     steps = sorted({step for _, steps, name in files if name == split for step in steps})
-    best = checkpoint.marked(one.folder / "checkpoints").get("step")
+    best = checkpoint.best_record(one.folder / "checkpoints").get("step")
     named = {"first": steps[0], "last": steps[-1], "best": best} if steps else {}
     step = named.get(one.step) if isinstance(one.step, str) else one.step
     if step is None or step not in steps:

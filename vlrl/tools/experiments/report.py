@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vlrl.evaluation.stats import Interval, paired_gain
-from vlrl.monitoring.trackers import sign
+from vlrl.monitoring.trackers import direction
 from vlrl.store import RunFolder, comparable
 from vlrl.store.files import read_json, replacing
 
@@ -93,7 +93,7 @@ def _best(run: RunFolder) -> Iterator[str]:
         if _number(line.get(metric)):
             splits.setdefault(str(line["split"]), []).append(line)
     for split, lines in splits.items():
-        best = max(lines, key=lambda line: sign(metric) * line[metric])
+        best = max(lines, key=lambda line: direction(metric) * line[metric])
         where = f"at step {best['step']}" if best["step"] else "before the first step"
         saved = " (checkpoints/best)" if (best["step"], split) == (marked.get("step"), marked.get("split")) else ""
         if max(line["step"] for line in lines):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vlrl.errors import RunError, did_you_mean
-from vlrl.store.files import opened, read_json
+from vlrl.store.files import open_regular, read_json
 from vlrl.store.lock import owner_lives
 from vlrl.tools.stages.stage_list import FILE, StageList, read_stages
 
@@ -176,7 +176,7 @@ def _evals(path: Path) -> dict[str, dict[str, Any]]:
 def _tail(path: Path, count: int) -> list[dict[str, Any]]:
     """Returns the last whole JSON objects of a .jsonl file that may be growing."""
     try:
-        with opened(path) as file:
+        with open_regular(path) as file:
             size = file.seek(0, os.SEEK_END)
             start = file.seek(max(0, size - _BYTES))
             lines = file.read().splitlines()[1 if start else 0:]

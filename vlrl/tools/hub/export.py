@@ -28,10 +28,10 @@ from vlrl.config import validate
 from vlrl.config.schema import ModelSettings
 from vlrl.errors import ConfigError, RunError
 from vlrl.models import loading, packing
-from vlrl.models.families import agree, family_of
+from vlrl.models.families import family_of, sync_tilings
 from vlrl.models.heads import HEAD
 from vlrl.models.processing import Encoder
-from vlrl.models.saving import write_parts
+from vlrl.models.saving import write_model
 from vlrl.store import checkpoint
 from vlrl.store.checkpoint import MANIFEST
 from vlrl.store.trainer_state import STATE, TENSORS
@@ -162,13 +162,13 @@ def _write_model(path: Path, out: Path, dtype: str | None, base: str | None) -> 
     model = loading.load_model(path, torch.float32, f"the checkpoint {path}", merge=False).eval()
     whole = model.get_base_model() if base else model
     processor = loading.load_processor(ModelSettings(name=str(path)), family_of(whole.config))
-    agree(whole, processor)
+    sync_tilings(whole, processor)
     prompt, batch = _question(processor, whole, path)
     before = _logprobs(model, batch)
     if base:
         model = model.merge_and_unload()
     model.to(getattr(torch, dtype))
-    write_parts(model, processor, out, max_shard_size=SHARD)
+    write_model(model, processor, out, max_shard_size=SHARD)
     trained_on = base or (checkpoint.settings_of(path) or {}).get("model", {}).get("name")
     carried = carry(trained_on, model, out) if trained_on else ()
     parameters, digest = sum(p.numel() for p in model.parameters()), _digest(model)

@@ -178,7 +178,7 @@ def _remarks(subject: PublishedModel, run: RunFolder, rows: Sequence[Gain]) -> I
            "samples, of the gain over the same samples in pairs; it says nothing of the spread between seeds.")
     if last != subject.step:
         yield f"The weights published here are those after step {subject.step}, which was not evaluated."
-    marked = checkpoint.marked(run.checkpoints)
+    marked = checkpoint.best_record(run.checkpoints)
     tried = len({line["step"] for line in comparable(run.evals())
                  if line.get("step") and line.get("split") == marked.get("split")})
     if marked.get("step") == subject.step and tried > 1:

@@ -32,7 +32,7 @@ from vlrl.config.schema import Config
 from vlrl.curriculum import horizon
 from vlrl.environments.host import Environments
 from vlrl.errors import ConfigError, DataError, TaskError, VlrlError
-from vlrl.models import learning, loading, packing, saving
+from vlrl.models import loading, packing, saving, trained_parts
 from vlrl.models.model_config import family_convention
 from vlrl.models.processing import Encoder, PromptTooLong
 from vlrl.models.skeleton import skeleton
@@ -193,7 +193,7 @@ def _checked(config: Config, task: Task, host: Environments | None, samples: int
     encode, skeleton = None, None
     with report.noting():
         skeleton, encode = open_model(config, task, report)
-        saving.try_in(None, partial(saving.write_parts, skeleton.config, encode.processor))
+        saving.try_writing(None, partial(saving.write_model, skeleton.config, encode.processor))
     train = splits.get("train", ())
     with report.noting():
         report.needs = [str(one) for one in needs.find(config, task, train[0] if train else None)]
@@ -311,8 +311,8 @@ def open_model(config: Config, task: Task, report: DryRun | None = None) -> tupl
     if report:
         report.parameters = trained, sum(p.numel() for p in model.parameters())
         learns = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-        report.learns = learning.by_part(learns, family)
-        report.warnings += filter(None, [learning.unread(learns, family, base.config)])
+        report.learns = trained_parts.parameters_by_part(learns, family)
+        report.warnings += filter(None, [trained_parts.unused_layers(learns, family, base.config)])
     settle_coordinates(task, config, family.coordinates)
     processor = loading.load_processor(config.model, family)
     return base, Encoder(processor, family, lambda ids, types, mm: family.positions(base, ids, types, mm), config)

@@ -25,7 +25,7 @@ from vlrl.rewards.text import parse_answer
 from vlrl.task import Task
 from vlrl.task.environment import has_environment
 from vlrl.tools.play.questions import Question, QuestionMedia, ScoredAnswer, ask, judge_answer, media_files
-from vlrl.types import Acted, Sample
+from vlrl.types import PastAction, Sample
 
 
 @contextmanager
@@ -43,7 +43,7 @@ def environments(config: Config, task: Task) -> Iterator[Environments | None]:
 class PlayedTurn:
     """An action and the observation that it led to."""
 
-    acted: Acted
+    acted: PastAction
     media: tuple[QuestionMedia, ...] = ()
     """Media of the observation, as files."""
     seconds: float = 0.0
@@ -68,7 +68,7 @@ class PlayedEpisode:
             error = observation.reason if isinstance(observation, EnvironmentFailure) else None
         if error is not None:
             self.ended = "error"
-            self.turns.append(PlayedTurn(Acted(action="", error=error)))
+            self.turns.append(PlayedTurn(PastAction(action="", error=error)))
 
     @property
     def error(self) -> str | None:
@@ -79,11 +79,11 @@ class PlayedEpisode:
         (step,) = self.host.step([self._episode], [action])
         if isinstance(step, EnvironmentFailure):
             self.ended = "error"
-            turned = PlayedTurn(Acted(action=action, error=step.reason), seconds=self._episode.seconds)
+            turned = PlayedTurn(PastAction(action=action, error=step.reason), seconds=self._episode.seconds)
         else:
             media = media_files(step.observation.media, self._media_limits, self.folder, f"turn-{len(self.turns) + 1}-")
             state = None if step.state is None else str(step.state)
-            acted = Acted(action=action, observation=step.observation.text, media=tuple(step.observation.media),
+            acted = PastAction(action=action, observation=step.observation.text, media=tuple(step.observation.media),
                           parts=dict(step.parts), state=state, done=step.done)
             turned = PlayedTurn(acted, media, self._episode.seconds, step.info)
         self.turns.append(turned)

@@ -27,7 +27,7 @@ from vlrl.config.schema import Config
 from vlrl.data.media import MediaAccess
 from vlrl.engine.base import Engine, Request
 from vlrl.errors import DataError
-from vlrl.models.packing import behind, joined
+from vlrl.models.packing import continuation, join_prompts
 from vlrl.models.processing import Encoder
 from vlrl.rollout.generate import sampling_of
 from vlrl.store import RunFolder
@@ -93,7 +93,7 @@ class RecordedEpisode:
         n, c = len(shown), len(closing)
         start = len(self.written) + c
         whole = self.whole.followed_by(np.array(closing, np.int64))
-        self.append(joined(whole, shown), np.zeros(n + c, np.float32), np.zeros(n + c, bool))
+        self.append(join_prompts(whole, shown), np.zeros(n + c, np.float32), np.zeros(n + c, bool))
         self.turns.append(Turn(start=start, end=start + n, role="observation", text=message.text,
                                media=tuple(m.sha256 for m in shown.media)))
         self.shown.append(shown)
@@ -102,7 +102,7 @@ class RecordedEpisode:
     def completion(self, end: int) -> Completion:
         """Returns it as the loop has it."""
         last = self.written[-1:]
-        shown = behind(self.whole, self.prompt, self.shown) if self.shown else None
+        shown = continuation(self.whole, self.prompt, self.shown) if self.shown else None
         empty: list[np.ndarray] = [np.zeros(0, np.float32)]
         return Completion(
             tokens=self.written, logprobs=np.concatenate(self.logprobs or empty),

@@ -78,7 +78,7 @@ def _opened(config: Config, stages: Sequence[tuple[StageEntry, Config]]) -> Stag
     """Returns how far the run is. Raises ConfigError for settings that no stage could begin with."""
     folder = RunFolder(Path(config.run.dir))
     if config.resume == "never":
-        files.set_aside(folder.path)
+        files.move_aside(folder.path)
     known = read_stages(folder.path)
     if config.resume == "must" and known is None:
         raise RunError(f"resume=must, but {folder.path} holds no run of stages. Start with resume=auto.")
@@ -127,7 +127,7 @@ def dry_run(config: Config, tell: Callable[[str], None]) -> list[tuple[StageEntr
 
 def _settings(stage: StageEntry, own: Config) -> Config:
     """Returns the settings that a stage runs with."""
-    return sft.supervised(own) if stage.kind == "sft" else own
+    return sft.supervised_config(own) if stage.kind == "sft" else own
 
 
 def _is_generated(config: Config, own: Config) -> bool:

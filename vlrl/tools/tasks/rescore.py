@@ -26,7 +26,7 @@ from vlrl.store import RunFolder
 from vlrl.task import Task, fill
 from vlrl.task.scoring import score_group, without_score
 from vlrl.task.services import Services, without_absent_parts
-from vlrl.types import Acted, Answer, Parts, Sample
+from vlrl.types import Answer, Parts, PastAction, Sample
 
 _COLUMNS = ("group_id", "sample_id", "task", "index", "step", "prompt", "completion", "token_ids", "parts", "reward",
             "sample", "truncated", "error", "variant", "advantage", "turns", "episode_id", "opened")
@@ -216,10 +216,10 @@ def _answer(row: Mapping[str, Any]) -> Answer:
     return replace(parsed, variant=row["variant"] or "", turns=_acted(turns, opened) if acted else ())
 
 
-def _acted(turns: Sequence[Mapping[str, Any]], opened: str) -> tuple[Acted, ...]:
+def _acted(turns: Sequence[Mapping[str, Any]], opened: str) -> tuple[PastAction, ...]:
     """Returns the actions of an episode; pictures of their observations are left out."""
     after = [*(t["text"] or "" for t in turns[1:]), ""]
-    return tuple(Acted(action=EnvironmentAction(t["text"] or "", opened), observation=shown,
+    return tuple(PastAction(action=EnvironmentAction(t["text"] or "", opened), observation=shown,
                        parts=dict(t["parts"] or ()), state=t["state"], done=bool(t["done"]), error=t["error"])
                  for t, shown in zip(turns, after, strict=True) if t["role"] == "assistant")
 

@@ -11,7 +11,7 @@ GRACE = 30.0
 """Seconds past the time-out after which a rank that still waits, as in a transport that gives no error, is ended."""
 
 
-class Here:
+class RankPosition:
     """What this rank does: the step, the phase within it, and the collective in which it waits."""
 
     def __init__(self) -> None:

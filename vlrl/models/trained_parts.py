@@ -9,7 +9,7 @@ from typing import Any
 from vlrl.models.families import Family
 
 
-def by_part(named: Iterable[tuple[str, Any]], family: Family) -> str:
+def parameters_by_part(named: Iterable[tuple[str, Any]], family: Family) -> str:
     """Returns how many parameters of each part learn: "language 1,200 and merger 30"; of an adapter those it adds."""
     counts: dict[str, int] = {}
     for name, parameter in named:
@@ -18,7 +18,7 @@ def by_part(named: Iterable[tuple[str, Any]], family: Family) -> str:
     return " and ".join(f"{part} {count:,}" for part, count in sorted(counts.items()))
 
 
-def unread(named: Iterable[tuple[str, Any]], family: Family, config: Any) -> str:
+def unused_layers(named: Iterable[tuple[str, Any]], family: Family, config: Any) -> str:
     """Returns which tensors count as trained and never change, as the model takes an earlier layer of its vision tower
     (LLaVA 1.5: the last but one); "" where there are none.
     """
