@@ -69,10 +69,11 @@ def test_gradient_norm_is_the_mean_and_the_largest_of_all_passes(tiny_models):
     """Two passes over one batch are two optimizer steps: the first norm is not forgotten."""
     from vlrl.training.update import make_optimizer, update
 
-    config = settings(tiny_models["qwen3_vl"], rollout={"updates": 2}, train={"lr": 0.05})
+    short = {"max_new_tokens": 8, "group_size": 4}
+    config = settings(tiny_models["qwen3_vl"], rollout={"updates": 2, **short}, train={"lr": 0.05})
     policy, encode = load(config)
     groups = credited_groups(policy, encode, config)
-    once = settings(tiny_models["qwen3_vl"], train={"lr": 1e-12})
+    once = settings(tiny_models["qwen3_vl"], rollout=short, train={"lr": 1e-12})
     first, _ = update(policy, make_optimizer(policy, once), groups, once, 0)
     both, _ = update(policy, make_optimizer(policy, config), groups, config, 0)
     second = 2 * both["grad_norm"] - first["grad_norm"]

@@ -143,9 +143,9 @@ def mvbench(given: str, truth: str) -> float:
 
 def one_number(text: str) -> float | None:
     """The number in a text with exactly one ("3 cars", "about 2.5 m."); None otherwise."""
-    values = set(islice(numbers(text), MOST_WORDS)) or {math.inf}
-    value = values.pop()
-    return value if not values and math.isfinite(value) else None
+    values = islice(numbers(text), MOST_WORDS)
+    first = next(values, math.inf)
+    return first if math.isfinite(first) and all(value == first for value in values) else None
 
 
 def quantity(text: str, percent: bool = False) -> float | None:
