@@ -253,9 +253,9 @@ def cache(options: argparse.Namespace) -> Lines:
     assert isinstance(parts.engine, EpisodeEngine)
     meter, asked = Metered(parts.engine.engine), requests_for(parts, range(4), GROUP, 16)
     parts.engine.engine = meter
-    room, made = meter.engine.living.most, {}
+    room, made = meter.engine.turn_caches.most, {}
     for kept in (None, False, True):
-        meter.seconds, meter.read, meter.engine.living.most = 0.0, 0, room if kept else 0
+        meter.seconds, meter.read, meter.engine.turn_caches.most = 0.0, 0, room if kept else 0
         found = [c for group in parts.engine.generate(asked) for c in group]
         if kept is not None:
             made[kept] = meter.seconds, found

@@ -116,7 +116,7 @@ def test_scores(config, tmp_path, capsys):
         return config, f"run.dir={tmp_path}/run", "resume=never", f"task={task_file(tmp_path, body)}", "steps=2"
     fails(capsys, "returned the part 'bonus'", *words("return {'vowels': 1.0, 'short': 0.0, 'bonus': 1.0}"))
     fails(capsys, "left out the part 'short'", *words("return {'vowels': 1.0}"))
-    fails(capsys, "heldout at step 0: 8 of 8 rollouts failed.*limits.score_errors.*'vowels' was nan.*They are in",
+    fails(capsys, "heldout at step 0: 8 of 8 rollouts failed.*limits.score_errors.*'vowels' was nan.*rollouts are in",
           *words("return {'vowels': float('nan'), 'short': 0.0}"))
     fails(capsys, "failed to score.*KeyError: 'shade'", *words("return {'vowels': sample['shade'], 'short': 0.0}"))
     body = "return {'vowels': 1 / (len(answer.text) % 3), 'short': 0.0}"
@@ -230,5 +230,5 @@ def test_other_rows_at_a_resume_are_refused_and_rows_left_out_are_kept(config, t
     (left,) = [json.loads(line) for line in (tmp_path / "run" / "rejected.jsonl").read_text().splitlines()]
     assert left["step"] == 0 and "rows.jsonl:9: the row has id=None" in left["reason"]
     rows.write_text(rows.read_text().replace("What is 3?", "Who is 3?"))
-    fails(capsys, r"data\.train=.*rows\.jsonl' are not those of the checkpoint: 1 rows are others, '3' \(row 4\)",
+    fails(capsys, r"data\.train=.*rows\.jsonl' differ from those of the checkpoint: 1 rows changed, '3' \(row 4\)",
           *words, "steps=2")

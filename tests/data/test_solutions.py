@@ -50,7 +50,7 @@ def test_other_answers_are_other_rows(tmp_path):
     other = [{**LINES[0], "solution": "deux"}, *LINES[1:]]
     first, second = (fingerprint.fingerprint_of(task_samples(task(tmp_path / name, lines), "train"))
                      for name, lines in (("1.jsonl", LINES), ("2.jsonl", other)))
-    with pytest.raises(RunError, match=r"1 rows are others, 'b' \(row 1\)"):
+    with pytest.raises(RunError, match=r"1 rows changed, 'b' \(row 1\)"):
         second.check(first.state_dict(), "task 'letters'")
     assert (tmp_path / "1.jsonl") in first.files
 

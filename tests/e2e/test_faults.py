@@ -173,7 +173,7 @@ def test_out_of_memory_in_generation_and_update(scene, tmp_path):
     (tmp_path / "starved.py").write_text(STARVED)
     done = forked.run([tmp_path / "starved.py", config, f"run.dir={tmp_path}/run"], ENV, tmp_path, 300)
     assert done.returncode == 0, done.stderr
-    assert "answers side by side: from here on" in done.stderr and "out of memory in the update" in done.stderr
+    assert "completions in a batch: " in done.stderr and "out of memory in the update" in done.stderr
     found, expected = metrics(tmp_path / "run"), metrics(whole)
     raw = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert raw[0]["memory/halved"] >= 1 and raw[-1].get("memory/halved", 0) < raw[0]["memory/halved"]

@@ -170,7 +170,7 @@ def test_a_batch_too_large_for_the_memory_is_halved(parts, monkeypatch, caplog):
     tried = fails_above(engine, 2, monkeypatch)
     assert tokens_of(engine.generate(requests)) == tokens_of(HFEngine(policy, 0, 2).generate(requests))
     assert tried[:3] == [8, 4, 2] and engine.capacity.rows == 2
-    assert "8 answers side by side: from here on 4" in caplog.text
+    assert "8 completions in a batch: 4 from now on" in caplog.text
     tried.clear()
     engine.generate(requests)
     assert max(tried) == 2  # remembered
@@ -180,7 +180,7 @@ def test_not_even_one_answer_fits(parts, monkeypatch):
     policy, _, requests = parts
     engine = HFEngine(policy, 0, 4)
     fails_above(engine, 0, monkeypatch)
-    with pytest.raises(TrainingError, match=r"one answer alone.*CUDA out of memory.*model\.max_pixels"):
+    with pytest.raises(TrainingError, match=r"a single completion .*CUDA out of memory.*model\.max_pixels"):
         engine.generate(requests)
 
 

@@ -31,7 +31,7 @@ def observation(turn, i):
 def play(policy, encode, alive, most=None, read=None):
     """Log-probabilities [turns][episodes] and tokens of a group of episodes, two prompts."""
     engine, kinds = HFEngine(policy, seed=5), ("image", "text")
-    engine.living.most = engine.living.most if most is None else most
+    engine.turn_caches.most = engine.turn_caches.most if most is None else most
     sampling = Sampling(max_new_tokens=6)
     groups = [[CacheSlot() for _ in range(GROUP)] if alive else [] for _ in kinds]
     asked = [Request(prompt=encode(Vowels(), SAMPLES[kind]), n=GROUP, sampling=sampling, key=(0, i),

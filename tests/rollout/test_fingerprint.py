@@ -36,14 +36,14 @@ def relabelled(entries):
 @pytest.mark.parametrize("index", ["memory", "lazy"])
 @pytest.mark.parametrize("change, said", [
     (lambda entries: entries[:20], r"there were 30 rows and now there are 20\b"),
-    (relabelled, r"1 rows are others, 'r3' \(row 4\)\."),
+    (relabelled, r"1 rows changed, 'r3' \(row 4\)\."),
     (lambda entries: random.Random(1).sample(entries, 30),
      r"the same rows in another order: 'r\d+' \(row 1\), .* more"),
 ])
 def test_other_rows_are_named(tmp_path, index, change, said):
     before = read(tmp_path / "rows.jsonl", rows(), index).state_dict()
     read(tmp_path / "rows.jsonl", rows(), index).check(before, "data.train='rows.jsonl'")
-    with pytest.raises(RunError, match=rf"data\.train='rows\.jsonl' are not those of.*{said}.*resume=never"):
+    with pytest.raises(RunError, match=rf"data\.train='rows\.jsonl' differ from those of.*{said}.*resume=never"):
         read(tmp_path / "rows.jsonl", change(rows()), index).check(before, "data.train='rows.jsonl'")
 
 
@@ -67,7 +67,7 @@ def test_the_tasks_of_a_mixture_are_compared_each(tmp_path):
 
     before = both(rows(4))
     assert len(before.sums) == 9 and len(before.files) == 2
-    with pytest.raises(RunError, match=r"1 rows are others, 'b/r3' \(row 8\)"):
+    with pytest.raises(RunError, match=r"1 rows changed, 'b/r3' \(row 8\)"):
         both(relabelled(rows(4))).check(before.state_dict(), "x")
 
 

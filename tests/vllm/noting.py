@@ -10,7 +10,7 @@ import torch
 
 from vlrl.cli import main
 from vlrl.distributed import comm
-from vlrl.engine.vllm.sync_check import differing_weights
+from vlrl.engine.vllm.sync_check import counted_differences
 from vlrl.training import loop
 from vlrl.training.session import Session
 
@@ -27,7 +27,7 @@ class Noting(Session):
             digest.update(name.encode() + tensor.contiguous().view(torch.uint8).numpy().tobytes())
         noted: dict[str, Any] = {"weights": digest.hexdigest()}
         if self.config.engine.name == "vllm":
-            noted["differing"] = differing_weights(engine.weights.compare(policy))
+            noted["differing"] = counted_differences(engine.weights.compare(policy))[1]
             noted["compared"] = sum(1 for _ in engine.weights.compare(policy))
         else:
             noted |= {"way": engine.way, "version": engine._target.version, "adapter": bool(engine._target.adapter),

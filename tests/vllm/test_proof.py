@@ -8,7 +8,7 @@ import torch
 
 from tests.helpers import load, settings
 from vlrl.engine.vllm.policy_weights import adapted_layers, merged_weight, saved_tensors, write_adapter, write_model
-from vlrl.engine.vllm.sync_check import SyncCheck, differing_weights, trainer_logprobs
+from vlrl.engine.vllm.sync_check import SyncCheck, counted_differences, trainer_logprobs
 from vlrl.errors import TrainingError
 from vlrl.models.sharding.fsdp import shard
 
@@ -128,10 +128,10 @@ def test_reading_changes_no_weight_and_no_mode(parts):
 
 def test_differing_compares_in_the_type_of_the_engine():
     ours = torch.randn(8, 8)
-    assert differing_weights([("w", ours, ours.bfloat16())]) == []
+    assert counted_differences([("w", ours, ours.bfloat16())])[1] == []
     theirs = ours.clone()
     theirs[3, 3] += 0.5
-    (name, gap, _), = differing_weights([("same", ours, ours.clone()), ("w", ours, theirs)])
+    ((name, gap, _),) = counted_differences([("same", ours, ours.clone()), ("w", ours, theirs)])[1]
     assert name == "w" and gap == pytest.approx(0.5)
 
 

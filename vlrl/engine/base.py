@@ -1,10 +1,12 @@
-"""What every engine offers the loop, and what it is asked."""
+"""The interface of engines, and the requests they take."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self, runtime_checkable
+
+import numpy as np
 
 from vlrl.task import Task
 from vlrl.types import Completion, Prompt, Sample, Turn
@@ -12,66 +14,68 @@ from vlrl.types import Completion, Prompt, Sample, Turn
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How to draw answers. Example: `Sampling(max_new_tokens=512)`, greedy: `Sampling(..., temperature=0)`."""
+    """How to sample completions. Example: `Sampling(max_new_tokens=512)`, greedy: `Sampling(..., temperature=0)`."""
 
     max_new_tokens: int
     temperature: float = 1.0
-    """0 = greedy; log-probabilities of a greedy answer are those at temperature 1."""
+    """0 = greedy; log-probabilities of a greedy completion are those at temperature 1."""
     top_p: float | None = None
-    """Drawn from the most probable tokens that hold this much probability, 1 = from all; None = as the engine does."""
+    """Nucleus sampling: only the most probable tokens that hold this probability; 1 = all, None = the engine's default.
+    """
     stop: tuple[str, ...] = ()
-    """An answer ends with the token that completes one of these texts; its finish_reason is then "stop"."""
+    """A completion ends with the token that completes one of these strings; its finish_reason is then "stop"."""
     thinking_budget: int | None = None
-    """When the first `thinking_budget` tokens hold no `</think>`, the tokens of `thinking_end` follow them, and the
-    model goes on after these. Prompts may have opened a `<think>`; where one has closed it, its Request
-    has no budget."""
+    """If the first `thinking_budget` tokens hold no `</think>`, the tokens of `thinking_end` are forced after them, and
+    the model continues. A prompt may already open `<think>`; a Request whose prompt has closed it has no budget."""
     thinking_end: str = "\n</think>\n"
-    """Its tokens are part of the answer and count towards `max_new_tokens`; loss_mask is False on them."""
+    """Its tokens are part of the completion and count towards `max_new_tokens`; their loss_mask is False."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AnswerPrefix:
-    """An answer that goes on from its own text, in its own random stream."""
+    """The beginning of a completion that is to be continued, in its own random stream."""
 
     index: int
-    """Its place in the group: rollout `index` of the stream."""
+    """Its index in the group, which names its random stream."""
     written: Completion
-    """All of it so far; without an end token or a stop string."""
+    """All of it so far, without an end token or a stop string."""
 
 
 @dataclass(eq=False)
 class CacheSlot:
-    """What an engine may keep of an answer, for a request whose prompt is the answered one, the answer and more."""
+    """Where an engine may keep the KV cache of a completion, for a later request whose prompt extends prompt +
+    completion."""
 
     cache: Any = None
-    """The engine's own."""
+    """In the engine's own format."""
     observed: Prompt | None = None
-    """The end of that prompt, with the media that it adds."""
+    """The last part of the next prompt, with the media that it adds."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Request:
-    """`n` answers to one prompt. Group size may differ per prompt; a greedy baseline is one more request."""
+    """`n` completions of one prompt. Group size may differ per prompt; a greedy baseline is one more request."""
 
     prompt: Prompt
     n: int
     sampling: Sampling
-    """Its limits count over whole answers, what was written before included."""
+    """Its limits count over whole completions, prefixes included."""
     key: tuple[int, ...] = (0,)
     """Names the random stream: rollout i draws from (seed, *key, i), whatever batch or process it runs in."""
     begun: tuple[AnswerPrefix, ...] = ()
-    """[n] answers to go on with, instead of n others: with the same weights they become what they would have become
-    unbroken. Their completions hold all of them, and one turn more."""
+    """[n] prefixes to continue, instead of n new completions. With unchanged weights the result is that of an
+    uninterrupted generation. The returned completions include their prefix, and have one turn more."""
     way_out: str = ""
-    """For errors: the setting without which no answer would go on from another's text."""
+    """For errors: the setting without which no completion would continue another's text."""
     sample: Sample | None = None
-    """Whose environment answers, where it was opened (`Sample.opening`)."""
+    """Its environment answers, if it was reset (`Sample.opening`)."""
     max_turns: int | None = None
     """Most actions of its episodes; None = episode.max_turns."""
     continues: tuple[CacheSlot, ...] = ()
-    """[n] of the answers, where further requests will go on from them; an engine may ignore it."""
+    """[n] cache slots of the completions, if later requests will extend them; an engine may ignore them."""
     turns: tuple[Turn, ...] = ()
-    """Of an episode, those that the prompt ends with; they count from the end of the prompt that it began with."""
+    """Turns of the episode that the prompt ends with; token positions count from the end of the episode's first prompt.
+    """
 
     def __post_init__(self) -> None:
         if self.sampling.thinking_budget is not None and "</think>" in self.prompt.opened:
@@ -79,43 +83,42 @@ class Request:
 
 
 Done = Callable[[int, list[Completion]], None]
-"""Takes the number of a request and all of its completions."""
+"""Takes the index of a request and all of its completions."""
 PartialTexts = Callable[[], dict[tuple[int, int], str]]
-"""Gives what the answers of a batch hold so far, by (number of the request, number of the answer)."""
+"""Gives the texts of a batch so far, by (index of the request, index of the completion)."""
 Watch = Callable[[PartialTexts], None]
-"""Called after every token of a batch; the texts are decoded only when it asks for them. What it raises ends the
-generation."""
+"""Called after every token of a batch; texts are decoded only on demand. An exception in it ends the generation."""
 
 
 class Engine(Protocol):
-    """Draws answers from the policy."""
+    """Samples completions from the policy."""
 
     def sync(self, policy: Any, step: int) -> None:
-        """Takes over the policy's weights; answers drawn from now on carry `step` as their policy_step."""
+        """Takes over the policy's weights; completions sampled from now on carry `step` as their policy_step."""
         ...
 
     def generate(self, requests: Sequence[Request], done: Done | None = None) -> list[list[Completion]]:
-        """Returns `request.n` completions for each request, in order.
+        """The `request.n` completions of each request, in order.
 
-        `done(i, completions)` is called from the caller's thread as soon as request `i` is whole and while others are
-        still to be written, at most once each; not for those that are written last. It should return at once.
+        `done(i, completions)` is called in the caller's thread as soon as request `i` is complete while others are
+        still being decoded, at most once each; not for the requests that finish last. It should return at once.
         """
         ...
 
     def close(self) -> None:
-        """Frees what the engine holds."""
+        """Frees the engine's resources."""
         ...
 
 
 @runtime_checkable
 class EpisodePlayer(Engine, Protocol):
-    """An engine under which the environments of samples answer (vlrl/environments/episodes.py)."""
+    """An engine that plays episodes: the environments of samples answer the model (vlrl/environments/episodes.py)."""
 
     restarts: int
-    """How often a process of environments was started again."""
+    """How often an environment process was restarted."""
 
     def over(self, engine: Engine) -> Self:
-        """Returns the same over another engine; its environments stay those of this one, which closes them."""
+        """The same player over another engine. It shares the environments of this one, which closes them."""
         ...
 
     def opened(self, task: Task, sample: Sample, key: Sequence[int]) -> Sample:
@@ -127,28 +130,46 @@ class EpisodePlayer(Engine, Protocol):
         ...
 
     def replayed(self, requests: Sequence[Request], recorded: Sequence[list[Completion]]) -> list[list[Completion]]:
-        """Returns recorded completions; episodes, of which the actions suffice, after their environments have answered
-        again. One that went otherwise has an error.
-        """
+        """The recorded completions. Episodes, of which only the actions are needed, are played again in their
+        environments; one that goes differently gets an error."""
         ...
 
 
 ACTION = 7
-"""Begins the keys of all actions of an episode after the first; they end with the number of the action."""
+"""First element of the key of every action of an episode after the first; the last element is the action's index."""
+
+
+def make_completion(tokens: np.ndarray, logprobs: Any, sampled: np.ndarray, stop: Sequence[str], eos: Collection[int],
+                    decode: Callable[[Any], str], turns: tuple[Turn, ...] = (), stopped: bool = False) -> Completion:
+    """The completion of [T] token ids and log-probabilities; `sampled` is False where a token was forced.
+
+    stop: the stop strings. turns: those of its prefix. stopped: the engine saw an end.
+    """
+    ended = len(tokens) > 0 and int(tokens[-1]) in eos
+    text = decode(tokens[:-1] if ended else tokens)
+    stopped = stopped or ended or any(string in text for string in stop)
+    return Completion(tokens=tokens, logprobs=np.asarray(logprobs, dtype=np.float32), loss_mask=sampled, text=text,
+                      finish_reason="stop" if stopped else "length",
+                      turns=(*turns, Turn(start=turns[-1].end if turns else 0, end=len(tokens))))
+
+
+def given_completion(tokens: np.ndarray, text: str = "") -> Completion:
+    """A completion that was given, not sampled: [T] token ids with log-probabilities 0."""
+    return Completion(tokens=tokens, logprobs=np.zeros(len(tokens), np.float32), loss_mask=np.ones(len(tokens), bool),
+                      text=text, finish_reason="stop", turns=(Turn(start=0, end=len(tokens)),))
 
 
 def turn_of(request: Request) -> int:
-    """Returns the number of the action that an engine which plays episodes asks for."""
+    """The index of the requested action in its episode; 0 outside of episodes."""
     return request.key[-1] if request.key[0] == ACTION else 0
 
 
 def opened(engine: Engine, task: Task, sample: Sample, *key: int) -> Sample:
-    """Returns the sample with what its environment shows at a reset whose seed is made of `key`, or why it cannot be
-    reset; as it is where its task has no environment.
-    """
+    """The sample with the first observation of its environment, reset with a seed derived from `key`, or with the error
+    of the reset; unchanged if its task has no environment."""
     return engine.opened(task, sample, key) if isinstance(engine, EpisodePlayer) else sample
 
 
 def reopened(engine: Engine, sample: Sample) -> Sample:
-    """Returns an opened sample whose media were changed with what its environment shows now, at the same seed."""
+    """A reset sample whose media were changed, with the observation of its environment at the same seed."""
     return engine.reopened(sample) if isinstance(engine, EpisodePlayer) else sample

@@ -1,8 +1,8 @@
-"""Key-value caches of rows that are being written.
+"""KV caches of the rows being decoded.
 
-transformers' dynamic cache copies all it holds for every new token. Here a token is written into space that is already
-there, and where the attention allows it the rows of a group share one copy of their prompt (`SharedRows`); with images
-that is most of what is held.
+transformers' dynamic cache copies everything it holds for every new token. Here a token is written into space that is
+allocated ahead, and where the attention allows it the rows of a group share one copy of their prompt (`SharedRows`);
+with images the prompt is most of the cache.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vlrl.models.attention import PromptCache
 Pair = tuple[torch.Tensor, torch.Tensor]
 """Keys and values of a layer."""
 ROOM = 64
-"""Tokens of free space whenever a layer has to grow."""
+"""Tokens of free space that a layer allocates when it grows."""
 
 
 class RoomyLayer(DynamicLayer):
@@ -32,7 +32,7 @@ class RoomyLayer(DynamicLayer):
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any,
                **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Adds tokens and returns all keys and values."""
+        """Appends tokens and returns all keys and values."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         used = self.get_seq_length()
@@ -54,12 +54,12 @@ class RoomyLayer(DynamicLayer):
         return buffer
 
     def hold(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Takes over keys and values without room."""
+        """Takes over keys and values, without free space."""
         self.keys, self.values = keys, values
         self._buffers = (keys, values)
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Keeps (or repeats) rows, with their room."""
+        """Keeps (or repeats) rows, with their free space."""
         if self._buffers is not None:
             length = self.get_seq_length()
             self._buffers = (self._buffers[0][indices], self._buffers[1][indices])
@@ -67,23 +67,21 @@ class RoomyLayer(DynamicLayer):
 
 
 def roomy_cache(config: Any) -> DynamicCache:
-    """Returns an empty cache for a text config; layers of special kinds (sliding windows) stay transformers' own."""
+    """An empty cache for a text config; layers of special kinds (sliding windows) stay transformers' own."""
     cache = DynamicCache(config=config)
     cache.layers = [RoomyLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
     return cache
 
 
 def join_caches(caches: Sequence[DynamicCache]) -> DynamicCache:
-    """Returns one cache of the prompts of all, in order; shorter ones are padded on the left. Uses the given ones
-    up.
-    """
+    """One cache of all prompts, in order, shorter ones padded on the left. Consumes the given caches."""
     for layers in zip(*(cache.layers for cache in caches), strict=True):
         _join(layers)
     return caches[0]
 
 
 def _join(layers: Sequence[Any]) -> None:
-    """Puts the prompts of all layers into the first; the others are left empty."""
+    """Moves the prompts of all layers into the first one; the others are emptied."""
     first: Any = layers[0]
     if isinstance(first, LinearAttentionCacheLayerMixin):
         for states in ("conv_states", "recurrent_states"):
@@ -102,7 +100,7 @@ def _join(layers: Sequence[Any]) -> None:
 
 
 def _padded(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Returns [P, heads, tokens, d] of all, with zeros on the left of shorter ones."""
+    """[P, heads, tokens, d] of all tensors, shorter ones padded with zeros on the left."""
     width = max(t.shape[-2] for t in tensors)
     out = tensors[0].new_zeros(sum(map(len, tensors)), *tensors[0].shape[1:-2], width, tensors[0].shape[-1])
     for rows, tensor in zip(out.split([len(t) for t in tensors]), tensors, strict=True):
@@ -112,14 +110,14 @@ def _padded(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 @functools.cache
 def cache_argument(model: type) -> str:
-    """Returns the name of the cache in the forward of a class of models; transformers renames it to `cache`."""
+    """The name of the cache argument in a model's forward; transformers is renaming it to `cache`."""
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 class CopiedRows:
-    """Rows that each hold a copy of their prompt.
+    """Rows that each hold a copy of their prompt's cache.
 
-    `cache` is that of P prompts, `mask` [P, L] theirs, `owner` [R] the number of each row's prompt.
+    cache: of P prompts. mask: their attention mask [P, L]. owner: [R] the prompt index of each row.
     """
 
     def __init__(self, cache: DynamicCache, mask: torch.Tensor, owner: torch.Tensor):
@@ -127,18 +125,17 @@ class CopiedRows:
         self.select(owner)
 
     def inputs(self, argument: str) -> dict[str, Any]:
-        """Forward keywords for one more token of every row; call once per token. `argument` is `cache_argument`'s."""
+        """Forward keywords for one more token of every row; call once per token. argument: from `cache_argument`."""
         self._mask = F.pad(self._mask, (0, 1), value=1)
         return {argument: self._cache, "attention_mask": self._mask}
 
     def select(self, rows: torch.Tensor) -> None:
-        """Keeps (or repeats) rows."""
         self._mask = self._mask[rows]
         _select(self._cache, rows)
 
 
 class SharedRows:
-    """The same for a model with vlrl's attention: each prompt is kept once, for all of its rows. `owner` ascends."""
+    """Rows that share one copy of their prompt's cache, for models with vlrl's attention. `owner` is ascending."""
 
     def __init__(self, cache: DynamicCache, mask: torch.Tensor, owner: torch.Tensor, answers: DynamicCache):
         cached: list[Any] = cache.layers
@@ -155,13 +152,11 @@ class SharedRows:
         self._mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)  # 4-D: used as given, no mask is built
 
     def inputs(self, argument: str) -> dict[str, Any]:
-        """Forward keywords for one more token of every row. `argument` is `cache_argument`'s."""
+        """Forward keywords for one more token of every row. argument: from `cache_argument`."""
         return {argument: self._answers, "attention_mask": self._mask, "prefix_layout": self._prompts}
 
     def row(self, place: int, own: int) -> list[Pair]:
-        """Returns keys and values [1, H_kv, n, d] of each layer of a row: its prompt, and the first `own` tokens after
-        it.
-        """
+        """Keys and values [1, H_kv, n, d] of each layer of one row: its prompt and the first `own` tokens after it."""
         prompts, answers = self._prompts, cast(list[Any], self._answers.layers)
         at = prompts.owner[place:place + 1]
         visible = slice(None) if prompts.bias is None else prompts.bias[at][0, 0, 0] == 0
@@ -180,14 +175,14 @@ class SharedRows:
 
 def answer_rows(cache: DynamicCache, mask: torch.Tensor, owner: torch.Tensor, config: Any,
                 shared: bool) -> CopiedRows | SharedRows:
-    """Returns rows over the cache of their prompts; `shared` where the model has vlrl's attention."""
+    """The rows to decode over the cache of their prompts; shared: whether the model has vlrl's attention."""
     if shared and all(type(layer) is RoomyLayer for layer in cache.layers):
         return SharedRows(cache, mask, owner, roomy_cache(config))
     return CopiedRows(cache, mask, owner)
 
 
 def stack_row_caches(cached: Sequence[list[Any]], config: Any) -> DynamicCache:
-    """Returns one cache of rows that were kept, shorter ones padded on the left. Uses the given ones up."""
+    """One cache of the kept caches of several rows, shorter ones padded on the left. Consumes the given caches."""
     cache = roomy_cache(config)
     for i, layer in enumerate(cache.layers):
         assert isinstance(layer, RoomyLayer)

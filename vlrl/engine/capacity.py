@@ -1,10 +1,9 @@
-"""How many answers are written side by side.
+"""How many completions are decoded in one batch.
 
-With `engine.batch_rollouts=auto` a batch takes a share of the memory that the weights, and what training keeps beside
-them, leave of the device. It is estimated from the device's whole memory and the requests, not from what is free at the
-moment: the last bits of the logits depend on the shape of the batch, and the same config and seed must give the same
-weights, across a kill and resume too. On another machine a batch may be cut elsewhere, unless MOST_ROWS or a number
-given by the user cuts it first.
+With `engine.batch_rollouts=auto` a batch takes a share of the device memory that weights and optimizer state leave. It
+is estimated from the device's total memory and the requests, not from the free memory: the last bits of the logits
+depend on the shape of the batch, and the same config and seed must give the same weights, also across a kill and
+resume. On another machine a batch may be split elsewhere, unless MOST_ROWS or a number set by the user limits it first.
 """
 
 from __future__ import annotations
@@ -26,46 +25,45 @@ from vlrl.models.policy import Policy
 from vlrl.types import Prompt
 
 Job = tuple[int, list[int]]
-"""(number of a request, its rollouts in a batch)"""
+"""(index of a request, indices of its rollouts in a batch)"""
 GIB = 2**30
 MOST_ROWS = 256
-"""Most answers side by side: with small models batches are alike on every machine."""
+"""Most completions in a batch: with small models batches are the same on every machine."""
 LOGIT_COPIES = 3
-"""float32 copies of the logits [rows, vocabulary] that are alive at once in writing.pick."""
+"""float32 copies of the logits [rows, vocabulary] that exist at once in decoding.sample_tokens."""
 _SHARE = {"cuda": 0.7}
-"""Share of the remaining memory that a batch may take; the rest is for work on the prompts and the allocator's gaps."""
+"""Share of the remaining memory for a batch; the rest is for prefill and the allocator's fragmentation."""
 _OTHER_SHARE = 0.5
-"""The same where the data, Python and other programs lie in the same memory."""
+"""The same where data, Python and other programs use the same memory."""
 _TRAINING = 4
-"""Times the trained weights that training keeps beside them: AdamW's two averages, a reference, casts."""
+"""Memory of training as a multiple of the trained weights: AdamW's two averages, a reference policy, casts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Capacity:
-    """What one batch may hold; bytes."""
+    """The limits of one batch; sizes in bytes."""
 
     rows: int
-    """Most answers."""
+    """Most completions."""
     total: float = math.inf
-    """Of everything below."""
+    """Limit of everything below together."""
     token: int = 0
     """KV cache of one token."""
     logits: int = 0
-    """The logits of one answer's next token and their copies."""
+    """The logits of one completion's next token, with their copies."""
     shared: bool = True
-    """The answers of a group share one copy of their prompt."""
+    """Whether the completions of a group share one copy of their prompt's cache."""
 
     def fits(self, prompts: int, widest: int, rows: int, longest: int, beside: int = 1) -> bool:
-        """Returns whether `rows` answers of up to `longest` tokens to `prompts` prompts of up to `widest` tokens
-        fit into one part in `beside` of the memory.
-        """
+        """Whether `rows` completions of up to `longest` tokens to `prompts` prompts of up to `widest` tokens fit into 1
+        / `beside` of the memory."""
         copies = prompts if self.shared else prompts + rows  # copied while the prompts' own are still there
         tokens = copies * widest + rows * (longest + ROOM)
         return rows <= self.rows and tokens * self.token + rows * self.logits <= self.total / beside
 
 
 def automatic(policy: Policy) -> Capacity:
-    """Returns the capacity for a policy on its device, from the device's whole memory."""
+    """The capacity for a policy on its device, from the device's total memory."""
     text = policy.base.config.get_text_config(decoder=True)
     size, device = policy.dtype.itemsize, policy.device
     weights = sum(p.numel() * p.element_size() for p in policy.model.parameters())
@@ -77,37 +75,37 @@ def automatic(policy: Policy) -> Capacity:
 
 
 def token_bytes(text: Any, size: int, adapter: bool) -> int:
-    """Returns bytes of the KV cache of one token in all layers; `text` is the config of the language model.
+    """Bytes of one token's KV cache in all layers. text: the config of the language model.
 
-    size: bytes per value of the compute type. adapter: under LoRA; in a full fine-tune keys are float32, as the
-    rotation by their positions leaves them.
+    size: bytes per value of the compute type. adapter: under LoRA; in full fine-tuning keys are float32, as the rotary
+    embedding leaves them.
     """
     kv_heads = largest(text, "num_key_value_heads") or text.num_attention_heads
     return head_width(text) * text.num_hidden_layers * kv_heads * ((size if adapter else 4) + size)
 
 
 def logit_bytes(text: Any, size: int) -> int:
-    """Returns bytes of the logits of one answer's next token, in the compute type and in float32."""
+    """Bytes of the logits of one completion's next token, in the compute type and in float32."""
     return text.vocab_size * (4 * LOGIT_COPIES + size)
 
 
 def head_width(text: Any) -> int:
-    """Returns numbers of one attention head, of the widest where layers differ."""
+    """Size of one attention head, of the widest one where layers differ."""
     return largest(text, "head_dim") or text.hidden_size // text.num_attention_heads
 
 
 def largest(text: Any, name: str) -> int | None:
-    """Returns a number of a text config; the largest of its layers where these differ (Gemma 4); None without it."""
+    """A number of a text config, the largest one where layers differ (Gemma 4); None if the config lacks it."""
     if name not in (getattr(text, "per_layer_attributes", None) or ()):
         return getattr(text, name, None)
     return max(getattr(text.per_layer_config[i], name, None) or 0 for i in range(text.num_hidden_layers))
 
 
 def device_bytes(device: torch.device) -> int:
-    """Memory of a device for this process in bytes, in whole GiB; the same whenever it is asked.
+    """Total memory of a device for this process in bytes, in whole GiB; the same at every call.
 
-    Main memory is that of the machine or the limit of its container (Linux cgroup v2), divided by the processes that
-    torchrun started on it.
+    Main memory is that of the machine or the limit of its container (Linux cgroup v2), divided by the number of
+    processes that torchrun started on it.
     """
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
@@ -127,11 +125,10 @@ def _container_bytes(file: Path = Path("/sys/fs/cgroup/memory.max")) -> float:
 
 
 def batches(requests: Sequence[Request], fits: Callable[[int, int, int, int], bool]) -> Iterator[list[Job]]:
-    """Requests in batches of rollouts, in order; a large group is spread over several.
+    """Splits requests into batches of rollouts, in order; a large group is spread over several.
 
-    A batch grows while `fits(prompts, tokens of the widest, rollouts, tokens of the longest answer)`, and has one
-    rollout at least. An answer that goes on counts as a prompt, with what it has written; several from the same text
-    as one.
+    A batch grows while `fits(prompts, tokens of the widest prompt, rollouts, tokens of the longest completion)` holds,
+    and has at least one rollout. A prefix counts as a prompt, together with its tokens; equal prefixes count as one.
     """
     batch: list[Job] = []
     size = prompts, widest, rows, longest = (0, 0, 0, 0)
@@ -154,7 +151,7 @@ def batches(requests: Sequence[Request], fits: Callable[[int, int, int, int], bo
 
 
 def begin_alike(request: Request, a: int, b: int) -> bool:
-    """Returns whether two rollouts of a request go on from the same text; from the prompt all do."""
+    """Whether two rollouts of a request continue the same prefix; without prefixes all do."""
     if not request.begun:
         return True
     one, other = request.begun[a].written.tokens, request.begun[b].written.tokens
@@ -162,7 +159,7 @@ def begin_alike(request: Request, a: int, b: int) -> bool:
 
 
 def split_jobs(jobs: Sequence[Job], first: int) -> tuple[list[Job], list[Job]]:
-    """Returns the first rollouts of a batch, and the others."""
+    """The first rollouts of a batch, and the others."""
     head: list[Job] = []
     tail: list[Job] = []
     for i, rollouts in jobs:
@@ -174,7 +171,7 @@ def split_jobs(jobs: Sequence[Job], first: int) -> tuple[list[Job], list[Job]]:
 
 
 def chunks(prompts: Sequence[Prompt], most: int) -> Iterator[list[Prompt]]:
-    """Yields prompts in order, at most `most` tokens together where each is padded to the longest; one at least."""
+    """Splits prompts, in order, into chunks of at most `most` tokens including padding; at least one prompt each."""
     chunk: list[Prompt] = []
     for prompt in prompts:
         if chunk and max(map(len, [*chunk, prompt])) * (len(chunk) + 1) > most:

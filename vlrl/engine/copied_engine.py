@@ -1,4 +1,4 @@
-"""Generation with a copy of the training model, so that answers are drawn while the policy learns (async.*)."""
+"""Generation with a copy of the training model, so that completions are sampled during the update (async.*)."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ GIVEN_UP = "the run ends, so what is being generated is given up"
 
 
 class Abandoned(VlrlError, RuntimeError):
-    """A generation was given up because the run ends."""
+    """A generation was abandoned because the run ends."""
 
 
 class CopiedEngine(HFEngine):
-    """HFEngine over a model, a processor and a feature cache of its own; `sync` copies what learns.
+    """HFEngine over its own copy of the model, processor and feature cache; `sync` copies the trainable parameters.
 
-    Its answers are those of an HFEngine up to the last bits of the logits, and the same bit for bit whenever its
-    weights are the same. One thread may generate while another trains the policy; none may while `sync` copies.
+    Its completions equal those of an HFEngine up to the last bits of the logits, and are reproducible bit for bit. One
+    thread may generate while another trains the policy, but none during `sync`.
     """
 
     def __init__(self, policy: Policy, seed: int, batch_rollouts: int | Literal["auto"] = "auto",
@@ -36,9 +36,9 @@ class CopiedEngine(HFEngine):
         self._abandoned = threading.Event()
 
     def sync(self, policy: Policy, step: int) -> None:
-        """Copies the trainable parameters. Called on every process."""
+        """Copies the trainable parameters; a collective call."""
         self.step = step
-        self.living.clear()
+        self.turn_caches.clear()
         own = dict(self.policy.model.named_parameters())
         with torch.no_grad():
             for name, weight in policy.trainable():
@@ -46,7 +46,7 @@ class CopiedEngine(HFEngine):
 
     def generate(self, requests: Sequence[Request], done: Done | None = None,
                  watch: Watch | None = None) -> list[list[Completion]]:
-        """As HFEngine. Raises Abandoned after `abandon`."""
+        """As HFEngine.generate. Raises Abandoned after `abandon`."""
         def watching(so_far: PartialTexts) -> None:
             if self._abandoned.is_set():
                 raise Abandoned(GIVEN_UP)
@@ -56,12 +56,12 @@ class CopiedEngine(HFEngine):
         return super().generate(requests, done, watching)
 
     def abandon(self) -> None:
-        """Ends what another thread generates after its next token."""
+        """Makes a generation in another thread stop after its next token."""
         self._abandoned.set()
 
 
 def copy_policy(policy: Policy) -> Policy:
-    """Returns a policy with weights, a processor and a feature cache of its own; none of it learns."""
+    """A frozen copy of a policy with its own weights, processor and feature cache."""
     other: Any = with_own_processor(policy)
     other.model = copy.deepcopy(policy.model).requires_grad_(False)
     other.features = policy.features and policy.features.empty_copy()
@@ -69,7 +69,7 @@ def copy_policy(policy: Policy) -> Policy:
 
 
 def with_own_processor(policy: Policy) -> Policy:
-    """Returns the policy, to be read beside its training: a tokenizer cannot be used by two threads at once."""
+    """The policy with its own processor, for use in another thread: a tokenizer is not thread-safe."""
     other: Any = copy.copy(policy)
     other.processor = copy.deepcopy(policy.processor)
     return other

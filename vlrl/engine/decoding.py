@@ -1,4 +1,4 @@
-"""The answers of a batch while they are written: picking tokens, and what ends an answer."""
+"""The token loop of a batch: sampling tokens, and ending completions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vlrl.types import Completion
 
 @dataclass(frozen=True, eq=False)
 class DecodedBatch:
-    """What R rows have written; N their longest."""
+    """The tokens of R rows; N = the longest."""
 
     tokens: np.ndarray
     """[R, N]"""
@@ -29,9 +29,9 @@ class DecodedBatch:
 
 
 class DecodingBatch:
-    """R answers; each has a token more after every step. draws [R, N] are uniform in [0, 1), one for each token.
+    """R completions that each get one more token per step. draws [R, N]: uniform in [0, 1), one for each token.
 
-    `begun` [R] is what a row wrote before, None for nothing; it goes on from there.
+    `begun` [R]: the prefix that a row continues, or None.
     """
 
     def __init__(self, sampling: Sequence[Sampling], draws: np.ndarray, texts: TokenTexts,
@@ -60,9 +60,8 @@ class DecodingBatch:
             self._rules = StopRules(sampling, self._tokens, self._length, texts)
 
     def write(self, rows: torch.Tensor, live: torch.Tensor, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the next token of each row by its logits [rows, V], and which rows go on; only `live` ones are
-        noted.
-        """
+        """Samples the next token of each row from logits [rows, V]; only `live` rows are recorded. Returns the tokens,
+        and which rows are still live."""
         rules, t = self._rules, self._length[rows].clamp(max=self._last)
         forced = rules.next(t, rows, live, self._tokens) if rules else None
         token, logprob = sample_tokens(logits, self._heat[rows], self._draws[rows, t], self._texts.banned, forced,
@@ -74,11 +73,11 @@ class DecodingBatch:
         return token, live & ~rules.stopped(t, rows, live, self._tokens) if rules else live
 
     def tokens_of(self, row: int) -> np.ndarray:
-        """Returns the [T] tokens that a row has written so far."""
+        """The [T] tokens of a row so far."""
         return self._tokens[row, :int(self._length[row])].cpu().numpy()
 
     def written(self) -> DecodedBatch:
-        """Returns what all rows have written, in main memory."""
+        """All rows so far, in main memory."""
         width = int(self._length.max())
         tokens, rules = self._tokens[:, :width].cpu().numpy(), self._rules
         sampled = (rules.forced[:, :width] < 0).cpu().numpy() if rules else np.ones(tokens.shape, dtype=bool)
@@ -89,13 +88,13 @@ class DecodingBatch:
 def sample_tokens(logits: torch.Tensor, temperature: torch.Tensor, draw: torch.Tensor,
                   banned: torch.Tensor, forced: torch.Tensor | None = None,
                   top_p: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the next tokens [n] and their log-probabilities [n] from logits [n, V], by inversion of the distribution
-    function.
+    """The next tokens [n] and their log-probabilities [n] from logits [n, V], by inversion of the cumulative
+    distribution.
 
-    temperature [n], 0 = greedy (its log-probability is the one at temperature 1); draw [n] uniform in [0, 1); a banned
-    id is never picked. forced [n] are ids to take instead, where they are not -1. With top_p [n] in (0, 1] only the
-    most probable tokens that hold so much probability are kept (nucleus sampling, 1904.09751), and probabilities are
-    those among them.
+    temperature [n]: 0 = greedy (its log-probability is that at temperature 1); draw [n]: uniform in [0, 1). A banned id
+    is never sampled. forced [n]: ids to use instead where they are not -1. top_p [n] in (0, 1]: only the smallest set
+    of most probable tokens that holds so much probability is kept (nucleus sampling, arXiv 1904.09751), and
+    probabilities are renormalized over it.
     """
     greedy = temperature == 0
     scores = logits.float() / torch.where(greedy, 1.0, temperature)[:, None]
@@ -104,8 +103,8 @@ def sample_tokens(logits: torch.Tensor, temperature: torch.Tensor, draw: torch.T
         scores = _nucleus(scores, top_p)
     top = scores.amax(-1)
     if not bool(top.isfinite().all()):
-        raise NotFiniteError(f"the logits of {int((~top.isfinite()).sum())} of {len(top)} answers are not finite, so "
-                             "no next token can be picked")
+        raise NotFiniteError(f"the logits of {int((~top.isfinite()).sum())} of {len(top)} completions are not finite, "
+                             "so no next token can be sampled")
     weights = (scores - top[:, None]).exp_()
     chosen = int(greedy.sum())
     token = scores.argmax(-1) if chosen else torch.zeros_like(greedy, dtype=torch.long)
@@ -120,9 +119,7 @@ def sample_tokens(logits: torch.Tensor, temperature: torch.Tensor, draw: torch.T
 
 
 def _nucleus(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Returns scores [n, V] with -inf for the tokens outside of the smallest set that holds top_p [n]; at least one
-    stays.
-    """
+    """Scores [n, V] with -inf for tokens outside the smallest set that holds top_p [n]; at least one token stays."""
     ordered, places = scores.sort(dim=-1, descending=True)
     before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
     outside = (before >= top_p[:, None]) & (top_p[:, None] < 1)

@@ -1,9 +1,9 @@
 """Generation with the training model itself: no second copy, no sync.
 
-Each prompt (and its images) is computed once, and its cache is kept once for the whole group where the attention
-allows it. Rows that have finished leave the batch. Every rollout draws from a random stream of its own, named by (seed,
-request key, index): its answer does not depend on the batch or process it ran in, beyond the last bits of the logits.
-Of an episode the cache stays alive until the next turn, which reads the observation alone (living.py).
+Each prompt (and its images) is prefilled once, and its cache is kept once for the whole group where the attention
+allows it. Finished rows leave the batch. Every rollout has its own random stream, named by (seed, request key, index):
+its tokens do not depend on its batch or process, beyond the last bits of the logits. The cache of an episode is kept
+until its next turn, which prefills only the observation (turn_cache.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from vlrl.engine.base import Done, Request, Watch
+from vlrl.engine.base import Done, Request, Watch, make_completion
 from vlrl.engine.cache import (
     CopiedRows,
     SharedRows,
@@ -40,19 +40,19 @@ from vlrl.models.packing import aligned_inputs, media_inputs, to_device
 from vlrl.models.policy import Policy
 from vlrl.models.token_text import TokenTexts
 from vlrl.monitoring.metrics import phase
-from vlrl.types import Completion, Prompt, Turn
+from vlrl.types import Completion, Prompt
 
 _COMPACT = 0.75
-"""Finished rows leave when at most this share of the batch is still writing."""
+"""Finished rows leave when at most this share of the batch is still live."""
 _log = logging.getLogger(__name__)
 
 
 class HFEngine:
     """Engine over the policy's own transformers model.
 
-    batch_rollouts: answers side by side, or auto: as many as fit (see capacity). prefill_tokens: most tokens of
-    prompts, padding included, that are computed at once. When memory does not suffice after all, the batch is
-    halved, and so are those that follow.
+    batch_rollouts: completions per batch, or auto: as many as fit (capacity.py). prefill_tokens: most prompt tokens,
+    padding included, that are prefilled at once. When memory runs out nevertheless, this batch and all later ones are
+    halved.
     """
 
     def __init__(self, policy: Policy, seed: int, batch_rollouts: int | Literal["auto"] = "auto",
@@ -60,25 +60,25 @@ class HFEngine:
         self.policy, self.seed, self.prefill_tokens = policy, seed, prefill_tokens
         room = automatic(policy)
         self.capacity = room if batch_rollouts == "auto" else Capacity(rows=batch_rollouts)
-        self.living = TurnCaches(room.total / 2 // room.token)
-        """Of episodes; the other half is for the batch."""
+        self.turn_caches = TurnCaches(room.total / 2 // room.token)
+        """Of episodes; the batch has the other half."""
         self._texts = TokenTexts(policy)
 
     def sync(self, policy: Policy, step: int) -> None:
-        """Shares the weights; where they are sharded, each process gathers all of them."""
+        """Shares the weights; if they are sharded, each process gathers all of them."""
         self.policy = policy
-        self.living.clear()
+        self.turn_caches.clear()
         policy.gather()
 
     def close(self) -> None:
-        """Does nothing: there is nothing to release."""
+        """Nothing to release."""
 
     @torch.inference_mode()  # a tenth faster than no_grad on small models; nothing of it enters a graph
     def generate(self, requests: Sequence[Request], done: Done | None = None,
                  watch: Watch | None = None) -> list[list[Completion]]:
-        """Returns `request.n` completions per request. The model is in evaluation mode meanwhile.
+        """The `request.n` completions of each request. The model is in evaluation mode meanwhile.
 
-        `watch` follows the answers while they are written, and changes none of them.
+        `watch` observes the completions while they are decoded, and changes none of them.
         """
         out: list[list[Completion]] = [[] for _ in requests]
         with self.policy.evaluating(), self.policy.autocast():
@@ -96,9 +96,7 @@ class HFEngine:
 
     def _run(self, requests: Sequence[Request], jobs: Sequence[Job],
              watch: Watch | None = None) -> list[tuple[int, Completion]]:
-        """Returns completions of a batch with the numbers of their requests, in order; in halves where memory is
-        short.
-        """
+        """The completions of a batch with the indices of their requests, in order; in halves if memory runs out."""
         try:
             names = [(i, rollout) for i, rollouts in jobs for rollout in rollouts]
             on_token = watch and (lambda writing: watch(lambda: self._so_far(writing, names)))
@@ -107,34 +105,28 @@ class HFEngine:
                     for row, (i, rollout) in enumerate(names)]
         except NotFiniteError as error:
             held = not_finite(self.policy.base)
-            raise NotFiniteError(f"{error}: {held or 'all weights are finite, and what is computed of them is not'}. "
-                                 f"{'Begin with other weights.' if held else 'Set model.dtype=float32.'}") from None
+            raise NotFiniteError(f"{error}: {held or 'all weights are finite, so the forward pass overflows'}. "
+                                 f"{'Start from other weights.' if held else 'Set model.dtype=float32.'}") from None
         except (RuntimeError, MemoryError) as error:
             if not short_of_memory(error):
                 raise
             rows = sum(len(rollouts) for _, rollouts in jobs)
             if rows == 1:
-                raise TrainingError(f"out of memory while one answer alone was written ({error}). Lower "
+                raise TrainingError(f"out of memory while decoding a single completion ({error}). Lower "
                                     "model.max_pixels, rollout.max_new_tokens or engine.prefill_tokens.") from None
         # outside of the handler, which keeps the failed batch alive
         self.capacity = replace(self.capacity, rows=rows // 2)
-        _log.warning("out of memory with %d answers side by side: from here on %d", rows, rows // 2)
+        _log.warning("out of memory with %d completions in a batch: %d from now on", rows, rows // 2)
         release(self.policy.device)
         return [pair for part in split_jobs(jobs, rows // 2) for pair in self._run(requests, part, watch)]
 
     def _completion(self, written: DecodedBatch, row: int, request: Request, before: Completion | None) -> Completion:
-        n = int(written.lengths[row])
-        tokens, sampled = written.tokens[row, :n], written.sampled[row, :n]
-        ended = int(tokens[-1]) in self.policy.eos
-        text = self._texts.decode(tokens[:-1] if ended else tokens)
-        stopped = ended or any(stop in text for stop in request.sampling.stop)
-        turns = before.turns if before else ()
-        return Completion(tokens=tokens, logprobs=written.logprobs[row, :n], loss_mask=sampled, text=text,
-                          finish_reason="stop" if stopped else "length",
-                          turns=(*turns, Turn(start=turns[-1].end if turns else 0, end=n)))
+        n, turns = int(written.lengths[row]), before.turns if before else ()
+        return make_completion(written.tokens[row, :n], written.logprobs[row, :n], written.sampled[row, :n],
+                               request.sampling.stop, self.policy.eos, self._texts.decode, turns)
 
     def _so_far(self, writing: DecodingBatch, names: Sequence[tuple[int, int]]) -> dict[tuple[int, int], str]:
-        """Returns the texts of a batch, without end tokens; a character of which bytes are missing is left out."""
+        """The texts of a batch so far, without end tokens and incomplete characters."""
         written = writing.written()
         rows = (row[:n] for row, n in zip(written.tokens.tolist(), written.lengths.tolist(), strict=True))
         ended = [row[:-1] if row and row[-1] in self.policy.eos else row for row in rows]
@@ -142,7 +134,7 @@ class HFEngine:
 
     def _decode(self, work: Sequence[tuple[Request, list[int]]],
                 on_token: Callable[[DecodingBatch], None] | None = None) -> DecodedBatch:
-        """Returns all rollouts of a batch, a token of each at a time; `on_token` is called after each."""
+        """All rollouts of a batch, decoded one token at a time; `on_token` is called after each."""
         sampling = [request.sampling for request, rows in work for _ in rows]
         longest = max(s.max_new_tokens for s in sampling)
         draws = np.stack([self._draws(request, i, longest) for request, rows in work for i in rows])
@@ -172,7 +164,7 @@ class HFEngine:
     def _keep(self, work: Sequence[tuple[Request, list[int]]], writing: DecodingBatch,
               cache_rows: CopiedRows | SharedRows,
               rows: torch.Tensor, live: torch.Tensor) -> None:
-        """Keeps the caches of the rows [R] of a batch that have ended, where they will be continued."""
+        """Keeps the caches of finished rows [R] whose requests will be continued."""
         if not isinstance(cache_rows, SharedRows) or not any(request.continues for request, _ in work):
             return
         requests = [(request, i) for request, numbers in work for i in numbers]
@@ -181,20 +173,21 @@ class HFEngine:
             if request.continues and not live[place]:
                 tokens = writing.tokens_of(number)[:-1]  # the last one was not read yet
                 layers = partial(cache_rows.row, place, len(tokens))
-                self.living.keep(request.continues[i], request.prompt, tokens, layers)
+                self.turn_caches.keep(request.continues[i], request.prompt, tokens, layers)
 
     def _begin(self, work: Sequence[tuple[Request, list[int]]]
                ) -> tuple[torch.Tensor, CopiedRows | SharedRows, torch.Tensor]:
-        """Returns logits [R, V] of each row's first token, its cache, and its position [R]."""
+        """Prefills a batch: logits [R, V] of each row's first token, the rows' cache, and their position [R]."""
         prompts: list[tuple[Prompt, RowCache | None]] = []
         owner: list[int] = []
         for request, rows in work:
             if not request.begun:
                 alone = request.continues[0] if request.n == 1 and request.continues else None
-                cached = self.living.take(alone, request.prompt) if alone else None
+                cached = self.turn_caches.take(alone, request.prompt) if alone else None
                 prompts.append(cached or (request.prompt, None))
             for place, i in enumerate(rows):
-                # what an answer wrote before is read as part of a prompt of its own, once for those that wrote the same
+                # a prefix is prefilled as part of its own prompt, once for equal prefixes
+
                 if request.begun and not (place and begin_alike(request, rows[place - 1], i)):
                     prompts.append((request.prompt.followed_by(request.begun[i].written.tokens), None))
                 owner.append(len(prompts) - 1)
@@ -203,7 +196,7 @@ class HFEngine:
         return logits[of], answer_rows(cache, mask, of, self._text_config, self.policy.family.shared), position[of]
 
     def _next(self, token: torch.Tensor, position: torch.Tensor, cache_rows: CopiedRows | SharedRows) -> torch.Tensor:
-        """Returns logits [R, V] after one more token [R] of every row: all that a decoding step asks of the model.
+        """Logits [R, V] after one more token [R] of every row: the whole model call of a decoding step.
 
         A compiled or captured forward belongs here; shapes change with `cache_rows.select` and as the cache grows.
         """
@@ -212,7 +205,8 @@ class HFEngine:
 
     def _prefill_all(self, prompts: Sequence[tuple[Prompt, RowCache | None]]
                      ) -> tuple[torch.Tensor, Any, torch.Tensor, torch.Tensor]:
-        """As `_prefill`, at most `prefill_tokens` at once (a longer prompt by itself); those behind a cache apart."""
+        """As `_prefill`, at most `prefill_tokens` at once (a longer prompt by itself); prompts with a kept cache
+        separately."""
         parts = []
         for _, run in itertools.groupby(prompts, key=lambda pair: pair[1] is not None):
             pending = deque(run)
@@ -227,9 +221,8 @@ class HFEngine:
 
     def _prefill(self, prompts: Sequence[Prompt], cached: Sequence[RowCache]
                  ) -> tuple[torch.Tensor, Any, torch.Tensor, torch.Tensor]:
-        """Returns the last logits [P, V], cache, attention mask [P, L] and next position [P] of left-padded prompts,
-        each behind its kept cache where there are any.
-        """
+        """The last logits [P, V], cache, attention mask [P, L] and next position [P] of left-padded prompts, each
+        appended to its kept cache if there is one."""
         device, width = self.policy.device, max(map(len, prompts))
         ids, mask = np.zeros((2, len(prompts), width), dtype=np.int64)
         positions = np.ones((len(prompts[0].positions), len(prompts), width), dtype=np.int64)
@@ -261,18 +254,15 @@ class HFEngine:
         return self.policy.base.config.get_text_config(decoder=True)
 
     def _at(self, position: torch.Tensor) -> torch.Tensor:
-        """Returns position ids of one new token per row, as the model takes them."""
+        """Position ids of one new token per row, as the model takes them."""
         return position[None, :, None].expand(3, -1, -1) if self.policy.family.mrope else position[:, None]
 
     def _draws(self, request: Request, index: int, count: int) -> np.ndarray:
-        """Returns [count] uniform numbers of one rollout's own stream; a longer call begins with those of a shorter
-        one.
-        """
+        """[count] uniform numbers of one rollout's own stream; a longer call begins with those of a shorter one."""
         place = request.begun[index].index if request.begun else index
         stream = np.random.SeedSequence([self.seed, *request.key, place])
         return np.random.Generator(np.random.Philox(stream)).random(count, dtype=np.float32)
 
 
 def _before(request: Request, rollout: int) -> Completion | None:
-    """Returns what a rollout of a request has written before."""
     return request.begun[rollout].written if request.begun else None

@@ -1,6 +1,6 @@
-"""What ends or changes an answer beside end tokens and its length: stop strings and the thinking budget.
+"""How a completion ends besides end tokens and the length limit: stop strings and the thinking budget.
 
-Both are rules about text, found out from tokens while they are written. Without them nothing here runs.
+Both are rules about text, evaluated on tokens during decoding. Without them nothing here runs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ CLOSING = "</think>"
 
 
 class StopRules:
-    """The rules of one batch of R rows, whose `tokens` [R, N] hold the first `begun` [R] of each row."""
+    """The rules of one batch of R rows; `tokens` [R, N] hold the first `begun` [R] tokens of each row."""
 
     def __init__(self, sampling: Sequence[Sampling], tokens: torch.Tensor, begun: torch.Tensor, texts: TokenTexts):
         self._sampling, self._texts = sampling, texts
@@ -30,15 +30,14 @@ class StopRules:
         self.forced = torch.full(tokens.shape, -1, device=texts.device)
         """[R, N] ids that are not sampled; -1 elsewhere."""
         self._end = torch.zeros_like(self._budget)
-        """[R] place behind the last forced id; 0 without any."""
+        """[R] position after the last forced id; 0 if none is forced."""
         for row in (self._budget < begun).nonzero()[:, 0].tolist():
             self._close(row, tokens)
 
     def next(self, t: torch.Tensor, rows: torch.Tensor, live: torch.Tensor, tokens: torch.Tensor
              ) -> torch.Tensor | None:
-        """Returns [rows] ids forced as the t-th tokens [rows], -1 where the row is free; None when all are. tokens [R,
-        N].
-        """
+        """[rows] ids forced as the t-th tokens [rows], -1 where the row samples; None if all rows sample. tokens: [R,
+        N]."""
         if not self._budgets:
             return None
         for row in rows[live & (self._budget[rows] == t)].tolist():
@@ -46,7 +45,7 @@ class StopRules:
         return self.forced[rows, t] if bool((t < self._end[rows]).any()) else None
 
     def _close(self, row: int, tokens: torch.Tensor) -> None:
-        """Forces the end of thinking where a row has reached its budget without it."""
+        """Forces the end of thinking on a row that has reached its budget without it."""
         t = int(self._budget[row])
         if CLOSING not in self._texts.decode(tokens[row, :t].tolist()):
             room = self.forced[row, t:]
@@ -55,7 +54,7 @@ class StopRules:
             self._end[row] = t + len(ids)
 
     def stopped(self, t: torch.Tensor, rows: torch.Tensor, live: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """Returns [rows] bool: the t-th token of the row completed a stop string."""
+        """[rows] bool: whether the t-th token of the row completed a stop string."""
         out = torch.zeros_like(live)
         if self._may_end is not None:
             maybe = (live & self._may_end[tokens[rows, t]]).nonzero()[:, 0]

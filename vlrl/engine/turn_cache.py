@@ -1,8 +1,9 @@
-"""KV caches that stay alive between the turns of an episode.
+"""KV caches that are kept between the turns of an episode.
 
-A row that has been written leaves its cache in the `Continued` of its request, and a later request whose prompt goes on
-from there reads what is new alone. How much is kept is bounded by the device's whole memory and decided in the order of
-the rows, never by what is free at the moment: which prompts are read anew decides the last bits of the logits.
+A finished row leaves its KV cache in the `CacheSlot` of its request, and a later request whose prompt extends it
+prefills only the new tokens. How much is kept is bounded by the device's total memory and decided in the order of the
+rows, never by the memory that happens to be free: which prompts are prefilled again affects the last bits of the
+logits.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class RowCache:
     """Hashes of the media among them."""
 
     def rest(self, prompt: Prompt, observed: Prompt | None) -> Prompt | None:
-        """Returns what a prompt has behind these tokens; None where it does not go on from them by `observed`."""
+        """The part of a prompt after these tokens; None if the prompt does not extend them by `observed`."""
         n, hashes = len(self.ids), _hashes(prompt)
         if not (n < len(prompt) and np.array_equal(prompt.ids[:n], self.ids)
                 and hashes == self.media + (_hashes(observed) if observed else ())):
@@ -53,15 +54,14 @@ class TurnCaches:
         self._reported = False
 
     def take(self, continued: CacheSlot, prompt: Prompt) -> tuple[Prompt, RowCache] | None:
-        """Returns what is to be read of a prompt, and the cache before it, which is kept no more; None where all of
-        it is to be read.
-        """
+        """The part of a prompt that is still to be prefilled, and the cache before it, which leaves its slot; None if
+        the whole prompt must be prefilled."""
         cached, continued.cache = continued.cache, None
         rest = cached.rest(prompt, continued.observed) if cached else None
         return (rest, cached) if rest and cached else None
 
     def keep(self, continued: CacheSlot, prompt: Prompt, written: np.ndarray, layers: Callable[[], list[Pair]]) -> None:
-        """Keeps the cache of a prompt and the first tokens written to it, where there is room for it."""
+        """Keeps the cache of a prompt and the first tokens written after it, if there is room."""
         continued.cache = None
         ids = np.concatenate([prompt.ids, written])
         if sum(len(one.cache.ids) for one in self._living if one.cache) + len(ids) <= self.most:
@@ -69,11 +69,11 @@ class TurnCaches:
             self._living.add(continued)
         elif not self._reported:
             self._reported = True
-            _log.info("the KV caches of episodes would hold more than %d tokens: those of further episodes are "
-                      "computed again in every turn", self.most)
+            _log.info("the KV caches of all episodes would exceed %d tokens: further episodes prefill their whole "
+                      "prompt in every turn", self.most)
 
     def clear(self) -> None:
-        """Drops all, which are of weights that are no more."""
+        """Drops all caches: they belong to old weights."""
         for continued in self._living:
             continued.cache = None
 

@@ -1,8 +1,7 @@
-"""What the rows of a training split are, so that a run notices when they are others at a resume. No torch.
+"""A fingerprint of the rows of a training split, so that a resume notices changed rows. No torch.
 
-A fingerprint has the CRC-32 of each row: of its id and its fields, not of what its media files hold. Of rows that are
-read when they are drawn (data.index) it has those of some rows, evenly spread. Samples that code makes on demand have
-none but their number.
+It has the CRC-32 of each row: of its id and fields, not of its media files. For rows read on demand (data.index) it
+covers some rows, evenly spaced. Samples that code generates on demand contribute only their number.
 """
 
 from __future__ import annotations
@@ -27,53 +26,53 @@ _SHOWN = 5
 
 @dataclass(frozen=True, eq=False)
 class Fingerprint:
-    """Of the samples of a split."""
+    """The fingerprint of a split."""
 
     rows: int
     places: np.ndarray
-    """[K] int64: the rows that are compared."""
+    """[K] int64: indices of the compared rows."""
     sums: np.ndarray
     """[K] uint32: CRC-32 of each of them."""
     ids: tuple[str, ...]
-    """[K] ids of them; no part of the state."""
+    """[K] their ids; not part of the state."""
     files: Mapping[Path, tuple[int, int]]
-    """Bytes and time of writing (ns) of the files that the rows were read from; no part of the state."""
+    """Size in bytes and modification time (ns) of the files that the rows were read from; not part of the state."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"rows": self.rows, "sums": self.sums}
 
     def check(self, state: Mapping[str, Any], named: str) -> None:
-        """Raises RunError where the rows are not those of a checkpoint's state; `named` says for the message where
-        they come from."""
-        before, way = int(state["rows"]), ("Bring the rows back as they were, choose another run.dir, or start over "
-                                           "with resume=never (the old run is kept beside).")
-        sums = np.asarray(state["sums"]) if "sums" in state else self.sums  # of a checkpoint that has none
+        """Raises RunError if the rows differ from those of a checkpoint's state; `named`: their origin, for the
+        message."""
+        before = int(state["rows"])
+        sums = np.asarray(state["sums"]) if "sums" in state else self.sums  # a checkpoint may have none
         if before != self.rows:
             changed = f"there were {before:,} rows and now there are {self.rows:,}"
         elif len(sums) == len(self.sums) and (sums == self.sums).all():
             return
         else:
             changed = self._changed(sums)
-        raise RunError(f"the samples of {named} are not those of the checkpoint: {changed}. What the run knows of its "
-                       f"prompts goes by their places. {way}")
+        raise RunError(f"the samples of {named} differ from those of the checkpoint: {changed}. What the run knows of its "
+                       "prompts is stored by row number. Restore the rows, choose another run.dir, or start over with "
+                       "resume=never (the old run is kept).")
 
     def _changed(self, sums: np.ndarray) -> str:
         if len(sums) != len(self.sums):
-            return "its rows were read in another way (data.index)"
+            return "its rows were read with another data.index"
         other = np.flatnonzero(sums != self.sums)
         shown = ", ".join(f"{self.ids[i]!r} (row {self.places[i] + 1})" for i in other[:_SHOWN].tolist())
         more = f" and {len(other) - _SHOWN:,} more" if len(other) > _SHOWN else ""
-        compared = f" of the {len(self.sums):,} that are compared" if len(self.sums) < self.rows else ""
+        compared = f" of the {len(self.sums):,} compared ones" if len(self.sums) < self.rows else ""
         moved = "the same rows in another order: " if sorted(sums) == sorted(self.sums) else ""
-        return f"{len(other):,} rows{compared} are others, {moved}{shown}{more}"
+        return f"{len(other):,} rows{compared} changed, {moved}{shown}{more}"
 
     def written_to(self) -> list[str]:
-        """Returns the files that are no longer what they were when the run began."""
+        """The files that have changed since the run began."""
         return [str(path) for path, before in self.files.items() if _state(path) != before]
 
 
 def fingerprint_of(samples: Sequence[Sample]) -> Fingerprint:
-    """Returns the fingerprint of a split's samples."""
+    """The fingerprint of a split's samples."""
     known = [*compared(samples)]
     checksums = [_read(samples, i) for i in known]
     return Fingerprint(len(samples), np.array(known, dtype=np.int64),
@@ -82,8 +81,7 @@ def fingerprint_of(samples: Sequence[Sample]) -> Fingerprint:
 
 
 def _read(samples: Sequence[Sample], index: int) -> tuple[str, int]:
-    """Id and CRC-32 of a row; of one that is read when it is drawn, of the record in the file, so that it is not made
-    into a sample before its turn."""
+    """Id and CRC-32 of a row. For a row read on demand, of the record in the file, without making a sample of it."""
     try:
         unmade = samples.unmade(index) if isinstance(samples, SampleSequence) else None
     except DataError:
@@ -107,7 +105,7 @@ def _state(path: Path) -> tuple[int, int]:
 
 
 def row_sum(id: str, row: Any) -> int:
-    """Returns the CRC-32 of a row: of its id and fields."""
+    """CRC-32 of a row's id and fields."""
     try:
         text = json.dumps([id, row], default=_other, skipkeys=True)
     except (ValueError, RecursionError):

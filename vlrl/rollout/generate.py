@@ -1,4 +1,4 @@
-"""Prompts -> scored groups: answers of the policy to each, to its variants too, scored while others are written."""
+"""Prompts -> scored groups: completions of each prompt and its variants, scored while others are still generated."""
 
 from __future__ import annotations
 
@@ -35,37 +35,38 @@ from vlrl.types import Answer, Completion, Group, PastAction, Prompt, Rollout, S
 
 @dataclass(frozen=True, eq=False)
 class UnscoredGroup:
-    """What is known of a group before it is scored."""
+    """A group before it is scored."""
 
     sample: Sample
     prompt: Prompt
     members: Sequence[tuple[str, Completion]]
-    """Its answers, each with the name of its variant; none while the group goes on in a later step."""
+    """Its completions, each with the name of its variant; empty while the group continues in a later step."""
 
 
 Likelihoods = Callable[[Sequence[UnscoredGroup], str, int], list[GroupLogprobs]]
-"""What reads texts of the groups of a split and step under the policy or its reference; see likelihoods.py."""
+"""Computes log-probabilities of texts under the policy or its reference, for the groups of a split and step; see
+services/likelihoods.py."""
 
 Score = Callable[[Task, Sample, Sequence[Answer], Sequence[Answer], int, Services],
                  tuple[MarkedScores, dict[str, float]]]
-"""What scores a group; see scoring.score_all and subprocess_scorer.Scorer."""
+"""Scores a group; see scoring.score_all and subprocess_scorer.Scorer."""
 
 
 @dataclass(frozen=True, eq=False)
 class AcceptedDraw:
-    """An accepted draw: what is to be answered."""
+    """An accepted draw, to be answered."""
 
     number: int
-    """Of the group; names its random streams."""
+    """Number of the group; names its random streams."""
     draw: Draw
     sample: Sample
     prompt: Prompt
     variants: tuple[tuple[Variant, Sample, Prompt], ...] = ()
     carried_over: PartialGroup | None = None
-    """The group as the step before left it; None for a new one."""
+    """The group after the previous step; None for a new one."""
 
     def answered(self, completions: Sequence[Completion], most: int, step: int) -> PartialGroup:
-        """Returns the group with what a step made for it, of at most `most` tokens in all."""
+        """The group with the completions of a step, of at most `most` tokens in all."""
         if self.carried_over is None:
             return PartialGroup(self.number, self.draw, tuple(completions), (step,) * len(completions), most)
         return self.carried_over.after(completions, step)
@@ -73,35 +74,34 @@ class AcceptedDraw:
 
 @dataclass(eq=False)
 class RolloutGenerator:
-    """Answers accepted draws with the policy, and scores them."""
+    """Generates completions for accepted draws with the policy, and scores them."""
 
     config: Config
     task: Task
     engine: Engine
     clock: Clock
     algorithm: Algorithm | None = None
-    """That of the run; without one the temperature is rollout.temperature."""
+    """The run's; without one the temperature is rollout.temperature."""
     score: Score = score_all
     likelihoods: Likelihoods | None = None
-    """Reads for services of log-probabilities, where the task needs them."""
+    """For services of log-probabilities, if the task needs them."""
     services: RunServices | None = None
     """Those of `services.*` that the task needs."""
     methods: Sequence[Method] = ()
-    """Those of the run, started."""
+    """The run's methods, started."""
     policy_step: int | None = None
-    """Steps completed by the weights of the engine; None = `step`."""
+    """Completed steps of the engine's weights; None = `step`."""
     fixed_temperature: float | None = None
     step: int = 0
 
     def apart(self, engine: Engine, clock: Clock, policy_step: int) -> RolloutGenerator:
-        """Returns the same with another engine, whose weights and temperature stay as they are now: for use beside this
-        one.
+        """The same with another engine, whose weights and temperature stay as they are now, for use in another thread.
         """
         return replace(self, engine=engine, clock=clock, policy_step=policy_step, fixed_temperature=self.temperature)
 
     @property
     def temperature(self) -> float:
-        """At which the policy samples."""
+        """The policy's sampling temperature."""
         if self.fixed_temperature is not None:
             return self.fixed_temperature
         return self.algorithm.temperature if self.algorithm else self.config.rollout.temperature
@@ -112,17 +112,17 @@ class RolloutGenerator:
         return self.likelihoods is not None or any(method.collective for method in self.methods)
 
     def group_size(self, draw: Draw) -> int:
-        """Answers to a draw, those of trained variants included."""
+        """Number of completions of a draw, those of trained variants included."""
         return draw.group_size or self.config.rollout.group_size
 
     def groups(self, accepted: Sequence[AcceptedDraw], step: int,
                tokens: int | None = None) -> list[Group | PartialGroup]:
-        """Generates and scores one group per prompt; with `tokens` (rollout.step_tokens) no answer gets more of them,
-        and a group with an unfinished one is carried over.
+        """Generates and scores one group per prompt. With `tokens` (rollout.step_tokens) no completion gets more of
+        them, and a group with an unfinished one is carried over.
 
-        With rollout.score_ahead, groups that are whole are scored in a thread while others are still generated, unless
-        log-probabilities are read first. Variants are generated apart from the rest: what runs side by side decides
-        the last bits of the logits, and answers to the samples as they are do not depend on any variant.
+        With rollout.score_ahead, complete groups are scored in a thread while others are generated, unless
+        log-probabilities are needed first. Variants are generated separately: the batch affects the last bits of the
+        logits, and completions of the unmodified samples must not depend on any variant.
         """
         self.step = step
         soon = self.config.rollout.score_ahead and self.likelihoods is None
@@ -168,24 +168,22 @@ class RolloutGenerator:
         return self._scored(accepted, self._beside_greedy(accepted, groups))
 
     def write(self, accepted: Sequence[AcceptedDraw]) -> None:
-        """Has the engine write all that `groups` would ask of it for new groups, and scores none of it."""
+        """Has the engine generate everything that `groups` would request for new groups, without scoring."""
         for requests in self._calls(accepted):
             self.engine.generate(requests)
 
     def keys(self, accepted: Sequence[AcceptedDraw]) -> set[tuple[int, ...]]:
-        """Returns those of all that `write` asks for."""
+        """The keys of all requests of `write`."""
         return {request.key for requests in self._calls(accepted) for request in requests}
 
     def _calls(self, accepted: Sequence[AcceptedDraw]) -> list[list[Request]]:
-        """Returns all requests for new groups, by call of the engine."""
+        """All requests for new groups, by call of the engine."""
         requests, others = self._requests(accepted)
         calls = requests, [r for *_, r in others], self._greedy(accepted) if self._with_greedy else []
         return [call for call in calls if call]
 
     def _requests(self, accepted: Sequence[AcceptedDraw]) -> tuple[list[Request], list[tuple[int, Variant, Request]]]:
-        """Returns what is asked of the engine: one request for each group, and those of variants by the group's
-        place.
-        """
+        """The requests: one for each group, and those of variants with the index of their group."""
         sampling = [sampling_of(self.config.rollout, self.temperature, a.draw.max_new_tokens) for a in accepted]
         requests = [Request(prompt=a.prompt, n=self.group_size(a.draw) - trained_count([v for v, *_ in a.variants]),
                             sampling=s, key=(0, a.number), sample=a.sample, max_turns=a.draw.max_turns)
@@ -195,7 +193,7 @@ class RolloutGenerator:
                           for i, a in enumerate(accepted) for v, sample, prompt in a.variants]
 
     def _drawn(self, requests: Sequence[Request], done: Done | None) -> list[list[Completion]]:
-        """The answers to each request: those of the method that writes groups, where there is one."""
+        """The completions of each request, from the method that generates groups if there is one."""
         for method in self.methods:
             if (written := method.generate(requests, self, done)) is not None:
                 return written
@@ -203,9 +201,9 @@ class RolloutGenerator:
 
     def _beside_greedy(self, accepted: Sequence[AcceptedDraw],
                        groups: Sequence[Group | PartialGroup]) -> list[Group | PartialGroup]:
-        """Returns the groups with the greedy answer to each prompt aside, where the advantage compares with it.
+        """The groups with a greedy completion of each prompt in `aside`, if the advantage compares with it.
 
-        It is scored as a group of one, drawn apart from the rest, and in no statistic of its group.
+        It is scored as a group of one, generated apart from the rest, and in no statistic of its group.
         """
         if not self._with_greedy:
             return list(groups)
@@ -225,25 +223,24 @@ class RolloutGenerator:
 
     def _scored(self, accepted: Sequence[AcceptedDraw],
                 groups: Sequence[Group | PartialGroup]) -> list[Group | PartialGroup]:
-        """Returns the groups with what methods add to them."""
+        """The groups after the methods' `scored` hooks."""
         adding = [method for method in self.methods if method.overrides("scored")]
         if not adding:
             return list(groups)
         whole: Sequence[Group] = [g for g in groups if isinstance(g, Group)]
-        assert len(whole) == len(groups)  # Config refuses groups that go on in a later step
+        assert len(whole) == len(groups)  # Config refuses such methods with groups that continue in a later step
         requests, _ = self._requests(accepted)
         for method in adding:
             whole = method.scored(requests, whole, self)
         return [*whole]
 
     def rescored(self, group: Group, completions: Sequence[Completion]) -> Group:
-        """Scores completions as a group of their own, under the sample and the prompt of `group`."""
+        """Scores completions as a group of their own, with the sample and prompt of `group`."""
         return make_group(self.task, group.sample, group.prompt, completions, group_id=group.id, split=group.split,
                           step=self.step, policy_step=self.policy_step, score=self.score, served=self.services)
 
     def judged(self, request: Request, completions: Sequence[Completion]) -> list[bool | None]:
-        """Which completions of a request are correct, scored as a group of their own; None where that cannot be
-        known."""
+        """Which completions of a request are correct, scored as a group of their own; None if unknown."""
         assert request.sample is not None
         with self.clock("score"):
             group = make_group(self.task, request.sample, request.prompt, completions, group_id="", split="train",
@@ -269,9 +266,7 @@ class RolloutGenerator:
 
 
 def sampling_of(rollout: RolloutSettings, temperature: float, max_new_tokens: int | None = None) -> Sampling:
-    """Returns how answers are drawn with the settings of `rollout.*`; a thinking budget that never applies is left
-    out.
-    """
+    """The sampling of `rollout.*`; a thinking budget that can never apply is dropped."""
     most, budget = max_new_tokens or rollout.max_new_tokens, rollout.thinking_budget
     return Sampling(max_new_tokens=most, temperature=temperature, stop=rollout.stop,
                     thinking_budget=budget if budget is not None and budget < most else None,
@@ -282,13 +277,12 @@ def make_group(task: Task, sample: Sample, prompt: Prompt, completions: Sequence
                split: str, step: int, variants: Sequence[tuple[Variant, Sequence[Completion]]] = (),
                likely: GroupLogprobs | None = None, policy_step: int | None = None,
                score: Score = score_all, served: RunServices | None = None) -> Group:
-    """Returns a scored group of a step, sampled by the weights of `policy_step` completed steps; None = as many as
-    `step`.
+    """A scored group of a step, sampled with the weights of `policy_step` completed steps; None = `step`.
 
-    The sample learns its processed size here, so that scoring converts the model's coordinates. Answers of `variants`
-    that are trained join the completions, under the unchanged prompt; the others are given to the task and kept aside.
-    `likely` is what services of log-probabilities have read of the group, `served` gives the others.
-    Parts that need a service which is not given are left out; what one did not answer is unscorable, with an `error`.
+    The sample gets its processed size here, so that scoring converts the model's coordinates. Completions of trained
+    `variants` join the group, under the unchanged prompt; those of others are given to the task and kept aside.
+    `likely`: log-probabilities computed for the group's services; `served` provides the other services. Parts that need
+    a missing service are left out; a part whose service did not respond is unscorable, with an `error`.
     """
     task = task.of(sample)
     sample, members = with_image_size(sample, prompt), _members(completions, variants)
@@ -303,7 +297,7 @@ def make_group(task: Task, sample: Sample, prompt: Prompt, completions: Sequence
                          **(given.services if given else {})})
     with given.turn if given else contextlib.nullcontext():
         scored, weights = score(task, sample, answers, others, step, services)
-    scored = [(_unanswered(task, s, given), marks) for s, marks in scored] if given else scored
+    scored = [(_with_service_error(task, s, given), marks) for s, marks in scored] if given else scored
     scored = [(without_score(s, c.error), marks) for (_, c), (s, marks) in zip([*members, *aside], scored, strict=True)]
     rollouts = [Rollout(group_id=group_id, index=i, completion=c, parts=s.parts, reward=s.reward,
                         steps=s.steps, correct=s.correct, parsed=s.parsed, error=s.error,
@@ -318,9 +312,8 @@ def make_group(task: Task, sample: Sample, prompt: Prompt, completions: Sequence
 
 
 def with_image_size(sample: Sample, prompt: Prompt) -> Sample:
-    """Returns the sample with the size of its first image, which its row may say otherwise, so that scoring converts
-    the model's coordinates.
-    """
+    """The sample with the size of its first image, unless its row has one, so that scoring converts the model's
+    coordinates."""
     if not prompt.media:
         return sample
     (width, height), known = prompt.media[0].size, [list(size) for size in prompt.processed_sizes[:1]]
@@ -330,31 +323,29 @@ def with_image_size(sample: Sample, prompt: Prompt) -> Sample:
 
 def groups_without_variants(numbered: Sequence[tuple[Any, Sample, Prompt]],
                             completions: Sequence[Sequence[Completion]]) -> list[UnscoredGroup]:
-    """Returns the groups of numbered samples that have no variants."""
+    """The unscored groups of numbered samples without variants."""
     return [UnscoredGroup(sample, prompt, _members(answers, ()))
             for (_, sample, prompt), answers in zip(numbered, completions, strict=True)]
 
 
 def _members(completions: Sequence[Completion],
              variants: Sequence[tuple[Variant, Sequence[Completion]]]) -> list[tuple[str, Completion]]:
-    """Returns the answers of a group in order, each with the name of its variant: those of variants that are trained
-    come last.
-    """
+    """The completions of a group, each with the name of its variant; those of trained variants come last."""
     return [("", c) for c in completions] + [(v.name, c) for v, answers in variants if v.trained for c in answers]
 
 
-def _unanswered(task: Task, scored: AnswerScore, given: GroupServices) -> AnswerScore:
-    """Returns the scores with the reason where a service was asked in vain for a part that has no value."""
+def _with_service_error(task: Task, scored: AnswerScore, given: GroupServices) -> AnswerScore:
+    """The scores with the service's error if a part has no value because a service did not respond."""
     if scored.reward is not None or scored.error is not None or given.problem is None:
         return scored
-    rests = [parts_needing(task, name) for name in given.services]
-    named = scored.parts if None in rests else {part for parts in rests for part in parts or ()}
-    lost = any(scored.parts.get(part, 0.0) is None for part in named)
+    served = [parts_needing(task, name) for name in given.services]
+    parts = scored.parts if None in served else {part for names in served for part in names or ()}
+    lost = any(scored.parts.get(part, 0.0) is None for part in parts)
     return replace(scored, error=given.problem) if lost else scored
 
 
 def answer_of(completion: Completion, prompt: Prompt, step: int, variant: str = "") -> Answer:
-    """Returns what a task scores of a completion of a prompt: of an episode its last action, and all as `turns`."""
+    """What a task scores of a completion: of an episode its last action, with all turns as `turns`."""
     actions = completion.actions
     text, opened = (actions[-1].text, actions[-1].opened) if actions else (completion.text, prompt.opened)
     answer = parse_answer(text, len(completion.tokens), completion.truncated, step, opened)
@@ -376,5 +367,5 @@ def _acted(completion: Completion) -> tuple[PastAction, ...]:
 
 
 def _stream(accepted: AcceptedDraw, variant: Variant) -> tuple[int, ...]:
-    """Key of a variant's random stream; that of the group begins with 0, that of an evaluation with 1."""
+    """Key of a variant's random stream; keys of groups begin with 0, those of evaluations with 1."""
     return 4, accepted.number, zlib.crc32(variant.name.encode())

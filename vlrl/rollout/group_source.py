@@ -1,4 +1,4 @@
-"""Prompts -> scored groups of a step: draw, encode, answer, score, keep or refill, choose."""
+"""Prompts -> scored groups of a step: draw, encode, generate, score, keep or refill, choose."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ from vlrl.rollout.draws import DrawBatch, DrawEncoder, RejectionCount, variant_m
 from vlrl.rollout.generate import RolloutGenerator
 from vlrl.rollout.partial import PartialGroup
 from vlrl.rollout.prefetch import Prefetcher
-from vlrl.types import Group, Rollout, Sample
+from vlrl.types import Group, Sample
 
 Measure = Callable[[Sequence[Sample], np.ndarray, Progress], np.ndarray]
-"""(all samples, places of some [n], progress) -> [n] a number of each, nan where it cannot be used."""
+"""(all samples, indices of some [n], progress) -> [n] a number for each, NaN if it cannot be used."""
 
 
 class GroupSource:
-    """Draws samples, has their groups answered and scored; the same on every process, each doing its share.
+    """Draws samples and gets their scored groups; the same on every process, each doing its share.
 
-    `next_groups(P)` returns this process's share of P groups; the sampler, which is the main process's, has observed
-    all of them. `measures`: what samplers can have measured of prompts by the policy, by name (MeasuringSampler).
-    `progress` shows how far the measuring before a step is; `teaches` says whether any answer of a group has an
-    advantage other than 0, None where the group alone does not say it.
+    `next_groups(P)` returns this process's share of P groups; the sampler, on the main process, has observed all of
+    them. measures: what samplers can have measured about prompts with the policy, by name (MeasuringSampler).
+    progress: reports work before a step. teaches: whether any completion of a group has a nonzero advantage, None if
+    the group alone does not determine it.
     """
 
     generates: ClassVar[bool] = True
-    """Whether answers are drawn from the policy, with variants and services of training."""
+    """Whether completions are sampled from the policy, with variants and services of training."""
     apart: ClassVar[bool] = False
-    """Whether that goes on beside the update, so that the engine has weights of its own."""
+    """Whether that happens during the update, so that the engine has its own weights."""
 
     def __init__(self, answering: RolloutGenerator, encode: Encoder, sampler: Sampler, samples: Sequence[Sample],
                  prefetch: Prefetcher | None = None, prompts: Prompts | None = None,
@@ -74,26 +74,26 @@ class GroupSource:
         self.step = 0
         self.rejected = RejectionCount()
         self.outcomes: list[Outcome] = []
-        """What became of all draws of the last call, over all processes."""
+        """Outcomes of all draws of the last call, over all processes."""
         self.dropped: list[Group] = []
-        """This process's groups of the last call that were answered and are not trained on, and episodes that could not
+        """This process's groups of the last call that were generated but are not trained, and episodes that could not
         begin."""
         self.wasted = 0
-        """How many of these groups were answered in vain."""
+        """How many groups were generated but not trained."""
         self._may_lack = True
         self._of_variants: dict[str, list[float | None]] = {}
-        """Rewards of the last call by variant, over all processes; "" = answers to samples as they are."""
+        """Rewards of the last call by variant, over all processes; "" = unmodified samples."""
         self.carried_over: dict[int, PartialGroup] = {}
-        """Groups by number, over all processes, that go on in the next step; see rollout.step_tokens."""
+        """Groups by number, over all processes, that continue in the next step; see rollout.step_tokens."""
         self._segments: list[int] = []
-        """In how many steps each answer of the last call was written, over all processes."""
+        """The number of steps in which each completion of the last call was generated, over all processes."""
 
     def next_groups(self, count: int, step: int) -> list[Group]:
         """This process's share of `count` scored groups, refilled where a prompt was rejected or its group not kept.
 
-        Raises TrainingError when too many prompts are rejected. Where not every group is kept, fewer than `count` may
-        come back after curriculum.max_refills further rounds. Groups that the step before carried over count too: they
-        go on, and as many fewer prompts are drawn; those carried over again come back in a later step.
+        Raises TrainingError if too many prompts are rejected. If not every group is kept, fewer than `count` may be
+        returned after curriculum.max_refills further rounds. Groups carried over from the previous step count too: they
+        are continued, and that many fewer prompts are drawn; those carried over again are returned in a later step.
         """
         self.step, self._of_variants, self._segments = step, {}, []
         self._measure()
@@ -117,15 +117,15 @@ class GroupSource:
         return [*chosen_groups]
 
     def sync(self, policy: Any, step: int, now: bool = True) -> None:
-        """Hands the weights to the engine before a step; `now`: an evaluation uses it too."""
+        """Passes the weights to the engine before a step; now: whether an evaluation uses it too."""
         if self.generates or now:
             self.engine.sync(policy, step)
 
     def close(self) -> None:
-        """Ends what goes on beside the loop; the engine and the prefetcher are closed by others."""
+        """Stops work that runs beside the loop; others close the engine and the prefetcher."""
 
     def _measure(self) -> None:
-        """Before the first draw: what the sampler must know of prompts, measured by all processes together."""
+        """Before the first draw: measures what the sampler must know about prompts, on all processes together."""
         missing = comm.on_main(self._missing) if self._may_lack else None
         self._may_lack = False
         if missing is not None:
@@ -139,7 +139,7 @@ class GroupSource:
         return None
 
     def _next(self, count: int) -> list[Draw]:
-        """Returns the sampler's next draws. Raises TrainingError when they are not `count` samples of the split."""
+        """The sampler's next draws. Raises TrainingError unless they are `count` samples of the split."""
         draws, size = list(self.sampler.next(count, self.step)), len(self.samples)
         usable = [d for d in draws if isinstance(d, Draw) and 0 <= d.index < size]
         if len(usable) != count or len(draws) != count:
@@ -153,14 +153,14 @@ class GroupSource:
     def _round(self, drawn: DrawBatch, tokens: int | None = None) -> tuple[dict[int, Group], dict[int, Outcome]]:
         """This process's groups of some draws by number, and the outcomes of all draws, which the sampler observes.
 
-        Groups of which an answer has not ended after `tokens` more have no outcome yet.
+        Groups with a completion that has not ended after `tokens` more have no outcome yet.
         """
         if not drawn.draws:
             return {}, {}
         self._encode(drawn)
         answered = comm.together(lambda: self._answer(drawn, tokens))
         groups = {number: group for number, group in answered.items() if isinstance(group, Group)}
-        if self.config.rollout.step_tokens is not None:  # all processes know all groups that go on
+        if self.config.rollout.step_tokens is not None:  # all processes know all continued groups
             unfinished = comm.gather([h for h in answered.values() if isinstance(h, PartialGroup)])
             everyone = {**self.carried_over, **{h.number: h for part in unfinished for h in part}}
             self.carried_over = dict(sorted(everyone.items()))
@@ -169,20 +169,20 @@ class GroupSource:
         return groups, outcomes
 
     def _draw(self, wanted: int, carried_over: Mapping[int, PartialGroup]) -> DrawBatch:
-        """`wanted` groups: those carried over, and new draws for the others."""
+        """`wanted` groups: those carried over, and new draws for the rest."""
         fresh = max(0, wanted - len(carried_over))
         return self._numbered(comm.on_main(partial(self._next, fresh)) if fresh else [], carried_over)
 
     def _numbered(self, draws: Sequence[Draw], carried_over: Mapping[int, PartialGroup] | None = None) -> DrawBatch:
-        """New draws beside groups that go on."""
+        """New draws beside continued groups."""
         draws = self.horizon.within(draws, self.step)
         first, self.drawn, carried_over = self.drawn, self.drawn + len(draws), carried_over or {}
         everyone = {**{h.number: h.draw for h in carried_over.values()}, **dict(enumerate(draws, first))}
         return DrawBatch(everyone, len(draws), carried_over)
 
     def _encode(self, drawn: DrawBatch) -> None:
-        """Encodes this process's share of the draws, and begins with that of the next step, as far as the sampler can
-        tell it."""
+        """Encodes this process's share of the draws, and starts with that of the next step as far as the sampler can
+        foresee it."""
         self.encoder.encode(drawn, self.step)
         draws: list[Draw] = []
         if self.prefetch.workers and self.step + 1 < self.config.steps:
@@ -190,7 +190,7 @@ class GroupSource:
         self.encoder.ahead(draws, self.step + 1)
 
     def _answer(self, drawn: DrawBatch, tokens: int | None) -> dict[int, Group | PartialGroup]:
-        """Groups of this process by number."""
+        """This process's groups by number."""
         accepted, answering = drawn.accepted, self.answering
         groups = answering.groups(accepted, self.step, tokens) if accepted or answering.collective else []
         return {a.number: group for a, group in zip(accepted, groups, strict=True)}
@@ -205,7 +205,7 @@ class GroupSource:
         return self.horizon.within(foreseen, self.step + 1)
 
     def _share_outcomes(self, drawn: DrawBatch, groups: Mapping[int, Group]) -> dict[int, Outcome]:
-        """Returns the outcome of every draw of every process by number, in draw order."""
+        """The outcome of every draw of every process by number, in draw order."""
         share = {n: Outcome(drawn.draws[n], tuple(g.rewards), tuple(r.correct for r in g.rollouts), _surprise(g),
                             any(r.completion.episode_id for r in g.rollouts), self.teaches(g))
                  for n, g in groups.items()}
@@ -222,8 +222,8 @@ class GroupSource:
                 if number not in self.carried_over}
 
     def metrics(self) -> dict[str, float]:
-        """Returns what the sampler says, what was generated or drawn in vain, and how often a process of environments
-        was started again; over all processes."""
+        """Metrics of the sampler, of generation without use, and of restarted environment processes; over all
+        processes."""
         restarts: dict[str, float] = {}
         if isinstance(self.engine, EpisodePlayer):
             restarts["environment/restarts"] = comm.total(self.engine.restarts)[0]
@@ -236,14 +236,14 @@ class GroupSource:
                 **(self.answering.services.metrics("train", self.step) if self.answering.services else {})}
 
     def _partial_metrics(self) -> dict[str, float]:
-        """Groups that go on in the next step, and the steps that an answer of the last one was written in."""
+        """Groups that continue in the next step, and the steps in which a completion of the last one was generated."""
         if self.config.rollout.step_tokens is None:
             return {}
         values = {"partial/held": float(len(self.carried_over))}
         return values | ({"partial/segments_mean": float(np.mean(self._segments))} if self._segments else {})
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what a resumed run needs; of the main process, which alone has the sampler."""
+        """The state for a resume; on the main process, which alone has the sampler."""
         sampler = self.sampler.state_dict() if comm.is_main() else {}
         return {"drawn": self.drawn, "sampler": sampler, "filters": self.filters.state_dict(),
                 "horizon": self.horizon.state_dict(),
@@ -254,14 +254,13 @@ class GroupSource:
                    if (own := method.state_dict())}}
 
     def at_rest(self) -> tuple[dict[str, Any], Callable[[float], dict[str, Any] | None] | None]:
-        """Returns its state between two steps, without waiting for answers that are drawn ahead; and what gives the
-        part of it that holds these, once they are written: None if that takes longer than so many seconds, or where
-        other processes have some.
-        """
+        """The state between two steps, without waiting for completions generated ahead, and a function that gives the
+        part with these once they are complete: None if that takes more than the given seconds, or other processes have
+        some."""
         return self.state_dict(), None
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes what `state_dict` gave. Raises RunError where the samples were others then."""
+        """Restores `state_dict`. Raises RunError if the samples have changed."""
         named = f"data.train={self.config.data.train!r}" if self.config.data.train else f"task '{self.task.name}'"
         self.fingerprint.check(state.get("data") or {"rows": len(state["history"]["visits"])}, named)
         self.drawn = int(state["drawn"])
@@ -279,16 +278,11 @@ class GroupSource:
 
 
 def _begun(groups: Sequence[Group]) -> tuple[list[Group], list[Group]]:
-    """Returns the groups to train on, and apart from them, in groups of the same ids, the episodes that never began:
-    they have no tokens."""
-    begun = [replace(g, rollouts=tuple(r for r in g.rollouts if r.completion.begun)) if _never(g) else g
-             for g in groups]
-    lost = [replace(g, rollouts=tuple(_never(g)), aside=()) for g in groups if _never(g)]
-    return [g for g in begun if g.rollouts], lost
-
-
-def _never(group: Group) -> list[Rollout]:
-    return [r for r in group.rollouts if not r.completion.begun]
+    """The groups to train, and separately, in groups of the same ids, the episodes that never began and have no tokens.
+    """
+    begun = [replace(g, rollouts=tuple(r for r in g.rollouts if r.completion.begun)) for g in groups]
+    lost = [replace(g, rollouts=tuple(r for r in g.rollouts if not r.completion.begun), aside=()) for g in groups]
+    return [g for g in begun if g.rollouts], [g for g in lost if g.rollouts]
 
 
 def _surprise(group: Group) -> float:

@@ -1,5 +1,5 @@
-"""Work in threads, results in order: on the first results of a slow producer while it makes the others, or on several
-values at a time."""
+"""Work in threads with results in order: on the first results of a slow producer while it computes the others, or on
+several values at a time."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ R = TypeVar("R")
 
 
 class OverlappedWork(Generic[T]):
-    """Calls `work(i, value)` for numbered values; a context manager.
+    """Calls `work(i, value)` for numbered values in threads; a context manager.
 
-        with Ahead(score, clock, "score") as ahead:
-            answers = engine.generate(requests, ahead.begin)
-            groups = ahead.results(answers)
+        with OverlappedWork(score, clock, "score") as scoring:
+            answers = engine.generate(requests, scoring.begin)
+            groups = scoring.results(answers)
 
-    Once a value was begun, a thread does all of the work; without any, `results` does it in the caller's. `work` runs
-    so many times at once as there are `threads`, with one never twice. Its seconds count as `phase` of the clock, and
-    not in the phase that it ran beside.
+    Once a value was begun, a thread does all of the work; if none was, `results` does it in the caller's thread. At
+    most `threads` calls of `work` run at once. Their time counts as `phase` of the clock, and not in the phase they
+    overlap.
     """
 
     def __init__(self, work: Callable[[int, Any], T], clock: Clock, phase: str, threads: int = 1):
@@ -41,13 +41,12 @@ class OverlappedWork(Generic[T]):
         self._thread.shutdown(cancel_futures=True)
 
     def begin(self, i: int, value: Any) -> None:
-        """Hands the i-th value to the thread and returns at once."""
+        """Passes the i-th value to a thread and returns at once."""
         self._begun[i] = self._thread.submit(self._timed, i, value)
 
     def results(self, values: Sequence[Any]) -> list[T]:
-        """Returns the results of all values, in order; begun ones are not worked on again. Raises the first one's
-        error.
-        """
+        """The results of all values, in order; begun values are not processed again. Raises the error of the first
+        failed one."""
         with self._clock(self._phase):
             if not self._begun and self._threads == 1:
                 return [self._work(i, value) for i, value in enumerate(values)]
@@ -73,7 +72,7 @@ class OverlappedWork(Generic[T]):
 
 
 def parallel_map(threads: int, work: Callable[[T], R], values: Iterable[T]) -> list[R]:
-    """Returns `work` of every value in order, so many at a time."""
+    """`work` of every value, in order, with so many threads."""
     values = list[T](values)
     if threads == 1 or len(values) < 2:
         return [work(value) for value in values]

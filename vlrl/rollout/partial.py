@@ -1,11 +1,13 @@
-"""Partial rollouts: an answer is written over several steps, at most rollout.step_tokens tokens in each.
+"""Partial rollouts: a completion is generated over several steps, at most rollout.step_tokens tokens in each.
 
-Kimi k1.5 (arXiv 2501.12599): long answers do not keep a step waiting; what is unfinished goes on in the next step, from
-its own text, under the weights of that step. A group is carried over until all of its answers have ended, then scored
-as a whole. Of each answer the loss sees what its last step wrote; the earlier part stays, masked. An answer
-that ended before others of its group is trained as it is. Rollout.policy_step says which weights wrote what is trained.
+Kimi k1.5 (arXiv 2501.12599): long completions do not delay a step; an unfinished one is continued in the next step,
+from its own text, with the weights of that step. A group is carried over until all of its completions have ended, then
+scored as a whole. The loss sees only the tokens of a completion's last step; the earlier ones are masked. A completion
+that ended before others of its group is trained as it is. Rollout.policy_step names the weights that sampled the
+trained tokens.
 
-Every process knows all groups that are carried over, so each step deals them out anew, and one checkpoint holds them.
+Every process knows all groups that are carried over, so each step distributes them again, and one checkpoint holds
+them.
 """
 
 from __future__ import annotations
@@ -28,31 +30,31 @@ from vlrl.types import Completion, Group, Turn
 
 @dataclass(frozen=True, eq=False)
 class PartialGroup:
-    """The answers of a group after a step, some of them perhaps unfinished."""
+    """The completions of a group after a step, possibly unfinished."""
 
     number: int
     """Of the group; names its random streams."""
     draw: Draw
     answers: tuple[Completion, ...]
     steps: tuple[int, ...]
-    """The step that wrote each answer's last part."""
+    """The step that wrote each completion's last part."""
     most: int
-    """Tokens that an answer may have in all."""
+    """Token limit of a completion."""
 
     @property
     def unfinished(self) -> tuple[AnswerPrefix, ...]:
-        """The answers that have reached neither an end nor `most` tokens."""
+        """The completions that have reached neither an end nor `most` tokens."""
         return tuple(AnswerPrefix(index=i, written=c) for i, c in enumerate(self.answers)
                      if c.truncated and len(c.tokens) < self.most)
 
     def after(self, completions: Sequence[Completion], step: int) -> PartialGroup:
-        """The group once its unfinished answers have become `completions` in a step."""
+        """The group after its unfinished completions became `completions` in a step."""
         longer = dict(zip([begun.index for begun in self.unfinished], completions, strict=True))
         return replace(self, answers=tuple(longer.get(i, c) for i, c in enumerate(self.answers)),
                        steps=tuple(step if i in longer else s for i, s in enumerate(self.steps)))
 
     def with_policy_steps(self, group: Group) -> Group:
-        """Returns the scored group with the step that wrote each answer's last part as its policy_step."""
+        """The scored group with the step that wrote each completion's last part as its policy_step."""
         return replace(group, rollouts=tuple(replace(r, policy_step=step)
                                              for r, step in zip(group.rollouts, self.steps, strict=True)))
 
@@ -62,27 +64,27 @@ class PartialGroup:
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> PartialGroup:
-        """Returns the group of a `state_dict`."""
+        """The group of a `state_dict`."""
         return cls(state["number"], draw_of(state["draw"]), tuple(completion_of(**a) for a in state["answers"]),
                    tuple(state["steps"]), state["most"])
 
 
 def draw_state(draw: Draw) -> dict[str, Any]:
-    """Returns a draw as a checkpoint holds it."""
+    """A draw in a checkpoint."""
     return {**vars(draw), **{name: [list(pair) for pair in getattr(draw, name)] for name in _PAIRS}}
 
 
 def draw_of(state: Mapping[str, Any]) -> Draw:
-    """Returns the draw of a `draw_state`."""
+    """Inverse of `draw_state`."""
     return Draw(**{**state, **{name: tuple((key, value) for key, value in state.get(name, ())) for name in _PAIRS}})
 
 
 _PAIRS = ("knobs", "fields")
-"""What a draw has as pairs of a name and a value."""
+"""Fields of a draw that are pairs of name and value."""
 
 
 def completion_state(c: Completion) -> dict[str, Any]:
-    """Returns an answer as a checkpoint holds it."""
+    """A completion in a checkpoint."""
     return {"tokens": c.tokens, "logprobs": c.logprobs, "loss_mask": c.loss_mask, "text": c.text,
             "finish_reason": c.finish_reason, "ends": [t.end for t in c.turns],
             **({"actions": [[t.start, t.end, t.text] for t in c.turns if t.role == "assistant"],
@@ -91,7 +93,7 @@ def completion_state(c: Completion) -> dict[str, Any]:
 
 def completion_of(tokens: Any, logprobs: Any, loss_mask: Any, ends: Sequence[int], actions: Sequence[Any] = (),
                   **more: Any) -> Completion:
-    """Returns the answer of a `completion_state`; of an episode its actions alone (EpisodeEngine.replayed)."""
+    """Inverse of `completion_state`; an episode gets only its actions back (EpisodeEngine.replayed)."""
     turns = tuple(Turn(start=start, end=end, text=text) for start, end, text in actions) or tuple(
         Turn(start=start, end=end) for start, end in zip([0, *ends], ends, strict=False))
     return Completion(tokens=np.asarray(tokens), logprobs=np.asarray(logprobs), loss_mask=np.asarray(loss_mask),
@@ -99,7 +101,7 @@ def completion_of(tokens: Any, logprobs: Any, loss_mask: Any, ends: Sequence[int
 
 
 def in_one_step(request: Request, carried_over: PartialGroup | None, tokens: int) -> Request:
-    """Returns what a step asks of a group: its unfinished answers, or all of a new one, up to `tokens` more of each."""
+    """What a step requests of a group: its unfinished completions, or all of a new one, up to `tokens` more of each."""
     begun = carried_over.unfinished if carried_over else ()
     written = max((len(b.written.tokens) for b in begun), default=0)
     limited = replace(request.sampling, max_new_tokens=min(request.sampling.max_new_tokens, written + tokens))
@@ -107,7 +109,7 @@ def in_one_step(request: Request, carried_over: PartialGroup | None, tokens: int
 
 
 def last_part(completion: Completion) -> Completion:
-    """Returns the completion with what was written before its last turn masked: another policy sampled it."""
+    """The completion with everything before its last turn masked: another policy sampled it."""
     start = completion.turns[-1].start if completion.turns else 0
     if not start:
         return completion
@@ -115,24 +117,24 @@ def last_part(completion: Completion) -> Completion:
 
 
 def check(config: Config, task: Task, requires: frozenset[str], generates: bool) -> None:
-    """Raises ConfigError where rollout.step_tokens cannot be; `requires` is what the run's algorithm looks at."""
+    """Raises ConfigError if rollout.step_tokens is unusable; `requires`: what the run's algorithm needs."""
     tokens = config.rollout.step_tokens
     problem, remedy = "", "leave rollout.step_tokens out"
     if not generates:
-        problem = "supervised fine-tuning draws no answers that could go on"
+        problem = "supervised fine-tuning samples no completions"
     elif has_variants(task):
-        problem = f"task '{task.name}' draws variants, whose answers cannot go on in a later step"
+        problem = f"task '{task.name}' has variants, whose completions cannot be continued in a later step"
     elif "greedy" in requires:
-        problem = "the greedy answer that the advantage compares with cannot go on in a later step"
+        problem = "the greedy completion that the advantage compares with cannot be continued in a later step"
         remedy = "choose another algo.advantage, or " + remedy
     if tokens is not None and problem:
         raise ConfigError(f"rollout.step_tokens={tokens}: {problem}: {remedy}")
 
 
 def refuse_episodes(config: Config, task: Task) -> None:
-    """Raises ConfigError for rollout.step_tokens where the task has environments."""
+    """Raises ConfigError for rollout.step_tokens if the task has environments."""
     tokens = config.rollout.step_tokens
     if tokens is not None and has_environment(task):
-        raise ConfigError(f"rollout.step_tokens={tokens}: task '{task.name}' has an environment or tools, and episodes "
-                          "cannot go with it: they cannot go on in a later step. Leave it out: episode.max_turns and "
-                          "episode.max_tokens limit them (docs/write-an-environment.md lists what episodes go with)")
+        raise ConfigError(f"rollout.step_tokens={tokens}: task '{task.name}' has an environment or tools, and an "
+                          "episode cannot be continued in a later step. Leave it out: episode.max_turns and "
+                          "episode.max_tokens limit episodes (docs/write-an-environment.md lists what they support)")

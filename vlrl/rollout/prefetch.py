@@ -1,12 +1,12 @@
-"""Prompts made ahead: threads read and process the media of samples to come while the step computes.
+"""Prompts encoded ahead: threads read and process the media of the next samples while the step computes.
 
     with Prefetcher(encode, task, workers=2) as prefetch:
         prefetch.begin({draw: partial(sample_of, draw) for draw in draws})
         ...                                                             # the step computes
-        sample, prompt = prefetch.take(draw, partial(sample_of, draw))  # or the error of its encoding
+        sample, prompt = prefetch.take(draw, partial(sample_of, draw))  # or raises the error of its encoding
 
-Threads suffice: decoders, image processors and tokenizers release Python's lock, and nothing has to be sent. The task's
-own code (samples, templates, messages) runs in the caller's thread alone.
+Threads suffice: decoders, image processors and tokenizers release Python's lock, and nothing has to be copied between
+processes. The task's own code (samples, templates, messages) runs only in the caller's thread.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from vlrl.types import Prompt, Sample
 
 
 class Prefetcher:
-    """Encodes samples of a task in `workers` threads; with 0 in the caller's, when they are taken.
+    """Encodes samples of a task in `workers` threads; with 0, in the caller's thread when they are taken.
 
-    A prompt is the same wherever it was made. An error is raised by `take`, never before.
+    A prompt does not depend on where it was encoded. Errors are raised by `take`, never earlier.
     """
 
     def __init__(self, encode: Encoder, task: Task, workers: int):
@@ -36,16 +36,15 @@ class Prefetcher:
         self._pool: ThreadPoolExecutor | None = None
 
     def begin(self, wanted: Mapping[Any, Callable[[], Sample]]) -> None:
-        """Starts on the samples that are not begun yet, in order."""
+        """Starts encoding the samples that are not begun yet, in order."""
         for key, sample_of in wanted.items() if self.workers else ():
             if key not in self._begun:
                 self._begin(key, sample_of)
 
     def take(self, key: Hashable, sample_of: Callable[[], Sample]) -> tuple[Sample, Prompt]:
-        """Returns a sample and its prompt: what was begun under the key, waiting for it if need be, else made here and
-        now.
+        """A sample and its prompt: the one begun under the key, after waiting for it if necessary, else encoded now.
 
-        Raises whatever making the sample or the prompt raised.
+        Raises the error of making the sample or the prompt.
         """
         if key not in self._begun:
             sample = sample_of()
@@ -59,7 +58,7 @@ class Prefetcher:
             self._begun.pop(key)[1].cancel()
 
     def close(self) -> None:
-        """Drops everything and ends the threads; returns when none is running."""
+        """Drops everything and stops the threads; returns when none is running."""
         self.keep(())
         if self._pool:
             self._pool.shutdown(cancel_futures=True)
@@ -75,17 +74,17 @@ class Prefetcher:
         try:
             sample = sample_of()
             shown = task_messages(self.task, sample), tool_schemas(self.task, sample)
-        except Exception:  # `take` meets it again, where it belongs
+        except Exception:  # raised again by `take`
             return
         self._pool = self._pool or self._started()
         self._begun[key] = sample, self._pool.submit(_encode, sample, *shown)
 
     def _started(self) -> ThreadPoolExecutor:
-        """Threads with an encoder of their own: a tokenizer cannot be used by two at once."""
+        """Threads with an encoder each: a tokenizer is not thread-safe."""
         encoders: queue.SimpleQueue[Encoder] = queue.SimpleQueue()
         for _ in range(self.workers):
             encoders.put(self.encode.copy())
-        torch.get_num_threads()  # settles the number for this thread, before the workers change it for later ones
+        torch.get_num_threads()  # fixes the number for this thread, before the workers change it for later ones
         return ThreadPoolExecutor(self.workers, "prefetch", _settle, (encoders,))
 
 

@@ -1,8 +1,8 @@
-"""The services `policy_logprobs` and `reference_logprobs`: how likely a policy finds what answers say.
+"""The services `policy_logprobs` and `reference_logprobs`: log-probabilities of texts under a policy.
 
-One pass without gradient over what all groups of a round need read, packed as for training, both policies side by side:
-it runs after generation and before the groups are scored, on every process. An answer, and texts in its place, share
-one copy of the reasoning before them. Both read at temperature 1, the policy as it is at that moment.
+One forward pass over what all groups of a round need, packed as for training, for both policies: after generation and
+before scoring, on every process. A completion, and texts in its place, share one copy of the reasoning before them.
+Log-probabilities are at temperature 1, the policy's with its current weights.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from vlrl.distributed import comm
+from vlrl.engine.base import given_completion
 from vlrl.errors import TaskError, TrainingError
 from vlrl.models.processing import Encoder
 from vlrl.models.reference import Reference
@@ -30,7 +31,7 @@ _OPEN, _CLOSE = "<answer>", "</answer>"
 
 @dataclass(frozen=True, eq=False)
 class _Row:
-    """What is read once: the tokens of `completion`, of which start..end are asked for."""
+    """One row of the pass: the tokens of `completion`, of which start..end are requested."""
 
     group: int
     key: Key
@@ -41,7 +42,7 @@ class _Row:
 
 
 class Likelihoods:
-    """Reads for a task what its `readings` say, of the services that it needs."""
+    """Computes the `readings` of a task, for the services that it needs."""
 
     def __init__(self, reference: Reference, encode: Encoder, task: Task):
         self.reader, self.encode, self.task = reference, encode, task
@@ -50,9 +51,8 @@ class Likelihoods:
         self._read: dict[str, list[int]] = {}
 
     def __call__(self, visits: Sequence[UnscoredGroup], split: str, step: int) -> list[GroupLogprobs]:
-        """Returns for each visit, by service, [t] float32 of all that is to be read; see services.Logprobs. Each answer
-        is read under the prompt it is trained under. Called on every process at the same time.
-        """
+        """For each group, by service, [t] float32 of all its readings; see services.Logprobs. Each completion is read
+        under the prompt it is trained under. A collective call."""
         rows, requested = self._rows(visits, step)
         own = tuple(name == "policy_logprobs" for name in self.services)
         values = self.reader.both([r.prompt for r in rows], [r.completion for r in rows], 1.0, own)
@@ -63,9 +63,8 @@ class Likelihoods:
                  for column, name in enumerate(self.services)} for i, keys in enumerate(requested)]
 
     def metrics(self, split: str) -> dict[str, float]:
-        """Returns how many texts, of how many tokens, were read since the last call, over all processes, and the
-        completed steps of the weights of the policy that read them.
-        """
+        """Numbers of texts and tokens read since the last call, over all processes, and the completed steps of the
+        policy's weights."""
         texts, tokens, step = self._read.pop(split, (0, 0, 0))
         texts, tokens = comm.total(texts, tokens)
         return {"logprobs/texts": texts, "logprobs/tokens": tokens, "logprobs/policy_step": float(step)}
@@ -81,9 +80,8 @@ class Likelihoods:
         return [*rows.values()], requested
 
     def _requested_keys(self, visit: UnscoredGroup, step: int) -> dict[str, list[Key]]:
-        """Returns what each service is to read of a group. What a task's own code raises ends the run: nothing of a
-        model's text may make it raise.
-        """
+        """The readings of a group by service. An exception of a task's own code ends the run: nothing in a model's text
+        may cause one."""
         task, sample = self.task.of(visit.sample), with_image_size(visit.sample, visit.prompt)
         answers = [answer_of(c, visit.prompt, step, name) for name, c in visit.members]
         if not answers:
@@ -110,37 +108,31 @@ class Likelihoods:
         return _Row(group, key, visit.prompt, completion, start, end)
 
     def _instead(self, whole: Completion | None, text: str, visit: UnscoredGroup) -> tuple[Completion, tuple[int, int]]:
-        """Returns an answer up to its last <answer> with a text behind that, and where its tokens are."""
+        """A completion up to its last <answer> followed by a text, and the text's token range."""
         if whole is not None and whole.episode_id:
-            raise TaskError(f"sample '{visit.sample.id}': a Reading of a text in place of an answer is for plain "
-                            "answers, and this is an episode")
+            raise TaskError(f"sample '{visit.sample.id}': a Reading of a text in place of an answer is only for plain "
+                            "completions, and this is an episode")
         tokens = np.zeros(0, np.int64) if whole is None else self._written(whole)
         before = completion_for(_OPEN, visit.prompt.opened) if whole is None else self._decode(tokens)
         begin = before.rfind(_OPEN) + len(_OPEN)
         if begin < len(_OPEN) or not text:
-            return _plain(tokens[:0]), (0, 0)
+            return given_completion(tokens[:0]), (0, 0)
         prefix_len = bisect_right(range(len(tokens) + 1), begin, key=lambda k: len(self._decode(tokens[:k]))) - 1
         rest = before[len(self._decode(tokens[:prefix_len])):begin]
         joined = np.concatenate([tokens[:prefix_len], self.encode.answer_ids(f"{rest}{text}{_CLOSE}")[:-1]])
         start, end = _between(joined, begin, len(self._decode(joined)) - len(_CLOSE), self._decode)
-        return _plain(joined[:end]), (start, end)
+        return given_completion(joined[:end]), (start, end)
 
     def _written(self, completion: Completion) -> np.ndarray:
-        """Returns its tokens without the end token."""
+        """Its tokens without the end token."""
         tokens = completion.tokens
         return tokens[:-1] if len(tokens) and int(tokens[-1]) in self.reader.policy.eos else tokens
 
 
-def _plain(tokens: np.ndarray) -> Completion:
-    return Completion(tokens=tokens, logprobs=np.zeros(len(tokens), np.float32), loss_mask=np.ones(len(tokens), bool),
-                      text="", finish_reason="stop")
-
-
 def answer_span(tokens: np.ndarray, decode: Callable[[Any], str]) -> tuple[int, int]:
-    """Returns (first, end) of the tokens [T] that hold a character of the last <answer> content; (0, 0) without the
-    tag.
+    """(first, end) of the tokens [T] that hold a character of the last <answer> content; (0, 0) without the tag.
 
-    Content that no </answer> closes goes to the end. A token that holds part of a tag too counts as content.
+    Content without </answer> extends to the end. A token that also holds part of a tag counts as content.
     """
     text = decode(tokens)
     begin = text.rfind(_OPEN) + len(_OPEN)
@@ -151,7 +143,7 @@ def answer_span(tokens: np.ndarray, decode: Callable[[Any], str]) -> tuple[int, 
 
 
 def _between(tokens: np.ndarray, begin: int, end: int, decode: Callable[[Any], str]) -> tuple[int, int]:
-    """Returns (first, end) of the tokens that hold a character of begin..end of their text."""
+    """(first, end) of the tokens that hold a character of begin..end of their text."""
     if end <= begin:
         return 0, 0
     places = range(len(tokens) + 1)

@@ -18,13 +18,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from safetensors.torch import load_file
 
 from vlrl.config.schema import Config, LoraSettings
 from vlrl.config.services import RewardModelSettings
 from vlrl.distributed import comm
+from vlrl.engine.base import given_completion
 from vlrl.errors import ConfigError, DataError
 from vlrl.models import hub, loading
 from vlrl.models.families import family_of, sync_tilings
@@ -36,7 +36,7 @@ from vlrl.rewards.text import completion_for
 from vlrl.store import checkpoint
 from vlrl.task import Task
 from vlrl.task.services import ServiceContext
-from vlrl.types import Completion, Media, Sample
+from vlrl.types import Media, Sample
 
 _WAY = "name a run of vlrl sft with algo.loss=bradley_terry, or a sequence classifier with one label"
 
@@ -146,15 +146,10 @@ class HeadScorer:
         """Raises DataError for media that cannot be read, and a prompt that is too long."""
         prompt = self._encode(_Asks(), Sample(id="asked", row={"question": question}, media=tuple(media)))
         texts = [completion_for(answer, prompt.opened) for answer in answers]
-        rows = [_completion(self._encode.answer_ids(text), text) for text in texts]
+        rows = [given_completion(self._encode.answer_ids(text), text) for text in texts]
         outputs = read_tokens(self._policy, [prompt] * len(rows), rows, self._train,
                               lambda batch: self._head(self._policy.states(batch)))
         return [float(values[-1]) for values in outputs]
-
-
-def _completion(tokens: np.ndarray, text: str) -> Completion:
-    return Completion(tokens=tokens, logprobs=np.zeros(len(tokens), np.float32), loss_mask=np.ones(len(tokens), bool),
-                      text=text, finish_reason="stop")
 
 
 class ClassifierScorer:

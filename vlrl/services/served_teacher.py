@@ -1,9 +1,9 @@
-"""The teacher of algo.distillation behind a server that `vlrl serve` started: log-probabilities of given answers.
+"""The teacher of algo.distillation behind a server that `vlrl serve` started: log-probabilities of given completions.
 
-The server gets the teacher's weights as it gets those of a policy: it reads a folder, under a version. That is made of
-the folder, the temperature and the banned ids, so all processes, and all runs with this teacher, name the same one, and
-a server that was started again is told once more. vLLM tells the log-probabilities of a prompt's own tokens: an answer
-is sent as the end of the prompt but for its last token, which is asked for as a choice of the next.
+The server loads the teacher's weights like those of a policy: from a folder, under a version. The version is a hash of
+the folder, the temperature and the banned ids, so all processes, and all runs with this teacher, use the same one, and
+a restarted server loads them again. vLLM returns log-probabilities of the prompt's own tokens: a completion is sent as
+the end of the prompt, except its last token, which is requested as a candidate for the next one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vlrl.engine.vllm import wire as vllm_wire
 from vlrl.engine.vllm.client import ServerClient, Unavailable
 from vlrl.engine.vllm.inputs import check_prompt, prompt_input
 from vlrl.engine.vllm.replicas import CallSteps, ReplicaPool, ServerCall
-from vlrl.engine.vllm.server import EXTENSION, read_key
+from vlrl.engine.vllm.server import read_key, state_and_mismatches
 from vlrl.errors import ConfigError, TrainingError
 from vlrl.models.policy import Policy
 
@@ -31,11 +31,11 @@ T = TypeVar("T")
 _SETTING = "algo.distillation.server"
 _KEY = "algo.distillation.key_file"
 _MOST = 64
-"""Answers under way at a time: each is a pass of its own over prompt and answer."""
+"""Most outstanding completions: each is a forward pass of its own over prompt and completion."""
 
 
 def connect(settings: Any, folder: Path, vocabulary: int, policy: Policy, temperature: float) -> ServedTeacher:
-    """Returns the teacher behind settings.server. A call of all processes; ConfigError for another server."""
+    """The teacher behind settings.server. A collective call; ConfigError for a wrong server."""
     banned = (*(i for i in policy.banned.tolist() if i < vocabulary), *range(policy.vocabulary, vocabulary))
     found = ServedTeacher(settings, folder, vocabulary, banned, temperature)
     found.ask(lambda pool: pool.admit_all())
@@ -43,7 +43,7 @@ def connect(settings: Any, folder: Path, vocabulary: int, policy: Policy, temper
 
 
 class ServedTeacher:
-    """Weights of `folder` on a server; the ids `banned` are none of the choices of its `vocabulary`."""
+    """Weights of `folder` on a server; `banned` ids are excluded from its `vocabulary`."""
 
     def __init__(self, settings: Any, folder: Path, vocabulary: int, banned: tuple[int, ...], temperature: float):
         self.settings, self.folder, self.vocabulary, self.banned = settings, folder.resolve(), vocabulary, banned
@@ -55,19 +55,17 @@ class ServedTeacher:
 
     @property
     def version(self) -> str:
-        """That of the weights and what they choose from; versions of different ones begin differently."""
+        """Names the weights, the temperature and the banned ids."""
         return f"{_digest([self._base, self.temperature, self.banned])}-1"
 
     def __call__(self, rows: Sequence[Any], temperature: float) -> list[np.ndarray]:
-        """Returns [T] float32 of each row (training.minibatch.Trained): the log-probabilities of its tokens, 0 where
-        they are not trained. All are asked at once; a call of all processes. TrainingError where the server is away.
-        """
+        """[T] float32 of each row (training.minibatch.Trained): the log-probabilities of its tokens, 0 where they are
+        not trained. All rows are requested at once; a collective call. TrainingError if the server is unavailable."""
         self.temperature = temperature
         return self.ask(lambda pool: pool.run([self._steps(row) for row in rows]))
 
     def ask(self, work: Callable[[ReplicaPool], T]) -> T:
-        """Returns what `work` makes of the server, which has the weights before it is asked. A call of all processes.
-        """
+        """The result of `work` on the server, which loads the weights first. A collective call."""
         settings = self.settings
         client = ServerClient(self._key, settings.timeout_s, _KEY)
         pool = ReplicaPool([settings.server], client, partial(self._admit, client), most=_MOST,
@@ -85,7 +83,7 @@ class ServedTeacher:
         if not row.mask.any():
             return np.zeros(len(tokens), np.float32)
         if row.row.shown is not None and row.row.shown.media:
-            raise ConfigError(f"{row.name}: an observation shows pictures, and answers are sent to {_SETTING} as "
+            raise ConfigError(f"{row.name}: an observation has images, but completions are sent to {_SETTING} as "
                               "tokens: set it to null, which loads the teacher beside the policy")
         options = {"max_tokens": 1, "temperature": 1.0, "seed": 0, "logprob_token_ids": [int(tokens[-1])],
                    "detokenize": False, **({"prompt_logprobs": 0} if len(tokens) > 1 else {})}
@@ -94,21 +92,21 @@ class ServedTeacher:
         found = [*response.get("prompt_logprobs", ())[len(prompt):], response["outputs"][0]["logprobs"][0]]
         values = np.where(row.mask, np.array(found, np.float32), np.float32(0))
         if not np.isfinite(values).all():
-            raise TrainingError(f"{row.name}: a log-probability is no finite number. The teacher's weights or the type "
-                                "that its server computes in may overflow: serve it with engine.dtype=bfloat16 or "
-                                "float32.")
+            raise TrainingError(f"{row.name}: a log-probability is not finite. The teacher's weights or its server's "
+                                "compute type may overflow: serve it with engine.dtype=bfloat16 or float32.")
         return values
 
     def _body(self, prompt: Any, written: np.ndarray, options: dict[str, Any]) -> bytes:
         return vllm_wire.pack({"version": self.version, "options": options, "input": prompt_input(prompt, written)})
 
     def _admit(self, client: ServerClient, address: str) -> None:
-        """Brings the server to the teacher's weights. Unavailable while it does not answer."""
-        try:
-            state = client.get(address, "/vlrl/state")
-        except TrainingError:
-            state = None
-        self._check(address, state)
+        """Brings the server to the teacher's weights. Unavailable while it does not respond, ConfigError for a server
+        that cannot compute this teacher."""
+        _, wrong = state_and_mismatches(client, address, _SETTING, self.folder,
+                                        {"vocabulary": self.vocabulary, "lora_rank": 0})
+        if wrong:
+            raise ConfigError(f"{_SETTING}={address} is no server of this teacher: {'; '.join(wrong)}. Start it by "
+                              f"`vlrl serve CONFIG model.name={self.folder} model.lora.rank=0 --weights {self.folder}`")
         try:
             client.post(address, "/vlrl/load", json.dumps({
                 "version": self.version, "base": [self._base, str(self.folder)], "adapter": None,
@@ -120,21 +118,6 @@ class ServedTeacher:
                                     ) from None
             raise
         self._refusals = 0
-
-    def _check(self, address: str, state: Any) -> None:
-        """Raises ConfigError for a server that cannot compute this teacher."""
-        if not isinstance(state, dict) or "protocol" not in state:
-            raise ConfigError(f"{_SETTING}={address} is a server, but none that `vlrl serve` started")
-        mine = {"protocol": vllm_wire.PROTOCOL, "vocabulary": self.vocabulary, "logprobs_mode": "processed_logprobs",
-                "extension": EXTENSION, "lora_rank": 0}
-        wrong = [f"{name} is {state.get(name)} instead of {value}" for name, value in mine.items()
-                 if state.get(name) != value]
-        if not any(self.folder.is_relative_to(root) for root in state.get("roots", ())):
-            wrong.append(f"it takes weights from {', '.join(state.get('roots', ())) or 'nowhere'}, and not from "
-                         f"{self.folder}")
-        if wrong:
-            raise ConfigError(f"{_SETTING}={address} is no server of this teacher: {'; '.join(wrong)}. Start it by "
-                              f"`vlrl serve CONFIG model.name={self.folder} model.lora.rank=0 --weights {self.folder}`")
 
 
 def _digest(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""HTTP to the servers that `vlrl serve` starts, and what their answers mean: ask another one, or stop."""
+"""HTTP to servers: those that `vlrl serve` starts, and how their errors are classified (try elsewhere, or stop)."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import httpx
 from vlrl.errors import ConfigError, TrainingError
 
 CONNECT_S = 10.0
-"""Seconds to wait for a connection, and for the answer to a health check."""
+"""Seconds to wait for a connection, and for the response to a health check."""
 IDLE_S = 2.0
-"""Seconds that an idle connection is used again. vLLM closes it after 5: a request at that moment would be lost."""
+"""Seconds for which an idle connection is reused. vLLM closes it after 5, and a request at that moment would be lost.
+"""
 
 
 class Unavailable(Exception):
-    """A server did not do what it was asked, and another one may. `status` is 0 when it said nothing."""
+    """A server failed at a request that another one may serve. `status` is 0 if there was no response."""
 
     def __init__(self, message: str, status: int = 0):
         super().__init__(message)
@@ -24,25 +25,18 @@ class Unavailable(Exception):
 
 
 class ServerClient:
-    """HTTP to servers with one key. timeout_s: most seconds that an answer may take. key_file: the setting that names
-    the key's file."""
+    """HTTP to servers that share a key. timeout_s: of one response. key_file: the setting that names the key's file."""
 
     def __init__(self, key: str, timeout_s: float, key_file: str = "engine.key_file"):
-        self._key_file = key_file
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._http = httpx.Client(headers=headers, trust_env=False,  # a proxy has no business between these
-                                  timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, CONNECT_S), pool=None),
-                                  limits=httpx.Limits(max_connections=None, max_keepalive_connections=64,
-                                                      keepalive_expiry=IDLE_S))
+        self._key_file, self._http = key_file, http_client(key, timeout_s, 64, IDLE_S)
 
     def get(self, address: str, path: str) -> Any:
-        """Returns the JSON of a page that answers soon. Raises as `post`."""
+        """The JSON of a page that responds soon. Raises as `post`."""
         return self._ask("GET", address, path, timeout=CONNECT_S)
 
     def post(self, address: str, path: str, body: bytes) -> Any:
-        """Returns the JSON that a server answers. Raises Unavailable where another server, or a later time, may do
-        better; ConfigError for a wrong key and TrainingError for a request that no server will take.
-        """
+        """The JSON response of a server. Raises Unavailable if another server or a later attempt may succeed,
+        ConfigError for a wrong key, and TrainingError for a request that no server will accept."""
         return self._ask("POST", address, path, content=body)
 
     def _ask(self, method: str, address: str, path: str, **more: Any) -> Any:
@@ -65,6 +59,15 @@ class ServerClient:
     def close(self) -> None:
         """Closes all connections."""
         self._http.close()
+
+
+def http_client(key: str, timeout_s: float, connections: int, idle_s: float = 5.0) -> httpx.Client:
+    """A client that sends a bearer token, and uses no proxy and follows no redirect. connections: kept open, for at
+    most `idle_s` seconds."""
+    return httpx.Client(headers={"Authorization": f"Bearer {key}"} if key else {}, trust_env=False,
+                        timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, CONNECT_S), pool=None),
+                        limits=httpx.Limits(max_connections=None, max_keepalive_connections=connections,
+                                            keepalive_expiry=idle_s))
 
 
 def _error_text(answer: httpx.Response) -> str:

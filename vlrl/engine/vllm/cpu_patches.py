@@ -22,11 +22,11 @@ import torch
 import torch.nn.functional as F
 
 SPIN_S = 0.001
-"""Seconds that a process of an engine looks for the next message before it sleeps until one comes."""
+"""Seconds that a process of an engine polls for the next message before it sleeps."""
 
 
 def widen_heads() -> None:
-    """Widens heads of unknown sizes in models that are made from now on in this process; nothing on a GPU."""
+    """Pads heads of unsupported sizes in models created from now on in this process; no effect on a GPU."""
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu():
@@ -40,7 +40,7 @@ def widen_heads() -> None:
 
 
 def known_size(size: int) -> int:
-    """Returns the least head size of at least `size` that the kernels know; `size` where it is above all of them."""
+    """The smallest supported head size of at least `size`; `size` itself if it exceeds all."""
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
     return min((known for known in CPUAttentionBackend.get_supported_head_sizes() if known >= size), default=size)
@@ -72,7 +72,7 @@ def _forward(original: Any) -> Any:
 
 
 def use_own_generator() -> None:
-    """Gives the sampler a generator of its own, in this process; nothing on a GPU."""
+    """Gives the sampler a generator of its own, in this process; no effect on a GPU."""
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu():
@@ -84,7 +84,7 @@ def use_own_generator() -> None:
 
 
 class _Torch:
-    """torch, but for `randint` without a generator."""
+    """torch, except that `randint` draws from a private generator."""
 
     def __init__(self) -> None:
         self._own = torch.Generator()
@@ -93,12 +93,11 @@ class _Torch:
         return getattr(torch, name)
 
     def randint(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """As torch's, from a generator of its own."""
         return torch.randint(*args, **{"generator": self._own, **kwargs})
 
 
 def wait_asleep() -> None:
-    """Has engine and worker processes that wait for each other sleep, in this process; nothing on a GPU."""
+    """Makes engine and worker processes sleep while they wait for each other; no effect on a GPU."""
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu():
@@ -110,7 +109,7 @@ def wait_asleep() -> None:
 
 
 class _Asleep:
-    """vLLM's SpinCondition with another time to spin."""
+    """vLLM's SpinCondition with a shorter busy loop."""
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments, busy_loop_s=SPIN_S)  # pyright: ignore[reportCallIssue]

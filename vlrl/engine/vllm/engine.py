@@ -2,22 +2,21 @@
 # vLLM is not installed where the rest is checked
 """Generation by vLLM inside the training process, on the same device.
 
-Each prompt and its media go in once per group and are computed once (prefix caching); vLLM expands them itself, to the
+Each prompt and its media are sent once per group and computed once (prefix caching). vLLM expands them itself, to the
 same ids that the trainer has, which is checked. Tokens come back with the log-probabilities they were sampled with, at
-the temperature and without the banned ids. Rollout i of a group draws from a seed of its own, named by (seed, request
-key, i), whatever runs beside it. An answer that goes on (after its thinking budget, or from an earlier step) is a new
-request from its own text, on a stream of its own.
+the temperature and without the banned ids. Rollout i of a group draws from its own seed, named by (seed, request key,
+i), whatever runs beside it. A completion that is continued (after its thinking budget, or from an earlier step) is a
+new request with its own text as prefix and its own stream.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import itertools
 import os
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,19 +29,9 @@ from vlrl.distributed import comm
 from vlrl.engine.base import Done, Request
 from vlrl.engine.copied_engine import GIVEN_UP, Abandoned, with_own_processor
 from vlrl.engine.vllm import policy_weights as weights
-from vlrl.engine.vllm.inputs import (
-    Draft,
-    SamplingRules,
-    check_length,
-    check_prompt,
-    checked_completions,
-    measuring_options,
-    model_length,
-    prompt_input,
-    sampling_options,
-    seed_of,
-)
+from vlrl.engine.vllm.inputs import SamplingRules, check_lengths, completion_steps, model_length, prompt_input
 from vlrl.engine.vllm.sync_check import SyncCheck
+from vlrl.engine.vllm.wire import response_of
 from vlrl.errors import ConfigError, TrainingError, VlrlError
 from vlrl.models.policy import Policy
 from vlrl.models.processing import Encoder
@@ -52,30 +41,28 @@ from vlrl.types import Completion
 _ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # weights are handed over in this process
                 "VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}
 _ON_CPU = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}  # binding makes the whole process eight times slower
-_BANNED = float("-inf")
 _loaders = itertools.count()
 
 
 class VLLMEngine:
     """Engine over an in-process vLLM.
 
-    policy: whose weights it samples with, after `sync`. folder: of this process; the model's config and processor are
-    written there for vLLM to read. `episodes`: its prompts grow by turns. Raises ConfigError when vLLM cannot be
-    started with the settings.
+    policy: the policy to sample from, after `sync`. folder: of this process; model config and processor are written
+    there for vLLM to read. episodes: whether prompts grow by turns. Raises ConfigError if vLLM cannot be started with
+    the settings.
     """
 
     def __init__(self, policy: Policy, config: Config, folder: Path, episodes: bool = False):
         self.policy, self.config, self.seed, self.step = policy, config, config.seed, 0
         settings = config.engine
         self.max_model_len = model_length(config, policy.base.config, episodes)
-        overlaps = config.asynchronous.max_staleness > 0  # it is to be awake while the policy learns
+        overlaps = config.asynchronous.max_staleness > 0  # then it generates during the update
         self.rules = SamplingRules.of(with_own_processor(policy) if overlaps else policy, settings.top_p,
-                                      settings.top_k,
-                                      _BANNED)
+                                      settings.top_k)
         self._numbers = itertools.count()
         self._distributed = torch.distributed.is_initialized()
         self.abandoned = threading.Event()
-        """Whether what is being generated is to be given up."""
+        """Set when the running generation is to stop."""
         self._sleeps = settings.sleep and policy.device.type == "cuda" and not overlaps
         self._asleep: set[str] = set()
         self._synced = False
@@ -89,9 +76,9 @@ class VLLMEngine:
         self.weights: Any = WeightSync(self.llm, policy, folder)
 
     def sync(self, policy: Policy, step: int) -> None:
-        """Brings the policy's weights into vLLM; every cache of the old ones is dropped.
+        """Loads the policy's weights into vLLM and empties every cache of the old ones.
 
-        Raises TrainingError when vLLM then reads a fixed answer to an image otherwise than the trainer.
+        Raises TrainingError if vLLM then assigns other log-probabilities to a fixed answer than the trainer.
         """
         with _explained(self.config, "take over the weights"), _bystander():
             self._wake("weights")
@@ -101,14 +88,11 @@ class VLLMEngine:
         self.policy, self.step, self._synced = policy, step, True
 
     def generate(self, requests: Sequence[Request], done: Done | None = None) -> list[list[Completion]]:
-        """Returns `request.n` completions per request; `done` is called as whole requests come in. Raises Abandoned
-        after `abandon`.
-        """
+        """The `request.n` completions of each request; `done` is called as requests complete. Raises Abandoned after
+        `abandon`."""
         if not self._synced:
             self.sync(self.policy, self.step)
-        for request in requests:
-            check_length(self.max_model_len, request.prompt, request.sampling,
-                         self.config.engine.max_model_len is not None)
+        check_lengths(requests, self.max_model_len, self.config.engine.max_model_len is not None)
         with _explained(self.config, "generate"), _bystander(), phase("generate"):
             self._wake("weights", "kv_cache")
             out = Generation(self, requests).run(done)
@@ -118,11 +102,11 @@ class VLLMEngine:
         return out
 
     def abandon(self) -> None:
-        """Ends what another thread generates after its next token."""
+        """Makes a generation in another thread stop after its next token."""
         self.abandoned.set()
 
     def close(self) -> None:
-        """Frees vLLM's memory. The engine cannot be used any more."""
+        """Frees vLLM's memory. The engine cannot be used afterwards."""
         llm, self.llm = self.llm, None
         if llm is None:
             return
@@ -136,7 +120,7 @@ class VLLMEngine:
             client.shutdown()
 
     def _wake(self, *parts: str) -> None:
-        """Takes back the memory of those parts that sleep."""
+        """Restores the memory of those parts that sleep."""
         sleeping = [part for part in parts if part in self._asleep]
         if sleeping:
             self.llm.wake_up(sleeping)
@@ -144,116 +128,68 @@ class VLLMEngine:
 
 
 class Generation:
-    """The requests of one call of `generate`, as vLLM works on them."""
+    """The requests of one `generate` call in vLLM."""
 
     def __init__(self, engine: VLLMEngine, requests: Sequence[Request]):
         self.engine, self.requests, self.vllm = engine, requests, engine.llm.llm_engine
-        self.drafts = [Draft.all_of(request, engine.rules) for request in requests]
-        self._waiting: dict[str, Callable[[Any], None]] = {}
-        """What takes the result of each part that vLLM works on."""
-        self._parts = [0] * len(requests)
-        """Parts of each request that are not in yet."""
+        self._steps = [completion_steps(request, engine.rules, engine.seed) for request in requests]
+        self._calls: dict[str, tuple[int, int, dict[str, Any]]] = {}
+        """vLLM's name of each running call -> (index of the request, index in its round, sampling options)."""
+        self._responses: list[Any] = [None] * len(requests)
+        self._out: list[list[Completion]] = [[] for _ in requests]
 
     def run(self, done: Done | None) -> list[list[Completion]]:
-        """Returns the completions of all requests, in order."""
-        out: list[list[Completion]] = [[] for _ in self.requests]
+        """The completions of all requests, in order."""
         try:
-            for i, request in enumerate(self.requests):
-                self._begin(i, request)
-            left = {*range(len(self.requests))}
-            while left:
-                whole = sorted(i for i in left if not self._parts[i])
-                left.difference_update(whole)
-                for i in whole:
-                    out[i] = checked_completions(self.drafts[i], self.requests[i].prompt)
-                    if done and left:
-                        done(i, out[i])
-                for output in self._step() if left else ():
-                    if output.finished:
-                        self._waiting.pop(output.request_id)(output)
+            left, whole = len(self.requests), [i for i in range(len(self.requests)) if self._advance(i)]
+            while left := left - len(whole):
+                for i in whole if done else ():
+                    done(i, self._out[i])
+                whole = sorted(self._step())
         finally:
-            if self._waiting:
-                self.vllm.abort_request([*self._waiting])
-        return out
+            if self._calls:
+                self.vllm.abort_request([*self._calls])
+        return self._out
 
-    def _step(self) -> Sequence[Any]:
-        """Returns what vLLM has of each request after its next token."""
+    def _step(self) -> list[int]:
+        """Decodes one more token; returns the requests that are now complete."""
         if self.engine.abandoned.is_set():
             raise Abandoned(GIVEN_UP)
-        return self.vllm.step()
+        whole = []
+        for output in self.vllm.step():
+            if output.finished:
+                i, position, options = self._calls.pop(output.request_id)
+                self._responses[i][position] = response_of(output, options)
+                if None not in self._responses[i] and self._advance(i):
+                    whole.append(i)
+        return whole
 
-    def _begin(self, i: int, request: Request) -> None:
-        """Asks for the first part of every answer: in one piece where they all begin with the prompt."""
-        drafts = self.drafts[i]
-        if request.begun or not drafts:
-            for draft in drafts:
-                self._go_on(i, draft)
-            return
-        options = self._options(i, len(drafts), seed_of(self.engine.seed, request.key), drafts[0].room())
-
-        def take(output: Any) -> None:
-            for draft, piece in zip(drafts, sorted(output.outputs, key=lambda o: o.index), strict=True):
-                self._take(i, draft, piece)
-
-        self._ask(i, (), options, take)
-
-    def _take(self, i: int, draft: Draft, output: Any) -> None:
-        """Takes in a part of an answer; asks for the next one where it goes on."""
-        draft.add(output.token_ids, [ps[t].logprob for ps, t in zip(output.logprobs, output.token_ids, strict=True)],
-                  output.finish_reason == "stop")
-        self._go_on(i, draft)
-
-    def _go_on(self, i: int, draft: Draft) -> None:
-        """Asks for the rest of an answer from its own text, after what is forced on it."""
-        for place in draft.force():
-            self._measure(i, draft, place)
-        if draft.ended:
-            return
-        seed = seed_of(self.engine.seed, self.requests[i].key, draft.place, len(draft.tokens))
-        self._ask(i, draft.tokens, self._options(i, 1, seed, draft.room()),
-                  lambda output: self._take(i, draft, output.outputs[0]))
-
-    def _measure(self, i: int, draft: Draft, place: int) -> None:
-        """Asks for the log-probability of a forced token: one token is sampled in its place and dropped."""
-        token = draft.tokens[place]
-        options = measuring_options(self.requests[i].sampling, token, self.engine.rules)
-
-        def take(output: Any) -> None:
-            draft.logprobs[place] = output.outputs[0].logprobs[0][token].logprob
-
-        self._ask(i, draft.tokens[:place], options, take)
-
-    def _options(self, i: int, n: int, seed: int, room: int) -> dict[str, Any]:
-        return sampling_options(self.requests[i].sampling, n, seed, self.engine.rules, room)
-
-    def _ask(self, i: int, written: Sequence[int], options: dict[str, Any], take: Callable[[Any], None]) -> None:
-        """Hands a prompt and the tokens written after it to vLLM; `take` gets the result."""
+    def _advance(self, i: int) -> bool:
+        """Sends the next calls of a request to vLLM; whether it is complete instead."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        prompt, name = self.requests[i].prompt, f"{next(self.engine._numbers)}"
-        written = tuple(written)
-        parameters = SamplingParams(**options, detokenize=bool(options["stop"]),
-                                    output_kind=RequestOutputKind.FINAL_ONLY)
-
-        def finished(output: Any) -> None:
-            check_prompt(prompt, output.prompt_token_ids, len(written), self.requests[i].turns)
-            self._parts[i] -= 1
-            take(output)
-
-        self.vllm.add_request(name, prompt_input(prompt, written), parameters,
-                              lora_request=self.engine.weights.lora_request)
-        self._waiting[name] = finished
-        self._parts[i] += 1
+        try:
+            calls = self._steps[i].send(self._responses[i])
+        except StopIteration as end:
+            self._out[i] = end.value
+            return True
+        self._responses[i] = [None] * len(calls)
+        for position, (written, options) in enumerate(calls):
+            name = str(next(self.engine._numbers))
+            self.vllm.add_request(name, prompt_input(self.requests[i].prompt, written),
+                                  SamplingParams(**options, output_kind=RequestOutputKind.FINAL_ONLY),
+                                  lora_request=self.engine.weights.lora_request)
+            self._calls[name] = i, position, options
+        return False
 
 
 # --- starting ---------------------------------------------------------------------------------------------------------
 
 
 def start(policy: Policy, config: Config, folder: Path, max_model_len: int) -> Any:
-    """Returns a vLLM over the config and processor that are written to `folder`; the policy's weights are still to
-    come.
-    """
+    """A vLLM over the config and processor that are written to `folder`; with workers of its own it waits for its
+    weights."""
     on_gpu = policy.device.type == "cuda"
     for name, value in (_ENVIRONMENT | ({} if on_gpu else _ON_CPU)).items():
         os.environ.setdefault(name, value)
@@ -262,68 +198,38 @@ def start(policy: Policy, config: Config, folder: Path, max_model_len: int) -> A
 
     from vlrl.engine.vllm.cpu_patches import use_own_generator, widen_heads
     from vlrl.engine.vllm.sync import lora_options, transfer_options
+    from vlrl.engine.vllm.worker import register_loader
 
     widen_heads()
     use_own_generator()
     inside = config.engine.tensor_parallel == 1
     adapter = lora_options(policy)
     if inside:
-        write_config(policy, folder)
-        loading = _policy_loader(policy, merge=not adapter)
+        weights.write_config(policy, folder)
+        loading = f"vlrl_{next(_loaders)}"  # no file of weights is written or read
+        register_loader(loading, lambda model: model.load_weights(weights.saved_tensors(policy, merge=not adapter)))
     else:
         weights.write_model(policy, folder, merge=not adapter)
         loading = "auto"
     name = type(policy.base).__name__
-    if name in ModelRegistry.models:  # else a process is started for a look at it, which takes half of the whole time
+    if name in ModelRegistry.models:  # else vLLM starts a process to inspect it, half of the whole startup time
         ModelRegistry.register_model(name, ModelRegistry.models[name].load_model_cls())
     return LLM(**options(policy, config, folder, max_model_len), **adapter, **transfer_options(policy, inside),
                load_format=loading)
 
 
-def _policy_loader(policy: Policy, merge: bool) -> str:
-    """Returns name of a way to load a model in which it has the policy's weights: no file is written or read.
-
-    vLLM's "dummy" would also fill buffers that no checkpoint holds, such as the means that pixels are normalised by.
-    """
-    from vllm.model_executor.model_loader import register_model_loader
-    from vllm.model_executor.model_loader.base_loader import BaseModelLoader
-
-    name = f"vlrl_{next(_loaders)}"
-
-    @register_model_loader(name)
-    class _Loader(BaseModelLoader):
-        def download_model(self, model_config: Any) -> None:
-            pass
-
-        def load_weights(self, model: Any, model_config: Any) -> None:
-            model.load_weights(weights.saved_tensors(policy, merge))
-
-    return name
-
-
-def write_config(policy: Policy, folder: Path) -> None:
-    """Writes the config of the model and the processor with the settings of the run; no weights."""
-    folder.mkdir(parents=True, exist_ok=True)
-    config = copy.deepcopy(policy.base.config)
-    config.architectures = config.architectures or [type(policy.base).__name__]
-    if hasattr(config, "quantization_config"):  # the weights that come are not rounded
-        del config.quantization_config
-    config.save_pretrained(folder)
-    policy.processor.save_pretrained(folder)
-
-
 def options(policy: Policy, config: Config, folder: Path, max_model_len: int) -> dict[str, Any]:
-    """Keywords of vllm.LLM for the settings `engine.*`; those of a GPU are left out on a CPU."""
+    """Keywords of vllm.LLM for the settings `engine.*`, without those of a GPU on a CPU."""
     settings, on_gpu = config.engine, policy.device.type == "cuda"
     out: dict[str, Any] = {
         "model": str(folder), "dtype": settings.dtype or str(policy.dtype).rpartition(".")[2], "seed": config.seed,
         "max_model_len": max_model_len, "max_num_seqs": settings.max_seqs, "generation_config": "vllm",
         "enforce_eager": settings.eager or not on_gpu, "logprobs_mode": "processed_logprobs",
         "enable_prefix_caching": True, "tensor_parallel_size": settings.tensor_parallel,
-        "gpu_memory_utilization": settings.memory}  # on a CPU too, where it is the share of main memory
+        "gpu_memory_utilization": settings.memory}  # on a CPU: the share of main memory
     if on_gpu:
         out["enable_sleep_mode"] = settings.sleep
-    else:  # a prompt in pieces turns back its answers' random streams, which vLLM can do on a GPU alone
+    else:  # a chunked prompt rewinds the random streams of its completions, which vLLM supports only on a GPU
         out |= {"enable_chunked_prefill": False, "max_num_batched_tokens": max(max_model_len, 8192)}
     if torch.distributed.is_initialized():  # vLLM joins the trainer's group, and each process is an engine of its own
         out["distributed_executor_backend"] = "external_launcher"
@@ -332,10 +238,10 @@ def options(policy: Policy, config: Config, folder: Path, max_model_len: int) ->
 
 @contextlib.contextmanager
 def _bystander() -> Iterator[None]:
-    """Undoes what vLLM sets for its whole process: random states, the setter of torch's threads.
+    """Restores what vLLM sets for the whole process: random states, the setter of torch's threads.
 
-    Not in a thread beside the update (async.*), which draws from these states meanwhile: generation leaves them alone
-    (vllm_cpu_patches).
+    Not in a thread that runs during the update (async.*), which draws from these states meanwhile: generation leaves
+    them unchanged (cpu_patches.py).
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -353,7 +259,7 @@ def _bystander() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _explained(config: Config, what: str) -> Iterator[None]:
-    """Turns what vLLM raises into one line that names the setting to change."""
+    """Turns an exception of vLLM into a one-line error that names the setting to change."""
     try:
         yield
     except VlrlError:
@@ -364,7 +270,7 @@ def _explained(config: Config, what: str) -> Iterator[None]:
 
 
 def _blamed(config: Config, error: Exception) -> str:
-    """Returns the setting to change, and how, for what vLLM raised."""
+    """The setting to change, and how, for an exception of vLLM."""
     settings, text = config.engine, str(error).lower()
     if "max_model_len" in text or "max seq len" in text:
         return (f"engine.max_model_len={settings.max_model_len or 'null'} (lower it, or limits.prompt_tokens and "

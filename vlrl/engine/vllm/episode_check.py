@@ -1,10 +1,10 @@
-"""Turns of an episode: places in them by name, and the proof that engine and trainer read every one alike.
+"""Checks that engine and trainer agree on every turn of an episode; positions in turns by name.
 
-    difference = first_difference(policy, encode, prompt, completion, 1e-5)      # None, or what differs first and where
+    difference = first_difference(policy, encode, prompt, completion, 1e-5)      # None, or the first difference
 
-What the trainer is given of an episode (Completion.tokens, loss_mask, shown) is compared, turn by turn, with what its
-turns say: each observation is encoded anew from its text and media. Then the trainer's log-probabilities of every
-action are compared with those that the engine sampled with.
+What the trainer gets of an episode (Completion.tokens, loss_mask, shown) is compared, turn by turn, with the episode's
+turns: each observation is encoded again from its text and media. Then the trainer's log-probabilities of every action
+are compared with those that the engine sampled with.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ class EpisodeMismatch:
     """Where engine and trainer, or the trainer and an episode's own turns, first differ."""
 
     turn: int
-    """Its number in Completion.turns."""
+    """Its index in Completion.turns."""
     token: int
-    """In Completion.tokens."""
+    """Its index in Completion.tokens."""
     where: str
     what: str
     gap: float = float("inf")
-    """Of the log-probabilities, where these differ."""
+    """Difference of the log-probabilities, if these differ."""
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what}"
 
 
 def describe_position(turns: Sequence[Turn], token: int) -> str:
-    """Returns in which turn a token stands, with its media or the last ones shown before it."""
+    """The turn of a token, with its media or the last ones shown before it."""
     number = turn_of(turns, token)
     turn = turns[number]
     media = next((t.media for t in reversed(turns[:number + 1]) if t.media), ())
@@ -49,12 +49,12 @@ def describe_position(turns: Sequence[Turn], token: int) -> str:
 
 
 def turn_of(turns: Sequence[Turn], token: int) -> int:
-    """Returns the number of the turn of a token; an end that was forced on an action is the action's."""
+    """The index of a token's turn; a forced end token belongs to its action."""
     return max((i for i, turn in enumerate(turns) if turn.start <= token), default=0)
 
 
 def turn_gaps(policy: Policy, prompt: Prompt, completion: Completion, temperature: float = 1.0) -> np.ndarray:
-    """Returns [T] |trainer - engine| of the log-probabilities of an episode; 0 where nothing was sampled."""
+    """[T] |trainer - engine| of the log-probabilities of an episode; 0 where nothing was sampled."""
     if completion.windows:  # each action under what it was sampled under
         ours = np.zeros(len(completion.tokens))
         for turn, window in zip(_actions(completion), completion.windows, strict=True):
@@ -70,7 +70,7 @@ def _actions(completion: Completion) -> list[Turn]:
 
 
 def _read(policy: Policy, prompt: Prompt, tokens: np.ndarray, shown: Prompt | None, temperature: float) -> np.ndarray:
-    """Returns [T] log-probabilities of the trainer."""
+    """[T] log-probabilities under the trainer."""
     (batch,) = pack(pieces_of([prompt], [tokens], 10**9, [shown]), 10**9, policy.layout("shared"))
     with torch.no_grad(), policy.evaluating():
         return policy.logprobs(batch.to(policy.device), temperature).logprobs.double().cpu().numpy()
@@ -78,11 +78,11 @@ def _read(policy: Policy, prompt: Prompt, tokens: np.ndarray, shown: Prompt | No
 
 def first_difference(policy: Policy, encode: Encoder, prompt: Prompt, completion: Completion, allowed: float,
                      temperature: float = 1.0) -> EpisodeMismatch | None:
-    """Returns the first turn and token of an episode that engine and trainer do not read alike, with its media; None
-    where log-probabilities differ by `allowed` at most.
+    """The first turn and token of an episode on which engine and trainer disagree, with its media; None if
+    log-probabilities differ by at most `allowed`.
 
-    The pixels of clips are not compared. Of an observation with results of several tool calls the pictures are, and of
-    an episode with windows (episode.history) ids, loss mask and log-probabilities.
+    The pixels of clips are not compared. Of an observation with the results of several tool calls only the images are
+    compared, and of an episode with windows (episode.history) ids, loss mask and log-probabilities.
     """
     for token, what in _structure(encode, prompt, completion):
         return EpisodeMismatch(turn_of(completion.turns, token), token, describe_position(completion.turns, token),
@@ -97,7 +97,7 @@ def first_difference(policy: Policy, encode: Encoder, prompt: Prompt, completion
 
 
 def _structure(encode: Encoder, prompt: Prompt, completion: Completion) -> Iterator[tuple[int, str]]:
-    """Yields (token, what differs) of ids, loss mask, positions and media of one turn after the other."""
+    """Yields (token, what differs) for ids, loss mask, positions and media of one turn after the other."""
     shown, tokens, whole, at = completion.shown, completion.tokens, prompt, 0
     loaded = {m.sha256: m for m in completion.observed_media}
     shown_media = iter(shown.media if shown else ())
@@ -141,7 +141,7 @@ def _differing(actual: np.ndarray, expected: np.ndarray, start: int, what: str) 
 
 
 def _other_rows(piece: Prompt, shown: Prompt, rows: dict[str, int]) -> Iterator[str]:
-    """Yields names of tensors that hold other values for an observation than it has; `rows` counts on."""
+    """Yields names of tensors with other values than an observation's own; `rows` counts the rows consumed."""
     for name, tensor in piece.mm.items():
         stored, start = shown.mm.get(name), rows.get(name, 0)
         if not isinstance(tensor, torch.Tensor) or isinstance(stored, tuple):  # clips that differ in length

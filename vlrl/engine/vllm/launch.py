@@ -1,7 +1,7 @@
-"""Starts vLLM servers for a config and keeps them running: what `vlrl serve` does.
+"""Starts vLLM servers for a config and keeps them running: `vlrl serve`.
 
-A server begins with weights of zeros and without a version; the trainer brings the real ones, those below an adapter
-too. So nothing is downloaded or copied here but config and processor.
+A server starts with weights of zeros and without a version; the trainer transfers the real ones, also those below an
+adapter. So only config and processor are downloaded or copied here.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import torch
 
 from vlrl.config.engine import EngineSettings
 from vlrl.config.schema import Config
+from vlrl.engine.vllm.policy_weights import write_config
 from vlrl.engine.vllm.process import PARENT
 from vlrl.engine.vllm.routes import ALIVE, KEY, WEIGHTS
 from vlrl.engine.vllm.server import EXTENSION, read_key
@@ -41,17 +42,17 @@ PROGRAM = "vlrl.engine.vllm.process"
 _POLL_S = 0.5
 _HEALTH_S = 5.0
 _GRACE_S = 30.0
-"""Seconds that servers have to end by themselves."""
+"""Seconds that servers have to shut down by themselves."""
 _MOST_DEATHS = 5
-"""A server that dies so often without having answered once is not started again."""
+"""A server that dies this often without having responded once is not restarted."""
 _SILENT_S = 600.0
-"""Least seconds without an answer, of a server or the engine behind it, after which one that did answer is started
-again; engine.timeout_s where that is more."""
+"""Least seconds without a response, of a server or its engine, after which one that did respond is restarted;
+engine.timeout_s if that is more."""
 _LAST_LINES = 15
 _SET_BY = {"--tensor-parallel-size": "engine.tensor_parallel", "--max-model-len": "engine.max_model_len",
            "--gpu-memory-utilization": "engine.memory", "--max-num-seqs": "engine.max_seqs", "--dtype": "engine.dtype",
            "--enforce-eager": "engine.eager", "--seed": "seed", "--host": "--host", "--port": "--port"}
-"""What says the value of an argument that vlrl hands to vLLM."""
+"""What sets the value of an argument that vlrl passes to vLLM."""
 
 
 @dataclass(eq=False)
@@ -68,7 +69,7 @@ class ServerProcess:
     process: subprocess.Popen[bytes] | None = None
     healthy: bool = False
     deaths: int = 0
-    """In a row, without an answer between them."""
+    """Consecutive ones, without a response between them."""
     start_at: float = 0.0
     checked: float = 0.0
     heard: float = 0.0
@@ -81,22 +82,22 @@ class ServerGroup:
     servers: list[ServerProcess]
     say: Callable[[str], None]
     key_file: Path | None = None
-    """Holds their key; None where it is in no file."""
+    """Holds their key; None if it is in no file."""
     silent_s: float = _SILENT_S
     back: str = "the trainer brings it the current weights"
-    """What is said of one that answers again."""
-    _stopped: bool = False  # no threading.Event: a signal handler that sets it may wait for ever for its lock
+    """Printed about one that responds again."""
+    _stopped: bool = False  # no threading.Event: a signal handler that sets it may wait forever for its lock
     _signal: int = signal.SIGTERM
     _start_s: float = math.inf
-    """Seconds that a server may take until it answers, also when it is started again."""
+    """Seconds until a server must respond, also after a restart."""
 
     @property
     def addresses(self) -> list[str]:
         return [s.address for s in self.servers]
 
     def start(self, timeout_s: float) -> bool:
-        """Starts all and waits for them; False when `stop` was called meanwhile. TrainingError when one dies or does
-        not answer in time."""
+        """Starts all servers and waits for them; False if `stop` was called meanwhile. TrainingError if one dies or
+        does not respond in time."""
         for server in self.servers:
             _launch(server)
         self._start_s, deadline = timeout_s, time.monotonic() + timeout_s
@@ -114,7 +115,7 @@ class ServerGroup:
         return False
 
     def watch(self) -> None:
-        """Keeps them running until `stop`. TrainingError when one dies again and again."""
+        """Keeps the servers running until `stop`. TrainingError if one dies repeatedly."""
         while not self._stopped:
             for server in self.servers:
                 self._look_after(server)
@@ -141,11 +142,11 @@ class ServerGroup:
                 self._bury(server, f"answers, and its engine gave no sign of life for {self.silent_s:g} s")
 
     def _bury(self, server: ServerProcess, what: str) -> None:
-        """Ends what is left of a server, and sets when to start it again."""
+        """Ends what is left of a server, and schedules its restart."""
         _kill(server, signal.SIGKILL)
         if server.process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                server.process.wait(_GRACE_S)  # what stops responding may take a while to die
+                server.process.wait(_GRACE_S)  # a hung process may take a while to die
         server.process, server.deaths = None, server.deaths + (not server.healthy)
         server.healthy = False
         if server.deaths >= _MOST_DEATHS:
@@ -156,11 +157,11 @@ class ServerGroup:
         self.say(f"{server.address} {what}; it is started again" + (f" in {pause:g} s" if pause else ""))
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """Ends `start` and `watch`; `close` then hands the signal on. May be called by a signal handler."""
+        """Ends `start` and `watch`; `close` then forwards the signal. May be called by a signal handler."""
         self._signal, self._stopped = number, True
 
     def close(self) -> None:
-        """Hands the signal on, waits, and kills what is left."""
+        """Forwards the signal, waits, and kills the remaining processes."""
         for server in self.servers:
             _kill(server, self._signal)
         deadline = time.monotonic() + _GRACE_S
@@ -174,10 +175,10 @@ class ServerGroup:
 def prepare(config: Config, folder: Path, *, replicas: int = 1, host: str = "127.0.0.1", port: int = 8000,
             weights: Sequence[str] = (), further: Sequence[str] = (), say: Callable[[str], None] = print,
             episodes: bool = False) -> ServerGroup:
-    """Returns the servers of a config, not started; their files go to `folder`.
+    """The servers of a config, not started; their files go to `folder`.
 
-    `further` are arguments of vLLM, NAME=VALUE or NAME. `episodes`: prompts grow by turns. Raises ConfigError for one
-    that vlrl sets itself, for a port that is taken and for too few GPUs, or too little memory for the servers of a CPU.
+    further: arguments of vLLM, NAME=VALUE or NAME. episodes: whether prompts grow by turns. Raises ConfigError for an
+    argument that vlrl sets itself, a port in use, too few GPUs, or too little memory for the servers of a CPU.
     """
     for i in range(replicas):
         check_free(host, port + i)
@@ -202,7 +203,7 @@ def prepare(config: Config, folder: Path, *, replicas: int = 1, host: str = "127
 
 
 def _blueprint(config: Config) -> Any:
-    """As much of a Policy as tells what the servers are: no weights are read."""
+    """The parts of a Policy that determine the servers; no weights are read."""
     model, family = skeleton(config.model)
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     on_gpu = torch.cuda.device_count() > 0
@@ -212,7 +213,7 @@ def _blueprint(config: Config) -> Any:
 
 
 def _arguments(policy: Any, config: Config, folder: Path, episodes: bool) -> list[str]:
-    """Returns the command line of a server, without its address."""
+    """The command line of a server, without its address."""
     from vlrl import _torchcodec
 
     _torchcodec.hide_broken()
@@ -220,10 +221,10 @@ def _arguments(policy: Any, config: Config, folder: Path, episodes: bool) -> lis
     from vlrl.engine.vllm.inputs import model_length
     from vlrl.engine.vllm.sync import lora_options
 
-    vllm.write_config(policy, folder)
+    write_config(policy, folder)
     length = model_length(config, policy.base.config, episodes)
     options = vllm.options(policy, config, folder, length) | lora_options(policy)
-    options.pop("enable_sleep_mode", None)  # of an engine that shares its GPU with the trainer
+    options.pop("enable_sleep_mode", None)  # only for an engine that shares its GPU with the trainer
     options.pop("distributed_executor_backend", None)
     options |= {"load_format": EMPTY, "middleware": MIDDLEWARE, "worker_extension_cls": EXTENSION,
                 "disable_uvicorn_access_log": True}
@@ -239,9 +240,8 @@ def _arguments(policy: Any, config: Config, folder: Path, episodes: bool) -> lis
 
 def further_arguments(given: Sequence[str], taken: Sequence[str],
                       set_by: Mapping[str, str] = _SET_BY) -> dict[str, str]:
-    """Returns {"--name": "value"} of NAME=VALUE or NAME. ConfigError for a name among `taken`, which vlrl sets
-    itself, or `set_by` a setting.
-    """
+    """Parses NAME=VALUE or NAME into {"--name": "value"}. ConfigError for a name in `taken`, which vlrl sets itself, or
+    in `set_by`, which a setting sets."""
     arguments: dict[str, str] = {}
     for text in given:
         word, _, value = text.partition("=")
@@ -255,9 +255,7 @@ def further_arguments(given: Sequence[str], taken: Sequence[str],
 
 
 def _devices(policy: Any, engine: EngineSettings, replicas: int, added: dict[str, str]) -> list[dict[str, str]]:
-    """Returns the environment that gives each server its GPUs, or its threads on a CPU. Ray gives GPUs out by
-    itself.
-    """
+    """The environment that assigns each server its GPUs, or its threads on a CPU. Ray assigns GPUs by itself."""
     if added.get("--distributed-executor-backend") == "ray":
         return [{}] * replicas
     each = engine.tensor_parallel * int(added.get("--pipeline-parallel-size", 1))
@@ -280,10 +278,9 @@ def _devices(policy: Any, engine: EngineSettings, replicas: int, added: dict[str
 
 
 def write_key(path: Path, given: str = "") -> Path:
-    """Returns the file of the servers' key: the one given, or `path`, with a random key where there is none yet.
+    """The file of the servers' key: the given one, or `path`, created with a random key if it does not exist.
 
-    A key that is there stays, so that a run goes on with servers that were started again. Only its owner can read the
-    file.
+    An existing key stays, so that a run continues with restarted servers. Only the owner can read the file.
     """
     target = Path(given or path).absolute()
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -294,7 +291,7 @@ def write_key(path: Path, given: str = "") -> Path:
         descriptor = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w") as file:
             file.write(secrets.token_urlsafe(32) + "\n")
-        with contextlib.suppress(FileExistsError):  # another host has made it meanwhile: all take that one
+        with contextlib.suppress(FileExistsError):  # another host has created it meanwhile
             os.link(own, target)
         own.unlink()
     return target
@@ -309,7 +306,8 @@ def _key_of(file: Path) -> str:
 
 @contextlib.contextmanager
 def serve_lock(folder: Path) -> Iterator[None]:
-    """Holds the folder of the servers. ConfigError while another `vlrl serve` does, whose key and logs lie there."""
+    """Locks the folder of the servers. ConfigError while another `vlrl serve` holds it, whose key and logs are there.
+    """
     path = folder / "serve.lock"
     with contextlib.ExitStack() as locks:
         try:
@@ -332,7 +330,7 @@ def describe(servers: ServerGroup, path: Path) -> None:
 
 
 def _reached(host: str, here: bool = False) -> str:
-    """Returns the name under which others, or this host, reach a server that listens on `host`."""
+    """The host name by which others, or this host, reach a server that listens on `host`."""
     if host in ("0.0.0.0", "::"):
         return ("127.0.0.1" if host == "0.0.0.0" else "[::1]") if here else socket.gethostname()
     return f"[{host}]" if ":" in host else host
@@ -360,7 +358,7 @@ def _dead(server: ServerProcess) -> bool:
 
 
 def _kill(server: ServerProcess, number: int) -> None:
-    """Sends a signal to a server and the processes that it started."""
+    """Sends a signal to a server and its child processes."""
     if server.process is not None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(server.process.pid, number)
@@ -371,7 +369,7 @@ def _ending(code: int) -> str:
 
 
 def _health(address: str) -> int:
-    """Returns the status of its health page; 0 without an answer."""
+    """The status of its health page; 0 without a response."""
     try:
         return httpx.get(f"{address}/health", timeout=_HEALTH_S, trust_env=False).status_code
     except (httpx.HTTPError, OSError):
@@ -379,7 +377,7 @@ def _health(address: str) -> int:
 
 
 def _silence(server: ServerProcess) -> float:
-    """Returns seconds for which its engine has owed an answer; 0 where it does not say."""
+    """Seconds for which its engine has not responded; 0 if unknown."""
     key = {"Authorization": f"Bearer {server.environment.get(KEY, '')}"}
     try:
         answer = httpx.get(f"{server.local}{ALIVE}", headers=key, timeout=_HEALTH_S, trust_env=False)

@@ -1,6 +1,6 @@
-"""A policy's weights as other programs read them: under the names that save_pretrained gives them, adapters merged.
+"""A policy's weights in the form other programs read: under the names of save_pretrained, with adapters merged.
 
-Nothing here changes a tensor of the policy. Under FSDP every process iterates, in the same order: each tensor is
+Nothing here changes a tensor of the policy. Under FSDP every process iterates in the same order, and each tensor is
 gathered when its turn comes.
 """
 
@@ -20,15 +20,13 @@ from safetensors.torch import save_file
 from vlrl.models.policy import Policy
 
 SHARD = 4 * 2**30
-"""Most bytes of one weights file."""
+"""Largest weights file in bytes."""
 _LAYER = re.compile(r".*?\.\d+\.")
 Named = Iterator[tuple[str, torch.Tensor]]
 
 
 def adapted_layers(policy: Policy) -> dict[str, Any]:
-    """Returns the layers that an adapter is laid on, by their names in the transformers model; {} without an
-    adapter.
-    """
+    """The layers with an adapter, by their names in the transformers model; {} without one."""
     if not policy.lora:
         return {}
     from peft.tuners.lora import LoraLayer
@@ -37,10 +35,11 @@ def adapted_layers(policy: Policy) -> dict[str, Any]:
 
 
 def saved_tensors(policy: Policy, merge: bool = True) -> Named:
-    """Yields (name, tensor) of every weight, without gradient; with `merge` adapters are added to what they adapt.
+    """Yields (name, tensor) of every weight, without gradient; with `merge` adapters are added to the weights they
+    adapt.
 
-    Tensors that need no change are the policy's own: read them, never write to them. Tied weights come once, and 4-bit
-    weights as what they stand for. A layer's tensors are named together, which keeps memory low.
+    Tensors that need no change are the policy's own: never write to them. Tied weights come once, and 4-bit weights are
+    dequantized. The tensors of a layer come together, which keeps memory low.
     """
     from transformers.core_model_loading import revert_weight_conversion
 
@@ -50,7 +49,7 @@ def saved_tensors(policy: Policy, merge: bool = True) -> Named:
 
 @torch.no_grad()
 def _tensors(policy: Policy, merge: bool) -> Named:
-    """As saved_tensors, under the names that the model has in memory."""
+    """As saved_tensors, under the names of the model in memory."""
     base, layers = policy.base, adapted_layers(policy)
     for name, tensor in itertools.chain(base.named_parameters(), _persistent_buffers(base)):
         owner = next((layers[prefix] for prefix in _prefixes(name) if prefix in layers), None)
@@ -64,9 +63,7 @@ def _tensors(policy: Policy, merge: bool) -> Named:
 
 @torch.no_grad()
 def merged_weight(layer: Any, weight: torch.Tensor) -> torch.Tensor:
-    """Returns a new tensor: the weight of a layer with its active adapters added, in float32 before it is rounded by
-    others.
-    """
+    """A new tensor: the weight of a layer plus its active adapters, in float32, to be rounded by the caller."""
     total = weight.float()
     if layer.merged or layer.disable_adapters:
         return total
@@ -83,7 +80,7 @@ def merged_weight(layer: Any, weight: torch.Tensor) -> torch.Tensor:
 
 
 def gathered(tensor: Any) -> torch.Tensor:
-    """Returns the whole of a tensor that FSDP may have sharded, without gradient; a call of all processes."""
+    """The full tensor of one that FSDP may have sharded, without gradient; a collective call."""
     tensor = tensor.detach()
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
@@ -93,22 +90,27 @@ def write_model(policy: Policy, folder: Path, merge: bool = True) -> None:
 
     Files of an earlier call are replaced. With merge=False the weights are those below the adapter.
     """
+    write_config(policy, folder)
+    if policy.base.can_generate():
+        policy.base.generation_config.save_pretrained(folder)
+    write_weights(policy, folder, merge)
+
+
+def write_config(policy: Policy, folder: Path) -> None:
+    """Writes the config of the model, and the processor with the settings of the run; no weights."""
     folder.mkdir(parents=True, exist_ok=True)
     config = copy.deepcopy(policy.base.config)
     config.architectures = config.architectures or [type(policy.base).__name__.removeprefix("FSDP")]
     if hasattr(config, "quantization_config"):
-        del config.quantization_config  # written in full
+        del config.quantization_config  # weights are written dequantized
     config.save_pretrained(folder)
-    if policy.base.can_generate():
-        policy.base.generation_config.save_pretrained(folder)
     policy.processor.save_pretrained(folder)
-    write_weights(policy, folder, merge)
 
 
 def write_weights(policy: Policy, folder: Path, merge: bool = True, dtype: torch.dtype | None = None) -> list[Path]:
     """Writes safetensors of at most SHARD bytes each and their index; returns the files.
 
-    dtype: of the floating-point weights; None = float32 where they learn, else as the policy keeps them.
+    dtype: of floating-point weights; None = float32 for trainable ones, else the policy's.
     """
     folder.mkdir(parents=True, exist_ok=True)
     where: dict[str, str] = {}
@@ -142,7 +144,7 @@ def write_weights(policy: Policy, folder: Path, merge: bool = True, dtype: torch
 
 
 def write_adapter(policy: Policy, folder: Path) -> None:
-    """Writes the adapter as PEFT does, whole also under FSDP."""
+    """Writes the adapter in PEFT's format, also under FSDP."""
     from peft import get_peft_model_state_dict
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,9 @@
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
-"""`python -m vlrl.engine.vllm.process ...` is vLLM's `python -m vllm.entrypoints.openai.api_server ...`.
+"""`python -m vlrl.engine.vllm.process ...` runs vLLM's `python -m vllm.entrypoints.openai.api_server ...`.
 
-Importing vlrl first is what makes transformers and vLLM importable beside a CPU-only torch, in this process and in
-those that vLLM starts from it. On Linux the server ends with whoever started it, and its workers with the server, so
-that no GPU stays taken.
+Importing vlrl first makes transformers and vLLM importable beside a CPU-only torch, in this process and in those that
+vLLM starts from it. On Linux the server ends with the process that started it, and its workers with the server, so that
+no GPU stays occupied.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from vlrl import _torchcodec
 from vlrl.engine.vllm.cpu_patches import wait_asleep
 
 PARENT = "VLRL_PARENT"
-"""Environment variable: the process id of who started the server."""
+"""Environment variable: the id of the process that started the server."""
 _PR_SET_PDEATHSIG = 1
 
 _torchcodec.hide_broken()  # at import: the processes that vLLM starts import this module too
 
 
 def end_with_parent(parent: int, number: int = signal.SIGTERM) -> None:
-    """Sends this process a signal when its `parent` has gone; on Linux only."""
+    """Has this process sent a signal when its `parent` ends; Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
-        if os.getppid() != parent:  # it went before this was set
+        if os.getppid() != parent:  # it ended before this was set
             sys.exit(1)
 
 
 def kill_children_at_exit() -> None:
-    """Has what this process forks from here on killed when it ends: vLLM's engine would wait for it for ever.
+    """Has processes that are forked from here on killed when this one ends: vLLM's engine would wait for it forever.
 
-    Not what is forked in a thread, whose end would kill it too.
+    Not those forked in a thread, whose end would kill them too.
     """
     lasting = [True]
     os.register_at_fork(
@@ -49,7 +49,7 @@ def kill_children_at_exit() -> None:
 
 
 def register_model_class(arguments: Sequence[str]) -> None:
-    """Loads the model's class here; vLLM would start a process, without vlrl, for a look at it."""
+    """Loads the model's class here; otherwise vLLM starts a process, without vlrl, to inspect it."""
     from vllm import ModelRegistry
 
     file = Path(dict(itertools.pairwise(arguments)).get("--model", "")) / "config.json"

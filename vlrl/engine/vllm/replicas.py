@@ -1,11 +1,11 @@
-"""A pool of servers that answer the same requests: who gets what, and what happens when one of them dies.
+"""A pool of servers that serve the same requests: which one gets a request, and what happens when one dies.
 
-A request goes to the server with the fewest answers outstanding. What fails, on a broken connection, a time-out or an
-error of the server, is asked again, of another server where there is one, after a pause that doubles. The server is
-dropped meanwhile and comes back once `admit` lets it: a restarted one must get the current weights first.
+A request goes to the server with the fewest outstanding completions. A request that fails, by a broken connection, a
+timeout or a server error, is retried, on another server if there is one, after a pause that doubles. The failed server
+is dropped until `admit` accepts it again: a restarted one must load the current weights first.
 
-All decisions are made in the caller's thread. Other threads only wait for servers and report; a report on an attempt
-that was given up is dropped, so every request is answered exactly once.
+All decisions are made in the caller's thread. Other threads only wait for servers and report; a report on an abandoned
+attempt is ignored, so every request gets exactly one result.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from vlrl.errors import TrainingError, VlrlError
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 _PAUSES = (0.25, 10.0)
-"""Seconds before the first repetition and the longest."""
+"""Seconds before the first retry, and the longest pause."""
 _LOOK_S = 1.0
-"""Seconds after which it is looked whether the run is given up, though nothing was reported."""
+"""Seconds between two checks whether the run was abandoned."""
 
 
 @dataclass(eq=False)
 class ServerCall:
-    """One HTTP request. `body` makes its content, in another thread; `weight` is its number of answers."""
+    """One HTTP request. body: builds its content, in another thread. weight: its number of completions."""
 
     path: str
     body: Callable[[], bytes]
@@ -40,16 +40,16 @@ class ServerCall:
     failures: int = 0
     not_before: float = 0.0
     avoid: Replica | None = None
-    """Who failed at it last."""
+    """The server that failed at it last."""
 
 
 CallSteps = Generator[list[ServerCall], list[Any], T]
-"""Work in steps: yields calls, is sent their results in order, and returns what it made of them all."""
+"""Work in rounds: yields the calls of a round, is sent their results in order, and returns its result."""
 
 
 @dataclass(eq=False)
 class Replica:
-    """One server."""
+    """A server and its state in the pool."""
 
     address: str
     ready: bool = False
@@ -58,15 +58,15 @@ class Replica:
     problem: str = "not asked yet"
     """Why it is not ready."""
     checking: bool = False
-    """Whether `admit` goes on or its report waits; a call of the pool that ends may leave it to the next one."""
+    """Whether `admit` runs or its report is pending; a call of the pool may leave that to the next one."""
     report: tuple[int, BaseException | None] | None = None
-    """What came of `admit`: the number of doubts when it began, and its error."""
+    """Result of `admit`: the number of doubts when it began, and its error."""
     requests: int = 0
-    """Requests it got so far."""
+    """Number of requests it got so far."""
     retry_at: float = 0.0
     pause: float = _PAUSES[0]
     heard: float = 0.0
-    """When it last answered anything; time.monotonic."""
+    """When it last responded; time.monotonic."""
 
 
 @dataclass(eq=False)
@@ -78,12 +78,12 @@ class _Task(Generic[T]):
 
 
 class ReplicaPool:
-    """The pool. `admit(address)` is called in other threads and raises Unavailable for a server that is not to be used
-    yet; any other error stops the run.
+    """The pool. `admit(address)` runs in other threads and raises Unavailable for a server that cannot be used yet; any
+    other error ends the run.
 
-    most: answers outstanding at one server. retries: how often a request is asked again. wait_s: longest time without
-    any server; an `admit` that has begun by then may end. patience_s: a server with work that answers no health check
-    for so long is given up. setting: that of the addresses, for messages.
+    most: outstanding completions per server. retries: of a request. wait_s: longest time without any server; an `admit`
+    that has begun by then may finish. patience_s: a busy server that fails health checks for so long is given up.
+    setting: the one that names the addresses, for messages.
     """
 
     def __init__(self, addresses: Sequence[str], client: ServerClient, admit: Callable[[str], None], *, most: int = 512,
@@ -98,7 +98,7 @@ class ReplicaPool:
         self._wake: Callable[[], None] = lambda: None
 
     def abandon(self, error: VlrlError) -> None:
-        """Ends a `run` in another thread, within a second, and every later one: it raises `error`."""
+        """Makes a `run` in another thread, within a second, and every later one raise `error`."""
         self._abandoned = error
 
     def doubt(self) -> None:
@@ -109,14 +109,14 @@ class ReplicaPool:
             replica.ready, replica.problem, replica.retry_at, replica.pause = False, "not asked yet", 0.0, _PAUSES[0]
 
     def admit_all(self) -> list[Replica]:
-        """Asks every server once more; those that are ready. Waits for all that were before, and until there is one,
-        `wait_s` seconds at most."""
+        """Asks every server once more, and returns those that are ready. Waits for all that were ready before, and
+        until there is one, at most `wait_s` seconds."""
         return _Run(self, [], None).admit_all()
 
     def run(self, tasks: Iterable[CallSteps[T]], done: Callable[[int, T], None] | None = None) -> list[T]:
-        """Returns the results of all tasks, in order. `done(number, result)` is called for each but the last to finish.
+        """The results of all tasks, in order. `done(number, result)` is called for each but the last to finish.
 
-        Raises TrainingError when a request failed too often, or no server was there for too long.
+        Raises TrainingError if a request failed too often, or no server was available for too long.
         """
         return _Run(self, tasks, done).all()
 
@@ -125,15 +125,15 @@ class ReplicaPool:
         doubts, error = self._doubts, None
         try:
             self._admit(replica.address)
-        except BaseException as raised:  # is raised again by who hears the report
+        except BaseException as raised:  # raised again in the caller's thread
             error = raised
-        with self._lock:  # else it may come between the reading and the clearing of its place
+        with self._lock:  # else it may come between the reading and the clearing of the report
             replica.report = doubts, error
         self._wake()
 
 
 class _Run(Generic[T]):
-    """What goes on during one call of `Replicas.run`."""
+    """The state of one call of `ReplicaPool.run`."""
 
     def __init__(self, pool: ReplicaPool, tasks: Iterable[CallSteps[T]], done: Callable[[int, T], None] | None):
         self._pool, self._done = pool, done
@@ -177,9 +177,9 @@ class _Run(Generic[T]):
     # --- tasks and their calls ---------------------------------------------------------------------------------------
 
     def _advance(self, task: _Task[T], results: list[Any] | None) -> None:
-        """Gives a task the results of its calls and takes its next ones."""
+        """Sends a task the results of its calls, and queues its next ones."""
         try:
-            calls = next(task.steps) if results is None else task.steps.send(results)
+            calls = task.steps.send(results)  # pyright: ignore[reportArgumentType] - None starts a generator
             while not calls:
                 calls = task.steps.send([])
         except StopIteration as end:
@@ -191,7 +191,7 @@ class _Run(Generic[T]):
         self._waiting += [(task, place, call) for place, call in enumerate(calls)]
 
     def _dispatch(self) -> None:
-        """Hands calls to servers that have room, in order."""
+        """Sends calls to servers with room, in order."""
         now, later = time.monotonic(), []
         for entry in self._waiting:
             replica = self._choose(entry[2]) if entry[2].not_before <= now else None
@@ -212,7 +212,7 @@ class _Run(Generic[T]):
         self._attempts[number] = task, place, call, replica
         self._load[replica] += call.weight
         if self._load[replica] == call.weight:
-            replica.heard = time.monotonic()  # it had nothing to say before
+            replica.heard = time.monotonic()  # it was idle before
         replica.requests += 1
 
         def work() -> Callable[[], None]:
@@ -225,7 +225,7 @@ class _Run(Generic[T]):
         self._thread(work)
 
     def _complete(self, number: int, result: Any) -> None:
-        if number not in self._attempts:  # given up before
+        if number not in self._attempts:  # abandoned before
             return
         task, place, call, replica = self._attempts.pop(number)
         self._load[replica] -= call.weight
@@ -264,7 +264,7 @@ class _Run(Generic[T]):
                 self._none_since = time.monotonic()
 
     def _revive(self) -> None:
-        """Asks servers that are not ready whether they are; each by itself, and none twice at a time."""
+        """Checks servers that are not ready, each in its own thread, one check at a time per server."""
         self._hear()
         for replica in self._pool.replicas:
             with self._pool._lock:
@@ -275,7 +275,7 @@ class _Run(Generic[T]):
                 threading.Thread(target=self._pool._examine, args=(replica,), daemon=True, name="vlrl-replica").start()
 
     def _hear(self) -> None:
-        """Takes the reports on servers that were asked, by this run or one before."""
+        """Processes the reports on servers that were checked, by this run or an earlier one."""
         for replica in self._pool.replicas:
             with self._pool._lock:
                 report, replica.report = replica.report, None
@@ -283,7 +283,7 @@ class _Run(Generic[T]):
             if report is None:
                 continue
             doubts, error = report
-            if doubts != self._pool._doubts:  # of weights that are old by now
+            if doubts != self._pool._doubts:  # about old weights
                 replica.retry_at = 0.0
             elif error is None:
                 self._admitted(replica)
@@ -300,14 +300,15 @@ class _Run(Generic[T]):
         replica.pause, replica.heard = _PAUSES[0], time.monotonic()
 
     def _ping(self) -> None:
-        """Health checks of servers with work, dropped ones too: one whose host is gone breaks no connection."""
+        """Health checks of busy servers, dropped ones included: a host that is gone breaks no connection."""
         now = time.monotonic()
         for replica in self._pool.replicas:
             quiet = now - replica.heard
             if not self._load[replica]:
                 continue
             if quiet > self._pool._patience_s:
-                self._give_up(replica, f"no answer to health checks for {quiet:.0f} s")
+                for number in [n for n, (*_, who) in self._attempts.items() if who is replica]:
+                    self._failed(number, f"no response to health checks for {quiet:.0f} s")
             elif quiet > self._pool._patience_s / 6 and replica not in self._pinging:
                 self._pinging.add(replica)
                 self._thread(lambda replica=replica: self._pinged(replica))
@@ -324,28 +325,25 @@ class _Run(Generic[T]):
             replica.heard = time.monotonic() if heard else replica.heard
         return report
 
-    def _give_up(self, replica: Replica, reason: str) -> None:
-        for number in [n for n, (_, _, _, who) in self._attempts.items() if who is replica]:
-            self._failed(number, reason)
-
     def _check_alive(self) -> None:
-        """Raises TrainingError when no server has been there for too long, and none is being brought up to date."""
+        """Raises TrainingError if no server has been ready for too long, and none is being brought up to date."""
         if self._ready():
             self._none_since = time.monotonic()
         elif self._is_late() and not any(r.checking for r in self._pool.replicas):
             reasons = "; ".join(f"{r.address}: {r.problem}" for r in self._pool.replicas)
             raise TrainingError(f"no server of {self._pool.setting} was there for {self._pool._wait_s:g} s ({reasons})."
-                                " Start `vlrl serve` again and go on with the same command; "
+                                " Start `vlrl serve` again and resume with the same command; "
                                 f"{self._pool.section}.timeout_s sets the limit.")
 
     def _is_late(self) -> bool:
-        """Returns whether the time without any server is up."""
+        """Whether the allowed time without any server is over."""
         return not self._ready() and time.monotonic() - self._none_since > self._pool._wait_s
 
     # --- threads -----------------------------------------------------------------------------------------------------
 
     def _thread(self, work: Callable[[], Callable[[], None]]) -> None:
-        """Runs `work` in a thread of its own; what it returns, or the error it raises, happens in the caller's."""
+        """Runs `work` in its own thread; the function it returns, or the error it raises, is executed in the caller's
+        thread."""
         def run() -> None:
             try:
                 event = work()
@@ -355,7 +353,7 @@ class _Run(Generic[T]):
         threading.Thread(target=run, daemon=True, name="vlrl-replica").start()
 
     def _next_event(self) -> None:
-        """Waits for the next report, or until a pause is over."""
+        """Waits for the next report, or until a pause ends."""
         now, ends = time.monotonic(), [time.monotonic() + _LOOK_S]
         ends += [call.not_before for _, _, call in self._waiting if call.not_before > now]
         ends += [r.retry_at for r in self._pool.replicas if not r.ready and not r.checking]

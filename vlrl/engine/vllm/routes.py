@@ -1,17 +1,17 @@
 # pyright: reportMissingImports=false
-"""What vlrl adds to the HTTP side of a vLLM server: `--middleware vlrl.engine.vllm.routes.Routes`.
+"""The HTTP routes that vlrl adds to a vLLM server: `--middleware vlrl.engine.vllm.routes.Routes`.
 
     GET  /vlrl/state      what is served, and the version of its weights
-    GET  /vlrl/alive      for how long the engine has owed an answer
-    POST /vlrl/generate   n answers to one prompt, drawn from the weights of the version that the request names
+    GET  /vlrl/alive      for how long the engine has not responded
+    POST /vlrl/generate   n completions of one prompt, sampled with the weights of the version that the request names
                           (with `prompt_logprobs` also the log-probabilities of the prompt's own tokens)
-    POST /vlrl/load       takes over weights or an adapter from a folder, and forgets whatever older ones computed
-    POST /vlrl/compare    names of weights that are not those of a folder
+    POST /vlrl/load       loads weights or an adapter from a folder, and empties all caches of older ones
+    POST /vlrl/compare    names of weights that differ from those of a folder
 
-Every path but /health needs the key in VLLM_API_KEY; vLLM itself guards only some. Weights are read from folders under
-VLRL_WEIGHTS alone, as safetensors. A server that was just started has no version, so it gives no answer before it has
-been synced. Runs that share a server take turns: nothing is loaded for one while answers are written for another. No
-development mode of vLLM is needed.
+Every path but /health requires the key in VLLM_API_KEY; vLLM itself protects only some. Weights are read only from
+folders under VLRL_WEIGHTS, as safetensors. A newly started server has no version, so it generates nothing before its
+first sync. Runs that share a server take turns: nothing is loaded for one while completions are generated for another.
+No development mode of vLLM is needed.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ from typing import Any
 from vlrl.engine.vllm import wire as vllm_wire
 
 _LOOK_S = 2.0
-"""Seconds between two looks at the engine while it takes weights."""
+"""Seconds between two health checks of the engine while it loads weights."""
 KEY, WEIGHTS = "VLLM_API_KEY", "VLRL_WEIGHTS"
-"""Environment variables of a server: its key, and the folders (joined by os.pathsep) that weights may come from."""
+"""Environment variables of a server: its key, and the folders (joined by os.pathsep) from which weights may be loaded.
+"""
 ADAPTER = "adapter_model.safetensors"
-"""Where vLLM finds none it would read a pickle."""
+"""Required in an adapter's folder: without it vLLM would read a pickle."""
 ALIVE = "/vlrl/alive"
 MOST_BYTES = 2**30
-"""Of a request: a thousand large frames."""
+"""Largest request: a thousand large frames."""
 Choices = tuple[float, tuple[int, ...]]
 """Temperature and banned ids."""
 _ALL: Choices = (1.0, ())
@@ -46,7 +47,7 @@ _NO_CACHE = [(b"content-type", b"application/json"), (b"cache-control", b"no-sto
 
 
 class RequestError(Exception):
-    """Why a request gets no result, and the HTTP status of the answer."""
+    """Why a request fails, with the HTTP status of the response."""
 
     def __init__(self, status: HTTPStatus, reason: str):
         super().__init__(reason)
@@ -54,7 +55,7 @@ class RequestError(Exception):
 
 
 class Routes:
-    """An ASGI layer around vLLM's own application."""
+    """An ASGI middleware around vLLM's own application."""
 
     def __init__(self, app: Callable[..., Awaitable[None]]):
         self.app = app
@@ -70,9 +71,9 @@ class Routes:
         self._loads = 0
         self._loading = asyncio.Lock()
         self._running: dict[asyncio.Task[Any], str] = {}
-        """What writes answers, and the version that it was asked of."""
+        """Running generations and the version that each was requested of."""
         self._owed: asyncio.Future[Any] | None = None
-        """What the engine was last asked for a sign of life, once at a time, and when."""
+        """The pending check whether the engine responds (one at a time), and when it began."""
         self._owed_since = 0.0
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
@@ -99,7 +100,7 @@ class Routes:
 
     async def _answer(self, handler: Callable[..., Awaitable[Any]], state: Any, body: bytes, receive: Any,
                       send: Any) -> None:
-        """Runs a handler, and ends it when the client has gone or newer weights arrive."""
+        """Runs a handler; cancels it when the client disconnects or newer weights arrive."""
         work = asyncio.ensure_future(handler(state, body))
         gone = asyncio.ensure_future(_gone(receive))
         try:
@@ -124,7 +125,7 @@ class Routes:
     # --- what is served ----------------------------------------------------------------------------------------------
 
     async def _state(self, state: Any, body: bytes) -> dict[str, Any]:
-        """Returns what a trainer checks before it sends anything."""
+        """What a trainer checks before it sends anything."""
         await state.engine_client.check_health()
         config = state.vllm_config
         model, lora = config.model_config, config.lora_config
@@ -136,9 +137,8 @@ class Routes:
                 "roots": [str(root) for root in self._roots]}
 
     async def _alive(self, state: Any, body: bytes) -> dict[str, Any]:
-        """Returns {"silent_s"}: vLLM's own health page knows whether the engine's process is there, not whether it goes
-        on. It answers between two steps, so a long step is a short silence.
-        """
+        """{"silent_s"}: vLLM's own health page reports whether the engine process exists, not whether it makes
+        progress. The engine responds between two steps, so a long step is a short silence."""
         owed = self._owed
         if owed is None or owed.done():
             owed = self._owed = asyncio.ensure_future(state.engine_client.is_sleeping())
@@ -153,14 +153,14 @@ class Routes:
     # --- answers -----------------------------------------------------------------------------------------------------
 
     async def _generate(self, state: Any, body: bytes) -> dict[str, Any]:
-        """Returns answers to {"version", "input": prompt of vLLM, "options": of SamplingParams}."""
+        """Completions for {"version", "input": prompt of vLLM, "options": of SamplingParams}."""
         sent = _object(await asyncio.to_thread(vllm_wire.parse, body))
         self._check(sent["version"])
         request = await asyncio.to_thread(vllm_wire.restore_arrays, sent)
         task = asyncio.current_task()
         assert task is not None
-        # weights may have come while its pictures were decoded: begun now it would be computed among two of them, and
-        # the engine would miss the pictures that it has just read
+        # weights may have arrived while the images were decoded: the request would be computed with two versions, and
+        # the engine would lack the images that it has just read
         self._check(request["version"])
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
@@ -173,12 +173,9 @@ class Routes:
         finally:
             del self._running[task]
         self._check(request["version"])
-        last = outputs[-1]
-        ends = {o.finish_reason for o in last.outputs} - {"stop", "length"}
-        if ends:
-            raise RequestError(HTTPStatus.CONFLICT, f"an answer ended by {ends.pop()}")
-        return {"prompt": list(last.prompt_token_ids), **_of_prompt(last),
-                "outputs": [_output(o, request["options"].get("logprob_token_ids")) for o in last.outputs]}
+        if ends := {o.finish_reason for o in outputs[-1].outputs} - {"stop", "length"}:
+            raise RequestError(HTTPStatus.CONFLICT, f"a completion ended with {ends.pop()}")
+        return vllm_wire.response_of(outputs[-1], request["options"])
 
     def _check(self, version: str) -> None:
         if not version or version != self.version:
@@ -190,9 +187,9 @@ class Routes:
     # --- weights -----------------------------------------------------------------------------------------------------
 
     async def _load(self, state: Any, body: bytes) -> dict[str, Any]:
-        """Takes over {"version", "base": [version, folder], "adapter": folder or None}: whole weights, where those here
-        are others, and an adapter on them. With "choices", (temperature, banned ids), all log-probabilities of this
-        version are at that temperature and among the other ids. The same version twice is taken once."""
+        """Loads {"version", "base": [version, folder], "adapter": folder or None}: full weights, if the server holds
+        others, and an adapter on them. With "choices", (temperature, banned ids), all log-probabilities of this version
+        are at that temperature and over the other ids. Loading the same version again has no effect."""
         request = _object(json.loads(body))
         version, (name, folder), adapter = _text(request["version"]), request["base"], request["adapter"]
         base, adapter = self._own(folder), self._own(adapter, ADAPTER) if adapter else None
@@ -208,9 +205,8 @@ class Routes:
         return {"version": self.version}
 
     async def _compare(self, state: Any, body: bytes) -> dict[str, Any]:
-        """Returns how many tensors of {"version", "base": folder, "adapter": folder or None} can be compared with what
-        is computed with, and which of them differ, worst first: name, difference, largest number.
-        """
+        """How many tensors of {"version", "base": folder, "adapter": folder or None} can be compared with the loaded
+        ones, and which of them differ, worst first: name, difference, largest number."""
         request = _object(json.loads(body))
         base, adapter = self._own(request["base"]), self._own(request["adapter"], ADAPTER) if request["adapter"] else ""
         async with self._loading:
@@ -219,11 +215,10 @@ class Routes:
         return {"compared": sum(count for count, _ in pairs), "differing": [entry for _, own in pairs for entry in own]}
 
     def _check_alone(self, version: str) -> None:
-        """Raises Refused while answers are written for another run, whose versions begin otherwise."""
+        """Raises RequestError while completions are generated for another run, whose versions begin differently."""
         if any(_run_of(other) != _run_of(version) for other in self._running.values()):
-            raise RequestError(HTTPStatus.CONFLICT,
-                               "it writes answers for another run, and takes your weights afterwards: "
-                               "give each run servers of its own")
+            raise RequestError(HTTPStatus.CONFLICT, "it is generating for another run, and loads your weights "
+                               "afterwards: give each run servers of its own")
 
     async def _stop_answers(self) -> None:
         running = list(self._running)
@@ -261,7 +256,7 @@ class Routes:
         self.version = version
 
     def _own(self, given: str, needed: str = "*.safetensors") -> Path:
-        """Returns the folder of weights at a path. Refused where it, or a file in it, lies outside of all roots."""
+        """The folder of weights at a path. Raises RequestError if it, or a file in it, lies outside of all roots."""
         path = Path(_text(given)).resolve()
         self._check_inside(path)
         if not path.is_dir():
@@ -296,9 +291,8 @@ def _text(value: Any) -> str:
 
 
 async def _to_the_end(work: Coroutine[Any, Any, None], healthy: Callable[[], Awaitable[None]]) -> None:
-    """Waits for what must not be left half done; who is cancelled meanwhile is so afterwards. Raises what `healthy`
-    raises: an engine that has died answers no call, and its server would wait for this one before it ends.
-    """
+    """Awaits work that must not be interrupted; a cancellation meanwhile takes effect afterwards. Raises what `healthy`
+    raises: a dead engine answers no call, and its server would wait forever."""
     task, cancelled = asyncio.ensure_future(work), None
     while not task.done():
         try:
@@ -319,26 +313,8 @@ async def _to_the_end(work: Coroutine[Any, Any, None], healthy: Callable[[], Awa
     task.result()
 
 
-def _output(output: Any, measured: list[int] | None) -> dict[str, Any]:
-    """Returns token ids, their log-probabilities (or those of other ids, `measured` in the first place) and how it
-    ended.
-    """
-    ids, places = list(output.token_ids), output.logprobs or []
-    wanted = [measured] if measured else [[i] for i in ids]
-    logprobs = [float(at[i].logprob) for at, of in zip(places, wanted, strict=False) for i in of]
-    return {"tokens": ids, "logprobs": logprobs, "finish": output.finish_reason}
-
-
-def _of_prompt(output: Any) -> dict[str, Any]:
-    """Returns the log-probabilities of a prompt's tokens where they were asked for; None of the first."""
-    if output.prompt_logprobs is None:
-        return {}
-    pairs = zip(output.prompt_logprobs, output.prompt_token_ids, strict=True)
-    return {"prompt_logprobs": [at and float(at[i].logprob) for at, i in pairs]}
-
-
 def _status(error: Exception) -> HTTPStatus:
-    """Returns 400 for what vLLM refuses of a request, 503 for a dead engine, else 500."""
+    """400 for a request that vLLM refuses, 503 for a dead engine, else 500."""
     if type(error).__name__ == "EngineDeadError":
         return HTTPStatus.SERVICE_UNAVAILABLE
     malformed = (ValueError, TypeError, KeyError, RecursionError)
@@ -346,7 +322,7 @@ def _status(error: Exception) -> HTTPStatus:
 
 
 async def _body(headers: Iterable[tuple[bytes, bytes]], receive: Any) -> bytes | None:
-    """Returns a request's whole body; None when the client has gone. Refused where it is larger than MOST_BYTES."""
+    """The body of a request; None if the client has disconnected. Raises RequestError above MOST_BYTES."""
     length = dict(headers).get(b"content-length", b"")
     parts, left = [], MOST_BYTES
     while left >= 0 and (not length.isdigit() or int(length[:20]) <= MOST_BYTES):  # int refuses thousands of digits

@@ -1,17 +1,17 @@
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
-"""The trainer's weights in an in-process `vllm.LLM`, after every update.
+"""Transfers the trainer's weights to an in-process `vllm.LLM` after every update.
 
-What is brought over depends on what learns (`way`):
+What is transferred depends on what is trained (`way`):
 
-- **full**: every weight, under its saved name, by vLLM's own reload in place;
-- **adapter**: the LoRA matrices alone, as an adapter with a new id, the one before it removed. The engine is made with
-  the keywords of `lora_options` over the weights below the adapter;
-- **merged**: every weight with the adapter added, where vLLM cannot take the adapter as it is.
+- **full**: every weight, under its saved name, by vLLM's own in-place reload;
+- **adapter**: only the LoRA matrices, as an adapter with a new id that replaces the previous one. The engine is created
+  with the keywords of `lora_options`, over the weights below the adapter;
+- **merged**: every weight with the adapter added, if vLLM cannot load the adapter as it is.
 
-Weights reach the engine by an iterator when it lives in this process, by CUDA IPC when it was made with the keywords of
+Weights reach the engine by an iterator if it runs in this process, by CUDA IPC if it was created with the keywords of
 `transfer_options` (its workers are other processes; not tested here, it needs GPUs), else by files in shared memory.
-Then every cache is emptied, as keys, values and image features of old weights must not be used: with images that the
-engine has seen, it would even fail. On CPUs the output layer has a packed copy that is made anew.
+Then every cache is emptied, since keys, values and image features of old weights must not be used; with images that the
+engine has seen, it would even crash. On CPUs the output layer has a packed copy that is rebuilt.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from vlrl.types import Prompt
 
 Way = Literal["full", "adapter", "merged"]
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Ranks that vLLM makes room for."""
+"""LoRA ranks for which vLLM can reserve memory."""
 _SHARED = Path("/dev/shm")
 _PLAIN = ("use_dora", "lora_bias", "modules_to_save", "trainable_token_indices", "target_parameters", "use_qalora",
           "layer_replication", "alora_invocation_tokens", "rank_pattern", "alpha_pattern")
-"""Fields of a LoraConfig that vLLM must not find set."""
+"""Fields of a LoraConfig that vLLM does not support."""
 
 
 def why_merged(policy: Policy, taken: bool | None = None) -> str:
-    """Returns why vLLM cannot take the policy's adapter as it is; empty when it can.
+    """Why vLLM cannot load the policy's adapter as it is; "" if it can.
 
-    taken: whether vLLM takes adapters for the model; None = ask the vLLM that is installed here.
+    taken: whether vLLM supports adapters for the model; None = ask the installed vLLM.
     """
     config = policy.model.peft_config[policy.model.active_adapter]
     used = [name for name in _PLAIN if getattr(config, name, None)]
@@ -59,11 +59,11 @@ def why_merged(policy: Policy, taken: bool | None = None) -> str:
     if parts:
         return f"it adapts the {' and the '.join(sorted(parts))}"
     taken = _takes_adapters(policy) if taken is None else taken
-    return "" if taken else "vLLM takes no adapters for this model"
+    return "" if taken else "vLLM does not support adapters for this model"
 
 
 def way(policy: Policy) -> Way:
-    """Returns how the weights of a policy are brought over."""
+    """How the weights of a policy are transferred."""
     if not policy.lora:
         return "full"
     return "merged" if why_merged(policy) else "adapter"
@@ -78,7 +78,7 @@ def lora_options(policy: Policy) -> dict[str, Any]:
 
 
 def transfer_options(policy: Policy, inside: bool) -> dict[str, Any]:
-    """Keywords of vllm.LLM for weights by CUDA IPC: of an engine on the trainer's GPUs with workers of its own.
+    """Keywords of vllm.LLM for weights by CUDA IPC: of an engine on the trainer's GPUs with its own worker processes.
 
     Such an engine also needs VLLM_ALLOW_INSECURE_SERIALIZATION=1.
     """
@@ -88,9 +88,9 @@ def transfer_options(policy: Policy, inside: bool) -> dict[str, Any]:
 
 
 class WeightSync:
-    """Brings the policy's weights into an engine.
+    """Transfers the policy's weights to an engine.
 
-    folder: a scratch folder of this process. `seconds` is how long the last push took.
+    folder: a scratch folder of this process. `seconds`: duration of the last push.
     """
 
     def __init__(self, llm: Any, policy: Policy, folder: Path):
@@ -104,7 +104,7 @@ class WeightSync:
 
     @property
     def lora_request(self) -> Any:
-        """What `llm.generate` must pass along; None without an adapter, and before the first push."""
+        """Argument for `llm.generate`; None without an adapter, and before the first push."""
         return self._request
 
     @property
@@ -115,9 +115,9 @@ class WeightSync:
 
     @torch.no_grad()
     def push(self, policy: Policy) -> None:
-        """Brings the weights over and empties every cache; a call of all processes under FSDP.
+        """Transfers the weights and empties every cache; a collective call under FSDP, while nothing is generated.
 
-        Raises TrainingError when vLLM refuses them. Nothing may be in generation.
+        Raises TrainingError if vLLM refuses them.
         """
         begun = time.perf_counter()
         try:
@@ -125,9 +125,13 @@ class WeightSync:
                 (self._swap if self.way == "adapter" else self._reload)(policy)
         except (ValueError, RuntimeError, KeyError, OSError) as error:
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise TrainingError(f"vLLM does not take the weights of the policy: {first.rstrip('.')}. Set "
-                                "engine.name=hf, or look for the model in vLLM's list of models.") from error
-        reset_caches(self.llm)
+            raise TrainingError(f"vLLM cannot load the policy's weights: {first.rstrip('.')}. Set engine.name=hf, or "
+                                "check whether vLLM's list of models has the model.") from error
+        if not self.llm.reset_prefix_cache():
+            raise TrainingError("vLLM keeps the KV cache of the old weights, as completions are still being generated. "
+                                "Sync an engine only when it has finished or aborted all requests.")
+        self.llm.reset_mm_cache()
+        self.llm.llm_engine.reset_encoder_cache()
         self.pushes += 1
         self.seconds = time.perf_counter() - begun
 
@@ -143,10 +147,11 @@ class WeightSync:
             self._sender.send_weights()
         else:
             config = self.llm.llm_engine.vllm_config.model_config
-            own = config.model  # a reload sets it to a folder that will be gone
-            with shared_folder(self.folder) as folder:
-                write_weights(policy, folder, dtype=config.dtype)
-                self.llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
+            own = config.model  # a reload sets it to the temporary folder
+            in_memory = _SHARED.is_dir() and shutil.disk_usage(_SHARED).free > 2**30
+            with tempfile.TemporaryDirectory(prefix="vlrl-weights-", dir=_SHARED if in_memory else self.folder) as name:
+                write_weights(policy, Path(name), dtype=config.dtype)
+                self.llm.collective_rpc("reload_weights", kwargs={"weights_path": name})
             config.model = own
         if _on_cpu():
             self.llm.apply_model(repack_heads)
@@ -167,10 +172,10 @@ class WeightSync:
             shutil.rmtree(before.lora_path, ignore_errors=True)
 
     def logprobs(self, prompt: Prompt, answer: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Returns [T] log-probabilities of an answer's tokens in the engine: temperature 1, no token banned.
+        """[T] log-probabilities of an answer's tokens in the engine: temperature 1, no token banned.
 
-        Asked as answers are, a token of each beginning of the answer: vLLM's log-probabilities of prompts are wrong, or
-        end its engine, where adapters are used beside other requests, or with more tokens than engine.max_seqs.
+        Requested token by token, as completions are: vLLM's log-probabilities of prompts are wrong, or crash its
+        engine, when adapters are used beside other requests, or with more tokens than engine.max_seqs.
         """
         from vllm import SamplingParams
 
@@ -185,14 +190,14 @@ class WeightSync:
                         dtype=np.float64)
 
     def compare(self, policy: Policy) -> Pairs:
-        """Yields (name, the policy's tensor, the engine's tensor) of all weights that can be found in the engine.
+        """Yields (name, the policy's tensor, the engine's tensor) of all weights that are found in the engine.
 
-        The engine's are those that it computes with: slices of fused layers, and what packed copies stand for. Several
-        workers are not compared: nothing is yielded.
+        The engine's are those it computes with: slices of fused layers, and what packed copies stand for. With several
+        workers nothing is compared and nothing yielded.
         """
         if not self.inside:
             return
-        engine = EngineWeights(self.llm)
+        engine = EngineWeights(self.llm.apply_model(lambda model: model)[0])
         for name, tensor in saved_tensors(policy, merge=self.way == "merged"):
             theirs = engine.of(name, tensor.shape)
             if theirs is not None:
@@ -207,28 +212,8 @@ class WeightSync:
                     yield from engine.adapter(path, layer, name)
 
 
-def reset_caches(llm: Any) -> None:
-    """Empties what an engine remembers of earlier weights: KV cache, processed media, image features.
-
-    Raises TrainingError while answers are in generation, whose KV cache would stay.
-    """
-    if not llm.reset_prefix_cache():
-        raise TrainingError("vLLM keeps the KV cache of the old weights, as answers are still being written. Sync "
-                            "an engine only when it has finished or aborted all requests.")
-    llm.reset_mm_cache()
-    llm.llm_engine.reset_encoder_cache()
-
-
-@contextlib.contextmanager
-def shared_folder(otherwise: Path) -> Iterator[Path]:
-    """Yields a new folder in shared memory (in `otherwise` where there is none), removed at the end."""
-    parent = _SHARED if _SHARED.is_dir() and shutil.disk_usage(_SHARED).free > 2**30 else otherwise
-    with tempfile.TemporaryDirectory(prefix="vlrl-weights-", dir=parent) as folder:
-        yield Path(folder)
-
-
 def _ipc_sender(llm: Any, policy: Policy) -> Any:
-    """vLLM's own sender of weights between processes on one GPU. Not tested: it needs GPUs."""
+    """vLLM's own transfer of weights between processes on one GPU. Not tested: it needs GPUs."""
     from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
     from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo, IPCTrainerWeightTransferEngine
 
@@ -273,7 +258,7 @@ def _on_cpu() -> bool:
 
 @contextlib.contextmanager
 def _quiet(name: str) -> Iterator[None]:
-    """Without the warnings of one of vLLM's loggers."""
+    """Suppresses the warnings of one of vLLM's loggers."""
     log = logging.getLogger(name)
     level = log.level
     log.setLevel(logging.ERROR)

@@ -1,14 +1,14 @@
-"""Proof that an engine samples from the policy: after a sync both read the same answer to the same image.
+"""Check after a sync that an engine samples from the policy: both must assign equal log-probabilities to a fixed
+answer.
 
-The check is cheap, a prompt and a few tokens. Where it fails, the weights of both sides are compared by name, and the
-error names the parameter that differs. The first two syncs are compared in full whatever the answer says: what a sync
-leaves out shows as soon as the policy has moved, also by a step too small for a log-probability.
+The check is cheap, one prompt with an image and a few tokens. If it fails, the weights of both sides are compared by
+name, and the error names the parameter that differs. At the first two syncs all weights are compared in any case: a
+sync that misses a parameter would only show once the policy has moved, even by a step too small for a log-probability.
 """
 
 from __future__ import annotations
 
 import copy
-import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 
@@ -30,25 +30,25 @@ Pairs = Iterable[tuple[str, torch.Tensor, torch.Tensor]]
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.05}
 _ANSWER = "The circle is red."
 WHOLE = 2
-"""The first checks that compare every weight."""
+"""How many checks, from the first one on, compare every weight."""
 _ULPS = 4
-"""Most that a weight may differ by, in units of the last place of the tensor's largest number."""
+"""Allowed difference of a weight, in units of the last place of the tensor's largest number."""
 _SLICE = 2**22
-"""Numbers that are compared at once: an engine leaves little memory on its device."""
+"""Numbers compared at once: an engine leaves little memory on its device."""
 
 
 class ProbeTask(Task):
     """The question of the probe."""
 
-    prompt = "What is in this picture?"
+    prompt = "What is in this image?"
 
 
 class SyncCheck:
-    """Reads an answer under the policy and in an engine, and compares.
+    """Compares the log-probabilities of a probe under the policy and in an engine.
 
-    prompt: with an image. answer: [T] token ids. tolerance: the largest difference of a log-probability that is allowed
-    (engine.proof), None = by the type that is computed in (`dtype`, else the policy's). text: the question without
-    the image, which tells where to look when weights cannot be compared.
+    prompt: with an image. answer: [T] token ids. tolerance: largest allowed difference of a log-probability
+    (engine.proof), None = by the compute type (`dtype`, else the policy's). text: the question without the image, which
+    locates an error when weights cannot be compared.
     """
 
     def __init__(self, prompt: Prompt, answer: np.ndarray, tolerance: float | None = None, text: Prompt | None = None,
@@ -59,7 +59,7 @@ class SyncCheck:
     @classmethod
     def of(cls, encode: Encoder, tolerance: float | None = None, dtype: torch.dtype | None = None,
            episodes: bool = False) -> SyncCheck:
-        """With a drawn image and a fixed answer; with `episodes` to a second turn, which shows another image."""
+        """A drawn image and a fixed answer; with `episodes` also a second turn, which shows another image."""
         image = Image.new("RGB", (160, 120), "white")
         ImageDraw.Draw(image).ellipse((40, 20, 100, 80), fill="red")
         task = ProbeTask()
@@ -71,25 +71,25 @@ class SyncCheck:
         return cls(prompt, answer, tolerance, encode(task, Sample(id="proof text")), dtype)
 
     def allowed(self, policy: Policy) -> float:
-        """Returns the tolerance."""
+        """The tolerance."""
         return TOLERANCE[self.dtype or policy.dtype] if self.tolerance is None else self.tolerance
 
     def check(self, policy: Policy, read: Read, parameters: Callable[[], Pairs] | None = None) -> float:
-        """Returns the largest difference of a log-probability; a call of all processes under FSDP.
+        """The largest difference of a log-probability; a collective call under FSDP.
 
-        `parameters()` gives the weights of both sides by name; without it none can be named. Raises TrainingError when
-        the answer or, in the first checks, a weight differs.
+        `parameters()` yields the weights of both sides by name; without it an error cannot name one. Raises
+        TrainingError if the answer or, in the first checks, a weight differs.
         """
         self.checks += 1
         difference = self._difference(policy, read, self.prompt)
         if not difference <= self.allowed(policy):  # nan too
             raise TrainingError(self._explained(policy, read, parameters, difference))
         if parameters is not None and self.checks <= WHOLE:
-            stale = differing_weights(parameters())
-            if stale:
+            _, differences = counted_differences(parameters())
+            if differences:
                 raise TrainingError("the engine does not hold the policy's weights: "
-                                    f"{describe_differences(stale)}. The answer of "
-                                    f"the probe differs by {difference:.1e} only, and will by more. {ADVICE}")
+                                    f"{describe_differences(differences)}. The log-probabilities of the probe differ "
+                                    f"by only {difference:.1e} so far. {ADVICE}")
         return difference
 
     def _difference(self, policy: Policy, read: Read, prompt: Prompt) -> float:
@@ -101,30 +101,33 @@ class SyncCheck:
         allowed = self.allowed(policy)
         message = (f"engine and trainer are not the same policy after a sync: log-probabilities of a fixed answer "
                    f"differ by {difference:.2g}, more than {allowed:g}")
-        count = itertools.count()
-        stale = differing_weights(pair for pair, _ in zip(parameters() if parameters else (), count, strict=False))
-        compared = next(count)
-        if stale:
-            return f"{message}. {describe_differences(stale)}. {ADVICE}"
+        compared, differences = counted_differences(parameters() if parameters else ())
         if compared:
-            return (f"{message}, though all {compared} weights that could be compared are equal. Then they are "
-                    "computed with differently: another type (engine.dtype), attention or image size; or the weight is "
-                    f"one that could not be compared. {TOLERATE}")
+            return f"{message}. {cause_of_mismatch(compared, differences)}"
         if self.text is not None:
             alike = self._difference(policy, read, self.text) <= allowed
-            message += ("; an answer to a text alone does not, so look at the vision tower and the merger" if alike else
-                        "; an answer to a text alone does too, so look at the language model")
+            message += ("; those of an answer to text alone do not, so look at the vision tower and the merger" if alike
+                        else "; those of an answer to text alone do too, so look at the language model")
         return f"{message}. The engine is in another process, so its weights are not compared by name. {ADVICE}"
 
 
-TOLERATE = "If such a difference is meant, raise engine.proof."
-ADVICE = (f"The sync left it out or brought it over wrongly. Set engine.name=hf to go on without this engine. "
-           f"{TOLERATE}")
+TOLERATE = "If such a difference is expected, raise engine.proof."
+ADVICE = (f"The sync omitted it or transferred it incorrectly. Set engine.name=hf to continue without this engine. "
+          f"{TOLERATE}")
+
+
+def cause_of_mismatch(compared: int, differences: Sequence[tuple[str, float, float]]) -> str:
+    """What a comparison of `compared` weights says about unequal log-probabilities, and what to do."""
+    if differences:
+        return f"{describe_differences(differences)}. {ADVICE}"
+    return (f"All {compared} weights that could be compared are equal. So the engine computes differently with them "
+            "(another type by engine.dtype, attention or image size), or a weight that could not be compared differs. "
+            f"{TOLERATE}")
 
 
 @torch.no_grad()
 def trainer_logprobs(policy: Policy, prompt: Prompt, answer: np.ndarray) -> np.ndarray:
-    """Returns [T] log-probabilities of an answer under the policy, at temperature 1 and with no token banned."""
+    """[T] log-probabilities of an answer under the policy, at temperature 1 and with no token banned."""
     free = copy.copy(policy)
     free.banned = policy.banned[:0]
     (batch,) = packing.pack(packing.pieces_of([prompt], [answer], 10**9), 10**9, policy.layout("shared"))
@@ -132,12 +135,13 @@ def trainer_logprobs(policy: Policy, prompt: Prompt, answer: np.ndarray) -> np.n
         return free.logprobs(batch, 1.0).logprobs.double().cpu().numpy()
 
 
-def differing_weights(pairs: Pairs) -> list[tuple[str, float, float]]:
-    """Returns (name, largest difference, largest number) of each tensor that the engine holds otherwise, worst first.
+def counted_differences(pairs: Pairs) -> tuple[int, list[tuple[str, float, float]]]:
+    """How many tensors were compared, and (name, largest difference, largest number) of those that differ, worst first.
 
     Compared in the engine's type, up to a few units in the last place: merging an adapter rounds.
     """
     out: list[tuple[str, float, float]] = []
+    count = 0
     for name, ours, theirs in pairs:
         size = gap = 0.0
         slices = zip(ours.detach().flatten().split(_SLICE), theirs.detach().flatten().split(_SLICE), strict=True)
@@ -148,16 +152,12 @@ def differing_weights(pairs: Pairs) -> list[tuple[str, float, float]]:
             gap = max(gap, float(away.max()) if away.isfinite().all() else math.inf)
         if gap > _ULPS * torch.finfo(theirs.dtype).eps * size:
             out.append((name, gap, size))
-    return sorted(out, key=_relative, reverse=True)
-
-
-def _relative(entry: tuple[str, float, float]) -> float:
-    _, gap, size = entry
-    return gap / size if size else math.inf
+        count += 1
+    return count, sorted(out, key=lambda entry: entry[1] / entry[2] if entry[2] else math.inf, reverse=True)
 
 
 def describe_differences(stale: Sequence[tuple[str, float, float]]) -> str:
-    """Returns what `differing` found, in words."""
+    """The result of a comparison of weights in words."""
     shown = ", ".join(f"{name} differs by {gap:.2g} (its largest number is {size:.2g})"
                       for name, gap, size in stale[:3])
     more = len(stale) - 3

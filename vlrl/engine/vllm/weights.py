@@ -1,7 +1,7 @@
-"""What a vLLM in this process computes with, by the names of a policy's weights: for comparing the two.
+"""The weights that a vLLM model in this process computes with, under the names of a policy's weights, for comparison.
 
-Fused layers are read by their slices. vLLM's CPU build keeps only packed copies of most weights; what such a copy
-stands for is what the layer makes of an identity.
+Fused layers are read by their slices. vLLM's CPU build keeps only packed copies of most weights; a packed copy is read
+by applying the layer to an identity matrix.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Pairs = Iterator[tuple[str, torch.Tensor, torch.Tensor]]
 
 
 class EngineWeights:
-    """What an engine in this process computes with, by the names of a policy's weights."""
+    """The weights that a vLLM model computes with, under the names of a policy's weights."""
 
-    def __init__(self, llm: Any):
-        self.model: Any = llm.apply_model(_itself)[0]
+    def __init__(self, model: Any):
+        self.model = model
         self._dtype = next((p.dtype for p in self.model.parameters() if p.dim() == 2), torch.float32)
         mapper = getattr(self.model, "hf_to_vllm_mapper", None)
         self._rename: Callable[[str], str | None] = mapper.get_rename_mapper().map_name if mapper else str
@@ -33,7 +33,7 @@ class EngineWeights:
         self._last: tuple[str, torch.Tensor] = ("", torch.empty(0))
 
     def of(self, name: str, shape: Sequence[int]) -> torch.Tensor | None:
-        """Returns the engine's tensor for a saved weight of this shape; None where it is not found."""
+        """The engine's tensor for a saved weight of this shape; None if it is not found."""
         path, _, kind = (self._rename(name) or "").rpartition(".")
         module, part = self._module(path)
         if module is None:
@@ -51,7 +51,7 @@ class EngineWeights:
         return whole.reshape(tuple(shape)).to(self._dtype)  # some CPU kernels keep a bias wider than it was loaded
 
     def adapter(self, path: str, layer: Any, name: str) -> Pairs:
-        """Returns the pairs of one adapted layer: A, and B with the scaling that vLLM multiplies it with."""
+        """The pairs of one adapted layer: A, and B with the scaling that vLLM applies to it."""
         for side in SIDES:
             ours = gathered(getattr(layer, side)[name].weight).float()
             theirs = self.matrix(path, side, ours.shape)
@@ -59,24 +59,25 @@ class EngineWeights:
                 yield f"{path}.{side}.{name}.weight", ours * (1.0 if side == "lora_A" else layer.scaling[name]), theirs
 
     def matrix(self, path: str, side: str, shape: Sequence[int]) -> torch.Tensor | None:
-        """Returns the A or B (`side`) of the one adapter on a layer, B with the scaling; None where there is none."""
+        """The A or B (`side`) of the only adapter on a layer, B with its scaling; None without one."""
         module, part = self._module((self._rename(f"{path}.weight") or "").rpartition(".")[0], wrapped=True)
         stacked = getattr(module, f"{side.lower()}_stacked", None)
         return None if stacked is None else stacked[part or 0][0, 0, :shape[0], :shape[1]]
 
     def tied_head(self, embedding: torch.Tensor) -> Pairs:
-        """Returns the pair of a head that shares the embedding's weights, and may have a packed copy of its own."""
+        """The pair of a head that shares the embedding's weights, and may have a packed copy of its own."""
         theirs = self.of(HEAD, embedding.shape)
         if theirs is not None:
             yield f"{HEAD} (tied to the embedding)", embedding, theirs
 
     def embeds(self, name: str) -> bool:
-        """Returns whether a saved weight is an embedding of the vocabulary."""
+        """Whether a saved weight is an embedding of the vocabulary."""
         module, _ = self._module((self._rename(name) or "").rpartition(".")[0])
         return type(module).__name__ == "VocabParallelEmbedding"
 
     def _module(self, path: str, wrapped: bool = False) -> tuple[Any, int | None]:
-        """Returns the module at a path, or the fused one that it is a part of, with the part's number; (None, None)."""
+        """The module at a path and None, or the fused module it belongs to and its index there; (None, None) if there
+        is none."""
         parent, _, last = path.rpartition(".")
         whole, part = self._fused.get(last, (last, None))
         for candidate, number in ((last, None), (whole, part)):
@@ -86,9 +87,7 @@ class EngineWeights:
         return None, None
 
     def _read(self, path: str, module: Any, kind: str) -> torch.Tensor | None:
-        """Returns a parameter as it is computed with; the last one is remembered, as fused layers are read for each
-        part.
-        """
+        """A parameter as it is computed with; the last one is cached, as fused layers are read once per part."""
         tensor = getattr(module, kind, None)
         if not isinstance(tensor, torch.Tensor):
             return None
@@ -101,20 +100,14 @@ class EngineWeights:
         return self._last[1]
 
 
-def _itself(model: Any) -> Any:
-    return model
-
-
 def _is_head(module: Any) -> bool:
     return type(module).__name__ == "ParallelLMHead"
 
 
 def _unpacked(module: Any, dtype: torch.dtype, rows: int = 1024) -> torch.Tensor:
-    """Returns [N, K] what a CPU engine's packed copy of a weight stands for: what it makes of the rows of an
-    identity.
-    """
+    """[N, K] the weight that a CPU engine's packed copy stands for: the layer's outputs for the rows of an identity."""
     widths = (getattr(module, name, None) for name in ("input_size_per_partition", "input_size", "embedding_dim"))
-    width = next(filter(None, widths))  # of a layer split over devices, of one that is whole on each, of a head
+    width = next(filter(None, widths))  # of a layer sharded over devices, of a replicated one, of a head
     out = [module.cpu_linear(torch.eye(width, dtype=dtype)[i:i + rows], module.weight, None)
            for i in range(0, width, rows)]
     return torch.cat(out).T

@@ -1,6 +1,6 @@
-"""What travels between a trainer and a vLLM server: prompts with their pixels as JSON, without loss.
+"""The format of messages between a trainer and a vLLM server: prompts with their pixels as JSON, losslessly.
 
-Images and the frames of videos are PNGs, so the server sees the pixels that the trainer saw. Nothing is pickled.
+Images and video frames are PNGs, so the server sees the pixels that the trainer saw. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -15,39 +15,51 @@ import numpy as np
 from PIL import Image
 
 PROTOCOL = 2
-"""Number of the way in which a trainer and its servers talk; both must have the same."""
-_FAST = 1  # of zlib's levels: pixels travel over a local network
+"""Version of the protocol between trainers and servers; both must have the same."""
+_FAST = 1  # zlib's compression level: pixels are sent over a local network
 
 
 def pack(value: Any) -> bytes:
-    """JSON of nested mappings, sequences, numbers and texts that may hold images and arrays."""
+    """JSON of nested mappings, sequences, numbers and strings that may hold images and arrays."""
     return json.dumps(_plain(value), separators=(",", ":")).encode()
 
 
 def unpack(data: bytes) -> Any:
-    """Returns what `pack` was given; sequences come back as lists where they were no tuples. ValueError for anything
-    else.
-    """
+    """Inverse of `pack`. Raises ValueError for anything else."""
     return restore_arrays(parse(data))
 
 
 def parse(data: bytes) -> Any:
-    """Returns the JSON, in which media are still texts: what it says can be checked before they are decoded. Raises as
-    `unpack`.
-    """
+    """The JSON with media still encoded, so that it can be checked before decoding them. Raises as `unpack`."""
     return _checked(json.loads, data)
 
 
 def restore_arrays(value: Any) -> Any:
-    """Returns what `parsed` gave with its images and arrays. Raises as `unpack`."""
+    """Decodes images and arrays in the result of `parse`. Raises as `unpack`."""
     return _checked(_restored, value)
+
+
+def response_of(output: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """A finished output of vLLM as plain data: the prompt's ids and, for each completion, its tokens, log-probabilities
+    (those of `logprob_token_ids` at the first position, if requested) and finish reason. With `prompt_logprobs` also
+    those of the prompt's tokens, None for the first."""
+    out: dict[str, Any] = {"prompt": list(output.prompt_token_ids), "outputs": []}
+    for completion in sorted(output.outputs, key=lambda o: o.index):
+        ids = list(completion.token_ids)
+        wanted = [options["logprob_token_ids"]] if options.get("logprob_token_ids") else [[i] for i in ids]
+        logprobs = [float(at[i].logprob) for at, of in zip(completion.logprobs or [], wanted, strict=False) for i in of]
+        out["outputs"].append({"tokens": ids, "logprobs": logprobs, "finish": completion.finish_reason})
+    if output.prompt_logprobs is not None:
+        pairs = zip(output.prompt_logprobs, output.prompt_token_ids, strict=True)
+        out["prompt_logprobs"] = [at and float(at[i].logprob) for at, i in pairs]
+    return out
 
 
 def _checked(read: Callable[[Any], Any], value: Any) -> Any:
     try:
         return read(value)
     except (TypeError, KeyError, OSError, RecursionError, Image.DecompressionBombError) as error:
-        raise ValueError(f"what was sent is damaged: {error or type(error).__name__}") from None
+        raise ValueError(f"the message is damaged: {error or type(error).__name__}") from None
 
 
 def _plain(value: Any) -> Any:
@@ -70,7 +82,8 @@ def _plain(value: Any) -> Any:
 
 
 def _special(value: Mapping[Any, Any]) -> bool:
-    """Returns whether a mapping's keys are no texts (JSON would make them so), or look like marks of this module."""
+    """Whether a mapping has keys that are not strings (JSON would convert them) or that look like this module's marks.
+    """
     return any(not isinstance(k, str) or k.startswith("$") for k in value)
 
 
@@ -101,7 +114,7 @@ def _restored(value: Any) -> Any:
     if "$array" in value:
         dtype = np.dtype(value["dtype"])
         if dtype.kind not in "biuf":
-            raise ValueError(f"an array of {dtype} is not taken")
+            raise ValueError(f"an array of {dtype} is not accepted")
         return np.frombuffer(base64.b64decode(value["$array"]), dtype=dtype).reshape(value["shape"]).copy()
     if "$tuple" in value:
         return tuple(_restored(v) for v in value["$tuple"])

@@ -1,8 +1,8 @@
 # pyright: reportMissingImports=false
 """What vlrl adds to each worker process of a vLLM server: `--worker-extension-cls vlrl.engine.vllm.worker.Extension`.
 
-vLLM mixes the class into its own worker, whose methods and `model_runner` are those used here. Each worker imports this
-module before it makes the model, wherever it runs: `prepare` is called then.
+vLLM mixes the class into its own worker, whose methods and `model_runner` it uses. Each worker process imports this
+module before it creates the model, wherever it runs, and `prepare` is called then.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from vlrl.engine.vllm.weights import EngineWeights, Pairs
 
 EMPTY = "vlrl_empty"
-"""The load format of weights that are still to come. vLLM's "dummy" would also fill buffers that no checkpoint holds,
-such as the means that pixels are normalised by."""
+"""The load format of weights that come later. vLLM's "dummy" would also fill buffers that no checkpoint holds, such as
+the means by which pixels are normalized."""
 
 
 class Extension:
-    """Methods that `collective_rpc` may call; their names must be none of the worker's own."""
+    """Methods for `collective_rpc`; their names must differ from the worker's own."""
 
     def vlrl_reload(self, path: str) -> list[str]:
-        """Takes over the weights of a folder of safetensors; returns the modules of which packed copies were made anew.
+        """Loads a folder of safetensors; returns the modules whose packed copies were rebuilt.
 
-        On CPUs the head has a packed copy, which stays that of the old weights when head and embedding are tied.
+        On CPUs the head has a packed copy, which would keep the old weights if head and embedding are tied.
         """
         from vllm.platforms import current_platform
 
@@ -40,8 +40,8 @@ class Extension:
         return repack_heads(worker.model_runner.get_model()) if current_platform.is_cpu() else []
 
     def vlrl_choices(self, temperature: float, banned: Sequence[int]) -> None:
-        """From now on logits are divided by a temperature, and -inf for `banned` ids. vLLM leaves both out of the
-        log-probabilities of a prompt, whatever a request says; so servers do it that score answers of others."""
+        """From now on logits are divided by a temperature, and -inf for `banned` ids. vLLM applies neither to the
+        log-probabilities of a prompt, whatever a request says, so servers that score given completions use this."""
         worker: Any = self
         model = worker.model_runner.get_model()
         model.__dict__.pop("compute_logits", None)
@@ -56,21 +56,20 @@ class Extension:
         model.compute_logits = compute_logits
 
     def vlrl_differing(self, base: str, adapter: str) -> tuple[int, list[tuple[str, float, float]]]:
-        """Returns how many tensors are compared, and (name, largest difference, largest number) of those that are not
-        what the folders hold, worst first: weights, a tied head, the matrices of an `adapter` ("" for none).
+        """How many tensors are compared, and (name, largest difference, largest number) of those that differ from the
+        folders, worst first: weights, a tied head, the matrices of an `adapter` ("" for none).
 
-        Nothing with several workers, which hold slices.
+        Nothing is compared with several workers, which hold slices.
         """
-        from vlrl.engine.vllm.sync_check import differing_weights
+        from vlrl.engine.vllm.sync_check import counted_differences
         from vlrl.engine.vllm.weights import EngineWeights
 
         worker: Any = self
         if worker.vllm_config.parallel_config.world_size > 1:
             return 0, []
-        loaded, count = EngineWeights(_Engine(worker.model_runner.get_model())), itertools.count()
-        pairs = itertools.chain(_of_weights(loaded, Path(base)), _of_adapter(loaded, Path(adapter)) if adapter else ())
-        differences = differing_weights(pair for pair, _ in zip(pairs, count, strict=False))
-        return next(count), differences
+        loaded = EngineWeights(worker.model_runner.get_model())
+        return counted_differences(itertools.chain(
+            _of_weights(loaded, Path(base)), _of_adapter(loaded, Path(adapter)) if adapter else ()))
 
 
 def _of_weights(weights: EngineWeights, folder: Path) -> Pairs:
@@ -88,7 +87,7 @@ def _of_weights(weights: EngineWeights, folder: Path) -> Pairs:
 
 
 def _of_adapter(weights: EngineWeights, folder: Path) -> Pairs:
-    """As PEFT saves it: base_model.model.LAYER.SIDE.weight, and the scaling of B in the config."""
+    """Pairs of an adapter in PEFT's format: base_model.model.LAYER.SIDE.weight, with the scaling of B in the config."""
     from vlrl.engine.vllm.weights import SIDES
 
     config = json.loads((folder / "adapter_config.json").read_text())
@@ -100,18 +99,8 @@ def _of_adapter(weights: EngineWeights, folder: Path) -> Pairs:
             yield name, tensor.float() * (scaling if side == "lora_B" else 1.0), theirs
 
 
-class _Engine:
-    """As much of an LLM as EngineWeights asks for."""
-
-    def __init__(self, model: Any):
-        self._model = model
-
-    def apply_model(self, function: Any) -> list[Any]:
-        return [function(self._model)]
-
-
 def read_weights(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields (name, tensor) of all weights in the folder of a model or of a checkpoint, on the CPU."""
+    """Yields (name, tensor) of all weights in the folder of a model or checkpoint, on the CPU."""
     from safetensors import safe_open
 
     for path in sorted(folder.glob("*model*.safetensors")):
@@ -121,7 +110,7 @@ def read_weights(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def repack_heads(model: Any) -> list[str]:
-    """Makes anew what vLLM derives from the weights of heads and embeddings; returns their names."""
+    """Rebuilds what vLLM derives from the weights of heads and embeddings; returns their names."""
     from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
     heads = [(name, module) for name, module in model.named_modules() if isinstance(module, VocabParallelEmbedding)]
@@ -131,10 +120,9 @@ def repack_heads(model: Any) -> list[str]:
 
 
 def prepare() -> None:
-    """Prepares a process for a server's model; once is enough."""
+    """Prepares a worker process for a server's model; further calls have no effect."""
     from vllm.config.load import LoadConfig
-    from vllm.model_executor.model_loader import get_model_loader, register_model_loader
-    from vllm.model_executor.model_loader.base_loader import BaseModelLoader
+    from vllm.model_executor.model_loader import get_model_loader
 
     from vlrl.engine.vllm.cpu_patches import widen_heads
 
@@ -142,16 +130,25 @@ def prepare() -> None:
     with contextlib.suppress(ValueError):
         get_model_loader(LoadConfig(load_format=EMPTY))
         return
+    register_loader(EMPTY, lambda model: [parameter.data.zero_() for parameter in model.parameters()])
 
-    @register_model_loader(EMPTY)
-    class Empty(BaseModelLoader):
+
+def register_loader(name: str, load: Callable[[Any], Any]) -> None:
+    """Registers a load format of vLLM in which `load(model)` sets the weights, without reading files.
+
+    vLLM's "dummy" would also fill buffers that no checkpoint holds.
+    """
+    from vllm.model_executor.model_loader import register_model_loader
+    from vllm.model_executor.model_loader.base_loader import BaseModelLoader
+
+    @register_model_loader(name)
+    class _Loader(BaseModelLoader):
         def download_model(self, model_config: Any) -> None:
             pass
 
         def load_weights(self, model: Any, model_config: Any) -> None:
-            for parameter in model.parameters():
-                parameter.data.zero_()
+            load(model)
 
 
-if "vllm.v1.worker.worker_base" in sys.modules:  # else this is a trainer, which need not have vLLM
+if "vllm.v1.worker.worker_base" in sys.modules:  # else this is a trainer, where vLLM may be missing
     prepare()
