@@ -138,7 +138,7 @@ def test_a_world_that_answers_otherwise_is_an_error_and_not_paid(tiny, world):
         (group,) = answering_of(policy, encode, config, engine, task).groups(asked, 0)
     first, rest = group.rollouts[:2], group.rollouts[2:]
     assert all(r.completion.error is None and r.reward is not None for r in first)
-    assert all("answered the same actions otherwise than before" in r.completion.error and
+    assert all("answered the same actions differently than before" in r.completion.error and
                r.completion.error.endswith("or set rollout.branch.roots=null") for r in rest)
     assert all(r.reward is None for r in rest)
 

@@ -337,8 +337,8 @@ def test_no_shell_reads_a_command(tmp_path):
 
 
 @pytest.mark.parametrize("addresses, why", [(["'open"], "No closing quotation"), ([""], "it is empty"),
-                                            (["a", "b"], "must all be URLs"), (["ws://a"], "must be like"),
-                                            (["HTTP://me:x@a"], "user's name or a password")])
+                                            (["a", "b"], "must all be URLs"), (["ws://a"], "must look like"),
+                                            (["HTTP://me:x@a"], "has a user name or password")])
 def test_what_is_no_address(addresses, why):
     with pytest.raises(ConfigError, match=why):
         checked_addresses(addresses)

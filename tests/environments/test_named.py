@@ -47,7 +47,7 @@ def loaded(*words):
     ("FrozenLake-v1", {}, "is not known. Known: gym:, openenv:, mcp:"),
     ("jim:FrozenLake-v1", {}, "No module named 'jim'"),
     ("no/such/file.py:World", {}, "does not exist"),
-    ("openenv:localhost:8000", {}, "must be like http://127.0.0.1:8000"),
+    ("openenv:localhost:8000", {}, "must look like http://127.0.0.1:8000"),
     ("openenv:http://127.0.0.1:8000", {"feild": "x"}, "options.feild='x' is not known. Did you mean 'field'"),
     ("openenv:http://127.0.0.1:8000", {"step_s": 5}, "environment.options.step_s=5 is not known"),
     ("mcp:'open", {}, "No closing quotation"), ("mcp:a b", {"tool": []}, "Did you mean 'tools'"),

@@ -16,9 +16,10 @@ from websockets.sync.server import serve
 from tests.environments.serving import Serving
 from vlrl.config.schema import EnvironmentSettings
 from vlrl.environments import openenv
+from vlrl.environments.actions import action_of_text
 from vlrl.environments.external import resolved
-from vlrl.environments.fields import action_of_text, observation_of
 from vlrl.environments.host import EnvironmentFailure, Environments
+from vlrl.environments.images import observation_of
 from vlrl.environments.openenv import OpenEnv, checked_url, healthy
 from vlrl.environments.server_pool import ServerPool
 from vlrl.environments.validation import ProtocolError
@@ -60,7 +61,7 @@ def test_an_episode_of_a_real_server(server):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("word, why", [
-    ("raise", "it says: 'lost' .EXECUTION_ERROR."), ("broken", "its picture"),
+    ("raise", "it reports: 'lost' .EXECUTION_ERROR."), ("broken", "its picture"),
     ("pixels", "its pixels is no picture"), ("huge", "ConnectionClosed|too big|exceeds")])
 def test_what_a_server_does_wrongly_ends_the_episode(server, word, why):
     environment = opened(server.url)
@@ -214,7 +215,7 @@ def test_an_answer_too_many(liar, monkeypatch):
     environment.reset(1)
     environment._socket.send("once more")  # whose answer is not taken
     end = time.monotonic() + 60
-    with pytest.raises(ProtocolError, match="it says more than it was asked"):
+    with pytest.raises(ProtocolError, match="a message that was not requested"):
         while time.monotonic() < end:
             environment.step("go")
     environment.close()
@@ -237,14 +238,14 @@ def test_a_server_that_is_not_there():
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://a", "http://", "http://a?x=1", "file:///x", "http://a#x",
                                  "http://a:99999", "http://[a"])
 def test_what_is_no_address(url):
-    with pytest.raises(ConfigError, match="must be like"):
+    with pytest.raises(ConfigError, match="must look like"):
         checked_url(url)
 
 
 @pytest.mark.parametrize("url", ["http://me:secret@host", "HTTP://me:secret@host/x", "https://secret@host",
                                  "http://:secret@host:80", "http://me:secret@host:99999", "ftp://secret@host"])
 def test_a_password_in_an_address_is_refused_and_not_told(url):
-    with pytest.raises(ConfigError, match="user's name or a password") as error:
+    with pytest.raises(ConfigError, match="has a user name or password") as error:
         checked_url(url)
     assert "secret" not in str(error.value)
 

@@ -15,8 +15,7 @@ from vlrl.config import validate
 from vlrl.engine.base import Request, Sampling
 from vlrl.errors import ConfigError, DataError, TrainingError
 from vlrl.services import chat as module
-from vlrl.services.chat import address_of
-from vlrl.services.data_urls import data_urls
+from vlrl.services.chat import address_of, data_urls
 from vlrl.task import Task
 from vlrl.tools.clients.chat_prompts import ChatEncoder
 from vlrl.tools.clients.endpoint import Endpoint
@@ -215,7 +214,7 @@ def test_prompts_show_the_pixels_of_images_and_frames():
 
 
 def test_large_pictures_are_sent_as_jpeg(monkeypatch):
-    monkeypatch.setattr("vlrl.services.data_urls.MOST_PNG", 100)
+    monkeypatch.setattr("vlrl.services.chat.MOST_PNG", 100)
     loaded = LoadedMedia(kind="image", frames=(Image.new("RGB", (64, 64), (10, 200, 30)),), sha256="x")
     head, shown = pixels(data_urls(loaded)[0])
     assert head == "data:image/jpeg;base64" and abs(shown[5, 5].astype(int) - [10, 200, 30]).max() < 6

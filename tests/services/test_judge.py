@@ -40,8 +40,9 @@ def test_replies_come_in_order_and_each_question_is_asked_once(tmp_path):
         body = server.asked[0][2]
         assert body["model"] == "critic" and body["temperature"] == 0 and body["max_tokens"] == 1024
         tally = judge.take("train", 3)
-        assert (tally.calls, tally.cached, tally.failed, tally.tokens_out) == (2, 2, 0, 6)
-        assert judge.take("train", 3).calls == 0
+        assert (tally.counts["calls"], tally.counts["cached"], tally.counts["failed"],
+                tally.counts["tokens_out"]) == (2, 2, 0, 6)
+        assert judge.take("train", 3).counts["calls"] == 0
     lines = [json.loads(line) for line in (tmp_path / "services/judge-rank-00000.jsonl").read_text().splitlines()]
     assert [(x["text"], x["step"], x["policy_step"]) for x in lines] == [("re: a", 3, 2), ("re: b", 3, 2)] or (
         [x["text"] for x in lines] == ["re: b", "re: a"])
@@ -54,9 +55,9 @@ def test_a_killed_run_asks_nothing_twice_and_counts_the_same(tmp_path):
         json.dumps({"key": "other", "text": "of another process", "split": "train", "step": 1}) + '\n{"key": "half')
     with judging(echo, tmp_path) as (server, again):
         assert ask(again, "a", "b") == found and count_of(server) == 0
-        assert again.take("train", 3).calls == 2  # of the step that is repeated
+        assert again.take("train", 3).counts["calls"] == 2  # of the step that is repeated
         assert ask(again, "a", place=ServiceContext("train", 4, 4)) == (["re: a"], []) and count_of(server) == 0
-        assert again.take("train", 4).cached == 1
+        assert again.take("train", 4).counts["cached"] == 1
         assert again.replies.get("other", PLACE).text == "of another process"
 
 
@@ -104,7 +105,7 @@ def test_a_bad_reply_is_asked_for_again_and_never_a_verdict(tmp_path, bad, reaso
     with judging(lambda body, number: bad, tmp_path, timeout_s=0.2) as (server, judge):
         (reply,), (failure,) = ask(judge, Question("!", fields=FIELDS))
         assert reply is None and reason in failure and count_of(server) == 3
-        assert judge.take("train", 3).failed == 1
+        assert judge.take("train", 3).counts["failed"] == 1
 
 
 def test_a_failure_counts_in_its_own_step_and_is_kept_once_that_is_completed(tmp_path):
@@ -115,7 +116,7 @@ def test_a_failure_counts_in_its_own_step_and_is_kept_once_that_is_completed(tmp
         judge.take("train", 3)
     with judging(echo, tmp_path) as (server, judge):  # killed in step 4
         assert ask(judge, "a")[0] == [None] and count_of(server) == 0
-        assert (tally := judge.take("train", 3)).calls == tally.failed == 1
+        assert (tally := judge.take("train", 3)).counts["calls"] == tally.counts["failed"] == 1
         assert ask(judge, "a", place=ServiceContext("train", 4, 4))[0] == ["re: a"]
 
 
@@ -168,13 +169,13 @@ def test_several_groups_share_one_call_for_the_same_question(tmp_path):
         for thread in threads:
             thread.start()
         started.wait(30)
-        while judge._tallies[PLACE.split, PLACE.step].cached < 3:
+        while judge._tallies[PLACE.split, PLACE.step].counts["cached"] < 3:
             time.sleep(0.01)
         go.set()
         for thread in threads:
             thread.join()
         assert found == [([YES], [])] * 4 and count_of(server) == 1
-        assert judge.take("train", 3).calls == 1
+        assert judge.take("train", 3).counts["calls"] == 1
 
 
 def test_rate_limit(tmp_path, monkeypatch):
@@ -247,7 +248,7 @@ def test_replies_in_a_folder_of_their_own_serve_other_runs(tmp_path):
         with judging(echo, tmp_path / run, cache=str(tmp_path / "shared")) as (server, judge):
             assert ask(judge, "a")[0] == ["re: a"] and count_of(server) == calls
             tally = judge.take("train", 3)
-            assert (tally.calls, tally.cached) == (calls, 1 - calls)
+            assert (tally.counts["calls"], tally.counts["cached"]) == (calls, 1 - calls)
 
 
 def test_a_judge_that_is_away_or_has_another_model_is_told_of(tmp_path):

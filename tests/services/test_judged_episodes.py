@@ -8,9 +8,9 @@ from vlrl import Media, Observation, Sample, Task
 from vlrl.config.schema import LimitsSettings
 from vlrl.data.media import load
 from vlrl.rewards.verdicts import MOST_SHOWN, quoted
-from vlrl.services.data_urls import data_urls
-from vlrl.services.judged_episodes import MOST_PICTURES, MOST_PIXELS, judge_view
-from vlrl.types import Answer, PastAction
+from vlrl.services.chat import data_urls
+from vlrl.services.judge_prompts import MOST_PICTURES, MOST_PIXELS, judge_view
+from vlrl.types import PastAction, Answer
 
 
 class Doors(Task):

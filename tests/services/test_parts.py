@@ -154,7 +154,7 @@ def test_tournaments(tmp_path, texts, rewards):
         found = scored(judge, task, texts)
         assert column(found, "tournament") == pytest.approx(rewards)
         tally = judge.take(PLACE.split, PLACE.step)
-        assert tally.calls + tally.cached == 2 * len(texts) - 2
+        assert tally.counts["calls"] + tally.counts["cached"] == 2 * len(texts) - 2
 
 
 def test_a_noiseless_judge_ranks_the_best_first_and_the_rewards_are_a_ranking(tmp_path):
@@ -243,7 +243,7 @@ def test_a_task_that_needs_a_service_of_its_own(tmp_path):
     ([{"name": "judge", "medai": True}], r"task\.parts\.0\.medai=True: 'judge' has no option 'medai'\. Did you mean"),
     ([{"name": "judge", "media": "perhaps"}], r"task\.parts\.0\.media='perhaps'"),
     (["judge", "judge"], "'judge' is given twice"),
-    (["tests/services/own.py:plain"], "does not say which parts it gives"),
+    (["tests/services/own.py:plain"], "does not declare its parts"),
     (["tests/services/own.py:graded"], r"needs task\.parts\.0\.scale: give it a value")])
 def test_what_is_wrong_is_named(parts, said):
     with pytest.raises(ConfigError, match=said):

@@ -118,7 +118,7 @@ def test_what_has_no_score_is_said_and_counted(folders):
 
 
 @pytest.mark.parametrize(("name", "said"), [
-    ("two", "has 2 labels, and a score is one: name a run of vlrl sft"), ("nowhere", "cannot be loaded")])
+    ("two", "has 2 labels instead of one: name a run of vlrl sft"), ("nowhere", "cannot be loaded")])
 def test_what_gives_no_score_is_refused(folders, name, said):
     with pytest.raises(ConfigError, match=said):
         scorer(folders / name)

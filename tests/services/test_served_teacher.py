@@ -167,7 +167,7 @@ def test_what_a_server_must_not_say(scene, served):  # noqa: F811
         return lambda body: None if "base" in body or server.scored < last else (200, {**server.score(body)[1], **more})
 
     server.planted = changed(outputs=[{"tokens": [1], "logprobs": [-float("inf")], "finish": "length"}])
-    with pytest.raises(TrainingError, match=r"group .*: a log-probability is no finite number.*engine\.dtype"):
+    with pytest.raises(TrainingError, match=r"group .*: a log-probability is not finite.*engine\.dtype"):
         stepped(scene, settings())
     server.planted = changed(prompt=[1, 2, 3])
     with pytest.raises(TrainingError, match="vLLM's processor makes"):
@@ -182,7 +182,7 @@ def test_pictures_that_an_observation_shows_are_refused(scene, served):  # noqa:
     (method,) = Algorithm(settings()).methods
     row = SimpleNamespace(row=done, rollout=first, group=seen, name="group 1", mask=np.ones(len(done.tokens), bool))
     method.start(SimpleNamespace(policy=policy))
-    with pytest.raises(ConfigError, match=r"an observation shows pictures.*set it to null"):
+    with pytest.raises(ConfigError, match=r"an observation has images.*set it to null"):
         method.teacher([row], TEMPERATURE)
 
 

@@ -141,7 +141,7 @@ def test_an_answer_ends_with_the_token_that_completes_a_stop_string(tiny):
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_thinking_over_budget_is_ended(tiny, temperature):
-    closing = tiny.vllm.rules.closing(PLAIN)
+    closing = tiny.vllm.rules.texts.ids(PLAIN.thinking_end).tolist()
     forced = slice(5, 5 + len(closing))
     requests = [ask(tiny.prompts[kind], 4, (0, i), max_new_tokens=20, temperature=temperature, thinking_budget=5)
                 for i, kind in enumerate(("image", "text"))]

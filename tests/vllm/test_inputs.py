@@ -18,7 +18,7 @@ from vlrl.engine.vllm.engine import _blamed, options
 from vlrl.engine.vllm.inputs import (
     Draft,
     SamplingRules,
-    check_length,
+    check_lengths,
     check_prompt,
     checked_completions,
     measuring_options,
@@ -77,11 +77,12 @@ def test_other_ids_are_refused(tiny):
 def test_an_answer_must_have_room(tiny):
     prompt = tiny.prompts["image"]
     wanted = len(prompt) + 24
-    check_length(wanted, prompt, PLAIN, given=True)
-    with pytest.raises(ConfigError, match=rf"engine\.max_model_len={wanted - 1} is too short.*Set it to {wanted}"):
-        check_length(wanted - 1, prompt, PLAIN, given=True)
-    with pytest.raises(ConfigError, match=rf"max_model_len=null, which is {wanted - 1} here, is too short"):
-        check_length(wanted - 1, prompt, PLAIN, given=False)
+    requests = [Request(prompt=prompt, n=1, sampling=PLAIN)]
+    check_lengths(requests, wanted, given=True)
+    with pytest.raises(ConfigError, match=rf"engine\.max_model_len={wanted - 1} is too small.*Set it to {wanted}"):
+        check_lengths(requests, wanted - 1, given=True)
+    with pytest.raises(ConfigError, match=rf"max_model_len=null, here {wanted - 1}, is too small"):
+        check_lengths(requests, wanted - 1, given=False)
 
 
 # --- sampling --------------------------------------------------------------------------------------------------------
@@ -94,9 +95,9 @@ def test_sampling_means_what_it_means_to_the_hf_engine(tiny):
     assert (said["top_p"], said["top_k"], said["logprobs"]) == (0.9, 40, 0)
     assert said["stop"] == ["x"] and said["include_stop_str_in_output"] and not said["skip_special_tokens"]
     assert set(said["stop_token_ids"]) == tiny.policy.eos and said["ignore_eos"]
-    assert said["logit_bias"] == dict.fromkeys(tiny.policy.banned.tolist(), -100.0)
+    assert said["logit_bias"] == dict.fromkeys(tiny.policy.banned.tolist(), float("-inf"))
     assert sampling_options(PLAIN, 1, 0, rules, room=3)["max_tokens"] == 3
-    with pytest.raises(ConfigError, match=r"temperature is 2\.5, and vLLM samples at 2 at most.*rollout\.temperature"):
+    with pytest.raises(ConfigError, match=r"temperature is 2\.5, and vLLM's maximum is 2.*rollout\.temperature"):
         sampling_options(dataclasses.replace(PLAIN, temperature=2.5), 1, 0, rules)
 
 
@@ -175,11 +176,11 @@ def test_answers_that_cannot_be_trained_on_are_refused(tiny):
     prompt, banned = tiny.prompts["text"], int(tiny.policy.banned[0])
     draft = Draft(PLAIN, tiny.rules, 0)
     draft.add([5], [float("nan")])
-    with pytest.raises(TrainingError, match=r"no finite number.*engine\.dtype"):
+    with pytest.raises(TrainingError, match=r"not finite.*engine\.dtype"):
         checked_completions([draft], prompt)
     draft = Draft(PLAIN, tiny.rules, 0)
     draft.add([banned], [-1.0])
-    with pytest.raises(TrainingError, match=f"sampled the forbidden token {banned}"):
+    with pytest.raises(TrainingError, match=f"sampled the banned token {banned}"):
         checked_completions([draft], prompt)
 
 

@@ -99,7 +99,7 @@ def test_without_weights_it_says_where_to_look(parts):
 def test_equal_weights_computed_otherwise(parts):
     policy, proof, engine = parts
     engine.sync(policy)
-    with pytest.raises(TrainingError, match=r"though all \d+ weights .* are equal"):
+    with pytest.raises(TrainingError, match=r"All \d+ weights .* are equal"):
         proof.check(policy, lambda p, a: engine.read(p, a) + 0.01, lambda: engine.pairs(policy))
     with pytest.raises(TrainingError, match="by inf"):
         proof.check(policy, lambda p, a: np.full(len(a), np.nan))

@@ -1,4 +1,4 @@
-"""A model's text -> an action of a gymnasium space."""
+"""A model's text -> an action: of a gymnasium space, or by the JSON schema of a server."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ import numpy as np
 from vlrl.task.tool_calls import from_json
 
 _MOST = 20_000
-"""Characters of an action that are read."""
+"""Longest action in characters."""
+_NUMBERS = {"integer": int, "number": float}
+_KINDS: Mapping[str, type] = {"boolean": bool, "array": list, "object": dict, "null": type(None)}
 _NUMBER = re.compile(r"[-+]?(?:\d{1,30}(?:\.\d{0,30})?|\.\d{1,30})(?:[eE][-+]?\d{1,3})?", re.ASCII)
 
 
 def read_action(text: str, space: Any, names: Sequence[str] = ()) -> Any:
-    """Returns the action that a text stands for. Discrete: its name or number; Box: its numbers in order, between
-    brackets or not; Text: the text itself; any other space: JSON.
+    """The action that a text stands for. Discrete: its name or number; Box: its numbers in order, with or without
+    brackets; Text: the text itself; any other space: JSON.
 
-    Raises ValueError, whose text the model reads, for what is no action.
+    Raises ValueError, with a message for the model, for an invalid action.
     """
     from gymnasium import spaces
 
     if len(text) > _MOST:
-        raise ValueError(f"an action of {len(text)} characters; at most {_MOST} are read")
+        raise ValueError(f"the action has {len(text)} characters; at most {_MOST} are read")
     if isinstance(space, spaces.Discrete):
         return _discrete(text, space, names)
     if isinstance(space, spaces.Text):
@@ -36,7 +38,7 @@ def read_action(text: str, space: Any, names: Sequence[str] = ()) -> Any:
         try:
             action = _as_space(from_json(text), space)
         except (ValueError, TypeError, OverflowError, RecursionError) as error:
-            raise ValueError(f"no action of {space}, which is written as JSON: {str(error)[:200]}") from None
+            raise ValueError(f"invalid action for {space}, which is written as JSON: {str(error)[:200]}") from None
     if not space.contains(action):
         raise ValueError(f"{text[:100]!r} is no action; the actions are {str(space)[:300]}")
     return action
@@ -64,7 +66,7 @@ def _box(text: str, space: Any) -> np.ndarray:
 
 
 def _as_space(value: Any, space: Any) -> Any:
-    """Returns JSON in the types that a space holds."""
+    """JSON values converted to the types of a space."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict):
@@ -82,3 +84,66 @@ def _as_space(value: Any, space: Any) -> Any:
             raise ValueError(f"{str(value)[:50]!r} is no whole number")
         return space.dtype.type(value)
     return value
+
+
+# --- JSON schemas -----------------------------------------------------------------------------------------------------
+
+
+def action_of_text(text: str, schema: Mapping[str, Any], field: str = "") -> dict[str, Any]:
+    """The action that a text stands for by the JSON schema of a server's actions: the value of `field`, or of the only
+    required field (else the only field), in its type; otherwise a JSON object.
+
+    Raises ValueError, with a message for the model, for an invalid action.
+    """
+    text = text.strip()
+    if len(text) > _MOST:
+        raise ValueError(f"the action has {len(text)} characters; at most {_MOST} are read")
+    fields = {name: kind for name, kind in schema.get("properties", {}).items() if name != "metadata"}
+    must = [name for name in schema.get("required") or () if name in fields]
+    field = field or (must[0] if len(must) == 1 else next(iter(fields)) if len(fields) == 1 else "")
+    if field:
+        kind = fields.get(field)
+        return {field: _value(text, kind if isinstance(kind, Mapping) else {})}
+    try:
+        action = from_json(text)
+    except (ValueError, RecursionError):
+        action = None
+    if not isinstance(action, dict):
+        raise ValueError(f"{text[:100]!r} is no action; write JSON with {', '.join(fields) or 'its fields'}"[:500])
+    return action
+
+
+def _value(text: str, kind: Mapping[str, Any]) -> Any:
+    """A text converted to the type of a field; of several types the first that fits, strings last."""
+    allowed, wanted = kind.get("enum"), kind.get("type") or "string"
+    if isinstance(allowed, list):
+        if text in map(str, allowed):
+            return next(value for value in allowed if str(value) == text)
+        raise ValueError(f"{text[:100]!r} is no action; write one of {', '.join(map(str, allowed))}"[:500])
+    problems = []
+    for one in sorted(wanted, key=lambda one: one == "string") if isinstance(wanted, list) else [wanted]:
+        try:
+            return _typed(text, one)
+        except ValueError as error:
+            problems.append(error)
+    raise problems[0]
+
+
+def _typed(text: str, wanted: Any) -> Any:
+    if wanted == "string":
+        return text
+    if isinstance(wanted, str) and wanted in _NUMBERS:
+        try:
+            number = _NUMBERS[wanted](text)
+        except ValueError:
+            number = math.nan
+        if not abs(number) < 2**63:
+            raise ValueError(f"{text[:100]!r} is no action; write a {'whole ' if wanted == 'integer' else ''}number")
+        return number
+    try:
+        value = from_json(text)
+        if isinstance(value, _KINDS.get(str(wanted), object)):
+            return value
+    except (ValueError, RecursionError):
+        pass
+    raise ValueError(f"{text[:100]!r} is no action; write JSON of the type {str(wanted)[:50]}")

@@ -1,4 +1,4 @@
-"""What the arguments of environments from outside must be; a ConfigError says which one is not."""
+"""Checks of the arguments of external environments; a ConfigError names the wrong one."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from vlrl.errors import ConfigError
 
 
 def checked_names(value: Any, what: str) -> tuple[str, ...]:
-    """Returns a list of names. Raises ConfigError for a text, whose letters would be the names, and for what YAML reads
-    as something else than a text or a number."""
+    """A list of names. Raises ConfigError for a string, whose characters would be the names, and for what YAML reads as
+    something other than a string or number."""
     if isinstance(value, (str, bytes)) or not isinstance(value, Collection):
         raise ConfigError(f"{what}={value!r} must be a list: {what}=[{value}]")
     wrong = next((name for name in value if isinstance(name, bool) or not isinstance(name, (str, int))), None)
     if wrong is not None:
-        raise ConfigError(f"{what}: {wrong!r} is no name; write it between quotes")
+        raise ConfigError(f"{what}: {wrong!r} is no name; put it in quotes")
     return tuple(map(str, value))
 
 
 def checked_variables(value: Any, what: str) -> tuple[str, ...]:
-    """Returns names of environment variables. Raises ConfigError for one that is not set."""
+    """Names of environment variables. Raises ConfigError for one that is not set."""
     variable_names = checked_names(value, what)
     missing = next((name for name in variable_names if name not in os.environ), None)
     if missing is not None:
@@ -32,16 +32,16 @@ def checked_variables(value: Any, what: str) -> tuple[str, ...]:
 
 
 def checked_server_url(url: str, like: str) -> str:
-    """Returns the URL of a server, its scheme in small letters. Raises ConfigError for what is none, and for one with a
-    user's name or a password, which is not told: addresses are printed, and stored with runs."""
+    """The URL of a server, its scheme in lower case. Raises ConfigError for an invalid URL and for one with a user name
+    or password, which the message omits: addresses are printed, and stored with runs."""
     try:
         parts = urlsplit(url)
         secret, right = "@" in parts.netloc, parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError:
         parts, secret, right = None, "@" in url, False
     if secret:
-        raise ConfigError(f"the address {shown(url)} was given with a user's name or a password; addresses are printed "
-                          "and stored: leave them out")
+        raise ConfigError(f"the address {shown(url)} has a user name or password: remove it, as addresses are printed "
+                          "and stored")
     if not right or parts is None:
-        raise ConfigError(f"the environment's address {url!r} must be like {like}")
+        raise ConfigError(f"the environment's address {url!r} must look like {like}")
     return urlunsplit(parts)

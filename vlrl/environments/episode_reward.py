@@ -1,4 +1,4 @@
-"""What an environment from outside pays, as raw reward parts."""
+"""Reward parts of external environments."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from vlrl.environments.validation import ProtocolError
 from vlrl.rewards.scalar import finite_number, truth_value
 
 PARTS = ("return", "success")
-"""Parts that are given where nothing else is said; `progress` and `illegal` are the others."""
+"""Default parts; `progress` and `illegal` are the others."""
 SUCCESS = ("is_success", "success")
-"""What an environment may say of a success by."""
+"""Names under which an environment may report success."""
 _PROGRESS = ("progress", "progression")
 
 
 class EpisodeReward:
-    """The parts of an episode: raw rewards add up to `return`; `success` is 1 on the turn that reaches it; `progress`
-    is what a turn added to the share that is done, so turns add up to the last (BALROG, arXiv 2411.13543); `illegal`
-    is 1 for an action that was none.
+    """The reward parts of an episode: raw rewards add up to `return`; `success` is 1 on the turn that reaches it;
+    `progress` is the increase of the completed share, so the turns add up to the final share (BALROG, arXiv
+    2411.13543); `illegal` is 1 for an invalid action.
 
-    parts: those that are given. goal: the return from which on an episode has succeeded; None = what the environment
-    says (`success` or `is_success`), else whether it ended with a reward above 0.
+    parts: the ones to give. goal: the return from which an episode counts as a success; None = as the environment
+    reports (`success` or `is_success`), else whether it ended with a positive reward.
     """
 
     def __init__(self, parts: Collection[str], goal: float | None):
@@ -30,12 +30,11 @@ class EpisodeReward:
         self.total, self.progress, self.succeeded = 0.0, 0.0, False
 
     def illegal(self) -> dict[str, float]:
-        """Returns the parts of an action that the environment was not given."""
+        """The parts of an action that never reached the environment."""
         return self._named({"return": 0.0, "success": 0.0, "progress": 0.0, "illegal": 1.0})
 
     def step(self, reward: Any, ended: bool, said: Mapping[str, Any]) -> dict[str, float]:
-        """Returns the parts of a turn. `ended`: by itself, not by a limit. Raises Wrong where the reward is no number.
-        """
+        """The parts of a turn. ended: by itself, not by a limit. Raises ProtocolError if the reward is no number."""
         value = number(reward, "reward")
         self.total += value
         before, had = self.progress, self.succeeded
@@ -61,7 +60,7 @@ class EpisodeReward:
 
 
 def number(value: Any, what: str) -> float:
-    """Returns a finite number, of numpy too; None counts as 0. Raises Wrong."""
+    """A finite number, also of numpy; None counts as 0. Raises ProtocolError."""
     result, problem = finite_number(value)
     if problem:
         raise ProtocolError(f"its {what} is {str(value)[:60]!r}, no finite number")
@@ -69,7 +68,7 @@ def number(value: Any, what: str) -> float:
 
 
 def truth(value: Any, what: str) -> bool:
-    """Returns a truth value; None counts as false. Raises Wrong for a text, whatever it says."""
+    """A boolean; None counts as false. Raises ProtocolError for a string, whatever it says."""
     result = False if value is None else truth_value(value)
     if result is None:
         raise ProtocolError(f"its {what} is {str(value)[:60]!r}, expected true or false")

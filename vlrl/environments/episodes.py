@@ -1,18 +1,18 @@
 """Episodes: the model acts, its environment answers with text and images, turn by turn.
 
-    engine = EpisodeEngine(engine, encode, environments, config, clock)     # answers requests whose sample was opened
+    engine = EpisodeEngine(engine, encode, environments, config, clock)     # answers requests whose sample was reset
 
-An episode is one list of ids that only grows: prompt, action as sampled, observation as the chat template writes it,
-action ... Nothing that was written is tokenised again, and nothing sampled is rendered. With
-environment.order=fixed all live episodes of a call act in turn: what is decoded side by side never depends on the
-clock. With arrival those go on whose environments have answered. Action t of rollout i of a group draws from the stream
-(seed, key of the group, i, t); all episodes of a group begin at the same reset.
+An episode is one growing list of ids: prompt, action as sampled, observation as rendered by the chat template, action
+... Nothing is tokenized twice, and nothing sampled is rendered. With environment.order=fixed all live episodes of a
+call act in turn, so the batches never depend on timing; with arrival those continue whose environments have answered.
+Action t of rollout i of a group draws from the stream (seed, key of the group, i, t); all episodes of a group begin at
+the same reset.
 
-An episode may go on from the first turns of another one (`Request.begun`): its environment is reset to the same seed
-and answers the same actions again, and must show the same.
+An episode may continue from the first turns of another one (`Request.begun`): its environment is reset to the same seed
+and gets the same actions, and must answer the same.
 
-With `episode.history=last:k` the list still grows, and turn t >= k is asked under a window of it: the prompt, an end
-token that closes the empty turn of the model behind it, and the last k observations with the actions between them.
+With `episode.history=last:k` the list still grows, and turn t >= k is sampled under a window of it: the prompt, an end
+token that closes the model's empty turn after it, and the last k observations with the actions between them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, wait
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -30,15 +30,7 @@ from vlrl.config.schema import Config
 from vlrl.distributed import comm
 from vlrl.engine.base import Done, Engine, Request
 from vlrl.environments.host import EnvironmentFailure, Environments
-from vlrl.environments.live_episode import (
-    LiveEpisode,
-    action_of,
-    group_members,
-    never_begun,
-    reset_error,
-    sampling_up_to,
-    start_of,
-)
+from vlrl.environments.live_episode import LiveEpisode, action_of, group_members, never_begun, sampling_up_to
 from vlrl.environments.tools import with_readable_results
 from vlrl.errors import DataError
 from vlrl.models.processing import Encoder
@@ -52,19 +44,19 @@ _log = logging.getLogger(__name__)
 
 
 class EpisodeEngine:
-    """An Engine that has environments answer, over one that draws single actions."""
+    """An Engine that plays episodes, over one that samples single actions."""
 
     def __init__(self, engine: Engine, encode: Encoder, environments: Environments, config: Config, clock: Clock):
         self.engine, self.encode, self.environments, self.clock = engine, encode.copy(), environments, clock
         self.limits, self.seed = config.episode, config.seed
         if self.encode.strips_thinking and comm.is_main():
-            _log.warning("the chat template of %s leaves out earlier thinking when another turn follows; episodes keep "
-                         "all that was written, in training and evaluation alike", config.model.name)
+            _log.warning("the chat template of %s drops earlier thinking when another turn follows; episodes keep it, "
+                         "in training and evaluation alike", config.model.name)
         order = config.environment.order
         self.fixed = order == "fixed" or (order == "auto" and config.engine.name == "hf")
 
     def over(self, engine: Engine) -> EpisodeEngine:
-        """Returns the same over another engine; its environments stay those of this one, which closes them."""
+        """The same over another engine. It shares the environments of this one, which closes them."""
         other = copy.copy(self)
         other.engine = engine
         return other
@@ -77,58 +69,56 @@ class EpisodeEngine:
         self.engine.close()
 
     def generate(self, requests: Sequence[Request], done: Done | None = None) -> list[list[Completion]]:
-        """Returns `request.n` completions for each request: whole episodes where its sample has an environment."""
-        acting = [i for i, r in enumerate(requests) if r.sample is not None and r.sample.opening is not None]
+        """The `request.n` completions of each request: whole episodes if its sample has an environment."""
+        acting = {i: r.sample for i, r in enumerate(requests) if r.sample is not None and r.sample.opening is not None}
         if not acting:
             return self.engine.generate(requests, done)
-        single = [i for i in range(len(requests)) if i not in {*acting}]
-        completions = dict(zip(single, self.engine.generate([requests[i] for i in single]),
-                               strict=True)) if single else {}
-        completions |= {i: [never_begun(requests[i], place, error) for place, _ in group_members(requests[i])]
-                        for i in acting if (error := reset_error(requests[i]))}
-        playing = [i for i in acting if i not in completions]
-        completions |= dict(zip(playing, self._episodes([requests[i] for i in playing], self.engine),
-                                strict=True)) if playing else {}
-        return [completions[i] for i in range(len(requests))]
+        out = {i: [never_begun(requests[i], place, sample.reset_error) for place, _ in group_members(requests[i])]
+               for i, sample in acting.items() if sample.reset_error}
+        single = [i for i in range(len(requests)) if i not in acting]
+        playing = [i for i in acting if i not in out]
+        if single:
+            out |= zip(single, self.engine.generate([requests[i] for i in single]), strict=True)
+        if playing:
+            out |= zip(playing, self._episodes([requests[i] for i in playing], self.engine), strict=True)
+        return [out[i] for i in range(len(requests))]
 
     def replayed(self, requests: Sequence[Request], recorded: Sequence[list[Completion]]) -> list[list[Completion]]:
-        """Returns recorded completions; episodes, of which the actions suffice, after their environments have answered
-        again. One that went otherwise has an error.
-        """
+        """The recorded completions. Episodes, of which only the actions are needed, are played again in their
+        environments; one that goes differently gets an error."""
         acting = [i for i, r in enumerate(requests)
-                  if r.sample is not None and r.sample.opening is not None and not reset_error(r)]
+                  if r.sample is not None and r.sample.opening is not None and not r.sample.reset_error]
         engine = _Recorded({requests[i].key: recorded[i] for i in acting})
         again = dict(zip(acting, self._episodes([requests[i] for i in acting], engine), strict=True))
         return [[*map(_unchanged, again[i], own)] if i in again else own for i, own in enumerate(recorded)]
 
     @property
     def restarts(self) -> int:
-        """How often a process of environments was started again."""
+        """How often an environment process was restarted."""
         return self.environments.restarts
 
     def opened(self, task: Task, sample: Sample, key: Sequence[int]) -> Sample:
-        """Returns the sample with what its environment shows at a reset whose seed is made of `key`, or why it cannot
-        be reset; as it is where its task has no environment.
-        """
+        """The sample with the first observation of its environment, reset with a seed derived from `key`, or with the
+        error of the reset; unchanged if its task has no environment."""
         if not has_environment(task.of(sample)):
             return sample
         seed = int(np.random.SeedSequence([self.seed, 8, *key]).generate_state(1)[0])
         return self.environments.opened(sample, seed)
 
     def reopened(self, sample: Sample) -> Sample:
-        """Returns an opened sample whose media were changed with what its environment shows now, at the same seed."""
+        """A reset sample whose media were changed, with the observation of its environment at the same seed."""
         if sample.environment_seed is None:
             return sample
         as_it_was = replace(sample, opening=None, environment_seed=None, reset_error=None)
         return self.environments.opened(as_it_was, sample.environment_seed)
 
     def abandon(self) -> None:
-        """Ends what another thread generates."""
+        """Makes a generation in another thread stop."""
         getattr(self.engine, "abandon", lambda: None)()
 
     def _episodes(self, requests: Sequence[Request], engine: Engine) -> list[list[Completion]]:
-        groups = [[LiveEpisode(r, i, self.environments.open(*start_of(r)), r.prompt, self.limits.last,
-                                 self.encode.end, again) for i, again in group_members(r)] for r in requests]
+        groups = [[LiveEpisode(r, i, self.environments.open(cast(Sample, r.sample)), r.prompt, self.limits.last,
+                               self.encode.end, again) for i, again in group_members(r)] for r in requests]
         everyone = [p for group in groups for p in group]
         most = self.limits.max_tokens
         calls: dict[Future[Any], LiveEpisode] = {self.environments.begin_reset(p.episode): p for p in everyone}
@@ -164,14 +154,14 @@ class EpisodeEngine:
         return [[p.completion() for p in group] for group in groups]
 
     def _act(self, playing: LiveEpisode, action: Completion, calls: dict[Future[Any], LiveEpisode]) -> None:
-        """Adds an action, and has its environment answer it."""
+        """Appends an action, and passes it to the environment."""
         playing.act(action)
         if playing.error is None:
             words = EnvironmentAction(action.text, playing.turns[-1].opened)
             calls[self.environments.begin_step(playing.episode, words)] = playing
 
     def _arrived(self, calls: dict[Future[Any], LiveEpisode]) -> list[tuple[LiveEpisode, Any]]:
-        """Waits for environments; returns the episodes whose calls are done, which leave `calls`, and the results."""
+        """Waits for environments; returns the episodes whose calls are done, removed from `calls`, with the results."""
         with self.clock("waiting"):
             done = wait(calls, return_when=ALL_COMPLETED if self.fixed else FIRST_COMPLETED).done
         arrived = [(calls.pop(call), call.result()) for call in [*calls] if call in done]
@@ -180,7 +170,7 @@ class EpisodeEngine:
         return arrived
 
     def _goes_on(self, playing: LiveEpisode, step: Step | EnvironmentFailure) -> bool:
-        """Adds the environment's answer to an episode; returns whether the model acts again."""
+        """Appends the environment's step to an episode; returns whether the model acts again."""
         if isinstance(step, EnvironmentFailure):
             playing.fail(step.reason)
             return False
@@ -196,7 +186,7 @@ class EpisodeEngine:
         return not ended
 
     def _shown(self, step: Step, name: str) -> tuple[Step, Prompt]:
-        """Returns a step and its observation as the model sees it; an error in place of a tool's unreadable result."""
+        """A step and its encoded observation; an error message replaces an unreadable tool result."""
         try:
             return step, self.encode.observation(step.observation, name)
         except DataError:
@@ -206,7 +196,7 @@ class EpisodeEngine:
         return step, self.encode.observation(step.observation, name)
 
     def _limit(self, playing: LiveEpisode, tokens: int, media: int) -> str:
-        """Returns the limit that ends an episode before so much more; "" = none."""
+        """The limit that ends an episode before so many more tokens and media; "" = none."""
         limits = self.limits
         most = limits.max_turns if playing.base_request.max_turns is None else playing.base_request.max_turns
         if sum(turn.role == "assistant" for turn in playing.turns) >= most:
@@ -217,25 +207,25 @@ class EpisodeEngine:
 
 
 class _Recorded:
-    """An engine that writes the actions of recorded episodes, by the keys of their requests."""
+    """An engine that returns the actions of recorded episodes, by the keys of their requests."""
 
     def __init__(self, episodes: Mapping[tuple[int, ...], Sequence[Completion]]):
         self.episodes = episodes
 
     def sync(self, policy: Any, step: int) -> None:
-        """There are no weights."""
+        pass
 
     def generate(self, requests: Sequence[Request], done: Done | None = None) -> list[list[Completion]]:
         return [[action_of(c, 0) for c in self.episodes[r.key]] if r.key in self.episodes
                 else [action_of(self.episodes[r.key[1:-2]][r.key[-2]], r.key[-1])] for r in requests]
 
     def close(self) -> None:
-        """Nothing is held."""
+        pass
 
 
 def _unchanged(again: Completion, recorded: Completion) -> Completion:
     if not recorded.begun:
         return recorded
     if again.error is None and not np.array_equal(again.tokens, recorded.tokens):
-        return replace(again, error="its environment answered the same actions otherwise than before the run stopped")
+        return replace(again, error="its environment answered the same actions differently than before the run stopped")
     return again

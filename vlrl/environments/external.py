@@ -1,8 +1,8 @@
-"""What `environment.name` stands for.
+"""Resolves `environment.name`.
 
-    outside = resolved(config.environment)          # None without a name; ConfigError for one that cannot act
+    outside = resolved(config.environment)          # None without a name; ConfigError for an unusable one
     outside.environment(task, sample)               # a new Environment
-    outside.tools()                                 # of an MCP server, what it offers; else none
+    outside.tools()                                 # those of an MCP server; else none
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from vlrl.task.environment import Environment, has_own_environment
 from vlrl.types import Observation, Sample, Step
 
 _SHARE = 0.75
-"""Of the time that environment.step_s or reset_s allows, what a server may take: it is given up before its process is
-ended, which would cost the other episodes of the process a replay."""
+"""Share of environment.step_s or reset_s that a server may take: it is given up before its process is killed, which
+would cost the process's other episodes a replay."""
 Make = Callable[..., Environment]
 
 
 @dataclass(frozen=True)
 class EnvironmentKind:
-    """A kind of environment from outside: the word before the first colon of its name."""
+    """A kind of external environment: the word before the first colon of its name."""
 
     package: str
-    """That must be installed ..."""
+    """Required package ..."""
     extra: str
-    """... by this extra of vlrl."""
+    """... and the extra of vlrl that installs it."""
     make: Callable[[Sequence[str], Mapping[str, Any]], Make]
-    """(addresses, options) -> environment(parts=, limits=); raises ConfigError for what is wrong with them."""
+    """(addresses, options) -> environment(parts=, limits=); raises ConfigError for wrong ones."""
     tools: Callable[[Sequence[str], Mapping[str, Any], float], Sequence[Tool]] = lambda addresses, options, seconds: ()
     several: bool = False
-    """Whether there may be several addresses."""
+    """Whether several addresses are possible."""
 
 
 def _gym(addresses: Sequence[str], options: Mapping[str, Any]) -> Make:
@@ -82,7 +82,7 @@ def _mcp_tools(addresses: Sequence[str], options: Mapping[str, Any], seconds: fl
 
 
 _GIVEN = ("parts", "step_s", "reset_s")
-"""Arguments that are no options."""
+"""Arguments that are not options."""
 KINDS = {"gym": EnvironmentKind("gymnasium", "gym", _gym),
          "openenv": EnvironmentKind("websockets", "openenv", _openenv, several=True),
          "mcp": EnvironmentKind("mcp", "mcp", _mcp, _mcp_tools, several=True)}
@@ -90,7 +90,7 @@ KINDS = {"gym": EnvironmentKind("gymnasium", "gym", _gym),
 
 @dataclass
 class ExternalEnvironment:
-    """An environment from outside, as a task has it."""
+    """An external environment of a task."""
 
     name: str
     make: Callable[[Task, Sample], Environment]
@@ -98,7 +98,7 @@ class ExternalEnvironment:
     """Asks what tools there are, once in a process."""
 
     def environment(self, task: Task, sample: Sample) -> Environment:
-        """Returns a new environment; where the row of the sample has a whole number as `seed`, it begins with that."""
+        """A new environment; if the sample's row has an integer `seed`, it uses that."""
         world = self.make(task, sample)
         seed = sample.get("seed")
         return SeededEnvironment(world, seed) if type(seed) is int and isinstance(world, Environment) else world
@@ -109,7 +109,7 @@ class ExternalEnvironment:
 
 
 class SeededEnvironment(Environment):
-    """An environment that begins with the seed of its sample, whatever the group's is."""
+    """An environment that uses the seed of its sample instead of the group's."""
 
     def __init__(self, environment: Environment, seed: int):
         self.inner, self.seed = environment, seed
@@ -125,20 +125,20 @@ class SeededEnvironment(Environment):
 
 
 def attach(task: Task, settings: EnvironmentSettings) -> None:
-    """Gives a task the environment of `environment.name`. Raises ConfigError where it has one of its own, and where the
-    name is wrong."""
+    """Gives a task the environment of `environment.name`. Raises ConfigError if it has its own, and for a wrong name.
+    """
     name = _printable(settings.name)
     if len(task.members) > 1:
-        raise ConfigError(f"environment.name={name!r} and several tasks: it does not say whose environment that is. "
+        raise ConfigError(f"environment.name={name!r} and several tasks: it is unclear whose environment that is. "
                           "Write a task with environment(self, sample) for it (docs/environments.md)")
     if has_own_environment(task):
-        raise ConfigError(f"environment.name={name!r}: task '{task.name}' has an environment or tools of its own, so "
-                          "this would not act. Leave it out, or choose a task without (task=world)")
+        raise ConfigError(f"environment.name={name!r}: task '{task.name}' has its own environment or tools, so this "
+                          "would have no effect. Leave it out, or choose a task without (task=world)")
     task.outside = resolved(settings)
 
 
 def resolved(settings: EnvironmentSettings) -> ExternalEnvironment:
-    """Returns what a name stands for. Raises ConfigError."""
+    """The environment of a name. Raises ConfigError."""
     shown_name, options = _printable(settings.name), dict(settings.options)
     kinds = [name.partition(":")[0] for name in settings.name]
     kind = KINDS.get(kinds[0])
@@ -163,7 +163,7 @@ def resolved(settings: EnvironmentSettings) -> ExternalEnvironment:
 
 
 def checked_options(options: Mapping[str, Any], function: Callable[..., Any], given: Sequence[str] = ()) -> None:
-    """Raises ConfigError for an option that is no keyword of `function`, or one of `given`, which are set already."""
+    """Raises ConfigError for an option that is no keyword of `function`, or one of `given`, which are already set."""
     known = [name for name, p in inspect.signature(function).parameters.items()
              if p.kind == p.KEYWORD_ONLY and name not in given]
     unknown = next((name for name in options if name not in known), None)
@@ -177,5 +177,5 @@ def _servers() -> str:
 
 
 def _printable(given: Sequence[str]) -> str:
-    """Returns names as they may be printed: without a user's name and a password, which is refused later."""
+    """Names without user name and password, which are rejected later."""
     return ", ".join(re.sub(r"//[^/\s]*@", "//...@", name) for name in given)

@@ -1,4 +1,4 @@
-"""Any environment of gymnasium whose frames can be drawn, or which shows a text.
+"""Any gymnasium environment that renders frames or observes text.
 
     class Ice(Task):
         rewards = {"return": 1.0, "success": 0.0}
@@ -33,15 +33,15 @@ SHOW = ("auto", "image", "text", "both")
 
 
 class GymEnvironment(Environment):
-    """Its frames as images, its texts as texts, and the model's actions as its own.
+    """Frames become images, strings become texts, and the model's text becomes an action.
 
-    name: id, as `gymnasium.make` takes it (`module:Id` imports a module first).
-    actions: what the actions of a Discrete space are called, in its order; () = as the environment names them, else
-        numbers. act: instead a function (text, space) -> action, which raises ValueError for what is none, or its
-        address `path/file.py:function`.
-    show: image = the frame alone; text = the observation, written as text; both; auto = the frame and the texts among
-        the observation, which is written where there is neither.
-    goal, parts: see episode_reward.EpisodeReward. arguments: of `gymnasium.make`.
+    name: id for `gymnasium.make` (`module:Id` imports a module first).
+    actions: names of the actions of a Discrete space, in order; () = as the environment names them, else numbers.
+    act: instead a function (text, space) -> action, which raises ValueError for an invalid action, or its address
+        `path/file.py:function`.
+    show: image = only the frame; text = the observation as text; both; auto = the frame and the strings in the
+        observation, which is written as text if it has neither.
+    goal, parts: see EpisodeReward. arguments: of `gymnasium.make`.
     """
 
     def __init__(self, name: str, *, actions: Sequence[str] = (), act: str | Callable[[str, Any], Any] | None = None,
@@ -142,13 +142,13 @@ def _spec(name: str) -> Any:
 
 
 def _make(name: str, arguments: Mapping[str, Any]) -> tuple[Any, str]:
-    """Returns the environment, and where its frames come from: render, observation or "" (there are none)."""
+    """The environment, and the source of its frames: render, observation or "" (none)."""
     import gymnasium
     from gymnasium.envs.registration import load_env_creator
 
     entry = _spec(name).entry_point
     metadata = getattr(load_env_creator(entry) if isinstance(entry, str) else entry, "metadata", None)
-    if not isinstance(metadata, Mapping):  # a function that makes it
+    if not isinstance(metadata, Mapping):  # the entry point is a factory function
         probe = gymnasium.make(name, **arguments)
         metadata = probe.unwrapped.metadata
         probe.close()
@@ -165,7 +165,7 @@ def _make(name: str, arguments: Mapping[str, Any]) -> tuple[Any, str]:
 
 
 def _digest(observation: Any) -> str:
-    """Returns what tells two observations apart, as a short text."""
+    """A short hash of an observation."""
     digest = hashlib.sha256()
 
     def add(value: Any) -> None:
@@ -186,7 +186,7 @@ def _digest(observation: Any) -> str:
 
 
 def _texts(observation: Any) -> str:
-    """Returns the texts of an observation: itself, or those of its fields."""
+    """The strings in an observation: itself, or its fields."""
     if isinstance(observation, str):
         return observation
     if isinstance(observation, Mapping):
@@ -195,7 +195,7 @@ def _texts(observation: Any) -> str:
 
 
 def _written(observation: Any) -> str:
-    """Returns an observation as text."""
+    """An observation as text."""
     def plain(value: Any) -> Any:
         if isinstance(value, Mapping):
             return {str(key): plain(inner) for key, inner in value.items()}

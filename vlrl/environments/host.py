@@ -1,15 +1,15 @@
-"""Environments in processes of their own (`environment.workers`), which are ended when a call takes too long.
+"""Environments in worker processes (`environment.workers`), which are killed when a call takes too long.
 
     host = Environments(make, settings)         # before the model is loaded, as Scorer
     episode = host.open(sample, seed)
-    host.reset([episode])                       # [Observation], or [Failed] where it hangs, dies or returns nonsense
-    host.step([episode], ["left"])              # [Step], or [Failed]
+    host.reset([episode])                       # [Observation], or [EnvironmentFailure] if it hangs, dies or is invalid
+    host.step([episode], ["left"])              # [Step], or [EnvironmentFailure]
     host.begin_step(episode, "left")            # a Future of the same
 
-A process holds many episodes, and has one call at a time: what an environment waits for holds up the others of its
-process, and of no other. When one of them ends it, the others are reset and their actions replayed when they are
-next asked for, and have to show the same again: an environment is the same for the same sample, seed and actions. A
-reset that fails is tried again.
+A process holds many episodes and runs one call at a time: a slow environment delays the others of its process, but no
+other process. When a process is killed, its other episodes are reset and their actions replayed when they are next
+needed, and must show the same again: an environment is deterministic given sample, seed and actions. A failed reset is
+retried.
 """
 
 from __future__ import annotations
@@ -37,41 +37,41 @@ from vlrl.task.fork_server import ForkServer
 from vlrl.types import Observation, Sample, Step
 
 _PAUSES_S = (0.25, 0.5, 1.0)
-"""Between the tries of a reset that fails, of which all together take environment.reset_s at most."""
+"""Pauses between the retries of a reset, all of which take at most environment.reset_s."""
 _MOST_LOST = 3
-"""Samples in a row whose resets failed for good, from which on each has a single try until one succeeds: a server
-that is away does not hold up every episode for as long as the first."""
+"""Consecutive samples whose resets failed for good, after which each gets a single attempt until one succeeds: a server
+that is down does not delay every episode as long as the first."""
 _START_S = 60.0
-"""Seconds that the start of a process may take."""
+"""Seconds that a process may take to start."""
 _NOTHING = pickle.dumps(("close", 0, None))
-"""A call that a process answers as soon as it is there; no episode has the number 0."""
+"""A call that a process answers as soon as it has started; no episode has the number 0."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class EnvironmentFailure:
-    """An environment that cannot go on: why."""
+    """Why an environment cannot continue."""
 
     reason: str
 
 
 @dataclass(eq=False)
 class HostedEpisode:
-    """An environment in a host, by its number."""
+    """An environment in a worker process, by its number."""
 
     number: int
     sample: Sample
     seed: int
     actions: list[str] = field(default_factory=list)
-    """Those that it answered."""
+    """The actions that it answered."""
     seen: list[str] = field(default_factory=list)
-    """Fingerprints of what its reset and each of these showed."""
+    """Fingerprints of the reset and of the answer to each action."""
     seconds: float = 0.0
-    """That the last call took."""
+    """Duration of the last call."""
 
 
 class Environments:
-    """Opens, resets, steps and closes environments. Calls of one process go one after the other, from any thread."""
+    """Opens, resets, steps and closes environments. Calls of one process run one after the other, from any thread."""
 
     def __init__(self, make: Callable[[str], Task], settings: EnvironmentSettings):
         self.settings, self.restarts = settings, 0
@@ -83,19 +83,20 @@ class Environments:
         self._queues = [ThreadPoolExecutor(1, thread_name_prefix="environments") for _ in self._workers]
 
     def set_convention(self, convention: str) -> None:
-        """How the model writes boxes, which is known once it is loaded."""
+        """Sets how the model writes boxes, which is known once it is loaded."""
         self._convention = convention
 
-    def open(self, sample: Sample, seed: int) -> HostedEpisode:
-        """Returns a new episode; nothing of the task runs yet."""
+    def open(self, sample: Sample, seed: int | None = None) -> HostedEpisode:
+        """A new episode, with the sample's seed by default; no code of the task runs yet."""
         with self._lock:
             self._next += 1
+            seed = sample.environment_seed if seed is None else seed
+            assert seed is not None
             return HostedEpisode(self._next, sample, seed)
 
     def opened(self, sample: Sample, seed: int) -> Sample:
-        """Returns the sample with what its environment shows at a reset, or why it cannot be reset; as it is where the
-        task has none for it.
-        """
+        """The sample with the observation of its environment's reset, or with the error; unchanged if it has no
+        environment."""
         episode = self.open(sample, seed)
         (observation,) = self.reset([episode])
         self.close_episodes([episode])
@@ -106,23 +107,23 @@ class Environments:
         return replace(sample, opening=observation, environment_seed=seed)
 
     def reset(self, episodes: Sequence[HostedEpisode]) -> list[Observation | EnvironmentFailure | None]:
-        """Returns what each shows first; None for a sample that has no environment."""
+        """The first observation of each; None for a sample without an environment."""
         return [call.result() for call in [self.begin_reset(e) for e in episodes]]
 
     def step(self, episodes: Sequence[HostedEpisode], actions: Sequence[str]) -> list[Step | EnvironmentFailure]:
-        """Returns what the action of each does."""
+        """The step that the action of each leads to."""
         return [call.result() for call in [*map(self.begin_step, episodes, actions)]]
 
     def begin_reset(self, episode: HostedEpisode) -> Future[Observation | EnvironmentFailure | None]:
-        """Returns at once what the episode will show first; calls of one process go on in the order of these."""
+        """Starts a reset and returns at once; calls of one process run in the order of these."""
         return self._begin(episode, lambda: self._first(episode))
 
     def begin_step(self, episode: HostedEpisode, action: str) -> Future[Step | EnvironmentFailure]:
-        """Returns at once what the action will do."""
+        """Starts a step and returns at once."""
         return self._begin(episode, lambda: self._step(episode, action))
 
     def close_episodes(self, episodes: Sequence[HostedEpisode]) -> list[EnvironmentFailure | None]:
-        """Closes their environments; one that cannot close is told, and returned as Failed."""
+        """Closes their environments; a failure is logged and returned."""
         calls = [self._begin(e, partial(self._ask, e, "close", None, self.settings.step_s)) for e in episodes]
         replies = [call.result() for call in calls]
         for episode, reply in zip(episodes, replies, strict=True):
@@ -132,11 +133,10 @@ class Environments:
 
     @property
     def processes(self) -> list[int]:
-        """Ids of the processes that run."""
+        """Ids of the running processes."""
         return [w.process for w in self._workers if isinstance(w, Worker) and isinstance(w.process, int)]
 
     def close(self) -> None:
-        """Ends all processes."""
         for queue in self._queues:
             queue.shutdown(wait=False, cancel_futures=True)
         for worker in self._workers:
@@ -150,7 +150,6 @@ class Environments:
         return Worker(lambda: fork_server.start(self._convention)) if fork_server else None
 
     def _begin(self, episode: HostedEpisode, call: Callable[[], Any]) -> Future[Any]:
-        """Has its process do a call after those before."""
         def timed() -> Any:
             begun = time.monotonic()
             try:
@@ -167,7 +166,7 @@ class Environments:
         return shown
 
     def _reset(self, episode: HostedEpisode) -> Observation | EnvironmentFailure | None:
-        """Returns what a reset shows; one that fails is tried again after pauses that double."""
+        """The first observation; a failed reset is retried after pauses that double."""
         left = self.settings.reset_s
         end = time.monotonic() + left
         for pause in (*_PAUSES_S, 0.0):
@@ -194,7 +193,7 @@ class Environments:
                                    (Step, EnvironmentFailure)) else EnvironmentFailure("its process was lost twice")
 
     def _replayed(self, episode: HostedEpisode) -> EnvironmentFailure | None:
-        """Brings an environment to where it was; returns why it cannot be."""
+        """Restores an environment's state by replaying its actions; returns the failure if that is impossible."""
         for i, seen in enumerate(episode.seen):
             reply = (self._ask(episode, "step", episode.actions[i - 1], self.settings.step_s) if i
                      else self._reset(episode))
@@ -207,17 +206,17 @@ class Environments:
         return None
 
     def _ask(self, episode: HostedEpisode, call: str, given: Any, seconds: float) -> Any:
-        """Returns the reply of its process; None where that does not know the episode."""
+        """The reply of its process; None if that does not know the episode."""
         place = episode.number % len(self._workers)
         worker = self._workers[place]
-        if worker is None:  # no processes here: in this one, without a limit
+        if worker is None:  # no worker processes on this system: in this process, without a time limit
             worker = self._workers[place] = _Hosted(self._make(self._convention))
         if isinstance(worker, _Hosted):
             with ending_forked_copies():
                 return worker.reply(call, episode.number, given)
         try:
             request = pickle.dumps((call, episode.number, given), pickle.HIGHEST_PROTOCOL)
-            if not worker.process:  # how long a process takes to start is not the environment's
+            if not worker.process:  # starting the process must not count as the environment's time
                 worker.ask(_NOTHING, lambda: (0, _START_S))
             return pickle.loads(worker.ask(request, lambda: (0, seconds)))  # of this run's own process
         except WorkerEnded as error:
@@ -235,7 +234,7 @@ class Environments:
 
 
 def _serve(connection: Connection, task: Task) -> None:
-    """Answers until nobody asks any more."""
+    """Answers requests until the connection closes."""
     hosted = _Hosted(task)
 
     def reply(request: bytes) -> bytes:
@@ -257,7 +256,7 @@ class _Hosted:
         self._open: dict[int, Environment] = {}
 
     def reply(self, call: str, number: int, given: Any) -> Any:
-        """Returns an Observation, a Step or why there is none; None for an unknown number."""
+        """An Observation, a Step or the failure; None for an unknown number."""
         try:
             if call == "reset":
                 sample, seed = given

@@ -1,9 +1,12 @@
-"""What environments from outside show: pictures of numbers or of bytes."""
+"""Observations of external environments: images of arrays and base64 files, and the fields of a JSON observation."""
 
 from __future__ import annotations
 
 import base64
 import binascii
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,18 +14,24 @@ from PIL import Image
 
 from vlrl.config.schema import LimitsSettings
 from vlrl.data import media as loader
+from vlrl.environments.tools import shorten
 from vlrl.environments.validation import ProtocolError
 from vlrl.errors import DataError
-from vlrl.types import Media
+from vlrl.types import Media, Observation
 
 _MOST_BYTES = 2**26
-"""Of a picture's file."""
+"""Largest image file."""
 _LIMITS = LimitsSettings(media_bytes=_MOST_BYTES)
+_MAGIC = ("iVBORw0KGgo", "/9j/", "UklGR", "R0lGOD")
+"""Beginnings of PNG, JPEG, WebP and GIF files in base64."""
+_DATA_URL = re.compile(r"data:image/[\w.+-]{1,40};base64,", re.ASCII)
+_LEAST = 64
+"""Least characters of base64 that may be an image."""
 
 
 def image_of_array(values: Any, what: str) -> Image.Image:
-    """Returns [H, W], [H, W, 1], [H, W, 3] or [H, W, 4] numbers from 0 to 255 as a picture. Raises Wrong, for fractions
-    from 0 to 1 too."""
+    """An image of [H, W], [H, W, 1], [H, W, 3] or [H, W, 4] numbers from 0 to 255. Raises ProtocolError, also for
+    fractions from 0 to 1."""
     try:
         array: Any = np.asarray(values)
     except (ValueError, OverflowError):  # rows of different lengths
@@ -42,7 +51,7 @@ def image_of_array(values: Any, what: str) -> Image.Image:
 
 
 def image_of_base64(data: Any, what: str) -> Image.Image:
-    """Returns the picture in the base64 text of a file, read as vlrl.data.media reads files. Raises Wrong."""
+    """The image in a base64 string, loaded as vlrl.data.media loads files. Raises ProtocolError."""
     if not isinstance(data, str):
         raise ProtocolError(f"its {what} is {type(data).__name__}, expected a picture as base64")
     if len(data) > _MOST_BYTES * 4 // 3:
@@ -58,3 +67,70 @@ def image_of_base64(data: Any, what: str) -> Image.Image:
 
 def _described(values: Any, array: np.ndarray) -> str:
     return f"{array.dtype} {list(array.shape)}" if array.dtype != object else type(values).__name__
+
+
+# --- the fields of a JSON observation ---------------------------------------------------------------------------------
+
+
+def observation_of(fields: Mapping[str, Any], images: Collection[str] = ()) -> Observation:
+    """The fields of an observation as text and images.
+
+    An image is a base64 string of a PNG, JPEG, WebP or GIF file (or a data: URL of one), {"type": "image", "data":
+    ...}, a list [height, width, 3] of numbers, or a flat list beside a field `<name>_shape`; fields in `images` must be
+    images. A single text field is shown as it is, others as `name: value`. Raises ProtocolError for an invalid image.
+    """
+    missing = [name for name in images if name not in fields]
+    if missing:
+        raise ProtocolError(f"its observation has no field {missing[0]!r}; it has {', '.join(map(str, fields))[:200]}")
+    media, texts = [], {}
+    for name, value in fields.items():
+        shape = fields.get(f"{name}_shape")
+        image = _image(value, shape, str(name), name in images)
+        if image is not None:
+            media.append(Media(source=image))
+        elif value not in (None, "", [], {}) and not _is_shape(str(name), fields):
+            texts[str(name)] = value
+    alone = len(texts) == 1 and isinstance(next(iter(texts.values())), str)
+    lines = texts.values() if alone else (f"{name}: {_written(value)}" for name, value in texts.items())
+    return Observation(shorten("\n".join(lines)), media)
+
+
+def _is_shape(name: str, fields: Mapping[str, Any]) -> bool:
+    return name.endswith("_shape") and isinstance(fields.get(name.removesuffix("_shape")), list)
+
+
+def _image(value: Any, shape: Any, name: str, must: bool) -> Image.Image | None:
+    """The image in a value; None if it is none and need not be."""
+    if isinstance(value, Mapping) and value.get("type") == "image" and "data" in value:
+        return image_of_base64(value["data"], name)
+    if isinstance(value, str):
+        url = _DATA_URL.match(value)
+        if url or must or (len(value) >= _LEAST and value.startswith(_MAGIC)):
+            return image_of_base64(value[url.end():] if url else value, name)
+    if isinstance(value, list) and isinstance(shape, list):
+        return image_of_array(_reshaped(value, shape, name), name)
+    if must or _is_frame(value):
+        return image_of_array(value, name)
+    return None
+
+
+def _is_frame(value: Any) -> bool:
+    """Whether a value starts like [height, width, 3] numbers of a frame of more than a few pixels."""
+    for least in (8, 8, 3):
+        if not isinstance(value, list) or len(value) < least:
+            return False
+        wide, value = len(value), value[0]
+    return wide in (3, 4) and isinstance(value, (int, float))
+
+
+def _reshaped(value: Sequence[Any], shape: Sequence[Any], name: str) -> Any:
+    import numpy as np
+
+    try:
+        return np.asarray(value).reshape([int(side) for side in shape])
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ProtocolError(f"its {name} does not have the shape {str(shape)[:60]}: {str(error)[:100]}") from None
+
+
+def _written(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,7 +1,7 @@
 """Runs a command and ends it, with its process group, when the parent ends: `python leash.py PARENT command ...`.
 
-A process that is ended with kill -9 cannot end the servers that it has started, and a server need not read that its
-standard input has been closed. Linux; this file imports nothing of vlrl, so that it starts at once.
+A process killed by kill -9 cannot end the servers it started, and a server may not notice that its standard input was
+closed. Linux only; this file imports nothing of vlrl, so that it starts at once.
 """
 
 import ctypes
@@ -12,7 +12,7 @@ import sys
 
 
 def main() -> int:
-    """Returns the exit code of the command."""
+    """The exit code of the command."""
     if os.getpgrp() != os.getpid():  # before anything can end its group, which must not be the parent's
         os.setpgid(0, 0)
     signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))  # itself too

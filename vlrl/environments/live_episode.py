@@ -1,4 +1,4 @@
-"""One episode while it is played: what is written, the windows under which it is asked, and what came of it."""
+"""One running episode: its tokens, the windows under which it is continued, and its result."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from vlrl.types import Completion, LoadedMedia, Observation, Prompt, Step, Turn
 
 @dataclass(eq=False)
 class LiveEpisode:
-    """One episode while it is played."""
+    """One running episode."""
 
     base_request: Request
     index: int
     episode: HostedEpisode
     whole: Prompt
-    """The prompt, and all that followed it."""
+    """The prompt and everything after it."""
     last: int | None
-    """Observations in a window; None = the history is whole."""
+    """Observations per window; None = the whole history."""
     end: int
     """Id that ends a turn."""
     again: Completion | None = None
-    """Its beginning, which another episode has played: these actions are taken again (Request.begun)."""
+    """The turns of another episode to begin with: their actions are replayed (Request.begun)."""
     logprobs: list[np.ndarray] = field(default_factory=list)
     sampled: list[np.ndarray] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     shown: list[Prompt] = field(default_factory=list)
-    """The observations that the model saw."""
+    """The observations shown to the model."""
     observed_media: list[LoadedMedia] = field(default_factory=list)
     """Media of all observations, the last one included."""
     windows: list[Prompt] = field(default_factory=list)
-    """Of each action what followed the prompt, where the history is cut."""
+    """For each action what followed the prompt, if the history is cut."""
     ended: str = ""
     error: str | None = None
     continued: CacheSlot = field(default_factory=CacheSlot)
 
     @property
     def before(self) -> Prompt:
-        """What the next action is asked under."""
+        """The prompt of the next action."""
         turn, last = len(self.shown), self.last
         if last is None or turn < last:
             return self.whole
@@ -63,7 +63,7 @@ class LiveEpisode:
         return self.whole.ids[len(self.base_request.prompt):]
 
     def begin(self, observation: Observation | EnvironmentFailure | None) -> bool:
-        """Checks that it begins where its prompt says; returns whether it begins at all."""
+        """Compares the reset with the observation in its prompt; whether it begins at all."""
         opening = self.episode.sample.opening
         if isinstance(observation, EnvironmentFailure):
             self.error, self.continued.cache = observation.reason, None
@@ -74,25 +74,26 @@ class LiveEpisode:
 
     @property
     def played(self) -> Completion | None:
-        """The next action of the beginning that it takes again; None where it goes on by itself."""
+        """The next replayed action; None once the episode continues by itself."""
         turn = sum(t.role == "assistant" for t in self.turns)
         return action_of(self.again, turn) if self.again is not None and turn < len(self.again.actions) else None
 
     def goes_as_before(self) -> bool:
-        """Returns whether its environment has answered as it did before, as far as the beginning goes; else it has an
-        error from now on."""
+        """Whether its environment has answered the replayed actions as before; otherwise the episode has an error from
+        now on."""
         if self.again is None or self.error:
             return not self.error
         known, written = self.again.tokens, self.written
         most = min(len(known), len(written))
         if not np.array_equal(known[:most], written[:most]) or (self.ended and len(written) < len(known)):
             way_out = self.base_request.way_out
-            self.error = ("its environment answered the same actions otherwise than before, so no other episode can go "
-                          f"on from its turns: it must be deterministic by its seed{way_out and f', or set {way_out}'}")
+            self.error = ("its environment answered the same actions differently than before, so no other episode can "
+                          "continue from its turns: it must be deterministic given its seed"
+                          f"{way_out and f', or set {way_out}'}")
         return not self.error
 
     def request(self, most: int) -> Request:
-        """Returns what is asked of the engine for its next action."""
+        """The request for its next action."""
         turn = sum(t.role == "assistant" for t in self.turns)
         key = (ACTION, *self.base_request.key, self.index, turn)
         sampling = sampling_up_to(self.base_request, most - len(self.written))
@@ -110,7 +111,7 @@ class LiveEpisode:
                                error=self.error, prompt_ids=None if self.last is None else tuple(before.ids.tolist())))
 
     def answered(self, step: Step) -> None:
-        """Notes on the action what the environment made of it."""
+        """Records the environment's step on the last action."""
         self.turns[-1] = replace(self.turns[-1], parts=dict(step.parts), state=step.state, done=step.done,
                                  seconds=self.episode.seconds, info=dict(step.info))
 
@@ -119,9 +120,9 @@ class LiveEpisode:
         self.turns[-1] = replace(self.turns[-1], error=reason, seconds=self.episode.seconds)
 
     def observe(self, text: str, shown: Prompt, closing: list[int], ended: str) -> None:
-        """Adds an observation, which the model sees unless the episode has ended."""
+        """Appends an observation, shown to the model unless the episode has ended."""
         self.ended = ended
-        if closing and not ended:  # an action that was cut: its turn is closed for it
+        if closing and not ended:  # the action was truncated: close its turn
             self._append(self.whole.followed_by(np.array(closing)), np.zeros(1, np.float32), np.zeros(1, bool))
         start = len(self.written)
         if not ended:
@@ -161,40 +162,29 @@ class LiveEpisode:
 
 def action_of(episode: Completion, turn: int) -> Completion:
     actions = [t for t in episode.turns if t.role == "assistant"]
-    if not actions:  # it was never begun, and `_unchanged` leaves it so
+    if not actions:  # it never began, and `_unchanged` returns it as it is
         return episode
-    at = actions[min(turn, len(actions) - 1)]  # one too many is found out by `_unchanged`
+    at = actions[min(turn, len(actions) - 1)]  # `_unchanged` detects one too many
     own = slice(at.start, at.end)
     return Completion(tokens=episode.tokens[own], logprobs=episode.logprobs[own], loss_mask=episode.loss_mask[own],
                       text=at.text, finish_reason="stop")
 
 
 def group_members(request: Request) -> list[tuple[int, Completion | None]]:
-    """Returns the place in its group of each episode, and the beginning that it takes again."""
+    """The index in its group of each episode, and the beginning that it replays."""
     if request.begun:
         return [(b.index, b.written) for b in request.begun]
     return [(i, None) for i in range(request.n)]
 
 
-def reset_error(request: Request) -> str | None:
-    """Returns why the environment of its sample could not be reset."""
-    return request.sample.reset_error if request.sample is not None else None
-
-
 def never_begun(request: Request, index: int, error: str) -> Completion:
-    """Returns an episode whose environment could not be reset."""
+    """An episode whose environment could not be reset."""
     return Completion(tokens=np.zeros(0, np.int64), logprobs=np.zeros(0, np.float32), loss_mask=np.zeros(0, bool),
                       text="", finish_reason="stop", episode_id=_episode_id(request, index), error=error)
 
 
 def _episode_id(request: Request, index: int) -> str:
     return "-".join(map(str, (*request.key, index)))
-
-
-def start_of(request: Request) -> tuple[Any, int]:
-    sample = request.sample
-    assert sample is not None and sample.environment_seed is not None
-    return sample, sample.environment_seed
 
 
 def sampling_up_to(request: Request, tokens: int) -> Any:

@@ -6,7 +6,7 @@
         def tools(self, sample): return mcp_tools(SERVER)
         def environment(self, sample): return McpEnvironment(SERVER)
 
-Each episode has a session of its own: a process of a command, started without a shell and ended with the episode, or a
+Each episode has its own session: a process of a command, started without a shell and ended with the episode, or a
 session over streamable HTTP. Protocol: https://modelcontextprotocol.io, by the package mcp.
 """
 
@@ -35,19 +35,19 @@ from vlrl.task.environment import SUCCESS
 from vlrl.types import Media, Observation, Step
 
 _MOST_BYTES = 2**26
-"""Of an event that holds an answer."""
+"""Largest response."""
 _MOST_TOOLS, _MOST_SCHEMA, _MOST_CONTENT = 100, 20_000, 64
 _CLOSE_S = 5.0
-"""That a server may take to hear of the end of a session."""
+"""Time limit for ending a session."""
 _MODELS_FAULT = (-32602, -32601)
-"""JSON-RPC's invalid params and unknown method: the model is told, and the episode goes on."""
+"""JSON-RPC's invalid params and unknown method: the model gets the message, and the episode continues."""
 _LEASH = os.path.join(os.path.dirname(__file__), "leash.py")
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.ASCII | re.IGNORECASE)
 _log = logging.getLogger(__name__)
 
 
 class McpTool(Tool):
-    """A tool of a server, by the schema that the server gives; `call` is None where it is only shown."""
+    """A server's tool with the server's schema; `call` is None if it is only shown."""
 
     def __init__(self, schema: Mapping[str, Any], call: Callable[[str, Mapping[str, Any]], Observation] | None = None):
         function = schema["function"]
@@ -55,15 +55,15 @@ class McpTool(Tool):
         self.schema, self._call = dict(schema), call
 
     def __call__(self, arguments: Mapping[str, Any]) -> Observation:
-        """Returns the result of a call. Raises CallError for what the server refuses, Wrong for what it does wrongly.
-        """
+        """The result of a call. Raises CallError for a call that the server rejects, ProtocolError for a malformed
+        result."""
         if self._call is None:
             raise CallError(f"{self.name} is only shown here")
         return self._call(self.name, arguments)
 
 
 class McpSession:
-    """A session with one server, at the address or command that was given and no other."""
+    """A session with one server, at the given address or command only."""
 
     def __init__(self, address: str, environment: Collection[str] = (), folder: str | None = None):
         self.address, self._environment, self._folder = address, environment, folder
@@ -73,7 +73,7 @@ class McpSession:
         self._client: Any = None
 
     def open(self, until: Deadline) -> None:
-        """Connects. Raises Wrong where no server answers in time."""
+        """Connects. Raises ProtocolError if the server does not respond in time."""
         from anyio.from_thread import start_blocking_portal
         from mcp import Client
 
@@ -90,8 +90,8 @@ class McpSession:
             raise
 
     def tools(self, allowed: Collection[str], until: Deadline) -> list[dict[str, Any]]:
-        """Returns the schemas of its tools, as chat templates take them; those in `allowed`, if it is not empty.
-        Raises Wrong."""
+        """The schemas of its tools for chat templates, of those in `allowed` if it is not empty. Raises ProtocolError.
+        """
         offered, cursor = [], None
         for _ in range(_MOST_TOOLS):
             page = self._request(until, self._client.list_tools, cursor=cursor)
@@ -108,7 +108,7 @@ class McpSession:
         return [_schema(tool) for name, tool in named.items() if not allowed or name in allowed]
 
     def call(self, name: str, arguments: Mapping[str, Any], until: Deadline) -> Any:
-        """Returns the result of a tool. Raises CallError for arguments that the server refuses, and Wrong."""
+        """The result of a tool. Raises CallError for arguments that the server rejects, and ProtocolError."""
         return self._request(until, self._client.call_tool, name, dict(arguments), read_timeout_seconds=until.left)
 
     def close(self) -> None:
@@ -116,7 +116,7 @@ class McpSession:
         stack, self._stack, self._client = self._stack, ExitStack(), None
         try:
             stack.close()
-        except Exception as error:  # of a connection that is broken already
+        except Exception as error:  # the connection may be broken already
             _log.debug("%s: closing: %s: %s", self.address, type(error).__name__, error)
         finally:
             self._said.close()
@@ -142,7 +142,7 @@ class McpSession:
 
         try:
             return self._portal.call(functools.partial(_within, until.left, function, *given, **named))
-        except Exception as error:  # whatever its messages break
+        except Exception as error:  # a malformed message may raise anything
             if isinstance(error, MCPError) and error.code in _MODELS_FAULT:
                 raise CallError(str(error)[:500]) from error
             _log.debug("%s: a call failed", self.address, exc_info=True)
@@ -165,8 +165,8 @@ async def _within(seconds: float, function: Callable[..., Any], *given: Any, **n
 
 
 def _bounded_client(connect_s: float, tell: Callable[[str], None]) -> Any:
-    """Returns an HTTP client that asks no proxy, and reads no more of a response than a picture needs; `tell` is told
-    of one that is not read. How long an answer may take is for who asks; the end of a session waits _CLOSE_S."""
+    """An HTTP client without proxies that limits the size of responses; `tell` is called with the reason of a refused
+    one. Time limits are the caller's; only the end of a session is limited by _CLOSE_S."""
     import anyio
     import httpx2
 
@@ -207,7 +207,7 @@ def _bounded_client(connect_s: float, tell: Callable[[str], None]) -> Any:
 
 
 class _Tail:
-    """The end of what a process writes to its standard error."""
+    """The end of a process's standard error."""
 
     def __init__(self):
         reader, writer = os.pipe()
@@ -228,17 +228,18 @@ class _Tail:
 
 
 class McpEnvironment(ToolEnvironment):
-    """A session with a server: the calls of an action are its step, as with a task's own tools.
+    """A session with a server: each step executes the calls in an action, as with a task's own tools.
 
-    address: a command and its arguments, or the URL of a server over streamable HTTP; several URLs are several servers.
-    tools: those that the model may call; () = all. reset: a tool that is called with {"seed": ...} when an episode
-        begins, which the model is not shown; its result is the first observation.
-    environment: names of variables that the command is given besides HOME, LOGNAME, PATH, SHELL, TERM and USER.
-    folder: where it runs.
-    A result whose structured content has a `reward` (and `done`, `success`, `progress`) pays it; goal and
-    parts are those of EpisodeReward. Of several calls in one action the rewards are added, and the episode is done or
-    successful if any of them is.
-    step_s, reset_s: seconds that the calls of an action, and all until the first observation, may take.
+    address: a command with arguments, or the URL of a server over streamable HTTP; several URLs are several servers.
+    tools: the ones the model may call; () = all.
+    reset: a tool, hidden from the model, that is called with {"seed": ...} when an episode begins; its result is the
+        first observation.
+    environment: names of variables passed to the command besides HOME, LOGNAME, PATH, SHELL, TERM and USER.
+    folder: its working directory.
+    A result whose structured content has a `reward` (and `done`, `success`, `progress`) pays it; goal and parts are
+    those of EpisodeReward. The rewards of several calls in one action are added, and the episode is done or successful
+    if any is.
+    step_s, reset_s: time limits for the calls of an action, and for everything up to the first observation.
     """
 
     def __init__(self, address: str | Sequence[str], *, tools: Collection[str] = (), reset: str = "",
@@ -308,7 +309,7 @@ class McpEnvironment(ToolEnvironment):
         raise ProtocolError("; ".join(refused) or "no server is well")
 
     def _called(self, name: str, arguments: Mapping[str, Any]) -> Observation:
-        """Returns what a tool shows; adds up what it pays."""
+        """The observation of a tool call; accumulates its reward."""
         assert self._session
         try:
             result = self._session.call(name, arguments, self._until)
@@ -325,8 +326,8 @@ class McpEnvironment(ToolEnvironment):
 
 
 def _added(before: Mapping[str, Any], payment: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what calls of an action paid together: rewards add up, what one of them ended or reached stays so, and of
-    all else the last word counts. Raises Wrong."""
+    """The combined payment of several calls: rewards are added, `done` and success of any call count, and the last
+    value of everything else. Raises ProtocolError."""
     done = payment.get("done", False)
     if not isinstance(done, bool):
         raise ProtocolError(f"its done is {str(done)[:60]!r}, expected true or false")
@@ -337,8 +338,8 @@ def _added(before: Mapping[str, Any], payment: Mapping[str, Any]) -> dict[str, A
 
 def mcp_tools(address: str | Sequence[str], *, tools: Collection[str] = (), reset: str = "",
               environment: Collection[str] = (), folder: str | None = None, seconds: float = 90.0) -> list[McpTool]:
-    """Returns the tools that a server offers, to be shown to the model; asked for once in a process. Arguments as those
-    of McpEnvironment. Raises ConfigError where the server does not answer."""
+    """The tools of a server, to be shown to the model; requested once per process. Arguments as for McpEnvironment.
+    Raises ConfigError if the server does not respond."""
     addresses = checked_addresses([address] if isinstance(address, str) else address)
     return list(_listed(tuple(addresses), checked_names(tools, "tools"), reset,
                         checked_variables(environment, "environment"), folder,
@@ -359,11 +360,11 @@ def _listed(addresses: Sequence[str], allowed: Sequence[str], reset: str, enviro
             problems.append(str(error))
         finally:
             session.close()
-    raise ConfigError(f"the MCP server does not say which tools it has: {'; '.join(problems)}")
+    raise ConfigError(f"the MCP server does not list its tools: {'; '.join(problems)}")
 
 
 def _schema(tool: Any) -> dict[str, Any]:
-    """Returns a tool as chat templates take it. Raises Wrong for one that cannot be shown."""
+    """A tool's schema for chat templates. Raises ProtocolError for one that cannot be shown."""
     if not NAME.fullmatch(tool.name):
         raise ProtocolError(f"its tool {tool.name[:100]!r} has a name that calls cannot hold; leave it out with "
                             "environment.options.tools")
@@ -376,14 +377,14 @@ def _schema(tool: Any) -> dict[str, Any]:
 
 
 def _untitled(schema: Any) -> Any:
-    """Returns a schema without titles, which repeat the names of arguments."""
+    """A schema without titles, which repeat the names of arguments."""
     if isinstance(schema, Mapping):
         return {key: _untitled(value) for key, value in schema.items() if key != "title" or not isinstance(value, str)}
     return [*map(_untitled, schema)] if isinstance(schema, list) else schema
 
 
 def content(blocks: Sequence[Any]) -> Observation:
-    """Returns texts and images of a result; links are named and not fetched. Raises Wrong for what cannot be read."""
+    """Texts and images of a result; links are named and not fetched. Raises ProtocolError for unreadable content."""
     texts, media = [], []
     if len(blocks) > _MOST_CONTENT:
         raise ProtocolError(f"its result has {len(blocks)} pieces; at most {_MOST_CONTENT} are shown")
@@ -405,8 +406,8 @@ def content(blocks: Sequence[Any]) -> Observation:
 
 
 def checked_addresses(addresses: Sequence[str]) -> list[str]:
-    """Returns commands or URLs. Raises ConfigError for what is none, for several commands, and for a URL with a user's
-    name or a password, which it does not tell."""
+    """Commands or URLs. Raises ConfigError for an invalid one, for several commands, and for a URL with a user name or
+    password, which the message omits."""
     checked = [checked_server_url(address, "http://127.0.0.1:8000/mcp") if _is_url(address) else address
                for address in addresses]
     for address in checked:
@@ -416,8 +417,8 @@ def checked_addresses(addresses: Sequence[str]) -> list[str]:
         except ValueError as error:
             raise ConfigError(f"the MCP server {address!r} is no command: {error}") from None
     if len(checked) > 1 and not all(map(_is_url, checked)):
-        raise ConfigError(f"the MCP servers {', '.join(checked)}: several must all be URLs; a command is started for "
-                          "each episode anyway")
+        raise ConfigError(f"the MCP servers {', '.join(checked)}: several servers must all be URLs; a command is "
+                          "started for each episode anyway")
     return checked
 
 

@@ -1,12 +1,12 @@
-"""A client of OpenEnv's servers: one WebSocket a session, messages `reset` and `step` as JSON.
+"""A client of OpenEnv servers: one WebSocket per session, messages `reset` and `step` as JSON.
 
     class Mine(Task):
         rewards = {"return": 1.0, "success": 0.0}
         def environment(self, sample):
             return OpenEnv(["http://127.0.0.1:8000", "http://10.0.0.2:8000"])
 
-It is written here and not taken from the package, whose client believes what a server says: types, sizes and times.
-Protocol: https://github.com/huggingface/OpenEnv, src/openenv/core/env_server (versions 0.3 to 0.10).
+It does not use the client of the openenv package, which trusts a server's types, sizes and times. Protocol:
+https://github.com/huggingface/OpenEnv, src/openenv/core/env_server (versions 0.3 to 0.10).
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from vlrl.environments.actions import action_of_text
 from vlrl.environments.arguments import checked_names, checked_server_url
 from vlrl.environments.episode_reward import PARTS, EpisodeReward
-from vlrl.environments.fields import action_of_text, observation_of
+from vlrl.environments.images import observation_of
 from vlrl.environments.server_pool import Deadline, ServerPool, pool
 from vlrl.environments.tools import shorten
 from vlrl.environments.validation import ProtocolError
@@ -36,26 +37,26 @@ from vlrl.task.tool_calls import from_json
 from vlrl.types import Media, Observation, Step
 
 MOST_BYTES = 2**26
-"""Of a message."""
+"""Largest message."""
 _MOST_SCHEMA = 2**20
 _CONNECT_S = 10.0
 _CLOSE_S = 1.0
 _MODELS_FAULT = ("VALIDATION_ERROR",)
-"""Errors of a server that are about the action: the model is told, and the episode goes on."""
+"""Error codes about the action: the model gets the message, and the episode continues."""
 _log = logging.getLogger(__name__)
 
 
 class ServerFull(ProtocolError):
-    """A server that has as many sessions as it takes."""
+    """The server has reached its limit of sessions."""
 
 
 class OpenEnv(Environment):
-    """A session at one of these servers: the one with the fewest sessions that answers.
+    """A session at one of these servers: the responding one with the fewest sessions.
 
     field: the field of the action that holds the model's text; "" = the only one of the server's schema, else the
-        action is JSON. images: fields that hold pictures, besides those that are known by their form (fields.py).
-    reset: further arguments of a reset. goal, parts: see episode_reward.EpisodeReward.
-    step_s, reset_s: seconds that an answer may take.
+        action is JSON. images: fields that hold images, besides those recognized by their form (images.observation_of).
+    reset: further arguments of a reset. goal, parts: see EpisodeReward.
+    step_s, reset_s: time limits in seconds.
     """
 
     def __init__(self, urls: str | Sequence[str], *, field: str = "", images: Collection[str] = (),
@@ -131,7 +132,8 @@ class OpenEnv(Environment):
         return shown
 
     def _connect(self, full: Mapping[str, ServerFull], until: Deadline) -> None:
-        """Begins a session at the first server that takes one and is not full. Raises Wrong where none does in time."""
+        """Begins a session at the first server that accepts one and is not full. Raises ProtocolError if none does in
+        time."""
         from websockets.exceptions import WebSocketException
 
         self.close()
@@ -156,8 +158,8 @@ class OpenEnv(Environment):
         raise ProtocolError(f"no server takes an episode: {'; '.join(refused) or 'none is well'}")
 
     def _request(self, message: str, until: Deadline) -> dict[str, Any]:
-        """Returns the data of the observation that answers a message, or {"error": why} where the server says that the
-        model is at fault. Raises Wrong, after which the session is over."""
+        """The data of the observation that answers a message, or {"error": why} if the server blames the model. Raises
+        ProtocolError, after which the session is over."""
         from websockets.exceptions import ConnectionClosed, WebSocketException
 
         try:
@@ -179,8 +181,8 @@ class OpenEnv(Environment):
 
 
 def _session(url: str, until: Deadline) -> Any:
-    """Returns a WebSocket to a server, at the address that was given and no other: no proxy is asked, and a redirect is
-    not followed, as it would need another socket than this one."""
+    """A WebSocket to the given address only: no proxy is used, and no redirect followed, which would need another
+    socket."""
     from websockets.sync.client import connect
 
     parts = urlsplit(url)
@@ -196,18 +198,18 @@ def _session(url: str, until: Deadline) -> Any:
 
 
 def _refuse_more(socket: Any) -> None:
-    """Raises Wrong where there is an answer that was not asked for: the next one would be taken for another. Full for
-    a server that has no place."""
+    """Raises ProtocolError if there is an unrequested message, which would be taken for the next answer; ServerFull for
+    a server without capacity."""
     try:
         more = socket.recv(0)
     except TimeoutError:
         return
-    _observation(more)  # an error says why
-    raise ProtocolError("it says more than it was asked")
+    _observation(more)  # raises if it is an error message
+    raise ProtocolError("it sent a message that was not requested")
 
 
 def _observation(text: Any) -> dict[str, Any]:
-    """Returns what a message of a server holds, checked. Raises Wrong."""
+    """The validated data of a server's message. Raises ProtocolError."""
     try:
         message = from_json(text)
     except (ValueError, RecursionError, TypeError) as error:
@@ -219,27 +221,27 @@ def _observation(text: Any) -> dict[str, Any]:
         if details.get("code") in _MODELS_FAULT:
             return {"error": f"{why} {json.dumps(details.get('errors', ''))[:500]}"}
         if details.get("code") == "CAPACITY_REACHED":
-            raise ServerFull(f"it says: {why}: start it with a larger max_concurrent_envs")
-        raise ProtocolError(f"it says: {why}")
+            raise ServerFull(f"it reports: {why}: start it with a larger max_concurrent_envs")
+        raise ProtocolError(f"it reports: {why}")
     if kind != "observation" or not isinstance(data, dict) or not isinstance(data.get("observation"), dict):
         raise ProtocolError(f"its answer is no observation, but {str(text)[:200]!r}")
     return data
 
 
 def checked_url(url: str) -> str:
-    """Returns a URL without a slash at its end. Raises ConfigError for what is none, or holds a name and a password."""
+    """A URL without a trailing slash. Raises ConfigError for an invalid one, or one with user name and password."""
     address = checked_server_url(url, like := "http://127.0.0.1:8000")
     try:
         parts = httpx.URL(address)
     except httpx.InvalidURL as error:
-        raise ConfigError(f"the environment's address {url!r} must be like {like}: {error}") from None
+        raise ConfigError(f"the environment's address {url!r} must look like {like}: {error}") from None
     if parts.query or parts.fragment:
-        raise ConfigError(f"the environment's address {url!r} must be like {like}, without what follows ? or #")
+        raise ConfigError(f"the environment's address {url!r} must look like {like}, without query or fragment")
     return address.rstrip("/")
 
 
 def healthy(url: str) -> bool:
-    """Returns whether a server says that it is well."""
+    """Whether a server reports that it is healthy."""
     try:
         return _fetched(f"{url}/health", _CONNECT_S).get("status") == "healthy"
     except (httpx.HTTPError, ProtocolError):
@@ -247,7 +249,7 @@ def healthy(url: str) -> bool:
 
 
 def action_schema(url: str, seconds: float = _CONNECT_S) -> Mapping[str, Any]:
-    """Returns the JSON schema of a server's actions. Raises Wrong and httpx.HTTPError."""
+    """The JSON schema of a server's actions. Raises ProtocolError and httpx.HTTPError."""
     schema = _fetched(f"{url}/schema", seconds).get("action")
     if not isinstance(schema, dict) or not isinstance(schema.get("properties", {}), dict):
         raise ProtocolError("its /schema has no schema of actions")
@@ -270,7 +272,7 @@ def _fetched(url: str, seconds: float) -> dict[str, Any]:
 
 
 async def _body(url: str, seconds: float) -> bytes:
-    """Returns what a GET answers. All ends in time, whatever the server does: httpx's own limits are of each wait."""
+    """The response to a GET, within a total time limit: httpx's own limits apply to each wait."""
     import anyio
 
     body = b""

@@ -1,8 +1,8 @@
-"""The picture of a driving scene: seen from above, the own vehicle at the left and heading right.
+"""The image of a driving scene: seen from above, the own vehicle at the left and heading right.
 
-Cars that move are blue, those that stand orange, with red lamps while they brake; a streak before a vehicle is as long
-as the way it goes in the next half second. The bar at the bottom is the vehicle's own speed, with a mark at the limit.
-A way that is to be driven is a line with a bar across its end.
+Moving cars are blue, standing ones orange, with red lamps while they brake; the streak before a vehicle is its way in
+the next half second. The bar at the bottom is the own speed, with a mark at the limit. A route to drive is a line with
+a bar across its end.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from PIL import Image, ImageDraw
 from vlrl.environments.traffic import network
 
 BEHIND, AHEAD, ASIDE = 16.0, 48.0, 16.0
-"""Metres that the picture shows: behind the vehicle, before it, and to each side."""
+"""Metres shown behind the vehicle, before it, and to each side."""
 CAR = (5.0, 2.0)
 """Length and width of a vehicle in metres."""
 THING = (2.0, 2.0)
 MOST_SPEED = 20.0
-"""Metres per second of the whole speed bar."""
+"""Metres per second of the full speed bar."""
 _BAR = 6 / 64  # of the picture's height
 _DETAIL = 3  # drawn so many times larger, then averaged
 _PIECE = 2.0  # metres between the points of a lane's edge
@@ -63,7 +63,7 @@ class Edges:
     painted: tuple[Any, Any]
 
     def near(self, frame: Frame, far: float) -> Edges | None:
-        """Returns the part within `far` metres of a vehicle, or None."""
+        """The part within `far` metres of a vehicle, or None."""
         middle = (self.left + self.right) / 2
         inside = np.flatnonzero(np.hypot(middle[:, 0] - frame.x, middle[:, 1] - frame.y) < far)
         if inside.size < 2:
@@ -74,7 +74,7 @@ class Edges:
 
 @cache
 def lanes(scenario: str, margin: float = 0.0) -> tuple[Edges, ...]:
-    """Returns the lanes of a scenario, each wider by `margin` metres on both sides."""
+    """The lanes of a scenario, each widened by `margin` metres on both sides."""
     edges = []
     for lane in network(scenario).lanes_list():
         length = min(lane.length, 1500.0)
@@ -86,17 +86,17 @@ def lanes(scenario: str, margin: float = 0.0) -> tuple[Edges, ...]:
 
 
 def to_pixels(width: int) -> list[list[float]]:
-    """Returns the 3x3 matrix from [x, y, 1] in the vehicle's frame, in metres, to pixels of a picture of this width."""
+    """The 3x3 matrix from [x, y, 1] in the vehicle's frame, in metres, to pixels of an image of this width."""
     scale = width / (BEHIND + AHEAD)
     return [[scale, 0.0, scale * BEHIND], [0.0, -scale, round(scale * ASIDE * (1 - _BAR), 4)], [0.0, 0.0, 1.0]]
 
 
 def draw(scenario: str, states: np.ndarray, things: Sequence[Sequence[float]], limit: float, width: int,
          way: np.ndarray | None = None) -> Image.Image:
-    """Returns a picture, `width` x `width / 2` pixels.
+    """An image of `width` x `width / 2` pixels.
 
     states: [vehicles, 5] x, y, heading, speed, acceleration; the own vehicle is the first. things: x, y, heading of
-    what stands on the road. limit: metres per second. way: [points, 2] in world metres, to the goal.
+    obstacles on the road. limit: metres per second. way: [points, 2] in world metres, to the goal.
     """
     big = width * _DETAIL
     image = Image.new("RGB", (big, big // 2), _GROUND)
@@ -124,7 +124,7 @@ def draw(scenario: str, states: np.ndarray, things: Sequence[Sequence[float]], l
 
 
 def corners(at: Sequence[float] | np.ndarray, heading: float, size: tuple[float, float]) -> np.ndarray:
-    """Returns [4, 2] corners of a box of (length, width) in the coordinates of `at`."""
+    """[4, 2] corners of a box of (length, width) in the coordinates of `at`."""
     forward = np.array([np.cos(heading), np.sin(heading)]) * size[0] / 2
     aside = np.array([-np.sin(heading), np.cos(heading)]) * size[1] / 2
     return np.asarray(at) + np.array([forward + aside, forward - aside, -forward - aside, -forward + aside])
@@ -143,7 +143,7 @@ def _vehicle(pen: ImageDraw.ImageDraw, pixels: Callable[[np.ndarray], list[tuple
 
 
 def _way(pen: ImageDraw.ImageDraw, points: list[tuple[float, float]], thick: int) -> None:
-    """Draws the way as a line, and a bar across its end, which is the goal."""
+    """Draws the route as a line, and the goal as a bar across its end."""
     pen.line(points, fill=_WAY, width=thick)
     (x, y), (u, v) = points[-2:]
     along = max(1e-9, float(np.hypot(u - x, v - y)))
@@ -176,7 +176,7 @@ def drivable(scenario: str, frame: Frame, margin: float = 1.0) -> list[list[list
 
 
 def _thinned(points: np.ndarray) -> list[list[float]]:
-    """Returns a polygon without the points that lie on a line between their neighbours."""
+    """A polygon without the points that lie on a line between their neighbours."""
     before, after = np.roll(points, 1, 0) - points, np.roll(points, -1, 0) - points
     bent = np.abs(before[:, 0] * after[:, 1] - before[:, 1] * after[:, 0]) > 1e-3
     return [[round(float(x), 2), round(float(y), 2)] for x, y in points[bent]]

@@ -1,17 +1,17 @@
-"""Tools: functions that a model calls by name, with arguments as JSON, over several turns. No torch, no model name.
+"""Tools: functions that a model calls by name, with JSON arguments, over several turns. No torch, no model name.
 
     class Find(Task):
         def tools(self, sample): return [Scene(sample).zoom]       # plain functions or bound methods
 
     class Scene:
         def zoom(self, box: tuple[int, int, int, int]) -> Image.Image:
-            \"\"\"Returns a part of the picture, enlarged.
+            \"\"\"An enlarged part of the image.
 
             box: left, top, right, bottom in pixels.
             \"\"\"
 
-The types of the arguments make the schema that the model is shown, and check what it writes. Whatever the model writes
-and a tool does, the episode goes on: what went wrong becomes a short text to the model, and is counted.
+The types of the arguments define the schema that the model is shown, and validate its calls. Whatever the model writes
+and a tool does, the episode continues: an error becomes a short message to the model, and is counted.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ from vlrl.task.tool_calls import Call, calls_of
 from vlrl.types import Media, Observation, Sample, Step
 
 MOST_TEXT = 10_000
-"""Characters of a text that are shown to the model."""
+"""Most characters of a text shown to the model."""
 _MOST_PIXELS = 2**26
-"""Of a picture that a tool returns."""
+"""Largest image that a tool may return."""
 _MOST_STORED = 2_000
-"""Characters of the arguments of a call, as JSON, in Step.info."""
+"""Most characters of a call's arguments, as JSON, in Step.info."""
 _MOST_ERROR = 500
 NAME = re.compile(r"[A-Za-z_][\w.-]{0,63}", re.ASCII)
-"""Of a tool, as a model can write it."""
+"""A tool name that a model can write."""
 
 
 class CallError(Exception):
-    """What is wrong with a call, in words for the model."""
+    """What is wrong with a call, as a message for the model."""
 
 
 class Tool:
-    """A function that a model may call. Its first paragraph of documentation says what it does, and lines `name: text`
-    below say what its arguments are; `name` and `description` replace its own.
+    """A function that a model may call. The first paragraph of its docstring describes it, and lines `name: text` below
+    describe its arguments; `name` and `description` replace its own.
 
-    Raises TaskError for a function without documentation, or an argument without a type that JSON can hold.
+    Raises TaskError for a function without a docstring, or an argument without a JSON-compatible type.
     """
 
     def __init__(self, function: Callable[..., Any], name: str = "", description: str = ""):
@@ -67,11 +67,11 @@ class Tool:
         self._names, self._arguments = self._model(descriptions)
         self.schema: dict[str, Any] = {"type": "function", "function": {
             "name": self.name, "description": self.description, "parameters": self._parameters()}}
-        """What chat templates take."""
+        """For chat templates."""
 
     def __call__(self, arguments: Mapping[str, Any]) -> Observation:
-        """Returns the result of a call. Raises CallError for wrong arguments, a tool that fails, and a result that
-        cannot be shown."""
+        """The result of a call. Raises CallError for wrong arguments, a failing tool, and a result that cannot be
+        shown."""
         try:
             checked = self._arguments.model_validate_json(json.dumps(arguments), strict=True)
         except ValidationError as error:
@@ -87,8 +87,8 @@ class Tool:
             raise CallError(f"{self.name}: {type(error).__name__}: {error}") from error
 
     def _model(self, descriptions: Mapping[str, str]) -> tuple[dict[str, str], type[BaseModel]]:
-        """Returns argument -> field, and the model of the arguments; fields have names of their own, as arguments may
-        be called like a method of a model."""
+        """Argument -> field name, and the model of the arguments. Fields have their own names, since an argument may be
+        named like a method of the model."""
         try:
             hints = get_type_hints(self.function, include_extras=True)
             names, fields = {}, {}
@@ -114,14 +114,14 @@ class Tool:
 
 
 class _Untitled(GenerateJsonSchema):
-    """A schema without a title for each argument, which would repeat its name."""
+    """A schema without a title per argument, which would only repeat its name."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
 
 
 def _documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """Returns the first paragraph of a docstring, and its lines `name: text` by name."""
+    """The first paragraph of a docstring, and its lines `name: text` by name."""
     text = inspect.getdoc(function) or ""
     descriptions = {m[1]: m[2].strip() for m in re.finditer(r"^\s*(\w+):[ \t]+(\S.*)$", text, re.MULTILINE)}
     return " ".join(text.partition("\n\n")[0].split()), descriptions
@@ -131,8 +131,7 @@ def _documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
 
 
 def _result(value: Any) -> Observation:
-    """Returns text and media of a result; what is neither is written as JSON. Raises CallError where it cannot be
-    shown."""
+    """Text and media of a result; anything else is written as JSON. Raises CallError if it cannot be shown."""
     shown = _shown(value)
     if shown is None and isinstance(value, (list, tuple)) and value:
         pieces = [_shown(piece) for piece in value]
@@ -148,21 +147,21 @@ def _result(value: Any) -> Observation:
 
 
 def _decoded(media: Media) -> Media:
-    """Returns media with a picture in RGB, also of a file that was opened only. Raises CallError."""
+    """Media with the image in RGB, also of an unread file. Raises CallError."""
     image = media.source
     if not isinstance(image, Image.Image):
         return media
     if image.width * image.height > _MOST_PIXELS:
-        raise CallError(f"returned a picture of {image.width}x{image.height} pixels; at most {_MOST_PIXELS} can be "
+        raise CallError(f"returned an image of {image.width}x{image.height} pixels; at most {_MOST_PIXELS} can be "
                         "shown")
     try:
         return replace(media, source=as_rgb(image))
     except DataError as error:
-        raise CallError(f"returned a picture that cannot be shown: {error}") from None
+        raise CallError(f"returned an image that cannot be shown: {error}") from None
 
 
 def shorten(text: str, most: int = MOST_TEXT) -> str:
-    """Returns a text of at most `most` characters, which says where it was cut."""
+    """A text of at most `most` characters, followed by a note if it was cut."""
     if len(text) <= most:
         return text
     return f"{text[:most]}\n[cut: {most} of {len(text)} characters are shown]"
@@ -186,10 +185,10 @@ def _shown(value: Any) -> Observation | None:
 
 
 class ToolEnvironment(Environment):
-    """Runs the calls of an action, and shows their results. An action without a call ends the episode.
+    """Executes the calls in an action, and shows their results. An action without a call ends the episode.
 
-    `Step.info` has `calls`: name, arguments and error (None = none) of each. success: a turn with calls has the reward
-    part SUCCESS.
+    `Step.info` has `calls`: name, arguments and error (None = none) of each. success: whether a turn with calls has the
+    reward part SUCCESS.
     """
 
     def __init__(self, tools: Sequence[Tool], success: bool = False):
@@ -231,8 +230,8 @@ def _stored(arguments: Mapping[str, Any]) -> Any:
 
 
 def with_readable_results(step: Step, read: Callable[[Observation], Any]) -> Step:
-    """Returns the step with a text in place of each tool's result that `read` refuses (DataError): what a model makes
-    a tool return ends no episode."""
+    """The step with an error message in place of each tool result that `read` rejects (DataError): a model must not be
+    able to end the episode by what it makes a tool return."""
     results, calls = list(step.observation.results), list(step.info.get("calls", ()))
     for i, result in enumerate(results):
         try:
@@ -250,7 +249,7 @@ def with_readable_results(step: Step, read: Callable[[Observation], Any]) -> Ste
 
 
 def task_tools(task: Any, sample: Sample) -> list[Tool]:
-    """Returns the tools of a sample. Raises TaskError when `tools` fails, gives anything else or a name twice."""
+    """The tools of a sample. Raises TaskError if `tools` fails, returns anything else, or repeats a name."""
     task = task.of(sample)
     try:
         tools = [given if isinstance(given, Tool) else Tool(given) for given in task.tools(sample)]
@@ -261,18 +260,18 @@ def task_tools(task: Any, sample: Sample) -> list[Tool]:
     names = [tool.name for tool in tools]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice:
-        raise TaskError(f"task '{task.name}': two tools of sample '{sample.id}' are named {twice!r}; give one another "
-                        "name, Tool(function, name=...)")
+        raise TaskError(f"task '{task.name}': two tools of sample '{sample.id}' are named {twice!r}; rename one with "
+                        "Tool(function, name=...)")
     return tools
 
 
 def schemas(task: Any, sample: Sample) -> list[dict[str, Any]]:
-    """Returns the schemas of a sample's tools, as chat templates take them. Raises TaskError as `task_tools`."""
+    """The schemas of a sample's tools for chat templates. Raises TaskError as `task_tools`."""
     return [tool.schema for tool in task_tools(task, sample)]
 
 
 def environment_of(task: Any, sample: Sample) -> Environment | None:
-    """Returns a new environment of a sample: the task's own, else one of its tools; None where it has neither."""
+    """A new environment of a sample: the task's own, else one of its tools; None without both."""
     task = task.of(sample)
     environment = task.environment(sample)
     if environment is None and (tools := task_tools(task, sample)):

@@ -27,7 +27,7 @@ from highway_env.vehicle.objects import Obstacle
 STEP = 0.1
 """Seconds of one simulation step."""
 MOST_SPEED = 30.0
-"""Metres per second, as fast as any driver goes."""
+"""Metres per second, the highest speed of any driver."""
 Lane = tuple[str, str, int]
 _ROADS = {"highway": (HighwayEnv, {"lanes_count": 3, "vehicles_count": 1}), "merge": (MergeEnv, {}),
           "intersection": (IntersectionEnv, {"initial_vehicle_count": 1}), "roundabout": (RoundaboutEnv, {}),
@@ -35,8 +35,8 @@ _ROADS = {"highway": (HighwayEnv, {"lanes_count": 3, "vehicles_count": 1}), "mer
 
 
 class Driver(IDMVehicle):
-    """A vehicle driven by the expert, with lane changes of about three seconds. Once it has yielded, highway-env would
-    let it go on at the lane's speed limit; it goes on at its own."""
+    """A vehicle driven by the expert, with lane changes of about three seconds. After yielding, highway-env would let
+    it continue at the lane's speed limit; it uses its own target speed."""
 
     ACC_MAX = 5.0
     COMFORT_ACC_MAX = 2.5
@@ -50,7 +50,7 @@ class Driver(IDMVehicle):
     """Metres per second on a free road."""
 
     def acceleration(self, ego_vehicle: Any, front_vehicle: Any = None, rear_vehicle: Any = None) -> float:
-        """Returns the IDM's, with gentle braking where it is only for the limit."""
+        """The IDM's acceleration, with gentle braking if it is only for the speed limit."""
         whole = float(super().acceleration(ego_vehicle, front_vehicle, rear_vehicle))
         free = float(super().acceleration(ego_vehicle))
         yields = getattr(ego_vehicle, "target_speed", 0) <= 0
@@ -61,7 +61,7 @@ class Driver(IDMVehicle):
         super().act(action)
 
     def on_state_update(self) -> None:
-        """Its lane is looked for where it can be by now, instead of in the whole network."""
+        """Looks for its lane among the reachable ones, instead of in the whole network."""
         lanes = neighbouring_lanes(self.road.network, self.lane_index)
         self.lane_index, self.lane = min(
             lanes, key=lambda lane: lane[1].distance_with_heading(self.position, self.heading))
@@ -73,14 +73,14 @@ class Driver(IDMVehicle):
 
 @cache
 def neighbouring_lanes(roads: Any, lane: Lane) -> list[tuple[Lane, Any]]:
-    """Returns the lanes between the same two nodes, those after them, and those before."""
+    """The lanes between the same two nodes, those after them, and those before."""
     return [(index, other) for index, other in roads.lanes_dict().items()
             if index[:2] == lane[:2] or index[0] == lane[1] or index[1] == lane[0]]
 
 
 @cache
 def network(scenario: str) -> RoadNetwork:
-    """Returns the lanes of a scenario, those of highway-env's environment."""
+    """The lanes of a scenario in highway-env."""
     environment, config = _ROADS[scenario]
     simulator: Any = environment(config)
     simulator.reset(seed=0)
@@ -90,15 +90,13 @@ def network(scenario: str) -> RoadNetwork:
 
 
 def empty_road(scenario: str, seed: int) -> Road:
-    """Returns the road of a scenario without vehicles; at the intersection drivers keep highway-env's right of way."""
+    """The road of a scenario without vehicles; at the intersection drivers keep highway-env's right of way."""
     kind: Any = RegulatedRoad if scenario == "intersection" else Road
     return kind(network(scenario), np_random=np.random.default_rng(seed), neighbour_vehicles_connected_lanes=True)
 
 
 def place_vehicle(road: Road, lane: Lane, at: float, speed: float, wanted: float | None = None) -> Driver | None:
-    """Returns a vehicle on a lane, unless there is no room for it; it keeps its lane. `wanted` is the speed it
-    likes.
-    """
+    """A new vehicle on a lane that keeps its lane, or None if there is no room. wanted: its target speed."""
     where = road.network.get_lane(lane)
     if not 0 <= at <= where.length:
         return None
@@ -116,5 +114,5 @@ def place_vehicle(road: Road, lane: Lane, at: float, speed: float, wanted: float
 
 
 def place_obstacle(road: Road, lane: Lane, at: float) -> None:
-    """Puts something that stands on a lane."""
+    """Puts a standing obstacle on a lane."""
     road.objects.append(Obstacle(road, cast(Any, road.network.get_lane(lane).position(at, 0))))

@@ -1,4 +1,4 @@
-"""What an environment returned, checked and made fit to leave its process; and what tells two of it apart."""
+"""Checks what an environment returned, and makes it picklable; fingerprints to compare two observations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vlrl.rewards.scalar import finite_number, truth_value
 from vlrl.types import Media, Observation, Step
 
 MOST_TEXT = 100_000
-"""Characters of an observation, and of an `info` as JSON."""
+"""Most characters of an observation, and of an `info` as JSON."""
 
 
 class ProtocolError(Exception):
@@ -25,7 +25,7 @@ class ProtocolError(Exception):
 
 
 def checked_observation(observation: Any) -> Observation:
-    """Returns it with its pictures in RGB. Raises Wrong."""
+    """The observation with its images in RGB. Raises ProtocolError."""
     if isinstance(observation, Observation) and observation.results:
         return Observation.of_results([checked_observation(result) for result in observation.results])
     if not isinstance(observation, Observation) or not isinstance(observation.text, str):
@@ -48,7 +48,7 @@ def _sendable(source: Any) -> Any:
 
 
 def checked_step(step: Any) -> Step:
-    """Returns it with parts as floats and its state as text. Raises Wrong."""
+    """The step with parts as floats and its state as a string. Raises ProtocolError."""
     if not isinstance(step, Step):
         raise ProtocolError(f"returned {type(step).__name__}, expected a Step")
     if not isinstance(step.parts, Mapping):
@@ -78,12 +78,11 @@ def _info(info: Any) -> dict[str, Any]:
     return json.loads(text)
 
 
-# --- what tells two apart ---------------------------------------------------------------------------------------------
 
 
 def fingerprint(shown: Observation | Step) -> str:
-    """Returns a hash of all that a model sees, is paid or is anchored by: text, pixels or bytes of media, parts, state
-    and done."""
+    """A hash of everything that affects the model or its reward: text, pixels or bytes of media, parts, state and done.
+    """
     digest = hashlib.sha256()
     observation = shown.observation if isinstance(shown, Step) else shown
     if isinstance(shown, Step):
@@ -92,15 +91,15 @@ def fingerprint(shown: Observation | Step) -> str:
         digest.update(f"{len(piece.text)} {len(piece.media)}:{piece.text}".encode("utf-8", "replace"))
         for media in piece.media:
             sources = media.source if isinstance(media.source, (list, tuple)) else [media.source]
-            told = (media.kind, media.start, media.end, media.fps, media.edits, len(sources))
-            digest.update(repr(told if media.times is None else (*told, tuple(media.times))).encode())
+            fields = (media.kind, media.start, media.end, media.fps, media.edits, len(sources))
+            digest.update(repr(fields if media.times is None else (*fields, tuple(media.times))).encode())
             for source in sources:
                 digest.update(_contents(source))
     return digest.hexdigest()
 
 
 def _contents(source: Any) -> bytes:
-    """Returns the hash of what a source of media holds; of a path to no file, its name."""
+    """Hash of the contents of a media source; of a missing file, of its name."""
     if isinstance(source, Image.Image):
         held = f"{source.mode} {source.size} ".encode() + source.tobytes()
     elif isinstance(source, (str, os.PathLike)) and os.path.isfile(source):
@@ -112,5 +111,5 @@ def _contents(source: Any) -> bytes:
 
 
 def same(a: Observation, b: Observation) -> bool:
-    """Returns whether a model sees the same in both."""
+    """Whether the model sees the same in both."""
     return fingerprint(a) == fingerprint(b)

@@ -1,17 +1,17 @@
-"""`services.clip`: cosines of pictures and texts by a model that embeds both in one space (CLIP, SigLIP ...).
+"""`services.clip`: cosines of images and texts by a model that embeds both in one space (CLIP, SigLIP ...).
 
     clip = Clip(config.services.clip)
     clip([image, other], ["a cat", "a dog"])        # [2, 2] cosines in [-1, 1]
 
-Any model of transformers with `get_image_features` and `get_text_features` will do. A picture is embedded once, by the
-hash of its pixels; so is a text.
+Any model of transformers with `get_image_features` and `get_text_features` can be used. Embeddings are cached, by the
+hash of an image's pixels or by the text.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,14 +30,14 @@ from vlrl.task.services import ServiceContext
 
 
 def of_run(config: Config, folder: Path) -> Clip:
-    """Returns the model of a run; it keeps nothing in `folder`."""
+    """The service of a run; it keeps nothing in `folder`."""
     return Clip(config.services.clip)
 
 
 class Clip:
-    """Loads `services.clip.name` in float32, on the GPU of this process where there is one.
+    """The model services.clip.name in float32, on this process's GPU if it has one.
 
-    Raises ConfigError where there is no such model, or it has no embeddings of pictures and texts.
+    Raises ConfigError if there is no such model, or it does not embed images and texts.
     """
 
     def __init__(self, settings: ClipSettings):
@@ -45,15 +45,16 @@ class Clip:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._batch = settings.batch or (32 if self.device.type == "cuda" else 1)
         self._model, self._processor = self._loaded(settings.name)
-        self._longest = _longest(self._model)
+        text_config = getattr(self._model.config, "text_config", self._model.config)
+        self._longest = int(getattr(text_config, "max_position_embeddings", 77))
         self._known: OrderedDict[str, np.ndarray] = OrderedDict()
         self._pictures: dict[tuple[str, int], int] = {}
-        """Pictures that were compared for each split and step."""
+        """Number of images compared for each split and step."""
 
     concurrency = 1
 
     def at(self, place: ServiceContext) -> Callable[..., np.ndarray]:
-        """Returns the service for one group of a step."""
+        """The service for one group of a step."""
         return partial(self._counted, (place.split, place.step))
 
     def _counted(self, key: tuple[str, int], images: Sequence[Any], texts: Sequence[str]) -> np.ndarray:
@@ -64,12 +65,12 @@ class Clip:
         return ""
 
     def metrics(self, split: str, step: int, times: bool = True) -> dict[str, float]:
-        """Returns how many pictures were compared for a split up to a step."""
+        """The number of images compared for a split up to a step."""
         done = [place for place in self._pictures if place[0] == split and place[1] <= step]
         return {"clip/images": float(comm.total(sum(self._pictures.pop(place) for place in done))[0])}
 
     def close(self) -> None:
-        """There is nothing to close."""
+        pass
 
     def _loaded(self, name: str) -> tuple[Any, Any]:
         hub.check_hub(name)
@@ -80,14 +81,13 @@ class Clip:
             raise ConfigError(f"services.clip.name={name!r} cannot be loaded ({str(error)[:300]}): name a folder, or a "
                               "model of the hub, such as openai/clip-vit-base-patch32") from None
         if not (hasattr(model, "get_image_features") and hasattr(model, "get_text_features")):
-            raise ConfigError(f"services.clip.name={name!r} is a {type(model).__name__}, which has no embeddings of "
-                              "pictures and texts in one space: name a model such as openai/clip-vit-base-patch32")
+            raise ConfigError(f"services.clip.name={name!r} is a {type(model).__name__}, which does not embed images "
+                              "and texts in one space: name a model such as openai/clip-vit-base-patch32")
         return model.to(self.device).eval(), processor
 
     def __call__(self, images: Sequence[Any], texts: Sequence[str]) -> np.ndarray:
-        """Returns [images, texts] cosines of PIL images and texts; a text that is too long is cut, as the model's own
-        tokenizer does it.
-        """
+        """[images, texts] cosines of PIL images and texts; a text that is too long is truncated, as by the model's own
+        tokenizer."""
         pictures = [*map(as_rgb, images)]
         if not pictures or not texts:
             return np.zeros((len(pictures), len(texts)), np.float32)
@@ -97,37 +97,30 @@ class Clip:
 
     def _embedded(self, keys: Sequence[str], values: Sequence[Any],
                   embed: Callable[[Sequence[Any]], torch.Tensor]) -> np.ndarray:
-        """Returns [values, d] unit embeddings; those that are not known are computed, some at a time."""
+        """[values, d] unit embeddings; unknown ones are computed in batches."""
         embeddings = {key: self._known[key] for key in keys if key in self._known}
-        new = {key: value for key, value in zip(keys, values, strict=True) if key not in embeddings}
-        for some in _batches(list(new.items()), self._batch):
+        new = [(key, value) for key, value in dict(zip(keys, values, strict=True)).items() if key not in embeddings]
+        for start in range(0, len(new), self._batch):
+            some = new[start:start + self._batch]
             with torch.no_grad():
                 rows = torch.nn.functional.normalize(embed([value for _, value in some]).float(), dim=-1)
             embeddings |= zip((key for key, _ in some), rows.cpu().numpy(), strict=True)
-        self._keep(embeddings)
-        return np.stack([embeddings[key] for key in keys])
-
-    def _keep(self, embeddings: dict[str, np.ndarray]) -> None:
         for key, value in embeddings.items():
             self._known[key] = value
             self._known.move_to_end(key)
         while len(self._known) > self.settings.keep:
             self._known.popitem(last=False)
+        return np.stack([embeddings[key] for key in keys])
 
     def _of_pictures(self, pictures: Sequence[Any]) -> torch.Tensor:
         inputs = self._processor(images=list(pictures), return_tensors="pt").to(self.device)
         return _tensor(self._model.get_image_features(**inputs))
 
     def _of_texts(self, texts: Sequence[str]) -> torch.Tensor:
-        # to the full length, as some models are trained; of others the rows behind the end change nothing
+        # padded to the full length, as some models are trained; for others padding changes nothing
         inputs = self._processor(text=list(texts), return_tensors="pt", padding="max_length", truncation=True,
                                  max_length=self._longest).to(self.device)
         return _tensor(self._model.get_text_features(**inputs))
-
-
-def _longest(model: Any) -> int:
-    """Returns how many positions its texts have."""
-    return int(getattr(getattr(model.config, "text_config", model.config), "max_position_embeddings", 77))
 
 
 def _tensor(output: Any) -> torch.Tensor:
@@ -136,7 +129,3 @@ def _tensor(output: Any) -> torch.Tensor:
 
 def _hash(picture: Any) -> str:
     return hashlib.sha256(repr(picture.size).encode() + picture.tobytes()).hexdigest()
-
-
-def _batches(items: list[Any], size: int) -> Iterable[list[Any]]:
-    return (items[i:i + size] for i in range(0, len(items), size))

@@ -1,11 +1,11 @@
 """Parts of `task.parts` in which a judge compares the answers of a group; see extra_parts.py.
 
-    pairwise        +1 or -1 against one member of the group that is the reference (BRPO, 2506.00103)
-    tournament      1 - rank / (G - 1) of a seeded single elimination (ArenaRL)
-    principles      grades by principles that a judge writes for the question (DeepSeek-GRM, 2504.02495)
+    pairwise        +1 or -1 against a reference member of the group (BRPO, arXiv 2506.00103)
+    tournament      1 - rank / (G - 1) in a seeded single elimination (ArenaRL)
+    principles      grades by principles that a judge writes for the question (DeepSeek-GRM, arXiv 2504.02495)
 
-A comparison without a reply leaves an answer (of a tournament the group) without a value. An evaluation has one answer
-a prompt, which compares with nothing: `pairwise` is 0 then, `tournament` 1.
+A comparison without a reply leaves an answer (in a tournament the whole group) without a value. In an evaluation each
+prompt has one answer and nothing to compare it with: `pairwise` is 0 then, `tournament` 1.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from vlrl.services.judge_prompts import (
     SCORES,
     better_prompt,
     grades,
+    judge_view,
     principles_prompt,
     reference,
     scores_prompt,
 )
-from vlrl.services.judged_episodes import judge_view
 from vlrl.task.base import Task
 from vlrl.task.part import part
 from vlrl.task.services import Question
@@ -39,9 +39,8 @@ from vlrl.types import Answer, Parts, Sample
 def pairwise(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *, most: float = 0.6,
              media: bool = True, reasoning: bool = False) -> list[Parts]:
     """+1 for an answer that a judge prefers in both orders to the reference, a member of the group drawn by sample and
-    step; -1 for the others, 0 for the reference. Nobody has a value where the sum is more than `most` per member: the
-    group is dropped. `order_disagreement` is 1 where the two orders say different things. BRPO (arXiv 2506.00103).
-    """
+    step; -1 for the others, 0 for the reference. If the absolute sum exceeds `most` per member, no answer has a value:
+    the group is dropped. `order_disagreement` is 1 where the two orders disagree. BRPO (arXiv 2506.00103)."""
     if len(answers) < 2:
         return [{"pairwise": 0.0, "order_disagreement": 0.0} for _ in answers]
     texts = [a.text if reasoning else a.final for a in answers]
@@ -68,25 +67,24 @@ def pairwise(task: Task, sample: Sample, answers: Sequence[Answer], services: An
 @part({"tournament": 1.0}, needs=("judge",), replaces_outcome=True)
 def tournament(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *, media: bool = True,
                reasoning: bool = False) -> list[Parts]:
-    """1 - rank / (G - 1) of a tournament (ArenaRL), in 2 G - 2 calls: a judge scores the first answer against each
-    other one, which gives the seeds, and then the pairs of a single elimination, the best seed against the last; ranks
-    of those that leave in the same round go by their mean score so far, and equal ones share theirs.
-    """
+    """1 - rank / (G - 1) in a tournament (ArenaRL), with 2 G - 2 calls: a judge scores the first answer against each
+    other one, which gives the seeding, then the pairs of a single elimination, the best seed against the last. Answers
+    eliminated in the same round are ranked by their mean score so far, and ties share their rank."""
     count = len(answers)
     if count < 2:
         return [{"tournament": 1.0} for _ in answers]
     texts = [a.text if reasoning else a.final for a in answers]
     right = reference(task, sample)
 
-    def told(a: int, b: int) -> Question:
+    def question_for(a: int, b: int) -> Question:
         question, shown = judge_view(task, sample, [answers[a], answers[b]], media)
         return Question(scores_prompt(question, right, texts[a], texts[b]), shown, SCORES)
 
     def scored(pairs: Sequence[tuple[int, int]]) -> list[tuple[float, float] | None]:
-        """Returns the scores of both of each pair; which is shown first goes by their texts."""
+        """The scores of both answers of each pair; their texts decide which is shown first."""
         swapped = [zlib.crc32(f"{texts[i]}|{texts[j]}".encode("utf-8", "backslashreplace")) % 2 for i, j in pairs]
         shown_as = [(j, i) if swap else (i, j) for (i, j), swap in zip(pairs, swapped, strict=True)]
-        replies = services.judge([told(a, b) for a, b in shown_as])
+        replies = services.judge([question_for(a, b) for a, b in shown_as])
         out: list[tuple[float, float] | None] = []
         for reply, swap in zip(replies, swapped, strict=True):
             said = _fields(reply, SCORES)
@@ -99,7 +97,7 @@ def tournament(task: Task, sample: Sample, answers: Sequence[Answer], services: 
 
 
 def _ranks(count: int, scored: Any) -> list[float] | None:
-    """Returns the rank of each member, 0 = the winner; None where a comparison has no result."""
+    """The rank of each member, 0 = the winner; None if a comparison has no result."""
     history: list[list[float]] = [[] for _ in range(count)]
 
     def play(pairs: Sequence[tuple[int, int]]) -> bool:
@@ -116,7 +114,7 @@ def _ranks(count: int, scored: Any) -> list[float] | None:
     left, places = sorted(range(count), key=lambda i: (-fmean(history[i]), i)), [0.0] * count
     seed = {i: place for place, i in enumerate(left)}
     while len(left) > 1:
-        byes = _power(len(left)) - len(left)  # the best seeds rest until the others are a power of two with them
+        byes = (1 << (len(left) - 1).bit_length()) - len(left)  # of the best seeds, up to the next power of two
         playing = left[byes:]
         pairs = [(playing[k], playing[-1 - k]) for k in range(len(playing) // 2)]
         if not play(pairs):
@@ -129,35 +127,31 @@ def _ranks(count: int, scored: Any) -> list[float] | None:
 
 
 def _place(lost: Sequence[int], first: int, history: Sequence[Sequence[float]], places: list[float]) -> None:
-    """Gives those that leave in one round the ranks from `first` on, by mean score; equal ones the mean of theirs."""
+    """Assigns the ranks from `first` on to those eliminated in one round, by mean score; ties share the mean rank."""
     for i in lost:
         better = sum(fmean(history[j]) > fmean(history[i]) for j in lost)
         equal = sum(fmean(history[j]) == fmean(history[i]) for j in lost)
         places[i] = first + better + (equal - 1) / 2
 
 
-def _power(count: int) -> int:
-    return 1 << (count - 1).bit_length()
-
-
 @part({"principles": 1.0}, needs=("judge",))
 def principles(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *,
                samples: Annotated[int, Field(ge=1)] = 4, media: bool = True, reasoning: bool = False) -> list[Parts]:
-    """Mean grade, from 1 to 10, of an answer beside the others of its group: a judge writes principles, criticises all
-    answers by them and grades them, in up to `samples` orders that are drawn by sample and step. Those without a reply
-    are left out; without any there is no value. DeepSeek-GRM (arXiv 2504.02495), which adds the grades up.
+    """Mean grade, from 1 to 10, of an answer among those of its group: a judge writes principles, criticizes all
+    answers by them and grades them, in up to `samples` orders drawn by sample and step. Orders without a reply are
+    ignored; if none has one, there is no value. DeepSeek-GRM (arXiv 2504.02495), which sums the grades.
 
-    With services.judge.json_schema=false the judge has room to write before its grades.
+    With services.judge.json_schema=false the judge can write before its grades.
     """
     texts, count = [a.text if reasoning else a.final for a in answers], len(answers)
     right = reference(task, sample)
 
-    def told(order: Sequence[int]) -> Question:
+    def question_for(order: Sequence[int]) -> Question:
         question, shown = judge_view(task, sample, [answers[i] for i in order], media)
         return Question(principles_prompt(question, right, [texts[i] for i in order]), shown, grades(count))
 
     orders = _orders(f"{task.seed}/{sample.id}/{answers[0].step}", count, samples)
-    replies = services.judge([*map(told, orders)])
+    replies = services.judge([*map(question_for, orders)])
     given_grades: list[list[float]] = [[] for _ in answers]
     for order, reply in zip(orders, replies, strict=True):
         said = _fields(reply, grades(count))
@@ -167,9 +161,9 @@ def principles(task: Task, sample: Sample, answers: Sequence[Answer], services: 
 
 
 def _orders(key: str, count: int, most: int) -> list[list[int]]:
-    """Returns up to `most` different orders of the numbers below `count`, the same for the same key."""
+    """Up to `most` different orders of the numbers below `count`, the same for the same key."""
     draw, orders = random.Random(zlib.crc32(key.encode("utf-8", "backslashreplace"))), list[list[int]]()
-    for _ in range(8 * most):  # of few answers there are few orders
+    for _ in range(8 * most):  # few answers have few orders
         order = draw.sample(range(count), count)
         orders += [order] if order not in orders else []
         if len(orders) == most:

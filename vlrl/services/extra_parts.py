@@ -1,17 +1,17 @@
-"""Reward parts by name that any task can have beside its own: `task.parts`.
+"""Named reward parts that any task can add to its own: `task.parts`.
 
     task:
       name: qa
       parts: [cascade, {name: rubric, criteria: [names the colour, gives the count]}]
       rewards: {accuracy: 0, cascade: 1.0, rubric: 0.5}
 
-A part is a function `(task, sample, answers, services, *, options) -> [{part: value}, ...]`, one mapping an answer:
+A part is a function `(task, sample, answers, services, *, options) -> [{part: value}, ...]`, one mapping per answer:
 
-    @part({"polite": 1.0}, needs=("judge",))        # part -> weight where task.rewards does not say another
+    @part({"polite": 1.0}, needs=("judge",))        # part -> weight unless task.rewards sets another
     def polite(task, sample, answers, services, *, words: int = 3): ...
 
-Those that come with vlrl are in judged_parts.py, compared_parts.py, likely_parts.py and scored_parts.py; one's own is
-path/file.py:name or module:name. Parts of a service that is not there are left out, as a task's own are.
+vlrl's own are in judged_parts.py, compared_parts.py and scored_parts.py; a user's is path/file.py:name or module:name.
+Parts whose service is missing are left out, like a task's own.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ PARTS = Table({
     "pairwise": "vlrl.services.compared_parts:pairwise",
     "tournament": "vlrl.services.compared_parts:tournament",
     "principles": "vlrl.services.compared_parts:principles",
-    "consistency": "vlrl.services.likely_parts:consistency",
-    "likelihood": "vlrl.services.likely_parts:likelihood",
+    "consistency": "vlrl.services.scored_parts:consistency",
+    "likelihood": "vlrl.services.scored_parts:likelihood",
     "reasoned": "vlrl.services.judged_parts:reasoned",
     "reward_model": "vlrl.services.scored_parts:reward_model",
     "process": "vlrl.services.scored_parts:process",
 })
-"""By name."""
+"""Functions by name."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,18 +56,17 @@ class ExtraPart:
     function: Callable[..., list[Parts]]
     offer: PartSpec
     readings: Callable[..., Sequence[Any]]
-    """(task, sample, answers) -> what its services of log-probabilities are to read."""
+    """(task, sample, answers) -> the texts whose log-probabilities its services are to compute."""
 
 
 def bind(setting: str, named: Named) -> ExtraPart:
-    """Returns what one entry of `task.parts` stands for. Raises ConfigError for an unknown name, a function that says
-    no parts, and an option that is unknown, missing or of another type.
-    """
+    """The function of one entry of `task.parts`. Raises ConfigError for an unknown name, a function without @part, and
+    an option that is unknown, missing or of a wrong type."""
     function = resolve(setting, named.name, PARTS)
     offer = getattr(function, ATTRIBUTE, None)
     if not isinstance(offer, PartSpec):
-        raise ConfigError(f"{setting}={named.name!r}: the function does not say which parts it gives. Write "
-                          "`@part({\"name\": weight})` of vlrl.task.part above it")
+        raise ConfigError(f"{setting}={named.name!r}: the function does not declare its parts. Decorate it with "
+                          "`@part({\"name\": weight})` of vlrl.task.part")
     known = {p.name: p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY}
     hints = get_type_hints(function, include_extras=True)
     options = {}
@@ -79,12 +78,8 @@ def bind(setting: str, named: Named) -> ExtraPart:
     lacking = [name for name, p in known.items() if p.default is p.empty and name not in options]
     if lacking:
         raise ConfigError(f"{setting}={named.name!r} needs {setting}.{lacking[0]}: give it a value")
-    readings = _answers if offer.readings is None else partial(offer.readings, **options)
+    readings = partial(offer.readings, **options) if offer.readings else lambda task, sample, answers: answers
     return ExtraPart(partial(function, **options), offer, readings)
-
-
-def _answers(task: Task, sample: Sample, answers: Sequence[Answer]) -> Sequence[Any]:
-    return answers
 
 
 def _checked(setting: str, kind: Any, value: Any) -> Any:
@@ -96,7 +91,7 @@ def _checked(setting: str, kind: Any, value: Any) -> Any:
 
 
 def with_extra_parts(cls: type[Task], named: Sequence[Named]) -> type[Task]:
-    """Returns the task class with the parts of `task.parts` beside its own; without any, the class itself."""
+    """The task class with the parts of `task.parts`; without any, the class itself."""
     extras = [bind(f"task.parts.{i}", one) for i, one in enumerate(named)]
     if not extras:
         return cls
@@ -111,7 +106,7 @@ def with_extra_parts(cls: type[Task], named: Sequence[Named]) -> type[Task]:
             if twice := sorted(own.keys() & weights):
                 raise ConfigError(f"task.parts: the part '{twice[0]}' is one of this task's own. Leave it out of "
                                   "task.parts")
-            if str(settings.get("combine", "")).startswith("max:"):  # the larger of both is paid
+            if str(settings.get("combine", "")).startswith("max:"):  # the larger of both counts
                 return {**own, **weights}
             return {**own, **weights, **_in_its_place(own, cls.outcome_for(settings), extras)}
 
@@ -156,9 +151,8 @@ def _together(extras: Sequence[ExtraPart]) -> dict[str, float]:
 
 def _in_its_place(own: Mapping[str, Weight], outcome: Mapping[str, float],
                   extras: Sequence[ExtraPart]) -> dict[str, Weight]:
-    """The weights where some of `extras` say too whether an answer is right: that of the task's own such parts is
-    theirs, in equal shares, and those have 0. A schedule over steps goes to one part, or is taken as it begins.
-    """
+    """Weights if some of `extras` replace the task's outcome: they share its weight equally, and the task's outcome
+    parts get 0. A schedule over steps goes to a single part; several parts get its first value."""
     given = [next(iter(extra.offer.weights)) for extra in extras if extra.offer.replaces_outcome]
     weights = [own[part] for part in outcome if part in own]
     if not given or not any(weight_at(w, 0) for w in weights):
@@ -168,7 +162,7 @@ def _in_its_place(own: Mapping[str, Weight], outcome: Mapping[str, float],
 
 
 def _needs(own: Collection[str], extras: Sequence[ExtraPart]) -> Collection[str]:
-    """Returns what the task and the parts need; a mapping to parts unless the task names no parts of its services."""
+    """The services that the task and the parts need; a mapping to parts unless the task names only services."""
     requested: dict[str, list[str]] = {}
     for extra in extras:
         for service in extra.offer.needs:

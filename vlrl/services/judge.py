@@ -3,10 +3,10 @@
     judge = Judge(config.services.judge, Path(config.run.dir), config.limits)
     ask = judge.at(ServiceContext("train", step, policy_step))       # a task.services.Judge
     ask(["Is 2 = 3? Reply with 1.0 or 0.0.", Question("Is it a cat?", media, {"verdict": ("yes", "no")})])
-    ask.failures                                            # why some of it has no reply
+    ask.failures                                            # why some questions have no reply
 
-What cannot be had (the server is away, or its replies say nothing) is None, and never a verdict. A wrong key, path or
-model ends the run.
+A question without a reply (the server is unavailable, or its replies are unusable) gets None, never a verdict. A wrong
+key, path or model ends the run.
 """
 
 from __future__ import annotations
@@ -29,44 +29,36 @@ from vlrl.data.media import VideoSampling
 from vlrl.distributed import comm
 from vlrl.errors import ConfigError, DataError, TrainingError
 from vlrl.rewards.verdicts import canonical_verdict, read_fields, schema
-from vlrl.services.chat import MOST_DETAIL, WAIT_S, ChatClient, ChatError, ChatReply, key_of
-from vlrl.services.data_urls import data_urls
+from vlrl.services.chat import MOST_DETAIL, WAIT_S, ChatClient, ChatError, ChatReply, data_urls, key_of
 from vlrl.services.reply_cache import ReplyCache, StoredReply
 from vlrl.task.services import Question, ServiceContext
 
 _FRAMES = VideoSampling(fps=1.0, max_frames=16)
-"""Of a video, as a judge is shown it."""
+"""The frames of a video that a judge is shown."""
 COUNTS = ("calls", "cached", "failed", "retries", "tokens_in", "tokens_out")
+"""Replies requested, replies that were cached, requests without a reply, retries, tokens sent and received."""
 
 
 @dataclass
 class JudgeCounts:
-    """What was asked for one step, on this process."""
+    """The requests of one step on this process."""
 
-    calls: int = 0
-    """Replies asked for in this step ..."""
-    cached: int = 0
-    """... and those that were known."""
-    failed: int = 0
-    """Of the calls, those without a reply."""
-    retries: int = 0
-    tokens_in: int = 0
-    tokens_out: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    """By the names COUNTS."""
     seconds: list[float] = field(default_factory=list)
+    """Duration of each call."""
     counted: set[str] = field(default_factory=set)
+    """Keys of the calls."""
 
     def note(self, reply: StoredReply) -> None:
-        self.calls += 1
-        self.failed += reply.text is None
-        self.retries += reply.tries - 1
-        self.tokens_in += reply.tokens_in
-        self.tokens_out += reply.tokens_out
+        self.counts.update(calls=1, failed=reply.text is None, retries=reply.tries - 1, tokens_in=reply.tokens_in,
+                           tokens_out=reply.tokens_out)
         self.seconds.append(reply.seconds)
         self.counted.add(reply.key)
 
 
 class GroupJudge:
-    """The service as one group has it; `failures` says why questions have no reply."""
+    """The judge for one group; `failures` says why questions have no reply."""
 
     def __init__(self, judge: Judge, place: ServiceContext):
         self._judge, self._place = judge, place
@@ -79,14 +71,15 @@ class GroupJudge:
 
 
 def of_run(config: Config, folder: Path) -> Judge:
-    """Returns the judge of a run, of this process."""
+    """The judge of a run on this process."""
     return Judge(config.services.judge, folder, config.limits, comm.rank())
 
 
 class Judge:
-    """Asks with the settings `services.judge`; replies are kept in `folder`, the run's. `rank` is this process's.
+    """Asks questions with the settings `services.judge`; replies are cached in `folder`, the run's. `rank`: of this
+    process.
 
-    Raises ConfigError for a bad address, and where the key is not there.
+    Raises ConfigError for a wrong address, and for a missing key.
     """
 
     def __init__(self, settings: JudgeSettings, folder: Path, limits: LimitsSettings | None = None, rank: int = 0,
@@ -105,18 +98,18 @@ class Judge:
         self._next_s = 0.0
 
     def close(self) -> None:
-        """Gives up what is still asked."""
+        """Abandons pending questions."""
         self._client.closed.set()
         self._pool.shutdown(cancel_futures=True)
         self._client.close()
         self.replies.sync()
 
     def at(self, place: ServiceContext) -> GroupJudge:
-        """Returns the service for one group of a step."""
+        """The service for one group of a step."""
         return GroupJudge(self, place)
 
     def problem(self) -> str:
-        """Returns why the server seems to be of no use, "" where it answers and has the model."""
+        """Why the server seems unusable; "" if it responds and has the model."""
         names, problem = self._client.models()
         if problem:
             return f"the judge {self._client.address} cannot be reached ({self._client.without_key(problem)[:200]})"
@@ -126,20 +119,17 @@ class Judge:
         return ""
 
     def take(self, split: str, step: int) -> JudgeCounts:
-        """Returns what was asked for a split up to a step, which is completed, and forgets it."""
+        """The requests for a split up to a completed step; they are forgotten afterwards."""
         self.replies.settle(split, step)
         with self._lock:
             done = [place for place in self._tallies if place[0] == split and place[1] <= step]
             parts = [self._tallies.pop(place) for place in done]
-        out = JudgeCounts(seconds=[s for t in parts for s in t.seconds])
-        for name in COUNTS:
-            setattr(out, name, sum(getattr(t, name) for t in parts))
-        return out
+        return JudgeCounts(sum((t.counts for t in parts), Counter()), [s for t in parts for s in t.seconds])
 
     def metrics(self, split: str, step: int, times: bool = True) -> dict[str, float]:
-        """Returns the counts of a split up to a step, what they cost, and with `times` the seconds of a call."""
+        """The counts for a split up to a step, their cost, and with `times` the duration of a call."""
         tally, s = self.take(split, step), self.settings
-        counts = comm.total(*(getattr(tally, name) for name in COUNTS))
+        counts = comm.total(*(tally.counts[name] for name in COUNTS))
         out = {f"judge/{name}": float(count) for name, count in zip(COUNTS, counts, strict=True)}
         if s.price_in or s.price_out:
             out["judge/cost"] = (out["judge/tokens_in"] * s.price_in + out["judge/tokens_out"] * s.price_out) / 1e6
@@ -150,9 +140,8 @@ class Judge:
         return out
 
     def ask(self, questions: Sequence[str | Question], place: ServiceContext) -> tuple[list[str | None], list[str]]:
-        """Returns the reply to each question, None where there is none, and the reasons. Raises TrainingError where the
-        server refuses key, path or model.
-        """
+        """The reply to each question, None without one, and the reasons. Raises TrainingError if the server refuses
+        key, path or model."""
         votes, failures = self.settings.votes, []
         prepared = [self._prepared(q if isinstance(q, Question) else Question(q)) for q in questions]
         pending = [one if isinstance(one, str) else [self._begun(*one, vote, place) for vote in range(votes)]
@@ -169,12 +158,11 @@ class Judge:
     # --- one question ---------------------------------------------------------------------------------------------
 
     def _prepared(self, question: Question) -> tuple[str, Question, list[Any]] | str:
-        """Returns a hash of all that decides about a reply, the question and its pictures; or why it cannot be asked.
-        """
+        """A hash of everything that affects the reply, the question and its loaded media; or why it cannot be asked."""
         try:
             loaded = [loader.load(m, self._limits, _FRAMES) for m in question.media]
         except DataError as error:
-            return f"a picture cannot be read: {error}"
+            return f"an image cannot be read: {error}"
         fields = None if question.fields is None else {k: list(v) for k, v in question.fields.items()}
         s = self.settings
         known = [s.model, s.temperature, s.max_tokens, s.json_schema, question.text, [m.sha256 for m in loaded], fields]
@@ -183,16 +171,16 @@ class Judge:
 
     def _begun(self, digest: str, question: Question, loaded: Sequence[Any], vote: int,
                place: ServiceContext) -> Future[StoredReply]:
-        """Returns the reply to come; of a question that is known, or is being asked, that one."""
+        """The future reply; a question that is cached or being asked shares its reply."""
         key = f"{digest}-{vote}"
         with self._lock:
             tally = self._tallies.setdefault((place.split, place.step), JudgeCounts())
             cached = self.replies.get(key, place)
             if cached is not None and (cached.text is None or not self.replies.shared) and cached.of(place) and (
                     key not in tally.counted):
-                tally.note(cached)  # of a step that is repeated
+                tally.note(cached)  # the step is repeated
             elif cached is not None or key in self._pending:
-                tally.cached += 1
+                tally.counts["cached"] += 1
             if cached is not None:
                 future: Future[StoredReply] = Future()
                 future.set_result(cached)
@@ -215,7 +203,7 @@ class Judge:
         except ConfigError as error:
             raise TrainingError(str(error)) from None
         record = replace(record, seconds=round(time.monotonic() - start, 4))
-        with self._lock:  # kept and counted at once: a reply that is not counted is taken for a repeated step's
+        with self._lock:  # stored and counted together: an uncounted reply is taken for one of a repeated step
             if not self._client.closed.is_set() or record.text is not None:
                 self.replies.add(record)
             tally.note(record)
@@ -227,8 +215,9 @@ class Judge:
         content = [*pictures, {"type": "text", "text": question.text}] if pictures else question.text
         wanted = {"name": "reply", "strict": True, "schema": schema(question.fields or {})}
         as_json = {"response_format": {"type": "json_schema", "json_schema": wanted}}
+        seed = int(hashlib.sha256(key.encode()).hexdigest()[:8], 16) >> 1
         return {"model": self.settings.model, "messages": [{"role": "user", "content": content}],
-                "temperature": self.settings.temperature, "seed": _seed(key),
+                "temperature": self.settings.temperature, "seed": seed,
                 **(as_json if question.fields and self.settings.json_schema else {})}
 
     def _in_turn(self) -> None:
@@ -242,12 +231,8 @@ class Judge:
         self._client.closed.wait(max(0.0, mine - now))
 
 
-def _seed(key: str) -> int:
-    return int(hashlib.sha256(key.encode()).hexdigest()[:8], 16) >> 1
-
-
 def _reader(question: Question) -> Callable[[ChatReply], str | None] | None:
-    """Returns what says why a reply to the question cannot be used; None where any can."""
+    """A function that says why a reply to the question is unusable; None if any reply is usable."""
     fields = question.fields
     if fields is None:
         return None
@@ -256,19 +241,19 @@ def _reader(question: Question) -> Callable[[ChatReply], str | None] | None:
 
 
 def _chosen(votes: Sequence[StoredReply], fields: Any) -> tuple[str | None, str]:
-    """Returns the first reply with the most frequent verdict, or None and why."""
+    """The first reply with the most frequent verdict, or None and why."""
     texts = [vote.text for vote in votes if vote.text is not None]
     if not texts:
         return None, next((vote.failed for vote in votes if vote.failed), "no reply")
     said = [canonical_verdict(text, fields) for text in texts]
     (most, count), *others = Counter(said).most_common(2)
     if others and others[0][1] == count:
-        return None, f"the {len(texts)} votes are divided"
+        return None, f"the {len(texts)} votes are tied"
     return texts[said.index(most)], ""
 
 
 def _result(future: Future[StoredReply]) -> StoredReply:
-    """Returns a future's result, looking up now and then so that Ctrl-C is heard."""
+    """The result of a future, polled so that Ctrl-C is handled."""
     while not future.done():
         wait([future], timeout=0.5)
     return future.result()

@@ -1,20 +1,23 @@
-"""What a judge is asked about answers: question, reference and answers as quoted text, and the fields of its reply.
+"""The questions that a judge is asked about answers, and what it is shown: texts of others as quotes, images, and
+turns.
 
-    Question(verdict_prompt(question_text(task, sample), reference(task, sample), answer.final), sample.media, VERDICT)
+    question, images = judge_view(task, sample, [answer])
+    Question(verdict_prompt(question, reference(task, sample), answer.final), images, VERDICT)
 
-Everything that is quoted is others' text (rewards/verdicts.py). An answer comes last but for the form of the reply.
+All quoted text is untrusted (rewards/verdicts.py). The answer comes last, before the form of the reply.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from vlrl.rewards.verdicts import Fields, quoted, reply_format
+from vlrl.rewards.verdicts import MOST_SHOWN, Fields, quoted, reply_format, sanitized
 from vlrl.task.base import Task
 from vlrl.task.interface import task_messages, task_target
-from vlrl.types import Sample
+from vlrl.types import Answer, Media, Sample
 
 VERDICT: Fields = {"verdict": ("yes", "no")}
 BETTER: Fields = {"better": ("first", "second")}
@@ -30,39 +33,37 @@ _TASKS = ("Decide whether an answer to a question is right. It is right if it sa
           "Compare an answer with the reference answer to the same question. Say yes where both mean the same thing "
           "and no where they do not, where nothing is said or where more than one thing is.")
 WORDINGS = len(_TASKS)
-"""How many wordings of the same task there are; the first is the one in use, the others serve `vlrl judge check`."""
+"""Number of wordings of the same instruction; the first is used, the others serve `vlrl judge check`."""
 
 
 def question_text(task: Task, sample: Sample) -> str:
-    """Returns the text of the last message of a prompt."""
+    """The text of a prompt's last message."""
     content = task_messages(task, sample)[-1]["content"]
     return content if isinstance(content, str) else "".join(p.get("text", "") for p in content)
 
 
 def reference(task: Task, sample: Sample) -> str:
-    """Returns the target as text; "" where there is none."""
+    """The target as text; "" if there is none."""
     target = task_target(task, sample)
     return target if isinstance(target, str) else "" if target is None else json.dumps(target, ensure_ascii=False)
 
 
 def verdict_prompt(question: str, right: str, answer: str, wording: int = 0, criterion: str = "") -> str:
-    """Returns the question whether an answer is right (fields VERDICT); `criterion` is a text of the config's author
-    that says more.
-    """
+    """Asks whether an answer is correct (fields VERDICT); `criterion`: further instructions by the config's author."""
     known = [f"Reference answer:\n{quoted('reference', right)}"] if right else []
     return _joined(_TASKS[wording], criterion, _RULE, f"Question:\n{quoted('question', question)}", *known,
                    f"Answer to judge:\n{quoted('answer', answer)}", reply_format(VERDICT))
 
 
 def criterion_prompt(question: str, criterion: str, answer: str) -> str:
-    """Returns the question whether an answer meets one criterion (fields VERDICT)."""
+    """Asks whether an answer meets one criterion (fields VERDICT)."""
     return _joined("Decide whether an answer to a question meets one criterion. Judge this criterion alone.", _RULE,
                    f"Question:\n{quoted('question', question)}", f"Criterion:\n{quoted('criterion', criterion)}",
                    f"Answer to judge:\n{quoted('answer', answer)}", reply_format(VERDICT))
 
 
 def reasoning_prompt(reasoning: str, answer: str) -> str:
-    """Returns the question whether the end of a reasoning comes to an answer (fields AGREES)."""
+    """Asks whether the end of a reasoning leads to an answer (fields AGREES)."""
     return _joined("Decide whether the end of a reasoning comes to the same answer as the one that was given after it: "
                    "same, other, or unclear where it comes to none. Whether the answer is right does not matter.",
                    _RULE, f"End of the reasoning:\n{quoted('reasoning', reasoning)}",
@@ -70,24 +71,24 @@ def reasoning_prompt(reasoning: str, answer: str) -> str:
 
 
 def better_prompt(question: str, right: str, first: str, second: str) -> str:
-    """Returns the question which of two answers is better (fields BETTER)."""
+    """Asks which of two answers is better (fields BETTER)."""
     return _pair("Decide which of two answers to a question is better. A tie is not permitted. Their order and length "
                  "mean nothing.", question, right, first, second, BETTER)
 
 
 def scores_prompt(question: str, right: str, first: str, second: str) -> str:
-    """Returns the question for scores of two answers, in comparison (fields SCORES)."""
+    """Asks for scores of two answers in comparison (fields SCORES)."""
     return _pair("Score two answers to a question in comparison with each other, from 0 to 10. Their order and length "
                  "mean nothing.", question, right, first, second, SCORES)
 
 
 def grades(count: int) -> Fields:
-    """Returns the fields of a reply that grades so many answers: answer_1, answer_2, ... from 1 to 10."""
+    """The fields of a reply that grades so many answers: answer_1, answer_2, ... from 1 to 10."""
     return {f"answer_{i + 1}": (1.0, 10.0) for i in range(count)}
 
 
 def principles_prompt(question: str, right: str, answers: Sequence[str]) -> str:
-    """Returns the question for principles, critiques by them, and a grade of each answer (fields `grades`)."""
+    """Asks for principles, critiques by them, and a grade of each answer (fields `grades`)."""
     known = [f"Reference answer:\n{quoted('reference', right)}"] if right else []
     listed = [f"Answer {i + 1}:\n{quoted('answer', text)}" for i, text in enumerate(answers)]
     return _joined("Write down the principles by which answers to this question are to be judged, with weights. "
@@ -105,3 +106,56 @@ def _pair(task: str, question: str, right: str, first: str, second: str, fields:
 
 def _joined(*pieces: Any) -> str:
     return "\n\n".join(piece for piece in pieces if piece)
+
+
+# --- images and episodes ----------------------------------------------------------------------------------------------
+
+
+MOST_PICTURES, MOST_PIXELS = 16, 2**20
+"""Most images of an episode (a video counts as all of them), and most pixels of each image shown by its environment."""
+_LEAST = 60
+"""Least characters shown of each text of a turn, however many turns there are."""
+_Entry = tuple[str, str, Sequence[Media]]
+"""Label, text and media."""
+
+
+def judge_view(task: Task, sample: Sample, answers: Sequence[Answer],
+          media: bool = True) -> tuple[str, tuple[Media, ...]]:
+    """The question of these answers, and the images to show with it.
+
+    For episodes it lists the turns, within MOST_SHOWN characters: beginning and end of each text. Of more than
+    MOST_PICTURES images, those of the reset included, the last ones are shown.
+    """
+    question, own = question_text(task, sample), tuple(sample.media) if media else ()
+    entries = _entries(sample, answers) if any(answer.turns for answer in answers) else []
+    if not entries:
+        return question, own
+    most = max(_LEAST, (MOST_SHOWN - len(question)) // len(entries) - _LEAST)
+    kept = _last([m for *_, observed in entries for m in observed] if media else [], MOST_PICTURES - len(own))
+    names = {id(m): f" [picture {len(own) + i + 1}]" for i, m in enumerate(kept)}
+    lines = [f"{what}: {sanitized(text, most)}".rstrip() + "".join(names.get(id(m), " [a picture that is not shown]")
+                                                      for m in observed) for what, text, observed in entries]
+    pictures = [replace(m, edits=(*m.edits, ("shrink", MOST_PIXELS))) for m in kept]
+    return "\n\n".join([question, *lines]), (*own, *pictures)
+
+
+def _entries(sample: Sample, answers: Sequence[Answer]) -> list[_Entry]:
+    """What is shown of episodes, in order."""
+    first = sample.opening.media if sample.opening else ()  # its text is in the question
+    entries: list[_Entry] = [("Shown at the beginning", "", first)] if first else []
+    for number, answer in enumerate(answers):
+        whose = f" of answer {number + 1}" if len(answers) > 1 else ""
+        for i, turn in enumerate(answer.turns):
+            entries += [(f"Action {i + 1}{whose}", turn.action, ()), ("Observation", turn.observation, turn.media)]
+    return entries
+
+
+def _last(media: Sequence[Media], room: int) -> list[Media]:
+    """The last media for which there is room."""
+    kept: list[Media] = []
+    for one in reversed(media):
+        room -= MOST_PICTURES if one.kind == "video" else 1
+        if room < 0:
+            break
+        kept.insert(0, one)
+    return kept

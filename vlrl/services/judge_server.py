@@ -1,4 +1,4 @@
-"""A vLLM server for `services.judge`: what `vlrl serve --judge` starts. It has a model of its own, with its weights."""
+"""A vLLM server for `services.judge`, with its own model and weights: `vlrl serve --judge`."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ _SET_BY = {"--model": "services.judge.model", "--served-model-name": "services.j
            "--port": "services.judge.url", "--api-key": "services.judge.key_env"}
 _HERE = ("127.0.0.1", "localhost", "::1")
 _PORT = 8001
-"""Beside the first server of a policy."""
+"""Next to the first server of a policy."""
 
 
 def prepare(settings: JudgeSettings, folder: Path, *, host: str = _HERE[0], port: int | None = None,
             further: Sequence[str] = (), say: Callable[[str], None] = print) -> ServerGroup:
-    """Returns vLLM's OpenAI-compatible server with the model services.judge.model, not started; its log goes to
-    `folder`. `further` are arguments of vLLM, NAME=VALUE or NAME.
+    """vLLM's OpenAI-compatible server with the model services.judge.model, not started; its log goes to `folder`.
+    further: arguments of vLLM, NAME=VALUE or NAME.
 
-    Raises ConfigError without a model, for an adapter, a port that is taken or another than that of
-    services.judge.url, an address of another host, and one that others reach without a key.
+    Raises ConfigError without a model, for an adapter, a port that is in use or differs from that of
+    services.judge.url, an address of another host, and one that others can reach without a key.
     """
     place = _place(settings, host, port)
     added = vllm_launch.further_arguments(further, (), _SET_BY)
     key = key_of(settings.key_env, "services.judge.key_env")
     if host not in _HERE and not key:
-        raise ConfigError(f"--host {host} without a key would have anyone use the judge: set services.judge.key_env to "
+        raise ConfigError(f"--host {host} without a key would let anyone use the judge: set services.judge.key_env to "
                           "the environment variable that holds one")
     model = _model(settings.model)
     vllm_launch.check_free(host, place)
@@ -56,7 +56,7 @@ def prepare(settings: JudgeSettings, folder: Path, *, host: str = _HERE[0], port
 
 
 def _place(settings: JudgeSettings, host: str, port: int | None) -> int:
-    """Returns the port: that of services.judge.url, where there is one."""
+    """The port: that of services.judge.url, if there is one."""
     if not settings.model:
         raise ConfigError("--judge needs services.judge.model: the hub name, folder or run of the model that judges")
     if not settings.url:

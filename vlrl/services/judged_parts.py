@@ -1,12 +1,12 @@
-"""Parts of `task.parts` in which a judge looks at one answer by itself; see extra_parts.py.
+"""Parts of `task.parts` in which a judge rates one answer by itself; see extra_parts.py.
 
-    judge               1 where a judge calls the final answer right, else 0
-    cascade             1 where the task's rule does, or else a judge (TinyV, 2505.14625)
-    general_verdict     a verdict that pays less for answers of another length (General-Reasoner, 2505.14652)
-    rubric              the weighted share of criteria that a judge finds met (2509.21500)
-    reasoned            whether the reasoning of a correct answer comes to it (R1-Reward, 2505.02835)
+    judge               1 if a judge finds the final answer correct, else 0
+    cascade             1 if the task's rule does, or else a judge (TinyV, arXiv 2505.14625)
+    general_verdict     a verdict with a penalty on answers of another length (General-Reasoner, arXiv 2505.14652)
+    rubric              weighted share of criteria that a judge finds met (arXiv 2509.21500)
+    reasoned            whether the reasoning of a correct answer leads to it (R1-Reward, arXiv 2505.02835)
 
-Where the judge gave no reply, the value is None and the answer is unscorable.
+Without a reply of the judge the value is None and the answer is unscorable.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from vlrl.services.judge_prompts import (
     AGREES,
     VERDICT,
     criterion_prompt,
+    judge_view,
     reasoning_prompt,
     reference,
     verdict_prompt,
 )
-from vlrl.services.judged_episodes import judge_view
 from vlrl.task.base import Task
 from vlrl.task.part import part
 from vlrl.task.services import Question
@@ -34,7 +34,7 @@ _PIECE = re.compile(r"\w+|[^\w\s]")
 
 
 def _verdicts(services: Any, questions: Sequence[Question]) -> list[bool | None]:
-    """Returns yes or no to each question; None where there is no reply."""
+    """Yes or no to each question; None without a reply."""
     replies = services.judge(questions) if questions else []
     parsed = [None if reply is None else read_fields(reply, VERDICT) for reply in replies]
     return [None if fields is None else fields["verdict"] == "yes" for fields in parsed]
@@ -42,7 +42,7 @@ def _verdicts(services: Any, questions: Sequence[Question]) -> list[bool | None]
 
 def _right(task: Task, sample: Sample, answers: Mapping[int, Answer], services: Any, media: bool,
            criterion: str = "") -> dict[int, float | None]:
-    """Returns 1, 0 or None for the final texts of some answers, by number; an empty one is wrong unasked."""
+    """1, 0 or None for the final texts of some answers, by index; an empty one is wrong without asking."""
     right, nonempty = reference(task, sample), {i: a for i, a in answers.items() if a.final.strip()}
     questions = []
     for answer in nonempty.values():
@@ -56,9 +56,8 @@ def _right(task: Task, sample: Sample, answers: Mapping[int, Answer], services: 
 @part({"judge": 1.0}, needs=("judge",), replaces_outcome=True)
 def judge(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *, media: bool = True,
           criterion: str = "") -> list[Parts]:
-    """1 where a judge that sees question, pictures, reference and final answer (of an episode all turns) calls it
-    right, else 0; the reasoning is not shown. `criterion` says more of what is right.
-    """
+    """1 if a judge that sees question, images, reference and final answer (of an episode all turns) finds it correct,
+    else 0; the reasoning is not shown. `criterion`: further instructions on what is correct."""
     verdicts = _right(task, sample, dict(enumerate(answers)), services, media, criterion)
     return [{"judge": verdicts[i]} for i in range(len(answers))]
 
@@ -66,32 +65,29 @@ def judge(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, 
 @part({"cascade": 1.0, "recovered": 0.0}, needs=("judge",), replaces_outcome=True)
 def cascade(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *,
             media: bool = False) -> list[Parts]:
-    """1 where the task's rule calls an answer correct, and of the others where a judge does: the judge is asked about
-    these alone. TinyV (arXiv 2505.14625). `recovered` is 1 where it was the judge.
-    """
+    """1 if the task's rule finds an answer correct; only the others are given to a judge. TinyV (arXiv 2505.14625).
+    `recovered` is 1 where it was the judge."""
     failed = {i: a for i, a in enumerate(answers) if not correct_by_rule(task, sample, a)}
     verdicts = _right(task, sample, failed, services, media)
     return [{"cascade": verdicts.get(i, 1.0), "recovered": verdicts.get(i, 0.0)} for i in range(len(answers))]
 
 
 def correct_by_rule(task: Task, sample: Sample, answer: Answer) -> bool:
-    """Whether the task's own rule calls an answer correct, whatever curriculum.part and curriculum.pass_at say; False
-    where the rule fails, which scoring meets again.
-    """
+    """Whether the task's own rule finds an answer correct, whatever curriculum.part and curriculum.pass_at say; False
+    if the rule fails, which scoring reports."""
     try:
         rule = task.by_rule()
         return rule.correct(sample, answer, rule.score(sample, answer)) is True
-    except Exception:  # anyone's verifier: the judge decides
+    except Exception:  # a user's verifier may raise anything: the judge decides
         return False
 
 
 @part({"general_verdict": 1.0}, needs=("judge",), replaces_outcome=True)
 def general_verdict(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *, penalty: float = 0.05,
                     most: int = 10, missing: float = -0.5, media: bool = False) -> list[Parts]:
-    """`missing` where the task reads no answer; of those that a judge calls right 1 - penalty * min(most, d), d = by
-    how many words and signs answer and reference differ in length; else 0. General-Reasoner (arXiv 2505.14652), which
-    counts tokens.
-    """
+    """`missing` if the task parses no answer; for answers that a judge finds correct 1 - penalty * min(most, d), d =
+    difference in length (words and signs) between answer and reference; else 0. General-Reasoner (arXiv 2505.14652),
+    which counts tokens."""
     said = {i: a for i, a in enumerate(answers) if task.parse(sample, a) not in (None, "") and a.final.strip()}
     verdicts, length = _right(task, sample, said, services, media), len(_PIECE.findall(reference(task, sample)))
     off = {i: min(most, abs(len(_PIECE.findall(a.final)) - length)) for i, a in said.items()}
@@ -102,19 +98,18 @@ def general_verdict(task: Task, sample: Sample, answers: Sequence[Answer], servi
 @part({"rubric": 1.0, "rubric_saturated": 0.0}, needs=("judge",))
 def rubric(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *,
            criteria: tuple[str | dict[str, Any], ...] = (), media: bool = True, reasoning: bool = False) -> list[Parts]:
-    """Weighted share of the criteria that a judge finds met, asked one by one: sum w 1[met] / sum w (arXiv
-    2509.21500). Criteria are texts, or {criterion, weight}; a row's own `rubric` replaces those of the option.
-    `reasoning` shows the whole answer. `rubric_saturated` is 1 where every answer of the group meets all.
-    """
+    """Weighted share of the criteria that a judge finds met, asked one by one: sum w 1[met] / sum w (arXiv 2509.21500).
+    Criteria are texts, or {criterion, weight}; a row's own `rubric` replaces those of the option. `reasoning` shows the
+    whole answer. `rubric_saturated` is 1 if every answer of the group meets all criteria."""
     given = sample.get("rubric") or criteria
     wanted = [_criterion(one) for one in ([given] if isinstance(given, (str, Mapping)) else given)]
     total = sum(weight for _, weight in wanted)
     if not wanted or total <= 0:
         raise ValueError(f"row '{sample.id}' has no rubric, and the part 'rubric' no criteria of a weight above 0")
-    told = [(a, *judge_view(task, sample, [a], media)) for a in answers]
+    views = [(a, *judge_view(task, sample, [a], media)) for a in answers]
     verdicts = iter(_verdicts(services, [
         Question(criterion_prompt(question, text, a.text if reasoning else a.final), shown, VERDICT)
-        for a, question, shown in told for text, _ in wanted]))
+        for a, question, shown in views for text, _ in wanted]))
     met = [[next(verdicts) for _ in wanted] for _ in answers]
     paid = [None if None in own else sum(w for v, (_, w) in zip(own, wanted, strict=True) if v) / total for own in met]
     full = None if None in paid else float(all(value == 1 for value in paid))
@@ -126,9 +121,8 @@ _AGREEMENT = {"same": 1.0, "other": -1.0, "unclear": 0.0}
 
 @part({"reasoned": 0.5}, needs=("judge",))
 def reasoned(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *, lines: int = 3) -> list[Parts]:
-    """Of correct answers 1 where a judge finds that the last `lines` lines of the reasoning come to them, -1 where they
-    come to another answer, 0 where they say none; 0 of the others, unasked. R1-Reward (arXiv 2505.02835).
-    """
+    """For correct answers 1 if a judge finds that the last `lines` lines of the reasoning lead to them, -1 if they lead
+    to another answer, 0 if to none; 0 for the other answers, without asking. R1-Reward (arXiv 2505.02835)."""
     ends = {i: "\n".join(a.reasoning.strip().split("\n")[-lines:]) for i, a in enumerate(answers)
             if correct_by_rule(task, sample, a)}
     nonempty = {i: end for i, end in ends.items() if end}
@@ -141,7 +135,7 @@ def reasoned(task: Task, sample: Sample, answers: Sequence[Answer], services: An
 
 
 def _criterion(one: Any) -> tuple[str, float]:
-    """Returns text and weight. Raises ValueError for anything else."""
+    """Text and weight. Raises ValueError for anything else."""
     given = {"criterion": one} if isinstance(one, str) else one
     text, weight = (given.get("criterion"), given.get("weight", 1.0)) if isinstance(given, Mapping) else (None, 0)
     if not isinstance(text, str) or not text.strip() or isinstance(weight, bool) or not isinstance(

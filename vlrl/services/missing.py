@@ -1,4 +1,4 @@
-"""A task whose parts need services that a run does not have: the task less these parts. No torch."""
+"""Tasks whose parts need services that a run does not have: the task without these parts. No torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WAYS = {"judge": "Give it one with services.judge.url and services.judge.model.
 
 def without_unserved_parts(task: Task, sample: Sample, answers: Sequence[Answer], services: Services) -> tuple[Task,
                                                                                                                list[str]]:
-    """Returns the task of a sample less the parts that it cannot give without services it `needs`, and their names."""
+    """The task without the parts that it cannot give for lack of services, and their names."""
     given: set[str] = set()
     lacking = False
     for method in (lambda: [task.score(sample, a) for a in answers],
@@ -28,14 +28,14 @@ def without_unserved_parts(task: Task, sample: Sample, answers: Sequence[Answer]
             given.update(*method())
         except AbsentService:
             lacking = True
-        except (Exception, SystemExit):  # met again in scoring, which stores it
+        except (Exception, SystemExit):  # raised again in scoring, which stores it
             continue
     left_out = [name for name in task.weights if name not in given]
     return (without_parts(task, left_out), left_out) if (given or lacking) and left_out else (task, [])
 
 
 def without_parts(task: Task, left_out: Collection[str]) -> Task:
-    """Returns the task without some parts. A score_group of it that asks for an absent service gives no part at all."""
+    """The task without some parts. If its score_group asks for a missing service, it gives no part at all."""
     reduced: Any = copy.copy(task)
     reduced.weights = {name: weight for name, weight in task.weights.items() if name not in left_out}
 
@@ -45,7 +45,7 @@ def without_parts(task: Task, left_out: Collection[str]) -> Task:
         except AbsentService:
             return []
         if not isinstance(scores, list) or not all(isinstance(parts, Mapping) for parts in scores):
-            return scores  # scoring says what is wrong with it
+            return scores  # scoring reports what is wrong with it
         return [{name: value for name, value in parts.items() if name not in left_out} for parts in scores]
 
     reduced.score_group = score_group
@@ -53,7 +53,7 @@ def without_parts(task: Task, left_out: Collection[str]) -> Task:
 
 
 def served_task(task: Task, available: Iterable[str], samples: Sequence[Sample]) -> Task:
-    """Returns the task, or each of a mixture, less its unserved parts; see `unserved_parts`."""
+    """The task, or each task of a mixture, without its unserved parts; see `unserved_parts`."""
     if isinstance(task, Mixture):
         firsts = {s.task: s for s in samples[:len(task.tasks)]}  # a mixture begins with one of each
         return task.each(lambda label, one: served_task(one, available, [firsts[label]]))
@@ -62,19 +62,20 @@ def served_task(task: Task, available: Iterable[str], samples: Sequence[Sample])
 
 
 def unserved_parts(task: Task, available: Iterable[str], samples: Sequence[Sample]) -> list[str]:
-    """Returns the parts that a run leaves out, for they need a service that is not `available` and weigh nothing.
+    """The parts that a run leaves out because they need a service that is not `available`; their weight must be 0.
 
-    Raises ConfigError for such a part that has a weight, and for a service that nobody knows. Where `needs` is a set
-    and not {service: parts}, these are all parts that `score` does not give.
+    Raises ConfigError for such a part with a weight, and for an unknown service. If `needs` is a set instead of
+    {service: parts}, these are all parts that `score` does not give.
     """
     parts: list[str] = []
     for service in sorted(set(task.needs) - set(available)):
         if service not in SERVICES:
             raise ConfigError(f"task '{task.name}' needs the service {service!r}, which is not known."
                               f"{did_you_mean(str(service), SERVICES)} Known: {', '.join(SERVICES)}.")
-        named = task.needs.get(service, ()) if isinstance(task.needs, Mapping) else _of_the_group(task, samples)
+        named = task.needs.get(service, ()) if isinstance(task.needs, Mapping) else _group_parts(task, samples)
         for part in named:
-            if any(_values(task.weights.get(part, 0.0))):
+            weight = task.weights.get(part, 0.0)
+            if weight if isinstance(weight, (int, float)) else any(value for _, value in weight):
                 raise ConfigError(f"task '{task.name}': the part '{part}' needs the service '{service}', which this "
                                   f"run does not have. {_WAYS.get(service, '')}Leave the part out with "
                                   f"task.rewards.{part}=0")
@@ -82,13 +83,10 @@ def unserved_parts(task: Task, available: Iterable[str], samples: Sequence[Sampl
     return parts
 
 
-def _of_the_group(task: Task, samples: Sequence[Sample]) -> list[str]:
+def _group_parts(task: Task, samples: Sequence[Sample]) -> list[str]:
+    """The parts that `score` does not give."""
     try:
         own = task.score(samples[0], Answer(text=""))
         return [part for part in task.weights if part not in own]
-    except (Exception, SystemExit):  # met again where it belongs, in scoring
+    except (Exception, SystemExit):  # raised again in scoring
         return list(task.weights)
-
-
-def _values(weight: Any) -> list[float]:
-    return [weight] if isinstance(weight, (int, float)) else [value for _, value in weight]

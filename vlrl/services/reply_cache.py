@@ -1,11 +1,11 @@
-"""What a judge answered, kept by what it was asked: a run that was killed asks for nothing again.
+"""The replies of a judge, cached by their questions: a run that was killed asks nothing twice.
 
-    services/judge-rank-00000.jsonl             one reply a line, as it came: key, text, when and for what, its cost
-    services/judge-failed-rank-00000.jsonl      what got no reply in a step that was completed
+    services/judge-rank-00000.jsonl             one reply per line, in order of arrival: key, text, origin, cost
+    services/judge-failed-rank-00000.jsonl      questions without a reply, of completed steps
 
-Every process writes files of its own and reads those of all when it starts. A reply counts for any later question of
-the same key. A failure counts for the step in which it happened alone, and is written once that step is completed: the
-step that a killed run repeats asks again, and an earlier one that is repeated has the rewards that it had.
+Every process writes its own files and reads those of all when it starts. A reply is reused for any later question with
+the same key. A failure only counts for its own step, and is written once that step is completed: the step that a killed
+run repeats asks again, and an earlier step that is repeated gets the same rewards.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class StoredReply:
     tokens_out: int = 0
     tries: int = 1
     seconds: float = 0.0
-    """From the first try to the reply."""
+    """From the first attempt to the reply."""
 
     def of(self, place: ServiceContext) -> bool:
-        """Returns whether it was asked for there first."""
+        """Whether it was first requested there."""
         return (self.split, self.step) == (place.split, place.step)
 
 
@@ -47,10 +47,10 @@ _NAMES = {f.name for f in fields(StoredReply)}
 
 
 class ReplyCache:
-    """The replies that a process knows. Safe for threads.
+    """The replies known to a process. Thread-safe.
 
-    `folder` holds the replies, `own` is the run's: where they are two, replies are those of other runs too, and none
-    says at which step of this one it was asked for.
+    `folder` holds the replies, `own` is the run's folder. If they differ, replies are shared with other runs, and none
+    says at which step of this run it was requested.
     """
 
     def __init__(self, folder: Path, own: Path, name: str, rank: int):
@@ -64,13 +64,12 @@ class ReplyCache:
         self._unsettled: list[StoredReply] = []
 
     def get(self, key: str, place: ServiceContext) -> StoredReply | None:
-        """Returns what is known of a question: a reply, or that it failed in this very step; None = it is to be asked.
-        """
+        """The reply to a question, or its failure in this very step; None = it must be asked."""
         with self._lock:
             return self._failures.get((key, place.split, place.step)) or self._replies.get(key)
 
     def add(self, reply: StoredReply) -> None:
-        """Keeps a reply, in the file at once; a failure until `settle`. Raises RunError when the disk is full."""
+        """Stores a reply in the file at once, a failure at `settle`. Raises RunError if the disk is full."""
         with self._lock:
             if reply.text is None:
                 self._failures[reply.key, reply.split, reply.step] = reply
@@ -88,7 +87,7 @@ class ReplyCache:
             self._dirty = False
 
     def settle(self, split: str, step: int) -> None:
-        """Writes the failures of a split up to a step, which is completed."""
+        """Writes the failures of a split up to a completed step."""
         with self._lock:
             done = [k for k in self._unsettled if k.split == split and k.step <= step]
             self._unsettled = [k for k in self._unsettled if k not in done]
@@ -110,7 +109,7 @@ class ReplyCache:
 
 
 def _read(folder: Path, pattern: str, last: Path) -> Iterator[StoredReply]:
-    """Yields the whole lines of all files, those of `last` at the end so that they win."""
+    """Yields the complete lines of all files, those of `last` at the end so that they take precedence."""
     for path in sorted(folder.glob(pattern), key=lambda path: (path == last, path)):
         for line in path.read_bytes().splitlines():
             reply = _parsed(line)

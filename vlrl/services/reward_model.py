@@ -1,12 +1,11 @@
-"""`services.reward_model`: scores of answers by models that were trained for it.
+"""`services.reward_model`: scores of answers by trained reward models.
 
     scorer = RewardModel(config)
-    scorer("Is it a cat?", media, ["yes", "no"])    # of each answer (score of each model, ...), or why there is none
+    scorer("Is it a cat?", media, ["yes", "no"])    # for each answer (score of each model, ...), or why it has none
 
-Two kinds, told apart by what lies in the folder: a vision-language model with a head that scores
-(reward_head.safetensors, as `vlrl sft` writes it with algo.loss=bradley_terry), and a sequence classifier of
-transformers with one label, which reads the words alone. A score is that of the answer behind the question, both in the
-model's own chat template.
+Two kinds, recognized by their files: a vision-language model with a scoring head (reward_head.safetensors, as `vlrl
+sft` writes it with algo.loss=bradley_terry), and a sequence classifier of transformers with one label, which reads only
+text. A score is that of the answer after the question, both in the model's own chat template.
 """
 
 from __future__ import annotations
@@ -46,12 +45,12 @@ class _Scorer(Protocol):
 
 
 class GroupRewardModel:
-    """The service reward_model as one group has it; `failures` says why answers have no score."""
+    """The service for one group; `failures` says why answers have no score."""
 
     def __init__(self, scorer: Callable[..., list[tuple[float, ...] | str]], place: ServiceContext):
         self._scorer, self.place = scorer, place
         self.scored = 0
-        """Answers, those without a score included."""
+        """Number of answers, those without a score included."""
         self.failures: list[str] = []
 
     def __call__(self, question: str, media: Sequence[Any], answers: Sequence[str]) -> list[tuple[float, ...] | None]:
@@ -62,14 +61,14 @@ class GroupRewardModel:
 
 
 def of_run(config: Config, folder: Path) -> RewardModel:
-    """Returns the models of a run; they keep nothing in `folder`."""
+    """The service of a run; it keeps nothing in `folder`."""
     return RewardModel(config)
 
 
 class RewardModel:
-    """Loads all of `services.reward_model.name`, on the GPU of this process where there is one.
+    """All models of services.reward_model.name, on this process's GPU if it has one.
 
-    Raises ConfigError where there is no such model, or it gives no score.
+    Raises ConfigError if there is no such model, or it gives no score.
     """
 
     def __init__(self, config: Config):
@@ -80,7 +79,7 @@ class RewardModel:
     concurrency = 1
 
     def at(self, place: ServiceContext) -> GroupRewardModel:
-        """Returns the service for one group of a step."""
+        """The service for one group of a step."""
         self._asked.append(GroupRewardModel(self, place))
         return self._asked[-1]
 
@@ -88,18 +87,18 @@ class RewardModel:
         return ""
 
     def metrics(self, split: str, step: int, times: bool = True) -> dict[str, float]:
-        """Returns how many answers were scored for a split up to a step, and how many of them have no score."""
+        """The number of answers scored for a split up to a step, and how many of them have no score."""
         done = [s for s in self._asked if s.place.split == split and s.place.step <= step]
         self._asked = [s for s in self._asked if s not in done]
         scored, failed = comm.total(sum(s.scored for s in done), sum(len(s.failures) for s in done))
         return {"reward_model/scored": scored, "reward_model/failed": failed}
 
     def close(self) -> None:
-        """There is nothing to close."""
+        pass
 
     def __call__(self, question: str, media: Sequence[Media],
                  answers: Sequence[str]) -> list[tuple[float, ...] | str]:
-        """Returns of each answer the score of each model, or as a text why there is none."""
+        """For each answer the score of each model, or why there is none."""
         if not answers:
             return []
         try:
@@ -107,7 +106,7 @@ class RewardModel:
         except DataError as error:
             return [str(error)] * len(answers)
         rows = [*zip(*columns, strict=True)]
-        return [row if all(map(math.isfinite, row)) else f"the score is {row}, no finite number" for row in rows]
+        return [row if all(map(math.isfinite, row)) else f"the score {row} is not finite" for row in rows]
 
 
 def _loaded(name: str, config: Config, device: torch.device) -> _Scorer:
@@ -124,7 +123,7 @@ class _Asks(Task):
 
 
 class HeadScorer:
-    """A vision-language model with a head that scores, in float32 on a CPU and bfloat16 on a GPU."""
+    """A vision-language model with a scoring head, in float32 on a CPU and bfloat16 on a GPU."""
 
     def __init__(self, folder: Path, config: Config, device: torch.device):
         settings = config.model.model_copy(update={
@@ -143,7 +142,7 @@ class HeadScorer:
         self._train = config.train
 
     def __call__(self, question: str, media: Sequence[Media], answers: Sequence[str]) -> list[float]:
-        """Raises DataError for media that cannot be read, and a prompt that is too long."""
+        """Raises DataError for unreadable media, and a prompt that is too long."""
         prompt = self._encode(_Asks(), Sample(id="asked", row={"question": question}, media=tuple(media)))
         texts = [completion_for(answer, prompt.opened) for answer in answers]
         rows = [given_completion(self._encode.answer_ids(text), text) for text in texts]
@@ -153,7 +152,7 @@ class HeadScorer:
 
 
 class ClassifierScorer:
-    """A sequence classifier of transformers with one label, in float32. It sees no pictures."""
+    """A sequence classifier of transformers with one label, in float32. It sees no images."""
 
     def __init__(self, name: str, settings: RewardModelSettings, device: torch.device):
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -171,7 +170,7 @@ class ClassifierScorer:
                               ) from None
         if report["missing_keys"] or model.config.num_labels != 1:
             what = f"lacks {', '.join(sorted(report['missing_keys'])[:3])}" if report["missing_keys"] else (
-                f"has {model.config.num_labels} labels, and a score is one")
+                f"has {model.config.num_labels} labels instead of one")
             raise ConfigError(f"services.reward_model.name={name!r} {what}: {_WAY}")
         if self._tokenizer.pad_token is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token
@@ -181,7 +180,7 @@ class ClassifierScorer:
                             self._tokenizer.model_max_length)
 
     def __call__(self, question: str, media: Sequence[Media], answers: Sequence[str]) -> list[float]:
-        """Raises DataError for a text that is too long; it is never cut."""
+        """Raises DataError for a text that is too long; texts are never truncated."""
         texts = [self._text(question, answer) for answer in answers]
         new = [text for text in dict.fromkeys(texts) if text not in self._known]
         scores = {text: self._known[text] for text in texts if text in self._known}
@@ -202,7 +201,7 @@ class ClassifierScorer:
         return str(self._tokenizer.apply_chat_template(turns, tokenize=False))
 
     def _scored(self, texts: Sequence[str]) -> list[float]:
-        special = self._tokenizer.chat_template is None  # a template writes its own
+        special = self._tokenizer.chat_template is None  # a template adds its own
         inputs = self._tokenizer(list(texts), return_tensors="pt", padding=True, add_special_tokens=special)
         if inputs["input_ids"].shape[1] > self._longest:
             raise DataError(f"an answer and its question have {inputs['input_ids'].shape[1]} tokens, more than the "

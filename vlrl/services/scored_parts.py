@@ -1,7 +1,9 @@
-"""Parts of `task.parts` that a reward model gives; see extra_parts.py.
+"""Parts of `task.parts` that a reward model or the likelihood of an answer gives; see extra_parts.py.
 
-    reward_model    the score of an answer, of several models the mean, the smallest, or the mean less their spread
-    process         the mean score of the steps of an answer, which algo.advantage=clip_delta sees one by one
+    reward_model    score of an answer; of several models the mean, the smallest, or the mean minus their spread
+    process         mean score of the steps of an answer, which algo.advantage=clip_delta uses individually
+    likelihood      probability of the reference answer in place of the completion's own (RLPR, arXiv 2506.18254)
+    consistency     bonus for correct answers that the reference policy finds likely (GRPO-CARE, arXiv 2506.16141)
 """
 
 from __future__ import annotations
@@ -10,13 +12,18 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import Field
 
 from vlrl.rewards.ensembles import combined, mean, spread
+from vlrl.rewards.groups import consistency_bonus
+from vlrl.rewards.likelihood import debiased
 from vlrl.rewards.process import step_spans, with_pair_scores
-from vlrl.services.judge_prompts import question_text
+from vlrl.services.judge_prompts import question_text, reference
+from vlrl.services.judged_parts import correct_by_rule
 from vlrl.task.base import Task
 from vlrl.task.part import part
+from vlrl.task.services import Reading
 from vlrl.types import Answer, Parts, Sample, StepValues
 
 
@@ -25,10 +32,9 @@ def reward_model(task: Task, sample: Sample, answers: Sequence[Answer], services
                  combine: Literal["mean", "min", "less_variance", "less_deviation"] = "mean",
                  lam: Annotated[float, Field(ge=0)] | None = None, media: bool = True,
                  reasoning: bool = False) -> list[Parts]:
-    """Score of an answer by services.reward_model, of an ensemble as `combine` says (rewards/ensembles.py), with `lam`,
-    null = that of its paper. `reasoning` shows it the whole answer. `reward_spread` is the standard deviation
-    over the models.
-    """
+    """Score of an answer by services.reward_model, for an ensemble combined by `combine` (rewards/ensembles.py) with
+    `lam`, null = that of its paper. `reasoning` shows the whole answer. `reward_spread` is the standard deviation over
+    the models."""
     texts = [a.text if reasoning else a.final for a in answers]
     replies = services.reward_model(question_text(task, sample), tuple(sample.media) if media else (), texts)
     return [{"reward_model": None, "reward_spread": None} if scores is None else
@@ -38,10 +44,10 @@ def reward_model(task: Task, sample: Sample, answers: Sequence[Answer], services
 @part({"process": 1.0}, needs=("reward_model",))
 def process(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *, pairs: bool = False,
             media: bool = True) -> list[Any]:
-    """Mean over the steps of an answer, its paragraphs, of the score by services.reward_model of the text up to the end
-    of the step; of an ensemble the mean. 0 for an answer without a step. The steps are kept: types.StepValues.
+    """Mean over the steps of an answer (its paragraphs) of the score by services.reward_model of the text up to the end
+    of the step; for an ensemble the mean. 0 for an answer without steps. The steps are kept: types.StepValues.
 
-    With `pairs` the score of each step by itself and that of it and the next one as one text, in the mean: HRM, the
+    With `pairs` the mean of the score of each step by itself and of that of it and the next one as one text: HRM, the
     hierarchical reward model (arXiv 2503.13551).
     """
     cuts = [step_spans(a.text) for a in answers]
@@ -60,3 +66,37 @@ def process(task: Task, sample: Sample, answers: Sequence[Answer], services: Any
         ends = tuple(end for _, end in own)
         out.append({"process": StepValues(tuple(each), ends) if len(values) == len(texts) else None})
     return out
+
+
+def _references(task: Task, sample: Sample, answers: Sequence[Answer], *, debias: bool = True) -> list[Reading]:
+    """The reference answer in place of each completion's own, and with `debias` once without any reasoning."""
+    right = reference(task, sample)
+    return [Reading(a, right) for a in ([*answers, None] if debias else answers)] if right else []
+
+
+@part({"likelihood": 1.0}, needs=("policy_logprobs",), readings=_references, replaces_outcome=True)
+def likelihood(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *,
+               debias: bool = True) -> list[Parts]:
+    """Mean probability, under the trained policy, of the tokens of the reference answer in place of the completion's
+    own; with `debias` minus its value without any reasoning; within [0, 1]. 0 without an answer tag.
+
+    RLPR (arXiv 2506.18254) equations 2 to 4. curriculum.keep=std_ema is its group filter.
+    """
+    readings = _references(task, sample, answers, debias=debias)
+    if not readings:
+        raise ValueError(f"row '{sample.id}' has no target, whose likelihood the part 'likelihood' is")
+    logprobs = services.policy_logprobs(readings)
+    return [{"likelihood": value} for value in debiased(logprobs[:len(answers)], logprobs[-1] if debias else None)]
+
+
+@part({"consistency": 0.5}, needs=("reference_logprobs",))
+def consistency(task: Task, sample: Sample, answers: Sequence[Answer], services: Any, *,
+                margin: Annotated[float, Field(ge=0)] = 0.01) -> list[Parts]:
+    """1 for correct answers if the reference policy's mean probability of their final tokens, after their own
+    reasoning, is at least the mean of the group's correct answers minus `margin`; else 0 (rewards/groups.py).
+
+    GRPO-CARE (arXiv 2506.16141), with services.reference=ema.
+    """
+    right = [float(correct_by_rule(task, sample, a)) for a in answers]
+    likely = [float(np.exp(v).mean()) if len(v) else None for v in services.reference_logprobs(answers)]
+    return [{"consistency": value} for value in consistency_bonus(right, likely, margin)]

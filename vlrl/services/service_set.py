@@ -1,4 +1,4 @@
-"""Which services a run has, what a group is given of them, and what they cost."""
+"""The services of a run, their view for one group, and their metrics."""
 
 from __future__ import annotations
 
@@ -27,30 +27,29 @@ class Service(Protocol):
     """A model beside the policy, on one process."""
 
     concurrency: int
-    """Groups that may wait for it side by side; 1 = it computes here and is asked by one at a time."""
+    """Groups that may wait for it at once; 1 = it computes in this process, for one group at a time."""
 
     def at(self, place: ServiceContext) -> Callable[..., Any]:
-        """Returns it as one group has it; `failures`, where it has them, say why something has no reply."""
+        """The service for one group; its `failures`, if it has them, say why something has no reply."""
         ...
 
     def problem(self) -> str:
-        """Returns why it seems to be of no use now, which a run may outlive; "" where it answers."""
+        """Why it seems unusable now, which need not end the run; "" if it works."""
         ...
 
     def metrics(self, split: str, step: int, times: bool) -> dict[str, float]:
-        """Returns what was asked for a split up to a step, which is completed, over all processes, and forgets it;
-        with `times` the seconds of a call.
-        """
+        """The requests for a split up to a completed step, over all processes, which are forgotten afterwards; with
+        `times` the duration of a call."""
         ...
 
     def close(self) -> None: ...
 
 
 def provide(config: Config, task: Task, folder: Path | None = None) -> ServiceSet | None:
-    """Returns the services that the settings give and a task needs; None where there are none. Replies are kept in
-    `folder` in place of the run's.
+    """The services that the settings provide and a task needs; None if there are none. Replies are cached in `folder`
+    instead of the run's.
 
-    Raises ConfigError for a bad address, a key that is not there, and a model that cannot be loaded.
+    Raises ConfigError for a wrong address, a missing key, and a model that cannot be loaded.
     """
     wanted = [name for name in config.services.given if name in task.needs]
     return ServiceSet({name: KINDS[name](config, folder or Path(config.run.dir))
@@ -59,9 +58,8 @@ def provide(config: Config, task: Task, folder: Path | None = None) -> ServiceSe
 
 @contextmanager
 def serving(config: Config, task: Task) -> Iterator[ServiceSet | None]:
-    """The services that the settings give and a task needs, apart from any run: replies are kept as long as the block
-    lasts, or in services.judge.cache.
-    """
+    """The services that the settings provide and a task needs, outside of a run: replies are cached until the block
+    ends, or in services.judge.cache."""
     with TemporaryDirectory(prefix="vlrl-services-") as folder:
         services = provide(config, task, Path(folder))
         try:
@@ -72,18 +70,19 @@ def serving(config: Config, task: Task) -> Iterator[ServiceSet | None]:
 
 
 class GroupServiceSet:
-    """The services as one group has them."""
+    """The services for one group."""
 
     def __init__(self, services: Mapping[str, Service], place: ServiceContext, turn: threading.Lock):
         self.turn = turn
-        """Held while a task's code runs, and not while it waits for a server: groups wait side by side."""
+        """Held while a task's code runs, and released while it waits for a server, so that groups wait in parallel."""
         self._asked = {name: service.at(place) for name, service in services.items()}
         self.services = {name: _aside(self._asked[name], turn) if service.concurrency > 1 else self._asked[name]
                          for name, service in services.items()}
 
     @property
     def problem(self) -> str | None:
-        """Why what rests on a service has no value, as the `error` of a rollout; None where all replied."""
+        """Why a part that depends on a service has no value, as the `error` of a rollout; None if all services replied.
+        """
         failures = [f"{name}: {reason}" for name, asked in self._asked.items()
                     for reason in getattr(asked, "failures", ())]
         more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
@@ -109,26 +108,25 @@ class ServiceSet:
 
     @property
     def threads(self) -> int:
-        """Groups that are scored side by side."""
+        """Number of groups that are scored in parallel."""
         return min(_MOST_THREADS, max(service.concurrency for service in self._services.values()))
 
     def at(self, place: ServiceContext) -> GroupServiceSet:
-        """Returns the services for one group."""
+        """The services for one group."""
         return GroupServiceSet(self._services, place, self._turn)
 
     def alone(self, split: str, step: int) -> GroupServiceSet:
-        """Returns the services for a group of no run."""
+        """The services for a group outside of a run."""
         return self.at(ServiceContext(split, step, step))
 
     def warnings(self) -> list[str]:
-        """Returns what does not answer now, which a run may outlive."""
-        return [f"{problem}: what it is to judge is unscorable until it answers (limits.service_errors)"
+        """The services that are unavailable now, which need not end the run."""
+        return [f"{problem}: what it is to judge is unscorable until it responds (limits.service_errors)"
                 for service in self._services.values() if (problem := service.problem())]
 
     def metrics(self, split: str, step: int, times: bool = True) -> dict[str, float]:
-        """Returns what was asked for a split up to a step, which is completed, over all processes: `judge/...`,
-        `clip/images` and `reward_model/...`, and with `times` the seconds of a call.
-        """
+        """The requests for a split up to a completed step, over all processes: `judge/...`, `clip/images` and
+        `reward_model/...`, and with `times` the duration of a call."""
         out: dict[str, float] = {}
         for service in self._services.values():
             out |= service.metrics(split, step, times)

@@ -13,7 +13,7 @@ from vlrl.data import media
 from vlrl.data.media import VideoSampling
 from vlrl.environments.tools import schemas
 from vlrl.errors import DataError
-from vlrl.services.data_urls import data_urls
+from vlrl.services.chat import data_urls
 from vlrl.task import Task, task_messages
 from vlrl.types import Prompt, Sample
 

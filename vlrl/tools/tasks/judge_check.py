@@ -210,7 +210,7 @@ def _cost(judge: Judge) -> dict[str, float]:
     out = {name: float(getattr(tally, name)) for name in COUNTS}
     out["seconds_mean"] = sum(tally.seconds) / max(len(tally.seconds), 1)
     if s.price_in or s.price_out:
-        out["price"] = (tally.tokens_in * s.price_in + tally.tokens_out * s.price_out) / 1e6
+        out["price"] = (tally.counts["tokens_in"] * s.price_in + tally.counts["tokens_out"] * s.price_out) / 1e6
     return out
 
 
