@@ -148,7 +148,7 @@ def test_recorded_actions_are_enough_to_play_an_episode_again(tiny_models, histo
             assert np.array_equal(a.tokens, b.tokens) and np.array_equal(a.shown.positions, b.shown.positions)
             assert [m.sha256 for m in a.shown.media] == [m.sha256 for m in b.shown.media]
         assert [t.state for t in two.turns] == [t.state for t in one.turns] and two.error is None
-    assert "answered the same actions otherwise" in again[2].error
+    assert "answered the same actions differently" in again[2].error
 
 
 @pytest.mark.slow

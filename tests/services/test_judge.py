@@ -270,7 +270,7 @@ def test_settings(given, said):
 
 
 @pytest.mark.parametrize(("given", "said"), [
-    ({"url": "nowhere"}, r"services\.judge\.url 'nowhere' is no address"),
+    ({"url": "nowhere"}, r"services\.judge\.url 'nowhere' is not the address"),
     ({"url": "http://me:pw@a.example/v1"}, r"services\.judge\.key_env"),
     ({"url": "http://a.example/v1", "key_env": "NOT_SET_HERE"}, r"services\.judge\.key_env NOT_SET_HERE")])
 def test_addresses_and_keys(tmp_path, given, said):

@@ -207,7 +207,7 @@ def _said(judge: Judge, questions: Sequence[Question], read: Callable[[str], Any
 
 def _cost(judge: Judge) -> dict[str, float]:
     tally, s = judge.take(_PLACE.split, _PLACE.step), judge.settings
-    out = {name: float(getattr(tally, name)) for name in COUNTS}
+    out = {name: float(tally.counts[name]) for name in COUNTS}
     out["seconds_mean"] = sum(tally.seconds) / max(len(tally.seconds), 1)
     if s.price_in or s.price_out:
         out["price"] = (tally.counts["tokens_in"] * s.price_in + tally.counts["tokens_out"] * s.price_out) / 1e6
