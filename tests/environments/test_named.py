@@ -78,7 +78,7 @@ def test_a_password_is_never_told(name):
 
 
 def test_what_it_does_not_go_with():
-    with pytest.raises(ConfigError, match=r"environment.name='gym:FrozenLake-v1': task '' has its own environment or tools"):
+    with pytest.raises(ConfigError, match=r"'gym:FrozenLake-v1': task '' has its own environment or tools"):
         attach(Own(), settings("gym:FrozenLake-v1"))
     with pytest.raises(ConfigError, match="several tasks"):
         attach(Mixture({"a": Plain(), "b": Plain()}), settings("gym:FrozenLake-v1"))
