@@ -84,7 +84,7 @@ def test_what_it_does_not_go_with():
         attach(Mixture({"a": Plain(), "b": Plain()}), settings("gym:FrozenLake-v1"))
     with pytest.raises(ConfigError, match=r"without environment.name acts on nothing"):
         check_unattached(Plain(), settings("", options={"a": 1}))
-    with pytest.raises(ConfigError, match="task 'recall' has an environment"):
+    with pytest.raises(ConfigError, match="task 'recall' has its own environment"):
         loaded("task=recall", "environment.name=gym:FrozenLake-v1")
     with pytest.raises(ConfigError, match=r"environment.name is empty: say which"):
         loaded("task=world")

@@ -256,7 +256,7 @@ class Shuffled(Number):
 
 
 @pytest.mark.parametrize("task, requires, generates, says", [
-    (Shuffled(), frozenset(), True, "draws variants"), (Number(), frozenset(["greedy"]), True, "choose another algo"),
+    (Shuffled(), frozenset(), True, "has variants"), (Number(), frozenset(["greedy"]), True, "choose another algo"),
     (Number(), frozenset(), False, "supervised fine-tuning")])
 def test_runs_that_cannot_hold_answers_over_are_refused(task, requires, generates, says):
     config = validate({"task": "x", "model": {"name": "x"}, "rollout": {"step_tokens": 8}})
@@ -272,7 +272,7 @@ def test_vlrl_sft_refuses_it(tiny_models, tmp_path):
 
     config = load_config(write_config(tmp_path, tiny_models["qwen3_vl"]),
                          [f"run.dir={tmp_path / 'run'}", "rollout.step_tokens=3"])
-    with pytest.raises(ConfigError, match=r"rollout\.step_tokens=3: supervised fine-tuning draws no answers"):
+    with pytest.raises(ConfigError, match=r"rollout\.step_tokens=3: supervised fine-tuning samples no completions"):
         train(config)
 
 

@@ -97,7 +97,7 @@ def test_a_picture_is_embedded_once_and_alone_of_the_others(folders, monkeypatch
 def test_what_is_no_such_model_is_named(folders, tiny_models, tmp_path):
     with pytest.raises(ConfigError, match=r"services\.clip\.name='.*nowhere' cannot be loaded"):
         Clip(ClipSettings(name=str(tmp_path / "nowhere")))
-    with pytest.raises(ConfigError, match=r"services\.clip\.name=.*no embeddings of pictures and texts"):
+    with pytest.raises(ConfigError, match=r"services\.clip\.name=.*does not embed images and texts"):
         Clip(ClipSettings(name=str(tiny_models["qwen3_vl"])))
 
 

@@ -99,7 +99,7 @@ def test_a_bad_reply_is_asked_for_again_and_never_a_verdict(tmp_path, bad, reaso
 
     with judging(script, tmp_path, timeout_s=0.2) as (server, judge):
         assert ask(judge, Question("?", fields=FIELDS)) == ([YES], []) and count_of(server) == 3
-        assert judge.take("train", 3).retries == 2
+        assert judge.take("train", 3).counts["retries"] == 2
         if reason.startswith("does"):
             assert len({body["seed"] for *_, body in server.asked}) == 3
     with judging(lambda body, number: bad, tmp_path, timeout_s=0.2) as (server, judge):
