@@ -10,7 +10,7 @@ from vlrl.data.media import load
 from vlrl.rewards.verdicts import MOST_SHOWN, quoted
 from vlrl.services.chat import data_urls
 from vlrl.services.judge_prompts import MOST_PICTURES, MOST_PIXELS, judge_view
-from vlrl.types import PastAction, Answer
+from vlrl.types import Answer, PastAction
 
 
 class Doors(Task):
