@@ -230,7 +230,8 @@ class ServerEngine:
         except PolicyMismatch as error:
             assert self._target is not None
             _, differences = counted_differences(() if _sharded(policy) else self._written(policy, self._target))
-            lost = f" The files for the servers differ already: {describe_differences(differences)}." if differences else ""
+            named = describe_differences(differences)
+            lost = f" The files for the servers differ already: {named}." if named else ""
             raise TrainingError(f"{error}{lost}") from None
 
     def _admit(self, address: str) -> None:
