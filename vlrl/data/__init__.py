@@ -1,14 +1,14 @@
 """Data: rows become samples; images and videos are read safely. No torch.
 
-    samples, media   what a run draws from; row_samples: canonical rows -> samples
-    sources/         rows in files of many kinds, the Hub, URLs: imported where a task reads files
-    formats/         the ways in which others write annotations
-    video/           frames of video files and their times
+    samples, media   samples of a split and their images and videos; row_samples: canonical rows -> samples
+    sources/         rows in files of many kinds, on the Hub, behind URLs; imported when a task reads files
+    formats/         annotation formats of other projects
+    video/           frames of video files and their timestamps
 
-- Times in rows, in answers and in what the model is shown count in seconds from the start of the clip (`video_start`).
-  Processors get them through video.sampling.clock, never as numbers of frames and a mean rate.
-- Media are decoded once their size is known, and fetched only from what `data.urls` allows.
-- Bad rows stop the run or are left out under `data.quarantine`; row_index reads files larger than memory row by row.
+- Times in rows, in answers and in prompts count in seconds from the start of the clip (`video_start`). Processors get
+  them through video.sampling.clock, never as frame numbers and a mean frame rate.
+- Media are decoded once their size is known, and downloaded only from hosts that `data.urls` allows.
+- A bad row stops the run, or is left out under `data.quarantine`. row_index reads files larger than memory row by row.
 """
 
 from typing import Any

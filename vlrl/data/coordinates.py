@@ -1,6 +1,6 @@
-"""Between original pixels and the convention in which a model writes boxes and points.
+"""Conversion between original pixels and the convention in which a model writes boxes and points.
 
-A task works in pixels of the original image; `make("norm1000")` is what stands between it and the model. Conventions:
+A task works in pixels of the original image; `make("norm1000")` converts for the model. Conventions:
 
     original    pixels of the original image
     processed   pixels after the processor's resize; needs the row's `processed_size: [w, h]`
@@ -21,38 +21,38 @@ _FULL_SCALE = {"norm1000": 1000.0, "norm999": 999.0, "norm1": 1.0}
 
 
 class Coordinates:
-    """Between original pixels and the convention a model answers in. The plain one changes nothing."""
+    """Converts between original pixels and a model's convention. This base class changes nothing."""
 
     convention = "original"
 
     def to_original(self, sample: Sample, box: Sequence[float]) -> list[float]:
-        """Returns box or point as the model wrote it -> original pixels."""
+        """Box or point in original pixels, from the one that the model wrote."""
         return [float(v) for v in box]
 
     def from_original(self, sample: Sample, box: Sequence[float]) -> list[float]:
-        """Returns box or point in original pixels -> as the model is expected to write it."""
+        """Box or point as the model is expected to write it, from original pixels."""
         return [float(v) for v in box]
 
 
 class Convention(Coordinates):
     """One convention; a row's own `coordinates` overrides it.
 
-    Both ways take a box (4 numbers) or a point (2) and need the row's `width` and `height`, in original pixels.
-    Raise DataError naming the row when it lacks a size or names an unknown convention.
+    Both directions take a box (4 numbers) or a point (2) and need the row's `width` and `height` in original pixels.
+    They raise DataError naming the row when it has no size or names an unknown convention.
     """
 
     def __init__(self, convention: str):
         self.convention = convention
 
     def to_original(self, sample: Sample, box: Sequence[float]) -> list[float]:
-        """Returns box or point as the model wrote it -> original pixels, not rounded."""
+        """Box or point in original pixels, not rounded."""
         used = self.used(sample)
         if used == "original":
             return [float(v) for v in box]
         return [v * size / full for v, size, full in _scaled(sample, used, box)]
 
     def from_original(self, sample: Sample, box: Sequence[float]) -> list[float]:
-        """Returns box or point in original pixels -> as the model is expected to write it.
+        """Box or point as the model is expected to write it.
 
         Whole numbers for processed, norm1000 and norm999, four decimals for norm1, unchanged for original.
         """
@@ -63,24 +63,24 @@ class Convention(Coordinates):
         return [round(v * full / size, digits) for v, size, full in _scaled(sample, used, box)]
 
     def used(self, sample: Sample) -> str:
-        """Returns the convention for this row."""
+        """The convention of this row."""
         own = sample.get("coordinates") or self.convention
         if own not in CONVENTIONS:
-            raise DataError(f"row '{sample.id}': coordinates={own!r} is not a convention."
+            raise DataError(f"row '{sample.id}': coordinates={own!r} is not a coordinate convention."
                             f"{did_you_mean(str(own), CONVENTIONS)} Known: {', '.join(CONVENTIONS)}.")
         return own
 
 
 def make(convention: str) -> Coordinates:
-    """Returns the converter of a convention; raises ConfigError for an unknown one."""
+    """The converter of a convention. Raises ConfigError for an unknown one."""
     if convention not in CONVENTIONS:
-        raise ConfigError(f"task.coordinates={convention!r} is not a convention."
+        raise ConfigError(f"task.coordinates={convention!r} is not a coordinate convention."
                           f"{did_you_mean(convention, CONVENTIONS)} Known: {', '.join(CONVENTIONS)}.")
     return Convention(convention)
 
 
 def _scaled(sample: Sample, convention: str, box: Sequence[float]) -> Any:
-    """(value, original side, side in the convention) of each number of a box or point."""
+    """(value, side of the original, side in the convention) for each number of a box or point."""
     original = _size(sample, "width", sample.get("width")), _size(sample, "height", sample.get("height"))
     if convention == "processed":
         sides = sample.get("processed_size")
@@ -95,6 +95,6 @@ def _scaled(sample: Sample, convention: str, box: Sequence[float]) -> Any:
 
 def _size(sample: Sample, name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
-        raise DataError(f"row '{sample.id}': {name}={value!r} must be a positive number of pixels; coordinates are "
-                        "converted with it")
+        raise DataError(f"row '{sample.id}': {name}={value!r} must be a positive number of pixels; boxes and "
+                        "points are converted with it")
     return float(value)

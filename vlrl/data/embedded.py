@@ -1,4 +1,4 @@
-"""Media inside a row: the bytes of a table, base64, numbers of pixels; and the row without them. Imports no torch."""
+"""Images and videos inside a row: bytes in a table, base64, pixel values. No torch."""
 
 from __future__ import annotations
 
@@ -13,75 +13,70 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from vlrl.errors import DataError
 
 _BASE64 = re.compile(r"(?:/9j/|iVBORw0KGgo|R0lGOD|UklGR)[\w+/=\s]{40}")
-"""How JPEG, PNG, GIF and WebP begin in base64."""
+"""How the base64 of JPEG, PNG, GIF and WebP begins."""
 _BEGINS = ("/9j/", "ivbo", "r0lg", "uklg", "data")  # the first four characters of these and of data URLs
 _DATA_URL = re.compile(r"data:(?:image|video)/[\w.+-]{1,80};base64,", re.IGNORECASE)
 MEDIA_HASH = re.compile(r"sha256:[0-9a-f]{64}")
-"""What stands in a row in place of media that it held."""
+"""What replaces embedded media in the row of a sample."""
 _MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"BM", b"II*\0", b"MM\0*", b"\x1aE\xdf\xa3")
-_STILL = (b"\xff\xd8\xff", b"\x89PNG", b"BM", b"II*\0", b"MM\0*")  # formats that hold one picture
+_STILL = (b"\xff\xd8\xff", b"\x89PNG", b"BM", b"II*\0", b"MM\0*")  # formats of still images
 _LARGE = 4096
-"""Bytes of media that are put aside; smaller ones stay in their row."""
+"""Media of at least this many bytes are moved to a SpillFile; smaller ones stay in their row."""
 _STILL_NAME = re.compile(r"\.(?:png|jpe?g|bmp|tiff?|ppm)$|^data:image/(?:png|jpe?g|bmp|tiff?);", re.IGNORECASE)
 
 
 class SpillFile:
-    """A file without a name in a folder, for the media of rows that are all read at once; it ends with the process."""
+    """An unnamed file that holds embedded media on disk while rows are in memory; deleted when the process ends."""
 
     def __init__(self, folder: Path):
         folder.mkdir(parents=True, exist_ok=True)
-        self._file, name = tempfile.mkstemp(dir=folder)
+        self.descriptor, name = tempfile.mkstemp(dir=folder)
         os.unlink(name)
-        weakref.finalize(self, os.close, self._file)
+        weakref.finalize(self, os.close, self.descriptor)
         self._end = 0
 
     def put(self, data: bytes) -> EmbeddedMedia:
-        """Writes the bytes of one image or video. Raises OSError where there is no room."""
+        """Appends the bytes of one image or video. Raises OSError when the disk is full."""
         begin, rest = self._end, memoryview(data)
         while rest:
-            written = os.pwrite(self._file, rest, self._end)
+            written = os.pwrite(self.descriptor, rest, self._end)
             self._end, rest = self._end + written, rest[written:]
         return EmbeddedMedia(StoredBytes(self, begin, len(data)))
 
-    def read(self, begin: int, count: int) -> bytes:
-        return os.pread(self._file, count, begin)
 
-
-@dataclass(frozen=True)
-class StoredBytes:
-    """Where the bytes of an image or video lie."""
+class StoredBytes(NamedTuple):
+    """A byte range of a SpillFile."""
 
     file: SpillFile
     begin: int
     count: int
 
-    def read(self) -> bytes:
-        return self.file.read(self.begin, self.count)
-
 
 @dataclass(frozen=True, eq=False)
 class EmbeddedMedia:
-    """An image or video that a row holds itself; the source of a Media. Equal bytes are the same media."""
+    """An image or video inside a row; the source of a Media. Equal bytes are equal media."""
 
     content: bytes | StoredBytes = field(repr=False)
-    """The bytes, or where they were put aside."""
+    """The bytes, or where they are stored."""
     row: str = ""
     """Id of the row, for messages."""
 
     @property
     def data(self) -> bytes:
-        return self.content if isinstance(self.content, bytes) else self.content.read()
+        if isinstance(self.content, bytes):
+            return self.content
+        return os.pread(self.content.file.descriptor, self.content.count, self.content.begin)
 
     @property
     def count(self) -> int:
-        """How many bytes it has."""
+        """Number of bytes."""
         return len(self.content) if isinstance(self.content, bytes) else self.content.count
 
     @cached_property
@@ -95,20 +90,20 @@ class EmbeddedMedia:
         return hash(self.sha256)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return EmbeddedMedia, (self.data, self.row)  # another process has not the file
+        return EmbeddedMedia, (self.data, self.row)  # other processes cannot read the spill file
 
     def __str__(self) -> str:
         return f"sha256:{self.sha256}"
 
     @property
     def name(self) -> str:
-        """What a message calls it."""
+        """Its name in messages."""
         whose = f"row {self.row!r}" if self.row else "the row"
         return f"media inside {whose} ({self.count} bytes, {str(self)[:23]}...)"
 
     @contextmanager
     def file(self) -> Iterator[Path]:
-        """Yields the path of a temporary file for decoders of videos, which read files; errors name the row's media."""
+        """The path of a temporary copy, for video decoders, which read files; errors name the row instead of it."""
         with tempfile.NamedTemporaryFile(prefix="vlrl-") as file:
             file.write(self.data)
             file.flush()
@@ -119,9 +114,8 @@ class EmbeddedMedia:
 
 
 def decode_base64(text: str) -> bytes | None:
-    """Returns what base64 holds, of a data URL or bare; None for any other text. Raises DataError for a data URL of
-    media that is broken.
-    """
+    """The bytes in a data URL or in bare base64 of an image; None for any other text. Raises DataError for a broken
+    data URL."""
     head = _DATA_URL.match(text)
     if not head and not _BASE64.match(text):
         return None
@@ -130,16 +124,16 @@ def decode_base64(text: str) -> bytes | None:
     except ValueError as error:
         if not head:
             return None
-        raise DataError(f"{text[:head.end()]}... holds no base64: {error}") from None
+        raise DataError(f"{text[:head.end()]}... is not valid base64: {error}") from None
 
 
 def media_item(value: Any, row: str = "") -> Any:
-    """Returns what stands for one image or video: Embedded, or the text of a path. Raises DataError for neither."""
+    """One image or video of a row: EmbeddedMedia or a path. Raises DataError for anything else."""
     if isinstance(value, Mapping):
         data, path = value.get("bytes"), value.get("path") or value.get("url")
         if not data and not path:
             raise DataError(f"an object with {', '.join(map(str, value)) or 'nothing'} holds no media: it needs "
-                            "'bytes', or 'path'")
+                            "'bytes' or 'path'")
         value = data or path
     if isinstance(value, EmbeddedMedia):
         return EmbeddedMedia(value.content, row)
@@ -150,7 +144,7 @@ def media_item(value: Any, row: str = "") -> Any:
 
 
 def video_items(value: Any, row: str = "") -> list[Any]:
-    """Returns the videos that a value of a row stands for: each an item, or the list of its frames."""
+    """The videos in a value of a row, each a media item or the list of its frames."""
     several = value if isinstance(value, (list, tuple)) else [value]
     if isinstance(value, (list, tuple)) and several and all(map(_is_still, several)):
         return [[media_item(frame, row) for frame in several]]
@@ -159,13 +153,13 @@ def video_items(value: Any, row: str = "") -> list[Any]:
 
 
 def image_items(value: Any, row: str = "") -> list[Any]:
-    """Returns the images that a value of a row stands for."""
+    """The images in a value of a row."""
     several = isinstance(value, (list, tuple)) and not is_pixels(value)
     return [media_item(one, row) for one in (value if several else [value])]
 
 
 def is_pixels(value: Any) -> bool:
-    """Returns whether a list holds rows of pixels, [height][width] or [height][width][channels]."""
+    """Whether a list holds pixel values, [height][width] or [height][width][channels]."""
     for _ in range(2):
         value = value[0] if isinstance(value, (list, tuple)) and value else None
     value = value[0] if isinstance(value, (list, tuple)) and value else value
@@ -173,7 +167,7 @@ def is_pixels(value: Any) -> bool:
 
 
 def without_bytes(value: Any) -> Any:
-    """Returns a value of a row with the hash of media in their place, and the number of other bytes."""
+    """A value of a row with embedded media replaced by their hash, and other bytes by their number."""
     if isinstance(value, str):
         return _short(value) if value[:4].lower() in _BEGINS and len(value) > 40 else value
     if value is None or isinstance(value, (int, float)):
@@ -188,9 +182,8 @@ def without_bytes(value: Any) -> Any:
 
 
 def spill(value: Any, aside: SpillFile) -> Any:
-    """Returns a value of a row with its media in a file: bytes, those of `{"bytes": ...}`, and base64. What is broken
-    stays as it is. Raises OSError where there is no room.
-    """
+    """A value of a row with its media moved to a file: bytes, `{"bytes": ...}` and base64. Broken base64 stays as it
+    is. Raises OSError when the disk is full."""
     if isinstance(value, str):
         try:
             data = decode_base64(value) if len(value) >= _LARGE and value[:4].lower() in _BEGINS else None
@@ -209,7 +202,7 @@ def spill(value: Any, aside: SpillFile) -> Any:
 
 
 def _known(data: bytes | bytearray) -> bool:
-    """Returns whether bytes begin as those of images and videos do."""
+    """Whether bytes begin like an image or a video."""
     return data.startswith(_MAGIC) or data[4:8] == b"ftyp"
 
 
@@ -222,7 +215,7 @@ def _short(text: str) -> str:
 
 
 def _is_still(item: Any) -> bool:
-    """Returns whether one of several items is a picture, so that all are the frames of one video."""
+    """Whether an item of a list is an image, so that the list is the frames of one video."""
     if isinstance(item, Mapping):
         item = item.get("bytes") or item.get("path")
     item = item.data if isinstance(item, EmbeddedMedia) else item
@@ -233,7 +226,7 @@ def _is_still(item: Any) -> bool:
 
 
 def _netpbm(rows: Any) -> bytes:
-    """Returns pixels as a file of PGM or PPM. Raises DataError for other numbers than bytes, or another shape."""
+    """Pixel values as a PGM or PPM file. Raises DataError unless they are bytes in a known shape."""
     try:
         pixels = np.array(rows)
     except (ValueError, OverflowError):  # rows of different lengths, numbers beyond 64 bits

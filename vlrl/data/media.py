@@ -1,10 +1,10 @@
-"""Safe loading of images and videos: from a file, from the bytes that a row holds, or from pictures drawn by code.
+"""Safe loading of images and videos from a file, the bytes in a row, or PIL images drawn by code.
 
     load(Media(source=Path("cat.jpg")), config.limits)        # one RGB frame, EXIF orientation applied
     load(Media(kind="video", source=Path("clip.mp4")), config.limits, VideoSampling(fps=1, max_frames=16))
 
-Nothing is decoded before its size is known, nothing is fetched from the network unless `data.urls` says so, and every
-failure is a DataError that names the file.
+Nothing is decoded before its size is known, nothing is downloaded unless `data.urls` allows it, and every failure is a
+DataError that names the file.
 """
 
 from __future__ import annotations
@@ -32,45 +32,46 @@ from vlrl.store.files import cache_folder
 from vlrl.types import LoadedMedia, Media
 
 IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "AVIF", "GIF", "BMP", "TIFF", "PPM")
-"""What is opened; formats that start other programs (EPS) are not."""
+"""Image formats that are opened. Formats that start other programs (EPS) are not."""
 _READING = threading.Lock()
-"""A picture that was opened and not yet read must not be read by two threads at once."""
+"""Held while Pillow reads pixels: an image that was opened and not yet read must not be read by two threads."""
 _DRAWN = "drawn image"
 _KINDS = Table({"video": "vlrl.data.video.loading:load_video", "clips": "vlrl.data.video.clip_cache:ClipCache",
                 "edited": "vlrl.data.media_edits:apply_edits", "urls": "vlrl.data.sources.download:Policy"})
-"""What not every row names."""
+"""Imported only for rows that need them."""
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|data:")
 
 
 @dataclass(frozen=True)
 class VideoSampling:
-    """How densely a video is read: `model.video_fps`, `model.video_min_frames` and `model.video_max_frames`."""
+    """How frames are sampled from a video: `model.video_fps`, `model.video_min_frames`, `model.video_max_frames`."""
 
     fps: float = 2.0
-    """Frames per second of video."""
+    """Sampled frames per second of video."""
     max_frames: int = 64
-    """Most frames; an odd number is taken as the even one below."""
+    """Maximum number of frames; an odd number is rounded down to an even one."""
     min_frames: int = 4
-    """Fewest frames, where the video has so many; an odd number is taken as the even one above."""
+    """Minimum number of frames, if the video has so many; an odd number is rounded up to an even one."""
 
 
 @dataclass(frozen=True)
 class MediaAccess:
-    """Where media may come from besides the root of the rows."""
+    """Where media may come from besides the root folder of the rows."""
 
     roots: tuple[Path, ...] = ()
-    """Further folders, absolute, links followed: data.media_roots."""
+    """Further folders, absolute and with links resolved: data.media_roots."""
     urls: Any = None
-    """A download.Policy; None = nothing is fetched."""
+    """A download.Policy; None = nothing is downloaded."""
 
     @classmethod
     def of(cls, data: DataSettings | None) -> MediaAccess:
-        """Returns what the settings `data.*` allow. Raises ConfigError for entries of data.urls that are no hosts."""
+        """The access that the settings `data.*` allow. Raises ConfigError for entries of data.urls that are not hosts.
+        """
         return _access(data.media_roots, data.urls, data.cache) if data else ROOT_ONLY
 
 
 ROOT_ONLY = MediaAccess()
-"""The root alone."""
+"""Access to the root folder alone."""
 
 
 @cache
@@ -81,8 +82,7 @@ def _access(roots: tuple[str, ...], urls: bool | tuple[str, ...], cache: str) ->
 
 
 class Clips:
-    """Frames of video files kept in memory, at most `mib` MiB (data.clip_cache_mib): a ClipCache, made with the first
-    video. Safe across threads."""
+    """A ClipCache of at most `mib` MiB (data.clip_cache_mib), created with the first video. Thread-safe."""
 
     def __init__(self, mib: int):
         self._mib, self._lock, self._cache = mib, threading.Lock(), None
@@ -94,7 +94,7 @@ class Clips:
 
 
 class RemoteMedia:
-    """The source of a Media that is fetched when it is loaded."""
+    """The source of a Media that is downloaded when it is loaded."""
 
     def fetched(self, limits: LimitsSettings) -> Path:
         raise NotImplementedError
@@ -102,14 +102,13 @@ class RemoteMedia:
 
 def load(media: Media, limits: LimitsSettings, video: VideoSampling | None = None,
          clips: Clips | None = None) -> LoadedMedia:
-    """Reads one image or video.
+    """Loads one image or video.
 
-    Images become RGB, with the EXIF orientation applied and transparency laid over white. Of a video between `start`
-    and `end` an even number of frames is taken (models merge two at a time), see `video_sampling.choose`; those of a
-    file are kept in `clips`. Then come the edits.
+    Images become RGB, with the EXIF orientation applied and transparency drawn over white. Of a video between `start`
+    and `end` an even number of frames is sampled (models merge two at a time), see `video.sampling.choose`; frames of
+    video files are cached in `clips`. Edits are applied last.
 
-    Raises DataError naming the file when it is missing, unreadable, cut short or above `limits`; decoders raise
-    anything else on broken pixels, which becomes one too.
+    Raises DataError naming the file when it is missing, unreadable, truncated or above `limits`.
     """
     def read() -> LoadedMedia:
         loaded = _load(media, limits, video or VideoSampling(), clips)
@@ -136,9 +135,8 @@ def _load(media: Media, limits: LimitsSettings, video: VideoSampling, clips: Cli
 
 
 def media_source(path: Any, root: Path, access: MediaAccess = ROOT_ONLY) -> Any:
-    """Returns what a row names: a file, see `resolve`, or a URL that data.urls allows; media that it holds, and a list
-    of frames, likewise. Raises DataError.
-    """
+    """The source of an image or video that a row names: a file (see `resolve`), an allowed URL, media inside the row,
+    or a list of frames of these kinds. Raises DataError."""
     if isinstance(path, EmbeddedMedia):
         return path
     if isinstance(path, list):
@@ -149,14 +147,14 @@ def media_source(path: Any, root: Path, access: MediaAccess = ROOT_ONLY) -> Any:
 
 
 def resolve(path: str, root: Path, roots: Sequence[Path] = ()) -> Path:
-    """Returns the file that a row names, relative to `root`, as an absolute path; it need not exist.
+    """The absolute path of a file that a row names relative to `root`; it need not exist.
 
-    Raises DataError for a URL and for a path that leads out of `root` and all of `roots` ("..", absolute, by a link).
+    Raises DataError for a URL and for a path outside `root` and all of `roots` ("..", absolute, through a link).
     """
     if not isinstance(path, str):
-        raise DataError(f"media path {path!r} must be a text")
+        raise DataError(f"media path {path!r} must be text")
     if not path.strip():
-        raise DataError(f"media path {path!r} is empty: name the file, or, where the row has none, leave the field out")
+        raise DataError(f"media path {path!r} is empty: name the file, or leave the field out of a row without media")
     _refuse_url(path)
     try:
         base = root.resolve()
@@ -164,7 +162,7 @@ def resolve(path: str, root: Path, roots: Sequence[Path] = ()) -> Path:
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: links in a circle
         raise DataError(f"media path {path!r} is not a path: {error}") from None
     if not any(full.is_relative_to(folder) for folder in (base, *roots)):
-        raise DataError(f"media path {path!r} leads out of {' and '.join(map(str, (base, *roots)))}: move the file "
+        raise DataError(f"media path {path!r} lies outside {' and '.join(map(str, (base, *roots)))}: move the file "
                         "there, set data.root to a folder that holds all media, or add its folder to data.media_roots")
     return full
 
@@ -199,31 +197,30 @@ def checked_bytes(source: bytes | EmbeddedMedia, limits: LimitsSettings) -> Embe
 
 
 def missing_file(path: str | Path) -> str:
-    """Returns what is wrong with the path of an image or video that is no file, "" for a file."""
+    """What is wrong with a path that is not a regular file; "" for a file."""
     if os.path.isfile(path):  # Path.is_file raises for long names
         return ""
-    kind = "a folder" if os.path.isdir(path) else "no regular file"
+    kind = "a folder" if os.path.isdir(path) else "not a regular file"
     name = str(path) if len(str(path)) <= 200 else f"{str(path)[:200]}..."
     return f"media file {name} {f'is {kind}' if os.path.exists(path) else 'does not exist'}; check it and data.root"
 
 
 def _refuse_url(path: str) -> None:
     if _URL.match(path):
-        raise DataError(f"media path {shown(path)} is a URL, and nothing is fetched unless data.urls allows it: "
-                        "download it and name the file, or set data.urls to the hosts that may be asked")
+        raise DataError(f"media path {shown(path)} is a URL, and nothing is downloaded unless data.urls allows "
+                        "it: download it and name the file, or set data.urls to the allowed hosts")
 
 
 def guard_read(path: Path | str, read: Any) -> Any:
-    """`read()` with what the system or a decoder raises turned into a DataError that names the file, or what else a
-    text names.
-    """
-    name = path if isinstance(path, str) else f"media file {path}"  # "media inside row ..."
+    """The result of `read()`. Whatever the system or a decoder raises becomes a DataError that names the file, or
+    starts with `path` if that is a text."""
+    name = path if isinstance(path, str) else f"media file {path}"
     try:
         return read()
     except VlrlError:
         raise
     except UnidentifiedImageError:
-        raise DataError(f"{name} is no image of a known kind ({', '.join(IMAGE_FORMATS)})") from None
+        raise DataError(f"{name} is not an image of a known format ({', '.join(IMAGE_FORMATS)})") from None
     except Exception as error:  # decoders raise anything on broken bytes: OSError, SyntaxError, struct.error, ...
         why = str(error).partition(" <_io.")[0]  # Pillow names a buffer by its address
         raise DataError(f"{name} cannot be read: {type(error).__name__}: {why}") from error
@@ -232,7 +229,7 @@ def guard_read(path: Path | str, read: Any) -> Any:
 def source_name(source: Any) -> Path | str:
     if isinstance(source, (str, os.PathLike)):
         return Path(source)
-    return getattr(source, "name", "a picture in memory") if isinstance(source, EmbeddedMedia) else _DRAWN
+    return getattr(source, "name", "an image in memory") if isinstance(source, EmbeddedMedia) else _DRAWN
 
 
 def _sha256(data: bytes) -> str:
@@ -265,8 +262,8 @@ def _decode(data: bytes, path: Path | str, limits: LimitsSettings) -> Image.Imag
 
 
 def as_rgb(image: Image.Image) -> Image.Image:
-    """Returns a picture of any mode in RGB, transparency laid over white: what is sent from one process to another,
-    where a picture without a palette would break. Raises DataError for what cannot be decoded or has no colours."""
+    """A PIL image of any mode in RGB, transparency drawn over white, so that it can be pickled for another process.
+    Raises DataError for an image that cannot be decoded or has no palette."""
     return guard_read(_DRAWN, lambda: _converted(image, _DRAWN))
 
 
@@ -280,12 +277,12 @@ def _converted(image: Image.Image, name: str) -> Image.Image:
         image.palette = ImagePalette.ImagePalette()  # lost by pickling; Pillow loads nothing without one
     with _READING:
         image.load()
-    image = ImageOps.exif_transpose(image)  # also of a file that a task has opened itself
+    image = ImageOps.exif_transpose(image)  # also for a file that a task has opened itself
     if image.mode in ("P", "PA") and not image.getpalette() and np.asarray(image.getchannel(0)).any():
-        raise DataError(f"{name} is of mode {image.mode} without a palette, so its colours are not known: give it one, "
-                        "or make it of mode L or RGB")
+        raise DataError(f"{name} is of mode {image.mode} without a palette, so its colours are unknown: give it one, "
+                        "or convert it to mode L or RGB")
     if image.mode == "La":
-        image = image.convert("LA")  # the one way out of it
+        image = image.convert("LA")  # La converts to no other mode
     if image.mode == "F" or image.mode.startswith("I"):
         image = _of_numbers(np.asarray(image), name)
     if image.has_transparency_data:
@@ -295,20 +292,20 @@ def _converted(image: Image.Image, name: str) -> Image.Image:
 
 
 def _of_numbers(values: np.ndarray, name: str) -> Image.Image:
-    """Returns a picture of one number a pixel: floats in [0, 1], or whole numbers of 8 or 16 bits, in [0, 255]."""
+    """An image in [0, 255] from one number per pixel: floats in [0, 1], or integers of 8 or 16 bits."""
     low, high = values.min(), values.max()
     most = 1 if values.dtype.kind == "f" and high <= 1 else 255 if high <= 255 else 65535
     if not 0 <= low <= high <= most:  # also nan
-        raise DataError(f"{name} holds numbers from {low:g} to {high:g}, of which black and white are not known: save "
-                        "it with 8 or 16 bits a pixel")
+        raise DataError(f"{name} has pixel values from {low:g} to {high:g}, whose black and white are unknown: save "
+                        "it with 8 or 16 bits per pixel")
     return Image.fromarray((values // 256 if most == 65535 else values * (255 / most)).astype(np.uint8))
 
 
 def check_pixels(size: tuple[int, int], name: str, limits: LimitsSettings) -> None:
-    """Raises DataError, with the name, for a size without a pixel or above limits.image_pixels."""
+    """Raises DataError, with the name, for an empty image or one above limits.image_pixels."""
     width, height = size
     if width < 1 or height < 1:
-        raise DataError(f"{name} is {width}x{height} pixels: nothing to see")
+        raise DataError(f"{name} is {width}x{height} pixels: it is empty")
     if width * height > limits.image_pixels:
         raise DataError(f"{name} is {width}x{height} = {width * height} pixels, more than limits.image_pixels="
                         f"{limits.image_pixels}; make it smaller, or raise the limit")

@@ -1,8 +1,8 @@
-"""Edits of decoded frames: what makes a shuffled or a noisy variant of an image or video.
+"""Edits of decoded frames, for shuffled, noisy or smaller variants of an image or video.
 
-    load(replace(media, edits=(("shuffle", 17),)), limits)          # frames in another order, timestamps of the places
+    load(replace(media, edits=(("shuffle", 17),)), limits)          # frames in another order, same timestamps
     load(replace(media, edits=(("noise", 500, 17),)), limits)       # diffusion noise of step 500
-    load(replace(media, edits=(("shrink", 50_176),)), limits)       # at most so many pixels
+    load(replace(media, edits=(("shrink", 50_176),)), limits)       # at most this many pixels
 
 An edit is a name of EDITS and its arguments; the same edit of the same frames gives the same pixels.
 """
@@ -25,10 +25,9 @@ NOISE_STEPS = 1000
 
 
 def shuffle(frames: Frames, seed: int) -> Frames:
-    """Returns the frames in an order drawn with `seed`, never one that looks like the given one (where two frames
-    differ).
+    """The frames in a random order that differs visibly from the given one (unless all frames are equal).
 
-    Shuffled frames as the contrast of T-GRPO: Video-R1, arXiv 2503.21776.
+    Shuffled frames are the contrast of T-GRPO: Video-R1, arXiv 2503.21776.
     """
     looks = [frame.tobytes() for frame in frames]
     if len(set(looks)) < 2:
@@ -42,12 +41,12 @@ def shuffle(frames: Frames, seed: int) -> Frames:
 def noise(frames: Frames, t: int, seed: int) -> Frames:
     """Forward diffusion noise of step `t` in 0..1000; 0 changes nothing.
 
-    With pixels x in [-1, 1]: x sqrt(abar_t) + sqrt(1 - abar_t) eps, eps standard normal, abar_t the product of
-    (1 - beta) over the first t of 1000 betas from 1e-4 to 0.02 (DDPM, arXiv 2006.11239), clipped to the range of
-    pixels. Noisy rollouts: NoisyRollout, arXiv 2504.13055.
+    With pixels x in [-1, 1]: x sqrt(abar_t) + sqrt(1 - abar_t) eps, eps standard normal, abar_t the product of (1 -
+    beta) over the first t of 1000 betas from 1e-4 to 0.02 (DDPM, arXiv 2006.11239), clipped to the pixel range. Noisy
+    rollouts: NoisyRollout, arXiv 2504.13055.
     """
     if not isinstance(t, (int, np.integer)) or not 0 <= t <= NOISE_STEPS:
-        raise DataError(f"edit ('noise', {t!r}, ...): the diffusion step must be a whole number from 0 to "
+        raise DataError(f"edit ('noise', {t!r}, ...): the diffusion step must be an integer from 0 to "
                         f"{NOISE_STEPS}")
     alpha_bar = float(np.prod(1 - np.linspace(1e-4, 0.02, NOISE_STEPS)[:t]))
     draw = np.random.default_rng(seed)
@@ -61,13 +60,13 @@ def noise(frames: Frames, t: int, seed: int) -> Frames:
 
 
 def shrink(frames: Frames, pixels: int) -> Frames:
-    """Returns frames of at most so many pixels each, their sides in proportion."""
+    """Frames scaled down to at most `pixels` pixels each, aspect ratio kept."""
     scale = min(1.0, *((pixels / (frame.width * frame.height)) ** 0.5 for frame in frames))
     return tuple(f.resize((max(1, int(f.width * scale)), max(1, int(f.height * scale)))) for f in frames)
 
 
 def blank(frames: Frames) -> Frames:
-    """Returns frames of the same sizes, each in its mean colour: nothing is left to see."""
+    """Frames of the same sizes, each filled with its mean colour."""
     def mean(frame: Image.Image) -> tuple[int, ...]:
         return tuple(np.asarray(frame.convert("RGB")).mean(axis=(0, 1)).round().astype(int).tolist())
 
@@ -75,11 +74,11 @@ def blank(frames: Frames) -> Frames:
 
 
 EDITS: dict[str, Callable[..., Frames]] = {"shuffle": shuffle, "noise": noise, "shrink": shrink, "blank": blank}
-"""Edits by name: (frames, *arguments) -> frames, as many."""
+"""Edits by name: (frames, *arguments) -> as many frames."""
 
 
 def apply_edits(loaded: LoadedMedia, edits: Sequence[Sequence[Any]]) -> LoadedMedia:
-    """Returns the media with edited frames, under a hash of its own; timestamps and metadata stay those of the places.
+    """The media with edited frames, under a new hash; timestamps and metadata are unchanged.
 
     Raises DataError for an unknown edit or arguments that do not fit.
     """
@@ -94,4 +93,4 @@ def apply_edits(loaded: LoadedMedia, edits: Sequence[Sequence[Any]]) -> LoadedMe
         except (TypeError, ValueError) as error:
             raise DataError(f"edit {(name, *arguments)!r}: {error}") from None
     digest = hashlib.sha256(f"{loaded.sha256} {[list(edit) for edit in edits]!r}".encode()).hexdigest()
-    return replace(loaded, frames=frames, sha256=digest, path=None, data=None)  # the file shows other pixels
+    return replace(loaded, frames=frames, sha256=digest, path=None, data=None)  # the file has the unedited pixels

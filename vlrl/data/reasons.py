@@ -1,4 +1,4 @@
-"""Why rows are bad, as few lines: those that differ from row to row in values alone are one line with a count."""
+"""Reasons why rows are bad, in few lines: reasons that differ in their values alone become one line with a count."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ _VALUE = re.compile(r"'[^'\n]*'|\"[^\"\n]*\"|\[[^\]\n]*\]|\{[^}\n]*\}"  # quoted
 
 
 def shape(reason: str) -> str:
-    """Returns a reason without what differs from row to row: numbers, paths, and what is in quotes or brackets."""
+    """A reason without the parts that differ between rows: numbers, paths, quoted and bracketed text."""
     plain = _VALUE.sub("#", _FILE.sub("#", without_row(reason)))
     return re.sub(r"#(?:[\s,]*#)*", "#", plain)
 
 
 def without_row(reason: str) -> str:
-    """Returns a reason without the name of its row at its beginning."""
+    """A reason without the row name at its beginning."""
     return _ROW.sub("", reason, count=1) if _ROW.match(reason) else reason
 
 
 def counted(line: str, rows: int) -> str:
-    """Returns a line about the first of `rows` rows, with the number of the others."""
+    """A line about the first of `rows` rows, with the number of the others."""
     return line + (f" (and {rows - 1:,} rows more)" if rows > 1 else "")
 
 
 def reason_lines(bad: Iterable[tuple[str, str]]) -> list[str]:
-    """Returns a line for each shape of reason of (whose it is, reason) pairs: the first, and how many more have it."""
+    """One line per shape of reason of (where, reason) pairs: the first such reason and the number of others."""
     same: dict[str, list[str]] = {}
     for whose, reason in bad:
         row = _ROW.match(reason)

@@ -1,4 +1,5 @@
-"""What is wrong with some fields of a row, for readers, tasks and the rules of vlrl.checks alike."""
+"""Checks of single row fields, shared by readers, tasks and the rules of vlrl.checks. Each returns a problem or None.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +13,20 @@ from vlrl.rewards.text import clean_label
 
 
 def positive_problem(name: str, value: Any) -> str | None:
-    """Returns what is wrong with a length or rate, or None."""
+    """The problem with a length or rate."""
     return None if is_number(value) and value > 0 else f"{name}={short(value)} must be a number above 0"
 
 
 def cut_problem(start: Any, end: Any) -> str | None:
-    """Returns what is wrong with the order of `video_start` and `video_end`, where both are numbers, or None."""
+    """The problem with the order of `video_start` and `video_end`, if both are numbers."""
     if is_number(start) and is_number(end) and not start < end:
         return f"video_start={short(start)} must be before video_end={short(end)}"
     return None
 
 
 def label_problem(given: Sequence[Any], labels: Any) -> str | None:
-    """Returns which label is none of the row's `labels`, as answers are compared, or None: no answer that the prompt
-    allows would be right.
-    """
+    """The label that is missing from the row's `labels`, compared as answers are: no answer that the prompt allows
+    would be right."""
     offered = [str(name) for name in labels] if isinstance(labels, list) else []
     known = set(map(clean_label, offered))
     missing = next((str(name) for name in given if known and clean_label(str(name)) not in known), None)
@@ -34,9 +34,9 @@ def label_problem(given: Sequence[Any], labels: Any) -> str | None:
 
 
 def responses_problem(pair: Any, answer: Any) -> str | None:
-    """Returns what is wrong with two `responses`, or with the `answer` which is better, or None."""
+    """The problem with two `responses`, or with the `answer` that says which is better."""
     if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(r, str) and r.strip() for r in pair)):
-        return f"responses={short(pair)} must be two texts"
+        return f"responses={short(pair)} must be two non-empty strings"
     if pair[0] == pair[1]:
         return f"both responses are {short(pair[0])}, so neither can be better"
     if isinstance(answer, bool) or answer not in (1, 2):
@@ -45,7 +45,7 @@ def responses_problem(pair: Any, answer: Any) -> str | None:
 
 
 def spans_problem(spans: Any) -> str | None:
-    """Returns what is wrong with `spans`, or None."""
+    """The problem with `spans`."""
     if not isinstance(spans, list) or not all(isinstance(s, list) and len(s) == 2 and all(map(is_number, s))
                                               for s in spans):
         return f"spans={short(spans)} must be a list of [start, end] in seconds from the start of the clip"
@@ -54,7 +54,7 @@ def spans_problem(spans: Any) -> str | None:
 
 
 def tracks_problem(tracks: Any) -> str | None:
-    """Returns what is wrong with `tracks`, wherever their boxes lie, or None."""
+    """The problem with `tracks`, wherever their boxes lie."""
     if not isinstance(tracks, list) or not tracks or not all(
             isinstance(t, Mapping) and isinstance(t.get("boxes"), list) and t["boxes"] for t in tracks):
         return f"tracks={short(tracks)} must be a list of {{\"boxes\": [[x1, y1, x2, y2] or null, ...]}}"

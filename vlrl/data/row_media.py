@@ -1,4 +1,5 @@
-"""Media that a row names and its sample does not show: a column `photo` for `image`, a picture that a task dropped."""
+"""Media that a row names and its sample does not show: a column `photo` instead of `image`, an image that a task
+dropped."""
 
 from __future__ import annotations
 
@@ -14,16 +15,16 @@ from vlrl.types import Media, Sample
 _SUFFIX = re.compile(r"\.(jpe?g|png|webp|gif|bmp|tiff?|heic|avif|mp4|m4v|avi|mov|mkv|webm|mpe?g|ts)(\?[^\s/]*)?$", re.I)
 _INLINE = re.compile(r"data:(image|video)/", re.I)
 _CALLED = re.compile(r"image|img|photo|pic|frame|screenshot|video|clip|scan", re.I)
-"""Columns whose values are media also where the name of the file has no suffix."""
+"""Names of columns whose values are media even if the file name has no suffix."""
 _LONGEST = 1024
 
 
 def unshown_columns(sample: Sample, known: Collection[str], fields: Collection[str], root: Path | None = None
                     ) -> list[str]:
-    """Returns the columns of a sample's row that hold media, or name media, which the sample does not show.
+    """Columns of a sample's row that hold or name media which the sample does not show.
 
-    `fields` are the canonical columns of media; other `known` columns, `meta` among them, may hold anything. Of a
-    sample that shows media drawn or edited by its task nobody can say which they are: [] then.
+    `fields` are the canonical media fields; other `known` columns, `meta` among them, may hold anything. [] for a
+    sample with media that its task has drawn or edited, since their origin is unknown.
     """
     shown = [source for media in sample.media for source in sources_of(media)]
     if not all(isinstance(source, (str, os.PathLike, EmbeddedMedia)) for source in shown):
@@ -34,7 +35,7 @@ def unshown_columns(sample: Sample, known: Collection[str], fields: Collection[s
 
 
 def unshown_problem(sample: Sample, known: Collection[str], fields: Collection[str], root: Path | None = None) -> str:
-    """Returns why a sample without media cannot be meant, or "" for one that names none or shows some."""
+    """Why a sample without media cannot be intended; "" if its row names none."""
     columns = [] if sample.media else unshown_columns(sample, known, fields, root)
     if not columns:
         return ""
@@ -43,13 +44,13 @@ def unshown_problem(sample: Sample, known: Collection[str], fields: Collection[s
 
 
 def named_media(row: Mapping[str, Any], column: str) -> str:
-    """Returns a column with its value, shortened, as the subject of a message."""
+    """A column with its shortened value, as the subject of a message."""
     shown = ascii(row[column])
-    return f"the column {column!r} names one ({shown if len(shown) <= 80 else shown[:77] + '...'})"
+    return f"the column {column!r} names media ({shown if len(shown) <= 80 else shown[:77] + '...'})"
 
 
 def unshown_advice(column: str, fields: Collection[str]) -> str:
-    """Returns what to do about a column of media that no prompt shows."""
+    """What to do about a media column that no prompt shows."""
     if column in fields:
         return "the task's sample_from_row leaves it out; give the Sample its media"
     return (f"media are read from {', '.join(fields)}. Rename it, or, where no prompt is to show it, move it below "
@@ -57,7 +58,8 @@ def unshown_advice(column: str, fields: Collection[str]) -> str:
 
 
 def media_names(column: str, value: Any, root: Path | None = None) -> Iterator[Any]:
-    """Yields each image or video in a value of a row: paths, URLs, hashes of what it held; in lists and objects too."""
+    """Yields each image or video in a value of a row, also inside lists and objects: paths, URLs, hashes of embedded
+    media."""
     if isinstance(value, Mapping):
         for key in ("bytes", "path", "url"):
             yield from media_names(column, value.get(key), root)
@@ -87,5 +89,5 @@ def _is_among(value: Any, names: Collection[str]) -> bool:
 
 
 def sources_of(media: Media) -> list[Any]:
-    """Returns the source of an image or video, or those of its frames."""
+    """The source of an image or video, or the sources of its frames."""
     return list(media.source) if isinstance(media.source, (list, tuple)) else [media.source]

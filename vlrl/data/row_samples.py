@@ -1,4 +1,4 @@
-"""Rows of a data file -> samples. A row is one JSON object with canonical fields; media paths are relative to a root.
+"""Rows of a data file -> samples. A row is a JSON object with canonical fields; media paths are relative to a root.
 
     {"id": "7", "image": "img/7.jpg", "width": 640, "height": 480, "expression": "the red mug",
      "boxes": [{"box": [31, 40, 75, 84], "label": "mug"}]}
@@ -26,7 +26,7 @@ from vlrl.types import Media, Sample
 _VIDEO = Table({"frame_times": "vlrl.data.video.loading:frame_times"})
 MEDIA_FIELDS = ("image", "images", "video")
 OUTSIDE = 1.0
-"""Pixels that a box or point may lie outside the image: annotations are rounded."""
+"""Pixels by which a box or point may lie outside the image, since annotations are rounded."""
 _FIELDS = (
     "id difficulty category source split weight processed_size coordinates solution hints group_key meta "
     "image images video width height video_start video_end duration fps frames frame_times "
@@ -37,27 +37,27 @@ _FIELDS = (
     "cameras drivable ego_size to_pixels outcomes system_prompt original_id turns tools environment"
 )
 FIELDS = frozenset(_FIELDS.split())
-"""The canonical fields of all tasks. Others are kept where they are and gathered in `meta` as well."""
+"""The canonical fields of all tasks. Other fields stay in the row and are copied into its `meta`."""
 
 
 def sample_from_row(row: Mapping[str, Any], root: Path | None = None, access: MediaAccess = ROOT_ONLY) -> Sample:
-    """Returns a sample from a canonical row. Media come from `image`, `images` or `video`, unread: they lie under
-    `root`, or where else `access` allows.
+    """A sample from a canonical row. `image`, `images` or `video` become its media, unread; they must lie under `root`
+    or where `access` allows.
 
-    Fields that are not canonical stay in the row and are gathered in its `meta` too; a weight of null becomes 1. Media
-    that the row holds itself become media of the sample, and their hash takes their place in the row.
+    Fields that are not canonical stay in the row and are copied into its `meta`; a weight of null becomes 1. Embedded
+    media become media of the sample and are replaced by their hash in its row.
 
-    Raises DataError naming the row for a missing id, a media path that cannot be used, a difficulty outside [0, 1], a
-    number that is negative or not finite, unknown `coordinates`, or text that is not Unicode.
+    Raises DataError naming the row for a missing id, an unusable media path, a difficulty outside [0, 1], a number that
+    is negative or not finite, unknown `coordinates`, or text that is not Unicode.
     """
     sample_id = row.get("id")
     if isinstance(sample_id, bool) or not isinstance(sample_id, (str, int)) or sample_id == "":
         if row and "id" not in row and not row.keys() & FIELDS:
-            raise DataError(f"its fields are those of no known format: {short(', '.join(map(str, row)))}. Name them as "
-                            "docs/data.md does, or say which stands for what, e.g. --columns image=photo "
+            raise DataError(f"its fields match no known format: {short(', '.join(map(str, row)))}. Name them as in "
+                            "docs/data.md, or map them, e.g. --columns image=photo "
                             "(data.columns); every row needs an 'id' too")
         near = "" if "id" in row else f" Its fields: {short(', '.join(map(str, row)))}"
-        raise DataError(f"the row has id={sample_id!r}; every row needs an 'id', a text or a whole number.{near}")
+        raise DataError(f"the row has id={sample_id!r}; every row needs an 'id', a string or an integer.{near}")
     sample_id = str(sample_id)
     try:
         media = media_items(row)
@@ -77,9 +77,9 @@ def sample_from_row(row: Mapping[str, Any], root: Path | None = None, access: Me
 
 
 def make_sample(task: Any, row: Mapping[str, Any] | DataError, root: Path) -> Sample:
-    """Returns the sample that `task.sample_from_row` makes of a row; its media need not exist.
+    """The sample that `task.sample_from_row` makes of a row; its media need not exist.
 
-    Raises DataError naming the row, TaskError when the task returns no Sample.
+    Raises DataError naming the row, and TaskError when the task does not return a Sample.
     """
     if isinstance(row, DataError):
         raise row
@@ -89,7 +89,7 @@ def make_sample(task: Any, row: Mapping[str, Any] | DataError, root: Path) -> Sa
             raise TaskError(f"task '{task.name}': sample_from_row returned {type(sample).__name__}, expected a Sample")
     except VlrlError:
         raise
-    except (Exception, SystemExit) as error:  # a task's own code may trip over a row in any way
+    except (Exception, SystemExit) as error:  # task code may fail on a row in any way
         raise DataError(f"row {row.get('id')!r}: {type(error).__name__}: {error}") from error
     try:
         _check_values(sample.row)  # a task may make its samples without the function above
@@ -99,9 +99,8 @@ def make_sample(task: Any, row: Mapping[str, Any] | DataError, root: Path) -> Sa
 
 
 def checked_sample(task: Any, row: Mapping[str, Any] | DataError, root: Path) -> Sample:
-    """Returns the sample of a row, whose media files exist and whose boxes and points lie inside the image. Raises
-    DataError naming the row.
-    """
+    """The sample of a row, after checking that its media files exist and its boxes and points lie inside the image.
+    Raises DataError naming the row."""
     sample = make_sample(task, row, root)
     if problem := unshown_problem(sample, FIELDS, MEDIA_FIELDS, root):
         raise DataError(f"row '{sample.id}': {problem}")
@@ -114,8 +113,7 @@ def checked_sample(task: Any, row: Mapping[str, Any] | DataError, root: Path) ->
 
 
 def repeated_id(first: dict[str, str], id: str, where: str) -> str:
-    """Returns what is wrong with an id that stands in `first`, with its place, already; notes another and returns "".
-    """
+    """The problem with an id that is already in `first` (id -> location); a new id is added and "" returned."""
     if id in first:
         return f"id {id!r} occurs before, in {first[id]}; ids must be unique"
     first[id] = where
@@ -123,10 +121,9 @@ def repeated_id(first: dict[str, str], id: str, where: str) -> str:
 
 
 def box_problems(row: Mapping[str, Any], size: Sequence[Any]) -> Iterator[str]:
-    """Yields what is wrong with the boxes and points of a row: order of corners, and what lies outside of (width,
-    height).
+    """Yields the problems with boxes and points of a row: swapped corners, coordinates outside of (width, height).
 
-    Other things than lists of numbers are left to the task. A size that is not known is not held against a box.
+    Values that are not lists of numbers are left to the task. An unknown size disables the second check.
     """
     boxes = [*(entry.get("box") for entry in _listed(row, "boxes") if isinstance(entry, dict)), row.get("box")]
     for box in boxes:
@@ -157,16 +154,14 @@ def _outside(values: Any, size: Sequence[Any]) -> bool:
 
 
 def _with_media_hashes(row: Mapping[str, Any], items: Mapping[str, list[Any]]) -> dict[str, Any]:
-    """Returns the row with the hash of media that it holds in their place: it is stored, logged and compared."""
+    """The row as it is stored, logged and compared: embedded media replaced by their hash."""
     flat = {field: value if isinstance(row[field], (list, tuple)) else value[0] for field, value in items.items()}
     return {field: without_bytes(value) for field, value in {**row, **flat}.items()}
 
 
 def media_items(row: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Returns field -> what stands for each of its images or videos: a path, Embedded, or a list of frames.
-
-    Raises DataError for what cannot be either.
-    """
+    """Field -> its images or videos, each a path, EmbeddedMedia, or a list of frames. Raises DataError for anything
+    else."""
     return {field: (video_items if field == "video" else image_items)(row[field], str(row.get("id", "")))
             for field in MEDIA_FIELDS if row.get(field) is not None}
 
@@ -185,22 +180,22 @@ def _video(row: Mapping[str, Any], path: Any, times: Any, root: Path, access: Me
     if isinstance(path, list):
         _VIDEO["frame_times"](len(path), fps, times)
     elif times is not None:
-        raise DataError(f"frame_times={short(times)} are those of a video given as a list of frames, and the row's is "
-                        "a file, which tells its own: leave them out, or move them below 'meta'")
+        raise DataError(f"frame_times={short(times)} belong to a video given as a list of frames, but the row's is a "
+                        "file, which has its own timestamps: remove the field, or move it into 'meta'")
     return Media(kind="video", source=media_source(path, root, access), start=row.get("video_start"),
                  end=row.get("video_end"), fps=fps, times=times)
 
 
 def _times(row: Mapping[str, Any], videos: int) -> Sequence[Any]:
-    """Returns what `frame_times` tells of each video of a row: one list for its only video, or a list for each."""
+    """The `frame_times` of each video of a row: one list for a single video, else a list for each."""
     given = row.get("frame_times")
     if given is None:
         return [None] * videos
     nested = isinstance(given, (list, tuple)) and given and all(isinstance(v, (list, tuple, type(None))) for v in given)
     each = given if nested else [given]
     if len(each) != videos:
-        raise DataError(f"frame_times={short(given)} must be the seconds of each frame of a video given as frames, a "
-                        f"list for each of several; the row has {videos} videos")
+        raise DataError(f"frame_times={short(given)} must hold the seconds of each frame of a video given as frames, "
+                        f"one list per video; the row has {videos} videos")
     return each
 
 
@@ -213,13 +208,13 @@ def _check_values(row: Mapping[str, Any]) -> None:
     for field in ("weight", "video_start", "video_end", "width", "height"):
         _check_number(row, field)
     if row.get("system_prompt") is not None and not isinstance(row["system_prompt"], str):
-        raise DataError(f"system_prompt={short(row['system_prompt'])} must be a text")
+        raise DataError(f"system_prompt={short(row['system_prompt'])} must be a string")
     size, own = row.get("processed_size"), row.get("coordinates")
     if size is not None and not (isinstance(size, (list, tuple)) and len(size) == 2
                                  and all(is_number(side) and side > 0 for side in size)):
         raise DataError(f"processed_size={short(size)} must be [w, h], two positive numbers of pixels")
     if own and own not in CONVENTIONS:
-        raise DataError(f"coordinates={own!r} is not a convention.{did_you_mean(str(own), CONVENTIONS)} "
+        raise DataError(f"coordinates={own!r} is not a coordinate convention.{did_you_mean(str(own), CONVENTIONS)} "
                         f"Known: {', '.join(CONVENTIONS)}.")
 
 
@@ -227,7 +222,7 @@ def _check_text(row: Mapping[str, Any]) -> None:
     for field, value in row.items():
         try:
             json.dumps([field, value], ensure_ascii=False, skipkeys=True, default=str).encode()
-        except UnicodeEncodeError:  # JSON can hold half of a surrogate pair, which no file and no tokenizer takes
+        except UnicodeEncodeError:  # JSON can hold half of a surrogate pair, which files and tokenizers reject
             raise DataError(f"{field!r} holds text that is not Unicode: {ascii(value)[:200]}") from None
 
 

@@ -1,4 +1,4 @@
-"""The samples of a split: read from files before, or drawn by code when they are asked for."""
+"""The samples of a split: read from files at the start, or drawn by code on demand."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from vlrl.types import Sample
 SPLITS = ("train", "heldout")
 SPLIT_NAMES = {"train": "train", "training": "train", "val": "heldout", "valid": "heldout", "validation": "heldout",
                "dev": "heldout", "test": "heldout", "testing": "heldout", "eval": "heldout", "heldout": "heldout"}
-"""What folders, files and `split` fields call a side -> the side."""
+"""Name of a split in folders, files and `split` fields -> its side."""
 
 
 def side_of(name: Any) -> str | None:
-    """train or heldout, from the name of a split, a file ("train-00000-of-2.parquet") or a folder; None for others."""
+    """train or heldout, from the name of a split, a file ("train-00000-of-2.parquet") or a folder; None for other
+    names."""
     word = str(name).lower().replace("_", "-").split("-")[0].split(".")[0]
     return SPLIT_NAMES.get(word)
 
 
 def with_split(settings: Iterable[Any]) -> list[str]:
-    """The names in data.train and data.heldout that say a split of what they name, as in org/name@train: of a data set
-    of the Hub or of a folder."""
+    """Names in data.train and data.heldout with a split, as in org/name@train: splits of Hub data sets and of folders.
+    """
     names = [getattr(one, split, None) or "" for one in settings for split in SPLITS]
     return [name for name in dict.fromkeys(names) if "@" in name]
 
@@ -47,7 +48,7 @@ def bad_row_lines(bad: Iterable[BadRow]) -> list[str]:
 
 
 class Samples(SampleSequence):
-    """The usable samples of a file, media unread, and the rows left out of it."""
+    """The usable samples of files, media unread, and the rows that were left out."""
 
     def __init__(self, samples: Sequence[Sample], quarantined: Sequence[BadRow] = (), files: Sequence[Path] = (),
                  places: Sequence[str] = ()):
@@ -82,12 +83,12 @@ class Drawn(SampleSequence):
             return self._make(index)
         except VlrlError:
             raise
-        except (Exception, SystemExit) as error:  # an IndexError would end a loop over the samples in silence
+        except (Exception, SystemExit) as error:  # an IndexError would silently end a loop over the samples
             raise TaskError(f"sample {index} cannot be drawn: {failure(error)}") from error
 
 
 def readable(samples: Sequence[Sample], index: int) -> Sample | None:
-    """Returns a sample; None when its row is read only now, and is bad."""
+    """A sample; None if its row is read only now and is bad."""
     try:
         return samples[index]
     except DataError:
@@ -95,12 +96,12 @@ def readable(samples: Sequence[Sample], index: int) -> Sample | None:
 
 
 def parts_of(samples: Sequence[Sample]) -> list[Sequence[Sample]]:
-    """The samples of each task of a mixture; of one task's these alone."""
+    """The samples of each task of a mixture, or the samples of a single task as one entry."""
     return [*samples.parts.values()] if isinstance(samples, SampleSequence) and samples.parts else [samples]
 
 
 def compared(samples: Sequence[Sample]) -> Sequence[int]:
-    """As SampleSequence.compared; of a list all."""
+    """As SampleSequence.compared; all indices of a list."""
     if isinstance(samples, SampleSequence):
         return samples.compared()
     return range(len(samples)) if isinstance(samples, (list, tuple)) else ()

@@ -1,4 +1,4 @@
-"""Samples by place, some of them made when they are asked for."""
+"""Sequences of samples, some of which are made on demand."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from vlrl.types import Sample
 
 
 class SampleSequence(Sequence[Sample]):
-    """Samples by place; a subclass says how many there are, and makes the one at a place."""
+    """Samples by index; a subclass defines `__len__` and `_at`."""
 
     parts: Mapping[str, Sequence[Sample]] = MappingProxyType({})
-    """Of a mixture, the samples of each task by its label; {} of one task's."""
+    """The samples of each task of a mixture by label; {} for a single task."""
 
     def _at(self, place: int) -> Sample:
         raise NotImplementedError
 
     def where(self, place: int) -> str | None:
-        """Returns file and line of the row at a place; None where samples are made by code, which takes long."""
+        """File and line of the row at an index; None if samples are made by code, which can be slow."""
         return None
 
     def compared(self) -> Sequence[int]:
-        """The places of the rows that tell whether a split is still the same; () where samples are made by code."""
+        """Indices of the rows that identify the split when a run is resumed; () if samples are made by code."""
         return ()
 
     def unmade(self, place: int) -> tuple[str, Any] | None:
-        """The id of a row and what its file holds of it, before a sample is made of it; None where that is not known.
-        Raises DataError for a row that cannot be read."""
+        """Id and raw record of a row, before a sample is made of it; None if unknown. Raises DataError for an
+        unreadable row."""
         return None
 
     @property
     def tasks(self) -> Sequence[str]:
-        """[N] of a mixture, the label of every place, for which no sample is made; () of one task's."""
+        """[N] task labels of a mixture, known without making samples; () for a single task."""
         return ()
 
     @overload
@@ -46,7 +46,7 @@ class SampleSequence(Sequence[Sample]):
 
 
 def where(samples: Sequence[Sample], place: int) -> str | None:
-    """Returns file and line of a row, "" for a sample that is at hand; None where samples are made when asked for."""
+    """File and line of a row, "" for a sample in memory; None if samples are made on demand."""
     if isinstance(samples, SampleSequence):
         return samples.where(place)
     return "" if isinstance(samples, (list, tuple)) else None

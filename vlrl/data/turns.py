@@ -1,4 +1,4 @@
-"""What a canonical row says beside its question: the turns before it, the tools that it names, and where media stand.
+"""Fields of a canonical row around its question: earlier turns, tools, and the positions of its media.
 
     {"id": 1, "images": ["a.png", "b.png"], "turns": [{"role": "user", "content": "<image>Colour?"},
      {"role": "assistant", "content": "red"}], "question": "<image>And this?", "answer": "blue"}
@@ -19,13 +19,13 @@ from vlrl.types import Record
 log = logging.getLogger(__name__)
 
 MARK = re.compile(r"<(image|video)>")
-"""Where an image or a video stands in the text of a turn or of a question."""
+"""Placeholder of an image or a video in the text of a turn or a question."""
 _FOLLOWS = {None: ("user",), "user": ("assistant",), "assistant": ("user",), "call": ("tool",),
             "tool": ("tool", "assistant")}
 
 
 def marks_of(row: Record) -> list[str]:
-    """Returns the kinds of media whose places the turns and the question of a row mark, in order."""
+    """The kinds of media whose placeholders stand in the turns and the question of a row, in order."""
     texts = [*(str(turn.get("content") or "") for turn in turns_of(row)), str(row.get("question") or "")]
     return [kind for text in texts for kind in MARK.findall(text)]
 
@@ -35,9 +35,8 @@ def turns_of(row: Record) -> list[Record]:
 
 
 def check_turns(row: Record, kinds: Sequence[str]) -> None:
-    """Raises DataError where the turns of a row are no turns or out of order, call tools that it does not name, or
-    where its texts mark other media than the row has, which are of these kinds.
-    """
+    """Raises DataError if the turns of a row are malformed or out of order, call unknown tools, or if the placeholders
+    in its texts do not match its media, which are of these kinds."""
     turns, before = row.get("turns") or [], None
     if not isinstance(turns, list):
         raise DataError(f'turns={short(turns)} must be a list of {{"role": ..., "content": ...}}')
@@ -45,31 +44,32 @@ def check_turns(row: Record, kinds: Sequence[str]) -> None:
         role = turn.get("role") if isinstance(turn, Mapping) else None
         if not isinstance(turn, Mapping) or not isinstance(turn.get("content"), str) or role not in _FOLLOWS[before]:
             raise DataError(f"the turn {short(turn)} must be {{\"role\": {' or '.join(_FOLLOWS[before])}, \"content\": "
-                            "a text}: a user and the assistant in turn, the user first, the assistant last")
+                            "a string}: user and assistant alternate, the user first, the assistant last")
         if role == "tool" or turn.get("tool_calls"):
             _check_call(row, turn)
         elif not turn["content"].strip():
             raise DataError(f"the turn {short(turn)} is empty")
         before = "call" if turn.get("tool_calls") else role
     if before not in (None, "assistant"):
-        raise DataError("the last of its turns must be the assistant's; the question that follows is `question`")
+        raise DataError("its last turn must be the assistant's; the question that follows belongs in `question`")
     _check_marks(row, kinds, [kind for turn in turns for kind in MARK.findall(turn["content"])])
 
 
 def _check_marks(row: Record, kinds: Sequence[str], before: Sequence[str]) -> None:
-    """The turns mark their own media; the question marks all others or none, which then stand before it."""
+    """Turns have placeholders for their own media; the question has placeholders for all others, or none, and then
+    shows them first."""
     marks = marks_of(row)
     in_question, rest = len(marks) - len(before), len(kinds) - len(before)
     if rest < 0 or in_question not in (0, rest):
-        raise DataError(f"its texts mark the places of {len(marks)} images or videos, and the row has {len(kinds)}: as "
-                        "many marks as media are needed; a question without any shows what is left before it")
+        raise DataError(f"its texts have placeholders for {len(marks)} images or videos, and the row has {len(kinds)}: use "
+                        "one per image or video; a question without any shows the remaining media first")
     if in_question and len(set(kinds)) > 1 and sorted(marks) != sorted(kinds):
-        raise DataError(f"its texts mark {', '.join(marks)}, and the row has {', '.join(kinds)}")
+        raise DataError(f"its texts have placeholders for {', '.join(marks)}, and the row has {', '.join(kinds)}")
 
 
 def _check_call(row: Record, turn: Record) -> None:
     if not row.get("tools"):
-        raise DataError(f"its conversation has a turn of a tool, {short(turn)}, and the record names no `tools`")
+        raise DataError(f"its conversation has a tool turn, {short(turn)}, but the record has no `tools`")
     calls = turn.get("tool_calls") or []
     if not isinstance(calls, list) or not all(isinstance(call, Mapping) and isinstance(
             call.get("function"), Mapping) and isinstance(call["function"].get("name"), str) for call in calls):
@@ -77,9 +77,8 @@ def _check_call(row: Record, turn: Record) -> None:
 
 
 def media_in_order(media: Sequence[Any], row: Record) -> tuple[Any, ...]:
-    """Returns images and videos in the order in which the texts of a row mark them; as they are where it marks none, or
-    only one kind.
-    """
+    """Images and videos in the order of their placeholders; in the given order without placeholders or with one kind of
+    media."""
     left = {kind: iter([m for m in media if m.kind == kind]) for kind in ("image", "video")}
     marks = marks_of(row)
     if sorted(marks) != sorted(m.kind for m in media):
@@ -95,9 +94,8 @@ def are_tools(tools: Any) -> bool:
 
 
 def tools_of(tools: Any) -> list[dict[str, Any]]:
-    """Returns the tools of a row as chat templates take them; bare functions (LLaMA-Factory) and JSON texts of them
-    (TRL) too. Raises DataError for anything else.
-    """
+    """The tools of a row as chat templates take them; bare functions (LLaMA-Factory) and JSON strings (TRL) are
+    accepted too. Raises DataError for anything else."""
     if not are_tools(tools):
         raise DataError(f'tools={short(tools)} must be a list of {{"type": "function", "function": {{"name", ...}}}}')
     functions = [unpacked(tool) for tool in tools]
@@ -111,16 +109,16 @@ def tools_of(tools: Any) -> list[dict[str, Any]]:
 
 
 def check_tools(row: Record) -> None:
-    """Raises DataError for `tools` or an `environment` of another shape; says once that none reads the latter."""
+    """Raises DataError for malformed `tools` or `environment`; warns once that no task reads the latter."""
     if row.get("tools") is not None:
         tools_of(row["tools"])
     if row.get("environment") is not None:
         if not isinstance(row["environment"], Mapping):
             raise DataError(f"environment={short(row['environment'])} must be an object of settings")
-        _tell_unread()
+        _warn_unread()
 
 
 @cache
-def _tell_unread() -> None:
-    log.warning("rows have an `environment`: it is kept in the sample, and no task reads it yet; each prompt is "
-                "answered once")
+def _warn_unread() -> None:
+    log.warning("rows have an `environment`: it is kept in the sample, but no task reads it, and each prompt is "
+                "answered in a single turn")

@@ -1,4 +1,4 @@
-"""Values in rows: how a message shows one, numbers and JSON that are written as text."""
+"""Values in rows: how messages show them, and numbers and JSON written as text."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from pathlib import Path
 from typing import Any
 
 LONGEST = 40
-"""Characters that a number may have as text."""
+"""Maximum length of a number as text."""
 DIGITS = 9
-"""After the point, of numbers that may be shares of an image."""
+"""Decimals of numbers that may be fractions of an image."""
 
 
 def short(value: Any) -> str:
-    """Returns a value as it may stand in a message."""
+    """A value as messages show it, cut after 200 characters."""
     text = str(value) if isinstance(value, Path) else repr(value)
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def unpacked(value: Any) -> Any:
-    """Returns a list or object that was written as JSON text; anything else as it is."""
+    """The list or object in a JSON string; any other value unchanged."""
     if isinstance(value, str) and value[:1] in "[{" and value.strip()[-1:] in ("]", "}"):
         try:
             return json.loads(value)
@@ -30,7 +30,7 @@ def unpacked(value: Any) -> Any:
 
 
 def number(value: Any) -> float | None:
-    """Returns a finite number, also one written as text; None for anything else."""
+    """A finite number, also from a string; None for anything else."""
     if isinstance(value, str) and len(value) <= LONGEST:
         try:
             value = float(value)
@@ -45,6 +45,6 @@ def number(value: Any) -> float | None:
 
 
 def tidy(value: float, digits: int = 3) -> float:
-    """Returns a number without digits that only rounding made, whole ones as int. Pixels need no more than 3."""
+    """A number without digits due to rounding, integers as int. Pixels need at most 3 decimals."""
     value = round(value, digits) if isinstance(value, float) else value
     return int(value) if value == int(value) else value

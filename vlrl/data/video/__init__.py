@@ -1,1 +1,1 @@
-"""Video files: when each frame is shown, which are taken, and their pixels."""
+"""Video files: the timestamps of frames, frame sampling, and decoding."""

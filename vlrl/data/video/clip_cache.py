@@ -1,7 +1,7 @@
-"""Frames of video files kept in memory, so that a clip which several prompts or steps show is decoded once.
+"""Decoded frames of video files in memory, so that a clip that several prompts or steps show is decoded once.
 
-A clip is named by the content of its file, how it is sampled and between which times. A file is hashed again when its
-size or time of change differ. What is kept is what was decoded: with and without a cache the pixels are the same.
+The key of a clip is the hash of its file, its sampling and its start and end. A file is hashed again when its size or
+modification time differ. Pixels are the same with and without the cache.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MOST_HASHES = 2**16
 
 
 class ClipCache:
-    """At most `mib` MiB of frames; the least recently used clips leave first. 0 keeps nothing. Safe across threads."""
+    """At most `mib` MiB of frames; the least recently used clips are dropped first. 0 disables it. Thread-safe."""
 
     def __init__(self, mib: int):
         self._room, self._used = mib << 20, 0
@@ -28,7 +28,7 @@ class ClipCache:
         self._hashes: dict[tuple[str, int, int], str] = {}
 
     def sha256(self, path: Path) -> str:
-        """Hash of a file's bytes, which are read in blocks. Raises OSError."""
+        """Hash of a file, which is read in blocks. Raises OSError."""
         status = path.stat()
         file = str(path), status.st_size, status.st_mtime_ns
         digest = self._hashes.get(file)
@@ -41,8 +41,7 @@ class ClipCache:
         return digest
 
     def clip(self, key: Hashable, read: Callable[[], SampledClip]) -> SampledClip:
-        """Returns the clip of this key: kept, awaited while another thread reads it, or `read()`, whose errors are
-        raised.
+        """The clip of this key: cached, awaited while another thread decodes it, or `read()`, whose errors are raised.
         """
         if not self._room:
             return read()
@@ -78,5 +77,5 @@ NO_CACHE = ClipCache(0)
 
 
 def _size(clip: SampledClip) -> int:
-    """Bytes of the frames; one that is shown twice in a row is one picture."""
+    """Bytes of the frames; a repeated frame counts once."""
     return sum(w * h * 3 for w, h in {id(f): f.size for f in clip.frames}.values())

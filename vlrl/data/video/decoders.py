@@ -1,8 +1,8 @@
-"""Opening video files: when each frame is shown (PyAV), and the pixels of some of them (decord or PyAV).
+"""Video files: the timestamps of their frames (PyAV), and the pixels of some frames (decord or PyAV).
 
-The times come from the packets of the stream, so nothing is decoded to know them. Edit lists, frames stored in another
-order than they are shown, varying rates and a first time that is not 0 are in them already. decord is used where it
-tells the same times; it does not for edit lists, some AVI files, and streams without an index.
+Timestamps come from the packets of the stream, so nothing is decoded to know them. They account for edit lists, frame
+reordering, variable frame rates and a first timestamp other than 0. decord is used where its timestamps agree; they
+differ for edit lists, some AVI files, and streams without an index.
 """
 
 from __future__ import annotations
@@ -23,38 +23,39 @@ from PIL import Image
 from vlrl.errors import DataError
 
 MOST_FRAMES = 20_000_000
-"""A file with more is refused; 92 hours at 60 frames a second."""
+"""Files with more frames are refused; 92 hours at 60 frames per second."""
 _FORMATS = ("mov,mp4,matroska,webm,avi,mpegts,mpeg,flv,gif,ogg,asf,mjpeg,mpjpeg,apng,webp,h264,hevc,ivf,mxf,nut,rm,"
             "swf,dv,wtv,y4m,yuv4mpegpipe,vob,m4v,mpegvideo,av1,obu")
-"""Containers that are opened; none of them can name other files or addresses, as playlists do."""
+"""Containers that are opened. None of them can refer to other files or addresses, as playlists do."""
 _INDEXED = ("mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm")
-"""Containers in which decord finds every frame; in streams without an index its seeking lands beside them."""
+"""Containers in which decord seeks exactly; in streams without an index it returns neighbouring frames."""
 
 
 @dataclass(frozen=True, eq=False)
 class VideoTrack:
-    """The video stream of a file and its clock; no frame is decoded."""
+    """The video stream of a file and its timestamps; no frame is decoded."""
 
     path: Path
     pts: np.ndarray
-    """[frames] int64 times of presentation in units of the stream, ascending."""
+    """[frames] int64 presentation timestamps in units of the stream, ascending."""
     keys: np.ndarray
-    """[K] int64 times of the frames at which decoding may start."""
+    """[K] int64 timestamps of the keyframes."""
     times: np.ndarray
     """[frames] seconds from the first frame."""
     fps: float
     """Mean frames per second."""
     size: tuple[int, int]
-    """Width and height in pixels, as shown."""
+    """Width and height in pixels, as displayed."""
     container: str
 
 
 class HiddenFrames(ValueError):
-    """Some packets of a stream show no frame."""
+    """Some packets of the stream are never displayed as frames."""
 
 
 def read_track(path: Path) -> VideoTrack:
-    """Returns the clock of the video stream of a file. Raises DataError naming the file when it has none, or no end."""
+    """The timestamps of the video stream of a file. Raises DataError naming a file without video or with a truncated
+    one."""
     if not importlib.util.find_spec("av"):
         raise DataError(f"{path}: reading videos needs a decoder: pip install av")
     try:
@@ -66,7 +67,7 @@ def read_track(path: Path) -> VideoTrack:
 
 
 def header_duration(path: Path) -> float | None:
-    """Returns seconds that a file lasts by its header; no packet is read. None where it has no video, or tells none."""
+    """Duration in seconds from the header of a file; no packet is read. None without a video or a known duration."""
     try:
         with _opened(path) as (container, _):
             return container.duration / 1e6 if container.duration else None
@@ -75,10 +76,9 @@ def header_duration(path: Path) -> float | None:
 
 
 def read_frames(track: VideoTrack, indices: Sequence[int]) -> tuple[list[Image.Image], str]:
-    """Returns the frames of these ascending indices, upright and in RGB, and the decoder that made them; an index may
-    repeat.
+    """The frames at these ascending indices, upright and in RGB, and the name of the decoder; an index may repeat.
 
-    Raises DataError naming the file, Hidden when the clock of the packets is not that of the frames.
+    Raises DataError naming the file, HiddenFrames when the timestamps of packets and frames differ.
     """
     errors = []
     for name, decoder in DECODERS.items():
@@ -94,7 +94,7 @@ def read_frames(track: VideoTrack, indices: Sequence[int]) -> tuple[list[Image.I
 
 
 def recount_frames(track: VideoTrack) -> VideoTrack:
-    """Returns the same track by the clock of its decoded frames, one held at a time; for streams with hidden frames.
+    """The same track with the timestamps of its decoded frames, one held at a time; for streams with hidden frames.
 
     Raises DataError when the frames end before the packets do.
     """
@@ -105,7 +105,7 @@ def recount_frames(track: VideoTrack) -> VideoTrack:
         raise _unreadable(track.path, _why(error)) from None
     if not decoded or decoded[-1] < track.pts[-1]:
         last = track.times[track.pts <= decoded[-1]][-1] if decoded else 0.0
-        raise _unreadable(track.path, f"it breaks off after {last:.3f} of {track.times[-1]:.3f} s")
+        raise _unreadable(track.path, f"it is truncated after {last:.3f} of {track.times[-1]:.3f} s")
     retained = np.isin(track.pts, decoded)
     return replace(track, pts=track.pts[retained], times=np.round(track.times[retained] - track.times[retained][0], 6))
 
@@ -115,12 +115,12 @@ def recount_frames(track: VideoTrack) -> VideoTrack:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
-    """(container, its video stream), decoded by one thread. Cover pictures of audio files are no video."""
+    """(container, its video stream), decoded by one thread. Cover images of audio files do not count as video."""
     import av
     from av.stream import Disposition
 
     options = {"format_whitelist": _FORMATS, "protocol_whitelist": "file"}
-    # titles need not be UTF-8: PyAV 19 keeps their bytes and lost the keyword, earlier ones raise without it
+    # titles need not be UTF-8: PyAV 19 keeps their bytes and has no such keyword, earlier versions raise without it
     lenient: dict[str, Any] = {"metadata_errors": "ignore"} if int(av.__version__.partition(".")[0]) < 19 else {}
     with av.open(f"file:{path}", options=options, **lenient) as container:
         streams = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
@@ -135,13 +135,13 @@ def _track(path: Path) -> VideoTrack:
         pts, keys, count, end = _packets(container, stream)
         base, declared, promised = float(stream.time_base), float(stream.average_rate or 0), stream.frames
         name, size = container.format.name, (stream.codec_context.width, stream.codec_context.height)
-        lasts = (container.duration or 0) / 1e6 if name == "matroska,webm" else 0.0  # others may only guess it
+        lasts = (container.duration or 0) / 1e6 if name == "matroska,webm" else 0.0  # other containers only estimate it
     if not pts:
         raise ValueError("it has no frames")
     if promised > count + 1:
-        raise ValueError(f"it breaks off: {count} of {promised} frames are there")
+        raise ValueError(f"it is truncated: {count} of {promised} frames")
     if end < 0.95 * lasts - 1:
-        raise ValueError(f"it breaks off after {end:.3f} of {lasts:.3f} s")
+        raise ValueError(f"it is truncated after {end:.3f} of {lasts:.3f} s")
     shown = np.unique(np.array(pts, dtype=np.int64))
     times = np.round((shown - shown[0]) * base, 6)
     turned = _rotation(path) % 180 != 0
@@ -150,7 +150,7 @@ def _track(path: Path) -> VideoTrack:
 
 
 def _packets(container: Any, stream: Any) -> tuple[list[int], list[int], int, float]:
-    """Times of the frames shown and of the keys, the number of all frames, and where the last of any stream begins."""
+    """Timestamps of displayed frames and of keyframes, number of all frames, and the time of the last packet."""
     pts, keys, count, end = [], [], 0, 0.0
     for packet in container.demux():
         if packet.pts is not None:
@@ -159,7 +159,7 @@ def _packets(container: Any, stream: Any) -> tuple[list[int], list[int], int, fl
             continue
         count += 1
         if packet.pts is None:
-            raise ValueError("its frames carry no times")
+            raise ValueError("its frames have no timestamps")
         if packet.is_keyframe:
             keys.append(packet.pts)
         if not packet.is_discard:
@@ -170,13 +170,13 @@ def _packets(container: Any, stream: Any) -> tuple[list[int], list[int], int, fl
 
 
 def _rotation(path: Path) -> int:
-    """By how many degrees, counterclockwise, the first frame is turned to be shown."""
+    """Degrees, counterclockwise, by which the first frame is rotated for display."""
     with _opened(path) as (container, stream):
         return _turn(next(container.decode(stream)))
 
 
 def _rate(times: np.ndarray, declared: float) -> float:
-    """Frames per second: what the file declares where its frames keep to it, within one of them; else their mean."""
+    """Frames per second: the declared rate if the timestamps agree within one frame, else their mean rate."""
     last, gaps = float(times[-1]), len(times) - 1
     if math.isfinite(declared) and declared > 0 and abs(gaps / declared - last) <= 1 / declared:
         return declared
@@ -184,12 +184,12 @@ def _rate(times: np.ndarray, declared: float) -> float:
 
 
 def _unreadable(path: Path, why: str) -> DataError:
-    return DataError(f"media file {path} cannot be read as a video ({why}); write it anew (ffmpeg -i OLD -c:v libx264 "
-                     "NEW.mp4), or leave its row out")
+    return DataError(f"media file {path} cannot be read as a video ({why}); re-encode it (ffmpeg -i OLD -c:v libx264 "
+                     "NEW.mp4), or remove its row")
 
 
 def _why(error: Exception) -> str:
-    """Returns a decoder's message without its places in C++ and what follows them."""
+    """A decoder's message without source locations in C++ and what follows them."""
     text = getattr(error, "strerror", None) or re.sub(r"\[[\d:]+\] \S+?:\d+: ", "", str(error))
     return " ".join(str(text).split())[:150]
 
@@ -206,7 +206,7 @@ def _by_decord(track: VideoTrack, indices: Sequence[int]) -> list[Image.Image]:
     reader: Any = decord.VideoReader(str(track.path), num_threads=1)
     times = reader.get_frame_timestamp(range(len(reader)))[:, 0] if len(reader) else np.empty(0)
     if len(times) != len(track.times) or np.abs(times - times[0] - track.times).max() > 2e-3:
-        raise ValueError("it tells other times than the packets")
+        raise ValueError("its timestamps differ from those of the packets")
     images: dict[int, Image.Image] = {}
     unique = sorted(set(indices))
     for i in range(0, len(unique), 16):  # a batch is a copy of its frames
@@ -214,7 +214,7 @@ def _by_decord(track: VideoTrack, indices: Sequence[int]) -> list[Image.Image]:
         part = unique[i:i + 16]
         images |= {k: Image.fromarray(a) for k, a in zip(part, reader.get_batch(part).asnumpy(), strict=True)}
     if images[indices[0]].size != track.size:
-        raise ValueError("it tells another size than the stream")
+        raise ValueError("its frame size differs from that of the stream")
     return [images[i] for i in indices]
 
 
@@ -234,16 +234,16 @@ def _by_pyav(track: VideoTrack, indices: Sequence[int]) -> list[Image.Image]:
         with _opened(track.path) as (container, stream):
             images |= _decoded(container, stream, missing)
     if missing := [p for p in wanted if p not in images]:
-        raise HiddenFrames(f"{len(missing)} of {len(wanted)} frames are not shown")
+        raise HiddenFrames(f"{len(missing)} of {len(wanted)} frames are never displayed")
     upright = images[wanted[0]].size
     images = {p: image if image.size == upright else image.resize(upright) for p, image in images.items()}
     return [images[int(track.pts[i])] for i in indices]
 
 
 def _runs(wanted: Sequence[int], keys: Sequence[int]) -> list[tuple[int, list[int]]]:
-    """Frames that are decoded in one go, each run from the last key before its first frame.
+    """Frames that are decoded in one go, each run from the last keyframe before its first frame.
 
-    A run ends where the decoder would pass another key on its way to the next frame: seeking there costs less.
+    A run ends where the decoder would pass another keyframe on the way to the next frame: seeking there is cheaper.
     """
     runs: list[tuple[int, list[int]]] = []
     for pts in wanted:
@@ -257,9 +257,8 @@ def _runs(wanted: Sequence[int], keys: Sequence[int]) -> list[tuple[int, list[in
 
 
 def _decoded(container: Any, stream: Any, wanted: Sequence[int]) -> dict[int, Image.Image]:
-    """Returns the pictures of the wanted times from here on; what comes before the first key cannot be decoded
-    rightly.
-    """
+    """The frames with these timestamps from the current position on; frames before the first keyframe cannot be decoded
+    correctly."""
     pictures: dict[int, Image.Image] = {}
     left, started = set(wanted), False
     for packet in container.demux(stream):
@@ -280,4 +279,4 @@ def _turn(frame: Any) -> int:
 
 
 DECODERS: dict[str, Callable[[VideoTrack, Sequence[int]], list[Image.Image]]] = {"decord": _by_decord, "pyav": _by_pyav}
-"""The preferred one first."""
+"""Decoders by name, the preferred one first."""

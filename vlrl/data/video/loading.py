@@ -1,4 +1,4 @@
-"""Videos: files, bytes that a row holds, and pictures given as frames."""
+"""Loading of videos: files, embedded bytes, and lists of frames."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ from vlrl.rewards.boxes import is_number
 from vlrl.types import LoadedMedia, Media
 
 _APART, _LATEST = 0.99e-6, 1e9
-"""Least seconds between two frames, a microsecond as floats hold it, and what those of any are below."""
+"""Minimum seconds between two frames (a microsecond, allowing for float rounding), and the upper bound of timestamps.
+"""
 _SAME_RATE = 0.01
-"""Share by which a told rate may differ from that of the times: they are rounded."""
+"""Relative tolerance between a given frame rate and the rate of the timestamps, since both are rounded."""
 
 
 def load_video(media: Media, limits: LimitsSettings, sampling: VideoSampling, clips: Clips | None) -> LoadedMedia:
-    """Returns some frames of a video, see media.load."""
+    """Sampled frames of a video, see media.load."""
     cache = clips.made() if clips else NO_CACHE
     if isinstance(media.source, Sequence) and not isinstance(media.source, (str, bytes)):
         return _load_frames(media, limits, sampling)
@@ -61,29 +62,28 @@ def _check_frames(size: tuple[int, int], count: int, path: Path, limits: LimitsS
     check_pixels(size, str(path), limits)
     if count * size[0] * size[1] > limits.video_pixels:
         raise DataError(f"{path}: {count} frames of {size[0]}x{size[1]} have more pixels than limits.video_pixels="
-                        f"{limits.video_pixels}; take fewer with model.video_max_frames, make the video smaller, or "
-                        "raise the limit")
+                        f"{limits.video_pixels}; lower model.video_max_frames, scale the video down, or raise the "
+                        "limit")
 
 
 def _load_frames(media: Media, limits: LimitsSettings, sampling: VideoSampling) -> LoadedMedia:
-    """Returns a video given as pictures, drawn or in files, with `Media.fps` or `Media.times`."""
+    """A video given as images, drawn or in files, with `Media.fps` or `Media.times`."""
     times, fps = frame_times(len(media.source), media.fps, media.times)
     if not media.source:
-        raise DataError("a video given as frames has none")
+        raise DataError("a video given as frames has no frame")
     chosen = choose(times, fps, sampling, media.start, media.end, "video given as frames")
     frames = tuple(load(Media(source=media.source[i]), limits).frames[0] for i in chosen.indices)
     if len({frame.size for frame in frames}) > 1:
         raise DataError(f"frames of one video differ in size: {sorted({frame.size for frame in frames})}")
     sha256 = pixel_hash(frames)
-    if media.times is not None:  # a model is told them
+    if media.times is not None:  # the model sees them
         sha256 = hashlib.sha256(f"{sha256} {chosen.times}".encode()).hexdigest()
     return _video(SampledClip(frames, chosen, fps, len(times), "frames"), sha256, None)
 
 
 def frame_times(frames: int, fps: Any, times: Any = None) -> tuple[np.ndarray, float]:
-    """Returns the seconds of each frame of a video given as frames, and the mean rate: of `times` where these are told,
-    else of `fps` frames a second. Raises DataError for times that are none of these frames, or of another rate.
-    """
+    """Seconds of each frame of a video given as frames, and the mean frame rate: from `times` if given, else from
+    `fps`. Raises DataError for times that do not match the frames or the rate."""
     if times is None:
         rate = _checked_rate(frames, fps)
         return np.arange(frames) / rate, rate
@@ -94,14 +94,14 @@ def frame_times(frames: int, fps: Any, times: Any = None) -> tuple[np.ndarray, f
     mean = (frames - 1) / (told[-1] - told[0]) if frames > 1 else rate or 1.0
     if rate and abs(rate - mean) > _SAME_RATE * mean:
         raise DataError(f"a video of {frames} frames has fps={fps!r}, and frame_times={told!r:.200} of {mean:.4g} "
-                        "frames a second: leave out the one that is wrong")
+                        "frames per second: remove the wrong one")
     return np.array(told, float), mean
 
 
 def _checked_rate(frames: int, fps: Any) -> float:
     if not is_number(fps) or not 0 < fps < 1e6:
-        raise DataError(f"a video of {frames} frames needs their rate: fps={fps!r} must be a number above 0, the "
-                        "frames a second; or frame_times, the seconds of each")
+        raise DataError(f"a video of {frames} frames needs a frame rate: fps={fps!r} must be a number above 0, or "
+                        "frame_times must hold the seconds of each frame")
     return fps
 
 
@@ -112,7 +112,7 @@ def _times_problem(times: Any, frames: int) -> str | None:
         if not is_number(now) or not 0 <= now < _LATEST:
             return f"{now!r}, of frame {i + 1}, must be a number of seconds of at least 0"
         if before is not None and now - before < _APART:
-            return f"{now!r}, of frame {i + 1}, must come after {before!r}, that of the frame before: sort the frames"
+            return f"{now!r}, of frame {i + 1}, must be later than {before!r}, that of the previous frame: sort the frames"
     return None
 
 

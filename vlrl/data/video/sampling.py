@@ -1,6 +1,6 @@
-"""Sampling videos: which frames are taken, and the clock that a model is told.
+"""Video sampling: which frames are read, and the timestamps that the model sees.
 
-Every time counts in seconds from the start of the clip: from `start` where one is given, else from the first frame.
+All times count in seconds from the start of the clip: from `start` if given, else from the first frame.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from vlrl.errors import DataError
 from vlrl.types import LoadedMedia
 
 TICKS = 1_000_000
-"""Frames per second of the clock in `clock`: a frame's number is its time in microseconds."""
+"""Frames per second of the virtual clock in `clock`: the number of a frame is its time in microseconds."""
 
 
 @dataclass(frozen=True)
 class FrameChoice:
-    """Frames to take, before they are read."""
+    """The frames to read."""
 
     indices: list[int]
-    """Place of each frame in the whole video."""
+    """Index of each frame in the whole video."""
     times: tuple[float, ...]
     """Seconds of each frame from the start of the clip."""
     duration: float
@@ -37,26 +37,26 @@ class FrameChoice:
 
 @dataclass(frozen=True)
 class SampledClip:
-    """The frames taken from a video."""
+    """The frames read from a video."""
 
     frames: tuple[Image.Image, ...]
     chosen: FrameChoice
     fps: float
     """Mean frames per second of the whole video."""
     total: int
-    """Frames of the whole video."""
+    """Number of frames of the whole video."""
     backend: str
 
 
 def choose(times: np.ndarray, fps: float, sampling: VideoSampling, start: float | None, end: float | None,
            name: str) -> FrameChoice:
-    """Returns the frames to take between `start` and `end` seconds of `times` ([frames] seconds from the first frame).
+    """The frames to read between `start` and `end` seconds of `times` ([frames] seconds from the first frame).
 
-    They are uniform in time, first and last included. Their number is the length of the frames in the range times
-    `sampling.fps`, at least `min_frames`, at most `max_frames` and the frames there are, rounded down to an even
-    number. For constant rates these are the frames of qwen-vl-utils 0.0.14. A single frame is taken twice.
+    They are uniform in time, first and last included. Their number is the duration of the range times `sampling.fps`,
+    at least `min_frames`, at most `max_frames` and the number of available frames, rounded down to an even number. For
+    constant frame rates these are the frames of qwen-vl-utils 0.0.14. A single frame is taken twice.
 
-    Raises DataError when there is no frame in the range.
+    Raises DataError when the range has no frame.
     """
     whole = float(times[-1]) + 1 / fps
     low, high = max(0.0, start or 0.0), whole if end is None else min(end, whole)
@@ -76,11 +76,10 @@ def choose(times: np.ndarray, fps: float, sampling: VideoSampling, start: float 
 
 def decode(path: Path, sampling: VideoSampling, start: float | None, end: float | None,
            check: Callable[[tuple[int, int], int], None]) -> SampledClip:
-    """Returns the frames of a file that `choose` picks, by decord where it is installed and can be trusted, else by
-    PyAV.
+    """The frames of a file that `choose` picks, by decord if it is installed and reliable, else by PyAV.
 
-    No other frame is kept in memory. `check` sees width, height and number of frames before they are read and may
-    refuse them. Raises DataError naming the file.
+    No other frame is kept in memory. `check` gets size and number of frames before they are decoded and may refuse
+    them. Raises DataError naming the file.
     """
     video_track = read_track(path)
     try:
@@ -98,16 +97,16 @@ def _clip(video_track: VideoTrack, sampling: VideoSampling, start: float | None,
 
 
 def clock(loaded: LoadedMedia) -> dict[str, Any]:
-    """Returns the metadata of a video for a processor of transformers, such that it computes the true times.
+    """Metadata of a video for a processor of transformers, such that it computes the true timestamps.
 
-    A processor takes number / fps as the time of a frame, and (frames taken) / (frames there are) * fps as the rate
-    of the frames it is given. True numbers give wrong times where rates vary or a clip does not start with the file,
-    so the frames get numbers on a clock of TICKS a second, on which the clip has as many frames as make the rate that
-    of the frames' mean distance.
+    A processor takes number / fps as the time of a frame, and (sampled frames) / (total frames) * fps as the rate of
+    the sampled frames. True numbers give wrong times for variable rates or a clip that does not begin with the file. So
+    frames get numbers on a clock of TICKS per second, on which the total number of frames reproduces the rate of the
+    frames' mean distance.
     """
     times, given = loaded.timestamps, loaded.metadata
     count = len(times)
     apart = (times[-1] - times[0]) / max(1, count - 1) or given["duration"] / max(1, count)
     return {"fps": float(TICKS), "frames_indices": [round(t * TICKS) for t in times],
-            "total_num_frames": math.floor(apart * count * TICKS) + 1,  # never below: positions drop their fractions
+            "total_num_frames": math.floor(apart * count * TICKS) + 1,  # rounded up: positions drop their fractions
             "duration": given["duration"], "video_backend": given["video_backend"]}
