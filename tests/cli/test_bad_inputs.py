@@ -90,7 +90,7 @@ CASES = [
     (f"score yes.yaml --run {LONG}", 1, "is no run folder: it does not exist"),
     ("score yes.yaml --run damaged", 1, "damaged holds no rollouts. skipped .*step-000000-rank-00000.parquet"),
     # data
-    ("data check latin.jsonl", 1, "latin.jsonl cannot be read: it is no UTF-8 text .*at byte 11.. Save it as UTF-8"),
+    ("data check latin.jsonl", 1, "latin.jsonl cannot be read: it is not UTF-8 text .*at byte 11.. Save it as UTF-8"),
     ("data check looping.jsonl", 1, "media path 'loop.jsonl' is not a path: Symlink loop|loop.jsonl does not exist"),
     (f"data convert good.jsonl -o {LONG}.jsonl", 1, "File name too long. Name another"),
     (f"data split good.jsonl -o {LONG} --root .", 1, "File name too long|leaves none to train on"),

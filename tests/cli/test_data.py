@@ -104,7 +104,7 @@ def test_what_all_rows_have_in_common_is_said_once(folder, capsys):
     file = folder / "wrong.csv"
     file.write_text("picture,mark\n" + "".join(f"img/{n}.png,cup\n" for n in range(5)) + "a,b,c\n")
     code, out, _ = run(capsys, "check", file)
-    assert code == 1 and out.count("its columns are those of no known format") == 1 and "(and 4 rows more)" in out
+    assert code == 1 and out.count("its columns match no known format") == 1 and "(and 4 rows more)" in out
     assert "wrong.csv:7: (no id): row: the line has more values" in out and "6 bad rows" in out
     rows = [row(str(n), image="../x.png") for n in range(3)]
     code, out, _ = run(capsys, "convert", write(folder / "r.jsonl", *rows, row("9")), "-o", folder / "o.jsonl",
@@ -378,7 +378,7 @@ def test_one_group_with_nearly_everything(folder, capsys):
     ("check good.jsonl steps=1", 2, "name one with --config"),
     ("check good.jsonl --max -1", 2, "--max"),
     ("check", 2, "Missing argument 'FILE'"),
-    ("convert good.jsonl -o out.csv", 1, r"out.csv: rows are kept in \.jsonl"),
+    ("convert good.jsonl -o out.csv", 1, r"out.csv: rows are written as \.jsonl"),
     ("convert good.jsonl -o img.jsonl --force", 1, "img.jsonl is a folder"),
     ("convert good.jsonl -o good.jsonl/x.jsonl --root .", 1, "cannot write .*x.jsonl: .*Name another file"),
     ("convert empty.jsonl -o out.jsonl", 1, "empty.jsonl has no usable row"),

@@ -133,7 +133,7 @@ def test_the_table_of_types_has_examples_and_reasons(tmp_path, capsys):
     file = lines(tmp_path / "r.jsonl", [*records, {**ASK, "answer": "B", "options": ["x", "y"]}])
     main(["data", "check", str(file), "--allow-missing", "--no-show"])
     out = capsys.readouterr().out
-    why = "digits that are no number: zeros before them, hyphens, slashes, letters"
+    why = "digits that are not a number: leading zeros, hyphens, slashes, letters"
     assert f"text                4   {why}: '3-2', '4-1', '007'\n" in out
     assert "text                1   words: 'stop'\n" in out and "choice              1   its options: 'B'\n" in out
     main(["data", "check", str(file), "--allow-missing", "--no-show", "--json"])
@@ -173,7 +173,7 @@ def test_what_is_guessed_is_said_at_the_start(tmp_path, caplog):
     caplog.set_level("INFO")
     file = lines(tmp_path / "r.jsonl", [{**ASK, "answer": a} for a in ("3-2", "red")])
     settings_of(train=str(file)).samples("train")
-    assert "types of answers that no field says: text 1 (digits that are no number" in caplog.text
+    assert "answer types guessed, since no field states them: text 1 (digits that are not a number" in caplog.text
 
 
 @pytest.mark.parametrize("empty", ["", None])

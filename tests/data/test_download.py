@@ -203,9 +203,9 @@ def test_the_certificate_is_checked_against_the_name(serve, policy, certificate)
     here = partial(AddressGuard, LOOPBACK.permits, lambda host, port: ["127.0.0.1"], True)
     own = policy("media.test", "other.test", guard=here(str(certificate / "cert.pem")))
     assert get(server.url(host="media.test", scheme="https"), own).read_bytes() == png()
-    with pytest.raises(DataError, match="certificate is not right"):
+    with pytest.raises(DataError, match="certificate is invalid"):
         get(server.url(host="other.test", scheme="https"), own)
-    with pytest.raises(DataError, match="certificate is not right"):  # nobody has signed it
+    with pytest.raises(DataError, match="certificate is invalid"):  # nobody has signed it
         get(server.url(path="/b.png", host="media.test", scheme="https"), policy("media.test", guard=here()))
 
 
@@ -232,7 +232,7 @@ def test_hosts_of_the_setting(tmp_path, entry, url, right):
 
 
 def test_secrets_are_refused_and_never_printed(tmp_path, serve, policy):
-    with pytest.raises(DataError, match="holds a user or a password") as error:
+    with pytest.raises(DataError, match="has a user or a password") as error:
         checked_url("https://me:s3cret@a.org/x.png", Policy(None, tmp_path))
     assert "s3cret" not in str(error.value) and "me" not in str(error.value).split("a.org")[0].split()
     server = serve({"/x.png?token=s3cret": (404, {}, b"")})
@@ -266,7 +266,7 @@ def test_redirects_are_followed_by_hand(serve, policy):
     ("http://10.0.0.1/", "not one of the public internet"), ("//[::ffff:10.0.0.1]/", "not one of the public internet"),
     ("http://inner.test/", "inner.test has the address 192.168.0.7"), ("file:///etc/passwd", "must begin with https"),
     ("https://elsewhere.org/", "does not allow"), ("http://u:p@127.0.0.1/", "user or a password"),
-    ("gopher://127.0.0.1/", "must begin with https"), ("http://2130706433/", "names no host")])
+    ("gopher://127.0.0.1/", "must begin with https"), ("http://2130706433/", "has no host")])
 def test_a_redirect_leads_nowhere_else(serve, policy, place, words):
     server = serve({"/a.png": (301, {"Location": place}, b"")})
     guard = AddressGuard(LOOPBACK.permits, lambda host, port: ["192.168.0.7" if host == "inner.test" else host], True)
@@ -278,10 +278,10 @@ def test_a_redirect_leads_nowhere_else(serve, policy, place, words):
 
 def test_redirects_end(serve, policy):
     server = serve({"/a.png": (302, {"Location": "/a.png"}, b""), "/b": (302, {}, b"")})
-    with pytest.raises(DataError, match="leads on more than 5 times"):
+    with pytest.raises(DataError, match="redirects more than 5 times"):
         get(server.url(), policy())
     assert len(server.asked) == 6
-    with pytest.raises(DataError, match="does not say where"):
+    with pytest.raises(DataError, match="without a location"):
         get(server.url("/b"), policy())
 
 
@@ -316,7 +316,7 @@ def test_a_slow_answer_ends_in_time(serve, policy, where):
             drip(handler)
         return 200, {}, drip
     server, own = serve({"/a.png": page}), policy()
-    with pytest.raises(DataError, match=r"not there in time \(limits\.url_seconds\)"):
+    with pytest.raises(DataError, match=r"timed out \(limits\.url_seconds\)"):
         get(server.url(), own, most=1 << 40, seconds=0.5)
     assert kept(own) == []
 
@@ -324,7 +324,7 @@ def test_a_slow_answer_ends_in_time(serve, policy, where):
 def test_a_resolver_that_hangs_ends_in_time(policy):
     hang = threading.Event()
     own = policy("http://slow.test", guard=AddressGuard(look_up=lambda host, port: [str(hang.wait())]))
-    with pytest.raises(DataError, match="not found in time"):
+    with pytest.raises(DataError, match="resolving its host timed out"):
         get("http://slow.test/a.png", own, seconds=0.2)
     hang.set()
 
@@ -332,10 +332,10 @@ def test_a_resolver_that_hangs_ends_in_time(policy):
 def test_what_was_not_asked_for_is_not_unpacked(serve, policy):
     bomb = gzip.compress(bytes(20_000_000))
     server = serve({"/a.png": (200, {"Content-Encoding": "gzip"}, bomb), "/b.png": (200, {}, bomb)})
-    with pytest.raises(DataError, match="packed form"):
+    with pytest.raises(DataError, match="content encoding"):
         get(server.url(), policy())
     assert server.asked[0][1]["Accept-Encoding"] == "identity"
-    with pytest.raises(DataError, match="no image of a known kind"):
+    with pytest.raises(DataError, match="not an image of a known format"):
         load(Media(source=checked_url(server.url("/b.png"), policy())), LimitsSettings())
 
 
@@ -347,7 +347,7 @@ def test_no_http_and_no_answer(serve, policy):
             connection.sendall(b"SSH-2.0-thing\r\n\r\n")
             connection.close()
         threading.Thread(target=talk, daemon=True).start()
-        with pytest.raises(DataError, match="no HTTP"):
+        with pytest.raises(DataError, match="not HTTP"):
             get(f"http://127.0.0.1:{ear.getsockname()[1]}/", policy())
         port = ear.getsockname()[1]
     with pytest.raises(DataError, match="cannot be fetched"):
@@ -386,7 +386,7 @@ def test_the_content_decides_not_what_the_server_says(serve, policy):
                     "/b.png": (200, {"Content-Type": "image/png"}, b"<html>not here</html>"), "/c.png": (200, {}, b"")})
     loaded = load(Media(source=checked_url(server.url("/a.html"), policy())), LimitsSettings())
     assert loaded.size == (6, 4) and loaded.path.suffix == ".png"
-    with pytest.raises(DataError, match="no image of a known kind"):
+    with pytest.raises(DataError, match="not an image of a known format"):
         load(Media(source=checked_url(server.url("/b.png"), policy())), LimitsSettings())
     with pytest.raises(DataError, match="is empty"):
         load(Media(source=checked_url(server.url("/c.png"), policy())), LimitsSettings())
@@ -438,7 +438,7 @@ def test_rows_name_urls_where_the_setting_allows_it(tmp_path):
     access = MediaAccess.of(DataSettings(urls=("images.example.org",), cache=str(tmp_path)))
     (media,) = sample_from_row(row, tmp_path, access).media
     assert str(media.source) == "'https://images.example.org/a.png'"
-    with pytest.raises(DataError, match=r"row 'r': media URL 'https://other\.org/a\.png' is of a host that data\.urls"):
+    with pytest.raises(DataError, match=r"row 'r': media URL 'https://other\.org/a\.png' has a host that data\.urls"):
         sample_from_row({**row, "image": "https://other.org/a.png"}, tmp_path, access)
     with pytest.raises(DataError, match=r"row 'r': media URL 'file:/etc/passwd'|must begin with https"):
         sample_from_row({**row, "image": "file:///etc/passwd"}, tmp_path, access)

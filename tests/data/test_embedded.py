@@ -74,7 +74,7 @@ def test_a_path_beside_no_bytes_is_a_path(tmp_path):
     sample = sample_from_row({"id": "r", "images": [{"bytes": None, "path": "a.png"}, {"bytes": b"", "path": "a.png"}]},
                              tmp_path)
     assert [m.source for m in sample.media] == [tmp_path / "a.png"] * 2 and sample.row["images"] == ["a.png", "a.png"]
-    with pytest.raises(DataError, match=r"row 'r'.*leads out of"):
+    with pytest.raises(DataError, match=r"row 'r'.*lies outside"):
         sample_from_row({"id": "r", "image": {"bytes": None, "path": "../../etc/passwd"}}, tmp_path)
 
 
@@ -89,9 +89,9 @@ def test_the_row_keeps_a_hash_alone():
 
 
 @pytest.mark.parametrize(("value", "words"), [
-    (b"no picture", "no image of a known kind"), (encoded("red", (99, 99))[:-30], "cannot be read"), (bomb(), "pixels"),
-    (url(b"no picture"), "no image of a known kind"), (encoded("red", (900, 900), "BMP"), "limits.media_bytes=9999"),
-    (b"%!PS-Adobe-3.0 EPSF-3.0", "no image of a known kind")])
+    (b"no picture", "not an image of a known format"), (encoded("red", (99, 99))[:-30], "cannot be read"), (bomb(), "pixels"),
+    (url(b"no picture"), "not an image of a known format"), (encoded("red", (900, 900), "BMP"), "limits.media_bytes=9999"),
+    (b"%!PS-Adobe-3.0 EPSF-3.0", "not an image of a known format")])
 def test_hostile_bytes_name_the_row(value, words):
     with pytest.raises(DataError, match=f"row 'r' .*{words}") as raised:
         loaded({"image": value}, media_bytes=9999)
@@ -99,8 +99,8 @@ def test_hostile_bytes_name_the_row(value, words):
 
 
 @pytest.mark.parametrize(("row", "words"), [
-    ({"image": {"bytes": None, "path": None}}, "needs 'bytes', or 'path'"), ({"image": {}}, "needs 'bytes'"),
-    ({"image": "data:image/png;base64,###"}, "holds no base64"), ({"image": "data:text/html,<b>"}, "is a URL"),
+    ({"image": {"bytes": None, "path": None}}, "needs 'bytes' or 'path'"), ({"image": {}}, "needs 'bytes'"),
+    ({"image": "data:image/png;base64,###"}, "is not valid base64"), ({"image": "data:text/html,<b>"}, "is a URL"),
     ({"image": [[[1, 2, 300]]]}, "whole numbers from 0 to 255"), ({"image": [[1, 2], [3]]}, "whole numbers"),
     ({"image": [[[1, 2, 3, 4]]]}, r"1 or 3")])
 def test_what_is_no_media(row, words):
@@ -134,7 +134,7 @@ def test_videos_as_bytes_and_as_frames(tmp_path):
         (found,) = loaded({"video": video, "fps": 2})
         assert [f.getpixel((0, 0)) for f in found.frames] == [(255, 0, 0), (0, 128, 0), (0, 0, 255),
                                                               (255, 255, 255)], name
-    with pytest.raises(DataError, match="needs their rate"):
+    with pytest.raises(DataError, match="needs a frame rate"):
         loaded({"video": frames})
     (tmp_path / "0.png").write_bytes(frames[0])
     named = sample_from_row({"id": "r", "video": ["0.png", "0.png"], "fps": 1}, tmp_path)
@@ -172,7 +172,7 @@ def test_data_check_opens_what_rows_hold(tmp_path):
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "bad.parquet")
     found = check(tmp_path / "bad.parquet", None, LIMITS)
     assert found.bad == 1 and found.problems[0].kind == "media" and found.problems[0].where.endswith("row 4")
-    assert "no image of a known kind" in found.problems[0].message
+    assert "not an image of a known format" in found.problems[0].message
     answer = CliRunner().invoke(app, ["data", "check", str(tmp_path / "bad.parquet")])
     assert answer.exit_code == 1 and "row 4" in answer.output
 

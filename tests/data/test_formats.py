@@ -251,14 +251,14 @@ WRONG = {
     "NaN": ({**CASES["gui-g2"][1], "abs_box": [1, 2, float("nan"), 4]}, "abs_box=[1, 2, nan, 4] must be 4 finite"),
     "three numbers": ({**CASES["gui-r1"][1], "gt_bbox": [1, 2, 3]}, "gt_bbox=[1, 2, 3] must be 2 or 4 finite"),
     "no size": ({**CASES["gui-r1"][1], "width": None, "height": None}, "gt_bbox=[0.1, 0.2, 0.2, 0.4] is relative to "
-                "the image, whose size is not known"),
+                "the image, whose size is unknown"),
     "no sound size": ({**CASES["rec"][1], "width": -3}, "width=-3, height=100 must be the image's width and height"),
-    "no instruction": ({**CASES["screenspot v2"][1], "instruction": 5}, "instruction=5 must be a text"),
-    "a category": ({**CASES["coco"][1], "categories": []}, "annotation 1: category_id=2 is the id of no category"),
-    "two columns": ({**CASES["xyxy"][1], "label": "jug"}, "the columns label and class may each be the label; say "
-                    "which with --columns label=label"),
+    "no instruction": ({**CASES["screenspot v2"][1], "instruction": 5}, "instruction=5 must be a string"),
+    "a category": ({**CASES["coco"][1], "categories": []}, "annotation 1: category_id=2 is not the id of a category"),
+    "two columns": ({**CASES["xyxy"][1], "label": "jug"}, "the columns label and class may each be the label; choose "
+                    "one with --columns label=label"),
     "a solution": ({**CASES["r1-v"][1], "solution": {"a": 1}}, "solution={'a': 1} must be a text, a number or a box"),
-    "a shape": ({"shapes": [5], "text": "x"}, "shapes: 5 is no shape"),
+    "a shape": ({"shapes": [5], "text": "x"}, "shapes: 5 is not a shape"),
     "a rate": ({**CASES["gui-g1"][1], "rate": -1}, "rate=-1 must be a finite number of at least 0"),
 }
 
@@ -336,5 +336,5 @@ def test_absolute_paths_of_other_machines(tmp_path):
         assert source.path(path) == "val/x/a.png"
     assert source.path("/mnt/b.png") == "mnt/b.png" and source.path("a.png") == "a.png" and source.path(5) == 5
     for path in ("../../etc/passwd", "/../etc/passwd", "http://x/a.png"):
-        with pytest.raises(DataError, match=r"leads out|URL"):
+        with pytest.raises(DataError, match=r"lies outside|URL"):
             sample_from_row({"id": "1", "image": source.path(path)}, tmp_path)

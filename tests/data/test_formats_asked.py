@@ -36,15 +36,15 @@ TOLD = {
     "calls before the answer": ([{"role": "user", "content": "a?"}, {
         "role": "assistant", "content": None, "tool_calls": [{"name": "zoom", "arguments": "{}"}]},
         {"role": "tool", "content": "x"}, {"role": "assistant", "content": "b"}],
-        "calls of tools stand between its last question"),
+        "tool calls stand between its last question"),
     "a call without arguments": ([{"from": "human", "value": "a?"}, {"from": "function_call", "value": "zoom"}],
                                  "must have the name of a tool and its arguments"),
     "a stranger": ([{"role": "user", "content": "a?"}, {"role": "critic", "content": "x"}], "a turn of 'critic'"),
     "no speaker": ([{"value": "a?"}], "a turn of None"),
-    "a part of another kind": ([{"role": "user", "content": [{"type": "file", "file": "x"}]}], "is no text, image"),
-    "a file of OpenAI's": ([{"role": "user", "content": [{"type": "input_image", "file_id": "x"}]}], "OpenAI keeps"),
+    "a part of another kind": ([{"role": "user", "content": [{"type": "file", "file": "x"}]}], "is not text, image"),
+    "a file of OpenAI's": ([{"role": "user", "content": [{"type": "input_image", "file_id": "x"}]}], "stored at OpenAI"),
     "a box that ms-swift fills in": (turns("<image>Find <ref-object>.", "<bbox>"), "holds <ref-object>, which"),
-    "an image of the system": ([{"role": "system", "content": "<image>"}, *turns("a?", "b")], "which only turns show"),
+    "an image of the system": ([{"role": "system", "content": "<image>"}, *turns("a?", "b")], "which only turns can show"),
 }
 
 
@@ -94,7 +94,7 @@ def test_the_turn_of_a_tool_needs_the_tool():
         {"type": "function", "function": {"name": "zoom", "arguments": {"x": 2}}}]}
     assert row["turns"][2] == {"role": "tool", "content": "done"}
     sample_from_row(row)
-    with pytest.raises(DataError, match=r"row '1': its conversation has a turn of a tool.*names no `tools`"):
+    with pytest.raises(DataError, match=r"row '1': its conversation has a tool turn.*has no `tools`"):
         sample_from_row(one(record))
     assert "tools" not in one({**record, "conversations": turns("<image>Tool?", "saw"), "tools": ["saw", "hammer"]})
     (nameless,) = canonical_rows({**record, "tools": [{"description": "x"}]})
@@ -116,7 +116,7 @@ def test_which_answer_counts_where_two_are_given():
     ({"prompt": turns_of("Who else?")}, "'messages' and 'prompt' each hold a conv.*data.columns. messages=messages"),
     ({"problem": "What else?"}, "the field 'problem' asks 'What else\\?'.*--columns .data.columns. question=problem"),
     ({"system": "Be loud."}, "the system says 'Be brief.' in its conversation and 'Be loud.'"),
-    ({"image": None, "images": ["a.png", "b.png"]}, "marks the places of 1 images or videos, and the record has 2"),
+    ({"image": None, "images": ["a.png", "b.png"]}, "has placeholders for 1 images or videos, and the record has 2"),
 ])
 def test_two_readings_of_a_record_are_asked_about(beside, words):
     talk = [{"role": "system", "content": "Be brief."}, *turns_of("Is <image> old?", "yes")]
@@ -139,7 +139,7 @@ def test_what_the_system_says_reaches_the_model():
     plan = one({"image": "a.png", "conversations": [
         talk[0], *turns("<image>Plan. Your speed is 3 m/s.", "KEEP, STRAIGHT")]})
     assert pair["system_prompt"] == verl["system_prompt"] == plan["system_prompt"] == "Be brief." and plan["plan"]
-    with pytest.raises(DataError, match="system_prompt=3 must be a text"):
+    with pytest.raises(DataError, match="system_prompt=3 must be a string"):
         sample_from_row({"id": 1, "system_prompt": 3})
 
 
@@ -172,11 +172,11 @@ def test_marks_keep_their_places(question, media, wanted):
 
 
 @pytest.mark.parametrize(("record", "words"), [
-    ({"image": "a.png", "question": "Is <image> like <image>?"}, "of 2 images or videos, and the record has 1"),
-    ({"question": "<image> What is it?"}, "of 1 images or videos, and the record has 0"),
-    ({"images": ["a.png", "b.png"], "question": "Is <image> red?"}, "of 1 images or videos, and the record has 2"),
+    ({"image": "a.png", "question": "Is <image> like <image>?"}, "for 2 images or videos, and the record has 1"),
+    ({"question": "<image> What is it?"}, "for 1 images or videos, and the record has 0"),
+    ({"images": ["a.png", "b.png"], "question": "Is <image> red?"}, "for 1 images or videos, and the record has 2"),
     ({"image": "a.png", "question": "Is <image 3> red?"}, "names the image 3, and the record has 1"),
-    ({"image": "a.png", "question": "Hear <audio>"}, "is about sound"),
+    ({"image": "a.png", "question": "Hear <audio>"}, "is about audio"),
     ({"image": "a.png", "question": "Which?", "options": ["<image>", "none"]}, "'<image>' is an image"),
 ], ids=lambda v: v if isinstance(v, str) else "")
 def test_marks_that_do_not_fit_are_refused(record, words):

@@ -149,7 +149,7 @@ def test_hostile_lines_are_refused_alone(tmp_path, line, words):
     ("a.json", '{"id": 1}', "must hold a list of rows, not a dict"),
     ("a.json", '"x"', "must hold a list of rows, not a str"),
     ("a.csv", "image,label\na.png,b,c\n", r"a\.csv:2: the line has more values"),
-    ("a.csv", "1,2,3,4\n", "the first line names no columns"),
+    ("a.csv", "1,2,3,4\n", "the first line has no column names"),
     ("a.csv", 'image,label\n"a.png,b\n', r"a\.csv:\d: not CSV"),
     ("a.xml", "<a/>", r"\.csv, \.tsv, \.parquet, \.arrow or \.tar")])
 def test_files_that_hold_no_rows(tmp_path, name, text, words):
@@ -184,7 +184,7 @@ def test_actions_as_json_text():
 @pytest.mark.parametrize("annotations, words", [
     ([], "no annotation of the task counts"),
     ([{"was_cancelled": True, "result": []}], "no annotation of the task counts"),
-    ([{"result": [{"id": "r6", "value": {"rle": [1], "brushlabels": ["fog"]}}]}], "region 'r6' is painted with a"),
+    ([{"result": [{"id": "r6", "value": {"rle": [1], "brushlabels": ["fog"]}}]}], "region 'r6' is a brush mask"),
 ])
 def test_label_studio_tasks_that_are_not_absent_objects(annotations, words):
     with pytest.raises(DataError, match=words):
@@ -192,9 +192,9 @@ def test_label_studio_tasks_that_are_not_absent_objects(annotations, words):
 
 
 @pytest.mark.parametrize("text, words", [
-    ("filename,xmin,ymin,xmax,ymax,class,class\na.png,1,2,3,4,x,y\n", "csv:1: the column 'class' is there twice"),
-    ("Photo,XMin\na.png,1\n", "its columns are those of no known format: 'Photo, XMin'"),
-    ("filename;xmin;ymin;xmax;ymax\na.png;1,5;2;3;4\n", "with a point before the decimals, not a comma"),
+    ("filename,xmin,ymin,xmax,ymax,class,class\na.png,1,2,3,4,x,y\n", "csv:1: the column 'class' occurs twice"),
+    ("Photo,XMin\na.png,1\n", "its columns match no known format: 'Photo, XMin'"),
+    ("filename;xmin;ymin;xmax;ymax\na.png;1,5;2;3;4\n", "with a decimal point instead of a comma"),
     ("filename,xmin,ymin,xmax,ymax\na.png,1,2,3\n", "xmin, ymin, xmax, ymax=['1', '2', '3', None] must be 4"),
     (f"filename,{'x' * 200_000}\na.png,1\n", "csv:1: not CSV: field larger than field limit"),
     ('filename,xmin,ymin,xmax,ymax\na.png,1,2,3,"4\n', "csv:2: not CSV: unexpected end of data"),
@@ -296,7 +296,7 @@ def test_sequences_of_got10k(tmp_path):
     shares = {"path": "/mnt/x/got/G_1", "object": "sloth", "gt": [[0.1, 0, 0.5, 1]] * 8}
     row = one(shares, root=tmp_path)
     assert row["images"][7] == "got/G_1/00000019.jpg" and row["tracks"][0]["boxes"][0] == [20, 0, 100, 100]
-    with pytest.raises(DataError, match="no frame in 'G_1' tells the size"):
+    with pytest.raises(DataError, match="no frame in 'G_1' gives the image size"):
         one({"path": "G_1", "object": "x", "boxes_xywh": [[1, 2, 30, 40]]})
 
 
@@ -308,7 +308,7 @@ def test_splits_of_coop_and_sentences_of_charades(tmp_path):
         rows_in(save(file, {"train": [["a/1.jpg", 0, "cat"]], "test": [["a/1.jpg"]]}))
     ((where, row),) = rows_in(save(tmp_path / "sta.txt", "AB1 24.3 30.4##person sits down.\n\n"))
     assert where.endswith("sta.txt:1") and (row["video"], row["spans"]) == ("AB1.mp4", [[24.3, 30.4]])
-    with pytest.raises(DataError, match=r"sta\.txt:1 is no line of Charades-STA"):
+    with pytest.raises(DataError, match=r"sta\.txt:1 is not a line of Charades-STA"):
         rows_in(save(tmp_path / "sta.txt", "some words\n"))
 
 

@@ -166,7 +166,7 @@ def test_elements_of_a_screen_are_shares_of_its_image(tmp_path):
         ("r-1", "Search", [20, 20, 60, 40]), ("r-2", "Menu", [100, 50, 200, 100])]
     record["elements"][1]["bbox"] = [100, 50, 200, 100]
     (row,) = canonical_rows(record, "auto", RecordSource("r", tmp_path))
-    assert isinstance(row, DataError) and "shares of the image" in str(row)
+    assert isinstance(row, DataError) and "fractions of the image" in str(row)
 
 
 DOCUMENTS = {
@@ -199,8 +199,8 @@ def test_a_document_of_questions(document, wanted, tmp_path):
     ({**CASES["VSR"][0], "label": 2}, "label=2 must be true or false"),
     ({**CASES["HallusionBench"][0], "gt_answer": "2"}, "gt_answer='2' must be true or false"),
     ({**CASES["VQAv2"][0], "answers": ["yes", "no"]}, "1 of its answers are yes and as many are no"),
-    ({**CASES["IconQA"][0], "choices": "choice_0.png,choice_1.png", "answer": "choice_0.png"}, "is an image, and opt"),
-    ({"sample_token": "3e87", "question": "Are there any cars?", "answer": "yes"}, "a sample of nuScenes, and no"),
+    ({**CASES["IconQA"][0], "choices": "choice_0.png,choice_1.png", "answer": "choice_0.png"}, "is an image, but opt"),
+    ({"sample_token": "3e87", "question": "Are there any cars?", "answer": "yes"}, "a sample of nuScenes, but no"),
     ({"id": 1, "regions": [{"phrase": "x", "x": 1, "y": 2, "width": None, "height": 3}]}, "must have x, y, width and"),
 ])
 def test_what_cannot_be_meant_is_refused(record, words):

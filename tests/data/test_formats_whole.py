@@ -28,10 +28,10 @@ def test_a_record_is_read_as_the_others_of_its_file(tmp_path, usual, other, want
 
 
 @pytest.mark.parametrize(("usual", "other", "words"), [
-    (FOUND, {**ASK, "answer": "KEEP, STRAIGHT"}, "of format alphadrive, and most of the file's rows are of format tab"),
-    (ASK, {"image": "a.png", "label": "cat"}, "of format labelled, and most of the file's rows are of format qa"),
-    (ASK, {"image": "a.png", "caption": "a cat"}, "of no known format ('image, caption'), and most of the file's"),
-    ({"image": "a.png", "label": "cat"}, ASK, "are those of format qa, and"),
+    (FOUND, {**ASK, "answer": "KEEP, STRAIGHT"}, "of format alphadrive, but most of the file's rows are of format tab"),
+    (ASK, {"image": "a.png", "label": "cat"}, "of format labelled, but most of the file's rows are of format qa"),
+    (ASK, {"image": "a.png", "caption": "a cat"}, "of no known format ('image, caption'), but most of the file's"),
+    ({"image": "a.png", "label": "cat"}, ASK, "are those of format qa, but"),
 ])
 def test_a_record_of_another_format_is_refused(tmp_path, usual, other, words):
     file = save(tmp_path / "r.json", [usual, other, usual])
@@ -47,7 +47,7 @@ def test_large_files_are_of_one_format_too(tmp_path):
     file = save(tmp_path / "r.jsonl", "".join(f"{json.dumps(row)}\n" for row in rows))
     samples = task(train=str(file), index="lazy", cache=str(tmp_path / "cache")).samples("train")
     assert samples[200]["answer"] == "ACCELERATE, STRAIGHT"
-    with pytest.raises(DataError, match="of format labelled, and most of the file's rows are of format qa"):
+    with pytest.raises(DataError, match="of format labelled, but most of the file's rows are of format qa"):
         samples[201]
 
 
@@ -89,7 +89,7 @@ def test_annotations_of_coco_find_their_image_or_are_refused(tmp_path):
     two = read([*IMAGES, {**IMAGES[0], "file_name": "b.png"}], {"image_id": 1, "bbox": [1, 2, 3, 4]})
     assert all("2 files in 'images' have the id 1" in str(row) for row in two)
     (row,) = canonical_rows({"images": IMAGES, "annotations": [{"id": 5, "image_id": 7, "category_id": 1}], **CATS})
-    assert isinstance(row, DataError) and "annotation 5: image_id=7 is the id of no entry" in str(row)
+    assert isinstance(row, DataError) and "annotation 5: image_id=7 is not the id of any entry" in str(row)
 
 
 @pytest.mark.parametrize(("name", "content", "words"), [
@@ -97,7 +97,7 @@ def test_annotations_of_coco_find_their_image_or_are_refused(tmp_path):
      ["answer=0 must say", "answer=1: another row of the file says 0"]),
     ("t.csv", "image,xmin,ymin,xmax,ymax,label\na.png,1,2,3,4,\nb.png,1,2,3,4,dog\n", ["a box and no label", None]),
     ("k.json", [{"image": "a.png", "label": " "}, {"image": "b.png", "label": "cat"}], ["not empty", None]),
-    ("i.json", [{"shapes": [], "text": [], "image": "a.png"}], ["holds nothing to ask"]),
+    ("i.json", [{"shapes": [], "text": [], "image": "a.png"}], ["holds no question"]),
 ])
 def test_what_would_be_read_wrongly_in_silence_is_refused(tmp_path, name, content, words):
     found = [row for _, row in rows_in(save(tmp_path / name, content))]

@@ -74,13 +74,13 @@ def test_even_times_are_those_of_their_rate_and_others_have_another_hash():
 BAD = [
     ([0, 1, 2], r"frame_times=\[0, 1, 2\]: it must be a list of 4 numbers"),
     ([], "must be a list of 4 numbers"), ("0 1 2 3", "must be a list of 4 numbers"), (2.0, "must be a list of 4"),
-    ([0, 1, 1, 2], "1, of frame 3, must come after 1, that of the frame before: sort the frames"),
-    ([0, 2, 1, 3], "1, of frame 3, must come after 2"), ([0, 1e-9, 1, 2], "1e-09, of frame 2, must come after 0"),
+    ([0, 1, 1, 2], "1, of frame 3, must be later than 1 of the frame before: sort the frames"),
+    ([0, 2, 1, 3], "1, of frame 3, must be later than 2"), ([0, 1e-9, 1, 2], "1e-09, of frame 2, must be later than 0"),
     ([0, float("nan"), 1, 2], "nan, of frame 2, must be a number of seconds of at least 0"),
     ([0, 1, 2, float("inf")], "inf, of frame 4, must be"), ([0, 1, 2, 1e300], r"1e\+300, of frame 4, must be"),
     ([-1, 0, 1, 2], "-1, of frame 1, must be a number of seconds of at least 0"),
     ([False, 1, 2, 3], "False, of frame 1, must be"), ([0, "1", 2, 3], "'1', of frame 2, must be"),
-    ([[0, 1, 2, 3], [0, 1]], "a list for each of several; the row has 1 videos"),
+    ([[0, 1, 2, 3], [0, 1]], "one list per video; the row has 1 videos"),
 ]
 
 
@@ -88,18 +88,18 @@ BAD = [
 def test_times_that_are_none_of_these_frames(times, words):
     with pytest.raises(DataError, match=f"^row 'r': .*{words}"):
         sample_from_row({"id": "r", "video": NAMES, "frame_times": times})
-    if "several" not in words:
+    if "one list per video" not in words:
         with pytest.raises(DataError, match=words):
             load(replace(clip(TIMES), times=times), LIMITS)
 
 
 @pytest.mark.parametrize("row, words", [
-    ({"video": NAMES, "frame_times": TIMES, "fps": 2}, r"fps=2, and frame_times=\[.* of 0.75 frames a second: leave"),
+    ({"video": NAMES, "frame_times": TIMES, "fps": 2}, r"fps=2, and frame_times=\[.* of 0.75 frames per second: remove"),
     ({"video": NAMES, "frame_times": TIMES, "fps": -1}, "fps=-1 must be a number above 0"),
-    ({"video": "a.mp4", "frame_times": TIMES}, r"frame_times=\[.*the row's is a file, which tells its own: leave them"),
+    ({"video": "a.mp4", "frame_times": TIMES}, r"frame_times=\[.*the row's is a file, which has its own timestamps: remove"),
     ({"image": "a.png", "frame_times": TIMES}, "the row has 0 videos"),
-    ({"video": [NAMES, NAMES], "frame_times": TIMES}, "a list for each of several; the row has 2 videos"),
-    ({"video": NAMES}, "fps=None must be .* or frame_times, the seconds of each"),
+    ({"video": [NAMES, NAMES], "frame_times": TIMES}, "one list per video; the row has 2 videos"),
+    ({"video": NAMES}, "fps=None must be .* or frame_times must hold the seconds of each"),
 ])
 def test_times_that_contradict_the_rest_of_the_row(row, words):
     with pytest.raises(DataError, match=f"^row 'r': .*{words}"):
@@ -153,7 +153,7 @@ def test_data_check_and_convert_keep_them(folder):
     pq.write_table(pa.Table.from_pylist([{"id": "a", **asks, "frame_times": TIMES[::-1]}]), folder / "bad.parquet")
     assert check(folder / "good.parquet", None, LIMITS).bad == 0
     found = check(folder / "bad.parquet", None, LIMITS)
-    assert found.bad == 1 and "must come after 4.5" in found.problems[0].message
+    assert found.bad == 1 and "must be later than 4.5" in found.problems[0].message
     convert(folder / "good.parquet", folder / "new.jsonl")
     row = json.loads((folder / "new.jsonl").read_text())
     assert load(sample_from_row(row, folder).media[0], LIMITS).timestamps == tuple(TIMES)

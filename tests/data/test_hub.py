@@ -168,7 +168,7 @@ def test_no_request_unless_a_hub_name_is_given(here, tmp_path, caplog):
     (tmp_path / "org/local/train.jsonl").write_text(rows)
     with caplog.at_level(logging.INFO):
         assert len(read(tmp_path, "org/local@train")) == 1
-    assert "not the data set of the Hub" in caplog.text and here.asked == []
+    assert "not the Hub data set" in caplog.text and here.asked == []
 
 
 def test_hostile_names_are_never_chosen(here, tmp_path):

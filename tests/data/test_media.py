@@ -157,7 +157,7 @@ def test_pictures_of_numbers(tmp_path, values, seen):
     np.array([[0, 2**31 - 1]], np.int32), np.array([[-1, 2]], np.int32), np.array([[-0.5, 1]], np.float32),
     np.array([[0, np.nan]], np.float32)])
 def test_pictures_of_numbers_without_known_black_and_white_are_refused(tmp_path, values):
-    with pytest.raises(DataError, match=r"a\.tiff.* holds numbers from .*8 or 16 bits a pixel"):
+    with pytest.raises(DataError, match=r"a\.tiff.* has pixel values from .*8 or 16 bits per pixel"):
         load(saved(tmp_path / "a.tiff", Image.fromarray(values)), LIMITS)
 
 
@@ -173,7 +173,7 @@ def test_missing_files_folders_and_other_sources(tmp_path):
     with pytest.raises(DataError, match=r"none\.png does not exist.*data\.root"):
         load(Media(source=tmp_path / "none.png"), LIMITS)
     os.mkfifo(tmp_path / "pipe.png")
-    for path, said in ((tmp_path, "is a folder"), (tmp_path / "pipe.png", "is no regular file")):
+    for path, said in ((tmp_path, "is a folder"), (tmp_path / "pipe.png", "is not a regular file")):
         with pytest.raises(DataError, match=f"{path.name} {said}"):
             load(Media(source=path), LIMITS)
     with pytest.raises(DataError, match="URL"):
@@ -213,7 +213,7 @@ def test_resolve_stays_under_its_root(tmp_path):
     (root / "folder").symlink_to(tmp_path)
     for path in ("../secret.png", "img/../../secret.png", str(tmp_path / "secret.png"), "/etc/passwd", "link.png",
                  "folder/secret.png"):
-        with pytest.raises(DataError, match=r"leads out of.*data\.root"):
+        with pytest.raises(DataError, match=r"lies outside.*data\.root"):
             resolve(path, root)
     linked = tmp_path / "linked"
     linked.symlink_to(root)
@@ -259,7 +259,7 @@ def test_frames_may_be_files(tmp_path):
     (Media(kind="video", source=grey(2)), "fps=None"),
     (Media(kind="video", source=grey(2), fps=0.0), "fps=0.0"),
     (Media(kind="video", source=grey(2), fps="1"), "fps='1'"),
-    (Media(kind="video", source=[], fps=1.0), "has none"),
+    (Media(kind="video", source=[], fps=1.0), "has no frame"),
     (Media(kind="video", source=[*grey(1), *grey(1, (2, 2))], fps=1.0), "differ in size"),
 ])
 def test_bad_frames(media, words):

@@ -60,18 +60,18 @@ def test_every_task_shows_the_system_the_turns_and_the_media(name):
 @pytest.mark.parametrize(("change", "words"), [
     ({"turns": "hi"}, "turns='hi' must be a list"), ({"turns": ["hi"]}, "the turn 'hi' must be"),
     ({"turns": BEFORE[1:]}, "must be {\"role\": user, "),
-    ({"turns": BEFORE[:1]}, "the last of its turns must be the ass"),
+    ({"turns": BEFORE[:1]}, "its last turn must be the ass"),
     ({"turns": [BEFORE[0], {"role": "critic", "content": "x"}]}, "the turn .*critic"),
     ({"turns": [BEFORE[0], {"role": "assistant", "content": " "}]}, "is empty"),
-    ({"turns": [BEFORE[0], {"role": "assistant", "content": ["x"]}]}, "a text"),
-    ({"question": "<image> <image>?"}, "mark the places of 3 images or videos, and the row has 2"),
-    ({"images": []}, "mark the places of 2 images or videos, and the row has 0"),
-    ({"turns": [{"role": "user", "content": "<image>" * 3}, BEFORE[1]]}, "places of 4 .* the row has 2"),
-    ({"images": ["a.png"], "video": "c.mp4", "question": "And <image>?"}, "mark image, image, and the row has im"),
+    ({"turns": [BEFORE[0], {"role": "assistant", "content": ["x"]}]}, "a string"),
+    ({"question": "<image> <image>?"}, "have placeholders for 3 images or videos, and the row has 2"),
+    ({"images": []}, "have placeholders for 2 images or videos, and the row has 0"),
+    ({"turns": [{"role": "user", "content": "<image>" * 3}, BEFORE[1]]}, "placeholders for 4 .* the row has 2"),
+    ({"images": ["a.png"], "video": "c.mp4", "question": "And <image>?"}, "placeholders for image, image, and the row has im"),
     ({"tools": "zoom"}, "tools='zoom' must be a list"), ({"tools": [{"function": {}}]}, "has no name"),
     ({"environment": "maze"}, "environment='maze' must be an object"),
     ({"turns": [BEFORE[0], {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "zoom"}}]},
-                {"role": "tool", "content": "x"}, BEFORE[1]]}, "names no `tools`"),
+                {"role": "tool", "content": "x"}, BEFORE[1]]}, "has no `tools`"),
 ])
 def test_a_row_that_cannot_be_meant_is_refused(change, words):
     with pytest.raises(DataError, match=f"row '1': .*{words}"):
@@ -98,13 +98,13 @@ def test_anything_as_turns_is_a_row_or_a_data_error(value):
 
 
 def test_an_environment_is_kept_and_said_once_to_be_unread(caplog):
-    row_turns._tell_unread.cache_clear()
+    row_turns._warn_unread.cache_clear()
     with caplog.at_level(logging.WARNING, logger="vlrl"):
         for _ in range(3):
             sample = sample_from_row({**ROW, "environment": {"name": "maze", "size": 4}})
     assert sample["environment"] == {"name": "maze", "size": 4}
-    assert [r.message for r in caplog.records if "no task reads it yet" in r.message] == [
-        "rows have an `environment`: it is kept in the sample, and no task reads it yet; each prompt is answered once"]
+    assert [r.message for r in caplog.records if "no task reads it" in r.message] == [
+        "rows have an `environment`: it is kept in the sample, but no task reads it, and each prompt is answered in a single turn"]
     verl = {"prompt": [{"role": "user", "content": "q"}], "answer": "x", "extra_info": {
         "index": 1, "interaction_kwargs": {"name": "maze"}}}
     (row,) = canonical_rows(verl)

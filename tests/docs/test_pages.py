@@ -273,8 +273,8 @@ PROVOKED = {
     "…=… must be the image's … in pixels": reads(1, width=0),
     "media file …; check it and data.root": reads(1, image="none.png"),
     "the row has id=…; every row needs an 'id'": lambda folder: sample_from_row({}, folder),
-    "media path … leads out of …: …": lambda folder: resolve("../a.png", folder),
-    "media path … is a URL, and nothing is fetched unless data.urls allows it: …":
+    "media path … lies outside …: …": lambda folder: resolve("../a.png", folder),
+    "media path … is a URL, and nothing is downloaded unless data.urls allows it: …":
         lambda folder: resolve("http://a.b/c.png", folder),
 }
 

@@ -19,7 +19,7 @@ def rewards_of(judge, task, texts):
 
 
 def test_threshold_of_the_curriculum_does_not_change_what_the_rule_calls_right(tmp_path):
-    """curriculum.pass_at above every value: the cascade still asks nothing about an answer that the rule pays."""
+    """curriculum.pass_at above every value: the cascade still has no question about an answer that the rule pays."""
     task = task_of("cascade", rewards={"format": 0})
     task.override_outcome(None, 7.0)
     with judging(says(lambda q, body: {"verdict": "no"}), tmp_path) as (server, judge):

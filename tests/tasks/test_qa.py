@@ -248,7 +248,7 @@ def test_forms_of_an_item():
     ({"answer_type": "number"}, "answer='B' cannot be read as a number"), ({"tolerance": -1}, "tolerance=-1"),
     ({"tolerance": "5"}, "tolerance='5'"), ({"answer_type": "yes_no", "answer": "maybe"}, "as yes or no"),
     ({"answer_type": "yes_no", "answer": "yes, no"}, "as yes or no"),
-    ({"question": "<image>?"}, "places of 1 images.* the row has 0"),
+    ({"question": "<image>?"}, "placeholders for 1 images.* the row has 0"),
     ({"answer_type": "math", "answer": "the half"}, "as one mathematical expression"),
     ({"answer_type": "math", "answer": "\\frac{1}{"}, "as one mathematical expression, so no"),
     ({"answer_type": "count", "answer": 2.5}, "answer='2.5'"),

@@ -218,7 +218,7 @@ def test_the_command_writes_rows_that_train(words, tmp_path, capsys):
     assert [{k: v for k, v in row.items() if k in before[0]} | {"difficulty": 0.5} for row in rows] == before
     assert all(row["difficulty"] == 1 - row["pass_at_k"] and row["difficulty_given"] == 0.5 for row in rows)
     for more, says in (((), "exists already: --force"), (("--out", tmp_path / "rows.jsonl", "--force"), "stays as it"),
-                       (("--out", tmp_path / "rows.csv"), "rows are kept in"),
+                       (("--out", tmp_path / "rows.csv"), "rows are written as"),
                        (("--out", tmp_path / "b.jsonl", "--temperature", "0"), "rollout.temperature"),
                        (("--out", tmp_path / "b.jsonl", "curriculum.part=iuo"), "is no part of grounding"),
                        (("--out", tmp_path / "mine.jsonl"), "mine.png exists already"),

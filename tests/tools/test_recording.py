@@ -111,7 +111,7 @@ def test_what_contradicts_the_record_is_refused_with_its_place(made, change, pla
     ({"messages": [user("x", "http://127.0.0.1/a.png")]}, "only data: URLs are read"),
     ({"messages": [user("x", "data:image/png;base64,%%")]}, r"messages\[0\]\.content\[0\]"),
     ({"messages": [user("x", "data:image/png;base64," + base64.b64encode(b"no image").decode())]},
-     "no image of a known"),
+     "not an image of a known"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "the role is 'tool'"),
     ({"messages": [{"role": "user", "content": [{"type": "video"}]}]}, r"content\[0\]: expected")])
 def test_what_is_not_followed_is_refused(made, body, said):

@@ -1,1 +1,1 @@
-"""The ways in which other people write annotations, a module each; known.py lists them."""
+"""Annotation formats of other projects, converted to canonical rows."""

@@ -1,7 +1,7 @@
 """Steps of Android in the Wild -> canonical rows: AITZ with its chains of thought (2403.02713), AITW (2307.10088).
 
-Points are [y, x] as shares of the screen. A gesture whose ends lie closer than _TAP is a tap, any other a scroll in the
-direction in which the finger moves.
+Points are [y, x] as fractions of the screen. A gesture whose ends are closer than _TAP is a tap; any other is a scroll
+in the direction in which the finger moves.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from vlrl.types import Record, Row
 _TAP = 0.04
 _GESTURE = 4
 _TYPES = {3: "type", 5: "press_back", 6: "press_home", 7: "press_enter", 10: "complete", 11: "impossible"}
-"""result_action_type -> type of an action; _GESTURE is a tap or a scroll."""
+"""result_action_type -> type of the action; _GESTURE is a tap or a scroll."""
 _NAMES = {"type": 3, "dual_point": 4, "press_back": 5, "press_home": 6, "press_enter": 7, "status_task_complete": 10,
           "status_task_impossible": 11}
-"""The same numbers by the names of AITW."""
+"""The same numbers by their names in AITW."""
 _USED = ("instruction", "goal", "result_action_type", "result_action_text", "result_touch_yx", "result_lift_yx",
          "result_action", "episode_id")
 
@@ -33,7 +33,7 @@ def is_aitw(record: Record) -> bool:
 
 
 def aitw(record: Record, source: RecordSource) -> list[Row]:
-    """Returns a step: what is to be done, the action, and its episode, which never spans two splits."""
+    """One step: instruction, action, and its episode, which never spans two splits."""
     row = base_fields(record, source)
     episode = {"group_key": f"episode_{record['episode_id']}"} if has(record, "episode_id") else {}
     return [{**row, "instruction": text(record, "instruction", "goal"), "action": _action(record, row),
@@ -41,16 +41,16 @@ def aitw(record: Record, source: RecordSource) -> list[Row]:
 
 
 def steps_before(rows: Placed) -> Placed:
-    """Tells each step what those before it in its episode did, where the file says it (`coat_action_desc`)."""
+    """Adds to each step the history of its episode, if the file describes actions (`coat_action_desc`)."""
     episodes: dict[str, list[tuple[float, str]]] = {}
     for _, _, row in rows:
         done = None if isinstance(row, DataError) else row.get("meta", {}).get("coat_action_desc")
         if isinstance(row, dict) and isinstance(done, str) and "group_key" in row:
             episodes.setdefault(row["group_key"], []).append((_step(row), done))
-    return [(n, where, row if isinstance(row, DataError) else _told(row, episodes)) for n, where, row in rows]
+    return [(n, where, row if isinstance(row, DataError) else _with_history(row, episodes)) for n, where, row in rows]
 
 
-def _told(row: dict[str, Any], episodes: Mapping[str, list[tuple[float, str]]]) -> dict[str, Any]:
+def _with_history(row: dict[str, Any], episodes: Mapping[str, list[tuple[float, str]]]) -> dict[str, Any]:
     meta = {k: v for k, v in row.get("meta", {}).items() if k != "coat_action_desc"}
     rest = {k: v for k, v in row.items() if k != "meta"}
     return {**rest, **_history(row, episodes), **({"meta": meta} if meta else {})}

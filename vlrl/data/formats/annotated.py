@@ -1,4 +1,4 @@
-"""Own annotations -> canonical rows: exports of Label Studio, and tables with one box a line."""
+"""Custom annotations -> canonical rows: exports of Label Studio, tables with one box per line, lists of boxes."""
 
 from __future__ import annotations
 
@@ -40,11 +40,10 @@ def is_label_studio(record: Record) -> bool:
 
 
 def label_studio(record: Record, source: RecordSource) -> list[Row]:
-    """Returns a row per task: rectangles, polygons (the box around them) and key points of its last annotation that
-    counts.
+    """One row per task, with the rectangles, polygons (as bounding boxes) and key points of its last valid annotation.
 
-    `boxes` and `points` in original pixels; `labels` are those of the task, and once `ask_for_all` saw it, of the file.
-    Regions without a label count under the empty one, where no region of the file has a label.
+    `boxes` and `points` in original pixels; `labels` are those of the task, and after `ask_for_all` those of the file.
+    Regions without a label have an empty one if no region of the file has a label.
     """
     data = record.get("data") if isinstance(record.get("data"), Mapping) else record
     assert isinstance(data, Mapping)
@@ -69,10 +68,8 @@ def label_studio(record: Record, source: RecordSource) -> list[Row]:
 
 
 def _uploaded(path: str) -> str:
-    """Returns the path of a file as Label Studio serves it: /data/upload/3/8-name.png,
-    /data/local-files/?d=folder/name.png.
-    """
-    return re.sub(r"^/?data/(?:local-files/\?d=|upload/)", "/", path)  # absolute: its end is looked for under the root
+    """The path of a file as Label Studio serves it: /data/upload/3/8-name.png, /data/local-files/?d=folder/name.png."""
+    return re.sub(r"^/?data/(?:local-files/\?d=|upload/)", "/", path)  # absolute: its end is searched under the root
 
 
 def _regions(record: Record) -> list[Record]:
@@ -87,9 +84,7 @@ def _regions(record: Record) -> list[Record]:
 
 
 def _joined(results: Sequence[Record]) -> list[Record]:
-    """Returns each region once: its place, its label and its text are results of their own with the id of the
-    region.
-    """
+    """Each region once: its position, label and text are separate results with the id of the region."""
     regions: dict[Any, Record] = {}
     for n, result in enumerate(results):
         key = result["id"] if isinstance(result.get("id"), str) else n
@@ -104,11 +99,11 @@ def _original_size(region: Record) -> tuple[float, float] | None:
 
 
 def _region(region: Record, size: tuple[float, float] | None) -> tuple[list[float], str]:
-    """(box, point or [], label) of a region, in pixels; [] for what is neither."""
+    """(box, point or [], label) of a region, in pixels; [] for anything else."""
     value = region["value"]
     label = next((str(v[0]) for k, v in value.items() if k.endswith("labels") and isinstance(v, list) and v), "")
     if has(value, "rle"):
-        raise DataError(f"region {short(region.get('id'))} is painted with a brush, which has no corners; export it "
+        raise DataError(f"region {short(region.get('id'))} is a brush mask, which has no corners; export it "
                         "as a rectangle or polygon")
     if has(value, "points") and isinstance(value["points"], list):
         corners = [numbers(p, (2,), "points") for p in value["points"]]
@@ -128,7 +123,7 @@ def _region(region: Record, size: tuple[float, float] | None) -> tuple[list[floa
 
 
 def _turned(box: Sequence[float], degrees: float) -> list[float]:
-    """Returns the box around [x, y, width, height] turned clockwise about its upper left corner."""
+    """The bounding box of [x, y, width, height] rotated clockwise about its upper left corner."""
     x, y, width, height = box
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     return hull([(x + a * cos - b * sin, y + a * sin + b * cos) for a, b in
@@ -136,7 +131,7 @@ def _turned(box: Sequence[float], degrees: float) -> list[float]:
 
 
 def _around(ellipse: Sequence[float], degrees: float) -> list[float]:
-    """Returns the box around an ellipse [x, y, radius, other radius] turned about its centre."""
+    """The bounding box of an ellipse [x, y, radius, other radius] rotated about its centre."""
     x, y, a, b = ellipse
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     wide, high = math.hypot(a * cos, b * sin), math.hypot(a * sin, b * cos)
@@ -150,33 +145,34 @@ LABEL = ("label", "class", "category", "class_name", "category_name", "label_nam
 NAMED = (*EXPRESSION, "text")
 INSTRUCTION = ("instruction", "command", "goal")
 _CENTRES = (("x_center", "y_center"), ("x_centre", "y_centre"), ("center_x", "center_y"), ("xc", "yc"), ("cx", "cy"))
-"""Names of a box's middle, as YOLO has it."""
+"""Column names of a box centre, as in YOLO."""
 _UNNAMED = "object"
 """The label of boxes in a table without labels."""
 ROLES = {"image": IMAGE, "label": LABEL, "expression": NAMED, "instruction": INSTRUCTION}
-"""What a column may stand for -> the names under which it is looked for."""
+"""Canonical field -> columns that may hold it."""
 
 
 def is_table(record: Record) -> bool:
-    """Returns whether a record names an image and has a box, or place for one; a row with a question is another's."""
+    """Whether a record names an image and has a box, or columns for one; a record with a question belongs to other
+    formats."""
     empty = any(all(name in record for name in names) for names in (*CORNERS, *SIDES, *_CENTRES))
     known = has(record, *IMAGE) and not has(record, "question", "answer")
     return known and (empty or _box_fields(record) is not None)
 
 
 def table(record: Record, source: RecordSource) -> list[Row]:
-    """Returns one box under common names, with a label, an expression or an instruction.
+    """One box in columns with common names, with a label, an expression or an instruction.
 
-    [x1, y1, x2, y2], or [x, y, width, height] where the names say so; shares of the image when no number is above 1.
+    [x1, y1, x2, y2], or [x, y, width, height] if the names say so; fractions of the image if no number is above 1.
     """
     for role, names in ROLES.items():
         if len(given := [n for n in names if has(record, n)]) > 1:
-            raise DataError(f"the columns {' and '.join(given)} may each be the {role}; say which with --columns "
+            raise DataError(f"the columns {' and '.join(given)} may each be the {role}; choose one with --columns "
                             f"{role}={given[0]}")
     fields = _box_fields(record) or _half_empty(record)
     if not fields and (middle := next((names for names in _CENTRES if has(record, *names)), ())):
-        raise DataError(f"{' and '.join(middle)} are the middle of a box, which is not read: give xmin, ymin, xmax, "
-                        "ymax, or x, y, w, h from the upper left corner")
+        raise DataError(f"{' and '.join(middle)} are the centre of a box, which is not supported: give xmin, ymin, "
+                        "xmax, ymax, or x, y, w, h from the upper left corner")
     used = (*(fields or ()), *LABEL, *NAMED, *INSTRUCTION)
     named = {k: v for k, v in record.items() if k not in (fields or ())}
     row = base_fields(named, source)
@@ -194,15 +190,13 @@ def table(record: Record, source: RecordSource) -> list[Row]:
 
 
 def _box_fields(record: Record) -> tuple[str, ...] | None:
-    """Returns the fields that hold the box: one with four numbers, or four."""
+    """The fields that hold the box: one with four numbers, or four."""
     single = next(((name,) for name in BOX if has(record, name)), None)
     return single or next((names for names in (*CORNERS, *SIDES) if all(has(record, n) for n in names)), None)
 
 
 def _half_empty(record: Record) -> tuple[str, ...] | None:
-    """Returns the names of a box of which some have no value: where all are empty there is nothing, here something is
-    wrong.
-    """
+    """The four columns of a box if only some have a value, which is an error; all empty means no box."""
     return next((names for names in (*CORNERS, *SIDES) if all(n in record for n in names) and has(record, *names)
                  and not (names[2:] == ("width", "height") and not has(record, *names[:2]))), None)
 
@@ -229,9 +223,9 @@ def is_box_list(record: Record) -> bool:
 
 
 def box_list(record: Record, source: RecordSource) -> list[Row]:
-    """`boxes` with a list of `labels` of the same length, or `objects` that have a box and a label each.
+    """`boxes` with a list of `labels` of the same length, or `objects` with a box and a label each.
 
-    [x1, y1, x2, y2] unless `bbox_format` says xywh; shares of the image when no number is above 1.
+    [x1, y1, x2, y2] unless `bbox_format` is xywh; fractions of the image if no number is above 1.
     """
     boxes, labels = _paired(record) or ([], [])
     if not isinstance(labels, list) or len(boxes) != len(labels):
@@ -240,7 +234,7 @@ def box_list(record: Record, source: RecordSource) -> list[Row]:
     name, entries = (_listed(record) or [("boxes" if has(record, "boxes") else "bboxes", [])])[0]
     row = base_fields(record, source)
     layout = {k: record[k] for k in ("bbox_format", "box_format") if has(record, k)}
-    if entries and not layout and isinstance(pick(record, name), Mapping):  # published sets have the one or the other
+    if entries and not layout and isinstance(pick(record, name), Mapping):  # published data sets use either
         raise DataError(f"{name}={short(record[name])} may be corners or sides: say in a field bbox_format whether its "
                         "boxes are 'xyxy', [x1, y1, x2, y2], or 'xywh', [x, y, width, height]")
     boxes = [{"box": _table_box({**entry, **layout}, _box_fields(entry) or ("box",), row),
@@ -250,7 +244,8 @@ def box_list(record: Record, source: RecordSource) -> list[Row]:
 
 
 def _paired(record: Record) -> tuple[list[Any], Any] | None:
-    """Boxes and labels of a record that has a field for each, whatever their lengths; canonical boxes are objects."""
+    """Boxes and labels of a record with a field for each, whatever their lengths; entries of canonical boxes are
+    objects."""
     boxes, labels = pick(record, "boxes", "bboxes"), pick(record, "labels", "classes", "categories")
     plain = isinstance(boxes, list) and not any(isinstance(box, Mapping) for box in boxes)
     return (boxes, labels) if plain and labels is not None else None
@@ -267,7 +262,7 @@ def _listed(record: Record) -> list[tuple[str, list[Record]]]:
 
 
 def _entries(value: Any) -> list[Any] | None:
-    """Returns the entries of a list, or of what `datasets` keeps by columns: {"bbox": [...], "category": [...]}."""
+    """The entries of a list, or of a column layout as `datasets` writes it: {"bbox": [...], "category": [...]}."""
     if not isinstance(value, Mapping):
         return value if isinstance(value, list) and value else None
     boxes, labels = pick(value, *BOX, "bboxes", "boxes"), pick(value, *LABEL, "labels", "categories", "classes")
@@ -279,8 +274,8 @@ def _entries(value: Any) -> list[Any] | None:
 # --- all rows of a file together --------------------------------------------------------------------------------------
 
 def ask_for_all(rows: Placed) -> Placed:
-    """Detection rows ask for every label of the file, so that what is absent is asked for too. Where others have a
-    label, a box without one is refused."""
+    """Gives each detection row all labels of the file, so that absent objects are asked for too. If other boxes have a
+    label, a box without one is an error."""
     rows = _all_or_none(rows, "")
     labels = list(dict.fromkeys(b["label"] for _, _, row in rows if not isinstance(row, DataError) and "labels" in row
                                 for b in row["boxes"]))
@@ -291,7 +286,7 @@ def ask_for_all(rows: Placed) -> Placed:
 
 
 def _all_or_none(rows: Placed, unnamed: str) -> Placed:
-    """Returns the rows, without those that have a box of no label where others have one."""
+    """The rows, with an error for boxes without a label if other rows have labels."""
     labels = {b["label"] for _, _, row in rows if isinstance(row, dict) for b in row.get("boxes", ())}
     if labels == {unnamed} or unnamed not in labels:
         return rows
@@ -300,8 +295,8 @@ def _all_or_none(rows: Placed, unnamed: str) -> Placed:
 
 
 def one_row_per_image(rows: Placed) -> Placed:
-    """Joins the boxes of one image and one expression, which a table has a line each for. Where others have a label, a
-    box without one is refused."""
+    """Joins boxes of the same image and expression, which a table has on separate lines. If other boxes have a label, a
+    box without one is an error."""
     rows = _all_or_none(rows, _UNNAMED)
     first: dict[Any, tuple[int, str, dict[str, Any] | DataError]] = {}
     for n, where, row in rows:

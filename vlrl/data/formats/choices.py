@@ -1,4 +1,4 @@
-"""Answers of other people's records: options to choose from, the letter of the right one, and the type of the rest."""
+"""Answers of other projects' records: options, the letter of the correct one, and the answer type of the rest."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _COLUMNS = (tuple("ABCDEFGH"), tuple(f"choice_{c}" for c in "abcdefgh"), tuple(f
             tuple(f"option{c}" for c in "ABCDEFGH"), tuple(f"a{n}" for n in range(8)),
             *(tuple(f"{word}{n}" for n in range(first, first + 8)) for first in (0, 1)
               for word in ("option", "option_", "option ", "candidate_", "choice_")))
-"""Names of fields that hold one option each."""
+"""Names of fields with one option each."""
 LETTERED = tuple(name for names in _COLUMNS for name in names)
 INDICES = ("golden_choice_idx", "correct_choice_idx", "correct_choice", "correct_idx", "answer_idx", "answer_index",
            "answer_id", "correct_answer_idx")
-"""Fields that hold the place of the right option, counted from 0, or its letter."""
+"""Fields with the index of the correct option, from 0, or its letter."""
 _BEFORE = re.compile(r"\s*[(\[]?([A-Z])(?:[)\].:、]|\s*[-–]\s)\s*(?=\S)")
 _LETTER = re.compile(r"(?:option|choice|answer)?\s*[(\[]?([A-Za-z])[)\]]?[.:、]?", re.IGNORECASE)
 _WITH_TEXT = re.compile(r"\s*[(\[]?([A-Z])[)\].:、]\s*(\S.*)", re.DOTALL)
 _SEVERAL = re.compile(r"[A-H](?:\s*[,;&]\s*[A-H])+")
 _ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _NO_OPTIONS = ("", "none", "null", "nan", "n/a", "[]", "{}")
-_SINGLE = OPTIONS[3:]  # what others call "option" or "choice" may be the one that was chosen
+_SINGLE = OPTIONS[3:]  # a field "option" or "choice" may be the chosen one
 _PICTURE = re.compile(r"\S+\.(?:png|jpe?g|webp)", re.IGNORECASE)
 _SPLIT = re.compile(r"\n|;\s*(?=[A-H][.):])")
-"""What stands between options in one text; before letters a semicolon (We-Math)."""
+"""Separators of options in one text; a semicolon only before letters (We-Math)."""
 _CODE = re.compile(r"\"bbox(?:_2d)?\"\s*:|\bpyautogui\.|<box>|<\|box_start\||<point>|<click>|"
                    r"\b(?:left_|double_)?click\(|\bcomputer\.\w+\(")
 _POINT = re.compile(r"[(\[]\s*\d+(?:\.\d+)?\s*,\s*\d+(?:\.\d+)?\s*[)\]]|\d+(?:\.\d+)?,\s+\d+(?:\.\d+)?")
@@ -42,16 +42,17 @@ _ASKS_PLACE = re.compile(r"^\W*where\b|\b(?:click|tap|press|screenshot|screen|bu
 
 
 def answer_text(value: Any) -> str:
-    """Returns the text of an answer, out of its last <answer> tag where it has one, else what follows its thinking."""
+    """The text of an answer: inside its last <answer> tag, else after its thinking."""
     said = str(value)
     inner = between(said, "<answer>", "</answer>", "last")
     return (said.rpartition("</think>")[2] if inner is None else inner).strip()
 
 
 def options_of(record: Record) -> list[str]:
-    """Returns the options that a record offers, in order and without their letters; [] when it offers none.
+    """The options of a record in order, without their letters; [] if it has none.
 
-    A list, an object of letters, one text with a line each, or one field each. Raises DataError for anything else.
+    They may be a list, an object keyed by letters, a text with one per line, or one field each. Raises DataError for
+    anything else.
     """
     given = pick(record, *OPTIONS)
     if given is None:
@@ -61,7 +62,7 @@ def options_of(record: Record) -> list[str]:
         said = given
         given = read_literal(given) or (lines if len(lines) > 1 else _by_commas(given, record))
         if given is None and said.strip().lower() not in _NO_OPTIONS and not has(record, *_SINGLE):
-            raise DataError(f"options={short(said)} must be a list of texts, or a text with a line for each")
+            raise DataError(f"options={short(said)} must be a list of texts, or a text with one option per line")
     if isinstance(given, Mapping):
         given = _keyed(given)
     if given is None or given == []:
@@ -69,18 +70,18 @@ def options_of(record: Record) -> list[str]:
     if not isinstance(given, list) or not all(isinstance(v, (str, int, float, Mapping)) for v in given):
         raise DataError(f"options={short(given)} must be a list of texts")
     if image := next((v for v in given if isinstance(v, str) and _PICTURE.fullmatch(v.strip())), None):
-        raise DataError(f"its option {short(image)} is an image, and options are texts")
+        raise DataError(f"its option {short(image)} is an image, but options must be texts")
     return _bare([_option(v) for v in given])
 
 
 def _by_commas(given: str, record: Record) -> list[str] | None:
-    """Returns options with commas between (IconQA), where the answer is one of them."""
+    """Options separated by commas (IconQA), if the answer is one of them."""
     parts = [part.strip() for part in given.split(",")]
     return parts if len(parts) > 1 and str(record.get("answer")).strip() in parts else None
 
 
 def _columns(record: Record) -> list[Any] | None:
-    """Returns the options of a record that has a field for each; those after the last one are empty."""
+    """The options of a record with a field for each; trailing fields may be empty."""
     gap = None
     for names in _COLUMNS:
         own = [name for name in names if has(record, name)]
@@ -90,23 +91,23 @@ def _columns(record: Record) -> list[Any] | None:
         if missing is None:
             return [record[name] for name in own]
         gap = gap or (missing, own[-1])
-    if gap:  # a letter would count from another place
-        raise DataError(f"the option {gap[0]!r} is empty, and {gap[1]}={short(record[gap[1]])} comes after it: fill "
-                        "it, or move the others up with the answer")
+    if gap:  # letters would refer to other options
+        raise DataError(f"the option {gap[0]!r} is empty, but {gap[1]}={short(record[gap[1]])} comes after it: fill "
+                        "it, or shift the others and the answer")
     return None
 
 
 def _keyed(given: Mapping[str, Any]) -> list[Any]:
-    """Returns the options of an object by its keys, or by `label` beside `text`: A, B ... or their places from 0. With
-    others an answer would be counted at the wrong place.
-    """
+    """The options of an object by its keys, or by `label` beside `text`: A, B ... or indices from 0. Other keys would
+    shift the answer."""
     texts = given["text"] if isinstance(given.get("text"), list) else None
     keys = sorted(given) if texts is None else given.get("label")
     keys = [str(key).strip() for key in keys] if isinstance(keys, list) else []
     counted = all(key.isdecimal() for key in keys) and keys != [str(n) for n in range(len(keys))]
     lettered = all(len(key) == 1 and key.isalpha() for key in keys) and "".join(keys).upper() != _ALPHABET[:len(keys)]
     if keys and (counted or lettered):
-        raise DataError(f"its options stand under {short(keys)}: name them A, B ... without a gap, and the answer so")
+        raise DataError(f"its options have the keys {short(keys)}: name them A, B ... without a gap, and the answer "
+                        "accordingly")
     return [given[key] for key in sorted(given)] if texts is None else texts
 
 
@@ -119,22 +120,21 @@ def _option(value: Any) -> str:
 
 
 def _bare(options: Sequence[str]) -> list[str]:
-    """Options without "(A) ", "B. " in front, where all have the letter of their place."""
+    """Options without "(A) ", "B. " in front, if all have the letter of their position."""
     matches = [_BEFORE.match(option) for option in options]
     if all(m and ord(m[1]) - ord("A") == n for n, m in enumerate(matches)):
         return [option[m.end():].strip() for option, m in zip(options, matches, strict=True) if m]
     letters = "".join(m[1] for m in matches if m)
     if len(letters) == len(options) > 1 and (letters[:2] == "AB" or sorted(letters) == list(_ALPHABET[:len(letters)])):
-        raise DataError(f"its options begin with {', '.join(letters)}, which are not the letters of their places: put "
-                        "them in order, without a gap, or leave the letters out")
+        raise DataError(f"its options begin with {', '.join(letters)}, which do not match their positions: put "
+                        "them in order, without a gap, or remove the letters")
     return list(options)
 
 
 def option_letter(answer: Any, options: Sequence[str]) -> str:
-    """Returns the letter of the right option, said by letter ("A", "(A)", "A. cat"), by its text, or by its place from
-    0.
+    """The letter of the correct option, given by letter ("A", "(A)", "A. cat"), by text, or by index from 0.
 
-    Several, as in "A, C", stay so. Raises DataError when the answer is none of the options.
+    Several, as in "A, C", are kept. Raises DataError when the answer is none of the options.
     """
     if isinstance(answer, list) and len(answer) == 1:
         answer = answer[0]
@@ -149,13 +149,13 @@ def option_letter(answer: Any, options: Sequence[str]) -> str:
             return ", ".join(chr(ord("A") + n) for n in sorted(set(places)))
     if texts.count(bare) > 1 and not _clash(said, options):
         raise DataError(f"answer={short(answer)} is the text of {texts.count(bare)} options: name one by its letter, "
-                        "and leave the others out")
+                        "and remove the duplicates")
     with_text = _WITH_TEXT.fullmatch(said)
     single = _LETTER.fullmatch(said) or with_text
     place = ord(single[1].upper()) - ord("A") if single else number(answer)
     if not isinstance(place, int) or not 0 <= place < len(options):
         raise DataError(f"answer={short(answer)} is none of the {len(options)} options, neither by letter nor by text "
-                        "nor by its place from 0")
+                        "nor by index from 0")
     words = " ".join(with_text[2].lower().rstrip(".").split()) if with_text else ""
     if words in texts and texts.index(words) != place:
         raise DataError(f"answer={short(answer)} has the letter of one option and the text of another")
@@ -163,42 +163,40 @@ def option_letter(answer: Any, options: Sequence[str]) -> str:
 
 
 def letter_at(place: Any, options: Sequence[str]) -> str:
-    """Returns the letter of the right option, which a field of INDICES tells: a whole number is its place from 0,
-    whatever the options say; else as in `letter`.
-    """
+    """The letter of the correct option in a field of INDICES: an integer is its index from 0, whatever the options say;
+    else as in `option_letter`."""
     index = number(place)
     return option_letter(place if index is None or index != int(index) or not 0 <= index < len(options)
                   else chr(ord("A") + int(index)), options)
 
 
 def _clash(said: str, options: Sequence[str]) -> bool:
-    """Returns whether a single letter is the text of one option and the letter of another."""
+    """Whether a single letter is the text of one option and the letter of another."""
     return len(said) == 1 and said.isupper() and ord(said) - ord("A") < len(options)
 
 
 def _is_place(answer: str, question: str) -> bool:
-    """Returns whether an answer is a call or mark of a GUI agent, or a point where the question asks for a place;
-    geometry's points are answers to other questions.
-    """
+    """Whether an answer is an action of a GUI agent, or a point if the question asks for a position; points in geometry
+    questions are ordinary answers."""
     return bool(_CODE.search(answer) or (_POINT.fullmatch(answer.strip()) and _ASKS_PLACE.search(question)))
 
 
 def _of_most(answers: list[Any]) -> list[Any]:
-    """Returns what most people answer to a question of yes or no, where they disagree; other answers as they are."""
+    """The majority answer to a yes/no question with disagreeing annotators; other answers unchanged."""
     said = [str(v).lower().rstrip(".") for v in answers]
     yes, no = said.count("yes"), said.count("no")
     if not yes or not no or yes + no < len(said) / 2:
         return answers
     if yes == no:
-        raise DataError(f"{yes} of its answers are yes and as many are no: which is right cannot be told")
+        raise DataError(f"{yes} of its answers are yes and as many are no: the correct one is unknown")
     return ["yes" if yes > no else "no"]
 
 
 def answer_fields(given: Any, options: Sequence[str], question: str, said: str | None = None) -> dict[str, Any]:
-    """`answer`, `answer_type` and `options` of a row. `said` is the type that a field of the record says.
+    """`answer`, `answer_type` and `options` of a row. `said` is the answer type that a field of the record states.
 
-    Several texts are right each, the most frequent first. Raises DataError when there is no answer, or none that
-    options allow.
+    Several texts are all correct, the most frequent first. Raises DataError for a missing answer, or one that is not
+    among the options.
     """
     several = list(given) if isinstance(given, list) else [given]
     if not several or any(v is None or isinstance(v, (bool, Mapping, list)) or answer_text(v) == "" for v in several):
@@ -210,8 +208,8 @@ def answer_fields(given: Any, options: Sequence[str], question: str, said: str |
     answers = _of_most(answers)
     answers = sorted(dict.fromkeys(answers), key=answers.count, reverse=True)
     if isinstance(answers[0], str) and _is_place(answers[0], question):
-        raise DataError(f"its answer {short(answers[0])} is a place or an action, which no rule for questions can "
-                        "score: give boxes as [x1, y1, x2, y2] in pixels, or an `action`")
+        raise DataError(f"its answer {short(answers[0])} is a position or an action, which cannot be scored as an "
+                        "answer: give boxes as [x1, y1, x2, y2] in pixels, or an `action`")
     kind = answer_type_of(answers, question, said)
     if kind == "choice":
         named = _LETTER.fullmatch(str(answers[0])) or _WITH_TEXT.fullmatch(str(answers[0]))

@@ -1,7 +1,8 @@
-"""Conversations of other people's records: what was said before the question, the question, and the answer to it.
+"""Conversations in records of other projects: earlier turns, the question, and the answer to it.
 
-    talk_of({"messages": [{"role": "user", "content": "<image>Who?"}, {"role": "assistant", "content": "a cat"}]})
-    # Talk(question="<image>Who?", answer="a cat")
+    conversation_of({"messages": [{"role": "user", "content": "<image>Who?"},
+                                  {"role": "assistant", "content": "a cat"}]})
+    # Conversation(question="<image>Who?", answer="a cat")
 
 `conversations`, `messages`, `prompt` (with or without `completion`), `input` (OpenAI's responses), `texts` (The
 Cauldron), `query` with `response`, and `instruction` with `output`, these two with or without `history`.
@@ -27,9 +28,9 @@ log = logging.getLogger(__name__)
 LISTS = ("conversations", "messages", "conversation", "prompt", "input", "texts")
 """Fields that may hold a list of turns."""
 _REPLIES = {"prompt": "completion", "input": "output"}
-"""Fields that hold a prompt alone -> those with the reply to it."""
+"""Fields that hold just a prompt -> the field with the reply to it."""
 _SPOKEN_IN = {"prompt": {"role", "from"}, "input": {"role", "from"}, "texts": {"user", "assistant"}}
-"""Fields that may hold other lists too -> the keys of which a turn has one."""
+"""Fields that may also hold other lists -> keys of which a turn has one."""
 _PAIRS = (("query", "response"), ("instruction", "output"), ("instruction", "outputs"))
 FIELDS = (*LISTS, *_REPLIES.values(), *(name for pair in _PAIRS for name in pair), "inputs", "history")
 """Every field that a conversation may come from."""
@@ -37,17 +38,17 @@ _ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "ass
           "system": "system", "developer": "system", "tool": "tool", "observation": "tool", "function_call": "call"}
 _MEDIA = {"image": "image", "image_url": "image", "input_image": "image", "video": "video", "video_url": "video",
           "input_video": "video"}
-"""Type of a content part -> the kind of media that it shows."""
+"""Type of a content part -> kind of media."""
 _TEXTS = ("text", "input_text", "output_text")
 _FOLLOWS = {None: ("user",), "user": ("assistant", "call"), "assistant": ("user",), "call": ("tool",),
             "tool": ("tool", "assistant", "call"), "system": ()}
-"""Whose turn may follow whose."""
+"""Role -> roles of the next turn."""
 _NAMES = {"user": "a user", "assistant": "the assistant", "call": "the assistant, a call,",
           "tool": "a tool", "system": "the system"}
 _OPTIONS = ("detail", "fps", "max_pixels", "min_pixels", "nframes", "resized_height", "resized_width")
 _TIMES = {"fps": "fps", "sample_fps": "fps", "times": "frame_times", "timestamps": "frame_times",
           "frame_times": "frame_times"}
-"""What a content part tells of the frames of its video -> field of the row; of two names for one the later counts."""
+"""Frame times in a content part -> field of the row; of two names for one field the later counts."""
 _MARK = re.compile(r"<(?:image|video)>")
 _QWEN = re.compile(r"<img>([^<>\n]{1,1000})</img>")
 """How Qwen-VL names an image inside a text."""
@@ -56,30 +57,30 @@ _SWIFT = re.compile(r"<(?:bbox|ref-object)>")
 
 @dataclass(frozen=True)
 class Conversation:
-    """A conversation up to the answer that is wanted. Texts hold <image> and <video> where media stand."""
+    """A conversation up to the wanted answer. Texts hold <image> and <video> placeholders."""
 
     question: str = ""
     answer: str = ""
-    """What the assistant says to the question; empty where that is left open."""
+    """The assistant's answer to the question; empty if missing."""
     system: str = ""
     turns: tuple[dict[str, Any], ...] = ()
-    """Before the question: {"role", "content"} each, and `tool_calls` of a call."""
+    """Turns before the question: {"role", "content"} each, and `tool_calls` of a call."""
     media: Mapping[str, list[Any]] = field(default_factory=dict)
-    """Paths or bytes of the media that its turns name themselves, under `images` and `videos`."""
+    """Paths or bytes of the media named in turns, under `images` and `videos`."""
     times: Mapping[str, Any] = field(default_factory=dict)
-    """`fps` or `frame_times` that they tell of a video given as frames."""
+    """`fps` or `frame_times` of a video given as frames."""
 
 
 def conversation_of(record: Record) -> Conversation | None:
-    """Returns the conversation of a record; None where it has none.
+    """The conversation of a record; None if it has none.
 
-    Raises DataError where two fields hold different ones, and as `talk` does.
+    Raises DataError if two fields hold different ones, and as `read_turns` does.
     """
     conversations = {name: turns for name in conversation_fields(record)
                      if (turns := _list_under(record, name)) is not None}
     if len(conversations) > 1 and any(turns != next(iter(conversations.values())) for turns in conversations.values()):
         first, other = list(conversations)[:2]
-        raise DataError(f"{first!r} and {other!r} each hold a conversation, and they differ: which one asks? Say it "
+        raise DataError(f"{first!r} and {other!r} each hold a conversation, and they differ: choose one "
                         f"with --columns (data.columns) {first}={first} or {first}={other}")
     if conversations:
         name, turns = next(iter(conversations.items()))
@@ -88,9 +89,8 @@ def conversation_of(record: Record) -> Conversation | None:
 
 
 def conversation_fields(record: Record) -> list[str]:
-    """Returns the fields that hold a conversation: lists of turns, else a question beside its answer (`query` and
-    `response` of ms-swift, `instruction` and `output` of LLaMA-Factory).
-    """
+    """The fields that hold a conversation: lists of turns, else a question beside its answer (`query` and `response` of
+    ms-swift, `instruction` and `output` of LLaMA-Factory)."""
     lists = [name for name in LISTS if _list_under(record, name) is not None]
     return lists or [question for question, _ in _pairs(record)]
 
@@ -114,7 +114,7 @@ def _list_under(record: Record, name: str) -> list[Any] | None:
 
 
 def _flat(record: Record) -> list[Row]:
-    """Returns the turns of a record that has a field for each side, and earlier ones in `history`."""
+    """The turns of a record with a field for each side, and earlier turns in `history`."""
     ((question, answer),) = _pairs(record)
     asks = [record[question], *(record[name] for name in ("input", "inputs") if isinstance(record.get(name), str))]
     said = pick(record, "history") or []
@@ -126,25 +126,24 @@ def _flat(record: Record) -> list[Row]:
 
 
 def read_reply(turns: Any) -> Conversation:
-    """Returns what a response says that is written as turns: those of the assistant, or the whole conversation."""
+    """The content of a response written as turns: those of the assistant, or the whole conversation."""
     first = turns[0] if isinstance(turns, list) and turns else None
     who = first.get("from") or first.get("role") if isinstance(first, Mapping) else None
     return read_turns(turns, before="user" if _ROLES.get(str(who)) == "assistant" else None)
 
 
 def read_turns(turns: Any, *, prompt: bool = False, before: str | None = None) -> Conversation:
-    """Returns what a list of turns says: the last turn of the assistant is the answer, all before the last question is
-    context. A `prompt` ends with its question; `before` is who spoke before the first turn.
+    """The conversation in a list of turns: the last turn of the assistant is the answer, everything before the last
+    question is context. A `prompt` ends with its question; `before` is the role before the first turn.
 
-    Raises DataError for a turn of anyone unknown, turns out of order or empty, and content that is no text, image or
-    video.
+    Raises DataError for unknown roles, turns out of order or empty, and content that is not text, image or video.
     """
     named: dict[str, list[Any]] = {"images": [], "videos": [], "times": []}
     said = [_turn(turn, named) for turn in turns] if isinstance(turns, (list, tuple)) else []
     heads = next((n for n, turn in enumerate(said) if turn["role"] != "system"), len(said))
     system = "\n\n".join(filter(None, (turn["content"] for turn in said[:heads])))
     if _MARK.search(system):
-        raise DataError(f"its system prompt {short(system)} marks the place of media, which only turns show")
+        raise DataError(f"its system prompt {short(system)} has a placeholder for media, which only turns can show")
     said = said[heads:]
     for turn in said:
         if turn["role"] not in _FOLLOWS[before]:
@@ -154,11 +153,11 @@ def read_turns(turns: Any, *, prompt: bool = False, before: str | None = None) -
                             "assistant alternate, the user first")
         before = turn["role"]
     if before == "assistant" and prompt:
-        raise DataError("its prompt ends with words of the assistant; a prompt ends with the question")
+        raise DataError("its prompt ends with a turn of the assistant; a prompt must end with the question")
     answer = said.pop()["content"] if before == "assistant" else ""
     if said and said[-1]["role"] != "user":
-        raise DataError("calls of tools stand between its last question and the answer, where a row holds them before "
-                        "the question alone")
+        raise DataError("tool calls stand between its last question and the answer; a row can have them only before "
+                        "the question")
     question = said.pop()["content"] if said else ""
     for empty in (turn for turn in said if not turn["content"] and turn["role"] in ("user", "assistant")):
         raise DataError(f"a turn of {_NAMES[empty['role']]} before its question is empty")
@@ -171,7 +170,7 @@ def _as_assistant(turn: dict[str, Any]) -> dict[str, Any]:
 
 
 def _whole(named: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
-    """Returns the media that content parts name; {} where fields beside the conversation do."""
+    """The media named in content parts; {} if fields beside the conversation name them."""
     given = [path for paths in named.values() for path in paths]
     if any(path is None for path in given) and any(path is not None for path in given):
         raise DataError("some images or videos of its conversation have a path and some have none")
@@ -182,7 +181,7 @@ def _whole(named: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
 
 
 def _turn(turn: Any, named: dict[str, list[Any]]) -> dict[str, Any]:
-    """Returns role, content and calls of a turn; adds the media that it names."""
+    """Role, content and calls of a turn; adds its media to `named`."""
     if not isinstance(turn, Mapping):
         raise DataError(f"the turn {short(turn)} of its conversation must be an object")
     who = turn.get("from") or turn.get("role")
@@ -193,7 +192,7 @@ def _turn(turn: Any, named: dict[str, list[Any]]) -> dict[str, Any]:
     content = _words(turn, named).strip()
     if unfilled := _SWIFT.search(content):
         raise DataError(f"the turn {short(content)} holds {unfilled[0]}, which ms-swift fills in from `objects`: write "
-                        "the name or the box, in pixels, in its place")
+                        "the name, or the box in pixels, instead")
     calls = unpacked(content) if role == "call" else pick(turn, "tool_calls")
     if not calls:
         return {"role": role, "content": content}
@@ -202,7 +201,7 @@ def _turn(turn: Any, named: dict[str, list[Any]]) -> dict[str, Any]:
 
 
 def _call(call: Any) -> dict[str, Any]:
-    """Returns a call of a tool as chat templates take it: arguments as an object."""
+    """A tool call as chat templates take it, with arguments as an object."""
     function = call.get("function", call) if isinstance(call, Mapping) else None
     arguments = unpacked(function.get("arguments")) if isinstance(function, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not isinstance(
@@ -212,7 +211,7 @@ def _call(call: Any) -> dict[str, Any]:
 
 
 def _words(turn: Record, named: dict[str, list[Any]]) -> str:
-    """Returns the text of a turn, with a mark for each image or video among its content parts."""
+    """The text of a turn, with a placeholder for each image or video among its content parts."""
     words = turn.get("value") if turn.get("value") is not None else turn.get("content")
     if isinstance(words, list):
         return "".join(_part(part, named) for part in words)
@@ -232,28 +231,28 @@ def _part(part: Any, named: dict[str, list[Any]]) -> str:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind in _MEDIA:
         path = _path(part)
-        times = _TIMES if isinstance(path, list) else {}  # of frames
+        times = _TIMES if isinstance(path, list) else {}  # a list of frames
         named["times"].append({field: part[name] for name, field in times.items() if part.get(name) is not None})
-        _tell_unread(tuple(sorted(name for name in _OPTIONS if part.get(name) is not None and name not in times)))
+        _warn_unread(tuple(sorted(name for name in _OPTIONS if part.get(name) is not None and name not in times)))
         named[f"{_MEDIA[kind]}s"].append(path)
         return f"<{_MEDIA[kind]}>"
     if kind not in (*_TEXTS, None) or not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
-        raise DataError(f"the part {short(part)} of its conversation is no text, image or video")
+        raise DataError(f"the part {short(part)} of its conversation is not text, image or video")
     return part["text"]
 
 
 def _path(part: Record) -> Any:
-    """Returns the path, URL or bytes of a part that is an image or video; None where it only marks the place."""
+    """The path, URL or bytes of a part that is an image or video; None if it is just a placeholder."""
     location = pick(part, *_MEDIA, "path", "url")
     if isinstance(location, Mapping) and not location.get("bytes"):
         location = pick(location, "url", "path")
     if location is None and part.get("file_id"):
-        raise DataError(f"the part {short(part)} names a file that OpenAI keeps: give its path")
+        raise DataError(f"the part {short(part)} names a file stored at OpenAI: give its path")
     return location
 
 
 @cache
-def _tell_unread(names: tuple[str, ...]) -> None:
+def _warn_unread(names: tuple[str, ...]) -> None:
     if names:
         log.warning("%s of images and videos in conversations are not read: model.max_pixels, model.min_pixels and "
                     "model.video_* hold for all", ", ".join(names))

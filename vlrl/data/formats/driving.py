@@ -33,10 +33,8 @@ _ANSWERS = ("solution", "answer", "meta_action", "action", "decision")
 
 
 def is_alphadrive(record: Record) -> bool:
-    """Returns whether a record answers in meta-actions, and asks for them: by its text, by capitals, or without a
-    question. Other questions about driving are answered in such words too ("What could lead to a collision?",
-    DriveLM).
-    """
+    """Whether a record answers in meta-actions, and asks for them: by its text, by capitals, or without a question.
+    Other questions about driving have such answers too ("What could lead to a collision?", DriveLM)."""
     given, text = _answer(record), _question(record)
     words = _words(given)
     planned = bool(words) and (_unknown(words) is None or "speed" in text.lower())
@@ -44,13 +42,14 @@ def is_alphadrive(record: Record) -> bool:
 
 
 def alphadrive(record: Record, source: RecordSource) -> list[Row]:
-    """`plan` from the words of the answer ("<answer>KEEP, STRAIGHT</answer>"), several of a head as a list.
+    """`plan` from the words of the answer ("<answer>KEEP, STRAIGHT</answer>"), several for one head as a list.
 
-    `speed_mps` and `navigation` come from fields of these names, else from the problem's text, which stays in `meta`.
+    `speed_mps` and `navigation` come from fields of these names, else from the text of the problem, which stays in
+    `meta`.
     """
     words = _words(_answer(record))
     if unknown := _unknown(words):
-        raise DataError(f"the answer {short(_answer(record))} has {unknown!r}, which is no meta-action."
+        raise DataError(f"the answer {short(_answer(record))} has {unknown!r}, which is not a meta-action."
                         f"{did_you_mean(unknown, _VOCABULARY)}")
     heads = {head: [w for w in words if w in known] for head, known in HEADS.items()}
     if not all(heads.values()):
@@ -85,9 +84,8 @@ def _answer(record: Record) -> str:
 
 
 def _words(answer: str) -> list[str]:
-    """Returns the meta-actions that an answer consists of, in capitals; [] when anything else stands among them, but
-    for further words in capitals.
-    """
+    """The meta-actions that an answer consists of, in capitals; [] if it has other words, unless these are in capitals
+    too."""
     pieces = [re.sub(r"[\s-]+", "_", w.strip(" .[]()\"'").upper()) for w in re.split(r"[,;/+\n]|\band\b", answer)]
     words = [_ALSO.get(w, w) for w in pieces if w] if len(answer) <= _LONGEST else []
     matches = [w in _VOCABULARY for w in words]

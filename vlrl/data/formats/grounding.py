@@ -28,7 +28,7 @@ from vlrl.errors import DataError
 from vlrl.types import Record, Row
 
 MOST_LABELS = 100
-"""Categories of a whole file that are asked for in every row; of a larger vocabulary a row asks for its own."""
+"""Maximum number of categories of a file that every row asks for; with a larger vocabulary a row asks for its own."""
 _FENCE = re.compile(r"^```\w*\s*(.*?)\s*```$", re.DOTALL)
 _DESCRIBES = re.compile(r"(?:sentence|expression|phrase) describes?:\s*(.+?)\s*\.?\s*$", re.DOTALL)
 _ASKS = re.compile(
@@ -36,7 +36,7 @@ _ASKS = re.compile(
     r"locate|find|where|what|which|who|provide|output|detect|give|identify|point|mark|return|draw|click|show|report|"
     r"describe|look|tell|answer|segment|ground|highlight|select|search|predict|determine|list|locali[sz]e|spot|"
     r"pinpoint|let|help|box|in (?:the|this) (?:image|picture|photo))\b", re.IGNORECASE)
-"""Words of a text that asks, and does not merely name what it is about."""
+"""Words of a text that asks, instead of naming an object."""
 _OBJECTS = re.compile(r"(?:objects?|categor(?:y|ies)|targets?|labels?|following|detect)\b[^:\[]{0,80}[:\[]\s*"
                       r"([^\n\]]+)", re.IGNORECASE)
 _QUOTED = re.compile(r"""\s*(["'])(.+?)\1\s*(?:[,;]|\W*$)""")
@@ -50,7 +50,7 @@ _LISTS_OF_BOXES = ("map", "od_ap", "od_ap50", "odlength", "weighted_sum")
 
 
 def is_vlm_r1(record: Record) -> bool:
-    """Returns whether a record is a conversation; a prompt alone is one where its answer is boxes."""
+    """Whether a record is a conversation; a prompt alone is one if its answer is boxes."""
     if (fields := conversation_fields(record)) != ["prompt"]:
         return bool(fields)
     answer = pick(record, "solution", "answer", "ground_truth")
@@ -61,14 +61,14 @@ def is_vlm_r1(record: Record) -> bool:
 def vlm_r1(record: Record, source: RecordSource) -> list[Row]:
     """A referring expression (the answer is one box), a detection (a list of boxes, or None) or a question.
 
-    Boxes are in original pixels, or shares of the image where no number is above 1.
+    Boxes are in original pixels, or fractions of the image if no number is above 1.
     """
     record, places = swift.fill_marks(record)
     said = checked_conversation(record) or Conversation()
     record = with_media(record, said)
     question = without_marks(said.question)
     if not question:
-        raise DataError("its conversation asks nothing: no turn of a human or user has a text")
+        raise DataError("its conversation has no question: no turn of a human or user has a text")
     options = options_of(record)
     answer, worked = reference_answer(said, record, options, question)
     answer = json.dumps(answer) if isinstance(answer, list) and answer and not isinstance(answer[0], str) else answer
@@ -100,16 +100,15 @@ def vlm_r1(record: Record, source: RecordSource) -> list[Row]:
 
 
 def target(words: str) -> dict[str, str]:
-    """`expression` of a text that names something, or is known to name it at its end; `question` of one that asks in
-    its own words, which no template may put into others.
-    """
+    """`expression` of a text that names an object; `question` of a text that asks in its own words, which templates
+    must not rephrase."""
     if described := _DESCRIBES.findall(words):
         return {"expression": described[-1]}
     return {"question": words} if _ASKS.search(words) else {"expression": words}
 
 
 def _about(record: Record, source: RecordSource) -> dict[str, Any]:
-    """Media of a question, and the size of its image where it can be known."""
+    """Media of a question, and the size of its image if known."""
     if has(record, *VIDEO) or not has(record, *IMAGE):
         return media_fields(record, source, needed=False)
     return {k: v for k, v in base_fields(record, source).items() if k != "id"}
@@ -122,9 +121,7 @@ def _answered(record: Record, question: str, answer: Any, options: list[str], ki
 
 
 def _boxes_said(answer: str, method: str) -> list[Row] | None:
-    """Returns the boxes that an answer consists of, [] for a detection of nothing, None for an answer of another
-    kind.
-    """
+    """The boxes of an answer, [] for an empty detection, None for an answer of another kind."""
     if answer == "[]" or (method in _LISTS_OF_BOXES and answer.lower() in ("none", "")):
         return []
     parsed = unpacked(_FENCE.sub(r"\1", answer))
@@ -142,7 +139,7 @@ def _in_pixels(box: list[float], row: Record, full: float = 1) -> list[float]:
 
 
 def _box_said(entry: Any) -> dict[str, Any] | None:
-    """Returns [x1, y1, x2, y2] or {"bbox_2d": [...], "label": ...}; also {"any name": [...]}."""
+    """A box from [x1, y1, x2, y2] or {"bbox_2d": [...], "label": ...}, also {"any name": [...]}."""
     label = entry.get("label") if isinstance(entry, Mapping) else None
     if isinstance(entry, Mapping):
         entry = pick(entry, "bbox_2d", "bbox", "box") or next((v for v in entry.values() if isinstance(v, list)), None)
@@ -152,7 +149,7 @@ def _box_said(entry: Any) -> dict[str, Any] | None:
 
 
 def _listed_categories(question: str) -> list[str]:
-    """Returns the categories that the question of a detection lists."""
+    """The categories in the question of a detection."""
     match = _OBJECTS.search(question)
     if not match:
         return []
@@ -172,7 +169,7 @@ EXPRESSION = ("expression", "sentences", "sentence", "sent", "caption", "caption
 
 
 COCO_TEXTS = ("caption", "expression", "sentence", "phrase", "text", *EXPRESSION)
-"""Fields of an annotation of COCO that say in words what its box shows."""
+"""Fields of a COCO annotation that describe its box in words."""
 _REF_NAME = re.compile(r"(COCO_\w+_\d{12})_\d+(?=\.\w+$)")
 
 
@@ -193,7 +190,7 @@ def problem_box(record: Record, source: RecordSource) -> list[Row]:
 
 
 def _four(value: Any) -> list[Any] | None:
-    """Returns a list of four numbers, alone or between answer tags."""
+    """A list of four numbers, with or without answer tags."""
     if isinstance(value, str):
         value = unpacked(answer_text(value))
     return value if isinstance(value, list) and len(value) == 4 and all(map(_is_number, value)) else None
@@ -206,16 +203,16 @@ def is_refcoco(record: Record) -> bool:
 
 
 def refcoco(record: Record, source: RecordSource) -> list[Row]:
-    """Returns one region in COCO's [x, y, width, height], in original pixels, and one row per expression that names it.
+    """One region in COCO's [x, y, width, height] in original pixels, and one row per expression for it.
 
-    Where `raw_anns` has the annotation of COCO, its bbox counts: that of the record then has corners (jxu124/refcoco).
-    The number of the annotation at the end of a ref's `file_name` is no part of the image's name.
+    If `raw_anns` has the COCO annotation, its bbox is used, since the record's own then has corners (jxu124/refcoco).
+    The annotation number at the end of a ref's `file_name` is not part of the image name.
     """
     raw, image = pick(record, "raw_anns"), pick(record, "raw_image_info")
     bbox = raw.get("bbox") if isinstance(raw, Mapping) else record.get("bbox")
     if bbox is None:
-        raise DataError(f"the region ann_id={short(record.get('ann_id'))} has no bbox: refs keep none. Copy it from "
-                        "the annotation of this id in the instances file of COCO")
+        raise DataError(f"the region ann_id={short(record.get('ann_id'))} has no bbox: refs do not have one. Copy it "
+                        "from the annotation of this id in the instances file of COCO")
     box = xywh(pixels(numbers(bbox, (4,), "bbox"), "bbox"))
     if isinstance(image, Mapping):
         record = {**{side: image[side] for side in ("width", "height") if has(image, side)}, **record}
@@ -240,7 +237,7 @@ def _sentence(value: Any) -> str:
 def _coco_name(record: Record) -> str:
     number_ = record.get("image_id")
     if isinstance(number_, bool) or not isinstance(number_, int) or not 0 <= number_ < 10**12:
-        raise DataError(f"no field with the path of an image, and image_id={short(number_)} is no number of COCO's")
+        raise DataError(f"no field with the path of an image, and image_id={short(number_)} is not a COCO number")
     return f"COCO_train2014_{number_:012d}.jpg"
 
 
@@ -252,11 +249,11 @@ def is_lisa(record: Record) -> bool:
 
 
 def lisa(record: Record, source: RecordSource) -> list[Row]:
-    """Returns a row per text; the box is the one around all polygons labelled `target`, in original pixels."""
+    """One row per text; the box encloses all polygons labelled `target`, in original pixels."""
     points: list[Any] = []
     for shape in record["shapes"]:
         if not isinstance(shape, Mapping):
-            raise DataError(f"shapes: {short(shape)} is no shape")
+            raise DataError(f"shapes: {short(shape)} is not a shape")
         if not _NO_TARGET.search(str(shape.get("label", "target"))):
             points += [numbers(p, (2,), "points") for p in pick(shape, "points") or []]
     texts = record["text"] if isinstance(record["text"], list) else [record["text"]]
@@ -269,7 +266,7 @@ def lisa(record: Record, source: RecordSource) -> list[Row]:
 
 
 def _with_image(record: Record, source: RecordSource) -> Record:
-    """LISA names no image: it has the name of the file; labelme's imagePath is read too."""
+    """LISA names no image: it has the name of the file. labelme's imagePath is read too."""
     sizes = {"width": record.get("imageWidth"), "height": record.get("imageHeight")}
     image = pick(record, *IMAGE, "imagePath") or f"{source.id}.jpg"
     return {**record, "image": image, **{k: v for k, v in sizes.items() if v is not None}}
@@ -283,30 +280,30 @@ def is_coco(record: Record) -> bool:
 
 
 def coco(record: Record, source: RecordSource) -> list[Row]:
-    """Returns a row per image: `labels` are the file's categories, `boxes` the annotations, from [x, y, width, height];
-    of annotations with a text (`caption`, `expression`, `sentence` ...) a row per text, which is its expression.
+    """One row per image: `labels` are the file's categories, `boxes` the annotations, from [x, y, width, height]. If
+    annotations have a text (`caption`, `expression`, `sentence` ...), one row per text, as its expression.
 
-    Regions of a crowd (iscrowd=1), and those without an extent, are no targets and stand in `meta`. Of a vocabulary of
-    more than MOST_LABELS categories a row asks for its own and those that LVIS says are absent (neg_category_ids).
+    Crowd regions (iscrowd=1) and empty ones are not targets and stand in `meta`. With more than MOST_LABELS categories
+    a row asks for its own and those that LVIS lists as absent (neg_category_ids).
     """
     names = _categories(record.get("categories") or [])
     regions: dict[str, dict[str, list[Row]]] = {str(image.get("id")): {} for image in record["images"]}
     for entry in record["annotations"]:
         if not isinstance(entry, Mapping):
-            raise DataError(f"annotations: {short(entry)} is no annotation")
+            raise DataError(f"annotations: {short(entry)} is not an annotation")
         if str(entry.get("image_id")) not in regions:
             place = f"annotation {short(entry.get('id'))}: image_id={short(entry.get('image_id'))}"
-            raise DataError(f"{place} is the id of no entry of 'images'")
+            raise DataError(f"{place} is not the id of any entry of 'images'")
         region = _annotation(entry, names, record["images"])
         x1, y1, x2, y2 = region["box"]
         kind = "crowd" if entry.get("iscrowd") in (1, True) else "empty" if x2 == x1 or y2 == y1 else "boxes"
         regions[str(entry["image_id"])].setdefault(kind, []).append(region)
     return [row for image in record["images"]
-            for row in _told(_coco_row(image, source, names, **regions[str(image.get("id"))]))]
+            for row in _rows_by_text(_coco_row(image, source, names, **regions[str(image.get("id"))]))]
 
 
-def _told(row: dict[str, Any]) -> list[Row]:
-    """Returns a row for each text of the boxes of an image, or the row itself, where they have none."""
+def _rows_by_text(row: dict[str, Any]) -> list[Row]:
+    """One row for each text of the boxes of an image, or the row itself if they have none."""
     told = {name: [b for b in row["boxes"] if name in b.get("told", ())]
             for b in row["boxes"] for name in b.get("told", ())}
     if not told:
@@ -314,7 +311,7 @@ def _told(row: dict[str, Any]) -> list[Row]:
     untold = sum("told" not in b for b in row["boxes"])
     if untold:
         raise DataError(f"{untold} of its {len(row['boxes'])} annotations have no text ({', '.join(COCO_TEXTS[:5])}), "
-                        "and the others have: give each one, or move those without to a file of their own")
+                        "but others have: give each one, or move those without to a separate file")
     rest = {k: v for k, v in row.items() if k not in ("labels", "boxes")}
     one = len(told) == 1
     return [{**rest, "id": row["id"] if one else f"{row['id']}-{n}", "expression": name,
@@ -335,14 +332,14 @@ def _coco_row(image: Record, source: RecordSource, names: Mapping[Any, str], box
 
 
 def _categories(entries: Sequence[Any]) -> dict[str, str]:
-    """Returns names by id, a text or a number as in the annotations. Raises DataError where one id has two names."""
+    """Category names by id, as text. Raises DataError if one id has two names."""
     names: dict[str, str] = {}
     for entry in entries:
         if isinstance(entry, Mapping) and isinstance(entry.get("id"), (int, str)):
             name = text(entry, "name")
             if names.setdefault(str(entry["id"]), name) != name:
                 raise DataError(f"two categories have the id {short(entry['id'])}, {short(names[str(entry['id'])])} "
-                                f"and {short(name)}: which one an annotation means cannot be told")
+                                f"and {short(name)}: annotations with this id are ambiguous")
     return names
 
 
@@ -350,7 +347,7 @@ def _annotation(entry: Record, names: Mapping[str, str], images: Sequence[Record
     which = f"annotation {short(entry.get('id'))}"
     key = entry.get("category_id")
     if not isinstance(key, (int, str)) or str(key) not in names:
-        raise DataError(f"{which}: category_id={short(key)} is the id of no category")
+        raise DataError(f"{which}: category_id={short(key)} is not the id of a category")
     if not has(entry, "bbox"):
         raise DataError(f"{which} has no bbox")
     bbox = pixels(numbers(entry["bbox"], (4,), f"{which}: bbox"), f"{which}: bbox")
@@ -359,8 +356,7 @@ def _annotation(entry: Record, names: Mapping[str, str], images: Sequence[Record
 
 
 def _texts_of(entry: Record, images: Sequence[Record]) -> list[str]:
-    """Returns what an annotation says its box shows; also as places in the caption of its image (MDETR's
-    tokens_positive)."""
+    """The texts of an annotation; also character spans in the caption of its image (MDETR's tokens_positive)."""
     given = pick(entry, *COCO_TEXTS)
     if given is not None:
         return [_sentence(one) for one in (given if isinstance(given, list) else [given])]

@@ -20,7 +20,7 @@ from vlrl.types import Record, Row
 _PLATFORMS = {"ios": "mobile", "android": "mobile", "mobile": "mobile", "windows": "desktop", "macos": "desktop",
               "linux": "desktop", "desktop": "desktop", "pc": "desktop", "web": "web", "forum": "web", "gitlab": "web",
               "shop": "web", "tool": "web"}
-_ENOUGH = 5  # elements whose sides are all longer than they are far from the corner of the image: these are no sides
+_ENOUGH = 5  # boxes with x2 > x1 and y2 > y1 throughout a file of this many: these cannot be sides
 _NO_TEXT = ("", "no input text", "none", "null")
 
 
@@ -43,17 +43,17 @@ def is_screenspot(record: Record) -> bool:
 
 def screenspot(record: Record, source: RecordSource) -> list[Row]:
     """ScreenSpot and v2 (2401.10935, 2410.23218): `bbox` is [x, y, width, height] in pixels, or [x1, y1, x2, y2] as
-    shares of the image where no number is above 1 (GUI-RCPO, and the copies on the hub).
+    fractions of the image if no number is above 1 (GUI-RCPO, and the copies on the Hub).
 
-    `meta` keeps the bbox in pixels as it was, for `corners_or_sides`.
+    `meta` keeps the original bbox in pixels, for `corners_or_sides`.
     """
     return _element(record, source, corners=False)
 
 
 def corners_or_sides(rows: Placed) -> Placed:
-    """Some copies of ScreenSpot have [x1, y1, x2, y2] in pixels: decided for all rows of a file at once.
+    """Some copies of ScreenSpot have [x1, y1, x2, y2] in pixels: decided once for all rows of a file.
 
-    They do when every bbox can be corners, and one of them cannot be sides for its image, or _ENOUGH are there.
+    They do if every bbox can be corners, and either one of them cannot be sides for its image, or there are _ENOUGH.
     """
     boxes = [_bbox(row) for _, _, row in rows]
     pixels = [(b, row) for b, (_, _, row) in zip(boxes, rows, strict=True) if b and not isinstance(row, DataError)]
@@ -69,7 +69,7 @@ def _inside(box: list[float], row: Record) -> bool:
 
 
 def _bbox(row: dict[str, Any] | DataError) -> list[float] | None:
-    """Returns the bbox in pixels that a row was made of."""
+    """The original bbox of a row in pixels."""
     return None if isinstance(row, DataError) else row.get("meta", {}).get("bbox")
 
 
@@ -92,7 +92,7 @@ def _element(record: Record, source: RecordSource, corners: bool) -> list[Row]:
 
 
 def _platform(record: Record, row: Record) -> str | None:
-    """mobile, desktop or web, from the source of the picture or the beginning of its name."""
+    """mobile, desktop or web, from the source of the image or the beginning of its name."""
     named = str(pick(record, "data_source", "platform") or "").lower()
     start = re.match(r"(?:.*/)?([a-z]+)_", str(row.get("image")))
     return _PLATFORMS.get(named) or (_PLATFORMS.get(start[1]) if start else None) or named or None
@@ -112,14 +112,14 @@ def is_unlabelled(record: Record) -> bool:
 
 
 def unlabelled(record: Record, source: RecordSource) -> list[Row]:
-    """Returns an instruction without an answer, for region consistency (GUI-RCPO); other fields stay as they are.
+    """An instruction without an answer, for region consistency (GUI-RCPO); other fields are unchanged.
 
     Raises DataError for a field that seems to hold the answer, which would be lost.
     """
     if field := next((name for name in record if _LIKE_ANSWER.search(name) and has(record, name)), None):
-        raise DataError(f"it has an instruction, and neither box nor action under a known name; {field}="
-                        f"{short(record[field])} seems to be the answer: say what it stands for with --columns "
-                        f"(data.columns) bbox={field} or action={field}, or take it out")
+        raise DataError(f"it has an instruction, but neither box nor action under a known name; {field}="
+                        f"{short(record[field])} seems to be the answer: map it with --columns (data.columns) "
+                        f"bbox={field} or action={field}, or remove it")
     row = base_fields(record, source)
     others = {k: v for k, v in record.items() if k not in (*IMAGE, *_OF_SCREENSPOT, "image_size", "img_size")}
     rest = {k: record[k] for k in _OF_SCREENSPOT if k in record}
@@ -152,7 +152,7 @@ def is_gui_g2(record: Record) -> bool:
 
 
 def gui_g2(record: Record, source: RecordSource) -> list[Row]:
-    """GUI-G2 (2507.15846): `abs_box` in pixels or `rela_box` as shares of the image, both [x1, y1, x2, y2]."""
+    """GUI-G2 (2507.15846): `abs_box` in pixels or `rela_box` as fractions of the image, both [x1, y1, x2, y2]."""
     row = base_fields(record, source)
     if has(record, "abs_box"):
         box = pixels(numbers(record["abs_box"], (4,), "abs_box"), "abs_box")
@@ -172,7 +172,7 @@ def is_android_step(record: Record) -> bool:
 
 
 def android_step(record: Record, source: RecordSource) -> list[Row]:
-    """Returns one step as UI-R1 (2503.21620) keeps it: `gt` has action_type and x, y, text, direction or app_name.
+    """One step in the format of UI-R1 (2503.21620): `gt` has action_type and x, y, text, direction or app_name.
 
     Screenshots named after an episode share its `group_key`.
     """
@@ -189,7 +189,7 @@ def android_step(record: Record, source: RecordSource) -> list[Row]:
 
 
 def _action(gt: Record) -> dict[str, Any]:
-    """{"type", "point", "text", "direction"} as far as the action has them; text is what is typed or opened."""
+    """{"type", "point", "text", "direction"} as far as given; text is the typed text or the opened app."""
     action: dict[str, Any] = {"type": text(gt, "action_type", "type").lower()}
     if has(gt, "x", "y"):
         action["point"] = pixels(numbers([gt.get("x"), gt.get("y")], (2,), "x, y"), "x, y")
@@ -208,14 +208,15 @@ def is_android_episode(record: Record) -> bool:
 
 
 def android_episode(record: Record, source: RecordSource) -> list[Row]:
-    """Returns a row per action: `step_instructions` say what to do, `goal` what for; earlier steps are its history."""
+    """One row per action: `step_instructions` are the instructions, `goal` the purpose; earlier steps are the history.
+    """
     episode = record.get("episode_id", source.id)
     said = pick(record, "step_instructions") or []
     shots = pick(record, "screenshots", "images") or []
     rows = []
-    for n, action in enumerate(map(unpacked, record["actions"])):  # the released episodes keep them as JSON text
+    for n, action in enumerate(map(unpacked, record["actions"])):  # JSON strings in the released episodes
         if not isinstance(action, Mapping):
-            raise DataError(f"actions: {short(action)} is no action")
+            raise DataError(f"actions: {short(action)} is not an action")
         image = shots[n] if n < len(shots) else f"episode_{episode}-screenshot_{n}.png"
         sides = {side: record[f"screenshot_{side}s"][n] for side in ("width", "height")
                  if isinstance(record.get(f"screenshot_{side}s"), list) and n < len(record[f"screenshot_{side}s"])}
@@ -234,7 +235,7 @@ def is_gui_r1(record: Record) -> bool:
 
 
 def gui_r1(record: Record, source: RecordSource) -> list[Row]:
-    """`gt_bbox` holds a box or a point as shares of the image; negative numbers stand for none."""
+    """`gt_bbox` holds a box or a point as fractions of the image; negative numbers mean none."""
     row = base_fields(record, source)
     action: dict[str, Any] = {"type": text(record, "gt_action").lower()}
     where = numbers(record["gt_bbox"], (2, 4), "gt_bbox") if has(record, "gt_bbox") else []

@@ -1,6 +1,6 @@
-"""The ways in which other people write annotations, by name.
+"""Annotation formats of other projects, by name.
 
-Another format is one more entry of FORMATS: a function that recognises a record, and one that makes its rows
+To add a format, add an entry to FORMATS: a function that recognises a record, and one that makes its rows
 (vlrl.data.sources.reading).
 """
 
@@ -14,7 +14,7 @@ from vlrl.data.sources.reading import CANONICAL, Format
 
 RIVALS = {**a.ROLES, "images": a.ROLES["image"], "question": (*qa.QUESTION, *talk.FIELDS), "answer": qa.ANSWER,
           "options": qa.OPTIONS[:3], **dict.fromkeys(talk.LISTS, talk.LISTS)}
-"""What a field may be named to stand for -> the fields that could stand for the same."""
+"""Canonical field -> columns that may hold it."""
 
 
 FORMATS: dict[str, Format] = {
@@ -64,5 +64,5 @@ FORMATS: dict[str, Format] = {
     "labelled": Format(labelled.is_labelled, labelled.labelled, labelled.choose_from_all),
     "unlabelled": Format(gui.is_unlabelled, gui.unlabelled),
 }
-"""By name, the most particular first: a record is of the first that recognises it, and canonical if none does; `auto`
-takes the one that most records of a file are of."""
+"""By name, the most specific first: a record belongs to the first format that recognises it, else it is canonical;
+`auto` takes the format of most records of a file."""

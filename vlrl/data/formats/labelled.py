@@ -1,4 +1,4 @@
-"""Images with the name of their class -> canonical rows: tables, folders of classes, CoOp's splits, CLS-RL."""
+"""Images with a class name -> canonical rows: tables, folders of classes, CoOp's splits, CLS-RL."""
 
 from __future__ import annotations
 
@@ -18,18 +18,17 @@ _ASKED = ("question", "answer", "instruction", "problem", "solution", "expressio
 
 
 def is_labelled(record: Record) -> bool:
-    """Returns whether a record has an image, a class under a common name, and nothing that asks for more.
+    """Whether a record has an image, a class under a common name, and no further question.
 
-    One that has `id`, `image` and `label` is a canonical row.
+    A record with `id`, `image` and `label` is a canonical row.
     """
     own = {"id", "image", "label"} <= record.keys()
     return not own and has(record, *IMAGE) and has(record, *LABEL, *LABELS) and not has(record, *_ASKED, *VIDEO)
 
 
 def labelled(record: Record, source: RecordSource) -> list[Row]:
-    """`label` of an image; a list of several is a row with `multi`. `labels` become those of the file, up to 100. Where
-    the record tells the number of the class, or its class as one, it is kept as `class_id`.
-    """
+    """`label` of an image; a list of several makes a row with `multi`. `labels` become those of the file, up to 100. A
+    class number is kept as `class_id`."""
     given = pick(record, *LABEL)
     given = pick(record, *LABELS) if given is None else given
     several = given if isinstance(given, list) else [given]
@@ -47,7 +46,7 @@ def labelled(record: Record, source: RecordSource) -> list[Row]:
 
 
 def _class(value: Any, record: Record) -> Any:
-    """Returns the name of a class that is told by its place among those of the record, from 0."""
+    """The name of a class that is given by its index among the `labels` of the record."""
     names = pick(record, *LABELS)
     known = isinstance(names, list) and all(isinstance(name, str) for name in names)
     return names[value] if known and isinstance(value, int) and 0 <= value < len(names) else value
@@ -58,7 +57,7 @@ def _name(value: Any) -> str:
 
 
 def choose_from_all(rows: Placed) -> Placed:
-    """Returns each row offers the classes of the whole file."""
+    """Gives each row the classes of the whole file."""
     labels = [row["label"] for _, _, row in rows if not isinstance(row, DataError)]
     names = sorted({name for label in labels for name in (label if isinstance(label, list) else [label])})
     if not 1 < len(names) <= MOST_LABELS:

@@ -1,4 +1,4 @@
-"""Pairs of responses of which one is better -> canonical rows: VL-RewardBench, R1-Reward, and others of their shape."""
+"""Pairs of responses of which one is better -> canonical rows: VL-RewardBench, R1-Reward, and similar formats."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def is_chosen_rejected(record: Record) -> bool:
 
 
 def chosen_rejected(record: Record, source: RecordSource) -> list[Row]:
-    """`chosen` and `rejected` (VL-RewardBench as R1-Reward keeps it, RLAIF-V, LLaMA-Factory): which of the two stands
-    first is drawn by the row's id; `answer` is the place of the chosen one, 1 or 2."""
+    """`chosen` and `rejected` (VL-RewardBench in R1-Reward's format, RLAIF-V, LLaMA-Factory): their order is drawn by
+    the row's id; `answer` is the position of the chosen one, 1 or 2."""
     id = record_id(record, source, *_PLACES)
     better, worse = _response(record, "chosen"), _response(record, "rejected")
     if better == worse:
@@ -49,7 +49,7 @@ def chosen_rejected(record: Record, source: RecordSource) -> list[Row]:
 
 
 def _response(record: Record, name: str) -> str:
-    """Returns a text, or the last words of the assistant in a conversation."""
+    """A text, or the last turn of the assistant in a conversation."""
     given = record[name]
     if isinstance(given, Mapping):
         given = [given]
@@ -61,7 +61,7 @@ def _response(record: Record, name: str) -> str:
 
 
 def _question(record: Record, source: RecordSource) -> dict[str, Any]:
-    """Returns the question of a row, what it is about, and the system prompt."""
+    """Question, media and system prompt of a row."""
     ends = [read_reply(record[name]) for name in ("chosen", "rejected") if isinstance(record.get(name), list)]
     ends = [said for said in ends if said.question]
     if len(ends) > 1 and (ends[0].question, ends[0].turns) != (ends[1].question, ends[1].turns):
@@ -85,9 +85,8 @@ def is_response_pair(record: Record) -> bool:
 
 
 def response_pair(record: Record, source: RecordSource) -> list[Row]:
-    """Returns two responses in the order of the record, and which is better: 1 or 2, A or B, "Output1", or ranks, of
-    which the better one has the lower (VL-RewardBench on the hub).
-    """
+    """Two responses in the order of the record, and which is better: 1 or 2, A or B, "Output1", or ranks, of which the
+    better one has the lower (VL-RewardBench on the Hub)."""
     pair = [str(v).strip() for v in _pair(record)]
     rank = pick(record, "human_ranking", "ranking")
     if rank is not None:
@@ -103,18 +102,17 @@ def response_pair(record: Record, source: RecordSource) -> list[Row]:
 
 
 def one_or_two(rows: Placed) -> Placed:
-    """Returns where a row of the file says 0 the others count from 0 too, so that their 1 is not the first: all are
-    refused.
-    """
+    """Rejects all rows of a file if one of them says 0: then the others count from 0 too, and their 1 is not the first
+    response."""
     if not any(isinstance(row, _FromZero) for _, _, row in rows):
         return rows
     return [(n, where, row if isinstance(row, DataError) else _FromZero(
-        f"answer={row['answer']}: another row of the file says 0, so it counts from 0, or says whether the first is "
+        f"answer={row['answer']}: another row of the file says 0, so answers count from 0, or say whether the first is "
         "better. Write 1 or 2, or A or B")) for n, where, row in rows]
 
 
 class _FromZero(DataError):
-    """A row that says 0, or that stands in one file with such."""
+    """A row that says 0, or another row of the same file."""
 
 
 def _pair(record: Record) -> list[Any]:
@@ -150,7 +148,7 @@ def is_r1_reward(record: Record) -> bool:
 
 
 def r1_reward(record: Record, source: RecordSource) -> list[Row]:
-    """`message` (a conversation as JSON text) asks which of [Response 1] and [Response 2] is better; `answer` is
+    """`message` (a conversation as a JSON string) asks which of [Response 1] and [Response 2] is better; `answer` is
     ["<answer>2</answer>"]."""
     parts = [part for turn in pick(record, "message") if isinstance(turn, Mapping)
              for part in (turn["content"] if isinstance(turn.get("content"), list) else [{"text": turn.get("content")}])
@@ -170,7 +168,7 @@ def r1_reward(record: Record, source: RecordSource) -> list[Row]:
 
 
 def _compared(prompt: str) -> list[str] | None:
-    """Returns the question and both responses of a prompt that marks them, or None."""
+    """The question and both responses of a prompt with such headings, or None."""
     lowered, places = prompt.lower(), [0]
     for mark in _MARKS:
         places.append(lowered.find(mark, places[-1]))

@@ -1,5 +1,5 @@
 """Records of question and answer -> canonical rows: SuperCLEVR, R1-V, CLS-RL, Geometry3K, MathVista, ScienceQA, MMMU,
-Video-MME, verl's rows, and others of these shapes."""
+Video-MME, verl's rows, and similar formats."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ _KEPT = ("id", "question", "answer", "answer_type", "options", "tolerance", "dif
 
 
 _PLAIN_ANSWERS = ("answer", "final_answer", "ground_truth", "gt_answer", "gt", "correct_answer")
-"""Fields that hold an answer alone; a `solution` may be worked out."""
+"""Fields that hold just an answer; a `solution` may contain the reasoning."""
 _SHORT = 60
-"""Characters up to which the words of an assistant are an answer, and no worked solution."""
+"""Maximum length of an assistant turn that is an answer, not a worked solution."""
 _NUMBERS = {"duration": 1e6, "fps": 1e4, "difficulty": 1, "weight": 1e9, "precision": 15}
-"""Canonical numbers that others use for other things -> the most that they can be."""
+"""Canonical numbers that other projects use differently -> their maximum."""
 _YES_NO = ("yes", "no")
 _FILM = re.compile(r"\.(?:mp4|mkv|webm|avi|mov)$")
 
@@ -66,35 +66,34 @@ def is_problem_text(record: Record) -> bool:
 def problem_text(record: Record, source: RecordSource) -> list[Row]:
     """`problem` and `solution` (Curr-ReFT's SuperCLEVR, R1-V, CLS-RL): a count, number, letter, formula or text.
 
-    A text that answers what class something is of is its `label` as well.
+    A text that answers a question about a class is its `label` as well.
     """
     solution = record["solution"]
     if isinstance(solution, bool) or not isinstance(solution, (str, int, float)):
         raise DataError(f"solution={short(solution)} must be a text, a number or a box [x1, y1, x2, y2]")
     question = text(record, "problem")
-    if has(record, "answer") and "<answer>" not in str(solution):  # the solution is worked out, and ends in the answer
+    if has(record, "answer") and "<answer>" not in str(solution):  # the solution contains the reasoning
         return question_answer(record, source)
     options = options_of(record)
     row = answer_fields(final_answer(solution), options, question, stated_type(record))
     value = number(row["answer"]) if row["answer_type"] in ("count", "number") else None
     counted = {"count": value} if row["answer_type"] == "count" else {}
     named_ = {"label": row["answer"]} if row["answer_type"] == "text" and _ASKS_CLASS.search(question) else {}
-    row = {**row, "answer": value} if str(value) == str(row["answer"]) else row  # 3.50 stays as it is written
+    row = {**row, "answer": value} if str(value) == str(row["answer"]) else row  # 3.50 stays as written
     about = base_fields(record, source)
     return [{**about, **row, **question_fields(question, about, options), **counted, **named_,
              **meta(record, "problem", "solution", "problem_type", *OPTIONS)}]
 
 
 def is_mathvista(record: Record) -> bool:
-    """Returns whether a record has a question_type, and an answer_type of its own words (MathVista, OlympiadBench)."""
+    """Whether a record has a question_type, and an answer_type of its own vocabulary (MathVista, OlympiadBench)."""
     known = has(record, "question_type") and has(record, "question")
     return known and (("pid" in record and has(record, "answer")) or has(record, "final_answer"))
 
 
 def is_question_answer(record: Record) -> bool:
-    """Returns whether a record asks and answers, apart from rows that say so in canonical words alone, or answer in a
-    way that only a task of its own understands.
-    """
+    """Whether a record has a question and an answer, except for canonical rows, and for answers that only a custom task
+    can read."""
     asks = has(record, *QUESTION) and (has(record, *_answers(record)) or _ruled(record) is not None)
     plain = {"id", "question", "answer"} <= record.keys() and not has(record, *OPTIONS) and record.keys() <= {
         *_KEPT, *IMAGE, *VIDEO, "image_size"}
@@ -103,11 +102,10 @@ def is_question_answer(record: Record) -> bool:
 
 
 def question_answer(record: Record, source: RecordSource) -> list[Row]:
-    """Returns a question under a common name, its answer, and options if it has any; about images, a video, or a text
-    alone.
+    """A question under a common name, its answer, and options if any; about images, a video, or without media.
 
-    A worked solution counts by its \\boxed{} or what follows ####; of several answers each is right, the most frequent
-    first; verl's `reward_model.ground_truth` is read. Fields that are none of these stay as they are.
+    The answer of a worked solution is its \\boxed{} or what follows ####; several answers are all correct, the most
+    frequent first; verl's `reward_model.ground_truth` is read. Other fields are unchanged.
     """
     said = checked_conversation(record) or Conversation(pick(record, *QUESTION))
     record, question = with_media(record, said), said.question
@@ -117,15 +115,15 @@ def question_answer(record: Record, source: RecordSource) -> list[Row]:
     given, worked = reference_answer(said, record, options, question)
     texts: dict[str, Any] = {}
     if record.get("question_type") == "multi_choice" and "pid" in record:
-        if options.count(given) == 1:  # MathVista's answer is a text, even where it is a letter: C, A, B
+        if options.count(given) == 1:  # MathVista's answer is a text, even if it is a letter: C, A, B
             given = chr(ord("A") + options.index(given))
         raw = record.get("choices")
         if isinstance(raw, list) and raw != options and all(isinstance(v, str) for v in raw):
-            texts = {"choice_texts": raw}  # with letters, which its score compares too
+            texts = {"choice_texts": raw}  # with letters, which its scoring compares too
     given = final_answer(given) if isinstance(given, str) else given
     row = answer_fields(given, options, question, stated_type(record))
     if has(record, "sample_token") and not has(record, *IMAGE, *VIDEO):
-        raise DataError("it names a sample of nuScenes, and no image: add `images`, the files of its cameras")
+        raise DataError("it names a sample of nuScenes, but no image: add `images`, the files of its cameras")
     media = media_fields(record, source, needed=False) or ({"video": source.id} if _FILM.search(source.id) else {})
     used = {*QUESTION, *_answers(record), *ID_FIELDS, *OPTIONS, *IMAGE, *VIDEO, *LETTERED, *FIELDS, "reward_model",
             "answer_type", "image_size", "system", *(f"image_{n}" for n in range(1, 10)),
@@ -138,7 +136,7 @@ def question_answer(record: Record, source: RecordSource) -> list[Row]:
 
 
 def missing_answer(record: Record) -> DataError | None:
-    """Returns why a record that asks has no row, where a field for its answer is there and empty; else None."""
+    """The error for a record with a question and an empty answer field; else None."""
     empty = next((name for name in ANSWER if name in record and record[name] in (None, "", [])), None)
     if empty is None or not has(record, *QUESTION) or has(record, *ANSWER, *_OTHERS):
         return None
@@ -147,9 +145,8 @@ def missing_answer(record: Record) -> DataError | None:
 
 
 def refuse_two_readings(record: Record) -> None:
-    """Raises DataError where two fields may ask, answer, offer options or be the images, and differ: --columns says
-    which counts.
-    """
+    """Raises DataError if two fields with different values may be the question, the answer, the options or the images;
+    --columns selects one."""
     asks = {n: without_marks(record[n]) for n in ("question", "problem", "query") if isinstance(record.get(n), str)}
     says = {n: str(record[n]).strip() for n in _PLAIN_ANSWERS if isinstance(record.get(n), (str, int, float))
             and not isinstance(record[n], bool) and 0 < len(str(record[n]).strip()) <= _SHORT}
@@ -162,25 +159,26 @@ def refuse_two_readings(record: Record) -> None:
                       if text not in texts[0] and texts[0] not in text), None)
         if other:
             raise DataError(f"{first!r} says {short(readings[first])} and {other!r} says {short(readings[other])}: "
-                            f"which is the {role}? Say it with --columns (data.columns) {role}={first} or "
+                            f"which is the {role}? Choose with --columns (data.columns) {role}={first} or "
                             f"{role}={other}")
     offers = {n: options_of({n: record[n]}) for n in OPTIONS[:3] if isinstance(pick(record, n), list)}
     first = next(iter(offers), "")
     if other := next((n for n, given in offers.items() if given != offers[first]), None):
-        raise DataError(f"{first!r} and {other!r} offer different options: say which with --columns (data.columns) "
+        raise DataError(f"{first!r} and {other!r} offer different options: choose with --columns (data.columns) "
                         f"options={first} or options={other}")
     one, several = pick(record, "image"), pick(record, "images")
     if one is not None and isinstance(several, list) and several and several != [one]:
-        raise DataError(f"'image' and 'images', {len(several)} of them, are both given: which are shown? Say it with "
+        raise DataError(f"'image' and 'images', {len(several)} of them, are both given: which are shown? Choose with "
                         "--columns (data.columns) images=image or images=images")
 
 
 def reference_answer(said: Conversation, record: Record, options: Sequence[str], question: str
                      ) -> tuple[Any, dict[str, str]]:
-    """Returns the answer that a model's is compared with, and the row's worked `solution`, if any.
+    """The answer that a model's is compared with, and the row's worked `solution`, if any.
 
-    A field beside a conversation is what TRL, ms-swift and verl give to the reward; the last turn of the assistant is
-    then the solution. Without one it is the answer. Raises DataError where both answer, and differently, or none does.
+    A field beside a conversation is what TRL, ms-swift and verl pass to the reward; the last turn of the assistant is
+    then the solution. Without such a field it is the answer. Raises DataError if both exist and differ, or neither
+    does.
     """
     beside = _right(record, options)
     if beside is None or not said.answer:
@@ -193,19 +191,19 @@ def reference_answer(said: Conversation, record: Record, options: Sequence[str],
     marked = own != " ".join(said.answer.lower().split()) or len(own) <= _SHORT
     if own != other and (marked or not other) and not re.search(rf"(?<!\w){re.escape(other)}(?!\w)", own):
         raise DataError(f"the assistant answers {short(own)}, and a field beside the conversation says "
-                        f"{short(reference)}: leave out the one that is not the right answer")
+                        f"{short(reference)}: remove the one that is wrong")
     return beside, {"solution": said.answer} if own != other else {}
 
 
 def _right(record: Record, options: Sequence[str]) -> Any:
-    """Returns what a record says is right: verl's rule, the place among the options, or the answer itself."""
+    """The correct answer of a record: verl's rule, the index among the options, or the answer itself."""
     given = _ruled(record)
     place = pick(record, *INDICES) if given is None else None
     if place is not None and options:
         given = letter_at(place, options)
     elif place is not None and not has(record, *_DIRECT):
-        raise DataError(f"it tells the place {short(place)} of the right option, and no field holds the options; "
-                        f"known: {', '.join(OPTIONS)}; or a field for each, such as A, B or option_0, option_1")
+        raise DataError(f"it has the index {short(place)} of the correct option, but no field holds the options; "
+                        f"known names: {', '.join(OPTIONS)}; or a field for each, such as A, B or option_0, option_1")
     given = _said(record) if given is None else given
     if isinstance(given, list) and all(isinstance(v, Mapping) for v in given):
         given = [v.get("answer") for v in given]
@@ -213,7 +211,7 @@ def _right(record: Record, options: Sequence[str]) -> Any:
 
 
 def _said(record: Record) -> Any:
-    """Returns the answer of a record; numbers in brackets that are written as a text are one answer, not several."""
+    """The answer of a record; numbers in brackets in a string are one answer, not several."""
     given = pick(record, *_answers(record))
     raw = next((v for n in _answers(record) if (v := record.get(n)) is not None and v != ""), None)
     alone = isinstance(raw, str) and isinstance(given, list) and all(isinstance(v, (int, float)) for v in given)
@@ -221,44 +219,44 @@ def _said(record: Record) -> Any:
 
 
 def _of_part(fields: dict[str, Any], media: Record) -> dict[str, Any]:
-    """Without the `duration` of a whole file of which a part is shown."""
+    """The fields without the `duration` of a whole file of which only a part is shown."""
     part = media["video_end"] - media["video_start"] if {"video_start", "video_end"} <= media.keys() else 0
     return {k: v for k, v in fields.items() if not (k == "duration" and part and abs(v - part) > 1)}
 
 
 def _recorded_size(record: Record) -> dict[str, float]:
-    """Width and height where the record tells them: tasks that look for something ask for them."""
+    """Width and height if the record has them: some tasks ask for them."""
     try:
         size = size_of(record, {}, RecordSource())
-    except DataError:  # others call other things so
+    except DataError:  # other projects use the names differently
         return {}
     return {"width": size[0], "height": size[1]} if size else {}
 
 
 def _answers(record: Record) -> tuple[str, ...]:
-    """Fields that may hold the answer: ChartQA calls it label, beside a query, and POPE, beside a text that asks."""
+    """Fields that may hold the answer: ChartQA has it in label, beside a query, and POPE beside a text that asks."""
     asks = isinstance(text := record.get("text"), str) and ("?" in text or str(record.get("label")).lower() in _YES_NO)
     return (*ANSWER, "label") if has(record, "query") or asks else ANSWER
 
 
 def _numeric(fields: dict[str, Any]) -> dict[str, Any]:
-    """Other people's `duration`, `difficulty` ... that are no such numbers ("short", "hard", level 4) go to `meta`."""
+    """Moves `duration`, `difficulty` ... that are not such numbers ("short", "hard", level 4) to `meta`."""
     given = {k: fields.pop(k) for k in _NUMBERS if k in fields}
     values = {k: number(v) for k, v in given.items()}
     sound = {k: v for k, v in values.items() if v is not None and 0 <= v <= _NUMBERS[k]
-             and (k != "precision" or isinstance(v, int))}  # others measure a model by it
+             and (k != "precision" or isinstance(v, int))}  # elsewhere it is a metric
     others = {k: v for k, v in given.items() if k not in sound}
     return {**fields, **sound, **({"meta": {**others, **(fields.get("meta") or {})}} if others else {})}
 
 
 def _ruled(record: Record) -> Any:
-    """Returns what verl's rows keep under `reward_model`."""
+    """The ground truth under verl's `reward_model`."""
     rule = pick(record, "reward_model")
     return pick(rule, "ground_truth") if isinstance(rule, Mapping) else None
 
 
 def final_answer(answer: Any) -> str:
-    """Returns the end of a worked solution; any other answer as it is, out of its tag."""
+    """The final answer of a worked solution; any other answer unchanged, without its tag."""
     said = str(answer)
     if "<answer>" not in said.lower():
         matches = _BOXED.findall(said[-5000:]) or _HASHES.findall(said[-1000:])

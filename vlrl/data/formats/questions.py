@@ -1,4 +1,4 @@
-"""What a record asks and shows: marks that say where media stand in a text, and the media themselves."""
+"""Question and media of a record: the media themselves, and placeholders for them in texts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LEADING = re.compile(rf"(?:\s*{_MARK.pattern})+\s*")
 
 
 def checked_conversation(record: Record) -> Conversation | None:
-    """Returns the conversation of a record. Raises DataError where a field beside it asks something else."""
+    """The conversation of a record. Raises DataError if a field beside it asks something else."""
     said = conversation_of(record)
     for name in ("question", "problem", "query"):
         own = record.get(name)
@@ -30,14 +30,13 @@ def checked_conversation(record: Record) -> Conversation | None:
             break
         if isinstance(own, str) and without_marks(own) not in without_marks(said.question):
             raise DataError(f"the field {name!r} asks {short(own)}, and its conversation {short(said.question)}: which "
-                            f"one is meant? Say it with --columns (data.columns) question={name}, or leave it out")
+                            f"one is the question? Set --columns (data.columns) question={name}, or remove one")
     return said
 
 
 def system_prompt(record: Record, said: Conversation | None) -> dict[str, str]:
-    """Returns the row's `system_prompt`: that of the conversation, or of the field that stands beside it. Raises
-    DataError where both speak and differ.
-    """
+    """The row's `system_prompt`, from the conversation or the field beside it. Raises DataError if both exist and
+    differ."""
     own, beside = said.system if said else "", record.get("system")
     beside = beside.strip() if isinstance(beside, str) else ""
     if own and beside and own != beside:
@@ -47,20 +46,20 @@ def system_prompt(record: Record, said: Conversation | None) -> dict[str, str]:
 
 
 def context_turns(said: Conversation | None, media: Record) -> dict[str, Any]:
-    """Returns the row's `turns` before the question, where its own words are not the question's."""
+    """The row's `turns` before the question, if its text is not the question itself."""
     return {"turns": question_fields(said.question, media, (), said.turns)["turns"]} if said and said.turns else {}
 
 
 def with_media(record: Record, said: Conversation) -> Record:
-    """Returns the record with the media that its conversation names. Raises DataError where fields name others."""
+    """The record with the media named in its conversation. Raises DataError if fields name others."""
     if not said.media:
         return record
     given = pick(record, *IMAGE) if has(record, *IMAGE) else pick(record, *VIDEO)
     several = list(given) if isinstance(given, (list, tuple)) else [given]
     named = [without_scheme(image_value(path)) for paths in said.media.values() for path in paths]
     if given is not None and [without_scheme(image_value(one)) for one in several] != named:
-        raise DataError(f"its conversation names {short(named)} and a field beside it {short(given)}: which are shown? "
-                        "Leave one out")
+        raise DataError(f"its conversation names {short(named)} and a field beside it {short(given)}: which are meant? "
+                        "Remove one")
     for name, own in said.times.items():
         if (beside := pick(record, name)) is not None and beside != own:
             raise DataError(f"its conversation tells {name}={short(own)} of a video, and a field beside it "
@@ -70,7 +69,7 @@ def with_media(record: Record, said: Conversation) -> Record:
 
 
 def without_scheme(path: Any) -> Any:
-    """Returns a path without the file:// in front that Qwen's messages have."""
+    """A path without the file:// prefix of Qwen's messages."""
     return path.removeprefix("file://") if isinstance(path, str) else path
 
 
@@ -78,29 +77,29 @@ def without_scheme(path: Any) -> Any:
 
 
 def without_marks(text: str) -> str:
-    """Returns a text without marks of media, for what is asked about one image whose place says nothing."""
+    """A text without media placeholders, for a question about one image at any position."""
     return re.sub(r"[ \t]{2,}", " ", _MARK.sub(" ", _LEADING.sub("", text, count=1))).strip()
 
 
 def question_fields(question: str, media: Record, options: Sequence[str] = (),
                     turns: Sequence[Record] = ()) -> dict[str, Any]:
-    """`question` of a row that shows `media`, its `options` and the `turns` before it, if any. Marks before the text of
-    a question without turns are left out: media stand there anyway. Others stay, <image> or <video>, one for each of
-    the media. Media that no turn marks stand before the first one.
+    """`question` of a row with this `media`, its `options` and the `turns` before it, if any. Placeholders at the
+    beginning of a question without turns are removed, since media stand there anyway. Others become <image> or <video>,
+    one for each of the media. Media without a placeholder in any turn stand before the first one.
 
-    Numbered ones (MMMU's <image 2>) that do not name all images once and in order become words, "image 2".
+    Numbered placeholders (MMMU's <image 2>) that do not name all images once and in order become words, "image 2".
 
-    Raises DataError where the marks and the media do not fit together.
+    Raises DataError if placeholders and media do not match.
     """
     kinds = [*["image"] * len(_several(media)), *["video"] * (media.get("video") is not None)]
     texts = [*(str(turn["content"]) for turn in turns), question]
     marks = _MARK.findall("\n".join([*texts, *options]))
     choices = {"options": list(options)} if options else {}
     if any(kind == "audio" for kind, _ in marks):
-        raise DataError(f"its question {short(question)} is about sound, which no row holds")
+        raise DataError(f"its question {short(question)} is about audio, which rows do not support")
     numbers = [int(n) for _, n in marks if n]
     if not numbers and (shows := next((o for o in options if _MARK.search(o)), None)):
-        raise DataError(f"its option {short(shows)} is an image, and options are texts")
+        raise DataError(f"its option {short(shows)} is an image, but options must be texts")
     if numbers and max(numbers) > len(kinds):
         raise DataError(f"its text names the image {max(numbers)}, and the record has {len(kinds)}")
     in_order = numbers == list(range(1, len(kinds) + 1)) == list(range(1, len(marks) + 1))
@@ -113,19 +112,19 @@ def question_fields(question: str, media: Record, options: Sequence[str] = (),
 
 
 def _placed(texts: Sequence[str], kinds: Sequence[str]) -> list[str]:
-    """Returns the texts with a mark for each of the media; a single one without, where all stand before it."""
+    """The texts with one placeholder per image or video; a single text without any if all stand before it."""
     marks = [mark[1] for text in texts for mark in _MARK.finditer(text)]
     first = _LEADING.match(texts[0])
     leading = [mark[1] for mark in _MARK.finditer(first[0])] if first else []
-    if len(marks) < len(kinds) and marks == leading:  # fewer than there are stand for all
+    if len(marks) < len(kinds) and marks == leading:  # leading placeholders stand for all media
         marks = leading = list(kinds)
         texts = ["".join(f"<{kind}>" for kind in kinds) + _LEADING.sub("", texts[0], count=1), *texts[1:]]
     if len(marks) != len(kinds):
-        raise DataError(f"its text marks the places of {len(marks)} images or videos, and the record has {len(kinds)}: "
-                        f"{short(texts[-1])}")
+        raise DataError(f"its text has placeholders for {len(marks)} images or videos, and the record has "
+                        f"{len(kinds)}: {short(texts[-1])}")
     if sorted(marks) != sorted(kinds):
         if len(set(kinds)) > 1:
-            raise DataError(f"its text marks {', '.join(marks)}, and the record has {', '.join(kinds)}")
+            raise DataError(f"its text has placeholders for {', '.join(marks)}, and the record has {', '.join(kinds)}")
         texts, marks = [_MARK.sub(f"<{kinds[0]}>", text) for text in texts], list(kinds)
     if len(texts) == 1 and len(leading) == len(kinds) and marks == list(kinds):
         return [_LEADING.sub("", texts[0], count=1).strip()]
@@ -133,7 +132,7 @@ def _placed(texts: Sequence[str], kinds: Sequence[str]) -> list[str]:
 
 
 def _trimmed(text: str) -> str:
-    """Returns a text without space at its ends, and after its marks where all stand before it."""
+    """A text without surrounding space, also after its placeholders if all stand at the beginning."""
     match = _LEADING.match(text)
     if not match or _MARK.search(text[match.end():]):
         return text.strip()
@@ -152,10 +151,10 @@ def _several(media: Record) -> Sequence[Any]:
 
 
 def media_fields(record: Record, source: RecordSource, *, needed: bool = True) -> dict[str, Any]:
-    """Returns what a question is about: `video` with the part of it that is shown, `image` or `images`; {} for a text
-    alone, DataError where media are `needed`.
+    """The media of a question: `video` with the displayed part of it, `image` or `images`; {} for a question without
+    media, or DataError if they are `needed`.
 
-    Pictures may also be numbered fields, image_1, image_2 ..., or the id of an image (`image_id`).
+    Images may also be numbered fields, image_1, image_2 ..., or the id of an image (`image_id`).
     """
     shown_media: dict[str, Any] = {}
     video = pick(record, *VIDEO)
@@ -167,14 +166,14 @@ def media_fields(record: Record, source: RecordSource, *, needed: bool = True) -
     if video is not None:
         path = source.video(image_value(video))
         shown_media = {"video": path, **clip(record, path, None, source.duration)}
-        if isinstance(path, list):  # a file tells its own times
-            shown_media |= _told_times(record)
+        if isinstance(path, list):  # a file has its own timestamps
+            shown_media |= _frame_times(record)
     given = [v for v in (record.get(f"image_{n}") for n in range(1, 10)) if v is not None and v != ""]
     given = given if given and not has(record, *IMAGE) else pick(record, *IMAGE)
     if given in (None, [], ()) and not shown_media:
         given = source.image(id := pick(record, *_IDS))
         if given is None and id is not None:
-            raise DataError(f"image_id={short(id)} must be the id of an image, a text or a whole number")
+            raise DataError(f"image_id={short(id)} must be the id of an image, a string or an integer")
     if given not in (None, [], ()):
         shown_media |= media({"images": given}, source)
     if not shown_media and needed:
@@ -183,8 +182,8 @@ def media_fields(record: Record, source: RecordSource, *, needed: bool = True) -
 
 
 
-def _told_times(record: Record) -> dict[str, Any]:
-    """Returns the rate of the frames of a video, and the seconds of each, as far as they are told."""
+def _frame_times(record: Record) -> dict[str, Any]:
+    """Frame rate and timestamps of a video given as frames, if the record has them."""
     rate = {"fps": number(record["fps"])} if has(record, "fps") else {}
     times = pick(record, "frame_times")
     if isinstance(times, (list, tuple)):
@@ -193,5 +192,5 @@ def _told_times(record: Record) -> dict[str, Any]:
 
 
 _IDS = ("image_id", "imageId", "img_id")
-"""Fields with the id of an image, which is the name of its file."""
+"""Fields with the id of an image, which is its file name."""
 

@@ -1,10 +1,10 @@
-"""Places of ms-swift's records: `<ref-object>` and `<bbox>` in the turns, names and boxes in `objects`.
+"""Grounding placeholders of ms-swift: `<ref-object>` and `<bbox>` in the turns, names and boxes in `objects`.
 
     {"messages": [{"role": "user", "content": "<image>Find <ref-object>."}, {"role": "assistant", "content": "<bbox>"}],
      "images": ["a.png"], "objects": {"ref": ["the mug"], "bbox": [[10, 20, 30, 40]]}}
 
-`objects.bbox_type` says what boxes count in: `real` (the default, pixels of the image), `norm1000` or `norm1`; two
-numbers are a point.
+`objects.bbox_type` is the unit of boxes: `real` (the default, pixels of the image), `norm1000` or `norm1`; two numbers
+are a point.
 """
 
 from __future__ import annotations
@@ -23,23 +23,22 @@ from vlrl.types import Record
 
 _MARK = re.compile(r"<(bbox|ref-object)>")
 _FULL = {"real": 1.0, "none": 1.0, "norm1": 1.0, "norm1000": 1000.0}
-"""bbox_type -> what the right and lower edge count; 1 where pixels are not scaled."""
+"""bbox_type -> coordinate of the right and lower edge; 1 if pixels are not scaled."""
 
 
 @dataclass(frozen=True)
 class GroundingMarks:
-    """What stood in the places of an answer."""
+    """What replaced the placeholders of an answer."""
 
     full: float
-    """1000 of norm1000, else 1: shares are known by their size."""
+    """1000 for norm1000, else 1: fractions are recognised by their size."""
     shares: bool
     points: tuple[list[float], ...] = ()
 
 
 def fill_marks(record: Record) -> tuple[Record, GroundingMarks | None]:
-    """Returns the record with names in the places of its turns, and a list of boxes as the answer; None with it where
-    it has no such places. Raises DataError for places and `objects` that do not fit together.
-    """
+    """The record with names in place of its placeholders, and a list of boxes as the answer; None beside it if it has
+    no placeholders. Raises DataError if placeholders and `objects` do not match."""
     name = next((n for n in ("messages", "conversations") if isinstance(pick(record, n), list)), "")
     objects = unpacked(record.get("objects"))
     if not name or not isinstance(objects, Mapping) or not isinstance(objects.get("bbox"), list):
@@ -53,8 +52,8 @@ def fill_marks(record: Record) -> tuple[Record, GroundingMarks | None]:
     answers = bool(turns) and _speaks(turns[-1])
     asked, answer = (words[:-1], words[-1]) if answers else (words, "<bbox>" * len(boxes))
     if any("<bbox>" in text for text in asked):
-        raise DataError(f"its question {short(asked[-1])} holds <bbox>, a box whose numbers depend on the model: name "
-                        "what is meant in words")
+        raise DataError(f"its question {short(asked[-1])} contains <bbox>, a box whose numbers depend on the model: "
+                        "name the object in words")
     if not _MARK.search("".join(words)) and answers:
         return record, None
     asked = [_MARK.sub(lambda mark: _next(names, "ref"), text) for text in asked]
@@ -65,24 +64,24 @@ def fill_marks(record: Record) -> tuple[Record, GroundingMarks | None]:
         else:
             label = _next(names, "ref")
     if boxes or names:
-        raise DataError(f"{len(boxes)} boxes and {len(names)} names of its objects have no place in its turns")
+        raise DataError(f"{len(boxes)} boxes and {len(names)} names of its objects have no placeholder in its turns")
     images = pick(record, *IMAGE)
     if isinstance(images, list) and len(images) > 1 and said:
-        raise DataError(f"its boxes lie in some of its {len(images)} images (objects.image_id), and a row has boxes in "
-                        "one")
+        raise DataError(f"its boxes belong to several of its {len(images)} images (objects.image_id), but a row has "
+                        "boxes in one")
     return _spoken(record, name, turns, asked, said, answers), GroundingMarks(_FULL[kind], kind == "norm1", tuple(
         one["bbox_2d"] for one in said if len(one["bbox_2d"]) == 2))
 
 
 def points_in_pixels(places: GroundingMarks, row: Record) -> dict[str, Any]:
-    """Returns the `points` of a row in pixels."""
+    """The `points` of a row in pixels."""
     size = (row["width"], row["height"]) if "width" in row else None
     scale = places.shares or places.full != 1
     return {"points": [scaled(p, size, places.full, "objects.bbox") if scale else p for p in places.points]}
 
 
 def _spoken(record: Record, name: str, turns: list[Any], asked: list[str], said: list[Any], answers: bool) -> Record:
-    """Returns the record with these texts in its turns, and boxes, or points as they were, in the last."""
+    """The record with these texts in its turns, and boxes or points, as given, in the last one."""
     texts = [*asked, *([json.dumps(said)] if answers else [])]
     new = [{**{k: v for k, v in turn.items() if k not in ("content", "value")}, "content": text}
            for turn, text in zip(turns, texts, strict=True)]
@@ -96,5 +95,5 @@ def _speaks(turn: Any) -> bool:
 
 def _next(values: list[Any], what: str) -> Any:
     if not values:
-        raise DataError(f"its turns have more places for {what} than objects.{what} has entries")
+        raise DataError(f"its turns have more placeholders for {what} than objects.{what} has entries")
     return values.pop(0)

@@ -13,18 +13,18 @@ from vlrl.types import Record, Row
 
 _TYPES = {"integer_number": "number", "decimal_number": "number", "boolean_text": "text", "extractive_text": "text",
           "other_text": "text"}
-"""ans_type -> what choices.TYPES calls it."""
+"""ans_type -> answer_type."""
 _NAMES = ("tables/{}.png", "{}.png")
-"""Where the picture of a table lies, by the id of its record."""
+"""File name of a table's image, by the id of its record."""
 
 
 def is_table_question(record: Record) -> bool:
-    """Returns whether a record asks about a table of its own, as text or as rows of cells."""
+    """Whether a record asks about a table of its own, as text or as rows of cells."""
     return has(record, "table") and has(record, "question") and has(record, "answer")
 
 
 def table_question(record: Record, source: RecordSource) -> list[Row]:
-    """Returns the question behind its table, with title and unit; the picture of the table where one is there."""
+    """The question after its table, with title and unit; and the image of the table, if it exists."""
     question, table = text(record, "question"), _as_text(pick(record, "table"))
     title, unit = (str(record.get(name) or "").strip() for name in ("table_title", "unit"))
     asked = "\n".join(filter(None, (title, f"{table}\n", question))) + (f" (unit: {unit})" if unit else "")
@@ -42,7 +42,7 @@ def table_question(record: Record, source: RecordSource) -> list[Row]:
 
 
 def _as_text(table: Any) -> str:
-    """Returns a table as lines of cells, with a bar between; DataError for what is none."""
+    """A table as lines of cells separated by bars. Raises DataError for anything else."""
     if isinstance(table, str):
         return table.strip()
     if isinstance(table, Mapping):  # WikiTableQuestions, TAT-QA

@@ -1,4 +1,4 @@
-"""Times in other people's records: seconds, clock times, and intervals written in whatever way."""
+"""Times in records of other projects: seconds, clock times, and intervals in various notations."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ _UNIT = re.compile(r"\s*(?:s|sec|secs|second|seconds)\.?$", re.IGNORECASE)
 _BETWEEN = re.compile(r"\s*(?:\bto\b|\band\b|,|–|—|~|->|-)\s*", re.IGNORECASE)
 _CUT = re.compile(r"_(\d\d:\d\d:\d\d[:.]\d{3})_(\d\d:\d\d:\d\d[:.]\d{3})(?=\.\w+$)")
 _SAME = 1.0
-"""Seconds by which a file's length may differ from that of the clip it is."""
+"""Seconds by which the length of a file may differ from that of the clip that it contains."""
 _EARLY = 0.5
-"""Seconds by which an annotated start may lie before the clip's, as in NExT-GQA; it counts as 0."""
+"""Seconds by which an annotated start may precede the clip, as in NExT-GQA; it then counts as 0."""
 _LONGEST = 100
 
 
 def seconds(value: Any, name: str) -> float:
-    """Returns a time in seconds: 12.5, "12.5 s", "1:02", "00:01:02.5" or "00:01:02:500". DataError naming the field
-    else.
-    """
+    """A time in seconds: 12.5, "12.5 s", "1:02", "00:01:02.5" or "00:01:02:500". Raises DataError naming the field for
+    anything else."""
     moment = number(value)
     if moment is None and isinstance(value, str) and len(value) <= _LONGEST:
         said = _MILLIS.sub(r"\1.\2", _UNIT.sub("", value.strip()))
@@ -46,9 +45,9 @@ def seconds(value: Any, name: str) -> float:
 
 
 def interval(value: Any, name: str) -> list[float]:
-    """Returns [start, end] in seconds: a pair, {"start", "end"} under common names, or "3 to 7", "3-7", "0:03 - 0:07".
+    """[start, end] in seconds: a pair, {"start", "end"} under common names, or "3 to 7", "3-7", "0:03 - 0:07".
 
-    Raises DataError naming the field when it is no interval, or ends before it begins.
+    Raises DataError naming the field for anything else, and for an end before the start.
     """
     pair = unpacked(value)
     if isinstance(pair, str) and len(pair) <= _LONGEST:
@@ -71,7 +70,7 @@ def _between(said: str) -> list[str]:
 
 
 def intervals(value: Any, name: str) -> list[list[float]]:
-    """Returns one interval, or a list of them."""
+    """One interval, or a list of them."""
     given = unpacked(value)
     several = isinstance(given, (list, tuple)) and given and all(
         isinstance(v, (list, tuple, Mapping)) or (isinstance(v, str) and len(_between(v)) == 2) for v in given)
@@ -79,11 +78,11 @@ def intervals(value: Any, name: str) -> list[list[float]]:
 
 
 def clip(record: Mapping[str, Any], video: Any, length: float | None, measured: Any) -> dict[str, float]:
-    """`video_start` and `video_end` of a record whose clip is a part of its file; {} where the file is the clip itself.
+    """`video_start` and `video_end` of a record whose clip is a part of its file; {} if the file is the clip itself.
 
-    `length` is that of the clip as the record tells it, `measured(video)` that of the file. A file as long as the clip
-    is already cut. Where the file is not there, a name that ends in both times (`..._00:00:39:000_00:01:24:700.mp4`,
-    as InternVid's cuts are named) says so.
+    `length` is the length of the clip in the record, `measured(video)` that of the file. A file as long as the clip has
+    already been cut. For a missing file, a name that ends in both times (`..._00:00:39:000_00:01:24:700.mp4`, as in
+    InternVid) means the same.
     """
     given = [pick(record, *names) for names in (("video_start", "start"), ("video_end", "end"))]
     if None in given:  # from there to the end of the file, or from its beginning

@@ -1,7 +1,7 @@
 """Records of video data -> canonical rows: Video-R1, SEED-Bench-R1, Time-R1 and TVGBench, Charades-STA and ActivityNet
 captions, NExT-GQA and VideoChat-R1, GOT-10k, video classification.
 
-Times count in seconds from the start of the clip that is shown: `video_start` of the file, or its beginning.
+Times count in seconds from the start of the displayed clip: `video_start` of the file, or its beginning.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from vlrl.types import Record, Row
 _NEGATIVES = 3
 _MOMENTS = ("timestamp", "timestamps", "span", "relevant_windows")
 _TRACKED = 8
-"""Frames of a sequence that a tracking row shows, as in VideoChat-R1."""
+"""Frames of a tracking row, as in VideoChat-R1."""
 _SPAN = re.compile(r"\s*([\d.:]+)\s*(?:-|–|to)\s*([\d.:]+)\s*")
-_CLEAR = re.compile(r"[.:]\d")  # "3.1-7.5" are times; "2-5" may be a score, unless the record tells a duration
+_CLEAR = re.compile(r"[.:]\d")  # "3.1-7.5" are times; "2-5" may be a score, unless the record has a duration
 _ONE_OF = re.compile(r"(?:from|of|among|between|:)\s*(\[[^\[\]]{3,2000}\])")
 
 
 def _video(record: Record, source: RecordSource, *names: str) -> Any:
-    """Returns the path of the video that one of these fields names, or the bytes that it holds."""
+    """The path of the video in one of these fields, or its bytes."""
     given = image_value(pick(record, *names))
     if isinstance(given, bytes):
         return given
@@ -67,7 +67,7 @@ def is_video_r1(record: Record) -> bool:
 
 
 def video_r1(record: Record, source: RecordSource) -> list[Row]:
-    """Returns a video or an image (`data_type`), a `problem`, and a solution of one of five types (`problem_type`)."""
+    """A video or an image (`data_type`), a `problem`, and a solution of one of five types (`problem_type`)."""
     kind = str(record.get("data_type") or "video").lower()
     if kind not in ("video", "image"):
         raise DataError(f"data_type={short(record['data_type'])} must be 'video' or 'image'")
@@ -97,11 +97,10 @@ def is_seed_bench_r1(record: Record) -> bool:
 
 
 def seed_bench_r1(record: Record, source: RecordSource) -> list[Row]:
-    """Returns the video of the progress where there has been any, and the last frame; four options in an order drawn by
-    the id.
+    """The video of the progress if there is any, and the last frame; four options in an order drawn by the id.
 
-    Of `negative_answers` three are drawn. Validation rows keep choice_a to choice_d in their order. Media lie as the
-    release has them, in `videos/<video_source>/` and `images/<video_source>/`; `category` is the level.
+    Three of `negative_answers` are drawn. Validation rows keep choice_a to choice_d in order. Media lie as in the
+    release, in `videos/<video_source>/` and `images/<video_source>/`; `category` is the level.
     """
     id = record_id(record, source, "sample_id")
     draw = random.Random(f"vlrl/seed_bench_r1/{id}")
@@ -145,7 +144,8 @@ def is_time_r1(record: Record) -> bool:
 
 
 def time_r1(record: Record, source: RecordSource) -> list[Row]:
-    """`timestamp` [start, end] from the start of the clip. `difficulty` is the base model's tIoU in percent: 1 - it."""
+    """`timestamp` [start, end] from the start of the clip. `difficulty` is the base model's tIoU in percent, of which
+    the row has 1 - tIoU."""
     row = _grounded(record, source, _video(record, source, *VIDEO),
                     text(record, "sentence", "query", "caption", "description"),
                     pick(record, *_MOMENTS))
@@ -179,7 +179,7 @@ def tvgbench(record: Record, source: RecordSource) -> list[Row]:
 
 
 def _grounded(record: Record, source: RecordSource, video: str, question: str, when: Any) -> dict[str, Any]:
-    """Returns the fields that every row of temporal grounding has."""
+    """The fields of every row of temporal grounding."""
     length = _length(record)
     part = clip(record, video, length.get("duration"), source.duration)
     if not length and not part and (whole := source.duration(video)):
@@ -196,9 +196,8 @@ def is_captions(record: Record) -> bool:
 
 
 def captions(record: Record, source: RecordSource) -> list[Row]:
-    """Returns a row per sentence, from `{video id: {"duration", "timestamps", "sentences"}}`; the video is `<id>.mp4`
-    or the file of this name that is there.
-    """
+    """One row per sentence, from `{video id: {"duration", "timestamps", "sentences"}}`; the video is the existing file
+    with this id, else `<id>.mp4`."""
     video = _video(record, source, *VIDEO) if has(record, *VIDEO) else source.video(source.id)
     times, said = record["timestamps"], unpacked(record["sentences"])
     if not isinstance(said, list):
@@ -221,9 +220,7 @@ def is_next_gqa(record: Record) -> bool:
 
 
 def next_gqa(record: Record, source: RecordSource) -> list[Row]:
-    """Returns a question with options, and `glue`, the intervals that show the answer; VideoChat-R1 has both in
-    `solution`.
-    """
+    """A question with options, and `glue`, the intervals that show the answer; VideoChat-R1 has both in `solution`."""
     solution = _glued(record) or {"answer": pick(record, "answer"), "glue": record.get("glue")}
     options, glue = options_of(record), pick(solution, "glue")
     question = text(record, "question", "problem")
@@ -265,11 +262,11 @@ def is_got10k(record: Record) -> bool:
 
 
 def got10k(record: Record, source: RecordSource) -> list[Row]:
-    """`gt`: a box per frame as shares of the picture, of frames spread evenly over the sequence.
+    """`gt`: one box per frame as fractions of the image, for frames spread evenly over the sequence.
 
-    A sequence of the data set itself has `boxes_xywh`, [x, y, width, height] in pixels of each frame: of these, frames
-    spread evenly are taken. The row shows the frames where the folder is there, else names it as its `video`; without
-    a frame that tells the size, boxes stay shares, of a picture of 1 x 1.
+    A sequence of GOT-10k itself has `boxes_xywh`, [x, y, width, height] in pixels for each frame, of which evenly
+    spread frames are taken. The row shows the frames if the folder exists, else names it as its `video`; if no frame
+    gives the size, boxes stay fractions, for an image of 1 x 1.
     """
     folder = source.path(text(record, "path", *VIDEO)).rstrip("/")
     frames, boxes = source.frames(folder), _boxes(record)
@@ -281,7 +278,7 @@ def got10k(record: Record, source: RecordSource) -> list[Row]:
     shares = all(are_shares(box) for box in boxes)
     full = size or ((1, 1) if shares else None)
     if full is None:
-        raise DataError(f"the boxes are in pixels and no frame in {short(folder)} tells the size of the picture")
+        raise DataError(f"the boxes are in pixels, but no frame in {short(folder)} gives the image size")
     boxes = [[min(max(v, 0), full[i % 2]) for i, v in enumerate(
         scaled(box, full, 1, "gt") if shares and size else box)] for box in boxes]
     object = text(record, "object", "label")
@@ -301,7 +298,7 @@ def _boxes(record: Record) -> list[list[float]]:
 
 
 def _spread(count: int, among: int) -> list[int]:
-    """`count` places of `among`, spread evenly, first and last included."""
+    """`count` evenly spread indices below `among`, first and last included."""
     return [round(n * (among - 1) / max(1, count - 1)) for n in range(count)]
 
 
@@ -313,7 +310,7 @@ def is_clip_class(record: Record) -> bool:
 
 
 def clip_class(record: Record, source: RecordSource) -> list[Row]:
-    """Returns an instruction that lists the classes, and one of them as answer (VideoChat-R1's video quality)."""
+    """An instruction that lists the classes, and one of them as the answer (VideoChat-R1's video quality)."""
     question, answer = text(record, "instruction"), answer_text(text(record, "answer"))
     classes = next((names for m in _ONE_OF.finditer(question) if isinstance(names := read_literal(m[1]), list)), [])
     answer = next((v for v in classes if isinstance(v, str) and v.strip().lower() == answer.lower()), answer)

@@ -1,4 +1,4 @@
-"""Records of VQA sets that hold several questions, or answer in words and numbers of their own -> canonical rows."""
+"""Records of VQA sets with several questions, or with answers in their own notation -> canonical rows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _without(record: Record, *names: str) -> dict[str, Any]:
 
 
 def _each(record: Record, source: RecordSource, questions: Sequence[Mapping[str, Any]], **of_all: Any) -> list[Row]:
-    """Returns a row for each question of one image, with ids of their own below that of the record."""
+    """One row per question about one image, with ids derived from that of the record."""
     id = record_id(record, source)
     return [row for n, asks in enumerate(questions, 1)
             for row in question_answer({**of_all, **asks, "id": asks.get("id", f"{id}-{n}")}, source)]
@@ -52,9 +52,8 @@ def is_statement(record: Record) -> bool:
 
 
 def statement(record: Record, source: RecordSource) -> list[Row]:
-    """Returns whether a sentence is true of an image (`caption` and `label` 1 or 0, VSR) or of two (`left_image`,
-    `right_image`, NLVR2) as a yes-no question.
-    """
+    """Whether a statement is true of an image (`caption` and `label` 1 or 0, VSR) or of two (`left_image`,
+    `right_image`, NLVR2), as a yes/no question."""
     two = has(record, "left_image")
     said = text(record, "sentence", "question") if two else text(record, "caption")
     asks = f'Is this statement about the {"two images" if two else "image"} true? "{said}"'
@@ -71,9 +70,8 @@ def is_hallusion(record: Record) -> bool:
 
 
 def hallusion(record: Record, source: RecordSource) -> list[Row]:
-    """`gt_answer` is 1 for yes and 0 for no. Ids join category, subcategory, set, figure and question, which count anew
-    in each.
-    """
+    """`gt_answer` is 1 for yes and 0 for no. Ids join category, subcategory, set, figure and question, which restart in
+    each."""
     parts = ("category", "subcategory", "set_id", "figure_id", "question_id")
     id = "-".join(str(record[name]) for name in parts if has(record, name))
     image = record.get("filename")
@@ -91,9 +89,7 @@ def is_natural_bench(record: Record) -> bool:
 
 
 def natural_bench(record: Record, source: RecordSource) -> list[Row]:
-    """NaturalBench (2410.14669): each of two questions about each of two images; `group_key` keeps the four in one
-    split.
-    """
+    """NaturalBench (2410.14669): two questions about each of two images; `group_key` keeps the four in one split."""
     id = pick(record, "Index")
     id = source.id if id is None else id
     return _each(record, source, [
@@ -109,8 +105,7 @@ def is_visual7w(record: Record) -> bool:
 
 def visual7w(record: Record, source: RecordSource) -> list[Row]:
     """Visual7W telling (1511.03416): `multiple_choices` are the wrong answers; the order of all four is drawn by the
-    id.
-    """
+    id."""
     questions = []
     for pair in _listed(record, "qa_pairs"):
         right, wrong = text(pair, "answer"), [str(v).strip() for v in _listed(pair, "multiple_choices")]
@@ -128,10 +123,10 @@ def is_ocr_vqa(record: Record) -> bool:
 
 
 def ocr_vqa(record: Record, source: RecordSource) -> list[Row]:
-    """OCR-VQA (ICDAR 2019): `questions` and their `answers`. Its images are kept as <id>.jpg."""
+    """OCR-VQA (ICDAR 2019): `questions` and their `answers`. Images are named <id>.jpg."""
     asks, says = _listed(record, "questions"), _listed(record, "answers")
     if len(asks) != len(says):
-        raise DataError(f"{len(asks)} questions and {len(says)} answers: which belongs to which cannot be told")
+        raise DataError(f"{len(asks)} questions and {len(says)} answers: they cannot be matched")
     image = pick(record, *IMAGE) or source.image(record_id(record, source))
     return _each(record, source, [{"question": q, "answer": a} for q, a in zip(asks, says, strict=True)], image=image)
 
@@ -142,8 +137,7 @@ def is_figure_qa(record: Record) -> bool:
 
 def figure_qa(record: Record, source: RecordSource) -> list[Row]:
     """FigureQA (1710.07300), whose answers 1 and 0 are yes and no, and PlotQA (1909.00997); the image is
-    <image_index>.png.
-    """
+    <image_index>.png."""
     binary = has(record, "color1_name")
     answer = _yes_or_no(record, "answer") if binary else record["answer"]
     id = f"{record['image_index']}-{record_id(record, source, 'question_id')}"
@@ -160,7 +154,7 @@ def is_visual_genome(record: Record) -> bool:
 
 
 def visual_genome(record: Record, source: RecordSource) -> list[Row]:
-    """Regions of Visual Genome (1602.07332): a row for each, its phrase the expression; the image is <image_id>.jpg."""
+    """Regions of Visual Genome (1602.07332): one row each, its phrase the expression; the image is <image_id>.jpg."""
     rows = []
     for region in _listed(record, "regions"):
         sides = [number(region.get(name)) for name in ("x", "y", "width", "height")]
@@ -182,9 +176,8 @@ def is_elements(record: Record) -> bool:
 
 
 def elements(record: Record, source: RecordSource) -> list[Row]:
-    """Screens with several elements (OS-Atlas 2410.23218, SeeClick 2401.10935, ShowUI 2411.17465): a row for each, its
-    `bbox` [left, top, right, bottom] as shares of the image.
-    """
+    """Screens with several elements (OS-Atlas 2410.23218, SeeClick 2401.10935, ShowUI 2411.17465): one row each, its
+    `bbox` [left, top, right, bottom] as fractions of the image."""
     entries = pick(record, "elements", "element")
     image = pick(record, "img_filename", "img_url", *IMAGE)
     size = {"image_size": record["img_size"]} if has(record, "img_size") else {}
@@ -192,7 +185,8 @@ def elements(record: Record, source: RecordSource) -> list[Row]:
     for n, one in enumerate(entries, 1):
         box = pick(one, "bbox")
         if not are_shares(numbers(box, (4,), "bbox")):
-            raise DataError(f"bbox={short(box)} of an element must be [left, top, right, bottom], shares of the image")
+            raise DataError(f"bbox={short(box)} of an element must be [left, top, right, bottom] as fractions of "
+                            "the image")
         fields = {k: v for k, v in one.items() if k in ("instruction", "bbox", "data_type")}
         rows += screenspot({**fields, **size, "img_filename": image,
                             "id": f"{record_id(record, source)}-{n}"}, source)
@@ -208,9 +202,8 @@ def is_ego4d_nlq(record: Record) -> bool:
 
 
 def ego4d_nlq(record: Record, source: RecordSource) -> list[Row]:
-    """Returns a span of the clip for each query; the file is <clip_uid>.mp4. Queries without words, as the release has
-    some, are left out.
-    """
+    """A span of the clip for each query; the file is <clip_uid>.mp4. Queries without words, which the release contains,
+    are left out."""
     rows: list[Row] = []
     for clip in _listed(record, "clips"):
         asks = [(note, n, query) for note in _listed(clip, "annotations")

@@ -1,1 +1,1 @@
-"""Rows in files of many kinds, and what they name elsewhere: imported where a task reads files."""
+"""Rows in files of many kinds, on the Hub and behind URLs; imported only when a task reads files."""

@@ -1,8 +1,8 @@
-"""answer_type of other people's rows: what a field says, else what answer and question say, settled over a file.
+"""The answer_type of rows of other projects: from a field, else guessed from answer and question over the whole file.
 
-A guess never rests on the characters of one answer alone where several types could be meant: digits that are no number
-are text, a formula is one where LaTeX, the question or most of the file says so, a letter is an option where most
-answers are letters. `data.answer_type` comes before all of it.
+A guess never rests on the characters of one answer alone if several types are possible: digits that are not a number
+are text, a formula is math if LaTeX, the question or most of the file says so, a letter is an option if most answers
+are letters. `data.answer_type` overrides all of this.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ TYPES = {"multiple choice": "choice", "multiple-choice": "choice", "multi_choice
          "numerical": "number", "free-form": "text", "free_form": "text", "open": "text", "open-ended": "text",
          "ocr": "ocr", "regression": "regression", "yes_no": "yes_no", "yes/no": "yes_no", "counting": "count",
          "integer": "number", "float": "number", "math": "math"}
-"""What others call a type of answer -> answer_type."""
+"""Names of answer types in other projects -> answer_type."""
 _MORE = {"integer_number": "number", "decimal_number": "number", "numeric": "number", "number": "number",
          "count": "count", "extractive_text": "text", "boolean_text": "text", "other_text": "text", "text": "text",
          "string": "text", "list": "text", "date": "text", "time": "text", "expression": "math", "equation": "math",
          "interval": "math", "tuple": "math"}
-"""Further ones of TabMWP, MathVista, OlympiadBench and VQAv2."""
+"""Further names, of TabMWP, MathVista, OlympiadBench and VQAv2."""
 _STATED_BY = ("answer_type", "ans_type", "problem_type", "question_type", "ques_type")
 _OPEN = ("free-form", "free_form", "open", "open-ended", "free_text")
-"""Words that say only that there are no options, but in `problem_type` (Video-R1)."""
+"""Words that only say that there are no options, except in `problem_type` (Video-R1)."""
 _OF_CLIP = {"count": "number", "yes_no": "text", "math": "text"}
 _LONGEST_MATH = 200
 _ASKS_COUNT = re.compile(r"\bhow many\b|\bcount\b|\bnumber of\b", re.IGNORECASE)
@@ -51,7 +51,7 @@ _ASKS_MATH = re.compile(
 _ASKS_NAME = re.compile(
     r"\b(?:phone|telephone|fax|codes?|versions?|serial|isbn|zip|postal|postcode|plates?|licen[cs]e|flight|ip|id|account|"
     r"invoice|reference|tracking|registration|barcode|password|pin)\b", re.IGNORECASE)
-"""What digits name, where a zero more is another one."""
+"""Questions about digits that are a name, where an extra zero changes the answer."""
 _ASKS_CODE = re.compile(
     r"\b(?:phone|telephone|fax|call|dates?|time|times|hours|score|result|code|plates?|licen[cs]e|address|version|serial|"
     r"isbn|zip|postal|flight|seat|gate|model|page|room|street|bus|line|id|ip|when|open(?:s|ed|ing)?)\b", re.IGNORECASE)
@@ -67,7 +67,7 @@ _POWER = re.compile(r"\d+[eE]\d+")
 
 
 class Guess(str):
-    """An answer_type that no field says, until its file is settled: the type, the form of the answer, and why."""
+    """A guessed answer_type, not yet settled over its file, with the form of the answer and the reason."""
 
     form: str
     why: str
@@ -79,7 +79,7 @@ class Guess(str):
 
 
 def stated_type(record: Mapping[str, Any]) -> str | None:
-    """Returns the answer_type that a field of a record says in words of its own; None where none does."""
+    """The answer_type that a field of a record states; None if none does."""
     for name in _STATED_BY:
         said = str(record.get(name) or "").strip().lower()
         known = TYPES.get(said) or _MORE.get(said)
@@ -89,10 +89,9 @@ def stated_type(record: Mapping[str, Any]) -> str | None:
 
 
 def answer_type_of(answers: Sequence[Any], question: str, said: str | None) -> str:
-    """Returns the answer_type of answers that are right each, the most frequent first: what a field `said`, or a guess.
-    """
+    """The answer_type of equally correct answers, the most frequent first: the `said` type of a field, or a guess."""
     if said in ("number", "count") and not any(quantity(str(v), True) is not None or is_code(str(v)) for v in answers):
-        return Guess("text", "text", f"a field says {said}, and the answer is none")
+        return Guess("text", "text", f"a field says {said}, but the answer is not one")
     if said:
         return said
     guesses = [guess_type(v, question) for v in answers]
@@ -100,19 +99,20 @@ def answer_type_of(answers: Sequence[Any], question: str, said: str | None) -> s
 
 
 def guess_type(answer: Any, question: str) -> Guess:
-    """Returns the answer_type of one answer without options, from its form and what is asked."""
+    """The guessed answer_type of one answer without options, from its form and the question."""
     said = western(str(answer)).strip()
     if said.lower().rstrip(".") in ("yes", "no"):
         asks = _ASKS_WORDS.search(question) is not None
-        return Guess("text" if asks else "yes_no", "yes_no", "yes or no" + " where words are asked for" * asks)
+        return Guess("text" if asks else "yes_no", "yes_no", "yes or no" + ", but the question asks for words" * asks)
     if _MARKED.fullmatch(said):
         return Guess("choice", "letter", "the letter of an option")
     if _LETTER.fullmatch(said):
-        return Guess("choice", "bare letter", "a letter, as most answers of the file")
+        return Guess("choice", "bare letter", "a letter, like most answers of the file")
     if _LATEX.search(said) and _short(said):
         return Guess("math", "math", "LaTeX or signs of mathematics")
-    if (said := said.removesuffix(".")) and not isinstance(answer, (int, float)) and _is_text_of_digits(said):
-        return Guess("text", "code", "digits that are no number: zeros before them, hyphens, slashes, letters")
+    if (said := said.removesuffix(".")) and not isinstance(answer, (int, float)) and (
+            is_code(said) or _POWER.fullmatch(said)):
+        return Guess("text", "code", "digits that are not a number: leading zeros, hyphens, slashes, letters")
     if (value := read_number(_COIN.fullmatch(said)[1] if "\n" not in said else said)) is not None and "/" not in said:  # pyright: ignore
         asks = value >= 0 and value == int(value) and "%" not in said and _ASKS_COUNT.search(question)
         if asks:
@@ -124,11 +124,7 @@ def guess_type(answer: Any, question: str) -> Guess:
         return Guess("text", "text", "words")
     asks = _ASKS_MATH.search(question) and not _ASKS_CODE.search(question)
     return Guess("math", "math", "the question asks for a formula") if asks else Guess(
-        "text", "formula", "a sum or fraction of which nothing says that it is a formula")
-
-
-def _is_text_of_digits(said: str) -> bool:
-    return is_code(said) or _POWER.fullmatch(said) is not None
+        "text", "formula", "a sum or fraction, not known to be a formula")
 
 
 def _short(said: str) -> bool:
@@ -149,7 +145,7 @@ class AnswerTrend:
 
     @classmethod
     def of(cls, rows: Iterable[Any]) -> AnswerTrend:
-        """Counts the guessed rows; others, and rows that are none, do not count."""
+        """The trend of the guessed rows; other entries are ignored."""
         forms = Counter(guess.form for row in rows if isinstance(row, Mapping)
                         and isinstance(guess := row.get("answer_type"), Guess))
         letters = forms["letter"] + forms["bare letter"]
@@ -158,15 +154,15 @@ class AnswerTrend:
                    yes_no=2 * forms["yes_no"] >= sum(forms.values()) > 1)
 
     def settle(self, guess: Guess) -> tuple[str, str]:
-        """Returns the answer_type of a guess, and on what it rests."""
+        """The final answer_type of a guess, and the reason."""
         if guess.form == "bare letter" and not self.letters:
-            return "text", "a letter, and most answers of the file are none"
+            return "text", "a letter, but most answers of the file are not"
         if guess.form == "number" and self.codes:
-            return "text", "a number among answers of which more are digits that are no numbers"
+            return "text", "a number, but most answers of the file are codes"
         if guess.form == "formula" and self.formulas:
-            return "math", "a formula, as most answers of the file"
+            return "math", "a formula, like most answers of the file"
         if guess.form == "yes_no" and self.yes_no:
-            return "yes_no", "yes or no, as most answers of the file"
+            return "yes_no", "yes or no, like most answers of the file"
         return str(guess), guess.why
 
 
@@ -175,7 +171,7 @@ _SURE = _BY_FIELD, _BY_SETTING, _BY_OPTIONS = "a field of the row or record", "d
 
 @dataclass
 class TypeLine:
-    """Rows of one answer_type for one reason."""
+    """Rows with the same answer_type for the same reason."""
 
     type: str
     rows: int
@@ -185,7 +181,7 @@ class TypeLine:
 
 
 class TypeTable:
-    """Counts the types of the rows of files, with examples and reasons."""
+    """Counts rows by answer type and reason, with examples."""
 
     def __init__(self) -> None:
         self._lines: dict[tuple[str, str], TypeLine] = {}
@@ -199,18 +195,17 @@ class TypeTable:
             line.examples.append(example)
 
     def guessed(self) -> str:
-        """Returns the types that no field says, with numbers of rows and reasons; "" for none."""
+        """The guessed types with numbers of rows and reasons; "" if there is none."""
         return ", ".join(f"{line.type} {line.rows:,} ({line.why})" for line in self.lines() if line.why not in _SURE)
 
     def lines(self) -> list[TypeLine]:
-        """Returns the lines, that of most rows first."""
+        """All lines, the one with most rows first."""
         return sorted(self._lines.values(), key=lambda line: -line.rows)
 
 
 def settle_type(row: Any, tendency: AnswerTrend, setting: str | None = None, table: TypeTable | None = None) -> Any:
-    """Returns a row with its answer_type settled: by `data.answer_type`, where it has no options, spans or tracks, else
-    by its field, else by its guess and the file. What is no row stays. `table` counts it.
-    """
+    """A row with its final answer_type: `data.answer_type` (unless it has options, spans or tracks), else its field,
+    else its guess and the trend of the file. Anything but a row is returned unchanged. `table` counts the row."""
     if isinstance(row, DataError) or "question" not in row or row.get("answer") is None:
         return row
     given, why = row.get("answer_type"), _BY_FIELD
@@ -230,14 +225,14 @@ def settle_type(row: Any, tendency: AnswerTrend, setting: str | None = None, tab
 
 
 def check_answer_type(name: str | None, setting: str) -> None:
-    """Raises ConfigError unless this is the name of a type, or None."""
+    """Raises ConfigError unless this is the name of an answer type, or None."""
     known = get_args(AnswerType)
     if name is not None and name not in known:
         raise ConfigError(f"{setting}={name!r} is not known.{did_you_mean(name, known)} Known: {', '.join(known)}.")
 
 
 def as_video_type(row: dict[str, Any]) -> dict[str, Any]:
-    """Returns an answer about a video by the types that video rows have: a count is a number, yes a text."""
+    """A row about a video with one of the answer types of video rows: a count becomes a number, yes/no a text."""
     given: Any = row["answer_type"]
     kind = _OF_CLIP.get(given, given)
     return {**row, "answer_type": Guess(str(kind), given.form, given.why) if isinstance(given, Guess) else kind}

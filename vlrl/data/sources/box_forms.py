@@ -1,6 +1,7 @@
-"""What the numbers of boxes and points in data files are: `data.boxes`, and the doubt where nobody has said it.
+"""The format of boxes and points in data files: `data.boxes`, and the suspicion if it is not set.
 
-    reread({"width": 640, "height": 480, "box": [500, 250, 100, 100]}, "xywh-norm1000")   # box [320, 120, 384, 168]
+    boxes_to_pixels({"width": 640, "height": 480, "box": [500, 250, 100, 100]}, "xywh-norm1000")
+    # box [320, 120, 384, 168]
 """
 
 from __future__ import annotations
@@ -17,21 +18,20 @@ from vlrl.types import Record
 FORMS = ("auto", "pixels", "norm1000", "norm1", "xywh", "xywh-norm1000", "xywh-norm1")
 _FULL = {"norm1000": 1000.0, "norm1": 1.0}
 _THOUSAND = 1000.5
-"""What numbers of 0 to 1000 may reach: annotations are rounded."""
+"""Upper bound of coordinates in 0..1000: annotations are rounded."""
 _FAR = 800.0
-"""What one of many such numbers reaches at least."""
+"""Minimum of the largest of many coordinates in 0..1000."""
 _CHANCE = 0.05
-"""How likely it may be that boxes laid anywhere keep away from the right and the bottom by themselves."""
+"""Probability below which boxes do not stay away from the right and lower edge by chance."""
 _COMMON = 0.3
-"""Share of a side up to which a box counts as it is; larger ones are rare, and say little of where boxes lie."""
+"""Maximum fraction of a side that a box counts with; larger boxes are rare and say little about positions."""
 _OUTSIDE = 0.1
-"""Share of boxes outside their pictures that a few wrong ones do not explain."""
+"""Share of boxes outside their images that a few wrong boxes do not explain."""
 
 
 def boxes_to_pixels(row: dict[str, Any], form: str) -> dict[str, Any]:
-    """Returns a canonical row with its boxes and points in pixels, [x1, y1, x2, y2], where its file has them as `form`
-    says; shares that its format has scaled already stay. Raises DataError where the size of its picture is not known.
-    """
+    """A canonical row with boxes and points in pixels, [x1, y1, x2, y2], converted from `form`; fractions that its
+    format has already scaled are unchanged. Raises DataError if the image size is unknown."""
     if form in ("auto", "pixels"):
         return row
     sides, full = form.startswith("xywh"), _FULL.get(form.rpartition("-")[2])
@@ -43,8 +43,8 @@ def boxes_to_pixels(row: dict[str, Any], form: str) -> dict[str, Any]:
         if full is None or (full == 1 and not are_shares(values)):
             return corners
         if not all(is_number(row.get(side)) for side in ("width", "height")):
-            raise DataError(f"data.boxes={form} and {short(values)}: the size of its picture is not known; give the "
-                            "row width and height, or name the folder of the pictures (data.root, --root)")
+            raise DataError(f"data.boxes={form} and {short(values)}: the image size is unknown; add width and "
+                            "height to the row, or name the folder of the images (data.root, --root)")
         return scaled(corners, (row["width"], row["height"]), full, "box")
 
     new = dict(row)
@@ -58,19 +58,17 @@ def boxes_to_pixels(row: dict[str, Any], form: str) -> dict[str, Any]:
 
 
 class BoxDoubt(NamedTuple):
-    """What the boxes of many rows seem to be."""
+    """The suspected format of the boxes of many rows."""
 
     message: str
     row: int
-    """The first row that shows it."""
+    """Index of the first row that shows it."""
     sure: bool
-    """Whether they cannot be what they are taken for."""
+    """Whether the boxes cannot be corners in pixels."""
 
 
 def box_doubt(rows: Sequence[Record]) -> BoxDoubt | None:
-    """Returns why the boxes and points of rows, read as corners in pixels, seem to be others; None where they seem
-    right.
-    """
+    """Why the boxes and points of rows do not seem to be corners in pixels; None if they do."""
     places = [(n, values, (row["width"], row["height"])) for n, row in enumerate(rows)
               if is_number(row.get("width")) and is_number(row.get("height")) for values in _places(row)]
     if not places:
@@ -82,10 +80,10 @@ def box_doubt(rows: Sequence[Record]) -> BoxDoubt | None:
     if not sides and not unit:
         return None
     form = "-".join(filter(None, ("xywh" if sides else "", unit)))
-    said = [f"of {len(places)} boxes {len(turned)} have their second corner before the first, and all lie in their "
-            "pictures as [x, y, width, height]"] if sides else []
+    said = [f"{len(turned)} of {len(places)} boxes have their second corner before the first, and all lie in their "
+            "images as [x, y, width, height]"] if sides else []
     wide, high = max((size for *_, size in read), key=max)
-    said += [f"all {len(places)} boxes and points end at or below {'1000' if unit == 'norm1000' else '1'}, in pictures "
+    said += [f"all {len(places)} boxes and points end at or below {'1000' if unit == 'norm1000' else '1'}, in images "
              f"of up to {wide:g}x{high:g} pixels"] if unit else []
     message = (f"{', and '.join(said)}: if that is what they are, set data.boxes={form} (--boxes {form}); if they are "
                "corners in pixels, data.boxes=pixels")
@@ -106,12 +104,12 @@ def _as_corners(values: list[float]) -> list[float]:
 
 
 def _fits(corners: Sequence[float], size: Sequence[float]) -> bool:
-    """Returns whether a box lies in its picture, or in one of 1000."""
+    """Whether a box lies in its image, or in one of 1000 x 1000."""
     return all(-1 <= v <= max(size[i % 2] + 1, _THOUSAND) for i, v in enumerate(corners))
 
 
 def _unit(places: Sequence[tuple[int, list[float], Sequence[float]]]) -> str:
-    """Returns what numbers count in that cannot well be pixels; "" where they can."""
+    """The unit of coordinates that are unlikely to be pixels; "" if they may be pixels."""
     ends = [(v[-2:], v[2] - v[0] if len(v) == 4 else 0, v[3] - v[1] if len(v) == 4 else 0, size)
             for _, v, size in places]
     if all(are_shares(v) for _, v, _ in places):

@@ -29,8 +29,7 @@ log = logging.getLogger(__name__)
 
 
 def read_rows(path: Path, format: str = "auto") -> list[dict[str, Any]]:
-    """Returns the canonical rows of a file in any format of `vlrl.data.formats`: an object a line, a list of objects
-    ...
+    """The canonical rows of a file in any format of `vlrl.data.formats`.
 
     Raises DataError naming the file and the line, ConfigError for an unknown format.
     """
@@ -43,13 +42,13 @@ def read_rows(path: Path, format: str = "auto") -> list[dict[str, Any]]:
 
 
 def read_samples(task: Any, split: str) -> Sequence[Sample]:
-    """Returns the samples in the files of `data.<split>`, made by `task.sample_from_row`.
+    """The samples in the files of `data.<split>`, made by `task.sample_from_row`.
 
-    Media files exist, boxes and points lie inside the image, ids are unique (`rows_in` makes those of others so). Of
-    files whose rows name both sides in `split` (train; val, test ...), those of this side are read.
+    Media files exist, boxes and points lie inside the image, ids are unique (`rows_in` renames repeated ids of other
+    formats). If `split` fields of the rows name both sides (train; val, test ...), only rows of this side are read.
 
-    With `data.quarantine` bad rows are left out, logged and listed in `quarantined`; else the first stops the run. Of
-    large files, see `data.index`, rows are read and checked one by one when they are asked for.
+    With `data.quarantine` bad rows are left out, logged and listed in `quarantined`; otherwise the first one stops the
+    run. Rows of large files, see `data.index`, are read and checked on demand.
 
     Raises ConfigError when the split has no file, DataError naming file, line and row.
     """
@@ -64,12 +63,12 @@ def _all_samples(task: Any, split: str, files: Sequence[Path], root: Path) -> Sa
     bad: list[BadRow] = []
     taken: set[str] = set()
     types = TypeTable()
-    rows = [entry for path in files for entry in rows_in(path, data.format, root, data.columns, roots, taken,
-                                                         cache=data.cache,
-                                                         answer_type=data.answer_type, types=types, boxes=data.boxes)]
+    rows = [entry for path in files for entry in rows_in(
+        path, data.format, root, data.columns, roots, taken, cache=data.cache, answer_type=data.answer_type,
+        types=types, boxes=data.boxes)]
     if guessed := types.guessed():
-        log.info("data.%s: types of answers that no field says: %s (vlrl data check shows examples, data.answer_type "
-                 "sets one)", split, guessed)
+        log.info("data.%s: answer types guessed, since no field states them: %s (vlrl data check shows examples, "
+                 "data.answer_type sets one)", split, guessed)
     for where, row in of_side(rows, split):
         try:
             sample = checked_sample(task, row, root)
@@ -92,30 +91,30 @@ def _all_samples(task: Any, split: str, files: Sequence[Path], root: Path) -> Sa
 
 
 def _boxes(rows: Sequence[tuple[str, Any]], data: Any) -> str:
-    """Returns what the boxes of a file with bad rows seem to be, as a line of its own; "" where nothing shows."""
+    """The suspected format of the boxes in a file with bad rows, on a line of its own; "" if nothing is suspected."""
     found = box_doubt([row for _, row in rows if not isinstance(row, DataError)]) if data.boxes == "auto" else None
     return f"\n{found.message}" if found else ""
 
 
 def sample_from(task: Any, row: Mapping[str, Any], root: Path) -> Sample:
-    """Returns a sample from a row in any format of `data.format`, for scoring: media files need not exist.
+    """A sample from one row in any format of `data.format`, for scoring; its media need not exist.
 
-    A row whose media paths lead out of `root` gives a sample without media. Raises DataError naming the row.
+    A row with media paths outside of `root` gives a sample without media. Raises DataError naming the row.
     """
     data = task.data or DataSettings()
     rows = canonical_rows(rename_columns(dict(row), data.columns), data.format, RecordSource(root=root))
     if len(rows) != 1:
-        raise DataError(f"the sample stands for {len(rows)} rows; give one, as `vlrl data convert` writes them")
+        raise DataError(f"the record stands for {len(rows)} rows; give one row, as `vlrl data convert` writes them")
     row = settle_type(rows[0], AnswerTrend.of(rows), data.answer_type)
     try:
         return make_sample(task, row, root)
     except DataError:
-        outside = make_sample(task, row, Path("/"))  # raises again unless the paths were what was wrong
+        outside = make_sample(task, row, Path("/"))  # raises again unless only the paths were wrong
         return Sample(id=outside.id, row=outside.row, prompt=outside.prompt)
 
 
 def _split_files(task: Any, split: str) -> tuple[list[Path], Path]:
-    """Returns the files, or the folder, of a split, and the folder that its media lie under."""
+    """The files, or the folder, of a split, and the root folder of its media."""
     if split not in SPLITS:
         raise ConfigError(f"split {split!r}: rows are read from files for {' and '.join(SPLITS)} only")
     data, name = task.data, getattr(task.data, split, "")
@@ -127,27 +126,27 @@ def _split_files(task: Any, split: str) -> tuple[list[Path], Path]:
     except ConfigError as error:
         raise ConfigError(f"data.{split}={name!r}: {error}") from None
     if root is None and len({file.parent for file in files}) > 1 and not data.root:
-        raise ConfigError(f"data.{split}={name!r} fits files of several folders: set data.root to the folder that "
-                          "their media lie under")
+        raise ConfigError(f"data.{split}={name!r} matches files in several folders: set data.root to the root "
+                          "folder of their media")
     return files, Path(data.root) if data.root else root or files[0].parent
 
 
 def several(name: str) -> bool:
-    """Returns whether a name is no path but stands for files: a pattern, a split of a folder, a data set of the Hub."""
+    """Whether a name is not a path but stands for files: a pattern, a split of a folder, a Hub data set."""
     many = glob.has_magic(name) or split_of_folder(name) or hub.parse_hub_name(name)
     return not os.path.exists(name) and bool(many)
 
 
 def located(name: str, cache: str = "") -> tuple[list[Path], Path | None]:
-    """Returns what a name of rows stands for, and the folder of their media where that is not the folder of the first:
-    a file or folder; the files that a pattern fits (`rows-*.jsonl`), by name; a split of a folder (`folder@train`); a
-    data set of the Hub, which is fetched into the cache.
+    """The files that a name stands for, and the root folder of their media if that is not the folder of the first: a
+    file or folder, the files that match a pattern (`rows-*.jsonl`), a split of a folder (`folder@train`), or a Hub data
+    set, which is downloaded into the cache.
 
-    Raises ConfigError, without the setting, where there is none.
+    Raises ConfigError, without the name of the setting, if there is none.
     """
     hub_name = hub.parse_hub_name(name)
     if hub_name and hub.is_local(name):
-        log.info("%s: what lies here under this name is read, not the data set of the Hub", name)
+        log.info("%s: the local path of this name is read, not the Hub data set", name)
     if os.path.exists(name):
         return [Path(name)], None
     if part := split_of_folder(name):

@@ -1,4 +1,4 @@
-"""Files made of a large file, kept in the cache for as long as it stays what it was. No torch."""
+"""Files derived from a large file, cached while it is unchanged. No torch."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from vlrl.store.files import replacing
 
 _VERSION = 1
 _SPARE = 1 << 30
-"""Bytes that unpacking leaves free on the disk."""
+"""Free disk space that unpacking must leave, in bytes."""
 
 
 def derived_file(path: Path, cache: Path, name: str, write: Callable[[Path, Path], None]) -> Path:
-    """Returns the file `name` made of this state of `path`: the kept one, else made by `write(path, temporary)`.
+    """The cached file `name` derived from the current state of `path`, written by `write(path, temporary)` if missing.
 
-    What was made of an earlier state goes. Raises RunError when the cache cannot be written.
+    Files derived from earlier states are deleted. Raises RunError when the cache cannot be written.
     """
     status = os.stat(path)
     with open(path, "rb") as file:
@@ -44,7 +44,7 @@ def derived_file(path: Path, cache: Path, name: str, write: Callable[[Path, Path
 
 @contextlib.contextmanager
 def _turn(path: Path) -> Iterator[None]:
-    """One process at a time where the file system has locks: eight would unpack a file eight times over."""
+    """A lock, if the file system has locks: otherwise eight processes would unpack the same file."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -54,7 +54,7 @@ def _turn(path: Path) -> Iterator[None]:
 
 
 def check_room(source: Path, target: Path) -> None:
-    """Raises RunError where unpacking leaves too little of the disk."""
+    """Raises RunError if unpacking would fill the disk."""
     if shutil.disk_usage(target.parent).free < _SPARE:
         raise RunError(f"unpacking {source} into {target.parent} would leave less than {_SPARE >> 20} MiB free there; "
-                       "name a larger place with data.cache, or unpack it yourself")
+                       "set data.cache to a folder on a larger disk, or unpack the file yourself")

@@ -1,12 +1,13 @@
-"""Media behind URLs, where `data.urls` allows them: fetched once, kept by the hash of their content. No torch.
+"""Download of media behind URLs, if `data.urls` allows them: once each, cached by content hash. No torch.
 
-    remote = checked("https://images.example.org/7.jpg", Policy(hosts=("images.example.org",), cache=Path("cache")))
-    path = fetched(remote, most_bytes=10_000_000, seconds=60)
+    remote = checked_url("https://images.example.org/7.jpg", Policy(hosts=("images.example.org",), cache=Path("cache")))
+    path = fetched_file(remote, most_bytes=10_000_000, seconds=60)
 
-An address is looked up once, each of its answers must be public, and the connection goes to what was checked; the name
-still stands in the request and in the check of the certificate. Redirects are followed by hand, each like the first. No
-proxy of the environment is used: it would look the name up again. Nothing that the server says of the content is
-believed: whether it is an image or a video is for the decoder to say. Every failure is a DataError naming the URL.
+A host name is resolved once, all of its addresses must be public, and the connection goes to a checked address; the
+name still stands in the request and is verified by the certificate. Redirects are followed one by one, each checked
+like the first URL. Proxies of the environment are not used, since they would resolve the name again. The server's
+content type is ignored: the decoder decides whether it is an image or a video. Every failure is a DataError naming the
+URL.
 """
 
 from __future__ import annotations
@@ -41,25 +42,25 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 MOST_HOPS = 5
-"""Redirects that are followed."""
+"""Maximum number of redirects."""
 MOST_URL = 4096
-"""Characters of a URL."""
+"""Maximum length of a URL."""
 TRIES = 3
-"""Times that an address is asked that fails for a moment: a broken connection, an answer 429 or 5xx."""
+"""Attempts for temporary failures: a broken connection, status 429 or 5xx."""
 _PAUSE_S = 0.5
-"""Seconds before the second time, doubled before the third."""
+"""Seconds before the second attempt, doubled before the third."""
 _REDIRECTS = (301, 302, 303, 307, 308)
 _AGAIN = (429, 500, 502, 503, 504)
 _BROKEN = re.compile(r"closed connection|disconnected")  # what h11 and httpcore say then
-_EMBEDDED = (("64:ff9b::/96", 0), ("2002::/16", 80))  # networks of IPv6 that hold an IPv4 address, this many bits up
+_EMBEDDED = (("64:ff9b::/96", 0), ("2002::/16", 80))  # IPv6 networks with an embedded IPv4 address, and its bit offset
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def is_public(address: Address) -> bool:
-    """Returns whether an address is one of the open internet, and so is any IPv4 address that it holds.
+    """Whether an address, and any IPv4 address embedded in it, belongs to the public internet.
 
-    Private, loopback, link-local, shared (100.64/10), multicast, reserved and documentation addresses are not.
+    Private, loopback, link-local, shared (100.64/10), multicast, reserved and documentation addresses do not.
     """
     if isinstance(address, ipaddress.IPv6Address):
         for network, shift in _EMBEDDED:
@@ -75,26 +76,26 @@ def is_public(address: Address) -> bool:
 
 
 def look_up_host(host: str, port: int) -> list[str]:
-    """Returns every address that a name has, as text. Raises OSError."""
+    """All addresses of a host name, as text. Raises OSError."""
     entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(address[0]) for *_, address in entries))
 
 
 @dataclass(frozen=True)
 class AddressGuard:
-    """Which addresses may be connected to. The default is the only one that settings lead to."""
+    """Which addresses may be connected to. Settings always lead to the default; tests use others."""
 
     permits: Callable[[Address], bool] = is_public
     look_up: Callable[[str, int], Sequence[str]] = look_up_host
     any_port: bool = False
     """Whether ports other than those of https and http need no entry in data.urls."""
     trusted: str | None = None
-    """File of certificates that are trusted; None = those of the system."""
+    """File of trusted certificates; None = those of the system."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What `data.urls` says, and where things are kept."""
+    """The setting `data.urls`, and the cache folder."""
 
     hosts: tuple[str, ...] | None
     """Entries of data.urls; None = every public host, by https."""
@@ -105,7 +106,7 @@ class Policy:
         return checked_url(url, self)
 
     def allows(self, scheme: str, host: str, port: int) -> bool:
-        """Returns whether a host may be asked; entries are `host`, `*.host`, `host:port` and `http://host`."""
+        """Whether a host may be contacted; entries are `host`, `*.host`, `host:port` and `http://host`."""
         if self.hosts is None:
             return scheme == "https" and (port == 443 or self.guard.any_port)
         return any(self._matches(parts(entry), scheme, host, port) for entry in self.hosts)
@@ -118,7 +119,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class RemoteUrl(RemoteMedia):
-    """A URL that a row names and that may be asked for; the source of a Media until it is loaded."""
+    """An allowed URL that a row names; the source of a Media until it is loaded."""
 
     url: str = field(repr=False)
     policy: Policy = field(repr=False)
@@ -130,20 +131,20 @@ class RemoteUrl(RemoteMedia):
         return fetched_file(self, limits.media_bytes, limits.url_seconds)
 
 
-class _Again(Exception):
-    """What may go well the next time."""
+class _Retry(Exception):
+    """A failure that may be temporary."""
 
 
 def checked_url(url: str, policy: Policy) -> RemoteUrl:
-    """Returns the URL, if it may be asked for. Raises DataError, which does not tell user, password and query."""
+    """The URL, if it is allowed. Raises DataError, which does not reveal user, password and query."""
     _target(url, policy)
     return RemoteUrl(url, policy)
 
 
 def fetched_file(remote: RemoteUrl, most_bytes: int, seconds: float) -> Path:
-    """Returns the file with the content of a URL: the kept one, if its hash is still right, else fetched.
+    """The file with the content of a URL, named by its hash: cached, if its hash is still right, else downloaded.
 
-    It is named by the hash of its content. Raises DataError naming the URL, RunError when the cache cannot be written.
+    Raises DataError naming the URL, RunError when the cache cannot be written.
     """
     cache = remote.policy.cache
     entry = cache / "urls" / f"{hashlib.sha256(remote.url.encode('utf-8', 'surrogatepass')).hexdigest()}.json"
@@ -158,7 +159,7 @@ def fetched_file(remote: RemoteUrl, most_bytes: int, seconds: float) -> Path:
     for left in reversed(range(TRIES)):
         try:
             return _fetch(remote, most_bytes, deadline, entry)
-        except _Again as error:
+        except _Retry as error:
             if not left or time.monotonic() + pause >= deadline:
                 raise DataError(f"media URL {shown(remote.url)} cannot be fetched: {error}") from None
         time.sleep(pause)
@@ -178,7 +179,7 @@ class _Target:
 
 
 def _target(url: str, policy: Policy) -> _Target:
-    """Returns what to ask whom. Raises DataError for anything that is no plain URL of an allowed host."""
+    """The host and path to request. Raises DataError unless this is a plain URL of an allowed host."""
     def refuse(why: str) -> DataError:
         return DataError(f"media URL {shown(url)} {why}")
 
@@ -188,23 +189,23 @@ def _target(url: str, policy: Policy) -> _Target:
         split = urlsplit(url)
         port = split.port
     except ValueError:
-        raise refuse("is no URL") from None
+        raise refuse("is not a URL") from None
     if split.scheme not in PORTS:
         raise refuse("must begin with https://")
     if split.username is not None or split.password is not None or "@" in split.netloc:
-        raise refuse("holds a user or a password, which would be kept in the run folder; leave them out")
+        raise refuse("has a user or a password, which would be stored in the run folder; remove them")
     host = plain_host(split.hostname or "")
     if host is None:
-        raise refuse("names no host")
+        raise refuse("has no host")
     port = port if port is not None else PORTS[split.scheme]
     if not policy.allows(split.scheme, host, port):
         allowed = "https hosts on port 443" if policy.hosts is None else ", ".join(policy.hosts) or "none"
-        raise refuse(f"is of a host that data.urls does not allow (it allows: {allowed})")
+        raise refuse(f"has a host that data.urls does not allow (it allows: {allowed})")
     return _Target(split.scheme, host, port, urlunsplit(("", "", split.path or "/", split.query, "")))
 
 
 def _addresses(target: _Target, url: str, guard: AddressGuard, deadline: float) -> list[str]:
-    """Returns the addresses of a host, all of them permitted. Raises DataError."""
+    """The addresses of a host, all of them permitted. Raises DataError."""
     result: list[Any] = []
 
     def ask() -> None:
@@ -213,13 +214,13 @@ def _addresses(target: _Target, url: str, guard: AddressGuard, deadline: float) 
         except (OSError, UnicodeError) as error:
             result.append(error)
 
-    asking = threading.Thread(target=ask, daemon=True)  # the system's resolver knows no time limit
+    asking = threading.Thread(target=ask, daemon=True)  # the system's resolver has no timeout
     asking.start()
     asking.join(max(0.0, deadline - time.monotonic()))
     if not result:
-        raise DataError(f"media URL {shown(url)}: its host was not found in time (limits.url_seconds)")
+        raise DataError(f"media URL {shown(url)}: resolving its host timed out (limits.url_seconds)")
     if isinstance(result[0], Exception) or not result[0]:
-        raise _Again(f"the host {target.host} is not found")
+        raise _Retry(f"the host {target.host} is not found")
     for text in result[0]:
         try:
             permitted = "%" not in text and guard.permits(ipaddress.ip_address(text))
@@ -227,7 +228,7 @@ def _addresses(target: _Target, url: str, guard: AddressGuard, deadline: float) 
             permitted = False
         if not permitted:
             raise DataError(f"media URL {shown(url)}: {target.host} has the address {text[:60]}, which is not one of "
-                            "the public internet; nothing there is asked for")
+                            "the public internet; it is not contacted")
     return result[0]
 
 
@@ -241,13 +242,13 @@ def _fetch(remote: RemoteUrl, most: int, deadline: float, entry: Path) -> Path:
         if isinstance(answer, Path):
             return answer
         if not answer:
-            raise DataError(f"media URL {shown(url)} leads elsewhere and does not say where")
+            raise DataError(f"media URL {shown(url)} redirects without a location")
         url = urljoin(url, answer)
-    raise DataError(f"media URL {shown(remote.url)} leads on more than {MOST_HOPS} times")
+    raise DataError(f"media URL {shown(remote.url)} redirects more than {MOST_HOPS} times")
 
 
 def _run(work: Coroutine[Any, Any, _T]) -> _T:
-    """Runs it to its end, on another thread where this one has an event loop, as in a notebook."""
+    """Runs a coroutine to its end, on another thread if this one has an event loop, as in a notebook."""
     import asyncio
 
     try:
@@ -260,8 +261,8 @@ def _run(work: Coroutine[Any, Any, _T]) -> _T:
 
 async def _get(target: _Target, addresses: Sequence[str], remote: RemoteUrl, most: int, deadline: float,
                entry: Path) -> Path | str:
-    """GET from the first of these addresses that answers: the file with the body, or the place of a redirect ("" where
-    it names none). All ends at the deadline, whatever the server does: httpx's own limits are per wait."""
+    """GET from the first address that answers: the file with the body, or the location of a redirect ("" if missing).
+    The deadline holds for all of it, since httpx's own timeouts are per wait."""
     import asyncio
 
     import httpx
@@ -269,7 +270,7 @@ async def _get(target: _Target, addresses: Sequence[str], remote: RemoteUrl, mos
     host = f"[{target.host}]" if ":" in target.host else target.host
     headers = {"Host": host if target.port == PORTS[target.scheme] else f"{host}:{target.port}", "User-Agent": "vlrl",
                "Accept": "image/*, video/*, */*;q=0.1", "Accept-Encoding": "identity", "Connection": "close"}
-    # the name in the check of the certificate; the path as it was written, where httpx would tidy it
+    # the host name for the certificate; the path as written, which httpx would normalise
     extensions = {"sni_hostname": target.host, "target": target.path.encode()}
     async with (asyncio.timeout(deadline - time.monotonic()),
                 httpx.AsyncClient(verify=_context(remote.policy.guard.trusted), trust_env=False) as client):
@@ -290,21 +291,21 @@ async def _get(target: _Target, addresses: Sequence[str], remote: RemoteUrl, mos
 
 @contextlib.contextmanager
 def _failures(url: str) -> Iterator[None]:
-    """Names what went wrong on the way."""
+    """Turns network errors into DataErrors, or _Retry for temporary ones."""
     import httpx
 
     try:
         yield
     except (TimeoutError, httpx.TimeoutException):
-        raise DataError(f"media URL {shown(url)} was not there in time (limits.url_seconds)") from None
+        raise DataError(f"media URL {shown(url)} timed out (limits.url_seconds)") from None
     except (httpx.ProtocolError, httpx.UnsupportedProtocol) as error:
         if isinstance(error, httpx.RemoteProtocolError) and _BROKEN.search(str(error)):
-            raise _Again("the server broke off") from None
-        raise DataError(f"media URL {shown(url)}: what answers is no HTTP: {str(error)[:100]}") from None
+            raise _Retry("the server closed the connection") from None
+        raise DataError(f"media URL {shown(url)}: the answer is not HTTP: {str(error)[:100]}") from None
     except httpx.NetworkError as error:
         if "CERTIFICATE_VERIFY_FAILED" in str(error):
-            raise DataError(f"media URL {shown(url)}: its certificate is not right: {str(error)[:200]}") from None
-        raise _Again(f"{type(error).__name__}: {str(error)[:100]}") from None
+            raise DataError(f"media URL {shown(url)}: its certificate is invalid: {str(error)[:200]}") from None
+        raise _Retry(f"{type(error).__name__}: {str(error)[:100]}") from None
 
 
 @cache
@@ -315,13 +316,13 @@ def _context(trusted: str | None) -> ssl.SSLContext:
 
 
 async def _stored(remote: RemoteUrl, response: httpx.Response, most: int, entry: Path) -> Path:
-    """Writes a body into the cache, as far as it may go."""
+    """Writes a response body into the cache, up to `most` bytes."""
     if response.status_code != 200:
         if response.status_code in _AGAIN:
-            raise _Again(f"the server answers {response.status_code}")
+            raise _Retry(f"the server answers {response.status_code}")
         raise DataError(f"media URL {shown(remote.url)}: the server answers {response.status_code}")
     if (packing := response.headers.get("content-encoding", "").strip().lower()) not in ("identity", ""):
-        raise DataError(f"media URL {shown(remote.url)} answers in a packed form that was not asked for "
+        raise DataError(f"media URL {shown(remote.url)} answers with a content encoding that was not requested "
                         f"({packing[:40]})")
     length = response.headers.get("content-length", "0")
     if length.isdecimal() and int(length[:20]) > most:
@@ -331,7 +332,7 @@ async def _stored(remote: RemoteUrl, response: httpx.Response, most: int, entry:
         folder.mkdir(parents=True, exist_ok=True)
         file = stack.enter_context(tempfile.NamedTemporaryFile(dir=folder, prefix=".", delete=False))
         stack.callback(Path(file.name).unlink, missing_ok=True)
-        async for chunk in response.aiter_raw():  # never unpacked
+        async for chunk in response.aiter_raw():  # never decompressed
             size, head = size + len(chunk), head or chunk[:16]
             if size > most:
                 raise _too_large(remote.url, most)
@@ -348,12 +349,12 @@ async def _stored(remote: RemoteUrl, response: httpx.Response, most: int, entry:
 
 @contextlib.contextmanager
 def _on_disk(cache: Path) -> Iterator[None]:
-    """Tells a full or read-only disk from a server that breaks off, whose errors are those of httpx."""
+    """Tells a full or read-only disk from a broken connection, whose errors are those of httpx."""
     try:
         yield
     except OSError as error:
-        raise RunError(f"cannot keep what data.urls fetches in {cache}: {error.strerror or error}. Free space, or name "
-                       "another place with data.cache.") from None
+        raise RunError(f"cannot store downloads of data.urls in {cache}: {error.strerror or error}. Free space, or set "
+                       "data.cache to another folder.") from None
 
 
 def _too_large(url: str, most: int) -> DataError:

@@ -1,5 +1,5 @@
-"""Fields of other people's records: names, numbers, boxes, sizes and media paths. What cannot be read is a DataError
-that names the field and its value."""
+"""Fields of records in other projects' formats: names, numbers, boxes, sizes and media paths. A value that cannot be
+read is a DataError that names the field and its value."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from vlrl.errors import DataError
 IMAGE = ("image", "image_path", "img_path", "img_filename", "image_filename", "image_file", "file_name", "filename",
          "img", "image_name", "screenshot", "images", "Image", "imgname", "img_name", "image_paths", "image_urls",
          "image_list", "query_image")
-"""Names under which records keep the path of their image."""
+"""Fields with the path of an image."""
 VIDEO = ("video", "video_path", "video_file", "video_name", "videos", "clip", "clip_path", "vid", "videoID",
          "video_id", "video_idx", "vid_name")
-"""Names under which records keep the path of their video, or its id."""
+"""Fields with the path of a video, or its id."""
 CORNERS = (("x1", "y1", "x2", "y2"), ("xmin", "ymin", "xmax", "ymax"), ("x_min", "y_min", "x_max", "y_max"),
             ("left", "top", "right", "bottom"), ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2"))
 SIDES = (("x", "y", "w", "h"), ("x", "y", "width", "height"), ("left", "top", "width", "height"),
           ("bbox_x", "bbox_y", "bbox_w", "bbox_h"), ("bbox_x", "bbox_y", "bbox_width", "bbox_height"))
-"""Names of four columns that hold a box: its corners, or its upper left corner, width and height."""
+"""Four columns with a box: its corners, or its upper left corner, width and height."""
 PLACES = frozenset(name for names in (*CORNERS, *SIDES) for name in names)
 _SIZES = (("width", "height"), ("image_width", "image_height"), ("img_width", "img_height"), ("img_w", "img_h"))
 _PAIRS = ("image_size", "img_size", "original_size", "resolution")
-_PARTS = 32  # folders of an absolute path that are looked for under the root
+_PARTS = 32  # trailing parts of an absolute path that are searched under the root
 _SUFFIX = re.compile(r"\.[A-Za-z][A-Za-z0-9]{1,4}$")
 _VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".avi", ".mov")
 _IMAGE_SUFFIXES = (".jpg", ".png", ".jpeg", ".webp")
@@ -38,20 +38,20 @@ _IMAGE_SUFFIXES = (".jpg", ".png", ".jpeg", ".webp")
 
 @dataclass(frozen=True)
 class RecordSource:
-    """Where a record comes from: the id that its rows get when it has none, and the folder that its media lie under."""
+    """Where a record comes from: the default id of its rows, and the root folder of its media."""
 
     id: str = "row"
     root: Path | None = None
     roots: tuple[Path, ...] = ()
     """Further folders that absolute paths may lead into: data.media_roots."""
     boxes: str = "auto"
-    """What boxes and points of its rows are: data.boxes."""
+    """Format of boxes and points of its rows: data.boxes."""
 
     def path(self, given: Any) -> Any:
-        """Returns a media path of a record, relative to the root where that is possible.
+        """A media path of a record, relative to the root if possible.
 
-        An absolute path of another machine becomes its longest end that exists under the root, else all of it below the
-        root. Whatever leads out of the root still does, and is refused when the sample is made.
+        Of an absolute path of another machine, the longest end that exists under the root, else all of it below the
+        root. A path outside the root stays outside, and is refused when the sample is made.
         """
         if not isinstance(given, str):
             return given
@@ -69,18 +69,15 @@ class RecordSource:
         return next((end for end in ends if _exists(os.path.join(root, end))), "/".join(parts))
 
     def video(self, given: Any) -> Any:
-        """Returns the path of a video that a record names, with the file's suffix where it names an id: the one of the
-        file that is there, else .mp4.
-        """
+        """The path of a video that a record names; an id gets the suffix of the existing file, else .mp4."""
         path = self.path(given)
         if not isinstance(path, str) or _SUFFIX.search(path) or os.path.isdir(self._at(path)):
             return path
         return next((path + end for end in _VIDEO_SUFFIXES if _exists(self._at(path + end))), f"{path}.mp4")
 
     def image(self, id: Any) -> str | None:
-        """Returns the path of the image that an id stands for: the file of this name that is there, else .jpg; of a
-        number with the 12 digits of COCO's names.
-        """
+        """The path of the image with an id: the existing file of this name, else .jpg; numbers have 12 digits as in
+        COCO."""
         if isinstance(id, bool) or not isinstance(id, (str, int)) or id == "":
             return None
         path = f"{id:012d}" if isinstance(id, int) else str(self.path(id))
@@ -89,9 +86,7 @@ class RecordSource:
         return next((path + end for end in _IMAGE_SUFFIXES if _exists(self._at(path + end))), f"{path}.jpg")
 
     def duration(self, video: Any) -> float | None:
-        """Returns seconds that a video lasts, from its header; None when it is not there, or tells none. Nothing is
-        decoded.
-        """
+        """Seconds of a video, from its header; None if it is missing or its duration unknown. Nothing is decoded."""
         from vlrl.data.media import resolve
         from vlrl.data.video.decoders import header_duration
 
@@ -105,9 +100,7 @@ class RecordSource:
         return header_duration(file) if os.path.isfile(file) else None
 
     def frames(self, folder: Any) -> list[str]:
-        """Returns the pictures of a folder under the root, sorted, as paths relative to it; [] when there is no such
-        folder.
-        """
+        """The images in a folder under the root, sorted, as paths relative to the root; [] without such a folder."""
         from vlrl.data.media import resolve
 
         try:
@@ -121,25 +114,20 @@ class RecordSource:
         return os.path.join(self.root or Path.cwd(), path.replace("\0", ""))
 
     def size(self, image: Any) -> tuple[int, int] | None:
-        """Width and height from an image's header, EXIF orientation applied; None when it is not there or unreadable.
-
-        No pixel is decoded.
-        """
+        """Width and height from an image header, EXIF orientation applied; None for a missing or unreadable file."""
         from vlrl.data.headers import header
         from vlrl.data.media import resolve
 
         try:
             data = image.data if isinstance(image, EmbeddedMedia) else image
             found = header(data if isinstance(data, bytes) else resolve(data, self.root or Path.cwd(), self.roots))
-        except DataError:  # making the sample says what is wrong
+        except DataError:  # reported when the sample is made
             return None
         return found.size if found else None
 
 
 def pick(record: Mapping[str, Any], *names: str) -> Any:
-    """Returns the first of these fields that has a value other than null and empty text; JSON written as text is
-    read.
-    """
+    """The first of these fields with a value other than null and empty string; JSON strings are parsed."""
     for name in names:
         value = record.get(name)
         if value is not None and value != "":
@@ -148,22 +136,21 @@ def pick(record: Mapping[str, Any], *names: str) -> Any:
 
 
 def has(record: Mapping[str, Any], *names: str) -> bool:
-    """Returns whether the record has any of these fields with a value."""
+    """Whether the record has a value in any of these fields."""
     return any(record.get(name) is not None and record.get(name) != "" for name in names)
 
 
 def text(record: Mapping[str, Any], *names: str) -> str:
-    """Returns the text of the first of these fields; DataError when none has one."""
+    """The string in the first of these fields that has one. Raises DataError without any."""
     value = next((record[name] for name in names if isinstance(record.get(name), str) and record[name].strip()), None)
     if value is None:
         given = next((f"{name}={short(record[name])}" for name in names if record.get(name) is not None), None)
-        raise DataError(f"{given} must be a text" if given else f"no field {' or '.join(repr(n) for n in names)}")
+        raise DataError(f"{given} must be a string" if given else f"no field {' or '.join(repr(n) for n in names)}")
     return value.strip()
 
 
 def numbers(value: Any, counts: Sequence[int], name: str) -> list[float]:
-    """Returns a list of so many numbers, also as JSON or as "1, 2, 3, 4"; DataError naming the field for anything
-    else.
+    """A list of so many numbers, also from JSON or "1, 2, 3, 4". Raises DataError naming the field for anything else.
     """
     items = unpacked(value)
     if isinstance(items, str) and len(items) <= 5 * LONGEST:
@@ -174,13 +161,13 @@ def numbers(value: Any, counts: Sequence[int], name: str) -> list[float]:
             return values  # pyright: ignore[reportReturnType]
     comma = isinstance(items, list) and any(isinstance(v, str) and re.fullmatch(r"-?\d+,\d+", v) for v in items)
     raise DataError(f"{name}={short(value)} must be {' or '.join(map(str, counts))} finite numbers"
-                    + (", with a point before the decimals, not a comma" if comma else ""))
+                    + (", with a decimal point instead of a comma" if comma else ""))
 
 
 def size_of(record: Mapping[str, Any], row: Mapping[str, Any], source: RecordSource) -> tuple[float, float] | None:
-    """Width and height as the record tells them, else from the image's header, else None.
+    """Width and height from the record, else from the image header, else None.
 
-    Raises DataError when what the record tells is no size.
+    Raises DataError if the record's values are not a size.
     """
     for names in _SIZES:
         if has(record, *names):
@@ -195,29 +182,27 @@ def size_of(record: Mapping[str, Any], row: Mapping[str, Any], source: RecordSou
 
 
 def base_fields(record: Mapping[str, Any], source: RecordSource, *, size: bool = True) -> dict[str, Any]:
-    """Returns the fields that every canonical row has: id, image or images, width and height where they can be
-    known.
-    """
+    """The fields of every canonical row: id, image or images, and width and height if known."""
     row: dict[str, Any] = {"id": record_id(record, source), **media(record, source)}
     dimensions = size_of(record, row, source) if size else None
     return {**row, "width": dimensions[0], "height": dimensions[1]} if dimensions else row
 
 
 def media(record: Mapping[str, Any], source: RecordSource) -> dict[str, Any]:
-    """`image`, or `images` when there are several. Raises DataError when there is none.
+    """`image`, or `images` if there are several. Raises DataError if there is none.
 
-    A picture that lies in the record itself (the `{"bytes": ...}` of parquet files) stays bytes.
+    An image inside the record (the `{"bytes": ...}` of parquet files) stays bytes.
     """
     given = pick(record, *IMAGE)
     several = given if isinstance(given, (list, tuple)) and not is_pixels(given) else [given]
     paths = [source.path(image_value(item)) for item in several]
     if not paths or None in paths:
-        raise DataError(f"no field with the path of an image; known: {', '.join(IMAGE)}")
+        raise DataError(f"no field with the path of an image; known names: {', '.join(IMAGE)}")
     return {"image": paths[0]} if len(paths) == 1 else {"images": paths}
 
 
 def record_id(record: Mapping[str, Any], source: RecordSource, *names: str) -> str | int:
-    """Returns the id of a row: the record's own under `id` or one of these names, else the one of its place."""
+    """The id of a row: from `id` or one of these fields of the record, else from its position in the file."""
     for name in ("id", *names):
         own = record.get(name)
         if isinstance(own, (str, int)) and not isinstance(own, bool) and own != "":
@@ -226,7 +211,7 @@ def record_id(record: Mapping[str, Any], source: RecordSource, *names: str) -> s
 
 
 def meta(record: Mapping[str, Any], *used: str) -> dict[str, Any]:
-    """`{"meta": ...}` of the fields that no canonical one holds; {} when none is left."""
+    """`{"meta": ...}` with the fields that no canonical field holds; {} if there are none."""
     gone = {*used, *IMAGE, *_PAIRS, *(name for names in _SIZES for name in names), "id"}
     left = {k: v for k, v in record.items() if k not in gone and v is not None and _is_plain(v)}
     return {"meta": left} if left else {}
@@ -238,9 +223,7 @@ def optional(record: Mapping[str, Any], **names: str) -> dict[str, Any]:
 
 
 def image_value(item: Any) -> Any:
-    """Returns a path or bytes out of what stands for one image; also base64, as in the tables of MMBench and in data
-    URIs.
-    """
+    """The path or bytes of one image, also from base64, as in the tables of MMBench, and from data URIs."""
     if isinstance(item, str) and (data := decode_base64(item)) is not None:
         return data
     if isinstance(item, Mapping):
@@ -250,7 +233,7 @@ def image_value(item: Any) -> Any:
 
 
 def _is_plain(value: Any) -> bool:
-    """Returns whether JSON can hold a value without ado."""
+    """Whether a value fits into JSON."""
     try:
         return len(json.dumps(value, allow_nan=False)) < 1 << 20
     except (TypeError, ValueError, RecursionError):

@@ -1,8 +1,8 @@
-"""Files -> records: JSON lines, JSON, CSV and TSV, parquet and arrow, Charades-STA's and GOT-10k's text files. Hostile
+"""Files -> records: JSON lines, JSON, CSV and TSV, parquet and arrow, text files of Charades-STA and GOT-10k. Hostile
 files are refused with a message.
 
-A record is one line, or one entry of a list. Of a document that describes many images (COCO) it is one image. A folder
-is read by folders.py.
+A record is one line, or one entry of a list; of a document about many images (COCO), one image. folders.py reads
+folders.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from vlrl.data.values import number, short, unpacked
 from vlrl.errors import DataError
 
 MOST_BYTES = 2 << 30
-"""Of a text file: it is read as a whole."""
+"""Maximum size of a text file that is read as a whole."""
 MOST_DEPTH = 64
-"""Lists and objects inside one another."""
+"""Maximum nesting of lists and objects."""
 _LISTS = ("data", "samples", "rows", "records", "examples", "items", "annotations", "train", "val", "test")
 _ASKED = ("questions", "qa_pairs", "videos", "images")  # CLEVR, FigureQA, Ego4D, Visual7W
-"""Names under which a document keeps its list of records; of these, where they are objects."""
+"""Fields of a document with its list of records; these four only if the entries are objects."""
 _PIECE = 4 << 20
 """Bytes of a table that are read at once."""
 _FEW, _MANY = 32, 1024
-"""Rows of a table that are read at once: where they hold media, and where they do not."""
+"""Rows of a table that are read at once, with and without media."""
 _SPLITS = ("train", "val", "test")
 _BARE = ("image", "x1", "y1", "x2", "y2", "label")  # columns of a CSV without a header line
 _NUMBERS = frozenset(("width", "height", "difficulty", "weight", "count", "tolerance", "precision", "duration", "fps",
@@ -49,21 +49,21 @@ IsRecord = Callable[[Mapping[str, Any]], Any]
 
 
 class FileRecord(NamedTuple):
-    """A record, or why it is none."""
+    """A record, or the error in its place."""
 
     where: str
     """File and line, or file and number."""
     id: str
-    """For rows of a record that has no id of its own."""
+    """Default id for rows of a record without one."""
     record: dict[str, Any] | DataError
 
 
 def file_records(path: Path, is_record: IsRecord) -> Iterable[FileRecord]:
-    """Returns the records of a file (`is_record`: see records). Raises DataError where it cannot be read as a whole."""
+    """The records of a file (`is_record`: see records). Raises DataError if it cannot be read as a whole."""
     packed = path.suffix.lower() == ".gz" and Path(path.stem).suffix.lower() in (".jsonl", ".ndjson")
     read = _lines if packed else READERS.get(path.suffix.lower())
     if read is None:
-        raise DataError(f"{path}: rows are kept in {_ROW_SUFFIXES}")
+        raise DataError(f"{path}: rows must be in {_ROW_SUFFIXES}")
     return _document(path, is_record) if read is _document else read(path)
 
 
@@ -75,9 +75,9 @@ def _text(path: Path) -> str:
 
 
 def _text_lines(path: Path) -> Iterator[str]:
-    """Yields the lines of a file, also of a packed one, with their ends; never holds it as a whole."""
+    """Yields the lines of a file, also of a gzipped one, with line ends; the file is never in memory as a whole."""
     packed, at = path.suffix.lower() == ".gz", 0
-    too_much = f"more than the {MOST_BYTES} that are read as one; cut it up"
+    too_much = f"more than the {MOST_BYTES} that are read as a whole; split it"
     try:
         if (size := os.stat(path).st_size) > MOST_BYTES:
             raise DataError(f"{path} has {size} bytes, {too_much}")
@@ -96,12 +96,12 @@ def _decoded(path: Path, line: bytes, at: int) -> str:
     try:
         return line.decode("utf-8" if at else "utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} cannot be read: it is no UTF-8 text ({error.reason} at byte {at + error.start}). Save "
-                        "it as UTF-8.") from None
+        raise DataError(f"{path} cannot be read: it is not UTF-8 text ({error.reason} at byte {at + error.start}). "
+                        "Save it as UTF-8.") from None
 
 
 def _lines(path: Path) -> Iterator[FileRecord]:
-    """Returns the rows of a file, a line each; a list under the name of lines is read as a whole."""
+    """The rows of a .jsonl file; a JSON list under that name is read as a whole."""
     first = next((line for line in _text_lines(path) if line.strip()), "")
     if first.lstrip()[:1] == "[":
         text = _text(path)
@@ -129,7 +129,7 @@ def _document(path: Path, is_record: IsRecord = lambda document: False) -> Itera
 
 
 def _of_object(path: Path, document: Any, is_record: IsRecord) -> Iterable[FileRecord]:
-    """Returns the records of a document that is one object: COCO, a list under a name, rows by id, or one record."""
+    """The records of a document that is one object: COCO, a list under some name, rows by id, or one record."""
     if isinstance(document, dict):
         if isinstance(document.get("images"), list) and isinstance(document.get("annotations"), list):
             return _images(path, document)
@@ -155,11 +155,11 @@ def _is_coop(entries: Any) -> bool:
 
 
 def _coop(path: Path, splits: Mapping[str, Any]) -> Iterator[FileRecord]:
-    """CoOp's splits (2109.01134): under train, val and test a list of [image, number of the class, its name]."""
+    """CoOp's splits (2109.01134): train, val and test, each a list of [image, class number, class name]."""
     for split in _SPLITS:
         entries = splits.get(split) or []
         if not _is_coop(entries) and entries:
-            raise DataError(f"{path}: {split!r} must be a list of [image, number of the class, name of the class]")
+            raise DataError(f"{path}: {split!r} must be a list of [image, class number, class name]")
         for n, (image, number_, name) in enumerate(entries, 1):
             yield FileRecord(f"{path}, {split} {n}", f"{split}-{n}", {
                 "image": image, "label": name, "class_id": number_, "split": split})
@@ -171,7 +171,7 @@ def _listed(path: Path, rows: Sequence[Any]) -> Iterator[FileRecord]:
 
 
 def _images(path: Path, document: Mapping[str, Any]) -> Iterator[FileRecord]:
-    """Yields one small COCO document per image, in the order of `images`; then the annotations that belong to none."""
+    """Yields a small COCO document for each image, in the order of `images`; then the annotations of unknown images."""
     by_image: dict[Any, list[Any]] = {}
     for entry in document["annotations"]:
         key = entry.get("image_id") if isinstance(entry, dict) else None
@@ -188,32 +188,32 @@ def _images(path: Path, document: Mapping[str, Any]) -> Iterator[FileRecord]:
             continue
         if len(files[str(key)]) > 1:
             yield FileRecord(where, str(n), DataError(
-                f"{len(files[str(key)])} files in 'images' have the id {short(key)}, so whose the annotations are "
-                "cannot be told"))
+                f"{len(files[str(key)])} files in 'images' have the id {short(key)}, so their annotations "
+                "are ambiguous"))
             continue
         yield FileRecord(where, str(key), {"images": [image], "annotations": by_image.get(str(key), []), **shared})
     for key, entries in ((key, entries) for key, entries in by_image.items() if key not in files):
         first = entries[0].get("id") if isinstance(entries[0], dict) else entries[0]
         yield FileRecord(f"{path}, annotation {short(first)}", str(first), DataError(
-            f"image_id={key} of {len(entries)} annotations is the id of no entry of 'images'"))
+            f"image_id={key} of {len(entries)} annotations is not the id of any entry of 'images'"))
 
 
 def record_of(row: Any) -> dict[str, Any] | DataError:
-    """Returns the row, if it is an object, else why it is none."""
+    """The row if it is an object, else the error."""
     if isinstance(row, (dict, DataError)):
         return row
     return DataError(f"a row must be a JSON object, not a {type(row).__name__}")
 
 
 def shallow(record: dict[str, Any] | DataError) -> dict[str, Any] | DataError:
-    """Returns the record, or a DataError when it is nested so deep that writing it could fail."""
+    """The record, or a DataError if it is nested too deeply to be written."""
     level: list[Any] = [record]
     for _ in range(MOST_DEPTH):
         level = [child for value in level for child in (value.values() if isinstance(value, dict) else value)
                  if isinstance(child, (dict, list))] if not isinstance(record, DataError) else []
         if not level:
             return record
-    return DataError(f"lists and objects lie more than {MOST_DEPTH} deep inside one another")
+    return DataError(f"lists and objects are nested more than {MOST_DEPTH} deep")
 
 
 def _is_one_line(text: str) -> bool:
@@ -224,14 +224,15 @@ def _is_one_line(text: str) -> bool:
 
 
 def _table(path: Path) -> Iterator[FileRecord]:
-    """Yields a line of a CSV or TSV as a record of texts; the delimiter is the one that the first line has most of."""
+    """Yields each line of a CSV or TSV as a record of strings; the delimiter is the most frequent one in the first
+    line."""
     text = _text_lines(path)
     line_one = next(text, "")
     first = line_one.rstrip("\n")
     delimiter = max(",\t;|", key=first.count)
     bare = sum(number(cell.strip('" ')) is not None for cell in first[:10_000].split(delimiter)) >= 4
     if bare and first.count(delimiter) + 1 != len(_BARE):
-        raise DataError(f"{path}: the first line names no columns: {short(first)}. Write one that does, e.g. "
+        raise DataError(f"{path}: the first line has no column names: {short(first)}. Add a header line, e.g. "
                         f"{delimiter.join(_BARE)}")
     lines = csv.DictReader(chain([line_one], text), _BARE if bare else None, delimiter=delimiter, strict=True)
     while True:
@@ -239,7 +240,7 @@ def _table(path: Path) -> Iterator[FileRecord]:
             line = next(lines)
             twice = [name for name, count in Counter(lines.fieldnames or ()).items() if name and count > 1]
             if twice:
-                raise DataError(f"{path}:1: the column {short(twice[0])} is there twice; give each a name of its own")
+                raise DataError(f"{path}:1: the column {short(twice[0])} occurs twice; rename one of them")
         except StopIteration:
             return
         except csv.Error as error:
@@ -247,19 +248,20 @@ def _table(path: Path) -> Iterator[FileRecord]:
         where = f"{path}:{lines.line_num}"
         cells = {str(k).strip(): (v or "").strip() for k, v in line.items() if not isinstance(v, list)}
         record = {k: _cell(k, v) if v else None for k, v in cells.items() if v or k in PLACES}
-        wide = DataError(f"the line has more values than the first line has names: {short(line[None])}"  # pyright: ignore
+        wide = DataError(f"the line has more values than the header has names: {short(line[None])}"  # pyright: ignore
                          ) if None in line else None
         yield FileRecord(where, f"{path.stem}-{lines.line_num}", wide or record)
 
 
 def _cell(name: str, text: str) -> Any:
-    """Returns a text as the canonical field of this name is written: JSON and numbers as such."""
+    """A cell with JSON and numbers parsed as the canonical field of this name requires."""
     value = number(text) if name in _NUMBERS else unpacked(text)
     return text if value is None else value
 
 
 def _lines_of_text(path: Path) -> Iterator[FileRecord]:
-    """Charades-STA's "video start end##sentence", or the boxes of a GOT-10k sequence, x,y,width,height a frame."""
+    """Charades-STA's "video start end##sentence", or the boxes of a GOT-10k sequence, one x,y,width,height per frame.
+    """
     lines = [line.strip() for line in _text(path).split("\n")]
     if path.name == "groundtruth.txt":
         yield FileRecord(str(path), path.parent.name, {
@@ -270,15 +272,15 @@ def _lines_of_text(path: Path) -> Iterator[FileRecord]:
         place, _, sentence = line.partition("##")
         moment = place.split()
         if line and (len(moment) != 3 or not sentence.strip()):
-            raise DataError(f"{path}:{n} is no line of Charades-STA, 'video start end##sentence': {short(line)}. Rows "
-                            f"of other kinds are kept in {_ROW_SUFFIXES}")
+            raise DataError(f"{path}:{n} is not a line of Charades-STA, 'video start end##sentence': {short(line)}. "
+                            f"Rows of other kinds must be in {_ROW_SUFFIXES}")
         if line:
             yield FileRecord(f"{path}:{n}", f"{path.stem}-{n}", {
                 "video": moment[0], "timestamp": moment[1:], "sentence": sentence.strip()})
 
 
 def _object_of(path: Path) -> str:
-    """Returns what a sequence of GOT-10k shows: object_class of the meta_info.ini beside its boxes."""
+    """The object of a GOT-10k sequence: object_class in the meta_info.ini beside its boxes."""
     try:
         with open(path.with_name("meta_info.ini"), encoding="utf-8", errors="replace") as file:
             text = file.read(10_000)
@@ -295,9 +297,8 @@ def _parquet(path: Path) -> Iterator[FileRecord]:
 
 
 def parquet_batches(file: Any) -> Iterator[Any]:
-    """Yields the rows of an open parquet file in pieces of about _PIECE bytes; of columns with media, whose sizes
-    differ, of few rows.
-    """
+    """Yields the rows of an open parquet file in pieces of about _PIECE bytes; with few rows if columns hold media,
+    whose sizes differ."""
     most = _FEW if any(_holds_bytes(field.type) for field in file.schema_arrow) else _MANY
     for k in range(file.metadata.num_row_groups):
         group = file.metadata.row_group(k)
@@ -319,7 +320,7 @@ def _arrow(path: Path) -> Iterator[FileRecord]:
         source = pa.memory_map(str(path))
         try:
             reader = pa.ipc.open_file(source)
-        except pa.ArrowInvalid:  # what `datasets` keeps is a stream
+        except pa.ArrowInvalid:  # `datasets` writes streams
             return pa.ipc.open_stream(source)
         return (reader.get_batch(i) for i in range(reader.num_record_batches))
 
@@ -351,7 +352,7 @@ def _batches(path: Path, read: Callable[[], Iterable[Any]]) -> Iterator[FileReco
 
 
 def _plain(value: Any) -> Any:
-    """Returns a value of a table with numbers instead of decimals."""
+    """A value of a table with decimals converted to numbers."""
     if isinstance(value, Decimal):
         return int(value) if value == value.to_integral_value() else float(value)
     if isinstance(value, dict):
@@ -360,7 +361,7 @@ def _plain(value: Any) -> Any:
 
 
 def class_names(schema: Any) -> dict[str, list[str]]:
-    """Column -> names of its classes, as `datasets` keeps them in the schema; {} for any other file."""
+    """Column -> class names, as `datasets` stores them in the schema; {} for any other file."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
         inner = {k: f.get("feature", f) if isinstance(f, dict) else f[0] for k, f in features.items()}
@@ -370,9 +371,8 @@ def class_names(schema: Any) -> dict[str, list[str]]:
 
 
 def named_classes(record: dict[str, Any], classes: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Returns the record of a table with the names of its classes instead of their numbers, and no decimals; the number
-    of its `label` as `class_id`.
-    """
+    """The record of a table with class names instead of class numbers, and without decimals; the number of its `label`
+    is kept as `class_id`."""
     record = _plain(record)
     number_ = record.get("label") if "label" in classes else None
     numbered = {"class_id": number_} if type(number_) is int and "class_id" not in record else {}
@@ -380,7 +380,7 @@ def named_classes(record: dict[str, Any], classes: Mapping[str, Sequence[str]]) 
 
 
 def _named(value: Any, names: Sequence[str]) -> Any:
-    """Returns the name of a class that is given by its number."""
+    """The name of a class number."""
     if isinstance(value, list):
         return [_named(v, names) for v in value]
     known = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(names)
@@ -391,4 +391,4 @@ READERS: dict[str, Callable[[Path], Iterable[FileRecord]]] = {
     ".jsonl": _lines, ".ndjson": _lines, ".json": _document, ".csv": _table, ".tsv": _table, ".txt": _lines_of_text,
     ".parquet": _parquet, ".arrow": _arrow, ".feather": _arrow, ".tar": _tar,
 }
-"""By the end of the file's name."""
+"""Reader by file suffix."""

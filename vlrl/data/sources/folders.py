@@ -1,6 +1,6 @@
-"""Folders -> records: one folder of images a class, metadata beside images, the shards of `datasets`, GOT-10k.
+"""Folders -> records: a folder of images per class, metadata beside images, shards of `datasets`, GOT-10k.
 
-Media paths begin with the folder's own name, so they are relative to the folder that it lies in.
+Media paths begin with the folder's own name, so they are relative to its parent.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from vlrl.errors import ConfigError, DataError, did_you_mean
 
 _PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".avif", ".gif", ".bmp", ".tif", ".tiff", ".ppm")
 _SHARDS = (".parquet", ".arrow", ".tar", ".jsonl", ".ndjson")
-"""Kinds of shards; of several kinds in a folder the first is read."""
+"""Suffixes of shards; if a folder has several kinds, the first is read."""
 _METADATA = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 _MOST = 5_000_000
-"""Files of a folder."""
+"""Maximum number of files in a folder."""
 
 
 def folder_records(path: Path) -> Iterator[FileRecord]:
-    """Yields the records of a folder. Raises DataError when it holds none."""
+    """Yields the records of a folder. Raises DataError if it holds none."""
     files = sorted(_files(path))
     kinds = (("metadata beside the images", [f for f in files if os.path.basename(f) in _METADATA], _beside),
              ("shards", _shards(files), _shard),
@@ -34,15 +34,15 @@ def folder_records(path: Path) -> Iterator[FileRecord]:
     layout = next(((chosen, read) for _, chosen, read in kinds if chosen), None)
     if layout is None:
         raise DataError(f"{path}: the folder holds no rows; known: a folder of images for each class, images with "
-                        f"{' or '.join(_METADATA)}, {' or '.join(_SHARDS)} shards, GOT-10k sequences. Other "
-                        "rows lie in files: name one")
+                        f"{' or '.join(_METADATA)}, {' or '.join(_SHARDS)} shards, GOT-10k sequences. For "
+                        "other rows, name a file")
     chosen, read = layout
     for file in chosen:
         yield from read(path, file)
 
 
 def of_side(rows: list[Any], split: str) -> list[Any]:
-    """Of (place, row) pairs that name both sides in `split`, those of one side and those of none; else all."""
+    """The (location, row) pairs of one side, and of neither, if `split` fields name both sides; else all."""
     sides = [None if isinstance(row, DataError) else side_of(row.get("split")) for _, row in rows]
     if not {"train", "heldout"} <= set(sides):
         return rows
@@ -50,29 +50,26 @@ def of_side(rows: list[Any], split: str) -> list[Any]:
 
 
 def _files(path: Path) -> Iterator[str]:
-    """Yields paths of files relative to the folder; links to folders are not followed."""
+    """Yields file paths relative to the folder; links to folders are not followed."""
     count = 0
     for folder, _, names in os.walk(path):
         for name in names:
             count += 1
             if count > _MOST:
-                raise DataError(f"{path} holds more than {_MOST} files; name a folder inside it")
+                raise DataError(f"{path} holds more than {_MOST} files; name a subfolder")
             yield os.path.relpath(os.path.join(folder, name), path).replace(os.sep, "/")
 
 
 def shards_of(path: Path) -> list[str]:
-    """Returns the shards of a folder of `datasets`, relative to it, in order; [] where the folder is of another
-    kind.
-    """
+    """The shards in a folder of `datasets`, relative to it, in order; [] for other folders."""
     files = sorted(_files(path))
     beside = any(os.path.basename(f) in _METADATA for f in files)
     return [] if beside else _shards(files)
 
 
 def _shards(files: list[str]) -> list[str]:
-    """Returns the files of rows of the first kind that there is. `datasets` keeps results of map and filter beside them
-    (cache-*), which hold some once more; lines beside pictures are not taken for shards.
-    """
+    """The row files of the first kind that occurs. Results of map and filter (cache-*), which `datasets` writes beside
+    them, repeat rows and are skipped; JSON lines beside images are not shards."""
     pictured = any(file.lower().endswith(_PICTURES) for file in files)
     for kind in _SHARDS[:3 if pictured else None]:
         if shards := [f for f in files if f.endswith(kind) and not os.path.basename(f).startswith("cache-")]:
@@ -81,7 +78,7 @@ def _shards(files: list[str]) -> list[str]:
 
 
 def split_files(path: Path, split: str) -> list[Path]:
-    """Returns the files of a split of a folder, or the folder that it is. Raises ConfigError naming those there are."""
+    """The files of a split of a folder, or its subfolder. Raises ConfigError listing the existing splits."""
     if os.path.isfile(path / "dataset_dict.json") and os.path.isdir(path / split):
         return [path / split]
     try:
@@ -94,13 +91,13 @@ def split_files(path: Path, split: str) -> list[Path]:
 
 
 def split_of(file: str) -> dict[str, str]:
-    """Returns the split that one of the folders or the name of a file tells."""
+    """The split in a folder name or file name of a path."""
     split_part = next((part for part in file.split("/") if side_of(part)), None)
     return {"split": split_part.split("-")[0].split(".")[0]} if split_part else {}
 
 
 def _picture(path: Path, file: str) -> Iterator[FileRecord]:
-    """Yields an image whose folder is named after its class: .../<split>/<class>/name.png or <class>/name.png."""
+    """Yields an image in the folder of its class: .../<split>/<class>/name.png or <class>/name.png."""
     parts = file.split("/")
     inner = [p for p in parts[:-1] if p not in SPLIT_NAMES]
     if inner:
@@ -110,16 +107,14 @@ def _picture(path: Path, file: str) -> Iterator[FileRecord]:
 
 
 def _shard(path: Path, file: str) -> Iterator[FileRecord]:
-    """Yields a parquet or arrow file of `datasets`."""
+    """Yields the records of a shard of `datasets`."""
     for n, (where, id, record) in enumerate(READERS[os.path.splitext(file)[1]](path / file), 1):
         yield FileRecord(where, id if file.endswith(".tar") else f"{os.path.splitext(file)[0]}-{n}",
                      record if isinstance(record, DataError) else {**split_of(file), **record})
 
 
 def _beside(path: Path, file: str) -> Iterator[FileRecord]:
-    """Yields the lines of metadata.csv and its like, whose media lie beside it, or the boxes of a sequence of
-    frames.
-    """
+    """Yields the lines of metadata.csv and the like, whose media lie beside it, or the boxes of a frame sequence."""
     inner = "/".join(filter(None, (path.name, os.path.dirname(file))))
     for where, id, record in READERS[os.path.splitext(file)[1]](path / file):
         if not isinstance(record, DataError):

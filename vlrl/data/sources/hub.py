@@ -1,10 +1,10 @@
 """Data sets of the Hugging Face Hub by name: `org/name@split`, `org/name/config@split`, `org/name@split#revision`.
 
-    files, root = fetched(parsed("org/name@train"), cache_folder())     # local files of one commit
+    files, root = fetch_split(parse_hub_name("org/name@train"), cache_folder())     # local files of one commit
 
-What is fetched are files of rows and media, never code; which of them a split holds is told by the card of the data
-set, else by their names. The revision becomes a commit, which a run keeps (`pin`), so that it goes on with the same
-files. No network without such a name; HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE are those of `huggingface_hub`.
+Only row and media files are downloaded, never code; the dataset card says which files belong to a split, else their
+names do. The revision is resolved to a commit, which a run stores (`pin`) so that it resumes with the same files. The
+network is used for such names only; HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE work as in `huggingface_hub`.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ _NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?
                    r"@(?P<split>\w[\w-]{0,95})(?:#(?P<revision>\w[\w./-]{0,199}))?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _TOGETHER = 8
-"""Files that are fetched at the same time."""
+"""Number of parallel downloads."""
 
 
 @dataclass(frozen=True)
 class HubName:
-    """A split of a data set."""
+    """A split of a Hub data set."""
 
     repo: str
     config: str
-    """"" = the only one, or the default one."""
+    """"" = the only configuration, or the default one."""
     split: str
     revision: str
     """A branch, tag or commit; "" = main."""
@@ -52,21 +52,21 @@ class HubName:
 
 
 def parse_hub_name(text: str) -> HubName | None:
-    """Returns the parts of a Hub name; None where a text is none."""
+    """The parts of a Hub name; None for any other text."""
     match = _NAME.fullmatch(text)
     return HubName(match["repo"], match["config"] or "", match["split"], match["revision"] or "") if match else None
 
 
 def is_local(text: str) -> bool:
-    """Returns whether a Hub name is that of a local file, or of a split of a local folder, which is read then."""
+    """Whether a Hub name is also a local file or a split of a local folder, which then takes precedence."""
     return os.path.exists(text) or split_of_folder(text) is not None
 
 
 def fetch_split(name: HubName, cache: Path) -> tuple[list[Path], Path]:
-    """Returns the local files of a split, or the folder of its images, and the folder that its media lie under.
+    """The local files of a split, or the folder of its images, and the root folder of its media.
 
-    Raises ConfigError, without the setting, where there is no such data set, revision, configuration or split, or where
-    it may not be read; RunError when the network or the cache fail.
+    Raises ConfigError, without the name of the setting, for an unknown data set, revision, configuration or split, or
+    one that may not be read; RunError when the network or the cache fail.
     """
     commit, listing = _listing(name, cache)
     try:
@@ -81,7 +81,7 @@ def fetch_split(name: HubName, cache: Path) -> tuple[list[Path], Path]:
 
 
 def commit_of(name: HubName, cache: Path) -> str:
-    """Returns the commit that a name stands for now. Raises as `fetched`."""
+    """The commit that a name currently refers to. Raises as `fetch_split`."""
     return name.revision if _COMMIT.fullmatch(name.revision) else _listing(name, cache)[0]
 
 
@@ -89,7 +89,7 @@ def commit_of(name: HubName, cache: Path) -> str:
 
 
 def pin(names: Iterable[str], run: Path, cache: Path, goes_on: bool) -> None:
-    """Writes which commit each Hub name of a run stands for; a run that goes on keeps those it has."""
+    """Writes the commit of each Hub name of a run; a resumed run keeps the commits it has."""
     before, commits = (read_json(run / PINS) or {}) if goes_on else {}, {}
     for text in names:
         name = parse_hub_name(text)
@@ -105,7 +105,7 @@ def pin(names: Iterable[str], run: Path, cache: Path, goes_on: bool) -> None:
 
 
 def pinned(text: str, run: str | Path) -> str:
-    """Returns a name with the commit that the run in this folder has for it; any other text as it is."""
+    """A Hub name with the commit that the run in this folder has stored for it; any other text unchanged."""
     name = parse_hub_name(text) if run else None
     commit = (read_json(Path(run) / PINS) or {}).get(text) if name else None
     return str(replace(name, revision=commit)) if name and isinstance(commit, str) else text
@@ -119,7 +119,7 @@ def _folder(name: HubName, cache: Path) -> Path:
 
 
 def _listing(name: HubName, cache: Path) -> tuple[str, Mapping[str, Any]]:
-    """Returns the commit of a name and what the data set holds there: asked for, or kept where there is no network."""
+    """Commit and file list of a data set, from the Hub, or from the cache without a network."""
     folder, revision = _folder(name, cache), name.revision or "main"
     revisions = read_json(folder / "revisions.json") or {}
     known = revision if _COMMIT.fullmatch(revision) else revisions.get(revision)
@@ -133,16 +133,16 @@ def _listing(name: HubName, cache: Path) -> tuple[str, Mapping[str, Any]]:
             info = HfApi(library_name="vlrl").dataset_info(name.repo, revision=revision)
     except _NoNetwork as error:
         if not known or not listing:
-            raise RunError(f"{error} It is not in {folder} either; fetch it once with a network, or name local "
-                           "files.") from None
-        log.warning("%s The files of commit %s in %s are used.", error, known[:12], folder)
+            raise RunError(f"{error} It is not cached in {folder}; download it once with network access, or use "
+                           "local files.") from None
+        log.warning("%s Cached files of commit %s in %s are used.", error, known[:12], folder)
         return known, listing
     card = info.card_data.to_dict() if info.card_data else {}
     files = [one.rfilename for one in info.siblings or () if is_data(one.rfilename)]
     configs = card.get("configs") if isinstance(card.get("configs"), list) else []
     listing, commit = {"files": files, "configs": configs}, str(info.sha)
     if not _COMMIT.fullmatch(commit):
-        raise ConfigError(f"the Hub gives no commit for {name.repo} at {revision!r}")
+        raise ConfigError(f"the Hub returns no commit for {name.repo} at {revision!r}")
     write_text(folder / f"{commit}.json", json.dumps(listing, default=str), sync=False)
     write_text(folder / "revisions.json", json.dumps({**revisions, revision: commit}), sync=False)
     return commit, listing
@@ -159,7 +159,7 @@ def _fetch(name: HubName, commit: str, folder: Path, selection: Selection) -> No
     missing = [file for file in selection.fetch if not _is_whole(folder, file)]
     if not missing:
         return
-    log.info("fetching %d files of the data set %s at commit %s", len(missing), name.repo, commit[:12])
+    log.info("downloading %d files of the data set %s at commit %s", len(missing), name.repo, commit[:12])
     try:
         with ThreadPoolExecutor(_TOGETHER) as pool:
             list(pool.map(get, missing))
@@ -168,24 +168,24 @@ def _fetch(name: HubName, commit: str, folder: Path, selection: Selection) -> No
 
 
 def _is_whole(folder: Path, file: str) -> bool:
-    """Returns whether the library has moved a file to its place: it writes beside it, and notes what it has done."""
+    """Whether the library has completed a download: it writes beside the target, then adds a metadata file."""
     return (folder / file).is_file() and (folder / ".cache/huggingface/download" / f"{file}.metadata").is_file()
 
 
 class _NoNetwork(Exception):
-    """The Hub cannot be asked, or asks are switched off."""
+    """The Hub cannot be reached, or offline mode is on."""
 
 
 @contextmanager
 def _failures(name: HubName) -> Iterator[None]:
-    """Says what to do about what the Hub, the network or the library raise."""
+    """Turns errors of the Hub, the network or the library into errors with a way out."""
     from huggingface_hub import constants, errors
 
     where = f"the data set {name.repo} at {constants.ENDPOINT}"
     try:
         yield
     except errors.GatedRepoError:
-        raise ConfigError(f"{where} asks for consent: accept its terms on its page, and set HF_TOKEN to your "
+        raise ConfigError(f"{where} is gated: accept its terms on its page, and set HF_TOKEN to your "
                           "token") from None
     except errors.RepositoryNotFoundError:
         raise ConfigError(f"{where} does not exist, or is private: check the name, or set HF_TOKEN to a token that may "
@@ -194,17 +194,17 @@ def _failures(name: HubName) -> Iterator[None]:
         raise ConfigError(f"{where} has no revision {name.revision or 'main'!r}: name a branch, tag or commit after "
                           "'#'") from None
     except errors.HFValidationError as error:
-        raise ConfigError(f"{name.repo!r} is no name of a data set: {error}") from None
+        raise ConfigError(f"{name.repo!r} is not a valid data set name: {error}") from None
     except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError):
-        offline = "HF_HUB_OFFLINE is set, so nothing is asked for" if constants.HF_HUB_OFFLINE else "no network"
+        offline = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "no network"
         raise _NoNetwork(f"{where}: {offline}.") from None
     except errors.HfHubHTTPError as error:
         status = error.response.status_code if error.response is not None else 0
         if status == 401:
-            raise ConfigError(f"{where} is not for everyone: set HF_TOKEN to a token that may read it") from None
-        raise _NoNetwork(f"{where} cannot be asked: status {status}.") from None
-    except (errors.HTTPError, ConnectionError, TimeoutError) as error:  # of the HTTP client that the library has
-        raise _NoNetwork(f"{where} cannot be asked: {type(error).__name__}.") from None
+            raise ConfigError(f"{where} requires access: set HF_TOKEN to a token that may read it") from None
+        raise _NoNetwork(f"{where} cannot be reached: status {status}.") from None
+    except (errors.HTTPError, ConnectionError, TimeoutError) as error:  # of the library's HTTP client
+        raise _NoNetwork(f"{where} cannot be reached: {type(error).__name__}.") from None
     except OSError as error:
-        raise RunError(f"{where} cannot be fetched: {error}. Free space, or name another place with "
-                       "data.cache.") from None
+        raise RunError(f"{where} cannot be downloaded: {error}. Free space, or set data.cache to another "
+                       "folder.") from None

@@ -1,6 +1,6 @@
-"""Which files of a data set's repository a split holds: by its card (`configs:`, `data_files:`), else by their names.
+"""The files of a split in a data set repository: by its card (`configs:`, `data_files:`), else by file names.
 
-File names and cards are hostile: nothing that leads out of a folder, and nothing but rows and media, is chosen.
+File names and cards are untrusted: no path outside a folder, and nothing but rows and media, is selected.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 _ROWS = (".parquet", ".arrow", ".jsonl", ".ndjson", ".jsonl.gz", ".csv", ".tsv", ".json", ".tar")
-"""Files of rows; of several kinds the first is read."""
+"""Suffixes of row files; of several kinds the first is read."""
 _OWN_MEDIA = (".parquet", ".arrow", ".tar")
-"""Kinds that hold their media themselves."""
+"""Kinds that contain their media."""
 _MEDIA = (".png", ".jpg", ".jpeg", ".webp", ".avif", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".mp4", ".mkv", ".webm",
           ".mov", ".avi", ".m4v")
 _BESIDE = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
@@ -40,20 +40,20 @@ class Selection:
     """The files of a split, relative to the repository."""
 
     read: tuple[str, ...]
-    """Files of rows, or one folder of images."""
+    """Row files, or one folder of images."""
     fetch: tuple[str, ...]
-    """What must be there to read them."""
+    """All files needed to read them."""
 
 
 def is_data(file: str) -> bool:
-    """Returns whether a file may be fetched: rows or media, by a plain path."""
+    """Whether a file may be downloaded: rows or media, with a plain path."""
     parts = file.split("/")
     plain = file.isprintable() and "\\" not in file and not any(p in ("", ".", "..") or p[0] == "." for p in parts)
     return plain and len(file) < 1000 and file.lower().endswith((*_ROWS, *_MEDIA)) and parts[-1] not in _NO_ROWS
 
 
 def selected(files: Sequence[str], configs: Sequence[Any], config: str, split: str) -> Selection:
-    """Returns the files of a split. Raises NoSuchSplit naming those that there are."""
+    """The files of a split. Raises NoSuchSplit listing the existing ones."""
     files = [file for file in files if is_data(file)]
     entries = {str(one["config_name"]): one for one in configs if isinstance(one, Mapping) and one.get("config_name")}
     folders = {file.split("/")[0] for file in files if "/" in file}
@@ -73,7 +73,7 @@ def selected(files: Sequence[str], configs: Sequence[Any], config: str, split: s
 
 
 def _default(entries: Mapping[str, Any]) -> Any:
-    """Returns the configuration that is meant where none is named."""
+    """The configuration to use if none is named."""
     marked = [one for name, one in entries.items() if one.get("default") is True or name == "default"]
     if not marked and len(entries) > 1:
         raise NoSuchSplit(_UNNAMED, "", [*entries])
@@ -81,14 +81,14 @@ def _default(entries: Mapping[str, Any]) -> Any:
 
 
 def _one_configuration(files: Sequence[str]) -> None:
-    """Refuses to mix what refs/convert/parquet keeps apart: <configuration>/<split>/0000.parquet."""
+    """Refuses to mix the configurations of refs/convert/parquet: <configuration>/<split>/0000.parquet."""
     folders = sorted({file.split("/")[0] for file in files if re.fullmatch(r"[^/]+/[^/]+/\d{4}\.parquet", file)})
     if len(folders) > 1:
         raise NoSuchSplit(_UNNAMED, "", folders)
 
 
 def _by_card(data_files: Any, files: Sequence[str], inside: str) -> dict[str, list[str]]:
-    """Returns split -> files by the patterns of a card; {} where it has none."""
+    """Split -> files by the patterns of a card; {} without patterns."""
     if isinstance(data_files, (str, list)) and (isinstance(data_files, str) or all(
             isinstance(one, str) for one in data_files)):
         data_files = {"train": data_files} if data_files else {}
@@ -103,7 +103,7 @@ def _by_card(data_files: Any, files: Sequence[str], inside: str) -> dict[str, li
 
 
 def _fits(parts: Sequence[str], globs: Sequence[str]) -> bool:
-    """Returns whether a path fits a pattern of a card: `data/train-*`, `**/x.parquet`, or a folder."""
+    """Whether a path matches a pattern of a card: `data/train-*`, `**/x.parquet`, or a folder."""
     if not globs:
         return True
     if globs[0] == "**":
@@ -112,17 +112,15 @@ def _fits(parts: Sequence[str], globs: Sequence[str]) -> bool:
 
 
 def _globs(pattern: str) -> list[str]:
-    """Returns the parts of a pattern; of a long one, or of one with many "**", which could take forever, one that fits
-    nothing.
-    """
+    """The parts of a pattern. A long pattern, or one with many "**", could take forever, and becomes one that matches
+    nothing."""
     parts = pattern.removeprefix("./").rstrip("/").split("/")
     return parts if len(pattern) < 500 and parts.count("**") <= 3 else [""]
 
 
 def _by_name(files: Sequence[str]) -> dict[str, list[str]]:
-    """Returns split -> files by names: `test-00000-of-00002.parquet`, `data/val.jsonl`, `train/...`; all are train
-    where none says.
-    """
+    """Split -> files by names: `test-00000-of-00002.parquet`, `data/val.jsonl`, `train/...`; all are train if no name
+    says."""
     splits: dict[str, list[str]] = {}
     for file in files:
         if name := _named(file):
@@ -131,7 +129,7 @@ def _by_name(files: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _named(file: str) -> str:
-    """Returns the split that a path names; "" for none."""
+    """The split in a path; "" without one."""
     if (shard := _SHARD.search(file)) and shard[1] not in ("data", "part", "shard"):
         return _ALIASES.get(shard[1], shard[1])
     words = (word for part in file.split("/") for word in re.split(r"[-_. ]", part.lower()))
@@ -149,7 +147,7 @@ def _selection(chosen: Sequence[str], files: Sequence[str]) -> Selection:
 
 
 def _top(chosen: Sequence[str]) -> str:
-    """Returns the folder of images: the one that names their split, or "." for all of the repository."""
+    """The folder of images: the one named after their split, or "." for the whole repository."""
     folders = {"/".join(parts[:i + 1]) for file in chosen for parts in [file.split("/")[:-1]]
                for i, part in enumerate(parts) if _named(f"{part}/x") and _named(f"{part}/x") == _named(file)}
     return folders.pop() if len(folders) == 1 else "."

@@ -1,4 +1,4 @@
-"""One line of JSON -> what it says, within limits, each key once."""
+"""Parsing of one line of JSON with size limits and unique keys."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from vlrl.data.values import short
 from vlrl.errors import DataError
 
 MOST_LINE = 16 << 20
-"""Characters of one line of a .jsonl file."""
+"""Maximum length of a line of a .jsonl file."""
 
 
 def parse_line(text: str, most: int = MOST_LINE) -> Any:
-    """Returns what a line of JSON says, or a DataError."""
+    """The value of a line of JSON, or a DataError."""
     if len(text) > most:
         return DataError(f"a line of {len(text)} characters, more than the {most} that one row may have")
     try:

@@ -1,4 +1,4 @@
-"""Samples of files larger than memory: a row is read, checked and made a sample when it is asked for."""
+"""Samples of files larger than memory: each row is read, checked and made a sample on demand."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from vlrl.types import Sample
 log = logging.getLogger(__name__)
 
 LARGE = 64 << 20
-"""Bytes from which data.index=auto reads rows one at a time; packed files count ten times."""
+"""Bytes from which data.index=auto reads rows on demand; compressed files count ten times."""
 
 
 _LOOKED_AT = 64
 SPREAD = 256
-"""Rows of a large file that are compared at a resume."""
+"""Rows of a large file that are compared when a run is resumed."""
 
 
 class LazySamples(SampleSequence):
-    """The samples of a split, made when asked for. A bad row raises its DataError, naming file and line, each time."""
+    """The samples of a split, made on demand. A bad row raises its DataError, naming file and line, each time."""
 
     def __init__(self, task: Any, rows: IndexedRecords, split: str, root: Path, files: Sequence[Path] = ()):
         self.files = tuple(files)
@@ -49,7 +49,7 @@ class LazySamples(SampleSequence):
         return len(self._rows) if self._places is None else len(self._places)
 
     def record(self, index: int) -> FileRecord:
-        """Returns where a row stands, its id and what the file holds of it, before anything is made of it."""
+        """Location, id and raw record of a row."""
         return self._rows[index if self._places is None else int(self._places[index])]
 
     def where(self, place: int) -> str:
@@ -79,9 +79,9 @@ class LazySamples(SampleSequence):
 
 
 def lazy_samples(task: Any, split: str, files: Sequence[Path], root: Path) -> LazySamples | None:
-    """Returns the samples of large files; None where `data.index` or their kind has them read as a whole.
+    """The samples of large files; None if `data.index` or the kind of file require reading them as a whole.
 
-    Raises ConfigError where data.index=lazy cannot be, DataError for files that cannot be read or have no row.
+    Raises ConfigError if data.index=lazy is impossible, DataError for files that cannot be read or have no row.
     """
     data = task.data
     check_format(data.format)
@@ -95,38 +95,38 @@ def lazy_samples(task: Any, split: str, files: Sequence[Path], root: Path) -> La
     if rows is None or why:
         if setting:
             raise ConfigError(f"{setting}: {files[0]}: {why}. Leave it out (data.index=memory reads all rows), or "
-                              f"write the file anew: vlrl data convert {files[0].name} -o rows.jsonl")
+                              f"convert the file: vlrl data convert {files[0].name} -o rows.jsonl")
         return None
     samples = LazySamples(task, rows, split, root, files)
     if not len(samples):
         raise DataError(f"data.{split}={str(files[0])!r} has no usable row")
-    log.info("data.%s: %d rows, each read when it is drawn", split, len(samples))
+    log.info("data.%s: %d rows, each read on demand", split, len(samples))
     return samples
 
 
 def _unfit(rows: IndexedRecords | None, data: DataSettings) -> str:
-    """Returns why rows cannot be read one at a time; "" where they can, as far as the first tells."""
+    """Why rows cannot be read on demand; "" if they can, judging by the first ones."""
     if rows is None:
-        return "files of this kind are read as a whole; .jsonl, .jsonl.gz, .parquet and .arrow are not"
+        return "files of this kind are read as a whole; use .jsonl, .jsonl.gz, .parquet or .arrow"
     name = _format(rows, data)
-    return "" if format_named(name).alone else (
-        f"rows of format {name} are made of several records, or several of one, so they cannot be read one at a time")
+    joins = f"format {name} joins or splits records, so its rows cannot be read one at a time"
+    return "" if format_named(name).alone else joins
 
 
 def _format(rows: IndexedRecords, data: DataSettings) -> str:
-    """Returns the format of all rows, as some of them tell."""
+    """The format of all rows, judging by a sample of them."""
     if data.format != "auto":
         return data.format
     return format_of([rename_columns(record, data.columns) for record in _looked_at(rows)])
 
 
 def _looked_at(rows: IndexedRecords) -> list[Any]:
-    """Returns _LOOKED_AT records without the media that they hold, at even distances."""
+    """_LOOKED_AT evenly spaced records, without embedded media."""
     return [without_bytes(rows[i].record) for i in range(0, len(rows), max(1, len(rows) // _LOOKED_AT))]
 
 
 def _of_side(sides: np.ndarray | None, split: str) -> np.ndarray | None:
-    """Returns the rows of one side and of none, where both occur; None = all."""
+    """The rows of one side and of neither, if both sides occur; None = all."""
     if sides is None or not {1, 2} <= set(np.unique(sides).tolist()):
         return None
     return np.flatnonzero((sides == 0) | (sides == (1 if split == "train" else 2)))

@@ -1,4 +1,4 @@
-"""Rows of a file in any format of FORMATS, made canonical.
+"""The rows of a file in any format of FORMATS, as canonical rows.
 
     rows_in(Path("screenspot_v2.json"))         # [("screenspot_v2.json, row 1", {"id": ..., "instruction": ..., ...})]
 """
@@ -24,35 +24,35 @@ from vlrl.errors import ConfigError, DataError, did_you_mean
 from vlrl.types import Row
 
 Placed = list[tuple[int, str, Row | DataError]]
-"""Rows of a file: number, place, and the row or why there is none. Rows of one record have the same number."""
+"""Rows of a file: number, location, and the row or the error in its place. Rows of one record have the same number."""
 _CONTENT = frozenset(("image", "images", "video", "question"))
-"""Canonical fields of which a line of a table has at least one."""
+"""Canonical fields of which a line of a table must have one."""
 
 
 @dataclass(frozen=True)
 class Format:
-    """A way in which annotations are written. A record is one line of a .jsonl file, or one entry of a .json list."""
+    """An annotation format. A record is one line of a .jsonl file, or one entry of a .json list."""
 
     recognises: Callable[[Mapping[str, Any]], bool]
     """Whether a record has the fields of this format."""
     rows: Callable[[Mapping[str, Any], RecordSource], Sequence[Row]]
-    """The canonical rows that a record stands for. Raises DataError."""
+    """The canonical rows of a record. Raises DataError."""
     together: Callable[[Placed], Placed] | None = None
-    """Looks at all rows of a file: joins those of one image, tells each what all ask for."""
+    """Processes all rows of a file: joins those of one image, or gives each the labels of all."""
     several: bool = False
     """Whether one record may stand for several rows."""
     refuse: Callable[[Mapping[str, Any]], None] | None = None
-    """Of a format that reads whatever asks and answers, also where a more particular one would know the words of an
-    answer: raises DataError where a record can be read in two ways."""
+    """For a general format that reads any question and answer, even records that a more specific one would recognise:
+    raises DataError for a record with two possible readings."""
 
     @property
     def alone(self) -> bool:
-        """Whether every record is one row, whatever the others say."""
+        """Whether each record is one row, independent of the others."""
         return not self.several and self.together is None
 
 
 def _is_canonical(record: Mapping[str, Any]) -> bool:
-    """Returns whether a record says what to find in the canonical words, whatever else it has."""
+    """Whether a record states its target in canonical fields, whatever else it has."""
     boxes = record.get("boxes")
     return "id" in record and (
         (isinstance(boxes, list) and all(isinstance(b, dict) and "box" in b for b in boxes))
@@ -62,7 +62,7 @@ def _is_canonical(record: Mapping[str, Any]) -> bool:
 
 
 CANONICAL = Format(_is_canonical, lambda record, source: [dict(record)])
-"""The format of vlrl's own rows, for which no other is looked at."""
+"""The format of vlrl's own rows, tried before all others."""
 _TABLES = Table({
     "formats": "vlrl.data.formats.known:FORMATS",
     "rivals": "vlrl.data.formats.known:RIVALS",
@@ -76,9 +76,8 @@ def format_named(name: str) -> Format:
 
 
 def formats() -> Mapping[str, Format]:
-    """Returns all formats by name, the most particular first: a record is of the first that recognises it, and
-    canonical if none does; `auto` takes the one that most records of a file are of.
-    """
+    """All formats by name, the most specific first: a record belongs to the first that recognises it, else it is
+    canonical; `auto` takes the format of most records of a file."""
     return _TABLES["formats"]
 
 
@@ -87,17 +86,17 @@ def rows_in(path: Path, format: str = "auto", root: Path | None = None,
             roots: tuple[Path, ...] = (), taken: set[str] | None = None,
             shapes: Counter[str] | None = None, cache: str = "", answer_type: str | None = None,
             types: TypeTable | None = None, boxes: str = "auto") -> list[tuple[str, Row | DataError]]:
-    """(place, canonical row) of every row of a file; what is no row of a known format gives its DataError instead.
+    """(location, canonical row) of every row of a file; a record that is not a row of a known format gives its
+    DataError.
 
-    Ids that other people's records repeat become unique, among those `taken` by files before too; canonical rows keep
-    theirs.
+    Repeated ids of other formats become unique, also among those `taken` by earlier files; canonical rows keep theirs.
 
-    Media lie under `root` (default: the file's folder) or `roots`; sizes that a format leaves out are read from their
-    headers. `columns` says which field of the records stands for a canonical one. `shapes` counts what each record is
-    recognised as. Types of answers that no field says are settled over the file, see answer_types; `answer_type` comes
-    before, and `types` counts them. `boxes` says what boxes and points are, as data.boxes.
+    Media lie under `root` (default: the file's folder) or `roots`; missing sizes are read from image headers. `columns`
+    maps canonical fields to columns of the records. `shapes` counts recognised formats. Guessed answer types are
+    settled over the file, see answer_types; `answer_type` overrides them, and `types` counts them. `boxes` is the
+    format of boxes and points, as data.boxes.
 
-    Raises DataError when the file as a whole cannot be read, ConfigError for an unknown format.
+    Raises DataError when the file cannot be read as a whole, ConfigError for an unknown format.
     """
     check_format(format)
     forget_shapes()
@@ -123,9 +122,7 @@ def rows_in(path: Path, format: str = "auto", root: Path | None = None,
 
 
 def format_of(records: Sequence[Mapping[str, Any] | DataError]) -> str:
-    """Returns the format of a file: the one that most of its records are recognised as; canonical where most are of
-    none.
-    """
+    """The format of a file: that of most of its records; canonical if most are of none."""
     names = Counter(recognised_format(record) for record in records if not isinstance(record, DataError))
     known = [(name, count) for name, count in names.most_common() if name]
     return known[0][0] if known and known[0][1] >= names[None] else "canonical"
@@ -133,8 +130,7 @@ def format_of(records: Sequence[Mapping[str, Any] | DataError]) -> str:
 
 def rows_as(record: Mapping[str, Any] | DataError, name: str, source: RecordSource, sure: bool = False
             ) -> Sequence[Row | DataError]:
-    """Returns the rows of a record of a file of format `name`; unless that is `sure`, a record of another format has
-    none.
+    """The rows of a record in a file of format `name`; unless that is `sure`, a record of another format is an error.
     """
     if sure or name == "canonical" or isinstance(record, DataError):
         return canonical_rows(record, name, source)
@@ -143,16 +139,16 @@ def rows_as(record: Mapping[str, Any] | DataError, name: str, source: RecordSour
     asks = (own is None or known.refuse) and any(_recognises(known, r) for r in (record, plain))
     if own == name or asks:
         return canonical_rows(record, name, source)
-    if own is None and (empty := _unanswered(record)):
+    if own is None and (empty := _TABLES["unanswered"](record)):
         return [empty]
-    of = f"format {own}" if own else f"no known format ({short(', '.join(record))})"  # an empty cell is no field
-    return [DataError(f"its fields are those of {of}, and most of the file's rows are of format {name}. Mend it, move "
-                      f"it to another file, or have all rows read in one way: data.format={name} (--format {name})")]
+    of = f"format {own}" if own else f"no known format ({short(', '.join(record))})"
+    return [DataError(f"its fields are those of {of}, but most of the file's rows are of format {name}. Fix it, move "
+                      f"it to another file, or read all rows in one format: data.format={name} (--format {name})")]
 
 
 def canonical_rows(record: Mapping[str, Any] | DataError, format: str = "auto",
               source: RecordSource | None = None) -> Sequence[Row | DataError]:
-    """Returns the rows of a record in the named format, or in the first that recognises it; or why it has none.
+    """The rows of a record in the named format, or in the first that recognises it; or the error in their place.
 
     Raises ConfigError for an unknown format.
     """
@@ -161,7 +157,7 @@ def canonical_rows(record: Mapping[str, Any] | DataError, format: str = "auto",
         return [record]
     name = format if format != "auto" else recognised_format(record) or "canonical"
     chosen, native = format_named(name), name == "canonical"
-    if native and "id" not in record and (empty := _unanswered(record)):
+    if native and "id" not in record and (empty := _TABLES["unanswered"](record)):
         return [empty]
     try:
         beside = {} if native else tools_and_environment(record)
@@ -173,18 +169,18 @@ def canonical_rows(record: Mapping[str, Any] | DataError, format: str = "auto",
             left = unread_columns(name, kept, rows, lambda less: chosen.rows(less, source))
             rows = [{**row, "meta": {**row.get("meta", {}), **left}} for row in rows] if left else rows
         return [boxes_to_pixels({**row, **beside}, source.boxes) for row in rows] or [DataError(
-            f"it holds nothing to ask: one of its lists ({short([k for k, v in record.items() if v == []])}) is empty")]
+            f"it holds no question: one of its lists ({short([k for k, v in record.items() if v == []])}) is empty")]
     except DataError as error:
         return [error]
-    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:  # shapes nobody thought of
-        return [DataError(f"it looks like a record of format {name}, but is not shaped like one: "
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:  # unforeseen shapes
+        return [DataError(f"it looks like a record of format {name}, but is malformed: "
                           f"{type(error).__name__}: {str(error)[:200]}")]
 
 
 def tools_and_environment(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the `tools` and the `environment` of a record in any format. Raises DataError for a tool without a name.
+    """`tools` and `environment` of a record in any format. Raises DataError for a tool without a name.
 
-    Other things under these names (a list of words, a text) are none.
+    Other values under these names (a list of words, a string) are ignored.
     """
     tools, settings = unpacked(record.get("tools")), unpacked(record.get("environment"))
     fields = {"tools": tools_of(tools)} if are_tools(tools) else {}
@@ -195,10 +191,10 @@ def tools_and_environment(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def recognised_format(record: Mapping[str, Any] | DataError) -> str | None:
-    """Returns the name of the first format that recognises a record."""
+    """The name of the first format that recognises a record."""
     if isinstance(record, DataError):
         return None
-    if "question_type" not in record and _recognises(CANONICAL, record):  # by which one format comes before
+    if "question_type" not in record and _recognises(CANONICAL, record):  # MathVista's format comes before canonical
         return "canonical"
     return next((name for name, format in formats().items() if _recognises(format, record)), None)
 
@@ -211,13 +207,8 @@ def check_format(format: str) -> None:
 
 
 def _unknown(record: Mapping[str, Any]) -> DataError:
-    return DataError(f"its columns are those of no known format: {short(', '.join(record))}. Name them as docs/data.md "
-                     "does, or say which stands for what, e.g. --columns image=photo --columns xmin=left_edge")
-
-
-def _unanswered(record: Mapping[str, Any]) -> DataError | None:
-    """Returns why a record of no known format that asks has no row: its answer is empty."""
-    return _TABLES["unanswered"](record)
+    return DataError(f"its columns match no known format: {short(', '.join(record))}. Name them as in docs/data.md, or "
+                     "map them, e.g. --columns image=photo --columns xmin=left_edge")
 
 
 def _recognises(format: Format, record: Mapping[str, Any]) -> bool:
@@ -228,19 +219,17 @@ def _recognises(format: Format, record: Mapping[str, Any]) -> bool:
 
 
 def check_columns(records: Sequence[Mapping[str, Any] | DataError], columns: Mapping[str, str], path: Path) -> None:
-    """Raises DataError for a column that `columns` names and none of the records has."""
+    """Raises DataError for a column in `columns` that no record has."""
     there = list(dict.fromkeys(str(name) for record in records if not isinstance(record, DataError) for name in record))
     for name, column in sorted(columns.items()) if records else ():
         if column not in there:
-            raise DataError(f"{path}: none of {len(records)} rows looked at has a column {column!r}, which "
-                            f"data.columns (--columns) names for {name!r}.{did_you_mean(column, there)} There are: "
+            raise DataError(f"{path}: none of {len(records)} rows has a column {column!r}, which "
+                            f"data.columns (--columns) maps to {name!r}.{did_you_mean(column, there)} There are: "
                             f"{short(', '.join(there))}")
 
 
 def rename_columns(record: dict[str, Any] | DataError, columns: Mapping[str, str]) -> dict[str, Any] | DataError:
-    """Returns the record with fields under the names that they stand for, without others that could stand for the
-    same.
-    """
+    """The record with columns renamed to canonical fields, without other columns for the same fields."""
     if isinstance(record, DataError) or not columns:
         return record
     given = {name: record[field] for name, field in columns.items() if field in record}

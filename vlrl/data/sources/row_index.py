@@ -43,21 +43,21 @@ log = logging.getLogger(__name__)
 
 _CHUNK = 4 << 20
 _GROUP_BYTES = 16 << 20
-"""Of a parquet row group, decoded: larger ones are unpacked once, since one row costs the whole group."""
+"""Maximum decoded size of a parquet row group; larger ones are unpacked once, since one row costs the whole group."""
 _HUGE = 512 << 20
-"""Of a row group that is worth a warning."""
+"""Row group size that is worth a warning."""
 _KEPT_BYTES = 64 << 20
-"""Of decoded row groups kept in memory."""
+"""Decoded row groups kept in memory."""
 _LINES = (".jsonl", ".ndjson")
 _SIDES = {None: 0, "train": 1, "heldout": 2}
 
 
 class IndexedRecords(Protocol):
-    """The records of a file by number."""
+    """The records of a file by index."""
 
     @property
     def sides(self) -> np.ndarray | None:
-        """[N] int8: 1 = train, 2 = heldout, 0 = neither, by the `split` of each record; None where none has one."""
+        """[N] int8: 1 = train, 2 = heldout, 0 = neither, by the `split` of each record; None if none has one."""
         ...
 
     def __len__(self) -> int: ...
@@ -66,7 +66,7 @@ class IndexedRecords(Protocol):
 
 
 def open_records(files: Sequence[Path], cache: Path) -> IndexedRecords | None:
-    """Returns the rows of files, or of folders of shards; None where one is of a kind that is read as a whole.
+    """The records of files, or of folders of shards; None if one of them can only be read as a whole.
 
     Raises DataError when a file cannot be read.
     """
@@ -80,7 +80,7 @@ def open_records(files: Sequence[Path], cache: Path) -> IndexedRecords | None:
 
 
 def size_in_bytes(path: Path) -> int:
-    """Bytes of a file, or of the shards of a folder; those of packed kinds count ten times."""
+    """Bytes of a file, or of the shards of a folder; compressed ones count ten times."""
     files = [path / shard for shard in shards_of(path)] if os.path.isdir(path) else [path]
     return sum(os.stat(f).st_size * (10 if f.suffix.lower() in (".parquet", ".gz") else 1) for f in files)
 
@@ -111,7 +111,7 @@ def _of_folder(path: Path, cache: Path) -> list[IndexedRecords] | None:
 
 
 class ChainedRecords:
-    """Rows of several files, one after the other."""
+    """Records of several files, concatenated."""
 
     def __init__(self, parts: Sequence[IndexedRecords]):
         self._parts = parts
@@ -129,7 +129,7 @@ class ChainedRecords:
 
 
 class ShardRecords:
-    """A file of a folder: its rows are named by it, and of the side that it, or a folder, is named after."""
+    """A file of a folder: its records are named after it, and belong to the side that the file or its folder names."""
 
     def __init__(self, shard: str, rows: IndexedRecords):
         self._rows, self._split, self._stem = rows, split_of(shard), os.path.splitext(shard)[0]
@@ -151,21 +151,22 @@ class ShardRecords:
 
 
 class LineRecords:
-    """A .jsonl file; packed ones (.jsonl.gz) are unpacked into the cache once."""
+    """A .jsonl file; gzipped ones (.jsonl.gz) are unpacked into the cache once."""
 
     def __init__(self, path: Path, cache: Path):
         self._path = path
         plain = derived_file(path, cache, "rows.jsonl", _gunzip) if path.suffix.lower() == ".gz" else path
-        self._file = os.open(plain, os.O_RDONLY)  # kept: a file that is replaced meanwhile stays what it was
+        self._file = os.open(plain, os.O_RDONLY)  # kept open: a file that is replaced meanwhile stays readable
         weakref.finalize(self, os.close, self._file)
         self._size = os.fstat(self._file).st_size
-        self._places = np.zeros((0, 3), np.int64) if self.is_list else _places(plain, cache)
+        self._places = np.zeros((0, 3), np.int64) if self.is_list else _cached_places(
+            plain, cache, "places.npy", _line_places, 3)
         own = self._places[:, 2]
         self.sides = own.astype(np.int8) if len(own) and own.any() else None
 
     @property
     def is_list(self) -> bool:
-        """Whether the file is a list under the name of lines."""
+        """Whether the file is a JSON list in spite of its name."""
         head = os.pread(self._file, 4096, 0)
         return head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"["
 
@@ -179,7 +180,7 @@ class LineRecords:
 
     def _record(self, at: int, end: int) -> Any:
         if end - at > 4 * MOST_LINE:
-            return DataError(f"a line of {end - at} bytes, more than one row may have")
+            return DataError(f"a line of {end - at} bytes, too long for one row")
         try:
             before = min(at, 1)
             data = os.pread(self._file, end - at + before, at - before)
@@ -187,23 +188,18 @@ class LineRecords:
             ends = len(data) == end - at + before and (end == self._size or data.endswith(b"\n"))
             text = data[before:].decode().strip() if begins and ends else "\n"
             if "\n" in text:
-                raise RunError(f"{self._path} is not what it was when the run began: a row begins or ends elsewhere. "
-                               "Files of data must not be written to while a run reads them (new ones may be moved in "
-                               "their place); the same command goes on from the last checkpoint.")
+                raise RunError(f"{self._path} has changed since the run began: a row begins or ends elsewhere. Data "
+                               "files must not be written to during a run (a new file may replace them); the same "
+                               "command resumes from the last checkpoint.")
             return record_of(parse_line(text))
         except UnicodeDecodeError as error:
-            return DataError(f"it is no UTF-8 text ({error.reason} at byte {error.start}). Save it as UTF-8.")
+            return DataError(f"it is not UTF-8 text ({error.reason} at byte {error.start}). Save it as UTF-8.")
         except OSError as error:
             return DataError(f"{self._path} cannot be read: {error.strerror or error}")
 
 
-def _places(path: Path, cache: Path) -> np.ndarray:
-    """Returns [N, 3] int64 of the lines that are not blank: byte at which it begins, number of the line, side."""
-    return _cached_places(path, cache, "places.npy", _scanned, 3)
-
-
 def _cached_places(path: Path, cache: Path, name: str, scan: Callable[[Path], np.ndarray], width: int) -> np.ndarray:
-    """Returns what `scan` finds in a file, [N, width] int64, mapped from the cache."""
+    """What `scan` finds in a file, [N, width] int64, memory-mapped from the cache."""
     def write(source: Path, target: Path) -> None:
         with open(target, "wb") as file:
             np.save(file, scan(source), allow_pickle=False)
@@ -211,18 +207,19 @@ def _cached_places(path: Path, cache: Path, name: str, scan: Callable[[Path], np
     try:
         for _ in range(2):
             place = derived_file(path, cache, name, write)
-            with contextlib.suppress(ValueError, EOFError, FileNotFoundError):  # spoiled, or gone meanwhile
+            with contextlib.suppress(ValueError, EOFError, FileNotFoundError):  # damaged, or deleted meanwhile
                 places = np.load(place, mmap_mode="r", allow_pickle=False)
                 if places.dtype == np.int64 and places.ndim == 2 and places.shape[1] == width:
                     return places
             place.unlink(missing_ok=True)
     except (RunError, OSError) as error:
-        log.warning("the places of the rows of %s are looked for at each start, for they cannot be kept: %s", path,
+        log.warning("%s is indexed at each start, because the index cannot be cached: %s", path,
                     error)
     return scan(path)
 
 
-def _scanned(path: Path) -> np.ndarray:
+def _line_places(path: Path) -> np.ndarray:
+    """[N, 3] int64 of the lines that are not blank: byte offset, line number, side."""
     starts, odd, base, begins, names_split, tail = [], [], 0, True, False, b""
     with open(path, "rb") as file:
         while chunk := file.read(_CHUNK):
@@ -279,7 +276,7 @@ def _gunzip(source: Path, target: Path) -> None:
 
 
 class TarRecords:
-    """A WebDataset shard: the places of its rows are kept, a row is read by its members."""
+    """A WebDataset shard: the offsets of its rows are cached, and a row is read from its members."""
 
     sides = None
 
@@ -302,7 +299,7 @@ class TarRecords:
 
 
 class ArrowRecords:
-    """An arrow file or stream, mapped into memory."""
+    """A memory-mapped arrow file or stream."""
 
     def __init__(self, path: Path, named: Path):
         import pyarrow as pa
@@ -311,7 +308,7 @@ class ArrowRecords:
         try:
             reader = pa.ipc.open_file(source)
             self._batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
-        except pa.ArrowInvalid:  # what `datasets` keeps is a stream
+        except pa.ArrowInvalid:  # `datasets` writes streams
             reader = pa.ipc.open_stream(pa.memory_map(str(path)))
             self._batches = list(reader)
         self._ends = list(accumulate(len(batch) for batch in self._batches))
@@ -328,7 +325,7 @@ class ArrowRecords:
 
 
 class ParquetRecords:
-    """A parquet file of small row groups; those used last stay decoded. Safe across threads."""
+    """A parquet file with small row groups; recently used ones stay decoded. Thread-safe."""
 
     def __init__(self, path: Path, file: Any):
         self._path, self._file, self._lock = path, file, threading.Lock()
@@ -373,14 +370,14 @@ def _parquet(path: Path, cache: Path) -> IndexedRecords:
         return ParquetRecords(path, file)
     rows = max(1, _GROUP_BYTES * file.metadata.num_rows // sum(group.total_byte_size for group in groups))
     if largest >= _HUGE:
-        log.warning("%s has row groups of %d MiB: to read one can take that much memory twice over, for a page is "
-                    "decoded as a whole. Write the file anew with smaller ones (row_group_size=%d)", path,
+        log.warning("%s has row groups of %d MiB: reading one can take twice that much memory, since a page is "
+                    "decoded as a whole. Rewrite the file with smaller ones (row_group_size=%d)", path,
                     largest >> 20, rows)
     try:
         return ArrowRecords(derived_file(path, cache, "rows.arrow", _unpack), path)
     except RunError as error:
-        log.warning("%s has row groups of %d MiB, of which each row costs the decoding, and they cannot be unpacked "
-                    "(%s). Write the file anew with smaller ones (row_group_size=%d)", path, largest >> 20, error, rows)
+        log.warning("%s has row groups of %d MiB, which are decoded for each row, since they cannot be unpacked "
+                    "(%s). Rewrite the file with smaller ones (row_group_size=%d)", path, largest >> 20, error, rows)
         return ParquetRecords(path, file)
 
 
@@ -402,6 +399,6 @@ def _record_at(path: Path, index: int, table: Any, place: int, classes: dict[str
 
 
 def _column_sides(columns: Iterable[Any]) -> np.ndarray | None:
-    """Sides of a column of splits, given in pieces."""
+    """Sides of a `split` column, given in pieces."""
     sides = [np.array([_SIDES[side_of(value)] for value in piece.to_pylist()], np.int8) for piece in columns]
     return np.concatenate(sides) if sides else None

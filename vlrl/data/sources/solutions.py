@@ -1,10 +1,10 @@
-"""Answers to learn from, apart from the rows: `data.solutions`.
+"""Answers to learn from, in a file of their own: `data.solutions`.
 
     {"number": 7, "id": "train-7", "solution": "<answer>...</answer>", "weight": 1.0, "reward": 0.9, "step": 50}
 
-Each line makes one training row: the sample at place `number` of the training split, whose id must be `id`, with this
-`solution`, its weight times `weight`, and where there is one the `rejected` answer that it is preferred to. Other
-fields say where the answer comes from, and stay in the file.
+Each line makes one training row: the sample at index `number` of the training split, whose id must be `id`, with this
+`solution`, its weight times `weight`, and optionally the `rejected` answer that it is preferred to. Other fields
+document the answer and are ignored.
 """
 
 from __future__ import annotations
@@ -25,34 +25,33 @@ from vlrl.types import Sample
 
 @dataclass(frozen=True)
 class Solution:
-    """One line."""
+    """One line of the file."""
 
     number: int
     id: str
     text: str
     weight: float = 1.0
     rejected: str = ""
-    """An answer that it is preferred to; "" for none."""
+    """The answer that it is preferred to; "" for none."""
 
 
 def read_solutions(name: str) -> list[Solution]:
-    """Returns the lines of a file. Raises ConfigError without one, or with an empty one, and DataError naming the line
-    for one that is no solution.
-    """
+    """The lines of a file. Raises ConfigError for a missing or empty file, DataError naming the line for one that is
+    not a solution."""
     path = Path(name)
     if not os.path.isfile(path):
         raise ConfigError(f"data.solutions={name!r}: this file does not exist{tried(name)}. A stage of kind rounds "
                           "writes one (rows.jsonl)")
     out = []
-    for place, line in enumerate(path.read_bytes().splitlines(), 1):  # of text it splits at U+2028 too
+    for place, line in enumerate(path.read_bytes().splitlines(), 1):  # str.splitlines would also split at U+2028
         try:
             out.append(_solution(json.loads(line)))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise DataError(f"{path}, line {place}: a line of data.solutions is an object with number (place in the "
-                            f"training split), id and solution (a text), and a weight above 0 where it has one, not "
+            raise DataError(f"{path}, line {place}: a line of data.solutions must have number (index in the training "
+                            f"split), id and solution (a string), and a weight above 0 if it has one, not "
                             f"{line[:80].decode(errors='replace')!r}") from None
     if not out:
-        raise ConfigError(f"data.solutions={name!r} holds no answer: name another file, or leave it out")
+        raise ConfigError(f"data.solutions={name!r} has no answer: name another file, or remove the setting")
     return out
 
 
@@ -67,7 +66,7 @@ def _solution(line: Mapping[str, Any]) -> Solution:
 
 
 class SolvedSamples(SampleSequence):
-    """The samples that have a solution, one for each line; several of one sample have numbered ids."""
+    """The samples that have a solution, one per line; several solutions of one sample have numbered ids."""
 
     def __init__(self, samples: Sequence[Sample], solutions: Sequence[Solution], name: str):
         self.samples, self.solutions, self.name = samples, solutions, name
@@ -95,8 +94,8 @@ class SolvedSamples(SampleSequence):
         sample = self.samples[one.number] if one.number < len(self.samples) else None
         if sample is None or sample.id != one.id:
             reason = f"there are {len(self.samples):,} rows" if sample is None else f"row {one.number} is {sample.id!r}"
-            raise DataError(f"data.solutions={self.name!r}: its answer to row {one.number}, {one.id!r}, fits none of "
-                            f"the training rows ({reason}): it was written for other rows, or another data.seed")
+            raise DataError(f"data.solutions={self.name!r}: its answer to row {one.number}, {one.id!r}, matches no "
+                            f"training row ({reason}): it was written for other rows, or another data.seed")
         turn = self._turns[index]
         return replace(sample, id=sample.id if turn == 1 else f"{sample.id}#{turn}", row={
             **sample.row, "solution": one.text, "weight": sample.weight * one.weight,
@@ -104,5 +103,5 @@ class SolvedSamples(SampleSequence):
 
 
 def with_solutions(samples: Sequence[Sample], name: str) -> Sequence[Sample]:
-    """Returns the training rows that `data.solutions` names; all of them where it is empty."""
+    """The training rows that `data.solutions` selects; all of them if it is empty."""
     return SolvedSamples(samples, read_solutions(name), name) if name else samples

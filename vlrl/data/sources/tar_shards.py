@@ -1,7 +1,7 @@
 """WebDataset shards: `.tar` files whose consecutive members of one name are a row: 007.jpg, 007.json, 007.question.txt.
 
-Only headers are read to find the rows; a row is read by its place. Members are never written to disk, and nothing but
-plain files is read of them.
+Only headers are read to find rows; a row is read from its byte range. Members are never extracted to disk, and only
+regular files are read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ VIDEOS = ("mp4", "mkv", "webm", "mov", "avi", "m4v")
 _FIELDS = {"txt": "text", "cls": "label"}
 _BLOCK = 512
 _MOST_HEADER = 64 << 10
-"""Bytes of a header with a long name."""
+"""Maximum bytes of a header with a long name."""
 _MOST_MEMBER = 2 << 30
 _KEY = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)
 
@@ -32,13 +32,13 @@ _KEY = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)
 class _Member(NamedTuple):
     name: str
     begin: int
-    """Byte of its first header."""
+    """Offset of its first header."""
     data: int
     size: int
 
 
 def row_spans(path: Path) -> np.ndarray:
-    """Returns [N, 2] int64: the bytes between which each row lies. Raises DataError naming the shard and the member."""
+    """[N, 2] int64: first and last byte of each row. Raises DataError naming the shard and the member."""
     rows: list[list[int]] = []
     last = None
     with open(path, "rb") as file:
@@ -55,7 +55,7 @@ def row_spans(path: Path) -> np.ndarray:
 
 
 def row_at(path: Path, file: int, begin: int, end: int) -> tuple[str, dict[str, Any] | DataError]:
-    """Returns the name and the record of the row between two bytes of an open shard, or why it has none."""
+    """Name and record of the row between two bytes of an open shard, or the error in its place."""
     key, record, suffixes = "", {}, set[str]()
     try:
         for member in _members(path, file, begin, end):
@@ -65,7 +65,7 @@ def row_at(path: Path, file: int, begin: int, end: int) -> tuple[str, dict[str, 
                 return key, DataError(f"{path}: the member {short(member.name)} occurs twice in one row")
             suffixes.add(suffix)
             if row_name != key:
-                return key, DataError(f"{path} is not what it was when it was indexed")
+                return key, DataError(f"{path} has changed since it was indexed")
             _add(record, suffix, os.pread(file, member.size, member.data), f"{path}: the member {short(member.name)}")
     except DataError as error:
         return key, error
@@ -73,7 +73,7 @@ def row_at(path: Path, file: int, begin: int, end: int) -> tuple[str, dict[str, 
 
 
 def _add(record: dict[str, Any], suffix: str, data: bytes, name: str) -> None:
-    """Adds a member to the record: media, the fields of JSON, or a text under the name before `.txt`."""
+    """Adds a member to the record: media, the fields of JSON, or a string under the name before `.txt`."""
     field, _, kind = suffix.rpartition(".")
     if kind in IMAGES:
         several = [*record.pop("images", []), *([record.pop("image")] if "image" in record else []), data]
@@ -87,7 +87,7 @@ def _add(record: dict[str, Any], suffix: str, data: bytes, name: str) -> None:
     except UnicodeDecodeError:
         text = None
     if kind == "json":
-        content = parse_line(text) if text is not None else DataError("no UTF-8 text of a row")
+        content = parse_line(text) if text is not None else DataError("not UTF-8 text")
         if isinstance(content, DataError):
             raise DataError(f"{name}: {content}")
         if isinstance(content, dict) and not field:
@@ -101,13 +101,13 @@ def _add(record: dict[str, Any], suffix: str, data: bytes, name: str) -> None:
 
 
 def _parts(name: str) -> tuple[str | None, str]:
-    """Returns the name of a row and what follows the first dot, in small letters; None for members of none."""
+    """The row name of a member and the suffix after its first dot, in lower case; None for members without both."""
     match = _KEY.fullmatch(name)
     return (match[1], match[2].lower()) if match else (None, "")
 
 
 def _members(path: Path, file: int, begin: int, end: int) -> Iterator[_Member]:
-    """Yields the plain files between two bytes. Raises DataError for anything else but folders."""
+    """Yields the regular files between two bytes. Raises DataError for anything else but folders."""
     size, at, first, headers = os.fstat(file).st_size, begin, begin, dict[str, str]()
     while at < end:
         head = os.pread(file, _BLOCK, at)
@@ -116,8 +116,8 @@ def _members(path: Path, file: int, begin: int, end: int) -> Iterator[_Member]:
         try:
             info = tarfile.TarInfo.frombuf(head, "utf-8", "surrogateescape")
         except (tarfile.HeaderError, ValueError) as error:
-            raise DataError(f"{path}: at byte {at} is no header of a tar file ({error}); write it anew, and unpack "
-                            "what is packed (.tar.gz)") from None
+            raise DataError(f"{path}: at byte {at} is not a header of a tar file ({error}); rewrite it, and decompress "
+                            "compressed shards (.tar.gz)") from None
         name, length = headers.get("path", info.name), int(headers.get("size", info.size))
         where, data = f"{path}: the member {short(name)}", at + _BLOCK
         if info.type in (tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.XGLTYPE):
@@ -128,8 +128,8 @@ def _members(path: Path, file: int, begin: int, end: int) -> Iterator[_Member]:
             at = data + -(-info.size // _BLOCK) * _BLOCK
             continue
         if not 0 <= length <= _MOST_MEMBER or data + length > size:
-            raise DataError(f"{where} says it has {length} bytes, and the shard ends {size - data} bytes after its "
-                            f"header, or that is above {_MOST_MEMBER}: it was cut off, or is broken")
+            raise DataError(f"{where} claims {length} bytes, but the shard ends {size - data} bytes after its header, "
+                            f"or that is above {_MOST_MEMBER}: the shard is truncated or damaged")
         if not info.isdir():
             _refuse(info, name, where)
             yield _Member(name.removeprefix("./"), first, data, length)
@@ -139,10 +139,10 @@ def _members(path: Path, file: int, begin: int, end: int) -> Iterator[_Member]:
 
 def _refuse(info: tarfile.TarInfo, name: str, where: str) -> None:
     if info.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
-        raise DataError(f"{where} is no plain file but a link, a device or the like (type {info.type!r}), which is not "
-                        "followed: write the shard anew without it")
+        raise DataError(f"{where} is not a regular file but a link, a device or the like (type {info.type!r}), which "
+                        "is not read: rewrite the shard without it")
     if name.startswith("/") or "\0" in name or ".." in name.split("/") or "\\" in name or not _is_text(name):
-        raise DataError(f"{where} has a name that leads out of a folder, or is no text: write the shard anew")
+        raise DataError(f"{where} has a name that lies outside its folder, or is not text: rewrite the shard")
 
 
 def _is_text(name: str) -> bool:
@@ -153,7 +153,7 @@ def _is_text(name: str) -> bool:
 
 
 def _long(kind: bytes, data: bytes, where: str) -> dict[str, str]:
-    """Returns the path and the size that a header of its own tells of the next member."""
+    """Path and size that an extended header sets for the next member."""
     text = data.decode("utf-8", "surrogateescape")
     if kind == tarfile.GNUTYPE_LONGNAME:
         return {"path": text.rstrip("\0")}
@@ -161,5 +161,5 @@ def _long(kind: bytes, data: bytes, where: str) -> dict[str, str]:
         return {}
     fields = dict(re.findall(r"(?:\A|\n)\d{1,6} (path|size)=([^\n]*)(?=\n)", text))
     if not re.fullmatch(r"\d{1,15}", fields.get("size", "0")):
-        raise DataError(f"{where}: its header tells the size {short(fields['size'])}")
+        raise DataError(f"{where}: its header gives the size {short(fields['size'])}")
     return fields

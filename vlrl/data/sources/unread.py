@@ -1,4 +1,4 @@
-"""Columns of a record that its format makes nothing of: they go to the `meta` of the row, where a check names them."""
+"""Columns of a record that its format does not use: they go to the `meta` of the row, where a check reports them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from vlrl.types import Record
 
 Make = Callable[[Record], Sequence[Mapping[str, Any]]]
 _KEPT: dict[tuple[Any, ...], tuple[str, ...]] = {}
-"""(format, columns) -> those of which nothing is made: looked at once for all records of one shape."""
+"""(format, columns) -> the unused ones, determined once for all records of one shape."""
 _USED: set[tuple[str, str]] = set()
-"""(format, column) of which something is made in records of some shape."""
+"""(format, column) that is used in records of some shape."""
 _NOTHING = ("none", "null", "nan", "n/a", "no input text")
 _MOST_SHAPES = 256
 _BOOKKEEPING = re.compile(
@@ -26,21 +26,21 @@ _BOOKKEEPING = re.compile(
 
 
 def is_bookkeeping(name: str, value: Any) -> bool:
-    """Returns whether a column is obviously no content: a number, a flag, or by its name an id, a place, a date ..."""
+    """Whether a column obviously has no content: a number, a flag, or by its name an id, a path, a date ..."""
     return isinstance(value, (int, float)) or bool(_BOOKKEEPING.search(name))
 
 
 def forget_shapes() -> None:
-    """Begins anew, with another file: a column of which nothing was made in one is looked at again in the next."""
+    """Clears the cache for the next file, in which an unused column may be used."""
     _KEPT.clear()
     _USED.clear()
 
 
 def unread_columns(format: str, record: Record, rows: Sequence[Mapping[str, Any]], make: Make) -> dict[str, Any]:
-    """Returns the columns of a record that are in none of its `rows` and without which `make` gives the same ones,
-    with their values; those of objects in lists as `annotations.caption`, with the first value.
+    """Columns of a record, with values, that occur in none of its `rows` and without which `make` gives the same rows;
+    columns of objects in lists as `annotations.caption`, with the first value.
 
-    What its rows say anyway (an answer that is there twice) is not among them.
+    A value that the rows contain anyway (an answer that occurs twice) is left out.
     """
     key = (format, *_shape(record))
     if not rows:
@@ -58,7 +58,7 @@ def unread_columns(format: str, record: Record, rows: Sequence[Mapping[str, Any]
 
 
 def _shape(record: Record) -> Iterator[Any]:
-    """Yields the columns that have a value, and of a list of objects those of the first."""
+    """Yields the columns with a value, and for a list of objects those of the first."""
     for name, value in record.items():
         if isinstance(value, list) and value and isinstance(value[0], Mapping):
             yield (name, *value[0])
@@ -67,7 +67,7 @@ def _shape(record: Record) -> Iterator[Any]:
 
 
 def _without_effect(record: Record, names: Sequence[str], rows: Sequence[Record], make: Make) -> tuple[str, ...]:
-    """Returns the columns that can be left out one after the other without a change."""
+    """The columns that can be removed one after the other without changing the rows."""
     gone: list[str] = []
     for name in names:
         less = _less(record, [*gone, name])
@@ -80,7 +80,7 @@ def _without_effect(record: Record, names: Sequence[str], rows: Sequence[Record]
 
 
 def _flat(record: Record) -> dict[str, Any]:
-    """Returns the columns of a record that have a value, those of objects in a list beside the list."""
+    """The columns of a record with a value; string fields of objects in a list get their own entry."""
     flat: dict[str, Any] = {}
     for name, value in record.items():
         if value in (None, "", [], {}) or (isinstance(value, str) and value.strip().lower() in _NOTHING):
@@ -113,7 +113,7 @@ def _in_words(value: Any) -> str:
 
 
 def _small(value: Any) -> Any:
-    """Returns a value that a row can hold: of what JSON cannot, or of much, how it begins."""
+    """A value that a row can hold: short, and valid JSON."""
     try:
         return value if len(json.dumps(value, allow_nan=False)) < 1 << 12 else short(value)
     except (TypeError, ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Rows -> files of JSON."""
+"""Writes rows as JSON files."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from vlrl.store.files import write_text
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Writes rows as .jsonl (one object a line) or .json (a list), whole or not at all.
+    """Writes rows as .jsonl (one object per line) or .json (a list), atomically.
 
-    Raises DataError for another suffix, a number that JSON cannot hold, and a place that cannot be written.
+    Raises DataError for another suffix, a number that JSON cannot hold, and a path that cannot be written.
     """
     check_suffix(path)
     lines = [json_line(row) for row in rows]
@@ -25,25 +25,24 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     except RunError as error:
         cause = error.__cause__
         raise DataError(f"cannot write {path}: {getattr(cause, 'strerror', None) or cause}. Name another file, or free "
-                        "space there.") from None
+                        "space.") from None
 
 
 def json_line(row: Mapping[str, Any]) -> str:
-    """Returns a row as one line of JSON; DataError when it holds NaN, an infinity, text that is not Unicode, or too
-    much.
-    """
+    """A row as one line of JSON. Raises DataError for NaN, infinity, text that is not Unicode, and rows that are too
+    long."""
     try:
         line = json.dumps(row, ensure_ascii=False, allow_nan=False)
         line.encode()
-    except (ValueError, TypeError) as error:  # a table holds dates, bytes ...
+    except (ValueError, TypeError) as error:  # tables can hold dates, bytes ...
         raise DataError(f"row {row.get('id')!r} cannot be written as JSON: {error}") from None
     if len(line) > MOST_LINE:
-        raise DataError(f"row {row.get('id')!r} has {len(line)} characters, more than the {MOST_LINE} that one row may "
-                        "have")
+        raise DataError(f"row {row.get('id')!r} has {len(line)} characters, more than the {MOST_LINE} that are "
+                        "allowed")
     return line
 
 
 def check_suffix(path: Path) -> None:
-    """Raises DataError unless the file's name ends in .jsonl or .json."""
+    """Raises DataError unless the file name ends in .jsonl or .json."""
     if path.suffix not in (".jsonl", ".json"):
-        raise DataError(f"{path}: rows are kept in .jsonl (one object a line) or .json (a list of objects)")
+        raise DataError(f"{path}: rows are written as .jsonl (one object per line) or .json (a list of objects)")

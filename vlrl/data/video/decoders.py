@@ -210,7 +210,7 @@ def _by_decord(track: VideoTrack, indices: Sequence[int]) -> list[Image.Image]:
     images: dict[int, Image.Image] = {}
     unique = sorted(set(indices))
     for i in range(0, len(unique), 16):  # a batch is a copy of its frames
-        # get_batch: where rows are padded (48 pixels wide) single frames come out wrong without an error
+        # get_batch: single frames of padded rows (48 pixels wide) are silently wrong
         part = unique[i:i + 16]
         images |= {k: Image.fromarray(a) for k, a in zip(part, reader.get_batch(part).asnumpy(), strict=True)}
     if images[indices[0]].size != track.size:

@@ -112,7 +112,7 @@ def _times_problem(times: Any, frames: int) -> str | None:
         if not is_number(now) or not 0 <= now < _LATEST:
             return f"{now!r}, of frame {i + 1}, must be a number of seconds of at least 0"
         if before is not None and now - before < _APART:
-            return f"{now!r}, of frame {i + 1}, must be later than {before!r}, that of the previous frame: sort the frames"
+            return f"{now!r}, of frame {i + 1}, must be later than {before!r} of the frame before: sort the frames"
     return None
 
 
