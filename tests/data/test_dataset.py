@@ -100,7 +100,7 @@ def test_sample_from_row(folder):
     ({"id": "r", "width": float("inf")}, "row 'r': width=inf"),
     ({"id": "r", "video_start": "soon"}, "row 'r': video_start='soon'"),
     ({"id": "r", "video_end": float("nan")}, "row 'r': video_end=nan"),
-    ({"id": "r", "coordinates": "norm100"}, "row 'r': coordinates='norm100' is not a coordinate convention.*'norm1000'"),
+    ({"id": "r", "coordinates": "norm100"}, "row 'r': coordinates='norm100' is not a coordinate.*'norm1000'"),
     ({"id": "r", "coordinates": ["x"]}, "row 'r': coordinates="),
     ({"id": "r", "processed_size": [0, 0]}, r"row 'r': processed_size=\[0, 0\] must be \[w, h\]"),
     ({"id": "r", "processed_size": [10**400, 1]}, "row 'r': processed_size="),

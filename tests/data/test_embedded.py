@@ -89,8 +89,8 @@ def test_the_row_keeps_a_hash_alone():
 
 
 @pytest.mark.parametrize(("value", "words"), [
-    (b"no picture", "not an image of a known format"), (encoded("red", (99, 99))[:-30], "cannot be read"), (bomb(), "pixels"),
-    (url(b"no picture"), "not an image of a known format"), (encoded("red", (900, 900), "BMP"), "limits.media_bytes=9999"),
+    (b"no picture", "not an image of"), (encoded("red", (99, 99))[:-30], "cannot be read"), (bomb(), "pixels"),
+    (url(b"no picture"), "not an image of"), (encoded("red", (900, 900), "BMP"), "limits.media_bytes=9999"),
     (b"%!PS-Adobe-3.0 EPSF-3.0", "not an image of a known format")])
 def test_hostile_bytes_name_the_row(value, words):
     with pytest.raises(DataError, match=f"row 'r' .*{words}") as raised:

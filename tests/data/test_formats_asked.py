@@ -42,9 +42,9 @@ TOLD = {
     "a stranger": ([{"role": "user", "content": "a?"}, {"role": "critic", "content": "x"}], "a turn of 'critic'"),
     "no speaker": ([{"value": "a?"}], "a turn of None"),
     "a part of another kind": ([{"role": "user", "content": [{"type": "file", "file": "x"}]}], "is not text, image"),
-    "a file of OpenAI's": ([{"role": "user", "content": [{"type": "input_image", "file_id": "x"}]}], "stored at OpenAI"),
+    "a file of OpenAI's": ([{"role": "user", "content": [{"type": "input_image", "file_id": "x"}]}], "at OpenAI"),
     "a box that ms-swift fills in": (turns("<image>Find <ref-object>.", "<bbox>"), "holds <ref-object>, which"),
-    "an image of the system": ([{"role": "system", "content": "<image>"}, *turns("a?", "b")], "which only turns can show"),
+    "an image of the system": ([{"role": "system", "content": "<image>"}, *turns("a?", "b")], "only turns can"),
 }
 
 

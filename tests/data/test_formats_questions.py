@@ -249,7 +249,7 @@ WRONG = {
     "neither": ({"question": "q", "response_a": "a", "response_b": "b", "winner": "tie"}, "answer='tie' must say"),
     "equal ranks": ({"query": "q", "response": ["a", "b"], "human_ranking": [0, 0]}, "must be two different ranks"),
     "no responses": ({"message": '[{"role": "user", "content": "x"}]', "answer": "1"}, "has no [Question], [Response"),
-    "a place among nothing": ({**ASK, "answer_idx": 1}, "index 1 of the correct option, but no field holds the options"),
+    "a place among nothing": ({**ASK, "answer_idx": 1}, "index 1 of the correct option, but no field"),
     "an id of an image": ({"image_id": {"x": 1}, "question": "q", "answer": "a"}, "must be the id of an image"),
     "two questions": ({"chosen": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
                        "rejected": [{"role": "user", "content": "c"}, {"role": "assistant", "content": "d"}]},

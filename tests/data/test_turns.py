@@ -67,7 +67,7 @@ def test_every_task_shows_the_system_the_turns_and_the_media(name):
     ({"question": "<image> <image>?"}, "have placeholders for 3 images or videos, and the row has 2"),
     ({"images": []}, "have placeholders for 2 images or videos, and the row has 0"),
     ({"turns": [{"role": "user", "content": "<image>" * 3}, BEFORE[1]]}, "placeholders for 4 .* the row has 2"),
-    ({"images": ["a.png"], "video": "c.mp4", "question": "And <image>?"}, "placeholders for image, image, and the row has im"),
+    ({"images": ["a.png"], "video": "c.mp4", "question": "And <image>?"}, "for image, image, and the row has im"),
     ({"tools": "zoom"}, "tools='zoom' must be a list"), ({"tools": [{"function": {}}]}, "has no name"),
     ({"environment": "maze"}, "environment='maze' must be an object"),
     ({"turns": [BEFORE[0], {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "zoom"}}]},
@@ -104,7 +104,8 @@ def test_an_environment_is_kept_and_said_once_to_be_unread(caplog):
             sample = sample_from_row({**ROW, "environment": {"name": "maze", "size": 4}})
     assert sample["environment"] == {"name": "maze", "size": 4}
     assert [r.message for r in caplog.records if "no task reads it" in r.message] == [
-        "rows have an `environment`: it is kept in the sample, but no task reads it, and each prompt is answered in a single turn"]
+        "rows have an `environment`: it is kept in the sample, but no task reads it, and each prompt is answered in a "
+        "single turn"]
     verl = {"prompt": [{"role": "user", "content": "q"}], "answer": "x", "extra_info": {
         "index": 1, "interaction_kwargs": {"name": "maze"}}}
     (row,) = canonical_rows(verl)

@@ -19,7 +19,7 @@ FAULTS = {
     "a box outside": ("grounding", [box("r", "a.png", boxes=[{"box": [10, 10, 140, 30]}])],
                       "box [10, 10, 140, 30] reaches out of the image of 96x64 pixels", False),
     "another column": ("qa", [{"id": "r", "photo": "a.png", "question": "How many?", "answer": 2,
-                               "answer_type": "count"}], "the column 'photo' names media ('a.png'): media are read from",
+                               "answer_type": "count"}], "the column 'photo' names media ('a.png'): media are read",
                        False),
     "a label of none": ("classification", [{"id": "r", "image": "a.png", "label": "dgo", "labels": ["Cat", "dog"]}],
                         "label='dgo' is not among labels=['Cat', 'dog']. Did you mean 'dog'?", False),
