@@ -30,9 +30,10 @@ class Vowels(Task):
         return {"vowels": sum(c in "aeiou" for c in answer.text) / max(len(answer.text), 1)}
 
 
-def settings(folder, **more):
+def settings(folder, rollout=None, **more):
+    """The config of a short run; `rollout` is laid over its small groups and 8 tokens, other sections replace its own."""
     return validate({"task": "x", "model": {"name": str(folder), "train": ["language", "merger", "vision"]},
-                     "rollout": {"group_size": 3, "prompts_per_step": 6, "max_new_tokens": 8},
+                     "rollout": {"group_size": 3, "prompts_per_step": 6, "max_new_tokens": 8, **(rollout or {})},
                      "train": {"lr": 1e-3, "max_grad_norm": 1e9}, **more})
 
 
