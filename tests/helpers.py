@@ -31,7 +31,7 @@ class Vowels(Task):
 
 
 def settings(folder, rollout=None, **more):
-    """The config of a short run; `rollout` is laid over its small groups and 8 tokens, other sections replace its own."""
+    """The config of a short run. `rollout` adds to its small groups and 8 tokens; other sections replace its own."""
     return validate({"task": "x", "model": {"name": str(folder), "train": ["language", "merger", "vision"]},
                      "rollout": {"group_size": 3, "prompts_per_step": 6, "max_new_tokens": 8, **(rollout or {})},
                      "train": {"lr": 1e-3, "max_grad_norm": 1e9}, **more})

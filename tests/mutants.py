@@ -15,11 +15,12 @@ import argparse
 import ast
 import difflib
 import json
+import multiprocessing
 import os
 import random
 import re
 import shutil
-import subprocess
+import signal
 import sys
 import tempfile
 import time
@@ -35,17 +36,22 @@ ROOT = Path(__file__).resolve().parents[1]
 AREAS = {
     "objective": (("vlrl/algo/*.py", "vlrl/methods/objectives/*terms.py", "vlrl/methods/objectives/[esw]*.py"),
                   ("tests/algo",)),
-    "packing": (("vlrl/models/packing.py",), ("tests/models", "tests/engine", "tests/training")),
-    "attention": (("vlrl/models/attention.py",), ("tests/models", "tests/engine")),
+    "packing": (("vlrl/models/packing.py",),
+                ("tests/models", "tests/engine/test_hf.py", "tests/training/test_update.py")),
+    "attention": (("vlrl/models/attention.py",), ("tests/models", "tests/engine/test_hf.py")),
     "resume": (("vlrl/store/checkpoint.py", "vlrl/store/trainer_state.py", "vlrl/training/resume.py",
                 "vlrl/training/*checkpoint*.py"), ("tests/store", "tests/training")),
     "credit": (("vlrl/training/advantages.py", "vlrl/methods/objectives/*advantage.py",
                 "vlrl/methods/tree/advantage.py", "vlrl/methods/critic/gae.py"),
                ("tests/algo", "tests/rollout", "tests/training")),
 }
-"""Source files and folders of tests by area."""
+"""Source files, and the folders or files of tests, by area."""
 OBVIOUS = re.compile(r"_(Bit\w+|[LR]Shift|Pow|FloorDiv|Mod|Invert|Is|IsNot)$")
 """Replacements that nobody writes by mistake: most of them end in a TypeError, which any test sees."""
+LIMIT_S = 900
+"""Seconds for the tests of one mutant, as some loop for ever."""
+FORKING = multiprocessing.get_context("forkserver")
+FORKING.set_forkserver_preload(["torch", "transformers", "peft", "pytest"])
 FAST, SLOW = "not slow and not vllm and not browser and not gpu", "slow and not vllm and not browser and not gpu"
 
 
@@ -102,26 +108,47 @@ def put(tree: Path, mutant: dict) -> Path | None:
     return None
 
 
+def _pytest(tree: Path, words: list[str], output: Path) -> None:
+    """Body of a process forked from one that has imported torch: pytest in another tree."""
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("tests", "vlrl")]:
+        del sys.modules[name]
+    os.setsid()
+    os.chdir(tree)
+    os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(tree)}
+    sys.path = [str(tree), *(path for path in sys.path if Path(path) != ROOT)]
+    with output.open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    import pytest
+
+    sys.exit(pytest.main(words))
+
+
 def killer(tree: Path, mutant: dict, slow: bool) -> tuple[str, str]:
     """A mutant's result (killed, survived, gone, error) and the first test that failed."""
     path = put(tree, mutant)
     if path is None:
         return "gone", ""
     words = [w for w in path.stem.split("_") if len(w) > 3]
-    files = [str(f.relative_to(tree)) for folder in AREAS[mutant["area"]][1] for f in (tree / folder).glob("test_*.py")]
+    files = [str(f.relative_to(tree)) for folder in AREAS[mutant["area"]][1]
+             for f in ([tree / folder] if folder.endswith(".py") else (tree / folder).glob("test_*.py"))]
     files.sort(key=lambda f: (-sum(w in f for w in words), f))
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(tree)}
+    output = tree / "output.txt"
     try:
         for marks in (FAST, SLOW)[:1 + slow]:
-            command = [sys.executable, "-m", "pytest", "-q", "-x", "-n0", "-p", "no:cacheprovider", "-m", marks, *files]
-            done = subprocess.run(command, cwd=tree, capture_output=True, text=True, timeout=900, env=env)
-            if failed := re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.M):
+            command = ["-qxn0", "-p", "no:cacheprovider", "-W", "ignore:Module already imported", "-m", marks, *files]
+            process = FORKING.Process(target=_pytest, args=(tree, command, output))
+            process.start()
+            process.join(LIMIT_S)
+            if process.exitcode is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                return "killed", "timeout"
+            text = output.read_text(errors="replace")
+            if failed := re.search(r"^(?:FAILED|ERROR) (\S+)", text, re.M):
                 return "killed", failed[1]
-            if done.returncode not in (0, 5):
-                return "error", done.stdout[-300:] + done.stderr[-300:]
+            if process.exitcode not in (0, 5):
+                return "error", text[-300:]
         return "survived", ""
-    except subprocess.TimeoutExpired:
-        return "killed", "timeout"
     finally:
         shutil.copy(ROOT / path.relative_to(tree), path)
 

@@ -89,11 +89,18 @@ def resave(config, path: Path) -> None:
         parts.scorer.close()
 
 
+def copy(source: str, folder: Path, without: int) -> None:
+    """Copies a run folder; `without` the checkpoint of that step, so that the run goes on from an earlier one."""
+    shutil.copytree(source, folder)
+    if without:
+        shutil.rmtree(folder / "checkpoints" / f"step-{without:06d}")
+
+
 def main(listed: str) -> None:
     for run in json.loads(Path(listed).read_text()):
         config = validate(run["config"])
         if "copy" in run:
-            comm.on_main(lambda run=run, config=config: shutil.copytree(run["copy"], config.run.dir) and None)
+            comm.on_main(lambda run=run, config=config: copy(run["copy"], Path(config.run.dir), run.get("without", 0)))
         if "resave" in run:
             resave(config, Path(run["resave"]))
         else:

@@ -1,5 +1,5 @@
-"""Runs that generate beside the update: killed and resumed they are the same run, two processes draw what one does, and
-the reward rises."""
+"""Runs that generate beside the update: killed and resumed they are the same run, and two processes draw
+what one does."""
 
 import json
 import shutil
@@ -7,9 +7,8 @@ import signal
 
 import pytest
 
-from tests.e2e.runs import ROOT, kill_after, metrics, run, weights, write_config
+from tests.e2e.runs import kill_after, metrics, run, weights, write_config
 from vlrl.store import RunFolder
-from vlrl.tools.experiments import report
 
 pytestmark = pytest.mark.slow
 STEPS = 9
@@ -140,13 +139,3 @@ def test_an_error_in_the_thread_of_one_process_ends_all(tiny_models, tmp_path):
     assert done.returncode != 0 and done.stderr.count("error: ") >= 2, done.stderr
     assert [m["step"] for m in metrics(tmp_path / "run")] == [0, 1]
     assert "closed by peer" not in done.stderr and "gloo" not in done.stderr
-
-
-@pytest.mark.long
-def test_held_out_iou_rises(tmp_path):
-    done = run(ROOT / "configs" / "quickstart.yaml", tmp_path / "run", "steps=18", "eval.samples=128",
-               "eval.every=0", "async.max_staleness=1", "extends=algorithms/decoupled_ppo.yaml",
-               "rollout.minibatches=1", timeout=900)
-    assert done.returncode == 0, done.stderr
-    (row,) = [g for g in report.gains(RunFolder(tmp_path / "run")) if g.metric == "iou"]
-    assert row.gain.low > 0.02  # .044, of a gain of .073

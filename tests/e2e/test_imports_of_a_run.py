@@ -44,6 +44,7 @@ sys.exit(code)
 
 def test_a_run_imports_what_it_asks_for(tmp_path):
     done = subprocess.run([sys.executable, "-c", RUN, str(ROOT), "configs/quickstart.yaml", "steps=2",
+                           "rollout.prompts_per_step=4", "rollout.group_size=4", "eval.samples=8",
                            f"run.dir={tmp_path}/run"], cwd=ROOT, capture_output=True, text=True, timeout=600,
                           env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr

@@ -104,21 +104,24 @@ def test_a_process_is_killed(config, whole, tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_launcher_is_told_to_stop(config, whole, tmp_path, number):
-    """torchrun hands it on to every process."""
+def test_all_are_told_to_stop(config, whole, tmp_path, number):
+    """torchrun hands SIGTERM on to every process; a terminal sends SIGINT to all of them."""
     folder, said = tmp_path / "run", tmp_path / "said.txt"
-    words = [*TWO, str(config), f"run.dir={folder}", *ALONE, "save.grace=600"]
+    words = [str(config), f"run.dir={folder}", *ALONE, "save.grace=600"]
     env = {**ENV, "ACCELERATE_USE_CPU": "true", "FAULT": f"wait:{tmp_path}"}
+    launched = number == signal.SIGTERM
     with open(said, "w") as text:
-        process = forked.Process(words, env, tmp_path, text, text)
+        processes = [forked.Process([*(TWO if launched else TWO[-1:]), *words], {**env, **more}, tmp_path, text, text)
+                     for more in ([{}] if launched else forked.ranks(2))]
     waiting, end = tmp_path / "waiting", time.monotonic() + 300
-    while not waiting.exists() and process.poll() is None and time.monotonic() < end:
+    while not waiting.exists() and all(p.poll() is None for p in processes) and time.monotonic() < end:
         time.sleep(0.05)
-    process.send_signal(number)
+    for process in processes:
+        process.send_signal(number)
     (tmp_path / "go").touch()
-    assert process.wait(300), said.read_text()
+    assert all(process.wait(300) for process in processes), said.read_text()
     assert steps(folder) == ["step-000003"], said.read_text()
     assert RunFolder(folder).last_heartbeat()["state"] == "interrupted" and not os.path.exists(folder / "run.lock")
     assert weights(folder, 3) == weights(whole, 3)
-    if number == signal.SIGTERM:
+    if launched:
         goes_on(config, folder, whole, *ALONE)

@@ -1,10 +1,6 @@
 """Episodes with vLLM, in this process and in a server: every turn is the trainer's, images of later turns included."""
 
 import json
-import os
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from importlib.util import find_spec
 
@@ -13,8 +9,10 @@ import pytest
 from PIL import Image
 
 from benchmarks.episodes_exact import SYNCS, per_turn, playing, settings
+from tests.e2e import forked
+from tests.e2e.runs import ROOT
 from tests.environments.test_episodes import TASK, actions, run
-from tests.vllm.test_server import PATIENT, free_ports
+from tests.vllm.test_server import FORKED, free_ports, serving, serving_environment, until
 from tests.vllm.test_turns import windowed
 from vlrl.engine.vllm.episode_check import first_difference
 from vlrl.errors import TrainingError
@@ -44,15 +42,12 @@ def test_a_run_with_a_server(tiny_models, tmp_path):
     config.write_text(json.dumps({"task": TASK, "model": {"name": str(tiny_models["qwen2_5_vl"])},
                                   "engine": "vllm_server", "rollout": {"max_new_tokens": 6},
                                   "run": {"dir": str(tmp_path / "run")}}))
-    about, environment = tmp_path / "run-servers" / "servers.json", dict(os.environ)
-    environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)
-    with (tmp_path / "log").open("wb") as log:
-        serve = subprocess.Popen([sys.executable, "-m", "vlrl", "serve", str(config), "--port", str(port), *SMALL[1:]],
-                                 env=environment, stdout=log, stderr=subprocess.STDOUT)
+    about = tmp_path / "run-servers" / "servers.json"
+    with (tmp_path / "log").open("w") as log:
+        serve = forked.Process([serving(tmp_path, FORKED), "serve", config, "--port", port, *SMALL[1:]],
+                               serving_environment(), ROOT, log, log)
     try:
-        end = time.monotonic() + PATIENT
-        while not about.exists() and serve.poll() is None and time.monotonic() < end:
-            time.sleep(0.2)
+        until(lambda: about.exists() or serve.poll() is not None, "the server does not start")
         assert about.exists(), (tmp_path / "log").read_text()
         found = json.loads(about.read_text())
         check(run(tmp_path / "run", tiny_models["qwen2_5_vl"], "engine=vllm_server", *SMALL,

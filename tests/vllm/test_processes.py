@@ -7,8 +7,6 @@ import json
 import re
 import shutil
 import signal
-import subprocess
-import sys
 from importlib.util import find_spec
 from itertools import groupby
 from types import SimpleNamespace
@@ -88,11 +86,8 @@ def two(config, folder, *words):
 
 
 def failing(config, folder, *words, fault):
-    """What two processes print when one of them meets `fault`, and torchrun ends the other."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    environment = {**ENV, "ACCELERATE_USE_CPU": "true", "PYTHONPATH": str(ROOT), "FAULT": fault}
-    done = subprocess.run([*launcher, *program(config, folder, *words)], env=environment, text=True,
-                          capture_output=True, timeout=PATIENT, cwd=folder.parent)
+    """What two processes print when one of them meets `fault`."""
+    done = forked.run(program(config, folder, *words), {**ENV, "FAULT": fault}, folder.parent, PATIENT, processes=2)
     assert done.returncode != 0 and "loop.py" not in done.stderr, done.stderr  # no traceback of vlrl's
     return done.stderr
 
