@@ -6,7 +6,7 @@ The same file runs under python, `torchrun --nproc_per_node N` and `accelerate l
 
 import sys
 
-from vlrl.cli.main import train
+from vlrl.cli.main import train_script
 
 if __name__ == "__main__":
-    sys.exit(train(sys.argv[1:]))
+    sys.exit(train_script(sys.argv[1:]))

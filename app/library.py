@@ -217,7 +217,7 @@ class Library:
         report = status.Status(str(path), "unknown")
         if not {"heartbeat.json", "run.lock", "metrics.jsonl", "eval.jsonl"} & set(refused):
             try:
-                report = status.read(path)
+                report = status.read_status(path)
             except Exception as error:  # the files may hold anything, e.g. a process number that is none
                 notes.append(f"its state cannot be read: {type(error).__name__} in heartbeat.json or run.lock")
             if (path / "heartbeat.json").exists() and read_json(path / "heartbeat.json") is None:

@@ -92,11 +92,11 @@ def write(run: str | Path, to: str | Path | None = None) -> Path:
 
 def run_folder(path: Path) -> Path:
     """The folder of one run. Raises RunError for one that holds several runs, or none."""
-    from vlrl.tools.experiments.status import find, is_run
+    from vlrl.tools.experiments.status import find_runs, is_run
 
     if is_run(path):
         return path
-    below = find(path)  # raises for a path that is no folder or holds no run
+    below = find_runs(path)  # raises for a path that is no folder or holds no run
     raise RunError(f"{path} contains {len(below)} runs, but a report covers one: name it, e.g. vlrl report {below[0]}")
 
 

@@ -123,12 +123,12 @@ def child(folder: Path, plan: dict[str, Any], words: Sequence[str]) -> int:
 
     sys.argv = ["train.py", *words]
     if int(os.environ.get("RANK", 0)):
-        return cli.train(words)
+        return cli.train_script(words)
     marker = Marker(folder.with_suffix(".phases"), plan)
     checkpoint.save = marker.wrapping("checkpoint", checkpoint.save)
     RunFolder.write_rollouts = marker.wrapping("rollouts", RunFolder.write_rollouts)
     with metrics.watching(marker.watch):
-        code = cli.train(words)
+        code = cli.train_script(words)
     if not plan:
         folder.with_suffix(".seconds").write_text(json.dumps(marker.seconds))
     return code

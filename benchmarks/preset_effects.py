@@ -550,7 +550,7 @@ def of_stages(bench: Bench, preset: Preset) -> tuple[float, str]:
         found = configs.load(own, [f"run.dir={place}/run"]) if not effect.runs else configs.load(
             ROOT / "configs" / preset.task, [f"extends=stages/{preset.name}.yaml", *tiny, *one])
         if effect.runs:
-            stages.train(found, lambda words: None)
+            stages.train_stages(found, lambda words: None)
         return float(effect.number(Path(place) / "run", found)), effect.says
 
 

@@ -130,7 +130,7 @@ def test_what_is_missing_is_named(tmp_path, capsys, monkeypatch):
     assert str(tmp_path / "none") in "".join(capsys.readouterr().err.split())
     assert main(["app", str(tmp_path), "--host", "203.0.113.7", "--password", "x"]) == 1
     assert "--host 203.0.113.7" in " ".join(capsys.readouterr().err.split())
-    from vlrl.cli import inspecting
+    from vlrl.cli import inspector as inspecting
 
     monkeypatch.setattr(inspecting.importlib.util, "find_spec", lambda name: None)
     assert main(["app", str(tmp_path)]) == 1

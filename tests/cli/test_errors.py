@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import noise
 from tests.e2e.runs import TASK, metrics, write_config
-from vlrl.cli.main import train
+from vlrl.cli.main import train_script
 from vlrl.store import RunFolder, checkpoint
 
 
@@ -24,7 +24,7 @@ SMALL = ("rollout.prompts_per_step=2", "rollout.group_size=2", "rollout.max_new_
 def fails(capsys, says: str, *words) -> str:
     """Runs train.py with words, expects exit code 1 and one message; returns it."""
     capsys.readouterr()
-    assert train([str(w) for w in words]) == 1
+    assert train_script([str(w) for w in words]) == 1
     message = capsys.readouterr().err
     assert message.startswith("error: ") and "Traceback" not in message
     assert re.search(says, message, re.DOTALL), message
@@ -120,7 +120,7 @@ def test_scores(config, tmp_path, capsys):
           *words("return {'vowels': float('nan'), 'short': 0.0}"))
     fails(capsys, "failed to score.*KeyError: 'shade'", *words("return {'vowels': sample['shade'], 'short': 0.0}"))
     body = "return {'vowels': 1 / (len(answer.text) % 3), 'short': 0.0}"
-    assert train([str(w) for w in (*words(body), "steps=1", "limits.score_errors=1", "eval.samples=0")]) == 0
+    assert train_script([str(w) for w in (*words(body), "steps=1", "limits.score_errors=1", "eval.samples=0")]) == 0
     table = RunFolder(tmp_path / "run").rollouts().to_pylist()
     errors = [r for r in table if r["error"]]
     assert errors and all(r["reward"] is None and "ZeroDivisionError" in r["error"] for r in errors)
@@ -148,7 +148,7 @@ def test_an_evaluation_of_another_start_does_not_stay(config, tmp_path, capsys):
     only_heldout = task_file(tmp_path, "return {'vowels': 0.0 if sample.id[0] == 'h' else {}[0], 'short': 0.0}")
     fails(capsys, "step 0: 4 of 4 rollouts failed.*KeyError", *words, f"task={only_heldout}")
     assert [line["vowels"] for line in metrics(tmp_path / "run", "eval.jsonl")] == [0]
-    assert train(words) == 0
+    assert train_script(words) == 0
     first = metrics(tmp_path / "run", "eval.jsonl")[0]
     assert first["step"] == 0 and first["vowels"] > 0
 
@@ -158,7 +158,7 @@ def test_steps_without_a_mixed_group_are_still_counted(config, tmp_path):
     task = task_file(tmp_path, "return {'vowels': 0.5, 'short': 0.0}")
     words = (config, f"run.dir={tmp_path}/run", f"task={task}", "steps=1", "eval.samples=0", "curriculum.keep=mixed",
              "curriculum.max_refills=1")
-    assert train([str(w) for w in words]) == 0
+    assert train_script([str(w) for w in words]) == 0
     (line,) = metrics(tmp_path / "run")
     assert line["reward/mean"] == 0.5 and line["groups/zero_variance_frac"] == 1 and line["groups/wasted"] == 8
     assert RunFolder(tmp_path / "run").rollouts().num_rows == 32
@@ -168,8 +168,8 @@ def test_steps_without_a_mixed_group_are_still_counted(config, tmp_path):
 def test_rejected_prompts_are_named(config, tmp_path, capsys):
     file = tmp_path / "long.py"
     file.write_text(TASK.replace('f"picture {i}"', 'f"picture {i} " * (1 + 20 * (i % 8 == 0))'))
-    assert train([str(config), f"run.dir={tmp_path}/run", f"task={file}:Shades", "limits.prompt_tokens=80", "steps=3",
-                  "eval.samples=0"]) == 0
+    assert train_script([str(config), f"run.dir={tmp_path}/run", f"task={file}:Shades", "limits.prompt_tokens=80",
+                         "steps=3", "eval.samples=0"]) == 0
     reasons = [json.loads(line)["reason"] for line in (tmp_path / "run" / "rejected.jsonl").read_text().splitlines()]
     assert reasons and all("limits.prompt_tokens=80" in r for r in reasons)
     assert reasons[0] in capsys.readouterr().out.replace("\n", " ")
@@ -189,12 +189,12 @@ def test_a_huge_reward_stops_before_the_first_step(config, tmp_path, capsys):
 @pytest.mark.slow
 def test_resume_with_other_settings(config, tmp_path, capsys, tiny_models):
     words = [str(config), f"run.dir={tmp_path}/run", "steps=1", "eval.samples=0", *SMALL]
-    assert train(words) == 0
+    assert train_script(words) == 0
     fails(capsys, r"train.lr: 0.001 -> 0.002.*resume=never", *words, "train.lr=0.002")
     fails(capsys, r"model.name: '\S*qwen3_vl' -> '\S*qwen2_5_vl'", *words, f"model.name={tiny_models['qwen2_5_vl']}")
-    assert train([*words, "save.keep=3", "eval.every=7", "steps=2"]) == 0  # these may change
+    assert train_script([*words, "save.keep=3", "eval.every=7", "steps=2"]) == 0  # these may change
     assert checkpoint.latest(tmp_path / "run" / "checkpoints").step == 2
-    assert train([*words, "train.lr=0.002", "resume=never"]) == 0
+    assert train_script([*words, "train.lr=0.002", "resume=never"]) == 0
     aside = RunFolder(tmp_path / "run.before-1")  # the old run is moved, not deleted
     assert checkpoint.latest(aside.checkpoints).step == 2 and len(aside.metrics()) == 2
 
@@ -205,14 +205,14 @@ def test_a_run_folder_in_use(config, tmp_path, capsys):
 
 
 def test_help_teaches(capsys):
-    assert train(["--help"]) == 0 and "resume=never" in capsys.readouterr().out
-    assert train(["--settings"]) == 0
+    assert train_script(["--help"]) == 0 and "resume=never" in capsys.readouterr().out
+    assert train_script(["--settings"]) == 0
     listed = capsys.readouterr().out
     assert "rollout.group_size = 8" in listed and "train.lr" in listed
 
 
 def test_warnings_cannot_steer_the_terminal():
-    assert train(["--help"]) == 0 and logging.lastResort
+    assert train_script(["--help"]) == 0 and logging.lastResort
     record = logging.LogRecord("x", logging.WARNING, "", 0, "row '%s' left out", ("\x1b[31mred\u202e\né",), None)
     assert logging.lastResort.format(record) == "row '?[31mred?\né' left out"
 
@@ -226,7 +226,7 @@ def test_other_rows_at_a_resume_are_refused_and_rows_left_out_are_kept(config, t
     rows.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     words = [str(config), f"run.dir={tmp_path}/run", f"task={file}:Shades", f"data.train={rows}", "eval.samples=0",
              "data.quarantine=true", "rollout.prompts_per_step=1", "rollout.group_size=2", "run.checks=warn"]
-    assert train([*words, "steps=1"]) == 0
+    assert train_script([*words, "steps=1"]) == 0
     (left,) = [json.loads(line) for line in (tmp_path / "run" / "rejected.jsonl").read_text().splitlines()]
     assert left["step"] == 0 and "rows.jsonl:9: the row has id=None" in left["reason"]
     rows.write_text(rows.read_text().replace("What is 3?", "Who is 3?"))

@@ -17,7 +17,7 @@ from vlrl.monitoring.progress import Progress
 from vlrl.store import RunFolder
 from vlrl.tools.experiments import status
 from vlrl.tools.experiments.report import summary_table
-from vlrl.tools.experiments.status import read
+from vlrl.tools.experiments.status import read_status
 from vlrl.tools.machine import doctor, machine_checks
 from vlrl.tools.run import Run
 
@@ -93,28 +93,28 @@ def test_running_stale_dead(tmp_path, worker):
     path = tmp_path / "run"
     process = worker()
     metrics(RunFolder(path), 3)
-    now = read(path)
+    now = read_status(path)
     assert (now.state, now.step, now.steps, now.eta_s, now.pid) == ("running", 3, 10, 14.0, process.pid)
-    assert read(path, now=time.time() + 50).state == "running"  # never before a minute
-    late = read(path, now=time.time() + 70)
+    assert read_status(path, now=time.time() + 50).state == "running"  # never before a minute
+    late = read_status(path, now=time.time() + 70)
     assert late.state == "stale" and late.eta_s is None and 60 < (late.heartbeat_age_s or 0) < 80
     metrics(RunFolder(path), 1, seconds=30.0, start=3)  # a long step, an evaluation in it: three of those are waited
-    assert read(path, now=time.time() + 70).state == "running" and read(path, now=time.time() + 100).state == "stale"
+    assert [read_status(path, now=time.time() + age).state for age in (70, 100)] == ["running", "stale"]
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert (path / "run.lock").exists() and read(path).state == "dead"
+    assert (path / "run.lock").exists() and read_status(path).state == "dead"
     (path / "run.lock").unlink()
-    assert read(path).state == "dead"
+    assert read_status(path).state == "dead"
 
 
 def test_a_new_process_on_an_old_run_is_starting(tmp_path, worker):
     finished(tmp_path / "run", "interrupted")
-    assert read(tmp_path / "run").state == "interrupted"
+    assert read_status(tmp_path / "run").state == "interrupted"
     process = worker("quiet")
-    found = read(tmp_path / "run")
+    found = read_status(tmp_path / "run")
     assert found.state == "starting" and found.pid == process.pid
     process.communicate("end\n")
-    assert read(tmp_path / "run").state == "interrupted" and not (tmp_path / "run" / "run.lock").exists()
+    assert read_status(tmp_path / "run").state == "interrupted" and not (tmp_path / "run" / "run.lock").exists()
 
 
 def test_a_lock_of_another_host_is_judged_by_its_heartbeat(tmp_path):
@@ -123,7 +123,7 @@ def test_a_lock_of_another_host_is_judged_by_its_heartbeat(tmp_path):
     beat = json.loads((tmp_path / "heartbeat.json").read_text()) | {"host": "elsewhere"}
     (tmp_path / "heartbeat.json").write_text(json.dumps(beat))
     (tmp_path / "run.lock").write_text(json.dumps({"pid": beat["pid"], "host": "elsewhere", "process": "x/1"}))
-    assert read(tmp_path).state == "running" and read(tmp_path, now=time.time() + 3600).state == "stale"
+    assert read_status(tmp_path).state == "running" and read_status(tmp_path, now=time.time() + 3600).state == "stale"
 
 
 def test_many_runs_take_one_line_each(tmp_path, capsys, monkeypatch):
@@ -156,7 +156,7 @@ def test_half_written_and_odd_files_do_not_break_it(tmp_path, capsys, broken):
 def test_only_the_end_of_long_files_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr(status, "_BYTES", 1000)
     metrics(RunFolder(tmp_path), 100)
-    found = read(tmp_path)
+    found = read_status(tmp_path)
     assert found.step == 100 and found.reward == 9.9 and found.steps_per_minute == 30
 
 
@@ -173,7 +173,7 @@ def test_watch_ends_with_the_run(tmp_path, worker, capsys):
 def test_a_real_run(tmp_path, capsys):
     assert main(["train", "configs/quickstart.yaml", "steps=2", f"run.dir={tmp_path}/run", "eval.samples=2",
                  "rollout.prompts_per_step=2", "rollout.group_size=2", "rollout.max_new_tokens=4"]) == 0
-    found = read(tmp_path / "run")
+    found = read_status(tmp_path / "run")
     assert (found.state, found.step, found.steps) == ("finished", 2, 2) and found.evals["heldout"]["step"] == 2
     assert found.reward is not None and found.tokens_per_s and found.steps_per_minute and found.trend is None
 

@@ -358,7 +358,7 @@ def test_the_template_of_a_visit_is_read_off_the_stored_prompt(tmp_path):
 @examples(max_examples=60)
 def test_rank_correlation_is_kendalls_tau_b(pairs):
     old, new = zip(*pairs, strict=True)
-    group = rescore.Rescored("g", "s", 0, [""] * len(pairs), list(old), list(new), [], [], [], [], True)
+    group = rescore.RescoredGroup("g", "s", 0, [""] * len(pairs), list(old), list(new), [], [], [], [], True)
     change, tau = group.order
     both = [(a, b) for a, b in pairs if b is not None]
     if len({a for a, _ in both}) < 2 or len({b for _, b in both}) < 2:
@@ -372,9 +372,9 @@ def test_rank_correlation_is_kendalls_tau_b(pairs):
 
 def test_the_groups_whose_order_changed_most_come_first():
     news = {"same": [0, 1, 2], "tie": [0, 1, 1], "swapped": [2, 1, 0], "some": [0, 2, 1], "last": [2, 1, 0]}
-    found = rescore.Comparison()
+    found = rescore.RewardComparison()
     for name, new in news.items():
-        found.add(rescore.Rescored(name, name, 0, ["x"] * 3, [0.0, 1.0, 2.0], [float(v) for v in new],
+        found.add(rescore.RescoredGroup(name, name, 0, ["x"] * 3, [0.0, 1.0, 2.0], [float(v) for v in new],
                                    [{}] * 3, [{}] * 3, [None] * 3, [], True), keep=3)
     assert [g.group_id for g in found.top] == ["swapped", "last", "some"]
     assert found.reordered == 4 and found.groups == 5 and found.changed == 1 + 2 + 2 + 2

@@ -16,7 +16,10 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 from tests.conftest import SAMPLES
 from tests.e2e.runs import TASK, metrics, write_config
 from tests.helpers import Vowels
-from vlrl.cli import evaluating, exporting, models, training
+from vlrl.cli import evaluate as evaluating
+from vlrl.cli import export as exporting
+from vlrl.cli import models
+from vlrl.cli import train as training
 from vlrl.cli.main import main
 from vlrl.config import load
 from vlrl.models import families, packing, policy

@@ -31,7 +31,7 @@ BRANCHES = ("methods", "services", "environments", "checks", "testing", "tools",
 """Of vlrl, what the trunk names in tables of texts alone, and what tasks and services alone use; modules whose names
 begin so."""
 UNDER_VLRL = {"tasks": {"vlrl/tools/tiny/cold_start.py", "vlrl/tools/tiny/episode_start.py"},
-              "app": {"vlrl/cli/inspecting.py", "vlrl/cli/looking.py", "vlrl/cli/publishing.py"}}
+              "app": {"vlrl/cli/inspector.py", "vlrl/cli/status.py", "vlrl/cli/data_publish.py"}}
 """Files that import vlrl.tasks or vlrl.app by these names, which import-linter does not take for tasks and app."""
 PLAIN = set("""
     adaptive add angle asynchronous bonus branch check cosine curricula demonstrations difficulty dump forget gaussian

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO, Any
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "transformers", "vlrl.cli.main", "vlrl.cli.training", "vlrl.cli.evaluating",
+_CONTEXT.set_forkserver_preload(["torch", "transformers", "vlrl.cli.main", "vlrl.cli.train", "vlrl.cli.evaluate",
                                  "vlrl.training.loop",
                                  "vlrl.training.session", "vlrl.training.build", "vlrl.engine.hf", "vlrl.evaluation",
                                  "tests.e2e.preloaded", "tests.e2e.forked"])

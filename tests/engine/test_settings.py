@@ -16,7 +16,7 @@ from vlrl.config.schema import resumable
 from vlrl.engine.hf import HFEngine
 from vlrl.errors import ConfigError, TrainingError
 from vlrl.tools.datasets.difficulty import MeasurementScope, facts
-from vlrl.tools.evaluation.measure import Chosen
+from vlrl.tools.evaluation.measure import ModelChoice
 from vlrl.tools.machine import machine_checks
 from vlrl.training import build, build_engine, loop, sft
 
@@ -108,7 +108,7 @@ def test_what_may_change_on_resume():
 def test_a_measurement_goes_on_with_the_same_engine_alone():
     def known(*words: str) -> dict[str, Any]:
         settings = load(*words)
-        return facts(settings, Chosen(name="m", config=settings), MeasurementScope())
+        return facts(settings, ModelChoice(name="m", config=settings), MeasurementScope())
 
     assert "engine" not in known() and known("engine=vllm") != known()
     assert known("engine=vllm") == known("engine=vllm", "engine.proof=0.1") != known("engine=vllm", "engine.top_k=5")

@@ -14,7 +14,7 @@ from vlrl.models.processing import PromptTooLong
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.task.first_samples import first_samples
 from vlrl.tools.evaluation import answers as module
-from vlrl.tools.evaluation.answers import Ready, ask
+from vlrl.tools.evaluation.answers import EvalRuntime, draw_answers
 from vlrl.tools.evaluation.rows import RowFile
 from vlrl.tools.evaluation.settings import Grid
 from vlrl.tools.evaluation.summary import summarise
@@ -43,14 +43,15 @@ def ready(script=lambda prompt, i: prompt.text if i % 2 == 0 else "wrong", task=
     config = validate({"task": "x", "model": {"name": "x"}, "seed": 3, "eval": {"samples": 10}, **settings})
     task = task or Number()
     task.name = "number"
-    return Ready(config=config, task=task, prefetch=Prefetcher(encode, task, 0), engine=Noting(script), remote=remote)
+    return EvalRuntime(config=config, task=task, prefetch=Prefetcher(encode, task, 0), engine=Noting(script),
+                       remote=remote)
 
 
 def asked(r, path, grid=None, splits=("heldout",)):
     drawings = (grid or Grid()).drawings(r.config)
     file = RowFile(path, {})
     told = []
-    ask(r, splits, drawings, file, step=7, progress=lambda *words: told.append(words))
+    draw_answers(r, splits, drawings, file, step=7, progress=lambda *words: told.append(words))
     return file, drawings, told
 
 
@@ -173,7 +174,7 @@ class Failing(Noting):
 def test_answers_that_a_server_did_not_give_count_as_nothing_and_are_asked_again(tmp_path):
     r = ready(remote=True)
     engine = Failing(r.engine.script)
-    r = Ready(config=r.config, task=r.task, prefetch=r.prefetch, engine=engine, remote=True)
+    r = EvalRuntime(config=r.config, task=r.task, prefetch=r.prefetch, engine=engine, remote=True)
     file, (drawing,), _ = asked(r, tmp_path / "a.jsonl", Grid(answers=2))
     found = summarise(r.task, file.rows(), drawing, "heldout", first_samples(r.task, "heldout", 10))
     assert found.unanswered == 2 and found.unscorable == 0 and found.n == 10

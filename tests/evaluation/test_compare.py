@@ -9,7 +9,7 @@ from tests.evaluation.test_pairs import group
 from vlrl.cli.main import main
 from vlrl.errors import RunError
 from vlrl.store import RunFolder
-from vlrl.tools.experiments.compare import compare, side
+from vlrl.tools.experiments.compare import compare, parse_side
 
 
 def write(folder, rewards, step=0, pictures=None, split="heldout"):
@@ -31,7 +31,7 @@ def run(capsys, *words):
 
 
 def test_a_comparison_by_hand(two):
-    found = compare([side(two[0])], [side(two[1])])
+    found = compare([parse_side(two[0])], [parse_side(two[1])])
     assert (found.wins, found.losses, found.ties, found.unpaired) == (3, 1, 1, 0)
     assert [s.id for s in found.samples] == ["3", "0", "4", "1", "2"]
     apart = np.array([0.5, 0, -1, 1, 0.5])
@@ -70,7 +70,7 @@ def test_a_real_gain_is_told(tmp_path, capsys):
 def test_equal_ids_of_other_pictures_are_left_out(tmp_path, capsys):
     a = write(tmp_path / "a", [0.0, 0.0, 1.0], pictures="abc")
     b = write(tmp_path / "b", [1.0, 1.0, 1.0], pictures="bad")
-    found = compare([side(a)], [side(b)])
+    found = compare([parse_side(a)], [parse_side(b)])
     assert [(s.id, s.other) for s in found.samples] == [("0", "1"), ("1", "0")] and found.unpaired == 2
     assert any("of one id with a sample of the other side, but of other content (media 1)" in n for n in found.notes)
     other = write(tmp_path / "c", [1.0] * 3, pictures="def")
@@ -82,15 +82,15 @@ def test_steps_of_a_run(tmp_path, capsys):
     a = write(tmp_path / "a", [0.0, 0.0])
     write(tmp_path / "a", [1.0, 1.0], step=20)
     write(tmp_path / "a", [0.5, 0.25], step=10)
-    found = compare([side(a + "@first")], [side(a)])
+    found = compare([parse_side(a + "@first")], [parse_side(a)])
     assert (found.a[0].step, found.b[0].step, found.metrics["iou"].difference.mean) == (0, 20, 1.0)
-    assert compare([side(a + "@10")], [side(a + "@20")]).metrics["iou"].difference.mean == 0.625
+    assert compare([parse_side(a + "@10")], [parse_side(a + "@20")]).metrics["iou"].difference.mean == 0.625
     code, out = run(capsys, a + "@7", a)
     assert code == 1 and "it was evaluated after steps 0, 10, 20" in out.err
     assert "@best" in run(capsys, a + "@best", a)[1].err or "at best" in run(capsys, a + "@best", a)[1].err
     (tmp_path / "a" / "checkpoints").mkdir()
     (tmp_path / "a" / "checkpoints" / "best.json").write_text('{"step": 10}')
-    assert compare([side(a + "@best")], [side(a)]).a[0].step == 10
+    assert compare([parse_side(a + "@best")], [parse_side(a)]).a[0].step == 10
 
 
 def test_several_seeds_a_side(tmp_path, capsys):
@@ -112,13 +112,13 @@ def test_several_seeds_a_side(tmp_path, capsys):
 
 def test_a_sample_missing_in_one_seed_is_in_none(tmp_path):
     a, b, c = (write(tmp_path / name, [0.0] * n) for name, n in (("a", 4), ("b", 3), ("c", 4)))
-    found = compare([side(a), side(b)], [side(c)])
+    found = compare([parse_side(a), parse_side(b)], [parse_side(c)])
     assert found.metrics["iou"].n == 3 and found.unpaired == 2
 
 
 def test_an_answer_without_a_reward_is_left_out_of_the_metric(tmp_path):
     a, b = write(tmp_path / "a", [0.0, 0.5, None]), write(tmp_path / "b", [1.0, 0.5, 1.0])
-    found = compare([side(a)], [side(b)])
+    found = compare([parse_side(a)], [parse_side(b)])
     assert found.metrics["reward/mean"].n == 2 and len(found.samples) == 2
     assert found.metrics["completion/length_mean"].n == 3
 
@@ -139,7 +139,7 @@ def test_a_file_that_cannot_be_read_ends_it(two):
     (file,) = (RunFolder(two[0]).path / "eval-rollouts").iterdir()
     file.write_bytes(b"PAR1 no")
     with pytest.raises(RunError, match="would be of other samples"):
-        compare([side(two[0])], [side(two[1])])
+        compare([parse_side(two[0])], [parse_side(two[1])])
 
 
 def test_hostile_texts_do_not_steer_the_terminal(tmp_path, capsys):

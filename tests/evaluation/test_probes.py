@@ -14,7 +14,7 @@ from tests.cli.test_training import call
 from tests.evaluation.http_stand_in import served
 from vlrl.config import validate
 from vlrl.data import media
-from vlrl.tools.evaluation.probes import NotApplicable, abstains, probe, same
+from vlrl.tools.evaluation.probes import NotApplicable, abstains, probe, same_answer
 from vlrl.tools.evaluation.rows import read_rows
 from vlrl.types import Media, Sample
 
@@ -83,10 +83,12 @@ def test_what_abstains(text, says):
 
 
 def test_what_is_the_same_answer():
-    assert same("12", 12.0) and same("A cat.", "a cat") and not same("12", "13") and not same(None, None)
-    assert same([0, 0, 10, 10], [0, 0, 10, 8]) and not same([0, 0, 10, 10], [0, 0, 10, 4])
-    assert same([10, 10], [13, 14], (100, 100)) and not same([10, 10], [18, 10], (100, 100))
-    assert same([10, 10], [10, 10]) and not same([10, 10], [10, 11]) and not same([1, 2], [1, 2, 3, 4])
+    assert same_answer("12", 12.0) and same_answer("A cat.", "a cat")
+    assert not same_answer("12", "13") and not same_answer(None, None)
+    assert same_answer([0, 0, 10, 10], [0, 0, 10, 8]) and not same_answer([0, 0, 10, 10], [0, 0, 10, 4])
+    assert same_answer([10, 10], [13, 14], (100, 100)) and not same_answer([10, 10], [18, 10], (100, 100))
+    assert same_answer([10, 10], [10, 10]) and not same_answer([10, 10], [10, 11])
+    assert not same_answer([1, 2], [1, 2, 3, 4])
 
 
 @given(st.text(max_size=200), st.sampled_from(["no_premise", "reworded"]))

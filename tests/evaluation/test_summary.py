@@ -6,7 +6,7 @@ import pytest
 from vlrl.evaluation import stats
 from vlrl.task import Task
 from vlrl.task.mixture import Mixture
-from vlrl.tools.evaluation.settings import Drawing
+from vlrl.tools.evaluation.settings import EvalSetting
 from vlrl.tools.evaluation.summary import summarise
 from vlrl.types import Sample
 
@@ -31,7 +31,7 @@ def row(number, parsed, right, index=0, seed=0, **more):
 
 
 def result(rows, answers=1, seeds=(0,), task=None):
-    drawing = Drawing(name="t", temperature=1.0, seeds=seeds, answers=answers)
+    drawing = EvalSetting(name="t", temperature=1.0, seeds=seeds, answers=answers)
     return summarise(task or Kinds(), rows, drawing, "heldout", SAMPLES)
 
 

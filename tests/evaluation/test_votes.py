@@ -24,7 +24,7 @@ def test_pass_at_k_is_exact_for_many_answers():
     log = sum(math.log1p(-1 / (10_000 - i)) for i in range(5_000))  # one right of 10,000: each draw misses it
     assert votes.pass_at(10_000, 1, 5_000) == pytest.approx(-math.expm1(log), abs=1e-12) == 0.5
     assert votes.pass_at(10_000, 0, 5_000) == 0 and votes.pass_at(8, 8, 8) == 1
-    assert [votes.sizes(n) for n in (1, 2, 3, 8)] == [[1], [1, 2], [1, 2, 3], [1, 2, 4, 8]]
+    assert [votes.reported_ks(n) for n in (1, 2, 3, 8)] == [[1], [1, 2], [1, 2, 3], [1, 2, 4, 8]]
 
 
 LETTERS = st.lists(st.sampled_from(["a", "b", "c", None]), min_size=1, max_size=7)
@@ -130,7 +130,7 @@ def test_golden_regions():
     assert votes.region([[50, 50], [70, 50]], (100, 60), reach=20) == [50, 30, 70, 60]
     assert votes.region([None, [0, 0, 5, 5]]) == [0, 0, 5, 5] and votes.region([None]) is None
     assert votes.region([[200, 200, 300, 300]], (100, 100)) is None  # outside of the image
-    assert votes.place_of([1, 2]) == [1, 2] and votes.place_of([1, 2, 3]) is votes.place_of("1, 2") is None
+    assert votes.location_of([1, 2]) == [1, 2] and votes.location_of([1, 2, 3]) is votes.location_of("1, 2") is None
 
 
 # --- calibration ------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from PIL import Image
 from vlrl import testing
 from vlrl.checks import preflight
 from vlrl.cli.main import main
-from vlrl.cli.terminal import late_lines
+from vlrl.cli.terminal import delayed_lines
 from vlrl.config import load, validate
 from vlrl.config.schema import LimitsSettings
 from vlrl.errors import VlrlError
@@ -189,5 +189,5 @@ def test_a_check_that_takes_long_says_what_it_does(tmp_path, capsys):
         "    def score(self, sample, answer):\n        return {'n': float(answer.text == '1')}\n")
     testing.examine(load_task(f"{tmp_path}/own.py"), 1, 0, doing.append)
     assert "train sample 1 of 1" in doing and "answer 20" in doing
-    late_lines("checking own.py", every=0.0)("answer 20")
+    delayed_lines("checking own.py", every=0.0)("answer 20")
     assert capsys.readouterr().err == "checking own.py: answer 20, 0 s\n"

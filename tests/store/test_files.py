@@ -95,7 +95,7 @@ def test_a_file_without_an_end_holds_up_no_reader(tmp_path, kind, name):
     folder = RunFolder(tmp_path)
     assert folder.metrics() == folder.evals() == [] and folder.last_heartbeat() == {}
     assert not len(folder.rollouts())
-    status.read(tmp_path)
+    status.read_status(tmp_path)
     summary_table(folder)
     assert checkpoint.latest(folder.checkpoints, full=True).path is None and _written(place, np.zeros(0)) is not None
     with pytest.raises(VlrlError):

@@ -26,7 +26,7 @@ from vlrl.rollout.prefetch import Prefetcher
 from vlrl.tools.datasets import difficulty
 from vlrl.tools.datasets.difficulty import MeasurementScope, measure
 from vlrl.tools.datasets.prompt_table import MeasuredPrompt, MeasurementFiles, joined, summary
-from vlrl.tools.evaluation.measure import Chosen, Ready
+from vlrl.tools.evaluation.measure import ModelChoice, Ready
 from vlrl.tools.evaluation.votes import pass_at
 from vlrl.types import Sample
 
@@ -54,7 +54,7 @@ def ready(script=answer, **settings):
 
 
 def facts(r, asked=SCOPE):
-    return difficulty.facts(r.config, Chosen(name="x", config=r.config), asked)
+    return difficulty.facts(r.config, ModelChoice(name="x", config=r.config), asked)
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------

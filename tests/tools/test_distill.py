@@ -22,7 +22,7 @@ from vlrl.data.sources.solutions import read_solutions
 from vlrl.errors import ConfigError, TrainingError
 from vlrl.task import task_samples
 from vlrl.tools.clients.replies import Replies
-from vlrl.tools.evaluation.folder import Server
+from vlrl.tools.evaluation.grid import Server
 from vlrl.tools.synthesis import distill
 from vlrl.tools.synthesis.distill import DistillFiles, DistillSettings, distill_answers, goes_on
 from vlrl.training.build_task import make_task

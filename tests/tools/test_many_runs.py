@@ -19,8 +19,8 @@ from vlrl.errors import ConfigError, RunError, TrainingError
 from vlrl.store import RunFolder
 from vlrl.store.files import write_text
 from vlrl.tools.experiments import many_runs, sequential_runs, sweep
-from vlrl.tools.experiments.many_runs import Job, finish, score, settle
-from vlrl.tools.experiments.sweep import spaces, trials
+from vlrl.tools.experiments.many_runs import Job, check_plan, final_score, run_jobs
+from vlrl.tools.experiments.sweep import swept_settings, trials
 
 CONFIG = "configs/quickstart.yaml"
 
@@ -62,30 +62,30 @@ def instant(monkeypatch):
 
 def test_the_score_is_that_of_the_last_evaluation(tmp_path):
     done(tmp_path / "a", 0.75)
-    assert score(tmp_path / "a", "heldout", "reward/mean") == 0.75
+    assert final_score(tmp_path / "a", "heldout", "reward/mean") == 0.75
     with pytest.raises(RunError, match="no evaluation of 'other'"):
-        score(tmp_path / "a", "other", "reward/mean")
+        final_score(tmp_path / "a", "other", "reward/mean")
     with pytest.raises(RunError, match=r"'reward/men' of 'heldout' is missing. Did you mean 'reward/mean'"):
-        score(tmp_path / "a", "heldout", "reward/men")
+        final_score(tmp_path / "a", "heldout", "reward/men")
     with pytest.raises(RunError, match="'mAP' of 'heldout' is missing"):
-        score(tmp_path / "a", "heldout", "mAP")
+        final_score(tmp_path / "a", "heldout", "mAP")
 
 
 def test_a_plan_must_stay_what_it_was(tmp_path):
     plan = {"n": 5, "settings": {"lr": 1e-5}}
-    settle(tmp_path / "s" / "plan.json", plan)
-    settle(tmp_path / "s" / "plan.json", plan)
+    check_plan(tmp_path / "s" / "plan.json", plan)
+    check_plan(tmp_path / "s" / "plan.json", plan)
     with pytest.raises(ConfigError, match="was begun with n=5, not 6: give the same again to go on, or another"):
-        settle(tmp_path / "s" / "plan.json", {**plan, "n": 6})
+        check_plan(tmp_path / "s" / "plan.json", {**plan, "n": 6})
 
 
 @pytest.mark.slow
 def test_what_is_finished_is_not_run_again_and_a_failure_shows_its_output(tmp_path):
     done(tmp_path / "a", 0.5)
-    finish([Job(tmp_path / "a", ("no-such-command",))])
+    run_jobs([Job(tmp_path / "a", ("no-such-command",))])
     told = []
     with pytest.raises(TrainingError, match=r"(?s)run .*/b ended with exit code 2 before.*No such command"):
-        finish([Job(tmp_path / "a", ("x",)), Job(tmp_path / "b", ("no-such-command",))],
+        run_jobs([Job(tmp_path / "a", ("x",)), Job(tmp_path / "b", ("no-such-command",))],
                progress=lambda *words: told.append(words))
     assert ("runs", 1, 2) in told and "No such command" in (tmp_path / "b.log").read_text()
 
@@ -94,7 +94,7 @@ def test_what_is_finished_is_not_run_again_and_a_failure_shows_its_output(tmp_pa
 
 
 def test_words_that_are_swept():
-    found, fixed = spaces(["train.lr=1e-5,3e-5", "steps=5", "algo.clip_high=.2..0.4", "rollout.group_size=4..8",
+    found, fixed = swept_settings(["train.lr=1e-5,3e-5", "steps=5", "algo.clip_high=.2..0.4", "rollout.group_size=4..8",
                            "model.train=[language,merger]", "data.root=../rows", "algo.kl_coef=0,0.1"])
     assert fixed == ["steps=5", "model.train=[language,merger]", "data.root=../rows"]
     lr, clip, size, kl = found
@@ -103,13 +103,13 @@ def test_words_that_are_swept():
     rng = np.random.default_rng(0)
     drawn = [size.draw(rng) for _ in range(200)]
     assert set(drawn) == {4, 5, 6, 7, 8} and all(isinstance(v, int) for v in drawn)
-    doubled = spaces(["rollout.group_size=1..16"])[0][0]
+    doubled = swept_settings(["rollout.group_size=1..16"])[0][0]
     sizes = np.array([doubled.draw(rng) for _ in range(3000)])
     assert set(sizes.tolist()) == set(range(1, 17))  # both ends are drawn, and doublings evenly
     for low, high in ((1, 2), (2, 4), (4, 8), (8, 16)):
         share = ((low <= sizes) & (sizes < high)).mean()
         assert share == pytest.approx(np.log(2) / np.log(17), abs=0.035)
-    wide = spaces(["train.lr=1e-6..1e-3"])[0][0]
+    wide = swept_settings(["train.lr=1e-6..1e-3"])[0][0]
     logs = np.log10([wide.draw(rng) for _ in range(500)])
     assert logs.min() >= -6 and logs.max() <= -3 and abs(logs.mean() + 4.5) < 0.15
 
@@ -119,11 +119,11 @@ def test_words_that_are_swept():
     (["a=1,2", "a=3..4"], "each setting is swept once"), (["a=1,"], "name different values")])
 def test_words_that_cannot_be_swept(words, said):
     with pytest.raises(ConfigError, match=said):
-        spaces(words)
+        swept_settings(words)
 
 
 def test_choices_of_settings():
-    lists, mixed = spaces(["a=1,2", "b=x,y"])[0], spaces(["a=1,2", "b=0..1.5"])[0]
+    lists, mixed = swept_settings(["a=1,2", "b=x,y"])[0], swept_settings(["a=1,2", "b=0..1.5"])[0]
     assert trials(lists, "grid", 2, 0) == [{"a": a, "b": b} for a in (1, 2) for b in ("x", "y")]
     assert len(trials(lists, "random", 3, 0)) == 3 and len(trials(lists, "random", 9, 0)) == 4  # no more are there
     drawn = trials(mixed, "random", 5, 0)
@@ -140,7 +140,7 @@ def test_choices_of_settings():
     (["train.lr=1e-5..3e-5"], {"eta": 2}, "--eta 2 does nothing with --method random.* take --method halving")])
 def test_options_of_a_sweep_that_cannot_act(tmp_path, instant, words, options, said):
     with pytest.raises(ConfigError, match=said):
-        sweep.run(CONFIG, words, tmp_path / "s", **options)
+        sweep.run_sweep(CONFIG, words, tmp_path / "s", **options)
     assert not instant.started and not (tmp_path / "s").exists()
 
 
@@ -193,7 +193,7 @@ def test_a_sweep_with_one_test_seed_or_without_the_base_shows_no_difference(tmp_
     instant.of = lambda words, seed: float(words.get("train.lr", 0)) * 1e3
     for name, more, said in (("one", {"test_seeds": 1}, "no difference can be shown by one test seed"),
                              ("alone", {"base": False}, "was not measured")):
-        found = sweep.run(CONFIG, ["train.lr=1e-4,2e-4"], tmp_path / name, seeds=1, **more)
+        found = sweep.run_sweep(CONFIG, ["train.lr=1e-4,2e-4"], tmp_path / name, seeds=1, **more)
         stored = (tmp_path / name / "sweep.json").read_text()
         assert said in found.verdict == json.loads(stored)["verdict"] and "NaN" not in stored
 
@@ -203,7 +203,7 @@ def test_a_sweep_with_one_test_seed_or_without_the_base_shows_no_difference(tmp_
     pytest.param("random", 2, 3, marks=pytest.mark.slow)])
 def test_the_runs_of_a_sweep_are_counted_before_the_first(tmp_path, instant, method, eta, n):
     instant.of, told = (lambda words, seed: float(words.get("train.lr", 0))), []
-    found = sweep.run(CONFIG, ["train.lr=1e-5..1e-3"], tmp_path, method=method, n=n, test_seeds=2,
+    found = sweep.run_sweep(CONFIG, ["train.lr=1e-5..1e-3"], tmp_path, method=method, n=n, test_seeds=2,
                       **({"eta": eta} if method == "halving" else {}), progress=lambda *words: told.append(words))
     assert {total for *_, total in told} == {found.runs} and [done for _, done, _ in told] == list(range(found.runs))
 
@@ -219,7 +219,7 @@ def test_runs_under_way_count_by_their_steps(tmp_path):
 @pytest.mark.slow
 def test_halving_gives_worse_settings_fewer_seeds(tmp_path, instant):
     instant.of = lambda words, seed: float(words.get("train.lr", 0)) * 1e3
-    found = sweep.run(CONFIG, ["train.lr=1e-4,2e-4,3e-4,4e-4"], tmp_path, method="halving", seeds=3, test_seeds=1,
+    found = sweep.run_sweep(CONFIG, ["train.lr=1e-4,2e-4,3e-4,4e-4"], tmp_path, method="halving", seeds=3, test_seeds=1,
                       base=False)
     assert [(t.settings["train.lr"], len(t.scores)) for t in found.trials] == [
         (4e-4, 3), (3e-4, 2), (2e-4, 1), (1e-4, 1)]
@@ -234,7 +234,7 @@ def test_halving_gives_worse_settings_fewer_seeds(tmp_path, instant):
     (["steps=5,6", "eval.samples=0"], "do not evaluate the split")])
 def test_sweeps_that_make_no_sense(tmp_path, instant, words, said):
     with pytest.raises(ConfigError, match=said):
-        sweep.run(CONFIG, words, tmp_path / "s")
+        sweep.run_sweep(CONFIG, words, tmp_path / "s")
     assert not instant.started and not (tmp_path / "s").exists()
 
 
@@ -284,11 +284,11 @@ def test_sequential_comparisons_that_make_no_sense(tmp_path, instant, words, sai
     a, b = two_configs(tmp_path)
     if said:
         with pytest.raises(ConfigError, match=said):
-            sequential_runs.run([a, b] if words else [a, a], words, tmp_path / "s")
+            sequential_runs.run_sequential([a, b] if words else [a, a], words, tmp_path / "s")
     else:
         (tmp_path / "b.yaml").write_text(f"extends: {os.path.abspath(CONFIG)}\ndata: {{seed: 9}}\n")
         with pytest.raises(ConfigError, match="other held-out samples"):
-            sequential_runs.run([a, b], [], tmp_path / "s")
+            sequential_runs.run_sequential([a, b], [], tmp_path / "s")
     assert not instant.started
 
 

@@ -8,7 +8,7 @@ import pytest
 from tests.conftest import TWO
 from vlrl import config as configs
 from vlrl.errors import ConfigError
-from vlrl.tools.evaluation.measure import choose
+from vlrl.tools.evaluation.measure import choose_model
 from vlrl.tools.evaluation.rows import RowFile
 from vlrl.tools.stages import rounds
 from vlrl.tools.stages import run as stages
@@ -57,7 +57,7 @@ def kept(tmp_path, config):
     file = RowFile(place / "answers.jsonl", {})
     file.add([answer(0, "ab", True), answer(1, "abc", False), answer(2, "ab", True, truncated=True),
               answer(3, "abc", False)])
-    rounds._write(config, choose(config, "embedded/tiny-qwen3-vl"), 0, place, file)
+    rounds._write(config, choose_model(config, "embedded/tiny-qwen3-vl"), 0, place, file)
     return lines(place / "rows.jsonl"), rounds._figures(config, place)
 
 
@@ -93,7 +93,7 @@ def test_a_round_trains_the_model_that_the_run_began_with(tiny_models, tmp_path)
     model = tiny_models[TWO[0]]
     for start in ("start", "stage"):
         own = config_of(tmp_path, more % (given, start), model, [f"run.dir={tmp_path}/{start}"])
-        assert stages.train(own).finished
+        assert stages.train_stages(own).finished
         left = read_stages(tmp_path / start).done["cold"]["model"]
         rows = lines(tmp_path / start / "base/round-01/rows.jsonl")
         assert {row["model"] for row in rows} == {left}
@@ -106,7 +106,7 @@ def test_a_dpo_round_without_a_pair_leaves_the_weights_and_the_run_goes_on(tmp_p
     monkeypatch.setattr(rounds, "_draw", lambda config, one, number, file: file.add(
         [answer(n, "abcd", True) for n in range(4)]))  # all right, all of one length
     heard = []
-    assert rounds.train(config, heard.append) is True
+    assert rounds.train_rounds(config, heard.append) is True
     assert sum("no pair is learned from" in words for words in heard) == 2
     known = read_stages(tmp_path / "run")
     assert [(left["steps"], left["kept"]) for left in known.done.values()] == [(0, 0), (0, 0)]

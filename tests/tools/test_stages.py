@@ -31,8 +31,8 @@ def staged(tmp_path):
 
 
 def test_it_is_one_run_with_its_stages(staged, capsys):
-    assert status.find(staged.parent) == [staged]
-    found = status.read(staged)
+    assert status.find_runs(staged.parent) == [staged]
+    found = status.read_status(staged)
     assert (found.state, found.step, found.steps, found.reward) == ("interrupted", 7, 8, 0.25)
     assert [(os.path.basename(s.path), s.state, s.step) for s in found.stages] == [
         ("cold", "finished", 4), ("own", "interrupted", 3)]
@@ -48,16 +48,16 @@ def test_it_is_one_run_with_its_stages(staged, capsys):
 
 def test_states(staged):
     (staged / "run.lock").write_text(json.dumps(this_process()))  # this process works on it, between two stages
-    assert status.read(staged).state == "running"
+    assert status.read_status(staged).state == "running"
     (staged / "run.lock").write_text(json.dumps({**this_process(), "pid": 2**22 - 1, "started": 1}))
     stage_beat = staged / "own" / "round-01" / "heartbeat.json"
     stage_beat.write_text(json.dumps({**json.loads(stage_beat.read_text()), "state": "running"}))
-    assert status.read(staged).state == "dead"
+    assert status.read_status(staged).state == "dead"
     (staged / "run.lock").unlink()
     known = read_stages(staged)
     for name in ("own", "last"):
         known = known.finished(name, steps=4, model="m")
-    assert status.read(staged).state == "finished"
+    assert status.read_status(staged).state == "finished"
 
 
 def test_the_inspector_lists_stages_behind_their_run(staged):
@@ -74,4 +74,4 @@ def test_no_list_and_links_that_lead_elsewhere(staged, tmp_path):
         (tmp_path / "stages.json").write_text(text)
         assert read_stages(tmp_path) is None
     os.symlink(stage(tmp_path / "elsewhere"), staged / "last")
-    assert len(read_stages(staged).folders) == 2 and len(status.read(staged).stages) == 2
+    assert len(read_stages(staged).folders) == 2 and len(status.read_status(staged).stages) == 2

@@ -24,7 +24,7 @@ from vlrl.errors import ConfigError, TrainingError
 from vlrl.store import SCHEMA
 from vlrl.task import Task
 from vlrl.task.interface import generated
-from vlrl.tools.evaluation.folder import Server
+from vlrl.tools.evaluation.grid import Server
 from vlrl.tools.synthesis import synthesize
 from vlrl.tools.synthesis.near_duplicates import HeldOutRows, SignatureReader, distinct
 from vlrl.tools.synthesis.prompt_writer import PromptWriter, WriterSettings, check, read_reply, request_text

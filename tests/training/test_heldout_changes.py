@@ -7,7 +7,7 @@ from PIL import Image
 
 from vlrl import config
 from vlrl.config.schema import EvalSettings
-from vlrl.evaluation.measured import basis, changed
+from vlrl.evaluation.basis import changed_basis, evaluation_basis
 from vlrl.monitoring import trackers
 from vlrl.store import RunFolder, checkpoint, comparable
 from vlrl.tools.experiments.report import gains, summary_table
@@ -83,9 +83,9 @@ def test_what_is_compared_is_what_comes_after_the_last_change_of_its_split(tmp_p
 def test_names_of_what_changed():
     before = {"rows": "1", "pictures": "2", "eval.samples": 8, "eval.temperature": 0.0}
     lines = [{"split": "a", "measured": before}, {"split": "b", "measured": {**before, "rows": "9"}}, {"split": "a"}]
-    assert changed(before, "a", lines) == [] == changed(before, "c", lines)
-    assert changed({**before, "rows": "3"}, "a", lines) == ["rows"]
-    assert changed({**before, "rows": "3", "eval.samples": 4}, "a", lines) == ["eval.samples"]
-    assert changed({**before, "eval.every": 1}, "a", lines) == []  # of a version that knows less
-    assert [name for name in basis([], config.load("configs/quickstart.yaml")) if name.startswith("eval.")] == [
-        f"eval.{name}" for name in EvalSettings.model_fields]
+    assert changed_basis(before, "a", lines) == [] == changed_basis(before, "c", lines)
+    assert changed_basis({**before, "rows": "3"}, "a", lines) == ["rows"]
+    assert changed_basis({**before, "rows": "3", "eval.samples": 4}, "a", lines) == ["eval.samples"]
+    assert changed_basis({**before, "eval.every": 1}, "a", lines) == []  # of a version that knows less
+    names = [name for name in evaluation_basis([], config.load("configs/quickstart.yaml")) if name.startswith("eval.")]
+    assert names == [f"eval.{name}" for name in EvalSettings.model_fields]

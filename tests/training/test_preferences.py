@@ -134,7 +134,7 @@ def test_a_round_learns_to_prefer_short_answers(tiny_models, tmp_path):
                     "longer: 1.0}\nsteps: 6\nlog: {samples_every: 0}\n")
     config = configs.load(file, [f"run.dir={tmp_path / 'run'}"])
     rounds.check(config)
-    assert rounds.train(config)
+    assert rounds.train_rounds(config)
     folder = tmp_path / "run" / "round-01"
     rows = [json.loads(line) for line in (folder / "rows.jsonl").read_bytes().splitlines()]
     assert rows and all(r["rejected_tokens"] > r["tokens"] and r["rejected"] != r["solution"] for r in rows)

@@ -38,4 +38,4 @@ class Noting(Session):
 
 if __name__ == "__main__":
     loop.train = functools.partial(loop.train, make_session=Noting)
-    sys.exit(main.train(sys.argv[1:]))
+    sys.exit(main.train_script(sys.argv[1:]))

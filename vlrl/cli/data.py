@@ -10,10 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vlrl.cli import checking, difficulty, distilling, making, overlapping, publishing, synthesizing
+from vlrl.cli import data_check as checking
+from vlrl.cli import data_difficulty as difficulty
+from vlrl.cli import data_distill as distilling
+from vlrl.cli import data_make as making
+from vlrl.cli import data_overlap as overlapping
+from vlrl.cli import data_publish as publishing
+from vlrl.cli import data_synthesize as synthesizing
 from vlrl.cli.common import AsJson, emit, examples, load
-from vlrl.cli.row_files import Boxes, Columns, File, Force, Format, form_of, pairs_of, show_types
-from vlrl.cli.terminal import bars
+from vlrl.cli.row_options import Boxes, Columns, File, Force, Format, form_of, pairs_of, show_types
+from vlrl.cli.terminal import progress_bars
 
 if TYPE_CHECKING:
     from vlrl.tools.datasets.split import Split
@@ -123,7 +129,7 @@ def split(
     """
     from vlrl.tools.datasets.split import split_file
 
-    with bars() as progress:
+    with progress_bars() as progress:
         result = split_file(file, out, heldout, by, seed, near_duplicates=near_duplicates, distance=distance, root=root,
                             format=format, columns=pairs_of(columns), force=force, progress=progress)
     if json:

@@ -30,9 +30,9 @@ from vlrl.monitoring import LEAST_WIDTH
 _MOST = 8000  # characters of one message
 
 _REGISTERED = Table({name: f"vlrl.cli.{module}:register" for module, names in {
-    "training": "train sft", "models": "extrapolate tiny", "exporting": "export", "evaluating": "eval",
-    "scoring": "score play", "comparing": "compare sweep", "tasks": "tasks", "data": "data", "judging": "judge",
-    "looking": "status report doctor", "inspecting": "app", "serve": "serve", "planning": "plan",
+    "train": "train sft", "models": "extrapolate tiny", "export": "export", "evaluate": "eval",
+    "score": "score play", "compare": "compare sweep", "tasks": "tasks", "data": "data", "judge": "judge",
+    "status": "status report doctor", "inspector": "app", "serve": "serve", "plan": "plan",
     "presets": "presets"}.items() for name in names.split()})
 """Command -> what adds it, and others of its module, to an application: imported when the command is called."""
 
@@ -98,9 +98,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _run(typer.main.get_command(app), sys.argv[1:] if argv is None else argv, "vlrl")
 
 
-def train(argv: Sequence[str]) -> int:
+def train_script(argv: Sequence[str]) -> int:
     """`train.py`: the same as `vlrl train`; returns the exit code."""
-    from vlrl.cli import training
+    from vlrl.cli import train as training
 
     alone = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False,
                         context_settings={"help_option_names": ["-h", "--help"]})

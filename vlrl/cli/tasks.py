@@ -13,13 +13,13 @@ import typer
 from rich.markup import escape
 
 from vlrl.cli.common import AsJson, Words, emit, examples, load
-from vlrl.cli.terminal import late_lines
+from vlrl.cli.terminal import delayed_lines
 
 if TYPE_CHECKING:
     from vlrl.task import Task
     from vlrl.testing import Report
     from vlrl.testing.labelled import Mistake, Verdict
-    from vlrl.tools.tasks.catalogue import Entry
+    from vlrl.tools.tasks.catalogue import TaskInfo
 
 app = typer.Typer(name="tasks", no_args_is_help=True, help="List, begin and check tasks: prompt, data and rewards.")
 
@@ -47,7 +47,7 @@ def list_(json: AsJson = False) -> None:
     typer.echo("\n\n".join(map(_described, tasks())))
 
 
-def _described(entry: Entry) -> str:
+def _described(entry: TaskInfo) -> str:
     from vlrl.config.descriptions import shown
 
     lines = [f"{entry.name}: {entry.about}", "  parts     " + ", ".join(f"{k} × {shown(v)}" for k, v in
@@ -129,7 +129,7 @@ def check(
     acts = has_environment(task_object)  # starts processes, which a thread that draws may leave with a taken lock
     with nullcontext() if acts else Console(stderr=True).status(f"checking {escape(task)}"):
         verdict = judge(task_object, answers) if answers else None
-        report = examine(task_object, samples, processes, late_lines(f"checking {task}"))
+        report = examine(task_object, samples, processes, delayed_lines(f"checking {task}"))
     failed = bool(report.findings) or (verdict is not None and len(verdict.mistakes) > max_errors)
     if json:
         emit({"task": task, "ok": not failed, **{k: v for k, v in asdict(report).items() if k != "task"},

@@ -23,7 +23,7 @@ def printable(text: object, most: int = 2000) -> str:
     return "".join(c if c in "\n\t" or c.isprintable() else "?" for c in cut)
 
 
-def figure(value: float | None, form: str = ".3f", without: str = "none") -> str:
+def formatted(value: float | None, form: str = ".3f", without: str = "none") -> str:
     """Returns a number in words, `without` where there is none."""
     return without if value is None else format(value, form)
 
@@ -46,7 +46,7 @@ def standard_input() -> TextIO:
     return sys.stdin
 
 
-def late_lines(what: str, every: float = 10.0) -> Callable[[str], None]:
+def delayed_lines(what: str, every: float = 10.0) -> Callable[[str], None]:
     """A function that writes its text and the seconds so far to standard error, at most once in `every` seconds."""
     begun = said = time.monotonic()
 
@@ -60,7 +60,7 @@ def late_lines(what: str, every: float = 10.0) -> Callable[[str], None]:
 
 
 @contextmanager
-def late_bar(what: str, after: float = 2.0) -> Iterator[Callable[[int, int | None], None]]:
+def delayed_bar(what: str, after: float = 2.0) -> Iterator[Callable[[int, int | None], None]]:
     """Gives `update(done, total)`; a bar with `what` appears on stderr once `after` seconds have passed.
 
     `total` is None where the end is not known. Nothing is shown where stderr is no terminal.
@@ -90,7 +90,7 @@ _LINE_S = 60
 
 
 @contextmanager
-def bars(lines: bool = False, show: bool = True) -> Iterator[Progress]:
+def progress_bars(lines: bool = False, show: bool = True) -> Iterator[Progress]:
     """Gives `progress(what, done, total)`: bars with the time left on standard error, nothing with `show=False`.
 
     Where that is no terminal nothing is shown; with `lines` a line at the start, the end, each tenth between, and each

@@ -12,7 +12,7 @@ from typing import Any
 from vlrl.config import Config, config_of
 from vlrl.errors import ConfigError
 from vlrl.rollout.error_limits import check_score_errors
-from vlrl.tools.evaluation.measure import choose, measure
+from vlrl.tools.evaluation.measure import choose_model, measure
 from vlrl.tools.run import Run, load_run
 
 _NOT_METRICS = {"step", "n", "rejected", "unscorable", "score_errors"}
@@ -32,7 +32,8 @@ def evaluate(config_or_run: str | Path | Config | Mapping[str, Any] | Run, /, *,
         raise ConfigError(f"eval.samples={config.eval.samples} and eval.splits={list(config.eval.splits)}: nothing is "
                           "to be measured; e.g. eval={'samples': 256}")
     nowhere = checkpoint is None and not config.run.dir
-    chosen = choose(config, config.model.name if nowhere else None, None if checkpoint is None else Path(checkpoint))
+    chosen = choose_model(config, config.model.name if nowhere else None,
+                          None if checkpoint is None else Path(checkpoint))
     for warning in chosen.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     by_split = {}

@@ -41,7 +41,7 @@ def train(config: str | Path | Config | Mapping[str, Any], /, **settings: Any) -
 
 
 def _staged(config: Config) -> Run:
-    outcome = stages.train(config)
+    outcome = stages.train_stages(config)
     if not outcome.finished:
         raise KeyboardInterrupt(f"stopped in stage {outcome.stage!r}; the same call goes on there")
     return load_run(last_run(outcome.folder))

@@ -19,8 +19,8 @@ from vlrl.config.sections import PAIRS
 from vlrl.data.samples import with_split
 from vlrl.distributed import comm
 from vlrl.errors import RunError, TrainingError
+from vlrl.evaluation.basis import changed_basis, evaluation_basis
 from vlrl.evaluation.evaluate import evaluate, evaluation_line
-from vlrl.evaluation.measured import basis, changed
 from vlrl.models import families, trained_parts
 from vlrl.monitoring.progress import Progress
 from vlrl.monitoring.signals import StopSignals, write_to_terminal
@@ -288,7 +288,7 @@ class Session:
             what = f"evaluation of {split} at step {done}"
             check_errors(groups, self.config.limits, what, path)
             if comm.is_main():
-                if names := changed(record["measured"], split, self.folder.evals()):
+                if names := changed_basis(record["measured"], split, self.folder.evals()):
                     record["changed"] = names
                     self.progress.print(f"warning: {split} is not what was evaluated before ({', '.join(names)}): no "
                                         "gain and no best checkpoint are taken from earlier evaluations.")
@@ -304,10 +304,10 @@ class Session:
         parts, answering = self.parts, self.parts.source.answering
         if own := _MEASURED.get(self.config.algo.loss.name):
             record, groups = own(parts, split, done)
-            return {**record, "measured": basis(groups, self.config)}, []
+            return {**record, "measured": evaluation_basis(groups, self.config)}, []
         record, groups = evaluate(parts.task, parts.prefetch, parts.engine, self.config, split, done,
                                   self.progress.busy, answering.likelihoods, answering.score, answering.services)
-        record["measured"] = basis(groups, self.config)
+        record["measured"] = evaluation_basis(groups, self.config)
         if not parts.source.generates:
             from vlrl.training.heldout_loss import heldout_loss  # of supervised runs
 

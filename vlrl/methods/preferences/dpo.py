@@ -40,7 +40,7 @@ class PreferenceSource(GroupSource):
         return {a.number: _pair(*both) for a, *both in zip(drawn.accepted, better, worse, strict=True)}
 
 
-def train(config: Config, dpo: Named) -> Session:
+def train_dpo(config: Config, dpo: Named) -> Session:
     """Runs `config.steps` steps of rollout.prompts_per_step pairs; `dpo` is the loss with its options."""
     return train_loop(preference_config(config, dpo), PreferenceSource)
 

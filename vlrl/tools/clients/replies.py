@@ -19,7 +19,7 @@ from vlrl.progress import Progress
 from vlrl.services.chat import ChatReply
 from vlrl.store.files import append_line
 from vlrl.tools.clients.endpoint import Endpoint
-from vlrl.tools.evaluation.rows import begun
+from vlrl.tools.evaluation.rows import resume_lines
 
 Place = tuple[int, int]
 """(number of the row, which reply to it)"""
@@ -42,7 +42,7 @@ class Replies:
     def of(cls, path: Path, facts: Mapping[str, Any]) -> Replies:
         """Returns what a file holds; it is begun where there is none. Raises ConfigError where its facts are others."""
         stored = cls(path)
-        for line in begun(path, facts, "answers of a teacher", "file"):
+        for line in resume_lines(path, facts, "answers of a teacher", "file"):
             with contextlib.suppress(KeyError, TypeError):
                 stored.replies.setdefault((line["number"], line["answer"]), line)  # each was paid once
         return stored

@@ -31,8 +31,8 @@ from vlrl.store import plain
 from vlrl.store.files import append_line, write_text
 from vlrl.task import task_samples
 from vlrl.tools.datasets.prompt_table import COLUMNS, MeasuredPrompt, MeasurementFiles, Summary, joined, plot, summary
-from vlrl.tools.evaluation.measure import Chosen, Ready, model_facts, task_facts
-from vlrl.tools.evaluation.rows import begun
+from vlrl.tools.evaluation.measure import ModelChoice, Ready, model_facts, task_facts
+from vlrl.tools.evaluation.rows import resume_lines
 from vlrl.types import Group, Sample
 
 _TOGETHER = 256
@@ -53,7 +53,7 @@ class MeasurementScope:
     """Only the first so many prompts; None = all."""
 
 
-def facts(config: Config, chosen: Chosen, scope: MeasurementScope) -> dict[str, Any]:
+def facts(config: Config, chosen: ModelChoice, scope: MeasurementScope) -> dict[str, Any]:
     """Returns what the answers depend on, as JSON: a measurement goes on only where all of it is the same."""
     return {**task_facts(config, _ROLLOUT), "model": model_facts(config, chosen), "split": scope.split,
             "answers": scope.answers}
@@ -146,7 +146,7 @@ def open_part(part: Path, known: Mapping[str, Any]) -> dict[int, MeasuredPrompt]
 
     Raises ConfigError when its facts are others, or it is no such file.
     """
-    lines = begun(part, known, "a measurement", "file")
+    lines = resume_lines(part, known, "a measurement", "file")
     try:
         records = [MeasuredPrompt(**{**m, "passed": tuple(m["passed"]), "rewards": tuple(m["rewards"])})
                    for line in lines for m in line.get("prompts", ())]

@@ -26,7 +26,7 @@ from vlrl.data.sources.reading import rows_in
 from vlrl.errors import DataError
 from vlrl.store.files import replacing
 from vlrl.tools.datasets.convert import UsableRow, holds_media, relocated
-from vlrl.tools.evaluation.votes import pass_at, sizes
+from vlrl.tools.evaluation.votes import pass_at, reported_ks
 
 COLUMNS = {"pass_at_k": "share of the k answers that are right, in [0, 1]", "difficulty": "1 - pass_at_k",
            "reward_mean": "mean reward of an answer", "answers_scored": "answers that could be scored, at most k",
@@ -90,7 +90,7 @@ class Summary:
 def summary(measured: Sequence[MeasuredPrompt], answers: int) -> Summary:
     """Returns the summary of prompts that were answered `answers` times each."""
     known = [m for m in measured if m.reason is None]
-    estimates = {k: [pass_at(n, c, k) for c, n in (m.counts for m in known) if n >= k] for k in sizes(answers)}
+    estimates = {k: [pass_at(n, c, k) for c, n in (m.counts for m in known) if n >= k] for k in reported_ks(answers)}
     by_category: dict[str, list[MeasuredPrompt]] = {}
     for m in known:
         by_category.setdefault(m.category or m.task or "none", []).append(m)

@@ -32,7 +32,7 @@ from vlrl.task.scoring import sample_metrics
 from vlrl.task.services import RunServices
 from vlrl.tools.evaluation.probes import NotApplicable, probe
 from vlrl.tools.evaluation.rows import RowFile, cluster_hash, content_hash, prompt_hash
-from vlrl.tools.evaluation.settings import Drawing
+from vlrl.tools.evaluation.settings import EvalSetting
 from vlrl.types import Answer, Completion, Group, Prompt, Rollout, Row, Sample
 
 _TOGETHER = 256
@@ -42,7 +42,7 @@ _CHUNK = 64
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Ready:
+class EvalRuntime:
     """What answers and scores, apart from any run."""
 
     config: Config
@@ -56,11 +56,11 @@ class Ready:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Asking:
+class _Pass:
     """One setting and seed over one split."""
 
-    ready: Ready
-    drawing: Drawing
+    ready: EvalRuntime
+    drawing: EvalSetting
     seed: int
     split: str
     samples: Sequence[Sample]
@@ -77,7 +77,7 @@ class _Asking:
 
     def sample(self, number: int) -> Sample:
         """Returns a sample as this setting words it, its environment reset by the seed."""
-        sample = sample_for_drawing(self.ready.task, self.drawing, self.samples, number)
+        sample = sample_for_setting(self.ready.task, self.drawing, self.samples, number)
         return opened(self.ready.engine, self.ready.task, sample, *self.key(number)[1:])
 
     def place(self, number: int) -> Row:
@@ -85,7 +85,7 @@ class _Asking:
         return {"split": self.split, "setting": self.drawing.name, "seed": self.seed, "number": number}
 
 
-def sample_for_drawing(task: Task, drawing: Drawing, samples: Sequence[Sample], number: int) -> Sample:
+def sample_for_setting(task: Task, drawing: EvalSetting, samples: Sequence[Sample], number: int) -> Sample:
     """Returns a sample as a setting asks it, before any environment is reset."""
     sample = probe(drawing.probe, samples, number) if drawing.probe else samples[number]
     if drawing.wording is None:
@@ -94,8 +94,8 @@ def sample_for_drawing(task: Task, drawing: Drawing, samples: Sequence[Sample], 
     return replace(sample, prompt=templates[drawing.wording % len(templates)])
 
 
-def ask(ready: Ready, splits: Sequence[str], drawings: Sequence[Drawing], file: RowFile, step: int, progress: Progress,
-        instead: Sequence[Sample] | None = None) -> None:
+def draw_answers(ready: EvalRuntime, splits: Sequence[str], drawings: Sequence[EvalSetting], file: RowFile, step: int,
+                 progress: Progress, instead: Sequence[Sample] | None = None) -> None:
     """Draws and scores every answer that `file` lacks, and adds it there; each process does its share. Asked are the
     first eval.samples samples of each split, or `instead` of them.
 
@@ -103,7 +103,7 @@ def ask(ready: Ready, splits: Sequence[str], drawings: Sequence[Drawing], file: 
     whose data are bad. Raises ConfigError for an empty split, TrainingError when scoring or environments fail too often
     (limits.score_errors, limits.environment_errors).
     """
-    evaluations = [_Asking(ready=ready, drawing=drawing, seed=seed, split=split, samples=samples, step=step)
+    evaluations = [_Pass(ready=ready, drawing=drawing, seed=seed, split=split, samples=samples, step=step)
                    for split in splits
                    for samples in [instead or first_samples(ready.task, split, ready.config.eval.samples)]
                    for drawing in drawings for seed in drawing.seeds]
@@ -126,7 +126,7 @@ def ask(ready: Ready, splits: Sequence[str], drawings: Sequence[Drawing], file: 
     progress("answering", total, total)
 
 
-def _rounds(one: _Asking, file: RowFile) -> Iterator[list[Sequence[int]]]:
+def _rounds(one: _Pass, file: RowFile) -> Iterator[list[Sequence[int]]]:
     """Yields the chunks of a round, one for each process, until nothing is missing. Chunks are fixed by place, so that
     neither a kill nor the number of processes changes what is answered side by side.
     """
@@ -144,7 +144,7 @@ def _rounds(one: _Asking, file: RowFile) -> Iterator[list[Sequence[int]]]:
         yield left[i * world:(i + 1) * world]
 
 
-def _answered(one: _Asking, numbers: Sequence[int]) -> tuple[list[Group], list[Row]]:
+def _answered(one: _Pass, numbers: Sequence[int]) -> tuple[list[Group], list[Row]]:
     """Returns the scored groups of some samples, and their rows."""
     ready, drawing = one.ready, one.drawing
     wanted = {number: partial(one.sample, number) for number in numbers}
@@ -174,15 +174,15 @@ def _answered(one: _Asking, numbers: Sequence[int]) -> tuple[list[Group], list[R
     scored_groups = parallel_map(ready.services.threads if ready.services else 1, scored, range(len(prompts)))
     groups = [group for group, drawn in zip(scored_groups, drawn_of, strict=True) if drawn]
     for (number, _, prompt), answers, drawn, group in zip(prompts, completions, drawn_of, scored_groups, strict=True):
-        base = {**one.place(number), **item(ready.task, group.sample, prompt, group.target)}
-        rows += [{**base, "index": i, **outcome(ready.task, group, c, rollout)}
+        base = {**one.place(number), **question_fields(ready.task, group.sample, prompt, group.target)}
+        rows += [{**base, "index": i, **answer_fields(ready.task, group, c, rollout)}
                  for (i, c), rollout in zip(drawn, group.rollouts, strict=True)]
         rows += [{**base, "index": i, "unanswered": True, "error": c.error} for i, c in enumerate(answers)
                  if ready.remote and c.error]
     return groups, rows
 
 
-def item(task: Task, sample: Sample, prompt: Prompt, target: Any) -> Row:
+def question_fields(task: Task, sample: Sample, prompt: Prompt, target: Any) -> Row:
     """Returns the fields of a row that say what was asked."""
     media = [m.sha256 for m in prompt.media]
     content = content_hash(sample.row, target, media)
@@ -191,7 +191,7 @@ def item(task: Task, sample: Sample, prompt: Prompt, target: Any) -> Row:
             "size": list(prompt.media[0].size) if prompt.media else None}
 
 
-def outcome(task: Task, group: Group, completion: Completion, rollout: Rollout) -> Row:
+def answer_fields(task: Task, group: Group, completion: Completion, rollout: Rollout) -> Row:
     """Returns the fields of a row that say how an answer went."""
     answer = answer_of(completion, group.prompt, rollout.policy_step)
     metrics, problem = sample_metrics(task, group.sample, answer, rollout.parts)

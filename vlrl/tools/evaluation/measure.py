@@ -34,7 +34,7 @@ from vlrl.rollout.partial import refuse_episodes
 from vlrl.rollout.prefetch import Prefetcher
 from vlrl.services.service_set import serving
 from vlrl.store import checkpoint, plain
-from vlrl.tools.evaluation.answers import Ready
+from vlrl.tools.evaluation.answers import EvalRuntime
 from vlrl.training.build import make_accelerator, make_environments, make_likelihoods, seed_everything
 from vlrl.training.build_engine import check_engine, make_engine
 from vlrl.training.build_task import make_task, settle_coordinates
@@ -45,7 +45,7 @@ _NOT_DATA = {"difficulty", "clip_cache_mib", "workers"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chosen:
+class ModelChoice:
     """The model to measure."""
 
     name: str
@@ -69,20 +69,20 @@ class Result:
     """This process's groups of one answer each."""
 
 
-def choose(config: Config, model: str | None = None, folder: Path | None = None) -> Chosen:
+def choose_model(config: Config, model: str | None = None, folder: Path | None = None) -> ModelChoice:
     """Returns the model named `model`, or the checkpoint `folder` (a run folder: its newest), or neither.
 
     With neither it is the newest checkpoint of `run.dir`, or model.name where that has none.
     """
     if model is not None:
         model = checkpoint.model_folder(model)
-        return Chosen(name=model, config=_instead(config, model))
+        return ModelChoice(name=model, config=_instead(config, model))
     if folder is not None:
         selected = checkpoint.find(folder)
     else:
         selected = checkpoint.latest(Path(config.run.dir) / "checkpoints")
         if selected.path is None:
-            return Chosen(name=config.model.name, config=_instead(config, config.model.name),
+            return ModelChoice(name=config.model.name, config=_instead(config, config.model.name),
                           warnings=selected.warnings)
     path = selected.path
     assert path
@@ -90,11 +90,11 @@ def choose(config: Config, model: str | None = None, folder: Path | None = None)
     base = loading.adapter_base(str(path))
     full = config.model.lora.rank == 0
     if base == (None if full else config.model.name):  # as the run itself would load it
-        return Chosen(name=str(path), config=config, checkpoint=path, step=step, warnings=selected.warnings)
-    return Chosen(name=str(path), config=_instead(config, str(path)), step=step, warnings=selected.warnings)
+        return ModelChoice(name=str(path), config=config, checkpoint=path, step=step, warnings=selected.warnings)
+    return ModelChoice(name=str(path), config=_instead(config, str(path)), step=step, warnings=selected.warnings)
 
 
-def model_facts(config: Config, chosen: Chosen) -> dict[str, Any]:
+def model_facts(config: Config, chosen: ModelChoice) -> dict[str, Any]:
     """Returns which weights answer, and how they are loaded, as JSON."""
     engine = {} if config.engine.name == "hf" else {"engine": config.engine.model_dump(mode="json", exclude={*PLACES})}
     return {**config.model.model_dump(mode="json"), **engine, "name": chosen.config.model.name,
@@ -120,9 +120,9 @@ def _instead(config: Config, name: str) -> Config:
     return config.model_copy(update={"model": config.model.model_copy(update=changes)})
 
 
-def measure(config: Config, chosen: Chosen, progress: Progress = no_progress) -> Iterator[Result]:
+def measure(config: Config, chosen: ModelChoice, progress: Progress = no_progress) -> Iterator[Result]:
     """Evaluates the chosen model on each of `eval.splits` with the sampling of `eval.*`; see evaluate.evaluate."""
-    with ready(chosen.config.model_copy(update={"eval": config.eval}), chosen, evaluates=True) as r:
+    with open_runtime(chosen.config.model_copy(update={"eval": config.eval}), chosen, evaluates=True) as r:
         for split in r.config.eval.splits:
             record, groups = evaluate(r.task, r.prefetch, r.engine, r.config, split, chosen.step, progress,
                                       r.likelihoods, services=r.services)
@@ -144,7 +144,7 @@ def _scratch(config: Config) -> Path | None:
 
 
 @contextmanager
-def ready(config: Config, chosen: Chosen, evaluates: bool = False) -> Iterator[Ready]:
+def open_runtime(config: Config, chosen: ModelChoice, evaluates: bool = False) -> Iterator[EvalRuntime]:
     """Yields the chosen model, loaded with the settings `config`, and the config's task; where it `evaluates` splits,
     the rows of these are checked before.
     """
@@ -175,5 +175,5 @@ def ready(config: Config, chosen: Chosen, evaluates: bool = False) -> Iterator[R
             engine = EpisodeEngine(engine, encode, environments, settings, Clock())
         engine.sync(model, chosen.step)
         prefetch = stack.enter_context(Prefetcher(encode, task, settings.data.workers))
-        yield Ready(config=settings, task=task, prefetch=prefetch, engine=engine, likelihoods=likelihoods,
+        yield EvalRuntime(config=settings, task=task, prefetch=prefetch, engine=engine, likelihoods=likelihoods,
                     services=stack.enter_context(serving(settings, task)))

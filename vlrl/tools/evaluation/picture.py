@@ -15,7 +15,7 @@ _AT = re.compile(r"(pass|maj)@(\d+)")
 _MOST_BARS = 12
 
 
-def draw(results: Sequence[Result], path: Path, title: str) -> Path:
+def plot_evaluation(results: Sequence[Result], path: Path, title: str) -> Path:
     """Draws metrics in [0, 1] and, where there are several answers, pass@k (solid) and maj@k (dashed); returns `path`.
     """
     from matplotlib.figure import Figure

@@ -123,11 +123,11 @@ def abstains(answer: str, parsed: Any) -> bool:
     return votes.ballot(parsed) is None or bool(_ABSTAINS.search(answer.rpartition("</think>")[2][-1000:]))
 
 
-def same(one: Any, other: Any, size: Sequence[float] | None = None) -> bool:
+def same_answer(one: Any, other: Any, size: Sequence[float] | None = None) -> bool:
     """Returns whether two parsed answers are the same: equal as votes are, boxes with an IoU of at least .5, points
     within 5 % of the diagonal of the picture of this size. What could not be read is the same as nothing.
     """
-    first, second = votes.place_of(one), votes.place_of(other)
+    first, second = votes.location_of(one), votes.location_of(other)
     if first and second and len(first) == len(second):
         if len(first) == 4:
             return iou(first, second) >= 0.5

@@ -25,7 +25,7 @@ from vlrl.progress import Progress, no_progress
 from vlrl.store.files import append_line
 from vlrl.tools.clients.chat_prompts import ChatEncoder
 from vlrl.tools.clients.endpoint import Endpoint
-from vlrl.tools.evaluation.rows import begun
+from vlrl.tools.evaluation.rows import resume_lines
 from vlrl.types import Completion, Row, Sample
 
 AsSample = Callable[[Row], tuple[Sample, str]]
@@ -88,8 +88,8 @@ class ReasoningJudge:
                  "template": _TEMPLATE, "seed": endpoint.seed}
         digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
         self.path = folder / f"verdicts-{digest[:10]}.jsonl"
-        self._known = {(line["asked"], line["vote"]): line for line in begun(self.path, known, "verdicts", "file")
-                       if "asked" in line}
+        lines = resume_lines(self.path, known, "verdicts", "file")
+        self._known = {(line["asked"], line["vote"]): line for line in lines if "asked" in line}
 
     def judged(self, rows: Sequence[Row], sample_of: AsSample, progress: Progress = no_progress
                ) -> list[Row]:

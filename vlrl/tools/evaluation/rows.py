@@ -84,7 +84,7 @@ class RowFile:
     def __init__(self, path: Path, facts: Mapping[str, Any]):
         """Raises ConfigError when the file was begun with other facts, or is something else."""
         self.path, self.facts = path, json.loads(json.dumps(plain(facts)))
-        self._rows = _latest(begun(path, facts, "an evaluation", "folder"))
+        self._rows = _latest(resume_lines(path, facts, "an evaluation", "folder"))
 
     def rows(self) -> list[Row]:
         """Returns all rows in order."""
@@ -112,7 +112,7 @@ class RowFile:
         write_text(self.path, "".join(json.dumps(plain(line)) + "\n" for line in lines))
 
 
-def begun(path: Path, facts: Mapping[str, Any], what: str, place: str) -> list[Row]:
+def resume_lines(path: Path, facts: Mapping[str, Any], what: str, place: str) -> list[Row]:
     """Returns the lines of a file that grows while `what` goes on; it is begun with the facts where there is none.
 
     Raises ConfigError when its facts are others, naming each, or it is no such file; `place` is what to remove.
@@ -124,17 +124,17 @@ def begun(path: Path, facts: Mapping[str, Any], what: str, place: str) -> list[R
         raise ConfigError(f"{path} does not hold {what} that was begun: remove it, or name another {place} with --out")
     if before is None:
         append_line(path, json.dumps({"facts": known}))
-    elif changed := sorted(changes(before, known)):
+    elif changed := sorted(differing_leaves(before, known)):
         raise ConfigError(f"{path} holds {what} with other settings:\n  " + "\n  ".join(changed) +
                           f"\nSet them back, remove that {place} to start over, or name another with --out.")
     return lines
 
 
-def changes(before: Any, after: Any, name: str = "") -> Iterator[str]:
+def differing_leaves(before: Any, after: Any, name: str = "") -> Iterator[str]:
     """Yields `rollout.temperature was 1.0, is 0.5` for each leaf in which two trees of JSON differ."""
     if isinstance(before, dict) and isinstance(after, dict):
         for key in before.keys() | after.keys():
-            yield from changes(before.get(key), after.get(key), f"{name}.{key}" if name else key)
+            yield from differing_leaves(before.get(key), after.get(key), f"{name}.{key}" if name else key)
     elif before != after:
         yield f"{name} was {json.dumps(before)[:200]}, is {json.dumps(after)[:200]}"
 

@@ -13,7 +13,7 @@ from vlrl.tools.evaluation.probes import PROBES
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawing:
+class EvalSetting:
     """One way to draw answers."""
 
     name: str
@@ -56,7 +56,7 @@ class Grid:
     """Whether even greedy answers depend on the seed: environments that are reset by it, servers that promise nothing.
     """
 
-    def drawings(self, config: Config) -> list[Drawing]:
+    def drawings(self, config: Config) -> list[EvalSetting]:
         """Returns every combination, in order. Greedy answers are drawn once where others stand beside them.
 
         Without temperatures it is eval.temperature, or 1 where that is 0 and several answers, several seeds or a top_p
@@ -69,12 +69,12 @@ class Grid:
         self.check()
         self._refuse(temperatures, seeds)
         wordings = tuple(range(self.wordings)) if self.wordings > 1 else (None,)
-        out: dict[str, Drawing] = {}
+        out: dict[str, EvalSetting] = {}
         for temperature, top_p, most, wording in itertools.product(temperatures, self.top_ps or (None,),
                                                                    self.max_new_tokens or (None,), wordings):
             varies = bool(temperature) or self.repeats_differ
             top_p = top_p if temperature else None
-            drawing = Drawing(name=_name(temperature, top_p, most, wording), temperature=temperature, top_p=top_p,
+            drawing = EvalSetting(name=_name(temperature, top_p, most, wording), temperature=temperature, top_p=top_p,
                               max_new_tokens=most, wording=wording, seeds=seeds if varies else seeds[:1],
                               answers=self.answers if varies else 1)
             for one in (drawing, *(replace(drawing, name=f"{drawing.name}, {probe}", probe=probe, plain=drawing.name)

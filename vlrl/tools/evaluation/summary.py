@@ -20,7 +20,7 @@ from vlrl.rewards.points import inside
 from vlrl.task import Task
 from vlrl.tools.evaluation import probes, votes
 from vlrl.tools.evaluation.calibration import calibration
-from vlrl.tools.evaluation.settings import Drawing
+from vlrl.tools.evaluation.settings import EvalSetting
 from vlrl.types import Row, Sample
 
 _BOX = 4
@@ -43,7 +43,7 @@ class Result:
     """One split at one setting."""
 
     split: str
-    drawing: Drawing
+    drawing: EvalSetting
     n: int
     """Samples with an answer."""
     left_out: int
@@ -76,7 +76,7 @@ Values = dict[str, dict[int, float]]
 """metric -> number of the sample -> its value at one seed."""
 
 
-def summarise(task: Task, rows: Sequence[Row], drawing: Drawing, split: str, samples: Sequence[Sample]) -> Result:
+def summarise(task: Task, rows: Sequence[Row], drawing: EvalSetting, split: str, samples: Sequence[Sample]) -> Result:
     """Returns the metrics of one split at one setting; other rows are passed over. `samples` are those of the split,
     for what a task computes over all of them.
     """
@@ -120,13 +120,13 @@ def _assign_votes(seeds: Sequence[Sequence[_Sample]]) -> None:
     confident = {s.task for seed in seeds for s in seed for r in s.rows if r.get("confidence") is not None}
     for seed in seeds:
         for sample in seed:
-            read.setdefault(sample.task, set()).update(votes.place_of(r["parsed"]) is not None for r in sample.rows
+            read.setdefault(sample.task, set()).update(votes.location_of(r["parsed"]) is not None for r in sample.rows
                                                        if votes.ballot(r["parsed"]) is not None)
     for seed in seeds:
         for sample in seed:
             sample.confident = sample.task in confident
             target, places = sample.rows[0]["target"], True in read[sample.task]
-            box = len(votes.place_of(target) or ()) == _BOX
+            box = len(votes.location_of(target) or ()) == _BOX
             if box and (places or not read[sample.task]):
                 sample.vote = "region"
             elif not places or isinstance(target, (str, int, float)):
@@ -177,9 +177,10 @@ def _together(task: Task, sample: _Sample, n: int) -> dict[str, float]:
     """
     scored = [r for r in sample.rows if r["correct"] is not None]
     right, ballots = [float(r["correct"]) for r in scored], [votes.ballot(r["parsed"]) for r in scored]
-    out = {f"pass@{k}": votes.pass_at(len(scored), int(sum(right)), k) for k in votes.sizes(n) if k <= len(scored)}
+    ks = [k for k in votes.reported_ks(n) if k <= len(scored)]
+    out = {f"pass@{k}": votes.pass_at(len(scored), int(sum(right)), k) for k in ks}
     if sample.vote == "majority":
-        out |= {f"maj@{k}": votes.majority(ballots, right, k) for k in votes.sizes(n) if 1 < k <= len(scored)}
+        out |= {f"maj@{k}": votes.majority(ballots, right, k) for k in ks if k > 1}
         sure = [r["confidence"] for r in scored]
         if sample.confident and len(scored) == n:
             out[f"maj@{n}/by_confidence"] = votes.majority(ballots, right, n, [q or 0.0 for q in sure])
@@ -195,7 +196,7 @@ def _reasoned(sample: _Sample, n: int) -> dict[str, float]:
     rules: dict[str, Callable[[Sequence[bool]], bool]] = {
         "": lambda given: 2 * sum(given) > len(given), "/any": any, "/all": lambda given: bool(given) and all(given)}
     out = {f"cot_pass@{k}{name}": votes.pass_at(len(judged), sum(map(rule, (r["verdicts"] for r in judged))), k)
-           for name, rule in rules.items() for k in votes.sizes(n) if k <= len(judged)}
+           for name, rule in rules.items() for k in votes.reported_ks(n) if k <= len(judged)}
     right = [r["verdicts"] for r in judged if r["correct"]]
     return {**out, **({"judge/sound_frac": float(np.mean([rules[""](given) for given in right]))} if right else {})}
 
@@ -204,8 +205,8 @@ def _region(task: Task, sample: _Sample, n: int) -> dict[str, float]:
     """Returns how good the box is that the answers, boxes or points, agree on: `hit`, whether its centre lies in the
     target, and `iou`; 0 where no answer has a place.
     """
-    target = votes.place_of(sample.rows[0]["target"])
-    places = [votes.place_of(r["parsed"]) for r in sample.rows]
+    target = votes.location_of(sample.rows[0]["target"])
+    places = [votes.location_of(r["parsed"]) for r in sample.rows]
     assert target
     owner = next((t for t in task.members if t.name == sample.task), task.members[0])
     box = votes.region(places, sample.rows[0].get("size"), getattr(owner, "point_reach", 50.0))
@@ -214,7 +215,7 @@ def _region(task: Task, sample: _Sample, n: int) -> dict[str, float]:
     return {f"region@{n}/hit": float(hit), f"region@{n}/iou": overlap, f"region@{n}/acc@.5": float(overlap >= 0.5)}
 
 
-def _plain_rows(rows: Sequence[Row], drawing: Drawing, split: str) -> dict[tuple[int, int, int], Row]:
+def _plain_rows(rows: Sequence[Row], drawing: EvalSetting, split: str) -> dict[tuple[int, int, int], Row]:
     """Returns seed, number and index -> the answer to a sample as it is; {} where the setting is no probe."""
     return {(r["seed"], r["number"], r["index"]): r for r in rows if drawing.plain and "answer" in r
             and (r["split"], r["setting"]) == (split, drawing.plain)}
@@ -225,7 +226,7 @@ def _probe_values(sample: _Sample, plain_rows: Mapping[tuple[int, int, int], Row
     pairs = [(r, plain) for r in sample.rows if (plain := plain_rows.get((r["seed"], r["number"], r["index"])))]
     if not pairs:
         return {}
-    out = {"probe/same_frac": [float(probes.same(r["parsed"], p["parsed"], p.get("size"))) for r, p in pairs],
+    out = {"probe/same_frac": [float(probes.same_answer(r["parsed"], p["parsed"], p.get("size"))) for r, p in pairs],
            "probe/abstained_frac": [float(probes.abstains(r["answer"], r["parsed"])) for r, _ in pairs],
            "probe/length_ratio": [r["tokens"] / p["tokens"] for r, p in pairs if r["tokens"] and p["tokens"]],
            "probe/correct_change": [float(r["correct"]) - float(p["correct"]) for r, p in pairs

@@ -28,7 +28,7 @@ drawn ones."""
 _MOST_TEXT = 1000
 
 
-def sizes(n: int) -> list[int]:
+def reported_ks(n: int) -> list[int]:
     """Returns the k that n answers are reported at: 1, 2, 4, ... and n."""
     return [*(2**i for i in range(n.bit_length()) if 2**i < n), n]
 
@@ -111,7 +111,7 @@ def winner(ballots: Sequence[str | None]) -> tuple[str | None, float]:
 # --- regions ----------------------------------------------------------------------------------------------------------
 
 
-def place_of(parsed: Any) -> list[float] | None:
+def location_of(parsed: Any) -> list[float] | None:
     """Returns a parsed answer that is a box (4 numbers) or a point (2), in pixels; None for anything else."""
     if isinstance(parsed, (list, tuple)) and len(parsed) in (2, 4) and all(map(is_number, parsed)):
         return [float(v) for v in parsed]

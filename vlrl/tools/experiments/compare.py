@@ -93,7 +93,7 @@ class Comparison:
         return f"b is {'higher' if change.mean > 0 else 'lower'} than a: {where}, b - a is {bounds}"
 
 
-def side(text: str) -> Side:
+def parse_side(text: str) -> Side:
     """Returns the side that `RUN` or `RUN@STEP` names; STEP is a number of completed steps, first, last or best.
 
     Raises RunError where there is no such folder or it holds no evaluation.

@@ -60,7 +60,7 @@ def _begun(folder: Path) -> float:
     return min(step / steps, 1.0) if isinstance(step, int) and isinstance(steps, int) and steps > 0 else 0.0
 
 
-def finish(jobs: Sequence[Job], parallel: int = 1, progress: Progress = no_progress,
+def run_jobs(jobs: Sequence[Job], parallel: int = 1, progress: Progress = no_progress,
            what: str = "runs") -> None:
     """Runs what is not finished, `parallel` at a time in the order given; a begun run goes on from its checkpoint.
 
@@ -87,7 +87,7 @@ def finish(jobs: Sequence[Job], parallel: int = 1, progress: Progress = no_progr
             time.sleep(_LOOK_S if running else 0)
 
 
-def score(folder: Path, split: str, metric: str) -> float:
+def final_score(folder: Path, split: str, metric: str) -> float:
     """Returns a metric of the last evaluation of a finished run. Raises RunError where it has none that is finite."""
     lines = [line for line in RunFolder(folder).evals() if line.get("split") == split]
     if not lines:
@@ -126,7 +126,7 @@ def deciding_split(configs: Mapping[str, Config], split: str | None, words: Iter
     return split
 
 
-def settle(path: Path, plan: Mapping[str, Any]) -> None:
+def check_plan(path: Path, plan: Mapping[str, Any]) -> None:
     """Writes what is to be done to a JSON file, or checks that the file there says the same.
 
     Raises ConfigError naming the first difference.

@@ -31,7 +31,7 @@ _TIE = 1e-9
 """Sums that differ by less, as a share of the largest score, are equal."""
 
 
-class Look(NamedTuple):
+class InterimAnalysis(NamedTuple):
     """What was found after a block."""
 
     block: int
@@ -71,7 +71,7 @@ class Sequential:
     alpha: float = 0.05
     resamples: int = 10_000
     seed: int = 0
-    looks: list[Look] = field(default_factory=list)
+    looks: list[InterimAnalysis] = field(default_factory=list)
     decisions: dict[Pair, str] = field(default_factory=dict)
     """Of decided pairs the higher one; "" after the last block where no difference is shown."""
     _scores: dict[str, list[np.ndarray]] = field(default_factory=dict)
@@ -102,7 +102,7 @@ class Sequential:
         """Returns the algorithms of undecided pairs, which need another block of seeds."""
         return [name for name in self.names if any(name in pair for pair in self.undecided)]
 
-    def add(self, scores: Mapping[str, Sequence[float]]) -> Look:
+    def add(self, scores: Mapping[str, Sequence[float]]) -> InterimAnalysis:
         """Takes the scores [n] of a block for each of `waiting`, decides what it can, and returns the look.
 
         Raises ValueError where scores are missing, too many, or not finite.
@@ -122,7 +122,7 @@ class Sequential:
             self.decisions |= dict.fromkeys(self.undecided, "")
         return look
 
-    def _look(self, pairs: list[Pair]) -> Look:
+    def _look(self, pairs: list[Pair]) -> InterimAnalysis:
         k, maxima = len(self.looks) + 1, dict[tuple[str, ...], np.ndarray]()
         for hypothesis, test in self._tests.items():
             if not test.rejected:
@@ -130,7 +130,7 @@ class Sequential:
         sums = {pair: self._sum(pair) for pair in pairs}
         equal = {pair for h, test in self._tests.items() if not test.rejected for pair in _pairs(h)}
         decided = {pair: pair[0 if sums[pair] > 0 else 1] for pair in pairs if pair not in equal}
-        return Look(k, {pair: abs(value) for pair, value in sums.items()},
+        return InterimAnalysis(k, {pair: abs(value) for pair, value in sums.items()},
                     {pair: self._tests[(pair,)].thresholds[-1] for pair in pairs}, decided,
                     max(test.spent for test in self._tests.values()))
 

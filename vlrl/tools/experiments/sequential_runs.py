@@ -13,12 +13,12 @@ from vlrl.errors import ConfigError
 from vlrl.progress import Progress, no_progress
 from vlrl.store import plain
 from vlrl.store.files import write_text
-from vlrl.tools.experiments.many_runs import Job, deciding_split, finish, score, settle
-from vlrl.tools.experiments.sequential import Look, Sequential
+from vlrl.tools.experiments.many_runs import Job, check_plan, deciding_split, final_score, run_jobs
+from vlrl.tools.experiments.sequential import InterimAnalysis, Sequential
 
 
 @dataclass(frozen=True)
-class Decided:
+class SequentialResult:
     """What the test found, and the scores that it saw."""
 
     test: Sequential
@@ -45,10 +45,10 @@ class Decided:
                 "runs": self.runs, "folder": str(self.folder)}
 
 
-def run(configs: Sequence[str], settings: Sequence[str], folder: Path, *, metric: str = "reward/mean",
+def run_sequential(configs: Sequence[str], settings: Sequence[str], folder: Path, *, metric: str = "reward/mean",
         split: str | None = None, n: int = 5, blocks: int = 5, alpha: float = 0.05, resamples: int = 10_000,
         jobs: int = 1, first_seed: int = 0, progress: Progress = no_progress,
-        on_look: Callable[[Look], None] | None = None) -> Decided:
+        on_look: Callable[[InterimAnalysis], None] | None = None) -> SequentialResult:
     """Runs blocks of `n` seeds of each config that is undecided against another, until all are decided or `blocks` are
     over.
 
@@ -63,24 +63,24 @@ def run(configs: Sequence[str], settings: Sequence[str], folder: Path, *, metric
     except ValueError as error:
         raise ConfigError(f"--sequential: {error}") from None
     own = {name: one.model_dump(mode="json", exclude={"seed", "run"}) for name, one in loaded.items()}
-    settle(folder / "plan.json", {"n": n, "blocks": blocks, "alpha": alpha, "resamples": resamples, "metric": metric,
-                                  "split": split, "first_seed": first_seed, "configs": own})
+    check_plan(folder / "plan.json", {"n": n, "blocks": blocks, "alpha": alpha, "resamples": resamples,
+                                      "metric": metric, "split": split, "first_seed": first_seed, "configs": own})
     paths, scores = _names(configs), {name: list[float]() for name in loaded}
     while test.undecided:
         first = first_seed + len(test.looks) * n
         block = {name: [Job(folder / f"{name}-{seed}", ("train", paths[name], *settings, f"seed={seed}"))
                         for seed in range(first, first + n)] for name in test.waiting}
-        finish([job for place in range(n) for own in block.values() for job in own[place:place + 1]], jobs, progress,
+        run_jobs([job for place in range(n) for own in block.values() for job in own[place:place + 1]], jobs, progress,
                f"block {len(test.looks) + 1}: runs")
-        new = {name: [score(job.folder, split, metric) for job in own] for name, own in block.items()}
+        new = {name: [final_score(job.folder, split, metric) for job in own] for name, own in block.items()}
         look = test.add(new)
         for name, values in new.items():
             scores[name] += values
-        decided = Decided(test, metric, split, scores, folder)
+        decided = SequentialResult(test, metric, split, scores, folder)
         write_text(folder / "sequential.json", json.dumps(plain(decided.plain()), indent=1) + "\n")
         if on_look:
             on_look(look)
-    return Decided(test, metric, split, scores, folder)
+    return SequentialResult(test, metric, split, scores, folder)
 
 
 def _names(configs: Sequence[str]) -> dict[str, str]:

@@ -58,7 +58,7 @@ class Status:
     """Of a run of several stages, those of each that has begun; its own numbers are of all together, or of the last."""
 
 
-def find(path: Path) -> list[Path]:
+def find_runs(path: Path) -> list[Path]:
     """Returns the run folders at or below `path`, by name. Raises RunError when there is none."""
     if not os.path.isdir(path):  # Path.is_dir raises for a name that is too long
         if os.path.exists(path):
@@ -85,12 +85,12 @@ def _below(path: Path, depth: int) -> list[Path]:
     return [run for p in folders for run in ([p] if is_run(p) else _below(p, depth - 1) if depth > 1 else [])]
 
 
-def read(path: Path, now: float | None = None) -> Status:
+def read_status(path: Path, now: float | None = None) -> Status:
     """Returns the status of the run in a folder; `now` in seconds since 1970."""
     now = time.time() if now is None else now
     stages = read_stages(path)
     if stages is not None:
-        return _staged(stages, [read(folder, now) for folder in stages.folders], now)
+        return _staged(stages, [read_status(folder, now) for folder in stages.folders], now)
     beat, owner = read_json(path / "heartbeat.json") or {}, read_json(path / "run.lock")
     records = _tail(path / "metrics.jsonl", _LINES)
     lives = owner_lives(owner) if owner else False

@@ -20,7 +20,7 @@ from vlrl.evaluation.stats import Interval, gain_of_runs
 from vlrl.progress import Progress, no_progress
 from vlrl.store import plain
 from vlrl.store.files import replacing, write_text
-from vlrl.tools.experiments.many_runs import Job, deciding_split, finish, score, settle
+from vlrl.tools.experiments.many_runs import Job, check_plan, deciding_split, final_score, run_jobs
 from vlrl.tools.experiments.profiles import (
     Sensitivity,
     iqm,
@@ -37,7 +37,7 @@ _TAUS = np.linspace(0, 1, 101)
 
 
 @dataclass(frozen=True)
-class Space:
+class SweptSetting:
     """What a word of the command line declares."""
 
     name: str
@@ -72,7 +72,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Swept:
+class SweepResult:
     """What a sweep found."""
 
     metric: str
@@ -135,7 +135,7 @@ class Swept:
                 "tests": self.tests, "notes": self.notes}
 
 
-def spaces(words: Sequence[str]) -> tuple[list[Space], list[str]]:
+def swept_settings(words: Sequence[str]) -> tuple[list[SweptSetting], list[str]]:
     """Returns what is swept, `key=v1,v2` and `key=lo..hi`, and the words that are settings of every run.
 
     Raises ConfigError for a range that is none, and where a value comes twice.
@@ -150,7 +150,7 @@ def spaces(words: Sequence[str]) -> tuple[list[Space], list[str]]:
             if len({str(v) for v in values}) < len(values) or "" in values:
                 raise ConfigError(f"{word}: name different values, e.g. {name}=1,2 (a list as one value: "
                                   f"{name}=[{text}])")
-            swept.append(Space(name, values))
+            swept.append(SweptSetting(name, values))
         else:
             fixed.append(word)
     names = [space.name for space in swept]
@@ -159,7 +159,7 @@ def spaces(words: Sequence[str]) -> tuple[list[Space], list[str]]:
     return swept, fixed
 
 
-def trials(swept: Sequence[Space], method: str, n: int, seed: int) -> list[dict[str, Any]]:
+def trials(swept: Sequence[SweptSetting], method: str, n: int, seed: int) -> list[dict[str, Any]]:
     """Returns the settings to try: all combinations of lists (`grid`), else `n` different random ones."""
     if not swept:
         raise ConfigError("nothing is swept: write a setting with several values, e.g. train.lr=1e-5,3e-5, or a range, "
@@ -187,10 +187,10 @@ def trials(swept: Sequence[Space], method: str, n: int, seed: int) -> list[dict[
 METHODS = ("grid", "random", "halving")
 
 
-def run(path: str, words: Sequence[str], folder: Path, *, method: str | None = None, n: int | None = None,
+def run_sweep(path: str, words: Sequence[str], folder: Path, *, method: str | None = None, n: int | None = None,
         seeds: int = 3, test_seeds: int = 5, metric: str = "reward/mean", split: str | None = None, base: bool = True,
         eta: int | None = None, jobs: int = 1, seed: int | None = None, command: str = "train",
-        progress: Progress = no_progress) -> Swept:
+        progress: Progress = no_progress) -> SweepResult:
     """Tries settings on the seeds 0 .. seeds - 1, takes the best mean, and measures it on `test_seeds` others.
 
     `grid` and `random` run every choice on every tuning seed. `halving` runs all on the first seed, and on each further
@@ -199,7 +199,7 @@ def run(path: str, words: Sequence[str], folder: Path, *, method: str | None = N
     there is not run again. Writes sweep.json and profile.png there. `n` settings (16) are drawn by `seed` (0) with
     `random` and `halving`, `eta` is 2. Raises ConfigError for what cannot be swept, and for numbers that cannot act.
     """
-    swept, fixed = spaces(words)
+    swept, fixed = swept_settings(words)
     method = method or ("grid" if all(space.values for space in swept) else "random")
     if method not in METHODS:
         raise ConfigError(f"--method {method!r} is not known.{did_you_mean(method, METHODS)} Known: "
@@ -213,7 +213,7 @@ def run(path: str, words: Sequence[str], folder: Path, *, method: str | None = N
     whole = method == "grid" or (method == "halving" and _small(swept, n))
     chosen = trials(swept, "grid" if whole else "random", n, seed)
     split = _check(path, fixed, chosen, split, seeds, test_seeds, eta)
-    settle(folder / "plan.json", {
+    check_plan(folder / "plan.json", {
         "config": config.load(path, fixed).model_dump(mode="json", exclude={"seed", "run"}), "trials": chosen,
         "method": method, "seeds": seeds, "test_seeds": test_seeds, "metric": metric, "split": split, "eta": eta,
         "command": command})
@@ -224,13 +224,13 @@ def run(path: str, words: Sequence[str], folder: Path, *, method: str | None = N
 
     total = _tuning_runs(len(chosen), method, seeds, eta) + test_seeds * (1 + base)
     counted = _counted(progress, total)
-    tried = _tune(chosen, method, seeds, eta, scored, lambda work: finish(work, jobs, counted(work)), split, metric)
+    tried = _tune(chosen, method, seeds, eta, scored, lambda work: run_jobs(work, jobs, counted(work)), split, metric)
     sides: dict[str, Mapping[str, Any]] = {"best": tried[0].settings, **({_BASE: {}} if base else {})}
     own = range(seeds, seeds + test_seeds)
     work = {name: scored(f"tests/{name}", settings, own) for name, settings in sides.items()}
     last = [job for jobs_of in work.values() for job in jobs_of]
-    finish(last, jobs, counted(last))
-    tests = {name: {s: score(job.folder, split, metric) for s, job in zip(own, jobs_of, strict=True)}
+    run_jobs(last, jobs, counted(last))
+    tests = {name: {s: final_score(job.folder, split, metric) for s, job in zip(own, jobs_of, strict=True)}
              for name, jobs_of in work.items()}
     summary = _summary(tried, tests, metric, split, folder)
     write_text(folder / "sweep.json", json.dumps(plain(summary.plain()), indent=1) + "\n")
@@ -268,7 +268,7 @@ def _tune(chosen: Sequence[Mapping[str, Any]], method: str, seeds: int, eta: int
         jobs = {number: scored(f"tuning/{number:04d}", chosen[number], own) for number in left}
         work([job for jobs_of in jobs.values() for job in jobs_of])
         for number, jobs_of in jobs.items():
-            results[number] |= {s: score(job.folder, split, metric) for s, job in zip(own, jobs_of, strict=True)}
+            results[number] |= {s: final_score(job.folder, split, metric) for s, job in zip(own, jobs_of, strict=True)}
         if method == "halving":
             left = sorted(left, key=lambda k: -float(np.mean(list(results[k].values()))))
             left = sorted(left[:max(1, math.ceil(len(left) / eta))])
@@ -277,7 +277,7 @@ def _tune(chosen: Sequence[Mapping[str, Any]], method: str, seeds: int, eta: int
 
 
 def _summary(tried: Sequence[Trial], tests: Mapping[str, Mapping[int, float]], metric: str, split: str,
-             folder: Path) -> Swept:
+             folder: Path) -> SweepResult:
     columns = {name: _column(own) for name, own in tests.items()}
     measures: dict[str, Callable[[np.ndarray], float]] = {
         "mean": lambda x: float(x.mean()), "iqm": iqm, "optimality_gap": optimality_gap}
@@ -289,12 +289,13 @@ def _summary(tried: Sequence[Trial], tests: Mapping[str, Mapping[int, float]], m
     notes = [] if all(0 <= v <= 1 for v in everything) else [
         f"{metric} is not within [0, 1]: the optimality gap and the profile, which look there, say little"]
     runs = len(everything)
-    return Swept(metric, split, tuple(tried), stratified(measures["mean"], _column(tried[0].scores)), tests, statistics,
-                 improvement, gain, tuple(sensitivities([t.settings for t in tried], [t.mean for t in tried])), runs,
-                 folder, tuple(notes))
+    return SweepResult(metric, split, tuple(tried), stratified(measures["mean"], _column(tried[0].scores)), tests,
+                       statistics, improvement, gain,
+                       tuple(sensitivities([t.settings for t in tried], [t.mean for t in tried])), runs, folder,
+                       tuple(notes))
 
 
-def plot(swept: Swept, path: Path) -> None:
+def plot(swept: SweepResult, path: Path) -> None:
     """Draws the performance profile of the test runs: the share of runs above each score."""
     from matplotlib.figure import Figure
 
@@ -321,7 +322,7 @@ def _value(text: str) -> Any:
     return {"true": True, "false": False}.get(text, text)
 
 
-def _range(name: str, text: str) -> Space:
+def _range(name: str, text: str) -> SweptSetting:
     ends = text.split("..")
     try:
         low, high = (float(end) for end in ends)
@@ -329,10 +330,10 @@ def _range(name: str, text: str) -> Space:
         low, high = 1.0, 0.0
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise ConfigError(f"{name}={text}: a range is written lo..hi, two numbers, e.g. {name}=1e-6..1e-4")
-    return Space(name, low=low, high=high, whole=all(end.strip().lstrip("+-").isdecimal() for end in ends))
+    return SweptSetting(name, low=low, high=high, whole=all(end.strip().lstrip("+-").isdecimal() for end in ends))
 
 
-def _small(swept: Sequence[Space], n: int) -> bool:
+def _small(swept: Sequence[SweptSetting], n: int) -> bool:
     """Returns whether all combinations are lists and no more than `n`."""
     return all(space.values for space in swept) and math.prod(len(space.values) for space in swept) <= n
 

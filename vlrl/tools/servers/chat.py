@@ -29,7 +29,7 @@ from vlrl.errors import DataError
 from vlrl.models import policy
 from vlrl.models.processing import Encoder
 from vlrl.rollout.generate import sampling_of
-from vlrl.tools.evaluation.measure import choose
+from vlrl.tools.evaluation.measure import choose_model
 from vlrl.tools.servers.chat_messages import RequestError, read
 from vlrl.training.build import make_accelerator, seed_everything
 from vlrl.training.build_engine import check_engine, make_engine
@@ -110,7 +110,7 @@ def chat(config: Config) -> Iterator[Chat]:
     """Yields what answers with the model that `vlrl eval` of the config would measure: the newest checkpoint of its
     run, else model.name.
     """
-    chosen = choose(config)
+    chosen = choose_model(config)
     settings = chosen.config
     check_engine(settings)
     transformers.logging.disable_progress_bar()

@@ -33,10 +33,10 @@ from vlrl.store import checkpoint
 from vlrl.task import Task, task_samples
 from vlrl.task.environment import has_environment
 from vlrl.task.interface import given_answer
-from vlrl.tools.evaluation.answers import Ready, ask
-from vlrl.tools.evaluation.measure import Chosen, choose, model_facts, ready, task_facts
+from vlrl.tools.evaluation.answers import EvalRuntime, draw_answers
+from vlrl.tools.evaluation.measure import ModelChoice, choose_model, model_facts, open_runtime, task_facts
 from vlrl.tools.evaluation.rows import RowFile, read_rows
-from vlrl.tools.evaluation.settings import Drawing
+from vlrl.tools.evaluation.settings import EvalSetting
 from vlrl.tools.hub.export import merged
 from vlrl.tools.stages.selection import CHOICES, chosen, is_right, longer
 from vlrl.tools.stages.stage_list import StageList, read_stages
@@ -70,7 +70,7 @@ def check(config: Config) -> None:
                           f"{config.task_name!r} are no single answers: use kind=rl, or a task without an environment")
 
 
-def train(config: Config, say: Say = print, first: str = "") -> bool:
+def train_rounds(config: Config, say: Say = print, first: str = "") -> bool:
     """Runs the rounds that are not finished; returns whether all are. `first` is the model of the whole run. Called on
     every process.
     """
@@ -86,7 +86,7 @@ def train(config: Config, say: Say = print, first: str = "") -> bool:
                 continue
             learning = _learning(config, start, folder / name)
             dpo = config.rounds.learn.name == "dpo"
-            session = preferences.train(learning, config.rounds.learn) if dpo else sft.train(learning)
+            session = preferences.train_dpo(learning, config.rounds.learn) if dpo else sft.train(learning)
             if session.done < session.config.steps:
                 return False
             known = comm.on_main(partial(_finished, known, name, session.done, said))
@@ -121,7 +121,7 @@ def _draw_and_select(config: Config, model: str, folder: Path, number: int, say:
     """
     place = folder / f"round-{number + 1:02d}"
     if not comm.on_main(lambda: (place / ROWS).is_file()):
-        one = choose(config, model)
+        one = choose_model(config, model)
         file: RowFile = comm.on_main(lambda: RowFile(place / ANSWERS, _facts(config, one, number)))
         _draw(config, one, number, file)
         comm.on_main(lambda: _write(config, one, number, place, file))
@@ -139,19 +139,19 @@ def _draw_and_select(config: Config, model: str, folder: Path, number: int, say:
     return said
 
 
-def _facts(config: Config, one: Chosen, number: int) -> dict[str, Any]:
+def _facts(config: Config, one: ModelChoice, number: int) -> dict[str, Any]:
     return {**task_facts(config, _ROLLOUT), "model": model_facts(config, one), "round": number,
             **{name: getattr(config.rounds, name) for name in ("prompts", "answers", "temperature")}}
 
 
-def _draw(config: Config, one: Chosen, number: int, file: RowFile) -> None:
+def _draw(config: Config, one: ModelChoice, number: int, file: RowFile) -> None:
     given = config.rounds.temperature
-    drawing = Drawing(name="round", temperature=config.rollout.temperature if given is None else given,
+    drawing = EvalSetting(name="round", temperature=config.rollout.temperature if given is None else given,
                       answers=config.rounds.answers, seeds=(config.seed + number,))
-    with ready(one.config, one) as prepared:
-        own = Ready(config=config, task=prepared.task, prefetch=prepared.prefetch, engine=prepared.engine,
+    with open_runtime(one.config, one) as prepared:
+        own = EvalRuntime(config=config, task=prepared.task, prefetch=prepared.prefetch, engine=prepared.engine,
                     likelihoods=prepared.likelihoods, services=prepared.services)
-        ask(own, ("train",), [drawing], file, one.step, no_progress,
+        draw_answers(own, ("train",), [drawing], file, one.step, no_progress,
             [sample for _, sample in _prompts(own.task, config, number)])
 
 
@@ -167,7 +167,7 @@ def _prompts(task: Task, config: Config, number: int) -> list[tuple[int, Sample]
 # --- what is kept -----------------------------------------------------------------------------------------------------
 
 
-def _write(config: Config, one: Chosen, number: int, place: Path, file: RowFile) -> None:
+def _write(config: Config, one: ModelChoice, number: int, place: Path, file: RowFile) -> None:
     """Writes the rows that are kept, and with rounds.keep_rows those of the rounds before too."""
     file.close()
     bound = bind("rounds.choose", config.rounds.choose, CHOICES)

@@ -46,7 +46,7 @@ class StagesResult:
     """The folder of the weights that the last finished stage left."""
 
 
-def train(config: Config, say: Say = print) -> StagesResult:
+def train_stages(config: Config, say: Say = print) -> StagesResult:
     """Runs every stage that is not finished, in order. Called on every process.
 
     Raises ConfigError before the first begins when settings of any stage are wrong, and RunError where a finished stage
@@ -168,7 +168,7 @@ def _rl(own: Config, known: StageList, say: Say) -> bool:
 
 def _rounds(own: Config, known: StageList, say: Say) -> bool:
     comm.on_main(partial(_begun, own))
-    return rounds.train(own, say, _first(known))
+    return rounds.train_rounds(own, say, _first(known))
 
 
 def _merge(own: Config, known: StageList, say: Say) -> bool:

@@ -35,8 +35,8 @@ from vlrl.task.environment import has_environment
 from vlrl.tools.clients.chat_prompts import ChatEncoder
 from vlrl.tools.clients.endpoint import Endpoint, completion_of
 from vlrl.tools.clients.replies import Replies
-from vlrl.tools.evaluation.answers import outcome
-from vlrl.tools.evaluation.folder import Server
+from vlrl.tools.evaluation.answers import answer_fields
+from vlrl.tools.evaluation.grid import Server
 from vlrl.tools.evaluation.measure import task_facts
 from vlrl.tools.stages.selection import CHOICES, chosen, every
 from vlrl.training.build_task import make_task
@@ -189,7 +189,7 @@ class _Work:
             group = make_group(self.task, sample, prompt, [completion_of(reply) for _, reply in drawn],
                                group_id=f"{place:08d}", split="train", step=0, served=services)
             groups.append(replace(group, prompt=replace(prompt, media=(), mm={})))  # the pictures are not kept
-            scored = [{**outcome(self.task, group, r.completion, r), "index": i,
+            scored = [{**answer_fields(self.task, group, r.completion, r), "index": i,
                        "tokens": reply.tokens_out or len(reply.text)}
                       for (i, reply), r in zip(drawn, group.rollouts, strict=True)]
             taken = chosen(scored, choose, self.order.least)

@@ -31,7 +31,7 @@ from vlrl.task.environment import has_environment
 from vlrl.tools.clients.chat_prompts import ChatEncoder
 from vlrl.tools.clients.endpoint import Endpoint, completion_of
 from vlrl.tools.clients.replies import Place, Replies
-from vlrl.tools.evaluation.folder import Server
+from vlrl.tools.evaluation.grid import Server
 from vlrl.tools.evaluation.measure import task_facts
 from vlrl.tools.synthesis.parents import WAYS
 from vlrl.tools.synthesis.proposals import Candidate, Search

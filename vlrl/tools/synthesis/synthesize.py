@@ -32,8 +32,8 @@ from vlrl.store import plain
 from vlrl.store.files import append_line, read_json, write_text
 from vlrl.tools.datasets import difficulty
 from vlrl.tools.datasets.prompt_table import COLUMNS, MeasuredPrompt
-from vlrl.tools.evaluation.measure import Chosen, ready, task_facts
-from vlrl.tools.evaluation.rows import begun
+from vlrl.tools.evaluation.measure import ModelChoice, open_runtime, task_facts
+from vlrl.tools.evaluation.rows import resume_lines
 from vlrl.tools.synthesis.near_duplicates import HeldOutRows, SignatureReader, distinct
 from vlrl.tools.synthesis.prompt_writer import Files, PromptWriter, WriterSettings
 from vlrl.tools.synthesis.proposals import Candidate, Explore, Search, explorers
@@ -114,7 +114,7 @@ def proposed(explore: Explore, search: Search, part: Path, known: Mapping[str, A
 
     Raises ConfigError where the task proposes nothing, or `part` is of another search.
     """
-    lines = begun(part, known, "a search", "file")
+    lines = resume_lines(part, known, "a search", "file")
     have = {line["candidate"]["number"]: Candidate(**line["candidate"]) for line in lines if "candidate" in line}
     what = "varying failed prompts" if search.parents else "exploring"
     left = [number for number in range(search.candidates) if number not in have]
@@ -210,7 +210,7 @@ class Synthesis:
     """Of generator and teacher."""
 
 
-def synthesize_prompts(config: Config, chosen: Chosen, search: Search, answers: int, places: SynthesisFiles,
+def synthesize_prompts(config: Config, chosen: ModelChoice, search: Search, answers: int, places: SynthesisFiles,
                        progress: Progress,
                 order: WriterSettings | None = None) -> Synthesis:
     """Looks for candidates, or has the generator of an order write them, has the chosen model try each `answers` times,
@@ -226,7 +226,7 @@ def synthesize_prompts(config: Config, chosen: Chosen, search: Search, answers: 
                         + ", ".join(f"{name} {count:,}" for name, count in counts.items()))
     scope = difficulty.MeasurementScope(answers=answers, split="candidates")
     attempt_facts = {**difficulty.facts(config, chosen, scope), **known}
-    with ready(chosen.config, chosen) as prepared:
+    with open_runtime(chosen.config, chosen) as prepared:
         samples = [make_sample(prepared.task, row, where.root) for row in rows]
         measurements = difficulty.measure(prepared, scope, places.answers(rows), attempt_facts, progress, samples)
     accepted, refused = gated(rows, measurements, search, counts)

@@ -23,7 +23,7 @@ class Setting:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class TaskInfo:
     """One task."""
 
     name: str
@@ -37,13 +37,13 @@ class Entry:
     """Configs that come with vlrl and use it."""
 
 
-def tasks() -> list[Entry]:
+def tasks() -> list[TaskInfo]:
     """Returns every task that comes with vlrl, by name."""
     used = _configs()
     return [_entry(name, tuple(used.get(name, ()))) for name in builtin_names()]
 
 
-def _entry(name: str, configs: tuple[str, ...]) -> Entry:
+def _entry(name: str, configs: tuple[str, ...]) -> TaskInfo:
     cls = load_class(name)
     hints = get_type_hints(cls, include_extras=True)
     everyone = set(setting_names(Task))
@@ -51,7 +51,7 @@ def _entry(name: str, configs: tuple[str, ...]) -> Entry:
                 for n in setting_names(cls) if n not in everyone)
     about = (inspect.getdoc(inspect.getmodule(cls)) or inspect.getdoc(cls) or "").partition("\n")[0].removeprefix(
         f"{name.capitalize()}: ")
-    return Entry(name=name, about=about, parts=dict(cls.rewards_for({})), settings=own, configs=configs)
+    return TaskInfo(name=name, about=about, parts=dict(cls.rewards_for({})), settings=own, configs=configs)
 
 
 def _configs() -> dict[str, list[str]]:

@@ -44,7 +44,7 @@ _PLACE = ServiceContext("check", 0, 0)
 
 
 @dataclass(frozen=True)
-class Labelled:
+class LabelledAnswer:
     """An answer with its label."""
 
     sample: Sample
@@ -113,7 +113,7 @@ def audit(config: Config, file: Path, judge: Judge | None) -> Audit:
     out.reworded = _share(changed)
     wrong = [one for one in answers if not one.correct]
     texts = injections(max(1, len(wrong)))
-    talking = [Labelled(one.sample, injected(parse_answer(one.text).final, text), False)
+    talking = [LabelledAnswer(one.sample, injected(parse_answer(one.text).final, text), False)
                for one, text in zip(wrong, texts, strict=False)]
     out.injected_accepted = _share([v for v in _verdicts(judge, task, talking) if v is not None])
     out.pairs = _of_pairs(judge, task, pairs)
@@ -121,14 +121,14 @@ def audit(config: Config, file: Path, judge: Judge | None) -> Audit:
     return out
 
 
-def read(task: Task, file: Path) -> tuple[list[Labelled], list[Pair]]:
+def read(task: Task, file: Path) -> tuple[list[LabelledAnswer], list[Pair]]:
     """Returns the labelled answers and pairs of a file. Raises DataError naming file and row."""
     rows = read_rows(file)
     if not rows:
         raise ConfigError(f'{file} has no rows; each is {{"id" or "sample", "answer": text, "correct": true}}, or has '
                           '"responses": [text, text] and "better": 1 or 2')
     samples = samples_by_id(task, {str(row.get("id")) for row in rows if "sample" not in row})
-    answers: list[Labelled] = []
+    answers: list[LabelledAnswer] = []
     pairs: list[Pair] = []
     for number, row in enumerate(rows, 1):
         try:
@@ -136,11 +136,11 @@ def read(task: Task, file: Path) -> tuple[list[Labelled], list[Pair]]:
             entry = _row(sample, row)
         except DataError as error:
             raise DataError(f"{file}, row {number}: {error}") from None
-        (answers if isinstance(entry, Labelled) else pairs).append(entry)  # pyright: ignore[reportArgumentType]
+        (answers if isinstance(entry, LabelledAnswer) else pairs).append(entry)  # pyright: ignore[reportArgumentType]
     return answers, pairs
 
 
-def _row(sample: Sample, row: Mapping[str, Any]) -> Labelled | Pair:
+def _row(sample: Sample, row: Mapping[str, Any]) -> LabelledAnswer | Pair:
     if "responses" in row:
         texts, better = row["responses"], row.get("better")
         if not isinstance(texts, list) or len(texts) != 2 or not all(isinstance(t, str) for t in texts):
@@ -152,7 +152,7 @@ def _row(sample: Sample, row: Mapping[str, Any]) -> Labelled | Pair:
         raise DataError(f"answer={str(row.get('answer'))[:80]!r} must be a text")
     if not isinstance(row.get("correct"), bool):
         raise DataError(f"correct={row.get('correct')!r} must be true or false")
-    return Labelled(sample, row["answer"], row["correct"])
+    return LabelledAnswer(sample, row["answer"], row["correct"])
 
 
 def agreement(labels: Sequence[bool], verdicts: Sequence[bool | None]) -> Agreement:
@@ -165,12 +165,12 @@ def agreement(labels: Sequence[bool], verdicts: Sequence[bool | None]) -> Agreem
                      false_positive_rate=_share(wrong), false_negatives=sum(missed), false_negative_rate=_share(missed))
 
 
-def _by_rule(task: Task, one: Labelled) -> bool | None:
+def _by_rule(task: Task, one: LabelledAnswer) -> bool | None:
     (scored,) = score_group(task, one.sample, [parse_answer(one.text)], 0)
     return scored.correct
 
 
-def _verdicts(judge: Judge, task: Task, answers: Sequence[Labelled], wording: int = 0) -> list[bool | None]:
+def _verdicts(judge: Judge, task: Task, answers: Sequence[LabelledAnswer], wording: int = 0) -> list[bool | None]:
     questions = [Question(verdict_prompt(question_text(task, one.sample), reference(task, one.sample),
                                          parse_answer(one.text).final, wording), tuple(one.sample.media), VERDICT)
                  for one in answers]

@@ -33,7 +33,7 @@ _COLUMNS = ("group_id", "sample_id", "task", "index", "step", "prompt", "complet
 
 
 @dataclass(frozen=True)
-class Rescored:
+class RescoredGroup:
     """One group under the stored and under the new reward; lists have one entry per rollout."""
 
     group_id: str
@@ -82,7 +82,7 @@ class _Mean:
 
 
 @dataclass
-class Comparison:
+class RewardComparison:
     """What changed over all groups. `means` has (old, new) per part, and of the reward under "reward"."""
 
     rollouts: int = 0
@@ -101,10 +101,10 @@ class Comparison:
     skipped: set[str] = field(default_factory=set)
     unknown_templates: int = 0
     """Groups scored under the first template, as none of the task's templates stands in their prompt."""
-    most_changed: list[tuple[float, int, Rescored]] = field(default_factory=list)
+    most_changed: list[tuple[float, int, RescoredGroup]] = field(default_factory=list)
     """(change, -number, group), unordered; see `top`."""
 
-    def add(self, group: Rescored, keep: int) -> None:
+    def add(self, group: RescoredGroup, keep: int) -> None:
         """Counts one group and keeps it if it is among the `keep` whose order changed most."""
         self.rollouts, self.groups = self.rollouts + len(group.old), self.groups + 1
         self.changed += sum(a != b for a, b in zip(group.old, group.new, strict=True))
@@ -122,7 +122,7 @@ class Comparison:
             add = heapq.heappush if len(self.most_changed) < keep else heapq.heappushpop
             add(self.most_changed, (change, -self.groups, group))
 
-    def _add_means(self, group: Rescored) -> None:
+    def _add_means(self, group: RescoredGroup) -> None:
         for side, (rewards, parts) in enumerate(((group.old, group.old_parts), (group.new, group.new_parts))):
             for reward, own in zip(rewards, parts, strict=True):
                 for name, value in {"reward": reward, **{f"part {k}": v for k, v in own.items()}}.items():
@@ -131,7 +131,7 @@ class Comparison:
                     self.means[name][side].add(value)
 
     @property
-    def top(self) -> list[Rescored]:
+    def top(self) -> list[RescoredGroup]:
         """The groups kept, the most changed first."""
         return [group for _, _, group in sorted(self.most_changed, key=lambda entry: entry[:2], reverse=True)]
 
@@ -152,7 +152,7 @@ class Comparison:
 
 
 def compare(task: Task, run: RunFolder, *, steps: range | None = None, split: str | None = None, keep: int = 3,
-            progress: Callable[[int, int], None] = lambda done, total: None) -> Comparison:
+            progress: Callable[[int, int], None] = lambda done, total: None) -> RewardComparison:
     """Returns the comparison over the training rollouts of `run` in `steps` (all when None), or the evaluations of
     `split`.
 
@@ -166,7 +166,7 @@ def compare(task: Task, run: RunFolder, *, steps: range | None = None, split: st
         there = " of these steps" if stored else ""
         skipped = "".join(f" {note}." for note in run.notes[:3])
         raise RunError(f"{run.path} holds no {what}{there}.{known}{skipped}")
-    out = Comparison()
+    out = RewardComparison()
     for done, step in enumerate(wanted):
         progress(done, len(wanted))
         for rows in _groups(run, step, split):
@@ -186,7 +186,7 @@ def stored_steps(run: RunFolder, split: str | None = None) -> list[int]:
 
 
 @prints_aside()
-def rescore(task: Task, rows: Sequence[Mapping[str, Any]]) -> Rescored:
+def rescore(task: Task, rows: Sequence[Mapping[str, Any]]) -> RescoredGroup:
     """Scores one stored group again, beside the answers of variants that were drawn for it."""
     aside = [row for row in rows if row["variant"] and row["advantage"] is None]
     rows = [row for row in rows if not (row["variant"] and row["advantage"] is None)]
@@ -201,7 +201,7 @@ def rescore(task: Task, rows: Sequence[Mapping[str, Any]]) -> Rescored:
     reduced, skipped = without_absent_parts(task, sample, answers, services)
     scored = [without_score(s, next((turn.error for turn in a.turns if turn.error), None))
               for a, s in zip(answers, score_group(reduced, sample, answers, first["step"], services), strict=True)]
-    return Rescored(
+    return RescoredGroup(
         group_id=first["group_id"], sample_id=sample.id, step=first["step"], texts=[a.text for a in answers],
         old=[row["reward"] for row in rows], new=[s.reward for s in scored],
         old_parts=[dict(row["parts"] or ()) for row in rows], new_parts=[s.parts for s in scored],

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from vlrl.cli.common import AsJson, ConfigPath, Words, examples, load
-from vlrl.cli.questions import files, print_parts, read_answer, show_question
-from vlrl.cli.terminal import figure, printable, standard_input
+from vlrl.cli.play_display import files, print_parts, read_answer, show_question
+from vlrl.cli.terminal import formatted, printable, standard_input
 from vlrl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _answered(console: Console, task: Task, sample: Sample, config: Config, fold
 
 def _episode(console: Console, start: Callable[[], PlayedEpisode], place: int, given: _Given) -> bool:
     """Plays an episode; returns whether the next sample follows."""
-    from vlrl.cli import acting
+    from vlrl.cli import play_episodes as acting
     from vlrl.tools.play.episodes import oracle_actions
     from vlrl.tools.tasks.score_rows import to_json
 
@@ -175,7 +175,7 @@ def _show_judged(console: Console, task: Task, question: Question, text: str) ->
 
     judged = judge(task, question, text)
     print_parts(console, judged)
-    lines = {"reward": figure(judged.scored.reward), "parsed": judged.scored.parsed,
+    lines = {"reward": formatted(judged.scored.reward), "parsed": judged.scored.parsed,
              "target": target(task, question), "error": judged.scored.error,
              "left out": ", ".join(judged.skipped) or None, "format": "; ".join(judged.complaints) or None}
     for name, value in lines.items():
@@ -193,9 +193,9 @@ def _show_oracle(console: Console, task: Task, question: Question) -> None:
     if best is None:
         console.print("oracle   the task knows no perfect answer to this sample")
         return
-    parts = "  ".join(f"{name} {figure(value)}" for name, value in best.scored.parts.items())
+    parts = "  ".join(f"{name} {formatted(value)}" for name, value in best.scored.parts.items())
     console.print(Text.assemble(("oracle   ", "bold"), printable(best.text)), soft_wrap=True)
-    console.print(Text(f"         reward {figure(best.scored.reward)}  ({parts})", "dim"), soft_wrap=True)
+    console.print(Text(f"         reward {formatted(best.scored.reward)}  ({parts})", "dim"), soft_wrap=True)
 
 
 def _as_dict(task: Task, question: Question, judged: ScoredAnswer, place: int, split: str) -> dict[str, Any]:

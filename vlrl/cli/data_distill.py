@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vlrl.cli.common import AsJson, ConfigPath, Words, emit, examples, load
-from vlrl.cli.terminal import bars, printable
+from vlrl.cli.terminal import printable, progress_bars
 from vlrl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def distill(
     from vlrl.config.base import Named
     from vlrl.config.registry import prints_aside
     from vlrl.services.chat import address_of, key_of
-    from vlrl.tools.evaluation.folder import Server
+    from vlrl.tools.evaluation.grid import Server
     from vlrl.tools.synthesis import distill as tool
 
     places = tool.DistillFiles(out)
@@ -88,8 +88,8 @@ def distill(
                                  least=least,
                        price_in=price_in, price_out=price_out)
     tool.check(loaded, order, places)
-    with prints_aside(), bars(lines=True) as progress:
-        summary = tool.distill_answers(loaded, server, order, places, progress)
+    with prints_aside(), progress_bars(lines=True) as progress:
+        summary = tool.distilled(loaded, server, order, places, progress)
     follow = f"vlrl sft {shlex.quote(config)} data.solutions={shlex.quote(str(out))}"
     if as_json:
         emit({"file": str(out), "drawn": str(places.drawn), "about": str(places.about), **summary, "next": follow})

@@ -55,7 +55,7 @@ def status(
     from rich.console import Console
     from rich.live import Live
 
-    from vlrl.tools.experiments.status import ACTIVE, find, is_run, read
+    from vlrl.tools.experiments.status import ACTIVE, find_runs, is_run, read_status
 
     one = is_run(path)
     console = Console()
@@ -66,7 +66,7 @@ def status(
         live.start()
     try:
         while True:
-            runs = [read(run) for run in find(path)]
+            runs = [read_status(run) for run in find_runs(path)]
             if json:
                 emit(asdict(runs[0]) if one else [asdict(s) for s in runs])
             else:

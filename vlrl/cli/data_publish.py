@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vlrl.cli.common import AsJson, emit, examples
-from vlrl.cli.scoring import step_range
-from vlrl.cli.terminal import bars, printable
+from vlrl.cli.score import step_range
+from vlrl.cli.terminal import printable, progress_bars
 
 if TYPE_CHECKING:
     from vlrl.tools.hub.push import Files, HubTarget
@@ -100,7 +100,7 @@ def _exported(run: Path, out: Path, steps: str | None, split: str | None, media:
     from vlrl.store import RunFolder
     from vlrl.tools.hub.rollout_dataset import export as write
 
-    with bars() as progress:
+    with progress_bars() as progress:
         return write(RunFolder(run), out, steps=step_range(None, steps), split=split, notes=_notes(run),
                      progress=progress, media=media, private=private)
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vlrl.cli.common import AsJson, emit, examples, load
-from vlrl.cli.row_files import Boxes, Columns, Root, form_of, pairs_of, show_types
-from vlrl.cli.terminal import bars
+from vlrl.cli.row_options import Boxes, Columns, Root, form_of, pairs_of, show_types
+from vlrl.cli.terminal import progress_bars
 
 if TYPE_CHECKING:
     from vlrl.checks import Finding
@@ -89,7 +89,7 @@ def check(
     own_root = root or (Path(settled.data.root) if settled and settled.data.root else None)
     files, media_root = _located(files, settled.data.cache if settled else "")
     own_root = own_root or media_root
-    with bars() as progress:
+    with progress_bars() as progress:
         findings = run(files, task, limits, own_root, format or (settled.data.format if settled else "auto"),
                        media=media, allow_missing=allow_missing,
                        columns=pairs_of(columns) or (settled.data.columns if settled else None), scale=scale,

@@ -32,12 +32,12 @@ from vlrl.task.environment import has_environment
 from vlrl.task.first_samples import first_samples
 from vlrl.tools.clients.chat_prompts import ChatEncoder
 from vlrl.tools.clients.endpoint import Endpoint
-from vlrl.tools.evaluation.answers import Ready, ask, sample_for_drawing
-from vlrl.tools.evaluation.measure import Chosen, model_facts, ready, task_facts
-from vlrl.tools.evaluation.picture import draw
+from vlrl.tools.evaluation.answers import EvalRuntime, draw_answers, sample_for_setting
+from vlrl.tools.evaluation.measure import ModelChoice, model_facts, open_runtime, task_facts
+from vlrl.tools.evaluation.picture import plot_evaluation
 from vlrl.tools.evaluation.reasoning_judge import ReasoningJudge
 from vlrl.tools.evaluation.rows import RowFile
-from vlrl.tools.evaluation.settings import Drawing, Grid
+from vlrl.tools.evaluation.settings import EvalSetting, Grid
 from vlrl.tools.evaluation.summary import Result, summarise
 from vlrl.training.build_task import make_task
 from vlrl.types import Row, Sample
@@ -86,7 +86,8 @@ class Report:
     """Model and cost of the judge, where there was one."""
 
 
-def facts(config: Config, chosen: Chosen | None, server: Server | None, drawings: Sequence[Drawing]) -> dict[str, Any]:
+def facts(config: Config, chosen: ModelChoice | None, server: Server | None, drawings: Sequence[EvalSetting]
+          ) -> dict[str, Any]:
     """Returns what the answers depend on, as JSON: an evaluation goes on only where all of it is the same."""
     dumped = config.model_dump(mode="json")
     model = model_facts(config, chosen) if chosen else {}
@@ -125,7 +126,7 @@ def grid_for(task: Task, grid: Grid, server: Server | None, each_wording: bool) 
     return replace(grid, wordings=wordings if each_wording else 1, repeats_differ=bool(acts or server))
 
 
-def evaluate_at_length(config: Config, source: Chosen | Server, grid: Grid, folder: Path | None, progress: Progress, *,
+def evaluate_grid(config: Config, source: ModelChoice | Server, grid: Grid, folder: Path | None, progress: Progress, *,
                        each_wording: bool = False, judge: Judge | None = None) -> Report:
     """Answers, scores and writes; see the module. Raises ConfigError for what does not go together, and for a folder
     that holds another evaluation.
@@ -143,9 +144,9 @@ def evaluate_at_length(config: Config, source: Chosen | Server, grid: Grid, fold
     roomy = config.model_copy(update={"rollout": config.rollout.model_copy(update={"max_new_tokens": max(
         longest, config.rollout.max_new_tokens)})})
     with _prepared(roomy, source) as prepared:
-        own = Ready(config=config, task=prepared.task, prefetch=prepared.prefetch, engine=prepared.engine,
+        own = EvalRuntime(config=config, task=prepared.task, prefetch=prepared.prefetch, engine=prepared.engine,
                     likelihoods=prepared.likelihoods, services=prepared.services, remote=prepared.remote)
-        ask(own, config.eval.splits, drawings, file, chosen.step if chosen else 0, progress)
+        draw_answers(own, config.eval.splits, drawings, file, chosen.step if chosen else 0, progress)
         name = prepared.engine.model if isinstance(prepared.engine, Endpoint) else chosen.name if chosen else ""
         results, cost = comm.on_main(lambda: _results(own.task, config, drawings, file, place, judge, progress))
     report = Report(model=name, step=chosen.step if chosen else 0, folder=place, results=results,
@@ -155,16 +156,16 @@ def evaluate_at_length(config: Config, source: Chosen | Server, grid: Grid, fold
 
 
 @contextmanager
-def _prepared(config: Config, source: Chosen | Server) -> Iterator[Ready]:
-    if isinstance(source, Chosen):
+def _prepared(config: Config, source: ModelChoice | Server) -> Iterator[EvalRuntime]:
+    if isinstance(source, ModelChoice):
         chosen_config = source.config.model_copy(update={"eval": config.eval, "rollout": config.rollout})
-        with ready(chosen_config, source, evaluates=True) as prepared:
+        with open_runtime(chosen_config, source, evaluates=True) as prepared:
             yield prepared
         return
     task, encode = make_task(config), ChatEncoder(config)
     with (serving(config, task) as services, contextlib.closing(_endpoint(config, source)) as engine,
           Prefetcher(encode, task, config.data.workers) as prefetch):  # pyright: ignore[reportArgumentType]
-        yield Ready(config=config, task=task, prefetch=prefetch, engine=engine, services=services, remote=True)
+        yield EvalRuntime(config=config, task=task, prefetch=prefetch, engine=engine, services=services, remote=True)
 
 
 def _endpoint(config: Config, server: Server) -> Endpoint:
@@ -172,7 +173,7 @@ def _endpoint(config: Config, server: Server) -> Endpoint:
                     retries=server.retries, concurrency=server.concurrency, option=server.option)
 
 
-def _results(task: Task, config: Config, drawings: Sequence[Drawing], file: RowFile, folder: Path,
+def _results(task: Task, config: Config, drawings: Sequence[EvalSetting], file: RowFile, folder: Path,
              judge: Judge | None, progress: Progress) -> tuple[list[Result], dict[str, Any] | None]:
     """Returns the metrics, and what the judge cost."""
     rows, cost = file.rows(), None
@@ -186,9 +187,9 @@ def _results(task: Task, config: Config, drawings: Sequence[Drawing], file: RowF
             for samples in [first_samples(task, split, config.eval.samples)] for drawing in drawings], cost
 
 
-def _question(task: Task, config: Config, drawing: Drawing, row: Row) -> tuple[Sample, str]:
+def _question(task: Task, config: Config, drawing: EvalSetting, row: Row) -> tuple[Sample, str]:
     """Returns the sample of a row and the text that it was asked with."""
-    sample = sample_for_drawing(task, drawing, first_samples(task, row["split"], config.eval.samples), row["number"])
+    sample = sample_for_setting(task, drawing, first_samples(task, row["split"], config.eval.samples), row["number"])
     contents = [message["content"] for message in task_messages(task, sample)]
     texts = [[c] if isinstance(c, str) else [p["text"] for p in c if p.get("type") == "text"] for c in contents]
     return sample, "\n".join(text for own in texts for text in own)
@@ -202,7 +203,7 @@ def write(report: Report, file: RowFile) -> None:
     file.close()
     numbers = {**as_json(report), "facts": file.facts, "environment": environment(file.facts["seed"])}
     write_text(report.folder / NUMBERS, json.dumps(numbers, indent=1) + "\n")
-    draw(report.results, report.folder / PICTURE, report.model)
+    plot_evaluation(report.results, report.folder / PICTURE, report.model)
 
 
 def as_json(report: Report) -> dict[str, Any]:

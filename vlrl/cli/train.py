@@ -163,7 +163,7 @@ def _run_stages(config: Config) -> None:
     from vlrl.tools.stages import run as stages
 
     try:
-        outcome = stages.train(config, lambda words: print(words, flush=True))
+        outcome = stages.train_stages(config, lambda words: print(words, flush=True))
     except KeyboardInterrupt as stop:
         print("stopped.", *getattr(stop, "__notes__", ["The same command goes on from there."]), file=sys.stderr)
         raise typer.Exit(130) from None

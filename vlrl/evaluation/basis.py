@@ -12,7 +12,7 @@ from vlrl.rollout.fingerprint import row_sum
 from vlrl.types import Group
 
 
-def basis(groups: Sequence[Group], config: Config) -> dict[str, Any]:
+def evaluation_basis(groups: Sequence[Group], config: Config) -> dict[str, Any]:
     """Returns `measured` of a line of eval.jsonl: `rows` and `pictures` (checksums of the samples of all processes and
     of their media, in hexadecimal) and the settings `eval.*`. Called on every process with its groups.
     """
@@ -23,7 +23,7 @@ def basis(groups: Sequence[Group], config: Config) -> dict[str, Any]:
             **settings}
 
 
-def changed(now: Mapping[str, Any], split: str, before: Sequence[Mapping[str, Any]]) -> list[str]:
+def changed_basis(now: Mapping[str, Any], split: str, before: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns what is other than in the last line of eval.jsonl of the split; of more or fewer samples that alone."""
     known = (line["measured"] for line in reversed(before) if line.get("split") == split and "measured" in line)
     then = next(known, {})

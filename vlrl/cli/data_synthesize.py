@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vlrl.cli.common import AsJson, ConfigPath, Words, emit, examples, load
-from vlrl.cli.terminal import bars, printable, table
+from vlrl.cli.terminal import printable, progress_bars, table
 from vlrl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def synthesize(
 def _server(option: str, url: str, model: str | None, key_env: str | None, common: Mapping[str, Any]) -> Any:
     """Returns a server of the command line. Raises ConfigError for a bad address or a key that is not there."""
     from vlrl.services.chat import address_of, key_of
-    from vlrl.tools.evaluation.folder import Server
+    from vlrl.tools.evaluation.grid import Server
 
     address_of(url, option)
     name = "--key-env" if option == "--endpoint" else f"{option}-key-env"
@@ -160,7 +160,7 @@ def _run(config: str, loaded: Any, wanted: Any, order: WriterSettings | None, ch
     from vlrl.curriculum import check
     from vlrl.distributed import comm
     from vlrl.task.mixture import require_one_task
-    from vlrl.tools.evaluation.measure import choose
+    from vlrl.tools.evaluation.measure import choose_model
     from vlrl.tools.synthesis import synthesize as tool
     from vlrl.tools.synthesis.row_export import MediaLocation
     from vlrl.tools.synthesis.seed_rows import search_of
@@ -173,11 +173,11 @@ def _run(config: str, loaded: Any, wanted: Any, order: WriterSettings | None, ch
         from vlrl.tools.synthesis import prompt_writer as written
 
         written.check(task, search.parents)
-    chosen = choose(loaded, None if checkpoint else loaded.model.name, checkpoint)
+    chosen = choose_model(loaded, None if checkpoint else loaded.model.name, checkpoint)
     for warning in chosen.warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    with prints_aside(), bars(lines=True, show=comm.is_main()) as progress:
-        outcome = tool.synthesize_prompts(loaded, chosen, search, answers, places, progress, order)
+    with prints_aside(), progress_bars(lines=True, show=comm.is_main()) as progress:
+        outcome = tool.synthesized(loaded, chosen, search, answers, places, progress, order)
     if comm.is_main():
         follow = f"vlrl train {shlex.quote(config)} data.train={shlex.quote(str(places.out))} data.own_samples=false"
         if as_json:

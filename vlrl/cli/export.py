@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vlrl.cli.common import AsJson, emit, examples
-from vlrl.cli.publishing import DryRun, Public, WithMedia, ready, show_files
+from vlrl.cli.data_publish import DryRun, Public, WithMedia, ready, show_files
 from vlrl.cli.terminal import printable
 from vlrl.errors import ConfigError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from vlrl.cli.terminal import figure, printable, table
+from vlrl.cli.terminal import formatted, printable, table
 from vlrl.errors import TaskError
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def print_parts(console: Console, judged: ScoredAnswer) -> None:
 
     shown = table("part", "value", "weight")
     for name, value in judged.scored.parts.items():
-        shown.add_row(*(Text(cell) for cell in (printable(name), figure(value), f"{judged.weights[name]:g}")))
+        shown.add_row(*(Text(cell) for cell in (printable(name), formatted(value), f"{judged.weights[name]:g}")))
     console.print(shown)
 
 

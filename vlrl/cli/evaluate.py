@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vlrl.cli.common import AsJson, ConfigPath, Words, emit, examples, is_free, load
-from vlrl.cli.terminal import bars, printable, table
+from vlrl.cli.terminal import printable, progress_bars, table
 from vlrl.errors import ConfigError
 
 if TYPE_CHECKING:
     from vlrl.config.schema import Config
-    from vlrl.tools.evaluation.folder import Judge, Report, Server
-    from vlrl.tools.evaluation.measure import Chosen
+    from vlrl.tools.evaluation.grid import Judge, Report, Server
+    from vlrl.tools.evaluation.measure import ModelChoice
     from vlrl.tools.evaluation.settings import Grid
     from vlrl.tools.evaluation.summary import Result
 
@@ -156,7 +156,7 @@ def evaluate(
     grid.check()
     source = (_server(endpoint, model, key_env, concurrency, timeout_s, retries) if endpoint
               else _chosen(loaded, model, checkpoint))
-    from vlrl.tools.evaluation.folder import Judge
+    from vlrl.tools.evaluation.grid import Judge
 
     judges = None if judge is None else Judge(
         server=_server(judge, judge_model, judge_key_env, concurrency, timeout_s, retries, "--judge"),
@@ -187,15 +187,15 @@ def _refuse(model: str | None, checkpoint: Path | None, endpoint: str | None, se
         raise ConfigError(f"{rollouts} is not an empty folder, and nothing is overwritten: name another for --rollouts")
 
 
-def _chosen(config: Config, model: str | None, checkpoint: Path | None) -> Chosen:
+def _chosen(config: Config, model: str | None, checkpoint: Path | None) -> ModelChoice:
     """Returns the model to measure, and says what is odd about it."""
     from vlrl.store.checkpoint import find
 
     if checkpoint is not None:
         find(checkpoint)  # before what takes time to import
-    from vlrl.tools.evaluation.measure import choose
+    from vlrl.tools.evaluation.measure import choose_model
 
-    chosen = choose(config, model, checkpoint)
+    chosen = choose_model(config, model, checkpoint)
     for warning in chosen.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     return chosen
@@ -205,7 +205,7 @@ def _server(url: str, model: str | None, key_env: str | None, concurrency: int |
             retries: int | None, option: str = "--endpoint") -> Server:
     """Returns the server of --endpoint or --judge."""
     from vlrl.services.chat import address_of, key_of
-    from vlrl.tools.evaluation.folder import Server
+    from vlrl.tools.evaluation.grid import Server
 
     key = key_of(key_env, "--key-env" if option == "--endpoint" else f"{option}-key-env")
     address_of(url, option)
@@ -217,15 +217,15 @@ def _server(url: str, model: str | None, key_env: str | None, concurrency: int |
 # --- several answers, seeds and settings ------------------------------------------------------------------------------
 
 
-def _at_length(config: Config, source: Chosen | Server, grid: Grid, out: Path | None, each_wording: bool,
+def _at_length(config: Config, source: ModelChoice | Server, grid: Grid, out: Path | None, each_wording: bool,
                judge: Judge | None, as_json: bool) -> None:
     """Measures every combination, and says where the answers are; on rank 0."""
     from vlrl.config.registry import prints_aside
     from vlrl.distributed import comm
-    from vlrl.tools.evaluation import folder as answers
+    from vlrl.tools.evaluation import grid as answers
 
-    with prints_aside(), bars(lines=True, show=comm.is_main()) as progress:
-        report = answers.evaluate_at_length(config, source, grid, out, progress, each_wording=each_wording,
+    with prints_aside(), progress_bars(lines=True, show=comm.is_main()) as progress:
+        report = answers.evaluate_grid(config, source, grid, out, progress, each_wording=each_wording,
                                             judge=judge)
     if not comm.is_main():
         return
@@ -282,7 +282,7 @@ def _setting_table(results: Sequence[Result]) -> Any:
 # --- one answer at one setting ----------------------------------------------------------------------------------------
 
 
-def _measure(config: Config, chosen: Chosen, rollouts: Path | None) -> list[dict[str, Any]]:
+def _measure(config: Config, chosen: ModelChoice, rollouts: Path | None) -> list[dict[str, Any]]:
     """Returns one record per split, and its answers in the folder `rollouts`."""
     from rich.console import Console
 
@@ -304,7 +304,7 @@ def _measure(config: Config, chosen: Chosen, rollouts: Path | None) -> list[dict
     return records
 
 
-def _show(chosen: Chosen, records: Sequence[Mapping[str, Any]], out: Path | None, as_json: bool) -> None:
+def _show(chosen: ModelChoice, records: Sequence[Mapping[str, Any]], out: Path | None, as_json: bool) -> None:
     """Prints the records, and writes them to `out`; on rank 0."""
     from vlrl.distributed import comm
     from vlrl.store.files import write_text
@@ -323,7 +323,7 @@ def _show(chosen: Chosen, records: Sequence[Mapping[str, Any]], out: Path | None
     Console(highlight=False).print(_table(chosen, records))
 
 
-def _table(chosen: Chosen, records: Sequence[Mapping[str, Any]]) -> Any:
+def _table(chosen: ModelChoice, records: Sequence[Mapping[str, Any]]) -> Any:
     """Returns every metric of every split with its interval, one row each."""
     from rich.text import Text
 

@@ -12,16 +12,16 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vlrl.cli import playing
+from vlrl.cli import play as playing
 from vlrl.cli.common import AsJson, ConfigPath, examples, load
-from vlrl.cli.terminal import late_bar, printable, standard_input, table
+from vlrl.cli.terminal import delayed_bar, printable, standard_input, table
 from vlrl.errors import DataError, RunError
 
 if TYPE_CHECKING:
     from vlrl.config.schema import Config
     from vlrl.services.service_set import ServiceSet
     from vlrl.task import Task
-    from vlrl.tools.tasks.rescore import Comparison, Rescored
+    from vlrl.tools.tasks.rescore import RescoredGroup, RewardComparison
 
 SCORE_EXAMPLES = examples(
     "vlrl score configs/quickstart.yaml < rows.jsonl > scored.jsonl",
@@ -100,7 +100,7 @@ def _stream(config: Config, source: str, output: str, keep_going: bool) -> None:
     root = Path(config.data.root or os.path.dirname(os.path.realpath(source)))  # of standard input: where it is called
     failed, first, done = 0, "", 0
     with (_services(config, task) as provided, _reader(source) as lines, _writer(output) as out,
-          late_bar("rows scored") as update):
+          delayed_bar("rows scored") as update):
         for done, (text, error) in enumerate(score_lines(task, lines, root, provided), 1):
             if error:
                 where = "" if source == "-" else f"{source}: "
@@ -187,7 +187,7 @@ def _rescore(config: Config, folder: str, steps: range | None, split: str | None
     if "\0" in folder:
         raise RunError(f"{folder!r} is no run folder")
     run = RunFolder(folder)
-    with late_bar("steps scored") as update:
+    with delayed_bar("steps scored") as update:
         comparison = compare(make_task(config), run, steps=steps, split=split, keep=show, progress=update)
     for note in dict.fromkeys(run.notes):
         typer.echo(f"note: {note}", err=True)
@@ -197,7 +197,7 @@ def _rescore(config: Config, folder: str, steps: range | None, split: str | None
         _print_comparison(comparison)
 
 
-def _print_comparison(comparison: Comparison) -> None:
+def _print_comparison(comparison: RewardComparison) -> None:
     from rich.console import Console
     from rich.text import Text
 
@@ -214,7 +214,7 @@ def _print_comparison(comparison: Comparison) -> None:
         _print_group(console, group)
 
 
-def _summary(result: Comparison) -> Iterator[str]:
+def _summary(result: RewardComparison) -> Iterator[str]:
     yield f"rewards changed   {result.changed:,} of {result.rollouts:,} rollouts"
     yield f"order changed     {result.reordered:,} of {result.groups:,} groups"
     yield (f"rank correlation  {_figure(result.taus.value)} (Kendall's tau-b, mean over the {result.taus.count:,} "
@@ -229,7 +229,7 @@ def _summary(result: Comparison) -> Iterator[str]:
                "are scored as asked by the first")
 
 
-def _print_group(console: Any, group: Rescored) -> None:
+def _print_group(console: Any, group: RescoredGroup) -> None:
     from rich.text import Text
 
     change, tau = group.order

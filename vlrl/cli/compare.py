@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vlrl.cli.common import AsJson, ConfigPath, emit, examples
-from vlrl.cli.terminal import bars, printable, table
+from vlrl.cli.terminal import printable, progress_bars, table
 
 if TYPE_CHECKING:
     from vlrl.tools.experiments.compare import Comparison, Outcome
-    from vlrl.tools.experiments.sequential import Look
-    from vlrl.tools.experiments.sequential_runs import Decided
-    from vlrl.tools.experiments.sweep import Swept
+    from vlrl.tools.experiments.sequential import InterimAnalysis
+    from vlrl.tools.experiments.sequential_runs import SequentialResult
+    from vlrl.tools.experiments.sweep import SweepResult
 
 COMPARE_EXAMPLES = examples(
     "vlrl compare runs/a runs/b                              the last evaluation of each",
@@ -107,10 +107,11 @@ def compare(
         if value is not None:
             raise typer.BadParameter("goes with --sequential; without it nothing is run or written", param_hint=name)
     from vlrl.tools.experiments.compare import compare as run
-    from vlrl.tools.experiments.compare import side
+    from vlrl.tools.experiments.compare import parse_side
 
     first, second = _sides(sides)
-    comparison = run([side(text) for text in first], [side(text) for text in second], split, metric or "reward/mean")
+    comparison = run([parse_side(text) for text in first], [parse_side(text) for text in second], split,
+                     metric or "reward/mean")
     if as_json:
         emit(plain(comparison))
     else:
@@ -238,7 +239,7 @@ def _forms(words: Sequence[str], split: str | None, as_json: bool) -> None:
 
 def _sequential(words: Sequence[str], split: str | None, metric: str, seeds: int, blocks: int, alpha: float, jobs: int,
                 out: Path | None, as_json: bool) -> None:
-    from vlrl.tools.experiments.sequential_runs import run
+    from vlrl.tools.experiments.sequential_runs import run_sequential
 
     if "vs" in words:
         raise typer.BadParameter("vs stands between runs of two sides; with --sequential name configs, a.yaml b.yaml",
@@ -247,20 +248,20 @@ def _sequential(words: Sequence[str], split: str | None, metric: str, seeds: int
     settings = [word for word in words if _SETTING.fullmatch(word)]
     folder = out or Path("runs") / "-".join(["compare", *(Path(path).stem for path in configs)])
 
-    def report(look: Look) -> None:
+    def report(look: InterimAnalysis) -> None:
         if not as_json:
             typer.echo(printable(_look(look, blocks)))
 
-    with _interruptible(folder), bars(lines=True) as progress:
-        decided = run(configs, settings, folder, metric=metric, split=split, n=seeds, blocks=blocks, alpha=alpha,
-                      jobs=jobs, progress=progress, on_look=report)
+    with _interruptible(folder), progress_bars(lines=True) as progress:
+        decided = run_sequential(configs, settings, folder, metric=metric, split=split, n=seeds, blocks=blocks,
+                                 alpha=alpha, jobs=jobs, progress=progress, on_look=report)
     if as_json:
         emit(decided.plain())
     else:
         _print_decided(decided)
 
 
-def _look(look: Look, blocks: int) -> str:
+def _look(look: InterimAnalysis, blocks: int) -> str:
     pairs = ", ".join(f"{a} - {b} {value:.3f} ({_limit(look.thresholds[a, b])})"
                       for (a, b), value in look.statistics.items())
     return f"block {look.block} of at most {blocks}: summed differences {pairs}"
@@ -270,7 +271,7 @@ def _limit(threshold: float) -> str:
     return "no decision possible yet" if threshold == float("inf") else f"threshold {threshold:.3f}"
 
 
-def _print_decided(decided: Decided) -> None:
+def _print_decided(decided: SequentialResult) -> None:
     import numpy as np
 
     for name, scores in decided.scores.items():
@@ -334,11 +335,11 @@ def sweep(
     The best score of a sweep is too high: it was chosen by its luck. What counts is the same settings on seeds that had
     no say. Says too how much each setting mattered, and what it took. The same command goes on after an interruption.
     """
-    from vlrl.tools.experiments.sweep import run
+    from vlrl.tools.experiments.sweep import run_sweep
 
     folder = out or Path("runs") / f"sweep-{Path(config).stem}"
-    with _interruptible(folder), bars(lines=True) as progress:
-        swept = run(config, words, folder, method=method, n=n, seeds=seeds, test_seeds=test_seeds, metric=metric,
+    with _interruptible(folder), progress_bars(lines=True) as progress:
+        swept = run_sweep(config, words, folder, method=method, n=n, seeds=seeds, test_seeds=test_seeds, metric=metric,
                     split=split, base=base, eta=eta, jobs=jobs, seed=seed, command="sft" if sft else "train",
                     progress=progress)
     if as_json:
@@ -347,7 +348,7 @@ def sweep(
         _print_swept(swept)
 
 
-def _print_swept(swept: Swept) -> None:
+def _print_swept(swept: SweepResult) -> None:
     from rich.console import Console
     from rich.text import Text
 

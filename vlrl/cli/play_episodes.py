@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vlrl.cli.questions import files, print_parts, read_answer, show_media, show_question
-from vlrl.cli.terminal import figure, printable
+from vlrl.cli.play_display import files, print_parts, read_answer, show_media, show_question
+from vlrl.cli.terminal import formatted, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -99,7 +99,7 @@ def _show_turn(console: Console, episode: PlayedEpisode, turned: PlayedTurn) -> 
     parts = "  ".join(f"{name} {value:g}" for name, value in acted.parts.items())
     lines = {"shown": acted.observation or None, "parts": parts or None,
              "state": acted.state, "info": json.dumps(turned.info, default=str) if turned.info else None,
-             "seconds": figure(turned.seconds), "done": "yes" if acted.done else None, "error": acted.error}
+             "seconds": formatted(turned.seconds), "done": "yes" if acted.done else None, "error": acted.error}
     for name, value in lines.items():
         if value is not None:
             console.print(Text.assemble((f"{name:<9}", "bold"), printable(value)), soft_wrap=True)
@@ -111,7 +111,7 @@ def _show_score(console: Console, episode: PlayedEpisode, given: int = 0) -> Non
     judged = episode.judged()
     print_parts(console, judged)
     left = given - len(episode.turns)
-    lines = {"ended": _ENDS[episode.ended], "reward": figure(judged.scored.reward), "error": judged.scored.error,
+    lines = {"ended": _ENDS[episode.ended], "reward": formatted(judged.scored.reward), "error": judged.scored.error,
              "left out": ", ".join(judged.skipped) or None,
              "not played": f"{left} actions after its end" if left > 0 else None}
     for name, value in lines.items():

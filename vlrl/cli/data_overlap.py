@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from vlrl.cli.common import AsJson, emit, examples
-from vlrl.cli.terminal import bars, printable
+from vlrl.cli.terminal import printable, progress_bars
 
 _WORDS = {"same": "the same file", "look": "a picture that looks the same", "crop": "a part of a picture",
           "text": "the same text", "words": "nearly the same words", "meaning": "a text that is near in the embedder"}
@@ -45,7 +45,7 @@ def overlap(
     """
     from vlrl.tools.datasets.overlap import overlap as run
 
-    with bars() as progress:
+    with progress_bars() as progress:
         report = run(train, heldout, root=root, format=format, progress=progress, embedder=embedder, alike=alike)
     if json:
         emit({"train": report.train, "heldout": report.heldout, "share": report.share,

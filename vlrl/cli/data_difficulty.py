@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vlrl.cli.common import AsJson, ConfigPath, Words, emit, examples, load
-from vlrl.cli.terminal import bars, printable, table
+from vlrl.cli.terminal import printable, progress_bars, table
 from vlrl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -74,16 +74,17 @@ def difficulty(
     from vlrl.config.registry import prints_aside
     from vlrl.distributed import comm
     from vlrl.tools.datasets import difficulty as tool
-    from vlrl.tools.evaluation.measure import choose, ready
+    from vlrl.tools.evaluation.measure import choose_model, open_runtime
 
-    chosen = choose(loaded, None if checkpoint else loaded.model.name, checkpoint)
+    chosen = choose_model(loaded, None if checkpoint else loaded.model.name, checkpoint)
     for warning in chosen.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     scope, places = tool.MeasurementScope(answers=answers, split=split, limit=limit), MeasurementFiles(out=out)
     known = tool.facts(loaded, chosen, scope)
     if places.part.exists():
         tool.open_part(places.part, known)  # of another measurement: said before the model is loaded
-    with prints_aside(), ready(chosen.config, chosen) as prepared, bars(lines=True, show=comm.is_main()) as progress:
+    with (prints_aside(), open_runtime(chosen.config, chosen) as prepared,
+          progress_bars(lines=True, show=comm.is_main()) as progress):
         measurements = tool.measure(prepared, scope, places.part, known, progress)
     numbers, whole = comm.on_main(lambda: tool.write(places, rows, measurements, known))
     if not comm.is_main():

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from vlrl.cli.common import AsJson, emit, examples
-from vlrl.cli.row_files import Force
-from vlrl.cli.terminal import bars
+from vlrl.cli.row_options import Force
+from vlrl.cli.terminal import progress_bars
 
 Samples = Annotated[int, typer.Option(help="Rows in all, those held out among them, e.g. 1000.")]
 Heldout = Annotated[int | None, typer.Option(help="Rows held out, e.g. 100; default: a fifth.", show_default=False)]
@@ -47,7 +47,7 @@ def gui(
     """
     from vlrl.tools.makers.gui import make_gui
 
-    with bars() as progress:
+    with progress_bars() as progress:
         counts = make_gui(out, seed, samples, pages=pages, browser=browser, force=force, progress=progress)
     _show_written(out, counts, json)
 
@@ -72,7 +72,7 @@ def driving(
     """
     from vlrl.tools.makers.driving import make_driving
 
-    with bars() as progress:
+    with progress_bars() as progress:
         counts = make_driving(out, seed, samples, heldout=heldout, history=history, width=width, force=force,
                               progress=progress)
     _show_written(out, counts, json)
@@ -100,7 +100,7 @@ def video(
     """
     from vlrl.tools.makers.video import make_video
 
-    with bars() as progress:
+    with progress_bars() as progress:
         counts = make_video(out, seed, samples, heldout=heldout, real=real, size=size, fps=fps, kinds=kinds,
                             force=force, progress=progress)
     _show_written(out, counts, json)
