@@ -52,8 +52,8 @@ def instant(monkeypatch):
                 words = dict(w.split("=", 1) for w in job.words if "=" in w)
                 done(job.folder, found.of(words, int(words["seed"])))
 
-    monkeypatch.setattr(sweep, "finish", run)
-    monkeypatch.setattr(sequential_runs, "finish", run)
+    monkeypatch.setattr(sweep, "run_jobs", run)
+    monkeypatch.setattr(sequential_runs, "run_jobs", run)
     return found
 
 
@@ -321,7 +321,7 @@ def test_a_killed_sweep_goes_on_where_it_was(tiny_models, tmp_path, monkeypatch,
     config = write_config(tmp_path, tiny_models["qwen3_vl"])
     given = ["sweep", str(config), "train.lr=1e-3,1e-2", *FEW, "--seeds", "1", "--test-seeds", "1", "--metric",
              "reward/mean"]
-    monkeypatch.setattr(sweep, "finish", finish_forked)
+    monkeypatch.setattr(sweep, "run_jobs", finish_forked)
     assert main([*given, "-o", str(tmp_path / "whole"), "--json"]) == 0
     whole = capsys.readouterr().out
     broken = subprocess.Popen([sys.executable, "-m", "vlrl", *given, "-o", str(tmp_path / "broken")], env=ENV)
@@ -362,5 +362,5 @@ def test_an_interrupted_sequential_comparison_goes_on(tiny_models, tmp_path, mon
     stopped.send_signal(signal.SIGINT)
     assert "The same command goes on" in stopped.communicate(timeout=600)[1] and stopped.returncode == 130
     assert RunFolder(tmp_path / "s" / "shades-0").last_heartbeat()["state"] == "interrupted"
-    monkeypatch.setattr(sequential_runs, "finish", finish_forked)
+    monkeypatch.setattr(sequential_runs, "run_jobs", finish_forked)
     assert main([*words, "--jobs", "2"]) == 0 and "4 runs in" in capsys.readouterr().out

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_type_hints
 
 import typer
 
@@ -23,30 +25,60 @@ Words = Annotated[list[str] | None, typer.Argument(metavar="key=value", show_def
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 
 
+def takes_requests(function: Callable[..., None]) -> Callable[..., None]:
+    """Decorator of a command: each parameter that is a request (tools/request.py) becomes one option for each of its
+    fields that has a help text. A flag that is off by default has no --no- form; empty defaults are not shown.
+    """
+    shown: list[inspect.Parameter] = []
+    requests: dict[str, tuple[type, list[str]]] = {}
+    for parameter in inspect.signature(function, eval_str=True).parameters.values():
+        if not is_dataclass(parameter.annotation):
+            shown.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+            continue
+        hints, own = get_type_hints(parameter.annotation), [f for f in fields(parameter.annotation) if f.metadata]
+        requests[parameter.name] = cast(type, parameter.annotation), [f.name for f in own]
+        for one in own:
+            more = {"show_default": one.default not in (None, (), MISSING), **one.metadata}
+            flags = more.pop("flags") or (["--" + one.name.replace("_", "-")] if one.default is False else [])
+            default = inspect.Parameter.empty if one.default is MISSING else one.default
+            shown.append(inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=default,
+                                           annotation=Annotated[hints[one.name], typer.Option(*flags, **more)]))
+
+    @functools.wraps(function)
+    def command(**given: Any) -> None:
+        for name, (request, own) in requests.items():
+            given[name] = request(**{field: value for field in own if (value := given.pop(field)) is not None})
+        function(**given)
+
+    command.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in shown}
+    return command
+
+
 def examples(*lines: str) -> str:
-    """Returns the epilog of a command's help: one example a line."""
+    """The epilog of a command's help: one example a line."""
     return "\n\n".join(["Examples:", *(line.replace("[", "\\[") for line in lines)])
 
 
 def flowing(function: Any) -> str:
-    """Returns a function's docstring with a line per paragraph, so that help fills whatever width the terminal has."""
+    """A function's docstring with one line per paragraph, so that help fills the width of the terminal."""
     return "\n\n".join(" ".join(part.split()) for part in inspect.cleandoc(function.__doc__ or "").split("\n\n"))
 
 
 def load(path: str | None, words: Sequence[str] | None) -> Config:
-    """Returns the config of a command line; ConfigError when no file is named."""
+    """The config of a command line. Raises ConfigError where no file is named."""
     from vlrl import config
 
     if not path:
         raise ConfigError("name a config, e.g. quickstart.yaml")
-    place = config.located(path)
-    if place.name == path and not os.path.exists(path) and os.environ.get("RANK", "0") == "0":
-        typer.echo(f"{path} is not in this folder: it is vlrl's own, {place}", err=True)
+    found = config.located(path)
+    if found.name == path and not os.path.exists(path) and os.environ.get("RANK", "0") == "0":
+        typer.echo(f"{path} is not in this folder: it is vlrl's own, {found}", err=True)
     return config.load(path, words or ())
 
 
 def is_free(folder: Path) -> bool:
-    """Returns whether a folder can be made or filled there."""
+    """Whether a folder can be made at this path, or is there and empty."""
     return not os.path.lexists(folder) or (folder.is_dir() and not any(folder.iterdir()))
 
 

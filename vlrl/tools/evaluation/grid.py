@@ -23,7 +23,7 @@ from vlrl.distributed import comm
 from vlrl.errors import ConfigError
 from vlrl.progress import Progress
 from vlrl.rollout.prefetch import Prefetcher
-from vlrl.services.chat import address_of
+from vlrl.services.chat import address_of, key_of
 from vlrl.services.service_set import serving
 from vlrl.store import plain
 from vlrl.store.files import environment, write_text
@@ -36,6 +36,7 @@ from vlrl.tools.evaluation.answers import EvalRuntime, draw_answers, sample_for_
 from vlrl.tools.evaluation.measure import ModelChoice, model_facts, open_runtime, task_facts
 from vlrl.tools.evaluation.picture import plot_evaluation
 from vlrl.tools.evaluation.reasoning_judge import ReasoningJudge
+from vlrl.tools.evaluation.request import EvalRequest
 from vlrl.tools.evaluation.rows import RowFile
 from vlrl.tools.evaluation.settings import EvalSetting, Grid
 from vlrl.tools.evaluation.summary import Result, summarise
@@ -60,7 +61,19 @@ class Server:
     timeout_s: float = 300.0
     retries: int = 4
     option: str = "--endpoint"
-    """Which option named it, for messages."""
+    """The option that named it, for messages."""
+
+    @classmethod
+    def of(cls, request: Any, url: str, model: str | None, key_env: str | None, option: str = "--endpoint") -> Server:
+        """The server that an option names, with concurrency, timeout_s and retries of a request where it has them.
+
+        Raises ConfigError for a bad address, and where the environment variable `key_env` holds no key.
+        """
+        key = key_of(key_env, "--key-env" if option == "--endpoint" else f"{option}-key-env")
+        address_of(url, option)
+        given = {name: getattr(request, name) for name in ("concurrency", "timeout_s", "retries")}
+        return cls(url=url, model=model, key=key, option=option,
+                   **{name: value for name, value in given.items() if value is not None})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +83,12 @@ class Judge:
     server: Server
     votes: int = 3
     text_only: bool = False
+
+    @classmethod
+    def of(cls, request: EvalRequest) -> Judge:
+        """The judge that a request names; raises ConfigError as Server.of does."""
+        server = Server.of(request, request.judge or "", request.judge_model, request.judge_key_env, "--judge")
+        return cls(server=server, votes=request.judge_votes or 3, text_only=request.judge_text_only)
 
 
 @dataclass(frozen=True, kw_only=True)

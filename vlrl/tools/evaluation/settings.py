@@ -10,6 +10,7 @@ from vlrl.config.schema import Config
 from vlrl.engine.base import Sampling
 from vlrl.errors import ConfigError, did_you_mean
 from vlrl.tools.evaluation.probes import PROBES
+from vlrl.tools.evaluation.request import EvalRequest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +56,17 @@ class Grid:
     repeats_differ: bool = False
     """Whether even greedy answers depend on the seed: environments that are reset by it, servers that promise nothing.
     """
+
+    @classmethod
+    def of(cls, request: EvalRequest, seed: int) -> Grid:
+        """The grid of a request; `seed` is the config's. Raises ConfigError for a value that is no seed, that is given
+        twice or that is not known.
+        """
+        grid = cls(answers=request.answers, seeds=seeds_of(request.seeds, seed), probes=tuple(request.probes),
+                   temperatures=tuple(request.temperatures), top_ps=tuple(request.top_ps),
+                   max_new_tokens=tuple(request.max_new_tokens))
+        grid.check()
+        return grid
 
     def drawings(self, config: Config) -> list[EvalSetting]:
         """Returns every combination, in order. Greedy answers are drawn once where others stand beside them.

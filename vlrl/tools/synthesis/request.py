@@ -1,0 +1,91 @@
+"""What `vlrl data synthesize` and `vlrl data distill` are asked for. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, dataclass
+from pathlib import Path
+
+from vlrl.tools.request import option
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillRequest:
+    """The options of `vlrl data distill`."""
+
+    endpoint: str = option(MISSING, "The teacher: an OpenAI-compatible server, e.g. http://127.0.0.1:8000/v1.",
+                           metavar="URL")
+    out: Path = option(MISSING, "The new file of answers, .jsonl, for data.solutions, e.g. answers.jsonl.", "-o",
+                       "--out", metavar="FILE")
+    model: str | None = option(None, "One of the server's models. Default: its only one.", metavar="NAME")
+    key_env: str | None = option(
+        None, "The environment variable that holds the server's key. Default: no key is sent.", metavar="NAME")
+    rows: int | None = option(None, "First training rows that are asked, e.g. 500. Default: all.", min=1)
+    answers: int = option(1, "Answers to each row, e.g. 4.", min=1)
+    temperature: float = option(1.0, "Sampling temperature, e.g. 0.7.", metavar="T", min=0)
+    choose: str = option("shortest", "Which of several right answers are kept: shortest, best, diverse, all.")
+    least: float | None = option(
+        None, "An answer is right from this reward on, e.g. 0.8. Default: where the task says so.")
+    price_in: float | None = option(None, "Price of a million tokens of prompts, e.g. 0.15.", min=0)
+    price_out: float | None = option(None, "Price of a million tokens of answers, e.g. 0.6.", min=0)
+    concurrency: int = option(8, "Requests at a time.", metavar="N", min=1, max=1024)
+    timeout_s: float = option(300.0, "Most seconds that an answer may take.", "--timeout", metavar="SECONDS", min=0.1)
+    retries: int = option(4, "How often a request is tried again.", metavar="N", min=0, max=100)
+    force: bool = option(False, "Replace the answers that were kept before; replies that are on the disk are used "
+                         "again.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SynthesisRequest:
+    """The options of `vlrl data synthesize`."""
+
+    out: Path | None = option(None, "The new file of rows, .jsonl or .json, e.g. goals.jsonl. Default: "
+                              "runs/name.goals.jsonl.", "-o", "--out", metavar="FILE")
+    candidates: int | None = option(
+        None, "Candidates that are looked for, e.g. 500. Default: 64; eva: four to each prompt that it draws.", min=1)
+    answers: int = option(8, "Answers (episodes) to each candidate, k, e.g. 16.", min=2)
+    failed: Path | None = option(
+        None, "Vary the prompts with a pass rate of 0 in this file (column pass_at_k, as `vlrl data difficulty` and "
+        "this command write it) or in this run folder, e.g. runs/web. Default: the task explores.", metavar="FILE|RUN")
+    recipe: str | None = option(
+        None, "Vary what a published recipe chooses of --from: sws (weaknesses, combined), eva (the most informative "
+        "prompts), synthetic_data_rl (harder and easier ones).")
+    source: Path | None = option(
+        None, "The run folder, or for synthetic_data_rl a file with pass_at_k, that --recipe is about, e.g. runs/a.",
+        "--from", metavar="FILE|RUN")
+    least: float | None = option(
+        None, "Keep a candidate from this pass rate on, e.g. 0.25; one that is never right is never kept. Default: "
+        "above 0; sws: 0.25.", min=0, max=1)
+    most: float | None = option(
+        None, "Keep a candidate up to this pass rate, e.g. 0.75; one that is always right is never kept. Default: "
+        "below 1; sws: 0.75.", min=0, max=1)
+    keep: int | None = option(
+        None, "Keep so many, those of the lowest pass rates first, e.g. 500. Default: all; synthetic_data_rl: 500.",
+        min=1)
+    endpoint: str | None = option(
+        None, "A generator that writes the candidates: an OpenAI-compatible server, e.g. http://127.0.0.1:8000/v1. "
+        "Default: the task proposes them.", metavar="URL")
+    model: str | None = option(None, "One of that server's models. Default: its only one.", metavar="NAME")
+    key_env: str | None = option(
+        None, "The environment variable that holds that server's key. Default: no key is sent.", metavar="NAME")
+    teacher: str | None = option(
+        None, "The server whose answers have to agree. Default: the generator's.", metavar="URL")
+    teacher_model: str | None = option(
+        None, "One of the teacher's models. Default: its only one.", metavar="NAME")
+    teacher_key_env: str | None = option(
+        None, "The environment variable that holds the teacher's key.", metavar="NAME")
+    votes: int = option(
+        8, "Answers of the teacher to each candidate, more than half of which have to agree, e.g. 16.", min=1)
+    written_at: float = option(
+        1.0, "Sampling temperature of generator and teacher, e.g. 0.7.", metavar="T", min=0)
+    price_in: float | None = option(
+        None, "Price of a million tokens of prompts of generator and teacher, e.g. 0.15.", min=0)
+    price_out: float | None = option(None, "Price of a million tokens that they write, e.g. 0.6.", min=0)
+    concurrency: int = option(8, "Requests to a server at a time.", metavar="N", min=1, max=1024)
+    timeout_s: float = option(300.0, "Most seconds that a reply may take.", "--timeout", metavar="SECONDS", min=0.1)
+    retries: int = option(4, "How often a request is tried again.", metavar="N", min=0, max=100)
+    checkpoint: Path | None = option(
+        None, "Weights of a checkpoint, or of a run folder's newest, instead of model.name, e.g. runs/a.",
+        metavar="FOLDER")
+    temperature: float | None = option(
+        None, "Sampling temperature, e.g. 0.7. Default: rollout.temperature.", metavar="T")
+    force: bool = option(False, "Replace the files of an earlier synthesis.")
